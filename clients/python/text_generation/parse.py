@@ -1,0 +1,66 @@
+"""From the bytes of an answer to a typed value, or to the error they stand for. Does no I/O."""
+
+import json
+from typing import Any, TypeVar
+
+import pydantic
+
+from text_generation.errors import TextGenerationError, UnknownError, parse_error
+
+M = TypeVar("M", bound=pydantic.BaseModel)
+
+# Of a body that is no JSON (a proxy's HTML page, say) this much goes into the error's text.
+MAX_QUOTED_CHARACTERS = 1000
+
+
+def parse_answer(model: type[M], body: bytes) -> M:
+    """A whole answer with a good status. `POST /` wraps it in a list of one."""
+    try:
+        payload = json.loads(body)
+    except ValueError:
+        raise UnknownError(f"the server answered with something that is no JSON: {_quote(body)}") from None
+    if isinstance(payload, list) and payload:
+        payload = payload[0]
+    return _validate(model, payload, quoted=body)
+
+
+def parse_event(model: type[M], data: str) -> M:
+    """One event of a stream; an error event raises the error it carries."""
+    try:
+        payload = json.loads(data)
+    except ValueError:
+        raise UnknownError(f"the server sent an event that is no JSON: {_quote(data.encode())}") from None
+    return _validate(model, payload, quoted=data.encode())
+
+
+def answer_error(status_code: int, body: bytes) -> TextGenerationError:
+    """The error of an answer with a bad status, whatever its body looks like."""
+    try:
+        payload = json.loads(body)
+    except ValueError:
+        payload = None
+    if isinstance(payload, dict) and "error" in payload:
+        return parse_error(status_code, payload)
+    text = _quote(body)
+    return parse_error(status_code, {"error": f"HTTP {status_code}: {text}" if text else f"HTTP {status_code}"})
+
+
+def _validate(model: type[M], payload: Any, quoted: bytes) -> M:
+    if isinstance(payload, dict) and payload.get("error") is not None:
+        raise parse_error(200, payload)
+    try:
+        return model.model_validate(payload)
+    except pydantic.ValidationError as error:
+        raise UnknownError(
+            f"the server's answer is no {model.__name__} ({explain(error)}): {_quote(quoted)}"
+        ) from error
+
+
+def explain(error: pydantic.ValidationError) -> str:
+    """Its first complaint, in one line."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    return f"`{'.'.join(map(str, first['loc']))}`: {first['msg']}"
+
+
+def _quote(body: bytes) -> str:
+    return body[: 4 * MAX_QUOTED_CHARACTERS].decode("utf-8", errors="replace").strip()[:MAX_QUOTED_CHARACTERS]

@@ -1,0 +1,48 @@
+"""Server-sent events: bytes in, the data of whole events out. Does no I/O."""
+
+import re
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+
+
+class EventDecoder:
+    """Takes a stream in pieces of any size; a piece may end inside a line, a line end or a character.
+
+    Comments and fields other than `data` are dropped. The space after the colon may be missing.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[str] = []
+
+    def feed(self, piece: bytes) -> list[str]:
+        """The data of every event that ends in this piece."""
+        *lines, self._rest = self._split(self._rest + piece)
+        events = []
+        for line in lines:
+            if line:
+                self._take_field(line)
+            elif self._data:
+                events.append(self._flush())
+        return events
+
+    def end(self) -> list[str]:
+        """What is left at the end of the stream: an event that only lacks its blank line. A cut line is dropped."""
+        return [self._flush()] if self._data else []
+
+    @staticmethod
+    def _split(text: bytes) -> list[bytes]:
+        if not text.endswith(b"\r"):
+            return _LINE_END.split(text)
+        # A line feed may follow in the next piece.
+        *lines, last = _LINE_END.split(text[:-1])
+        return [*lines, last + b"\r"]
+
+    def _take_field(self, line: bytes) -> None:
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            self._data.append(value.removeprefix(b" ").decode("utf-8", errors="replace"))
+
+    def _flush(self) -> str:
+        data, self._data = "\n".join(self._data), []
+        return data

@@ -1,0 +1,97 @@
+"""What a request refuses before it is sent, and what an answer may leave out."""
+
+import inspect
+import math
+from typing import Any
+
+import pytest
+
+from text_generation import AsyncClient, Client, requests, types
+from text_generation.errors import ValidationError
+
+
+@pytest.mark.parametrize(
+    "name", ["best_of", "repetition_penalty", "frequency_penalty", "temperature", "top_k", "truncate", "top_n_tokens"]
+)
+@pytest.mark.parametrize("value", [0, -1])
+def test_what_must_be_positive_is_refused_by_name(name: str, value: int) -> None:
+    with pytest.raises(ValidationError, match=f"^`{name}` must be strictly positive$"):
+        types.Parameters(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["top_p", "typical_p"])
+@pytest.mark.parametrize("value", [0, 1, -0.5, 1.5])
+def test_a_probability_lies_strictly_between_0_and_1(name: str, value: float) -> None:
+    with pytest.raises(ValidationError, match=f"^`{name}` must be > 0.0 and < 1.0$"):
+        types.Parameters(**{name: value})
+    assert types.Parameters(**{name: 0.5})
+
+
+def test_a_negative_seed_is_refused_and_zero_is_not() -> None:
+    assert types.Parameters(seed=0).seed == 0
+    with pytest.raises(ValidationError, match="`seed` must be positive"):
+        types.Parameters(seed=-1)
+
+
+def test_best_of_needs_sampling_and_no_seed() -> None:
+    with pytest.raises(ValidationError, match="you must use sampling when `best_of` is > 1"):
+        types.Parameters(best_of=2)
+    with pytest.raises(ValidationError, match="`seed` must not be set when `best_of` is > 1"):
+        types.Parameters(best_of=2, do_sample=True, seed=1)
+    for warper in ({"do_sample": True}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.5}, {"typical_p": 0.5}):
+        assert types.Parameters(best_of=2, **warper).best_of == 2
+    assert types.Parameters(best_of=1, seed=1)
+
+
+def test_an_empty_grammar_or_prompt_is_refused() -> None:
+    for kind, empty in (("regex", ""), ("json", ""), ("json", {})):
+        with pytest.raises(ValidationError, match=f"`value` cannot be empty for `{kind}` grammar"):
+            types.Parameters(grammar=types.Grammar(type=kind, value=empty))
+    with pytest.raises(ValidationError, match="`inputs` cannot be empty"):
+        types.Request(inputs="")
+
+
+def test_a_stream_has_one_sequence() -> None:
+    several = types.Parameters(best_of=2, do_sample=True)
+    with pytest.raises(ValidationError, match="`best_of` != 1 is not supported when `stream` == True"):
+        types.Request(inputs="a", parameters=several, stream=True)
+    assert types.Request(inputs="a", parameters=several)
+
+
+@pytest.mark.parametrize("options", [{"max_new_tokens": "many"}, {"temperature": math.nan}, {"top_k": 1.5}])
+def test_a_wrong_type_is_our_validation_error_and_names_the_field(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=f"^`{next(iter(options))}`: "):
+        requests.generate_request("a", **options)
+
+
+def test_none_is_left_out_but_nulls_inside_a_schema_stay() -> None:
+    schema = {"properties": {"a": {"default": None}}}
+    body = requests.to_json(requests.generate_request("a", grammar=types.Grammar(type="json", value=schema)))
+    assert body.count(b"null") == 1 and b'{"default":null}' in body
+
+
+def test_the_overloads_know_every_option_of_their_request() -> None:
+    for options, build, first in (
+        (requests.ChatOptions, requests.chat_request, "messages"),
+        (requests.CompletionOptions, requests.completion_request, "prompt"),
+    ):
+        assert set(options.__annotations__) | {first, "stream"} == set(inspect.signature(build).parameters)
+
+
+@pytest.mark.parametrize("name", ["generate", "generate_stream", "chat", "completion"])
+def test_both_clients_take_the_same_parameters(name: str) -> None:
+    ours = inspect.signature(getattr(Client, name)).parameters
+    assert ours == inspect.signature(getattr(AsyncClient, name)).parameters
+    assert len(ours) > 8 and next(iter(ours)) == "self"
+
+
+def test_a_stream_event_of_an_old_server_lacks_index_and_input_length() -> None:
+    event = types.StreamResponse.model_validate(
+        {
+            "token": {"id": 1, "text": "a", "logprob": None, "special": False},
+            "generated_text": "a",
+            "details": {"finish_reason": "length", "generated_tokens": 1, "seed": None},
+        }
+    )
+    assert event.index is None and event.details is not None and event.details.input_length is None
+    assert event.details.finish_reason is types.FinishReason.Length

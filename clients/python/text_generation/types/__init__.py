@@ -1,0 +1,60 @@
+"""What goes over the wire, as pydantic models: requests refuse unknown fields, answers ignore them."""
+
+from text_generation.types.chat import (
+    ChatComplete,
+    ChatCompletionChunk,
+    ChatCompletionComplete,
+    ChatRequest,
+    Choice,
+    ChoiceDelta,
+    ChoiceDeltaToolCall,
+    Chunk,
+    Function,
+    Message,
+    Tool,
+    ToolCall,
+)
+from text_generation.types.completion import Completion, CompletionComplete, CompletionRequest
+from text_generation.types.request import Grammar, GrammarType, Parameters, Request
+from text_generation.types.response import (
+    BestOfSequence,
+    DeployedModel,
+    Details,
+    FinishReason,
+    InputToken,
+    Response,
+    StreamDetails,
+    StreamResponse,
+    Token,
+)
+
+__all__ = [
+    "BestOfSequence",
+    "ChatComplete",
+    "ChatCompletionChunk",
+    "ChatCompletionComplete",
+    "ChatRequest",
+    "Choice",
+    "ChoiceDelta",
+    "ChoiceDeltaToolCall",
+    "Chunk",
+    "Completion",
+    "CompletionComplete",
+    "CompletionRequest",
+    "DeployedModel",
+    "Details",
+    "FinishReason",
+    "Function",
+    "Grammar",
+    "GrammarType",
+    "InputToken",
+    "Message",
+    "Parameters",
+    "Request",
+    "Response",
+    "StreamDetails",
+    "StreamResponse",
+    "Token",
+    "Tool",
+    "ToolCall",
+]

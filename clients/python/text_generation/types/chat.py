@@ -1,0 +1,112 @@
+"""Bodies and answers of `chat`. Parts that OpenAI and TGI fill differently stay plain dicts."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from text_generation.types.request import RequestModel
+
+
+class Chunk(BaseModel):
+    """A piece of a message's content: a text, or an image."""
+
+    type: str
+    text: str | None = None
+    image_url: dict[str, Any] | None = None
+
+
+class ToolCall(BaseModel):
+    """For building an assistant message by hand: `Message(..., tool_calls=[call.model_dump()])`."""
+
+    id: str
+    type: str
+    function: dict[str, Any]
+
+
+class Message(BaseModel):
+    # What a template may want besides (`tool_call_id`) is sent as given.
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[Chunk] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class Tool(BaseModel):
+    type: str
+    function: dict[str, Any]
+
+
+class ChatRequest(RequestModel):
+    model: str
+    messages: list[Message]
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: list[float] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    presence_penalty: float | None = None
+    stop: list[str] | None = None
+    stream: bool = False
+    seed: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[Tool] | None = None
+    tool_prompt: str | None = None
+    tool_choice: str | None = None
+
+
+class ChatCompletionComplete(BaseModel):
+    index: int
+    message: Message
+    logprobs: dict[str, Any] | None = None
+    finish_reason: str | None = None
+    usage: dict[str, Any] | None = None
+
+
+class ChatComplete(BaseModel):
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatCompletionComplete]
+    usage: dict[str, Any]
+
+
+class Function(BaseModel):
+    name: str | None = None
+    arguments: str
+
+
+class ChoiceDeltaToolCall(BaseModel):
+    index: int
+    id: str
+    type: str
+    function: Function
+
+
+class ChoiceDelta(BaseModel):
+    role: str
+    content: str | None = None
+    tool_calls: list[ChoiceDeltaToolCall] | None = None
+
+
+class Choice(BaseModel):
+    index: int
+    delta: ChoiceDelta
+    logprobs: dict[str, Any] | None = None
+    finish_reason: str | None = None
+
+
+class ChatCompletionChunk(BaseModel):
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Choice]
+    usage: dict[str, Any] | None = None

@@ -1,0 +1,40 @@
+"""Bodies and answers of `completion`."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from text_generation.types.request import RequestModel
+
+
+class CompletionRequest(RequestModel):
+    model: str
+    prompt: str
+    frequency_penalty: float | None = None
+    max_tokens: int | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stream: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: list[str] | None = None
+
+
+class CompletionComplete(BaseModel):
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None = None
+    # "" in all chunks of a stream but the last.
+    finish_reason: str | None = None
+
+
+class Completion(BaseModel):
+    """A whole answer, or one chunk of a stream: both have this shape."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionComplete]
+    usage: dict[str, Any] | None = None

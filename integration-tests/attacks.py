@@ -1,0 +1,132 @@
+"""What the world sends to an open port: cases made from the API's own document, and bodies made to hurt."""
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import hostile
+import httpx
+import processes
+import schemathesis
+from calls import client_of
+from hostile import Body
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from server_process import ServerProcess
+
+CONCURRENCY = 16
+SEED = 7
+TRACEBACK = re.compile(rb'Traceback \(most recent|File "[^"]+", line \d+')
+# A larger body may be answered and cut off before it has been sent, which a client sees as a broken connection.
+MUST_BE_ANSWERED = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Attacked:
+    sent: int
+    statuses: dict[int, int]
+    cut_off: int  # large bodies whose connection was closed before the answer could be read
+    findings: list[str]  # answers that nobody should get
+    restarted: bool
+
+    def failures(self) -> list[str]:
+        shown = [f"{len(self.findings)} bad answers, such as {self.findings[:3]}"] if self.findings else []
+        return shown + (["the shard or the router is another process now"] if self.restarted else [])
+
+
+class Findings:
+    """Answers as they come, and what is wrong with them."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._server = server
+        self._pids = _pids(server)
+        self._statuses: Counter[int] = Counter()
+        self._cut_off = 0
+        self._found: list[str] = []
+
+    def answer(self, what: str, status: int, content: bytes) -> None:
+        self._statuses[status] += 1
+        if status >= 500:
+            self._found.append(f"{what}: {status} {content[:200]!r}")
+        if TRACEBACK.search(content):
+            self._found.append(f"{what}: a traceback in the body")
+
+    def refusal(self, what: str, status: int, content: bytes) -> None:
+        """Streams carry their refusals in a 200. What was sent is never quoted."""
+        if not (400 <= status < 500 or (status == 200 and content.startswith(b'data: {"error"'))):
+            self._found.append(f"{what}: not refused, {status}")
+        if hostile.CANARY.encode() in content:
+            self._found.append(f"{what}: the refusal quotes the body")
+
+    def broken(self, what: str, size: int, error: httpx.TransportError) -> None:
+        if size > MUST_BE_ANSWERED and not isinstance(error, httpx.ConnectError | httpx.TimeoutException):
+            self._cut_off += 1
+        else:
+            self._found.append(f"{what}: no answer, {type(error).__name__}")
+
+    def result(self) -> Attacked:
+        sent = sum(self._statuses.values()) + self._cut_off
+        restarted = _pids(self._server) != self._pids or not self._server.is_ready()
+        return Attacked(sent, dict(sorted(self._statuses.items())), self._cut_off, self._found, restarted)
+
+
+def throw_bodies(server: ServerProcess, on_every_route: bool) -> Attacked:
+    """Hand-made bodies: each to one of the POST routes in turn, or to all of them."""
+    routes = [path for path, methods in _document(server)["paths"].items() if "post" in methods]
+    findings = Findings(server)
+
+    async def throw(client: httpx.AsyncClient, shots: Iterable[tuple[str, Body]]) -> None:
+        for route, body in shots:
+            headers = {"content-type": body.content_type}
+            try:
+                response = await client.post(route, content=body.content, headers=headers)
+            except httpx.TransportError as error:
+                findings.broken(f"{route}, {body.name}", len(body.content), error)
+            else:
+                findings.answer(f"{route}, {body.name}", response.status_code, response.content)
+                if body.refused:
+                    findings.refusal(f"{route}, {body.name}", response.status_code, response.content)
+
+    async def run() -> None:
+        made = enumerate(hostile.bodies(SEED))
+        shots = iter([(r, body) for i, body in made for r in (routes if on_every_route else [routes[i % len(routes)]])])
+        async with client_of(server.url) as client:
+            await asyncio.gather(*(throw(client, shots) for _ in range(CONCURRENCY)))
+
+    asyncio.run(run())
+    return findings.result()
+
+
+def fuzz(server: ServerProcess, examples: int) -> Attacked:
+    """`examples` cases of each operation of the OpenAPI document, half of them as it allows, half as it does not. The
+    same every time."""
+    findings = Findings(server)
+    schema: Any = schemathesis.openapi.from_url(f"{server.url}/api-doc/openapi.json")
+    for operation in schema.get_all_operations():
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+            _fuzz(operation.ok(), mode, examples // 2, findings)
+    return findings.result()
+
+
+def _fuzz(operation: Any, mode: GenerationMode, examples: int, findings: Findings) -> None:
+    @settings(
+        max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=[*HealthCheck]
+    )
+    @given(case=operation.as_strategy(mode))
+    def send(case: Any) -> None:
+        response = case.call(timeout=60)
+        findings.answer(f"{operation.label} ({mode.value})", response.status_code, response.content)
+
+    if mode == GenerationMode.POSITIVE or operation.body:  # a GET without parameters cannot be asked wrongly
+        send()
+
+
+def _document(server: ServerProcess) -> Any:
+    return httpx.get(f"{server.url}/api-doc/openapi.json", timeout=30).raise_for_status().json()
+
+
+def _pids(server: ServerProcess) -> set[int]:
+    return {process.pid for process in [*processes.shards(server.pid).values(), processes.router(server.pid)]}

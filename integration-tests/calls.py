@@ -1,0 +1,103 @@
+"""Calls to a running server, and what transformers says about their answers."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from tokenizers import Tokenizer
+
+# transformers and torch take seconds to load, and most calls need neither.
+if TYPE_CHECKING:
+    import torch
+    from transformers import LlamaForCausalLM
+
+DEMO_MODEL = Path(__file__).parent.parent / "server" / "text_generation_server" / "demo_model"
+NEAR_TIE = 1e-4
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+
+
+@cache
+def reference_model(folder: Path = DEMO_MODEL) -> "LlamaForCausalLM":
+    import torch
+    from transformers import LlamaForCausalLM
+
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def client_of(url: str) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    return httpx.AsyncClient(base_url=url, timeout=120, limits=limits)
+
+
+def at_once(url: str, *calls: Any) -> list[Any]:
+    """Results of `call(client)` for each call, all in flight together."""
+
+    async def run() -> list[Any]:
+        async with client_of(url) as client:
+            running: list[Coroutine[Any, Any, Any]] = [call(client) for call in calls]
+            return list(await asyncio.gather(*running))
+
+    return asyncio.run(run())
+
+
+def generate(inputs: str, **parameters: Any) -> Any:
+    """A call for `at_once`: the JSON of /generate with details."""
+
+    async def call(client: httpx.AsyncClient) -> Any:
+        body = {"inputs": inputs, "parameters": {"details": True, **parameters}}
+        response = await client.post("/generate", json=body)
+        response.raise_for_status()
+        return response.json()
+
+    return call
+
+
+def stream(inputs: str, **parameters: Any) -> Any:
+    """A call for `at_once`: the events of /generate_stream."""
+
+    async def call(client: httpx.AsyncClient) -> list[Any]:
+        body = {"inputs": inputs, "parameters": {"details": True, **parameters}}
+        async with client.stream("POST", "/generate_stream", json=body) as response:
+            return [event async for event in events_of(response)]
+
+    return call
+
+
+async def events_of(response: httpx.Response) -> AsyncIterator[Any]:
+    async for line in response.aiter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line.removeprefix("data: "))
+
+
+def token_ids(answer: Any) -> list[int]:
+    return [token["id"] for token in answer["details"]["tokens"]]
+
+
+def distance_to_greedy(prompt_ids: list[int], output_ids: list[int], folder: Path = DEMO_MODEL) -> "torch.Tensor":
+    """How far, at each step, the score of our token is below transformers' best one. 0 where they agree."""
+    import torch
+
+    with torch.no_grad():
+        logits = reference_model(folder)(torch.tensor([prompt_ids + output_ids])).logits[0, len(prompt_ids) - 1 : -1]
+    ours = logits.gather(1, torch.tensor(output_ids).unsqueeze(1)).squeeze(1)
+    return logits.max(dim=1).values - ours
+
+
+def metric(url: str, name: str) -> float:
+    """The value of one series, e.g. `tgi_request_count` or `tgi_request_failure{err="dropped"}`."""
+    return metrics(url, name)[0]
+
+
+def metrics(url: str, *names: str) -> list[float]:
+    """The values of several series at one moment; 0 for what is not there."""
+    lines = httpx.get(f"{url}/metrics", timeout=30, verify=False).text.splitlines()  # no TLS to be set up each time
+    values = dict(line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+    return [float(values.get(name, 0)) for name in names]

@@ -1,0 +1,111 @@
+"""Does all kinds of harm to a running server and writes down what its clients noticed: `make chaos`."""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import departures
+import kills
+import scenarios
+from attacks import Attacked, fuzz, throw_bodies
+from report import Result, as_markdown
+from scale import LONG, SHORT, Scale
+from server_process import ServerProcess
+from shard_figures import ShardFigures, shard_figures
+
+from text_generation_benchmark.cli import replace_table
+
+Run = Callable[[], Result]
+
+
+def streams_under_faults(scale: Scale, seed: int) -> Iterator[tuple[str, Run]]:
+    for num_shard in (1, 2):
+        # What is expected is heard once for each number of shards: sums of floats depend on it.
+        expected = scenarios.undisturbed(scale, num_shard)
+        kinds = kills.kinds_of(scale.num_kills, seed + num_shard)
+        killing = partial(scenarios.kill_shards, scale, num_shard, kinds, seed + num_shard, expected)
+        yield "a shard killed (SIGKILL)", killing
+        yield "a shard stopped (SIGSTOP)", partial(scenarios.stop_shard, scale, num_shard, seed, expected)
+        yield "exceptions in steps", partial(scenarios.raise_in_steps, scale, num_shard, expected)
+        if num_shard == 1:
+            yield "SIGTERM, default flags", partial(scenarios.terminate, scale, expected)
+
+
+def everything(scale: Scale, seed: int, examples: int) -> Iterator[tuple[str, Run]]:
+    yield from streams_under_faults(scale, seed)
+    for num_shard in (1, 2):
+        yield "router killed", partial(departures.kill_router, scale, num_shard)
+    yield "launcher killed", partial(departures.kill_launcher, scale, 2)
+    yield "64 clients never read", partial(departures.never_read, scale)
+    yield "clients leave at once", partial(departures.all_leave_at_once, scale)
+    yield "hostile bodies, each on every POST route", partial(attack, scale, partial(throw_bodies, on_every_route=True))
+    yield "cases from the OpenAPI document", partial(attack, scale, partial(fuzz, examples=examples))
+
+
+def attack(scale: Scale, how: Callable[[ServerProcess], Attacked]) -> Attacked:
+    with scale.server(1, "--max-total-tokens", "64") as server:  # what is valid is soon over
+        return how(server)
+
+
+def run(todo: Iterator[tuple[str, Run]]) -> tuple[list[tuple[str, Result]], list[str]]:
+    """Results and failures. What breaks down is a failure too, and the rest goes on."""
+    results, failures = [], []
+    for name, scenario in todo:
+        started_s = time.monotonic()
+        try:
+            result = scenario()
+        except Exception as error:
+            failures.append(f"{name}: {_innermost(error)!r}")
+            print(f"{name}: broke down: {_innermost(error)!r}", flush=True)
+            continue
+        results.append((name, result))
+        failures += [f"{name}: {failure}" for failure in result.failures()]
+        print(f"{name}: {result.failures() or 'as it should be'} ({time.monotonic() - started_s:.0f} s)", flush=True)
+    return results, failures
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def measured(scale: Scale, failures: list[str]) -> list[ShardFigures]:
+    try:
+        return [shard for num_shard in (1, 2, 4) for shard in shard_figures(scale, num_shard)]
+    except Exception as error:
+        failures.append(f"memory and bytes read: {_innermost(error)!r}")
+        return []
+
+
+def slow(results: Sequence[tuple[str, Result]]) -> list[str]:
+    killed = [result for _, result in results if isinstance(result, scenarios.Killed)]
+    return [f"N = {result.num_shard}: {text}" for result in killed for text in result.slow_outages()]
+
+
+def main() -> int:
+    """0 when nothing was lost. A target of time that was missed is said, and is no failure of the server."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--short", action="store_true", help="shorter texts, fewer faults")
+    parser.add_argument("--seed", type=int, default=1, help="which shards are killed, and when")
+    parser.add_argument("--write", type=Path, help="a Markdown file whose marked table is replaced")
+    asked = parser.parse_args()
+    scale, examples = (SHORT, 12) if asked.short else (LONG, 100)
+    print(f"seed {asked.seed}", flush=True)
+    results, failures = run(everything(scale, asked.seed, examples))
+    figures = measured(scale, failures)
+    table = as_markdown(results, figures)
+    print(f"\n{table}\n")
+    if asked.write is not None:
+        asked.write.write_text(replace_table(asked.write.read_text(), table))
+    for line in slow(results):
+        print(f"slow: {line}")
+    for line in failures:
+        print(f"FAILED: {line}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,154 @@
+"""The calls of huggingface_hub's InferenceClient against the server at argv[1]."""
+
+import sys
+from functools import partial
+
+import huggingface_hub
+from checks import MESSAGES, PROMPT, Call, Checks, async_call, check_usage, raises, sync_call, text_of
+from huggingface_hub import AsyncInferenceClient, InferenceClient
+from huggingface_hub.errors import HfHubHTTPError, ValidationError
+
+try:  # version 0's asynchronous client lets this one through
+    from aiohttp import ClientResponseError as AiohttpError
+except ImportError:
+    AiohttpError = HfHubHTTPError
+
+GREEDY = {"max_new_tokens": 16, "return_full_text": False}
+
+
+def text_generation_whole(call: Call) -> None:
+    text = call("text_generation", PROMPT, **GREEDY)
+    output = call("text_generation", PROMPT, details=True, **GREEDY)
+    assert text and output.generated_text == text == text_of(output.details.tokens)
+    assert output.details.generated_tokens == len(output.details.tokens) <= 16
+
+
+def text_generation_stream(call: Call) -> None:
+    whole = call("text_generation", PROMPT, details=True, **GREEDY)
+    texts = call("text_generation", PROMPT, stream=True, **GREEDY)
+    events = call("text_generation", PROMPT, stream=True, details=True, **GREEDY)
+    assert texts == [event.token.text for event in events] == [token.text for token in whole.details.tokens]
+    assert [event.index for event in events] == list(range(1, len(events) + 1))
+    last = events[-1]
+    assert last.generated_text == whole.generated_text == text_of(event.token for event in events)
+    assert last.details.generated_tokens == len(events) and last.details.input_length > 0
+    assert last.details.finish_reason == whole.details.finish_reason
+
+
+def text_generation_bare_call_gives_the_full_text(call: Call) -> None:
+    assert call("text_generation", PROMPT).startswith(PROMPT)
+
+
+def text_generation_sampled(call: Call) -> None:
+    options = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "typical_p": 0.9, "seed": 7}
+    first, second = (call("text_generation", PROMPT, details=True, **GREEDY, **options) for _ in range(2))
+    assert first == second and first.details.seed == 7
+
+
+def text_generation_other_parameters(call: Call) -> None:
+    output = call(
+        "text_generation",
+        PROMPT,
+        details=True,
+        max_new_tokens=6,
+        best_of=2,
+        do_sample=True,
+        repetition_penalty=1.1,
+        frequency_penalty=0.5,
+        truncate=3,
+        watermark=True,
+        top_n_tokens=2,
+        return_full_text=True,
+    )
+    assert output.generated_text.startswith(PROMPT) and len(output.details.best_of_sequences) == 1
+    assert len(output.details.top_tokens) == len(output.details.tokens)
+
+
+def text_generation_stops(call: Call) -> None:
+    text = call("text_generation", PROMPT, **GREEDY)
+    output = call("text_generation", PROMPT, details=True, stop=[text[4:7]], **GREEDY)
+    assert output.details.finish_reason == "stop_sequence" and text[4:7] in output.generated_text
+
+
+def text_generation_errors(call: Call) -> None:
+    for stream in (False, True):
+        for options in ({"frequency_penalty": 3.0}, {"temperature": -1.0}, {"top_p": 2.0}, {"max_new_tokens": 0}):
+            action = partial(call, "text_generation", PROMPT, stream=stream, **options)
+            raises(ValidationError, f"`{next(iter(options))}`", action)
+
+
+def chat_completion(call: Call) -> None:
+    for path in ("chat_completion", "chat.completions.create"):
+        answer = call(path, messages=MESSAGES, max_tokens=12, temperature=0.0, seed=3, logprobs=True, top_logprobs=2)
+        (choice,) = answer.choices
+        assert choice.message.role == "assistant" and choice.message.content
+        assert choice.finish_reason in ("stop", "length")
+        assert len(choice.logprobs.content) == answer.usage.completion_tokens <= 12
+        check_usage(answer.usage)
+
+
+def chat_completion_stream(call: Call) -> None:
+    options = {"messages": MESSAGES, "max_tokens": 24, "temperature": 0.0}
+    whole = call("chat_completion", **options)
+    chunks = call("chat_completion", stream=True, **options)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == whole.choices[0].finish_reason
+
+
+def chat_completion_stream_usage(call: Call) -> None:
+    options = {"messages": MESSAGES, "max_tokens": 8, "stream_options": {"include_usage": True}}
+    *chunks, last = call("chat_completion", stream=True, **options)
+    assert last.choices == [] and all(chunk.usage is None for chunk in chunks)
+    check_usage(last.usage)
+
+
+def chat_completion_errors(call: Call) -> None:
+    for stream in (False, True):
+        try:
+            call("chat_completion", messages=MESSAGES, frequency_penalty=3.0, stream=stream)
+        except HfHubHTTPError as error:
+            assert error.response.status_code == 422 and "frequency_penalty" in str(error), error
+        except AiohttpError as error:
+            assert error.status == 422 and "frequency_penalty" in str(error.response_error_payload), error
+        else:
+            raise AssertionError("no error")
+
+
+def endpoint(call: Call) -> None:
+    info = call("get_endpoint_info")
+    assert info["model_id"] and 0 < info["max_input_tokens"] < info["max_total_tokens"]
+    assert call("health_check") is True
+
+
+CHECKS = [
+    text_generation_whole,
+    text_generation_stream,
+    text_generation_bare_call_gives_the_full_text,
+    text_generation_sampled,
+    text_generation_other_parameters,
+    text_generation_stops,
+    text_generation_errors,
+    chat_completion,
+    chat_completion_stream,
+    chat_completion_stream_usage,
+    chat_completion_errors,
+]
+
+
+def main(url: str) -> None:
+    checks = Checks(f"huggingface_hub {huggingface_hub.__version__}")
+    options = {"timeout": 60}
+    for kind, call in (
+        ("sync", sync_call(lambda: InferenceClient(url, **options))),
+        ("async", async_call(lambda: AsyncInferenceClient(url, **options))),
+    ):
+        for check in CHECKS:
+            checks.run(f"{check.__name__} ({kind})", partial(check, call))
+    options["provider"] = "hf-inference"
+    checks.run("endpoint (sync)", partial(endpoint, sync_call(lambda: InferenceClient(url, **options))))
+    checks.run("endpoint (async)", partial(endpoint, async_call(lambda: AsyncInferenceClient(url, **options))))
+    checks.exit()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

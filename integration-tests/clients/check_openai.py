@@ -1,0 +1,138 @@
+"""The calls of OpenAI's client against the server at argv[1]."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import openai
+from checks import MESSAGES, PROMPT, Call, Checks, async_call, check_usage, sync_call
+
+MODEL = "tgi"
+CHAT = "chat.completions.create"
+COMPLETION = "completions.create"
+NEUTRAL = {"n": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0}
+
+
+def models(call: Call) -> None:
+    (model,) = call("models.list").data
+    assert model.id and model.object == "model"
+
+
+def chat(call: Call) -> None:
+    answer = call(CHAT, model=MODEL, messages=MESSAGES, max_tokens=12, temperature=0.0, seed=3, **NEUTRAL)
+    (choice,) = answer.choices
+    assert answer.object == "chat.completion" and choice.message.role == "assistant" and choice.message.content
+    assert choice.finish_reason in ("stop", "length") and answer.usage.completion_tokens <= 12
+    check_usage(answer.usage)
+
+
+def chat_with_an_unknown_model_name(call: Call) -> None:
+    assert call(CHAT, model="whatever", messages=MESSAGES, max_tokens=2).model == "whatever"
+
+
+def chat_logprobs(call: Call) -> None:
+    answer = call(CHAT, model=MODEL, messages=MESSAGES, max_tokens=6, logprobs=True, top_logprobs=2, temperature=0)
+    entries = answer.choices[0].logprobs.content
+    assert len(entries) == answer.usage.completion_tokens and all(len(entry.top_logprobs) >= 2 for entry in entries)
+
+
+def chat_stream(call: Call) -> None:
+    options = {"model": MODEL, "messages": MESSAGES, "max_tokens": 24, "temperature": 0}
+    whole = call(CHAT, **options)
+    *chunks, last = call(CHAT, stream=True, stream_options={"include_usage": True}, **options)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert last.choices == [] and last.usage == whole.usage and all(chunk.usage is None for chunk in chunks)
+    assert call(CHAT, stream=True, **options)[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+def chat_stops(call: Call) -> None:
+    options = {"model": MODEL, "messages": MESSAGES, "max_tokens": 24, "temperature": 0}
+    text = call(CHAT, **options).choices[0].message.content
+    stopped = call(CHAT, stop=[text[:2]], **options)
+    assert text[:2] in stopped.choices[0].message.content and text.startswith(stopped.choices[0].message.content)
+
+
+def completion(call: Call) -> None:
+    options = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "temperature": 0.8, "seed": 7}
+    first, second = (call(COMPLETION, **options) for _ in range(2))
+    assert first.object == "text_completion" and first.choices == second.choices and first.choices[0].text
+    check_usage(first.usage)
+
+
+def completion_of_several_prompts(call: Call) -> None:
+    prompts = [PROMPT, "The dog", "One day"]
+    options = {"model": MODEL, "max_tokens": 6, "temperature": 0}
+    answer = call(COMPLETION, prompt=prompts, **options)
+    alone = [call(COMPLETION, prompt=prompt, **options) for prompt in prompts]
+    texts = {choice.index: choice.text for choice in answer.choices}
+    assert texts == {index: one.choices[0].text for index, one in enumerate(alone)}
+    assert answer.usage.total_tokens == sum(one.usage.total_tokens for one in alone)
+
+
+def completion_stream(call: Call) -> None:
+    options = {"model": MODEL, "prompt": PROMPT, "max_tokens": 10, "temperature": 0}
+    whole = call(COMPLETION, **options)
+    chunks = [chunk for chunk in call(COMPLETION, stream=True, **options) if chunk.choices]
+    # The text of a final end-of-text token is in the stream and not in the whole answer, as in TGI.
+    assert "".join(chunk.choices[0].text for chunk in chunks).startswith(whole.choices[0].text)
+    assert chunks[-1].choices[0].finish_reason in ("length", "eos_token", "stop")
+    check_usage(chunks[-1].usage)
+
+
+def refused(text: str, action: Callable[[], object]) -> None:
+    """TGI's error is a string, and this client keeps that in `body` alone."""
+    try:
+        action()
+    except openai.UnprocessableEntityError as error:
+        assert text in str(error.body), error.body
+    else:
+        raise AssertionError("no UnprocessableEntityError")
+
+
+def errors_of_the_server(call: Call) -> None:
+    for stream in (False, True):
+        for path, body in ((CHAT, {"messages": MESSAGES}), (COMPLETION, {"prompt": PROMPT})):
+            action = partial(call, path, model=MODEL, stream=stream, **body)
+            refused("frequency_penalty", partial(action, frequency_penalty=3.0))
+            refused("max_tokens", partial(action, max_tokens="many"))
+    refused("messages", partial(call, CHAT, model=MODEL, messages="hello"))
+
+
+def unknown_route(call: Call) -> None:
+    try:
+        call("embeddings.create", model=MODEL, input="a")
+    except openai.NotFoundError:
+        return
+    raise AssertionError("no NotFoundError")
+
+
+CHECKS = [
+    models,
+    chat,
+    chat_with_an_unknown_model_name,
+    chat_logprobs,
+    chat_stream,
+    chat_stops,
+    completion,
+    completion_of_several_prompts,
+    completion_stream,
+    errors_of_the_server,
+    unknown_route,
+]
+
+
+def main(url: str) -> None:
+    checks = Checks(f"openai {openai.__version__}")
+    options = {"base_url": f"{url}/v1", "api_key": "-", "max_retries": 0, "timeout": 60}
+    for kind, call in (
+        ("sync", sync_call(lambda: openai.OpenAI(**options))),
+        ("async", async_call(lambda: openai.AsyncOpenAI(**options))),
+    ):
+        for check in CHECKS:
+            checks.run(f"{check.__name__} ({kind})", partial(check, call))
+    checks.exit()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

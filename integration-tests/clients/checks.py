@@ -1,0 +1,95 @@
+"""Named checks with one line of outcome each, and one way to call synchronous and asynchronous clients. Stdlib only."""
+
+import asyncio
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+PROMPT = "Once upon a time"
+MESSAGES = [{"role": "user", "content": "What is 2 + 3?"}]
+
+Call = Callable[..., Any]
+
+
+class Checks:
+    """Collects outcomes. A check is a function that raises when its property does not hold."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._failures = 0
+
+    def run(self, name: str, check: Callable[[], object]) -> None:
+        try:
+            check()
+        except Exception as error:  # any error is this check's outcome, and the others still run
+            self._failures += 1
+            where = traceback.extract_tb(error.__traceback__)
+            line = next((frame for frame in reversed(where) if "check_" in frame.filename), where[-1])
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            print(f"FAIL {self._prefix}: {name} (line {line.lineno}: {line.line}; {text[:500]})", flush=True)
+        else:
+            print(f"PASS {self._prefix}: {name}", flush=True)
+
+    def exit(self) -> None:
+        sys.exit(1 if self._failures else 0)
+
+
+def raises(kind: type[BaseException], text: str, action: Callable[[], object]) -> None:
+    """`action` must raise exactly this kind, with `text` somewhere in it."""
+    try:
+        action()
+    except kind as error:
+        assert type(error) is kind, f"{type(error).__name__} instead of {kind.__name__}"
+        assert text in str(error), f"{text!r} is not in {str(error)!r}"
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+def sync_call(make_client: Callable[[], Any]) -> Call:
+    """Calls a method named by its dotted path on a new client; a stream becomes a list."""
+
+    def call(path: str, *args: Any, **options: Any) -> Any:
+        client = make_client()  # lives as long as its stream is read: collecting it may close the stream
+        answer = _method(client, path)(*args, **options)
+        return list(answer) if options.get("stream") or inspect.isgenerator(answer) else answer
+
+    return call
+
+
+def async_call(make_client: Callable[[], Any]) -> Call:
+    """The same for an asynchronous client, in an event loop of its own."""
+
+    async def call(path: str, *args: Any, **options: Any) -> Any:
+        # Some clients leave the inside of a broken stream open; the loop would print their traceback at its end.
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        client = make_client()
+        try:
+            answer = _method(client, path)(*args, **options)
+            answer = await answer if inspect.isawaitable(answer) else answer
+            is_stream = options.get("stream") or inspect.isasyncgen(answer)
+            return [event async for event in answer] if is_stream else answer
+        finally:
+            closed = client.close() if hasattr(client, "close") else None
+            if inspect.isawaitable(closed):
+                await closed
+
+    return lambda *args, **options: asyncio.run(call(*args, **options))
+
+
+def _method(client: Any, path: str) -> Any:
+    for name in path.split("."):
+        client = getattr(client, name)
+    return client
+
+
+def text_of(tokens: Any) -> str:
+    return "".join(token.text for token in tokens if not token.special)
+
+
+def check_usage(usage: Any) -> None:
+    """Works for objects and for dicts."""
+    counts = usage if isinstance(usage, dict) else vars(usage)
+    prompt, completion, total = (counts[f"{name}_tokens"] for name in ("prompt", "completion", "total"))
+    assert prompt > 0 and completion > 0 and total == prompt + completion, counts

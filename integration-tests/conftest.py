@@ -1,0 +1,19 @@
+"""One server on the demo model, in float32, for all tests of this folder."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from server_process import ServerProcess
+
+DEMO_MODEL = Path(__file__).parent.parent / "server" / "text_generation_server" / "demo_model"
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess("--dtype", "float32", "--max-concurrent-requests", "64") as server:
+        yield server

@@ -1,0 +1,199 @@
+"""Bodies that are meant to hurt a server: more than a thousand, distinct, the same for the same seed. No pytest here.
+
+Those with `refused` are no request on any route, and are to be answered 4xx; the others are strange but legal, and are
+to be answered with anything but a server error.
+"""
+
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+JSON = "application/json"
+CANARY = "canary-5b1e"  # in every body that has room for it; never to be seen in an error
+REQUIRED = ("inputs", "prompt", "messages")
+NATIVE = (
+    "best_of",
+    "temperature",
+    "repetition_penalty",
+    "frequency_penalty",
+    "top_k",
+    "top_p",
+    "typical_p",
+    "do_sample",
+    "max_new_tokens",
+    "return_full_text",
+    "stop",
+    "truncate",
+    "watermark",
+    "details",
+    "seed",
+    "top_n_tokens",
+    "adapter_id",
+)
+OPENAI = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "stream",
+    "stream_options",
+    "logprobs",
+)
+# Values as JSON text, because not all of them are values.
+NO_VALUES = (
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e400",
+    "-1e400",
+    "1" + "0" * 5000,
+    "01",
+    "0x10",
+    "+1",
+    ".5",
+    "1.",
+    "1e",
+    "--1",
+    "tru",
+    "undefined",
+    "'a'",
+    '"\\ud800"',
+    '"\\udfff\\ud800"',
+    '"\\u12"',
+    '"\\x41"',
+    '"a\nb"',
+    '"\x00"',
+    '"unended',
+    "[1,]",
+    "[1 2]",
+    '{"a":1,}',
+    "{a:1}",
+    '{"a" 1}',
+    "[" * 100_000,
+    '{"a":' * 100_000,
+    "[" * 2000 + "]" * 2000,
+    "/* */ 1",
+)
+WRONG_TYPES = ("{}", "[[]]", "[null]", '{"$ref":"#"}', '[{"a":[]}]', '{"__proto__":{"x":1}}', '{"__class__":"x"}')
+STRANGE_TEXTS = (
+    "\\u0000",
+    "\\ud83d\\ude00",
+    "\\uffff\\ufffe",
+    "\\u202e",
+    "\\u001b[31m",
+    "\\r\\nx-injected: 1",
+    "data: [DONE]\\n\\n",
+    "{{ 7*7 }}{% for a in [] %}",
+    "<|im_start|></s><pad>",
+    "${jndi:ldap://127.0.0.1/a}",
+    "../../etc/passwd",
+    "' OR 1=1 --",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    name: str
+    content: bytes
+    refused: bool
+    content_type: str = JSON
+
+
+def bodies(seed: int = 0, num_damaged: int = 300) -> list[Body]:
+    """Distinct in content and type: those that are made by hand, and `num_damaged` by chance."""
+    rng = random.Random(seed)
+    by_chance = (_damaged(rng, number) for number in range(num_damaged))
+    found: dict[tuple[bytes, str], Body] = {}
+    for body in itertools.chain(_syntax(), _types(), _media_types(), _strange(), by_chance):
+        found.setdefault((body.content, body.content_type), body)
+    return list(found.values())
+
+
+def _request(**replaced: str) -> str:
+    """The JSON text of a request that every route would take, but for what is replaced."""
+    fields = {
+        "inputs": f'"{CANARY}"',
+        "prompt": f'"{CANARY}"',
+        "messages": f'[{{"role":"user","content":"{CANARY}"}}]',
+        "max_tokens": "1",
+        "parameters": '{"max_new_tokens":1}',
+    } | replaced
+    return "{" + ",".join(f'"{name}":{value}' for name, value in fields.items()) + "}"
+
+
+def _syntax() -> Iterator[Body]:
+    """What is no JSON, in every place a value has."""
+    for number, value in enumerate(NO_VALUES):
+        for name in REQUIRED + OPENAI:
+            yield Body(f"{name} is no JSON {number}", _request(**{name: value}).encode(), True)
+        for name in NATIVE:
+            parameters = f'{{"{name}":{value}}}'
+            yield Body(f"parameters.{name} is no JSON {number}", _request(parameters=parameters).encode(), True)
+        yield Body(f"the body is no JSON {number}", value.encode(), True)
+    whole = _request().encode()
+    for at in range(0, len(whole), 7):
+        yield Body(f"cut at {at}", whole[:at], True)
+    for number, bad in enumerate((b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"\x80", b"\xe2\x82")):
+        yield Body(f"bad UTF-8 {number}", whole.replace(CANARY.encode(), bad), True)
+    for encoding in ("utf-16", "utf-32", "utf-8-sig"):
+        yield Body(f"in {encoding}", whole.decode().encode(encoding), True)
+    yield Body("two values", whole + whole, True)
+
+
+def _types() -> Iterator[Body]:
+    """JSON of the wrong shape: every route misses what it needs."""
+    for wrong in (*WRONG_TYPES, "1", "true", "null", "-0.0", "18446744073709551616"):
+        yield Body(f"required fields are {wrong}", _request(**dict.fromkeys(REQUIRED, wrong)).encode(), True)
+    for value in ("null", "true", "1", "-0", f'"{CANARY}"', "[]", f'["{CANARY}"]', "{}"):
+        yield Body(f"the body is {value}", value.encode(), True)
+
+
+def _media_types() -> Iterator[Body]:
+    kinds = (
+        "",
+        "text/plain",
+        "application/xml",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+    )
+    for kind in (*kinds, "application/jsonp", "json", "application/", "a" * 5000, "application/json, text/plain"):
+        yield Body(f"content type {kind[:30]!r}", _request().encode(), True, kind)
+
+
+def _strange() -> Iterator[Body]:
+    """Legal JSON with odd texts, doubled keys and more fields than anybody asked for."""
+    for text in STRANGE_TEXTS:
+        message = f'[{{"role":"user","content":"{text}"}}]'
+        odd = _request(inputs=f'"{text}"', prompt=f'"{text}"', messages=message)
+        yield Body(f"text {text}", odd.encode(), False)
+        yield Body(f"role {text}", _request(messages=f'[{{"role":"{text}","content":"a"}}]').encode(), False)
+        yield Body(f"stop {text}", _request(stop=f'["{text}"]', parameters=f'{{"stop":["{text}"]}}').encode(), False)
+    for name in (*REQUIRED, "parameters"):
+        yield Body(f"{name} twice", _request()[:-1].encode() + f',"{name}":null}}'.encode(), False)
+    extra = json.dumps({f"key-{number}": number for number in range(5000)})
+    yield Body("many fields", _request(extra=extra, parameters=extra).encode(), False)
+    yield Body("many stops", _request(stop=json.dumps(["a"] * 10_000)).encode(), False)
+    for number in (
+        "0",
+        "-1",
+        "4294967295",
+        "4294967296",
+        "18446744073709551615",
+        "18446744073709551616",
+        "1e308",
+        "1e-45",
+    ):
+        for name in NATIVE:
+            yield Body(f"{name} = {number}", _request(parameters=f'{{"{name}":{number}}}').encode(), False)
+
+
+def _damaged(rng: random.Random, number: int) -> Body:
+    """A good request with a few bytes of noise; whether it is still one is chance."""
+    content = bytearray(_request().encode())
+    for _ in range(rng.randint(1, 8)):
+        content[rng.randrange(len(content))] = rng.randrange(256)
+    return Body(f"damaged {number}", bytes(content), False)

@@ -1,0 +1,87 @@
+"""The processes of a running server, looked up by pid: who they are, where they listen, what they hold in memory."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+KIB = 1024
+
+
+def family(launcher: int) -> list[psutil.Process]:
+    """The launcher and all that descend from it."""
+    root = psutil.Process(launcher)
+    return [root, *root.children(recursive=True)]
+
+
+def shards(launcher: int) -> dict[int, psutil.Process]:
+    """By rank. A shard that is being started may be missing, and one that has just died as well."""
+    found = {}
+    for process in psutil.Process(launcher).children():
+        try:
+            if _runs(process, "text-generation-server", "serve"):
+                found[int(process.environ()["RANK"])] = process
+        except psutil.Error:  # it ended while we looked
+            continue
+    return found
+
+
+def router(launcher: int) -> psutil.Process:
+    """LookupError while there is none."""
+    for process in psutil.Process(launcher).children():
+        try:
+            if _runs(process, "text-generation-router"):
+                return process
+        except psutil.Error:
+            continue
+    raise LookupError(f"the launcher {launcher} has no router now")
+
+
+def generation(shard: psutil.Process) -> int:
+    """Which start of its group this shard belongs to, from 1."""
+    return int(shard.environ()["TGI_GENERATION"])
+
+
+def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that run still. One that has ended and waits to be reaped does not; a reused pid is another process."""
+    return [process for process in processes if _is_alive(process)]
+
+
+def listening(processes: Iterable[psutil.Process]) -> set[tuple[str, int]]:
+    """Address and port of every TCP or UDP socket that takes connections or datagrams."""
+    sockets = [(process, connection) for process in processes for connection in process.net_connections("inet")]
+    ends = {connection.laddr for _, connection in sockets if connection.status in ("LISTEN", "NONE")}
+    return {(end.ip, end.port) for end in ends if end}
+
+
+def resident(process: psutil.Process) -> int:
+    """Bytes in memory now."""
+    return int(process.memory_info().rss)
+
+
+def peak_resident(process: psutil.Process) -> int:
+    """Bytes in memory at most, since it started. Linux only."""
+    for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * KIB
+    raise LookupError(f"the kernel does not say how much memory process {process.pid} has had")
+
+
+def shared_memory() -> set[str]:
+    """What is in /dev/shm, by name."""
+    folder = Path("/dev/shm")
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def _runs(process: psutil.Process, program: str, *arguments: str) -> bool:
+    """Whether its command line is `program arguments…`, or an interpreter's that runs it."""
+    words = process.cmdline()
+    places = [i for i, word in enumerate(words[:2]) if Path(word).name == program]
+    return bool(places) and tuple(words[places[0] + 1 :][: len(arguments)]) == arguments
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

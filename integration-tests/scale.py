@@ -1,0 +1,31 @@
+"""How much of everything: the long form, whose figures are published, and the short one, which every change runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from server_process import ServerProcess
+from streams import Ask, asks
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    num_streams: int  # that start together
+    num_late: int  # that start one by one later
+    new_tokens: int
+    num_kills: int
+    exceptions: Mapping[int, int]  # how many are injected, by the number of shards
+    write_timeout_s: int
+    num_leaving: int  # clients that go away at once
+    arguments: Sequence[str]
+
+    def asks(self) -> list[Ask]:
+        return asks(self.num_streams + self.num_late, self.new_tokens)
+
+    def server(self, num_shard: int, *more: str, environ: Mapping[str, str] | None = None) -> ServerProcess:
+        always = ("--dtype", "float32", "--json-output", "--num-shard", str(num_shard))
+        return ServerProcess(*always, *self.arguments, *more, environ=environ)
+
+
+LONG = Scale(64, 32, 256, 10, {1: 20, 2: 5}, 30, 500, ())
+# Short texts need no long tables, and warm-up is what a restart spends its time on.
+SHORT = Scale(64, 8, 64, 5, {1: 5, 2: 1}, 3, 200, ("--max-total-tokens", "512"))

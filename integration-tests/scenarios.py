@@ -1,0 +1,208 @@
+"""What is done to a server under 64 streams, and what its clients notice of it. One function for each."""
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import httpx
+import kills
+import processes
+from kills import Kill, Outage
+from scale import Scale
+from server_process import ServerProcess
+from streams import Comparison, Crowd, Heard, compare, listen
+
+UNREADY_LIMIT_S = 6.0
+RECOVERY_LIMIT_S = 10.0
+MARGIN_OVER_LOAD_S = 2.0
+# The first exception comes when all streams should be under way: those that are not make their cycle shorter. The next
+# ones so many steps after the last of them is back.
+FIRST_RAISE = 40
+STEPS_BETWEEN_RAISES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    num_shard: int
+    seed: int
+    kills: Sequence[Kill]
+    missed: Sequence[Kill]
+    comparison: Comparison
+    outages: Sequence[Outage]
+    load_s: float
+
+    def failures(self) -> list[str]:
+        never = sorted(kills.POINTS.keys() - {kill.kind for kill in self.kills if kill not in self.missed})
+        found = _differences(self.comparison)
+        found += [f"{len(self.missed)} kills never happened: {self.missed}"] if self.missed else []
+        found += [f"no shard was killed in {kind}" for kind in never]
+        return found
+
+    def slow_outages(self) -> list[str]:
+        """Against the target, for outages of one kill each; a matter of the machine as well."""
+        limit_s = min(self.load_s + MARGIN_OVER_LOAD_S, RECOVERY_LIMIT_S)
+        waits = [outage.worst_s for outage in self.outages if outage.num_kills == 1]
+        return [f"{wait:.1f} s from kill to next token, target {limit_s:.1f} s" for wait in waits if wait > limit_s]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    num_shard: int
+    unready_s: float
+    restarts: int
+    comparison: Comparison
+
+    def failures(self) -> list[str]:
+        late = self.unready_s > UNREADY_LIMIT_S
+        found = _differences(self.comparison)
+        found += [f"/ready said 503 after {self.unready_s:.1f} s only"] if late else []
+        return found + ([f"{self.restarts} restarts for one stop"] if self.restarts != 1 else [])
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    num_shard: int
+    asked: int
+    raised: int
+    restarts: int
+    comparison: Comparison
+
+    def failures(self) -> list[str]:
+        expected = 0 if self.num_shard == 1 else self.asked
+        found = _differences(self.comparison)
+        found += [f"{self.raised} exceptions of {self.asked}"] if self.raised != self.asked else []
+        return found + ([f"{self.restarts} restarts instead of {expected}"] if self.restarts != expected else [])
+
+
+@dataclass(frozen=True, slots=True)
+class Terminated:
+    unready_s: float
+    status: int
+    comparison: Comparison
+
+    def failures(self) -> list[str]:
+        found = _differences(self.comparison)
+        return found + ([f"exit status {self.status}"] if self.status else [])
+
+
+def undisturbed(scale: Scale, num_shard: int) -> list[Heard]:
+    with scale.server(num_shard) as server:
+        heard, _ = listen(server.url, scale.asks(), scale.num_streams)
+    broken = [stream.error for stream in heard if stream.error]
+    if broken:
+        raise RuntimeError(f"{len(broken)} streams fail without any fault: {broken[0]}")
+    return heard
+
+
+def kill_shards(scale: Scale, num_shard: int, kinds: Sequence[str], seed: int, expected: Sequence[Heard]) -> Killed:
+    planned = kills.plan(kinds, num_shard, scale.num_streams + scale.num_late, seed)
+    with scale.server(num_shard, environ=kills.failpoints(planned)) as server:
+        heard, _ = listen(server.url, scale.asks(), scale.num_streams)
+        log = server.log()
+    faults = kills.injected(log)
+    outages = kills.outages([fault.at_s for fault in faults], heard)
+    missed = kills.missed(planned, faults)
+    return Killed(num_shard, seed, planned, missed, compare(expected, heard), outages, kills.load_time_s(log))
+
+
+def stop_shard(scale: Scale, num_shard: int, seed: int, expected: Sequence[Heard]) -> Stopped:
+    with scale.server(num_shard) as server:
+        shards = processes.shards(server.pid)
+        victim = shards[random.Random(seed).randrange(num_shard)]
+
+        async def stop(crowd: Crowd) -> float:
+            await crowd.heard(scale.num_streams * scale.new_tokens // 4)
+            if not server.is_ready():
+                raise RuntimeError("the server is not ready before anything was done to it")
+            victim.send_signal(signal.SIGSTOP)
+            unready_s = await until_unready(server)
+            await until_ready(server)
+            return unready_s
+
+        heard, unready_s = listen(server.url, scale.asks(), scale.num_streams, stop)
+        assert unready_s is not None
+        return Stopped(num_shard, unready_s, restarts(server), compare(expected, heard))
+
+
+def raise_in_steps(scale: Scale, num_shard: int, expected: Sequence[Heard]) -> Raised:
+    """All in one process if a step's exception is to be survived there; else once in each generation. The next one
+    comes when all streams are back: one that fails twice in a row would be failed, by design."""
+    asked = scale.exceptions[num_shard]
+    first, apart = min(FIRST_RAISE, scale.new_tokens // 3), scale.num_streams + STEPS_BETWEEN_RAISES
+    if num_shard == 1:
+        passes = ",".join(str(first + i * apart) for i in range(asked))
+        rules = [f"shard.step:raise@{passes}"]
+    else:
+        passes_of = [first, *[apart] * (asked - 1)]
+        rules = [
+            f"shard.step[generation={generation},rank={num_shard - 1}]:raise@{at}"
+            for generation, at in enumerate(passes_of, start=1)
+        ]
+    with scale.server(num_shard, environ={"FAILPOINTS": ";".join(rules)}) as server:
+        heard, _ = listen(server.url, scale.asks()[: scale.num_streams], scale.num_streams)
+        raised = [fault for fault in kills.injected(server.log()) if fault.action == "raise"]
+        comparison = compare(expected[: scale.num_streams], heard)
+        return Raised(num_shard, asked, len(raised), restarts(server), comparison)
+
+
+def terminate(scale: Scale, expected: Sequence[Heard]) -> Terminated:
+    """SIGTERM with default flags, while all the early streams run. The late ones are never asked for."""
+    with scale.server(1) as server:
+
+        async def terminate(crowd: Crowd) -> float:
+            await crowd.heard(scale.num_streams * 8)
+            os.kill(server.pid, signal.SIGTERM)
+            return await until_unready(server)
+
+        early = scale.asks()[: scale.num_streams]
+        heard, unready_s = listen(server.url, early, scale.num_streams, terminate)
+        assert unready_s is not None
+        return Terminated(unready_s, server.stop(), compare(expected[: scale.num_streams], heard))
+
+
+async def until_unready(server: ServerProcess, limit_s: float = 60) -> float:
+    """Seconds until /ready is 503. Until then it is 200, and nothing else."""
+    async with httpx.AsyncClient(base_url=server.url, timeout=10) as client:
+        started_s = time.monotonic()
+        while time.monotonic() - started_s < limit_s:
+            status = await _ready_status(client)
+            if status == 503:
+                return time.monotonic() - started_s
+            await asyncio.sleep(0.02)
+    raise RuntimeError(f"/ready is not 503 within {limit_s} s")
+
+
+async def until_ready(server: ServerProcess, limit_s: float = 60) -> None:
+    """Until then /ready is 503, and nothing else."""
+    async with httpx.AsyncClient(base_url=server.url, timeout=10) as client:
+        async with asyncio.timeout(limit_s):
+            while await _ready_status(client) != 200:
+                await asyncio.sleep(0.02)
+
+
+async def _ready_status(client: httpx.AsyncClient) -> int:
+    try:
+        status = (await client.get("/ready")).status_code
+    except httpx.TransportError as error:
+        raise RuntimeError(f"/ready is not answered: {type(error).__name__}") from error
+    if status not in (200, 503):
+        raise RuntimeError(f"/ready says {status}")
+    return status
+
+
+def restarts(server: ServerProcess) -> int:
+    """Of the shard group since the server was started."""
+    return max(processes.generation(shard) for shard in processes.shards(server.pid).values()) - 1
+
+
+def _differences(comparison: Comparison) -> list[str]:
+    if comparison.is_equal:
+        return []
+    return [
+        f"of {comparison.streams} streams {comparison.lost} lost ({comparison.first_error}), {comparison.other_texts}"
+        f" with another text, {comparison.wrong_tokens} tokens missing, doubled or others"
+    ]

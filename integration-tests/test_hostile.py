@@ -1,0 +1,26 @@
+"""Requests made to hurt: nobody gets a 5xx or a traceback, and the server does not even restart anything."""
+
+from collections.abc import Iterator
+
+import attacks
+import pytest
+from scale import SHORT
+from server_process import ServerProcess
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[ServerProcess]:
+    # A table of 64 tokens: what is valid after all is soon over.
+    with SHORT.server(1, "--max-total-tokens", "64") as server:
+        yield server
+
+
+def test_a_thousand_hostile_bodies_are_refused_or_answered(target: ServerProcess) -> None:
+    attacked = attacks.throw_bodies(target, on_every_route=False)
+    assert attacked.failures() == [] and attacked.sent >= 1000
+
+
+def test_whatever_the_document_allows_or_forbids_is_answered(target: ServerProcess) -> None:
+    attacked = attacks.fuzz(target, 12)
+    assert attacked.failures() == []
+    assert attacked.statuses.get(200) and attacked.statuses.get(422), attacked.statuses

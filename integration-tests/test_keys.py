@@ -1,0 +1,32 @@
+"""Keys, as an operator gives them to the launcher: by flag, by environment, or as digests in a file."""
+
+import hashlib
+from pathlib import Path
+
+import httpx
+import processes
+from server_process import ServerProcess
+
+
+def test_keys_close_every_route_but_the_open_ones_and_stand_on_no_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# of the batch job\nsha256:{hashlib.sha256(b'third-key').hexdigest()}\n")
+    flags = ("--api-key", "first-key", "--api-key", "second-key", "--api-key-file", str(file), "--closed-routes")
+    body = {"inputs": "Once", "parameters": {"max_new_tokens": 2}}
+    with ServerProcess(*flags, "--max-total-tokens", "64") as server, httpx.Client(base_url=server.url) as client:
+        for key in ("first-key", "second-key", "third-key"):
+            headers = {"authorization": f"Bearer {key}"}
+            assert client.post("/generate", json=body, headers=headers, timeout=60).status_code == 200
+            assert client.get("/info", headers=headers).status_code == 200
+        for headers in ({}, {"authorization": "Bearer FIRST-KEY"}, {"authorization": "Bearer first"}):
+            for path in ("/", "/generate", "/generate_stream", "/tokenize", "/v1/completions", "/v1/chat/completions"):
+                refused = client.post(path, json=body, headers=headers)
+                assert (refused.status_code, refused.content) == (401, b"")
+            for path in ("/info", "/metrics", "/v1/models", "/docs", "/api-doc/openapi.json"):
+                assert client.get(path, headers=headers).status_code == 401
+        assert all(client.get(path).status_code == 200 for path in ("/", "/health", "/ping", "/live", "/ready"))
+        shards = processes.shards(server.pid).values()
+        children = [processes.router(server.pid), *shards]
+        assert not any("-key" in word for child in children for word in child.cmdline() if "api-key-file" not in word)
+        assert not any("API_KEY" in shard.environ() for shard in shards)
+        assert "first-key" not in server.log()

@@ -1,0 +1,92 @@
+"""Starting and stopping: what an operator sees."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import httpx
+import processes
+import pytest
+from calls import DEMO_MODEL
+from server_process import ServerProcess, free_port
+
+
+def run_to_its_end(server: ServerProcess) -> tuple[int, str]:
+    """(exit status, output) of a launch that is expected to fail."""
+    result = subprocess.run(server.command, capture_output=True, text=True, timeout=60)
+    return result.returncode, result.stdout + result.stderr
+
+
+def test_sigterm_stops_everything_in_order_with_status_0() -> None:
+    server = ServerProcess()
+    with server:
+        lines = server.log().splitlines()
+        assert len(lines) <= 25, "\n".join(lines)
+        assert any("Connected" in line for line in lines)
+        assert server.stop() == 0
+        assert not list(Path(server.uds_path).parent.glob("shard*"))
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{server.url}/health")
+
+
+def test_a_second_launch_on_the_same_sockets_or_port_is_refused_in_one_line(server: ServerProcess) -> None:
+    for second, named in (
+        (ServerProcess(uds_path=server.uds_path, port=free_port()), server.uds_path),
+        (ServerProcess(port=server.port), str(server.port)),
+    ):
+        status, output = run_to_its_end(second)
+        (error,) = [line for line in output.splitlines() if "INFO" not in line]
+        assert status == 1 and error.startswith("Error: ") and named in error
+
+
+def broken_copy(folder: Path, breakage: str) -> Path:
+    model = folder / "model"
+    shutil.copytree(DEMO_MODEL, model, ignore=shutil.ignore_patterns("__pycache__", "*.py"))
+    weights = model / "model.safetensors"
+    if breakage == "truncated weights":
+        weights.write_bytes(weights.read_bytes()[:-1000])
+    elif breakage == "garbage header":
+        weights.write_bytes(b"\xff" * 1000)
+    elif breakage == "no tokenizer.json":
+        (model / "tokenizer.json").unlink()
+    elif breakage == "no config.json":
+        (model / "config.json").unlink()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("breakage", "named"),
+    [
+        ("truncated weights", "model.safetensors"),
+        ("garbage header", "model.safetensors"),
+        ("no tokenizer.json", "tokenizer.json"),
+        ("no config.json", "config.json"),
+    ],
+)
+def test_a_broken_model_is_named_in_one_line(tmp_path: Path, breakage: str, named: str) -> None:
+    status, output = run_to_its_end(ServerProcess("--model-id", str(broken_copy(tmp_path, breakage))))
+    assert status == 1
+    errors = [line for line in output.splitlines() if named in line]
+    assert errors and "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--model-id", "/no/such/folder"], "/no/such/folder"),
+        (["--max-batch-total-tokens", "2000000000"], "--max-batch-total-tokens"),
+        (["--max-total-tokens", "1000000000"], "max_total_tokens"),
+        (["--speculate", "2"], "--speculate is not supported yet"),
+        (["--quantize", "gptq"], "--quantize is not supported yet"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_its_name(arguments: list[str], named: str) -> None:
+    status, output = run_to_its_end(ServerProcess(*arguments))
+    assert status == 1 and named in output and "Traceback" not in output
+
+
+def test_only_the_shard_has_torch_in_memory(server: ServerProcess) -> None:
+    """Looked up in the running processes: which shared objects they have mapped."""
+    (shard,) = processes.shards(server.pid).values()
+    for pid, expected in ((processes.router(server.pid).pid, False), (server.pid, False), (shard.pid, True)):
+        assert ("libtorch" in Path(f"/proc/{pid}/maps").read_text()) == expected, pid

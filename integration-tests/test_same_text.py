@@ -1,0 +1,77 @@
+"""The demo model's text is transformers' text, whoever else is being served."""
+
+import random
+
+import pytest
+from calls import NEAR_TIE, at_once, distance_to_greedy, generate, stream, token_ids, tokenizer
+from server_process import ServerProcess
+
+LENGTHS = [1, 2, 3, 5, 8, 13, 15, 16, 17, 21, 34, 63, 64, 65, 100, 127, 128, 129, 200, 255, 256, 257, 300, 400, 500]
+LENGTHS += [511, 512, 513, 600, 640, 700, 767, 768, 800, 850, 900, 950, 1000, 1023, 1024, 1025, 1100, 1150, 1200]
+LENGTHS += [1250, 1300, 1350, 1400, 1450, 1500]
+NEW_TOKENS = 64
+WORDS = "the fox lost a red lamp near river and Tarlo was 27 years old, so what? Write JSON list + story. é😀".split()
+
+
+def prompt(length: int) -> tuple[str, list[int]]:
+    """A text, and the ids that stay of it when it is truncated to `length`."""
+    rng = random.Random(length)
+    text = " ".join(rng.choice(WORDS) for _ in range(length + 5))
+    ids = tokenizer().encode_batch([text])[0].ids
+    assert len(ids) >= length
+    return text, ids[-length:]
+
+
+def ask(length: int, **parameters: object) -> object:
+    options = {"truncate": length, "max_new_tokens": NEW_TOKENS, "ignore_eos_token": True}
+    return generate(prompt(length)[0], **{**options, **parameters})
+
+
+@pytest.fixture(scope="module")
+def alone(server: ServerProcess) -> list[list[int]]:
+    return [token_ids(at_once(server.url, ask(length))[0]) for length in LENGTHS]
+
+
+def test_greedy_text_equals_transformers_alone_and_sixteen_at_a_time(
+    server: ServerProcess, alone: list[list[int]]
+) -> None:
+    assert len(LENGTHS) == 50 and all(len(ids) == NEW_TOKENS for ids in alone)
+    crowd: list[list[int]] = []
+    for first in range(0, 50, 16):
+        crowd += map(token_ids, at_once(server.url, *map(ask, LENGTHS[first : first + 16])))
+    assert crowd == alone
+    near_ties = 0
+    for length, ids in zip(LENGTHS, alone, strict=True):
+        distances = distance_to_greedy(prompt(length)[1], ids)
+        assert distances.max() <= NEAR_TIE, f"prompt of {length} tokens: not transformers' choice"
+        near_ties += int((distances > 0).sum())
+    print(f"{near_ties} near-ties in {50 * NEW_TOKENS} tokens")
+
+
+def test_sixty_four_streams_equal_one_at_a_time_to_the_bit(server: ServerProcess, alone: list[list[int]]) -> None:
+    short = LENGTHS[:32]
+    calls = [stream(prompt(n)[0], truncate=n, max_new_tokens=NEW_TOKENS, ignore_eos_token=True) for n in short]
+    streams = at_once(server.url, *calls, *calls)
+    single = [at_once(server.url, call)[0] for call in calls[:8]]
+    tokens = [[event["token"]["id"] for event in events] for events in streams]
+    assert tokens[:32] == alone[:32] and tokens[32:] == alone[:32]
+    for i, events in enumerate(single):
+        assert [e["token"]["logprob"] for e in events] == [e["token"]["logprob"] for e in streams[i]]
+
+
+def test_the_same_seed_gives_the_same_text_alone_and_in_a_crowd(server: ServerProcess) -> None:
+    options = {"do_sample": True, "temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.1}
+    calls = [ask(20 + i, seed=i, **options) for i in range(16)]
+    alone = [token_ids(at_once(server.url, call)[0]) for call in calls[:4]]
+    crowd = [token_ids(answer) for answer in at_once(server.url, *calls)]
+    assert crowd[:4] == alone
+    other = token_ids(at_once(server.url, ask(20, seed=99, **options))[0])
+    assert other != alone[0]
+
+
+def test_truncation_keeps_the_end_of_the_prompt(server: ServerProcess) -> None:
+    text, kept = prompt(30)
+    tail = tokenizer().decode(kept)
+    short, long = at_once(server.url, ask(30), generate(text, truncate=30, max_new_tokens=8))
+    assert token_ids(long) == token_ids(short)[:8]
+    assert text.endswith(tail)

@@ -1,0 +1,130 @@
+"""What is refused before anything starts: flags without their feature, and values that contradict each other."""
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from text_generation_launcher.claims import socket_path
+from text_generation_launcher.config import OTLP_SERVICE_NAME, LauncherConfig
+from text_generation_launcher.errors import ArgumentValidation
+from text_generation_launcher.flags import flag_name
+
+logger = logging.getLogger("text_generation_launcher")
+
+# The values of each flag that ask for nothing.
+UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "quantize": (None,),
+    "kv_cache_dtype": (None,),
+    "speculate": (None, 0),
+    "trust_remote_code": (False,),
+    "lora_adapters": (None, ""),
+    "cuda_memory_fraction": (1.0,),
+    "enable_prefill_logprobs": (False,),
+    "ngrok": (False,),
+    "ngrok_authtoken": (None,),
+    "ngrok_edge": (None,),
+    "otlp_endpoint": (None,),
+}
+
+# Accepted because TGI's users pass them, with the value that means "not given" and why nothing comes of them.
+WITHOUT_EFFECT: Mapping[str, tuple[object, str]] = {
+    "prometheus_port": (None, "metrics are served on --port at /metrics"),
+    "usage_stats": (None, "no usage is ever sent"),
+    "disable_custom_kernels": (False, "there are no custom kernels to disable"),
+    "master_addr": ("localhost", "shards meet through a file"),
+    "master_port": (29500, "shards meet through a file"),
+    "otlp_service_name": (OTLP_SERVICE_NAME, "it names traces, which need --otlp-endpoint"),
+}
+
+# `sockaddr_un.sun_path` holds 108 bytes on Linux, and a closing zero.
+MAX_SOCKET_PATH_BYTES = 107
+
+
+def refuse_unsupported(config: LauncherConfig) -> None:
+    for name, neutral in UNSUPPORTED.items():
+        if getattr(config, name) not in neutral:
+            raise not_supported(flag_name(name))
+    if any(cuda_graph_sizes(config.cuda_graphs)):
+        raise not_supported("--cuda-graphs")
+
+
+def not_supported(flag: str) -> ArgumentValidation:
+    return ArgumentValidation(f"{flag} is not supported yet: start without it")
+
+
+def cuda_graph_sizes(text: str | None) -> list[int]:
+    """Batch sizes of `--cuda-graphs 1,2,4`; zeros stand for none."""
+    if not text:
+        return []
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise ArgumentValidation(f"--cuda-graphs {text} is no list of batch sizes: write it as 1,2,4 or 0")
+    return [int(size) for size in text.split(",")]
+
+
+def mention_without_effect(config: LauncherConfig) -> None:
+    for name, (not_given, why) in WITHOUT_EFFECT.items():
+        if getattr(config, name) != not_given:
+            logger.info("%s has no effect: %s", flag_name(name), why)
+
+
+def check_input_aliases(config: LauncherConfig) -> None:
+    new, old = config.max_input_tokens, config.max_input_length
+    if new is not None and old is not None:
+        raise ArgumentValidation(
+            f"Both `max_input_tokens` ({new}) and `max_input_length` ({old}) are set. Please define only "
+            "`max_input_tokens` as `max_input_length is deprecated for naming consistency."
+        )
+
+
+def check_counts(config: LauncherConfig) -> None:
+    if config.validation_workers == 0:
+        raise ArgumentValidation("`validation_workers` must be > 0")
+    if config.max_batch_size == 0:
+        raise ArgumentValidation("`max_batch_size` must be > 0")
+
+
+def check_api_keys(config: LauncherConfig) -> None:
+    """They go to the router in a variable, separated by spaces. A key is never part of a message."""
+    for key in config.api_key or ():
+        if not key or any(character.isspace() for character in key):
+            raise ArgumentValidation("--api-key is empty or has a space in it: choose a key without")
+    if config.closed_routes and not config.api_key and config.api_key_file is None:
+        raise ArgumentValidation("--closed-routes closes them to everybody: pass --api-key or --api-key-file as well")
+
+
+def check_limits(config: LauncherConfig) -> None:
+    """TGI's rules between limits, in its words; a limit that is left open contradicts nothing."""
+    longest_input, longest = config.max_input_tokens, config.max_total_tokens
+    prefill, batch = config.max_batch_prefill_tokens, config.max_batch_total_tokens
+    if longest_input is not None and longest is not None and longest_input >= longest:
+        raise ArgumentValidation(f"`max_input_tokens`({longest_input}) must be < `max_total_tokens`({longest})")
+    if prefill is not None and longest_input is not None and prefill < longest_input:
+        raise _contradiction("max_batch_prefill_tokens", prefill, ">=", "max_input_tokens", longest_input)
+    if prefill is not None and batch is not None and prefill > batch:
+        raise _contradiction("max_batch_prefill_tokens", prefill, "<=", "max_batch_total_tokens", batch)
+    if longest is not None and batch is not None and longest > batch:
+        raise _contradiction("max_total_tokens", longest, "<=", "max_batch_total_tokens", batch)
+
+
+def _contradiction(name: str, given: int, relation: str, other: str, other_given: int) -> ArgumentValidation:
+    return ArgumentValidation(f"`{name}` must be {relation} `{other}`. Given: {given} and {other_given}")
+
+
+def check_paths(config: LauncherConfig) -> None:
+    """Files and folders that a child would only miss after minutes of loading."""
+    template = config.tokenizer_config_path
+    if template is not None and not Path(template).is_file():
+        raise ArgumentValidation(f"--tokenizer-config-path {template} is no file: check the path")
+    keys = config.api_key_file
+    if keys is not None and not Path(keys).is_file():
+        raise ArgumentValidation(f"--api-key-file {keys} is no file: check the path")
+    override = config.weights_cache_override
+    if override is not None and not Path(override).is_dir():
+        raise ArgumentValidation(f"--weights-cache-override {override} is no directory: check the path")
+    longest = socket_path(config.shard_uds_path, (config.num_shard or 1) - 1)
+    if len(os.fsencode(longest)) > MAX_SOCKET_PATH_BYTES:
+        raise ArgumentValidation(
+            f"--shard-uds-path makes socket paths of more than {MAX_SOCKET_PATH_BYTES} bytes: choose a shorter one"
+        )

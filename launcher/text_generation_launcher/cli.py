@@ -1,0 +1,120 @@
+"""`text-generation-launcher`: reads flags and environment into one config, and hands it to the supervisor."""
+
+import asyncio
+import inspect
+import logging
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from text_generation_launcher import commands
+from text_generation_launcher.claims import claim_port, claim_sockets
+from text_generation_launcher.config import LauncherConfig
+from text_generation_launcher.errors import LauncherError
+from text_generation_launcher.flags import env_name, flag_name, signature, switches
+from text_generation_launcher.janitor import employ
+from text_generation_launcher.logs import setup_logging
+from text_generation_launcher.resolve import resolve
+from text_generation_launcher.supervisor import Supervisor
+
+logger = logging.getLogger("text_generation_launcher")
+
+VERSION = inspect.Parameter(
+    "version",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=typer.Option(False, "--version", "-V", help="Print the version and exit."),
+    annotation=bool,
+)
+
+
+def main(arguments: Sequence[str] | None = None, program_directories: Sequence[Path] | None = None) -> None:
+    """Exits with 0 after a signal, 1 on a LauncherError, 2 on wrong usage.
+
+    `program_directories` are searched for the children's programs before PATH; by default the one of this interpreter.
+    """
+    environ = dict(os.environ)
+    directories = [Path(sys.executable).parent] if program_directories is None else program_directories
+    app = make_app(lambda config: run(config, environ, directories), environ)
+    app(args=None if arguments is None else list(arguments))
+
+
+def make_app(run_with: Callable[[LauncherConfig], int], environ: Mapping[str, str]) -> typer.Typer:
+    def launch(**values: Any) -> None:
+        if values.pop("version"):
+            typer.echo(f"text-generation-launcher {package_version()}")
+            raise typer.Exit
+        refuse_loose_switches(environ)
+        raise typer.Exit(run_with(LauncherConfig(**values)))
+
+    flags = signature(LauncherConfig)
+    launch.__signature__ = flags.replace(parameters=[*flags.parameters.values(), VERSION])  # type: ignore[attr-defined]
+    app = typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.command(help="Serve a model over HTTP: one router, and one shard per device.")(launch)
+    return app
+
+
+def run(config: LauncherConfig, environ: Mapping[str, str], program_directories: Sequence[Path]) -> int:
+    """The exit status. Everything that can be refused is refused before the first child starts."""
+    setup_logging(environ.get("LOG_LEVEL", "info"), config.json_output)
+    if config.env:
+        log_environment()
+    try:
+        config = resolve(config, environ)
+        assert config.num_shard is not None, "resolve fills it in"
+        logger.debug("Args: %s", asdict(replace(config, api_key=["***"] if config.api_key else None)))
+        programs = commands.find_programs(program_directories, environ.get("PATH"))
+        with (
+            claim_sockets(config.shard_uds_path) as lock,
+            employ(config.shard_uds_path, config.num_shard, lock) as janitor,  # before the port, which it must not hold
+            claim_port(config.hostname, config.port) as listener,
+        ):
+            port = listener.getsockname()[1]
+            asyncio.run(Supervisor(config, programs, environ, listener.fileno(), port, janitor).run())
+    except LauncherError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def refuse_loose_switches(environ: Mapping[str, str]) -> None:
+    """TGI takes exactly true or false from the environment; typer would take 1, yes and more."""
+    for name in switches(LauncherConfig):
+        value = environ.get(env_name(name), "")
+        if value not in ("", "true", "false"):
+            raise typer.BadParameter(
+                f"the environment's {env_name(name)} is {value!r}, and {flag_name(name)} takes true or false"
+            )
+
+
+def log_environment() -> None:
+    logger.info("tgi-py %s, Python %s, %s", package_version(), platform.python_version(), platform.platform())
+    try:
+        cards = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        logger.info("nvidia-smi: not available")
+    else:
+        logger.info("nvidia-smi:\n%s", cards)
+
+
+def package_version() -> str:
+    try:
+        return version("tgi-py")
+    except PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""The command lines and environments of the children. Pure: from a resolved config to words."""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from text_generation_launcher.claims import socket_path
+from text_generation_launcher.config import LauncherConfig
+from text_generation_launcher.errors import DownloadError, WebserverCannotStart
+from text_generation_launcher.flags import env_name, flag_name
+from text_generation_launcher.logs import LEVELS
+
+# Handed to the router under the name they have here. Flags that do nothing are not handed on.
+ROUTER_FLAGS = (
+    "revision",
+    "tokenizer_config_path",
+    "validation_workers",
+    "max_concurrent_requests",
+    "max_best_of",
+    "max_stop_sequences",
+    "max_top_n_tokens",
+    "max_input_tokens",
+    "max_total_tokens",
+    "waiting_served_ratio",
+    "max_batch_prefill_tokens",
+    "max_batch_total_tokens",
+    "max_waiting_tokens",
+    "max_batch_size",
+    "max_client_batch_size",
+    "payload_limit",
+    "hostname",
+    "cors_allow_origin",
+    "disable_grammar_support",
+    "api_key_file",
+    "closed_routes",
+    "max_connections",
+    "stream_write_timeout",
+    "graceful_termination_timeout",
+)
+
+# Handed to every shard as environment, under their names in capitals.
+SHARD_VARIABLES = (
+    "max_total_tokens",
+    "max_batch_size",
+    "rope_scaling",
+    "rope_factor",
+    "watermark_gamma",
+    "watermark_delta",
+)
+CACHE_VARIABLES = ("huggingface_hub_cache", "weights_cache_override")
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    server: str
+    router: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    name: str  # the target of log lines that name none
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    pass_fds: tuple[int, ...] = ()
+    log_fields: Mapping[str, object] = field(default_factory=dict)
+
+
+def find_programs(directories: Sequence[Path], path: str | None) -> Programs:
+    """Looks in `directories` first (the launcher's own environment), then along `path`."""
+    search = os.pathsep.join([*map(str, directories), *([path] if path else [])])
+    server = shutil.which("text-generation-server", path=search)
+    router = shutil.which("text-generation-router", path=search)
+    if server is None:
+        raise DownloadError("text-generation-server not found in PATH: install tgi-py")
+    if router is None:
+        raise WebserverCannotStart("text-generation-router not found in PATH: install tgi-py")
+    return Programs(server, router)
+
+
+def download(config: LauncherConfig, programs: Programs, environ: Mapping[str, str]) -> Command:
+    options = _options(extension=".safetensors", logger_level="INFO", json_output=True, revision=config.revision)
+    argv = (programs.server, "download-weights", config.model_id, *options)
+    return Command("download", argv, _server_env(config, environ))
+
+
+def shard(
+    config: LauncherConfig, programs: Programs, environ: Mapping[str, str], rank: int, generation: int, cores: int
+) -> Command:
+    """`cores` are those of the machine that all shards share."""
+    assert config.num_shard is not None, "the config is not resolved"
+    options = _options(
+        uds_path=config.shard_uds_path,
+        logger_level=most_verbose(environ.get("LOG_LEVEL", "info")),
+        json_output=True,
+        sharded=config.num_shard > 1,
+        dtype=config.dtype,
+        revision=config.revision,
+        max_input_tokens=config.max_input_tokens,
+    )
+    env = {"OMP_NUM_THREADS": str(max(1, cores // config.num_shard))}  # unless the user says otherwise
+    env |= _server_env(config, environ) | _variables(config, SHARD_VARIABLES)
+    env |= {"GLOO_SOCKET_IFNAME": "lo"}  # shards listen for each other on no other interface
+    env |= {"RANK": str(rank), "WORLD_SIZE": str(config.num_shard), "TGI_GENERATION": str(generation)}
+    argv = (programs.server, "serve", config.model_id, *options)
+    return Command("shard", argv, env, log_fields={"rank": rank})
+
+
+def router(
+    config: LauncherConfig,
+    programs: Programs,
+    environ: Mapping[str, str],
+    listen_fd: int,
+    port: int,
+    launcher_fd: int,
+) -> Command:
+    """`listen_fd` is the bound API socket, `port` its number (which differs from the flag's when that was 0),
+    `launcher_fd` the router's end of the line to the launcher."""
+    options = _options(
+        listen_fd=listen_fd,
+        launcher_fd=launcher_fd,
+        port=port,
+        master_shard_uds_path=socket_path(config.shard_uds_path, 0),
+        tokenizer_name=config.model_id,
+        json_output=True,
+        **{name: getattr(config, name) for name in ROUTER_FLAGS},
+    )
+    env = _without(environ, "API_KEY") | _token(environ) | _variables(config, CACHE_VARIABLES)
+    if config.api_key:
+        env["API_KEY"] = " ".join(config.api_key)  # a command line can be read by every user of the machine
+    return Command("router", (programs.router, *options), env, pass_fds=(listen_fd, launcher_fd))
+
+
+def most_verbose(log_level: str) -> str:
+    """The level a shard must log at for every target of a filter like `info,text_generation_router=debug`."""
+    names = [part.rpartition("=")[2].strip().lower() for part in log_level.split(",")]
+    levels = {LEVELS.get(name, "INFO") for name in names}
+    return next(level for level in ("DEBUG", "INFO", "WARNING", "ERROR") if level in levels)
+
+
+def _options(**values: object) -> list[str]:
+    """Flags for what has a value: True is a bare switch, a list repeats its flag, None and False are left out."""
+    words: list[str] = []
+    for name, value in values.items():
+        if value is True:
+            words.append(flag_name(name))
+        elif isinstance(value, list):
+            words += [word for item in value for word in (flag_name(name), str(item))]
+        elif value is not None and value is not False:
+            words += [flag_name(name), str(value)]
+    return words
+
+
+def _server_env(config: LauncherConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    inherited = _without(environ, "LOG_LEVEL", "API_KEY")
+    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # a bar redraws its line, which a log cannot
+    return inherited | quiet | _token(environ) | _variables(config, CACHE_VARIABLES)
+
+
+def _without(environ: Mapping[str, str], *names: str) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name not in names}
+
+
+def _variables(config: LauncherConfig, names: Sequence[str]) -> dict[str, str]:
+    values = {name: getattr(config, name) for name in names}
+    return {env_name(name): str(value) for name, value in values.items() if value is not None}
+
+
+def _token(environ: Mapping[str, str]) -> dict[str, str]:
+    """HF_API_TOKEN is the older name that TGI still takes."""
+    return {"HF_TOKEN": environ["HF_API_TOKEN"]} if environ.get("HF_API_TOKEN") else {}

@@ -1,0 +1,87 @@
+"""Named places where a test makes a process fail: `FAILPOINTS="shard.decode[generation=2,rank=0]:kill@17"`.
+
+A rule is `point[label=value,…]:action@pass`; rules are separated by `;`. Actions: kill and stop (the signals), exit,
+raise, delay=SECONDS. It acts at the given passes through the point (`@3,9`, `@every 50`; the first when left out), in
+processes whose labels match. Without rules a point costs a look at an empty tuple. Standard library only.
+"""
+
+import logging
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+log = logging.getLogger("text_generation_faults")
+
+RULE = re.compile(
+    r"(?P<point>[a-z_.]+)"
+    r"(?:\[(?P<labels>[a-z_]+=\w+(?:,[a-z_]+=\w+)*)\])?"
+    r":(?P<action>kill|stop|exit|raise|delay)(?:=(?P<seconds>[0-9.]+))?"
+    r"(?:@(?:every (?P<every>\d+)|(?P<passes>\d+(?:,\d+)*)))?"
+)
+
+
+class InjectedFault(Exception):
+    """What the action `raise` raises."""
+
+
+@dataclass(slots=True)
+class Rule:
+    point: str
+    action: str
+    seconds: float
+    every: int  # 0: only at `at`
+    at: frozenset[int]
+    passed: int = field(default=0)
+
+    def is_due(self) -> bool:
+        self.passed += 1
+        return self.passed % self.every == 0 if self.every else self.passed in self.at
+
+
+_rules: tuple[Rule, ...] = ()
+
+
+def setup(text: str, **labels: object) -> None:
+    """Takes the rules that are meant for a process with these labels. ValueError for what is no rule."""
+    global _rules
+    _rules = tuple(rule for part in text.split(";") if part.strip() and (rule := _parse(part.strip(), labels)))
+
+
+def point(name: str) -> None:
+    """A place that may fail."""
+    for rule in [rule for rule in _rules if rule.point == name and rule.is_due()]:
+        log.warning("fault injected: %s %s at pass %d", name, rule.action, rule.passed)
+        ACTIONS[rule.action](rule)
+
+
+def _parse(text: str, labels: dict[str, object]) -> Rule | None:
+    match = RULE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"FAILPOINTS: {text!r} is no rule like point[label=value]:kill@3")
+    if (match["action"] == "delay") != (match["seconds"] is not None):
+        raise ValueError(f"FAILPOINTS: {text!r}: delay takes its seconds, as delay=0.5, and nothing else does")
+    wanted = dict(pair.split("=") for pair in (match["labels"] or "").split(",") if pair)
+    if any(str(labels.get(name)) != value for name, value in wanted.items()):
+        return None
+    at = frozenset(map(int, (match["passes"] or "1").split(",")))
+    return Rule(match["point"], match["action"], float(match["seconds"] or 0), int(match["every"] or 0), at)
+
+
+def _raise(rule: Rule) -> None:
+    raise InjectedFault(f"injected at {rule.point}")
+
+
+def _exit(rule: Rule) -> None:
+    os._exit(1)
+
+
+ACTIONS: dict[str, Callable[[Rule], None]] = {
+    "kill": lambda rule: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda rule: os.kill(os.getpid(), signal.SIGSTOP),
+    "exit": _exit,
+    "raise": _raise,
+    "delay": lambda rule: time.sleep(rule.seconds),
+}

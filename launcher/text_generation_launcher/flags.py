@@ -1,0 +1,53 @@
+"""From the fields of a frozen dataclass to a typer command: each flag is declared once, in `config.py`."""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import Field, field, fields
+from typing import Any
+
+import typer
+
+
+def flag(
+    default: object,
+    help: str,
+    *,
+    short: str | None = None,
+    env: bool = True,
+    min: int | None = None,
+    max: int | None = None,
+) -> Any:
+    """A dataclass field that is also a flag: `max_best_of` is `--max-best-of` and the environment's MAX_BEST_OF."""
+    return field(default=default, metadata={"help": help, "short": short, "env": env, "min": min, "max": max})
+
+
+def flag_name(field_name: str) -> str:
+    return "--" + field_name.replace("_", "-")
+
+
+def env_name(field_name: str) -> str:
+    return field_name.upper()
+
+
+def signature(config_class: Any) -> inspect.Signature:
+    """What typer reads to build the command; the command's keyword arguments are then the dataclass's."""
+    return inspect.Signature([_parameter(item) for item in fields(config_class)])
+
+
+def switches(config_class: Any) -> Iterator[str]:
+    """Names of the fields that take no value on the command line and exactly true or false in the environment."""
+    return (item.name for item in fields(config_class) if item.type is bool and item.metadata["env"])
+
+
+def _parameter(item: "Field[Any]") -> inspect.Parameter:
+    about = item.metadata
+    names = [flag_name(item.name)] + ([about["short"]] if about["short"] else [])
+    option = typer.Option(
+        item.default,
+        *names,
+        envvar=env_name(item.name) if about["env"] else None,
+        help=about["help"],
+        min=about["min"],
+        max=about["max"],
+    )
+    return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=item.type)

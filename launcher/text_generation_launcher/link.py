@@ -1,0 +1,61 @@
+"""The line between launcher and router: an inherited socketpair, one JSON object a line. Standard library only.
+
+Launcher to router: `ready` (the shards of this generation answer) and `lost` (they are gone, or will be at once).
+Router to launcher: `listening` (requests are served), `confirmed` (a step of this generation made tokens; said once
+for each) and `restart` (this generation is of no use any more). The end of the line is the end of the other process.
+"""
+
+import asyncio
+import json
+import socket
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+LINE_LIMIT = 2**16
+
+
+class Event(StrEnum):
+    READY = "ready"
+    LOST = "lost"
+    LISTENING = "listening"
+    CONFIRMED = "confirmed"
+    RESTART = "restart"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    event: Event
+    generation: int = 0
+    reason: str = ""
+
+
+class Link:
+    """One end of the line. Made by `Link.open` inside the event loop that uses it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, end: socket.socket) -> "Link":
+        """Takes over `end`, a connected stream socket."""
+        return cls(*await asyncio.open_connection(sock=end, limit=LINE_LIMIT))
+
+    def send(self, message: Message) -> None:
+        """Never blocks; what the other process does not live to read is lost."""
+        if not self._writer.is_closing():
+            self._writer.write(json.dumps(asdict(message)).encode() + b"\n")
+
+    async def receive(self) -> Message | None:
+        """The next message; None when the other process has ended."""
+        try:
+            line = await self._reader.readline()
+        except ConnectionError:
+            return None
+        if not line.endswith(b"\n"):
+            return None
+        fields = json.loads(line)
+        return Message(Event(fields["event"]), int(fields["generation"]), str(fields["reason"]))
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,54 @@
+"""Log lines of all our processes, as text or as one JSON object a line. Standard library only."""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+
+LEVELS = {"trace": "DEBUG", "debug": "DEBUG", "info": "INFO", "warn": "WARNING", "warning": "WARNING", "error": "ERROR"}
+
+
+class TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{timestamp(record)} {record.levelname:>8} {record.name}: {record.getMessage()}"
+        for name, value in getattr(record, "fields", {}).items():
+            line += f" {name}={value}"
+        exception = exception_text(self, record)
+        return f"{line}\n{exception}" if exception else line
+
+
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "timestamp": timestamp(record),
+            "level": record.levelname,
+            "message": record.getMessage(),
+            "target": record.name,
+        }
+        line |= getattr(record, "fields", {})
+        exception = exception_text(self, record)
+        if exception:
+            line["exception"] = exception
+        return json.dumps(line, ensure_ascii=False)
+
+
+def exception_text(formatter: logging.Formatter, record: logging.LogRecord) -> str | None:
+    """The traceback of an exception caught here, or the text of one that another process sent."""
+    return formatter.formatException(record.exc_info) if record.exc_info else record.exc_text
+
+
+def timestamp(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def setup_logging(level: str = "info", json_output: bool = False) -> None:
+    """One handler on stdout. `level` is TGI's LOG_LEVEL: a name, or a filter as `info,text_generation_router=debug`."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(JsonFormatter() if json_output else TextFormatter())
+    logging.basicConfig(level="INFO", handlers=[handler], force=True)
+    for part in level.split(","):
+        target, _, name = part.strip().rpartition("=")
+        logging.getLogger(target or None).setLevel(LEVELS.get(name.lower(), "INFO"))
+    # Libraries that log every request at INFO, or their own wiring at DEBUG.
+    for library in ("asyncio", "httpx", "httpx2", "httpcore", "uvicorn", "uvicorn.error", "uvicorn.access"):
+        logging.getLogger(library).setLevel("WARNING")

@@ -1,0 +1,67 @@
+"""Where the model's files lie, and what its config.json says. Loads no weights and no tokenizer."""
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from text_generation_launcher.config import DEMO_MODEL, LauncherConfig
+from text_generation_launcher.errors import ArgumentValidation
+
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+# A hub id never starts so; a path that does not exist should be told as one.
+PATH_STARTS = ("/", "./", "../", "~")
+
+
+def locate(config: LauncherConfig) -> str:
+    """The model id for the children: an absolute directory that holds a readable config.json, or a hub id."""
+    directory = demo_directory() if config.model_id == DEMO_MODEL else Path(config.model_id)
+    if directory.is_dir():
+        read_json(directory / "config.json")
+        return str(directory.absolute())
+    if config.model_id.startswith(PATH_STARTS) or not HUB_ID.fullmatch(config.model_id):
+        raise ArgumentValidation(f"model directory {config.model_id} does not exist: check --model-id")
+    return config.model_id
+
+
+def demo_directory() -> Path:
+    """The demo model's folder, found without importing the package it lies in (which would load torch)."""
+    spec = find_spec("text_generation_server")
+    if spec is None or not spec.submodule_search_locations:
+        raise ArgumentValidation("the demo model is not installed: pass --model-id")
+    return Path(spec.submodule_search_locations[0]) / "demo_model"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        reason = error.strerror or error
+        raise ArgumentValidation(f"cannot read {path}: {reason}; a model directory needs its config.json") from error
+    except ValueError as error:
+        raise ArgumentValidation(f"{path} is no valid JSON ({error}): fetch it again") from error
+    if not isinstance(content, dict):
+        raise ArgumentValidation(f"{path} holds no JSON object: fetch it again")
+    return content
+
+
+def model_config(config: LauncherConfig) -> dict[str, Any]:
+    """What config.json says once the weights are there; empty when it cannot be found, as the shard will then tell."""
+    path = _config_path(config)
+    try:
+        return read_json(path) if path else {}
+    except ArgumentValidation:
+        return {}
+
+
+def _config_path(config: LauncherConfig) -> Path | None:
+    local = Path(config.weights_cache_override or config.model_id)
+    if local.is_dir():
+        return local / "config.json"
+    from huggingface_hub import try_to_load_from_cache  # heavy, and hub models only
+
+    cached = try_to_load_from_cache(
+        config.model_id, "config.json", cache_dir=config.huggingface_hub_cache, revision=config.revision
+    )
+    return Path(cached) if isinstance(cached, str) else None

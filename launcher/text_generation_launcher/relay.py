@@ -1,0 +1,52 @@
+"""One log stream out of many: a child's line becomes a record of ours, with the child's own time, level and target."""
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from text_generation_launcher.logs import LEVELS
+
+
+def relay(line: str, source: str, fields: Mapping[str, object]) -> None:
+    """Emits one line of the child `source`. What is no JSON log line is passed on whole, at INFO."""
+    record = record_of(line, source, fields)
+    logger = logging.getLogger(record.name)
+    if logger.isEnabledFor(record.levelno):
+        logger.handle(record)
+
+
+def record_of(line: str, source: str, fields: Mapping[str, object]) -> logging.LogRecord:
+    entry = _parse(line)
+    if entry is None:
+        entry = {"message": line}
+    level = LEVELS.get(str(entry.pop("level", "info")).lower(), "INFO")
+    attributes = {
+        "name": str(entry.pop("target", source)),
+        "levelname": level,
+        "levelno": logging.getLevelNamesMapping()[level],
+        "msg": entry.pop("message"),
+        "created": _seconds(entry.pop("timestamp", None)),
+        "exc_text": entry.pop("exception", None),
+        "fields": entry | dict(fields),
+    }
+    return logging.makeLogRecord(attributes)
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    if not line.startswith("{"):
+        return None
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry.get("message"), str) else None
+
+
+def _seconds(timestamp: object) -> float:
+    try:
+        return datetime.fromisoformat(str(timestamp)).timestamp()
+    except ValueError:
+        return time.time()

@@ -1,0 +1,118 @@
+"""Values derived from flags, environment and model. The result is a config in which they are filled in."""
+
+import ipaddress
+import logging
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from text_generation_launcher import checks, model
+from text_generation_launcher.config import DEMO_MODEL, LauncherConfig, RopeScaling, TrueFalse
+from text_generation_launcher.errors import ArgumentValidation, NotEnoughCUDADevices
+
+logger = logging.getLogger("text_generation_launcher")
+
+DEFAULT_PREFILL_TOKENS = 4096
+DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+
+
+def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LauncherConfig:
+    """Checks everything that can be checked before a process starts, and fills in what follows from it."""
+    checks.check_input_aliases(config)
+    longest_input = config.max_input_length if config.max_input_tokens is None else config.max_input_tokens
+    config = replace(config, max_input_tokens=longest_input, max_input_length=None)
+    checks.check_counts(config)
+    checks.check_limits(config)
+    checks.check_api_keys(config)
+    num_shard = shard_count(config.sharded, config.num_shard, lambda: count_devices(environ))
+    checks.refuse_unsupported(config)
+    rope_scaling, rope_factor = resolve_rope(config.rope_scaling, config.rope_factor)
+    config = replace(
+        config,
+        num_shard=num_shard,
+        rope_scaling=rope_scaling,
+        rope_factor=rope_factor,
+        hostname=resolve_hostname(config.hostname),
+        shard_uds_path=os.path.abspath(config.shard_uds_path),  # gRPC's `unix://` takes absolute paths only
+    )
+    checks.check_paths(config)
+    checks.mention_without_effect(config)
+    if config.model_id == DEMO_MODEL:
+        logger.info("Serving the demo model that ships with the package; choose another with --model-id")
+    return replace(config, model_id=model.locate(config))
+
+
+def shard_count(sharded: TrueFalse | None, num_shard: int | None, count_devices: Callable[[], int]) -> int:
+    """TGI's table: an explicit number counts even with `--sharded false`; devices count when nothing is said."""
+    if sharded is TrueFalse.true:
+        return _sharded_count(num_shard, count_devices)
+    if num_shard is None:
+        return 1 if sharded is TrueFalse.false else max(1, count_devices())
+    if num_shard < 1:
+        raise ArgumentValidation("`num_shard` cannot be < 1")
+    return num_shard
+
+
+def _sharded_count(num_shard: int | None, count_devices: Callable[[], int]) -> int:
+    if num_shard is None:
+        found = count_devices()
+        if found <= 1:
+            raise NotEnoughCUDADevices(f"`sharded` is true but only found {found} CUDA devices")
+        return found
+    if num_shard <= 1:
+        raise ArgumentValidation("`sharded` is true but `num_shard` <= 1")
+    return num_shard
+
+
+def count_devices(environ: Mapping[str, str], count_cards: Callable[[], int] | None = None) -> int:
+    """Devices that the environment names; 0 when it names none. `count_cards` is asked when it says just "all"."""
+    for name in DEVICE_VARIABLES:
+        if name in environ:
+            value = environ[name]
+            if name == "NVIDIA_VISIBLE_DEVICES" and value in ("all", "void"):
+                return (count_cards or count_nvidia_cards)()
+            return len([device for device in value.split(",") if device.strip()])
+    return 0
+
+
+def count_nvidia_cards() -> int:
+    command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return len(done.stdout.splitlines())
+
+
+def available_cores() -> int:
+    """Those that this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def resolve_rope(scaling: RopeScaling | None, factor: float | None) -> tuple[RopeScaling | None, float | None]:
+    if scaling is None and factor is None:
+        return None, None
+    return scaling or RopeScaling.linear, 1.0 if factor is None else factor
+
+
+def resolve_hostname(hostname: str) -> str:
+    """Shells and containers export HOSTNAME as a name, which is no address to listen on."""
+    try:
+        return str(ipaddress.ip_address(hostname))
+    except ValueError:
+        logger.warning("Invalid hostname, defaulting to 0.0.0.0")
+        return "0.0.0.0"
+
+
+def with_prefill_budget(config: LauncherConfig, model_config: Mapping[str, Any]) -> LauncherConfig:
+    """Fills in `max_batch_prefill_tokens`: one whole prompt must fit, and the batch must hold it."""
+    if config.max_batch_prefill_tokens is not None:
+        return config
+    lengths = (model_config.get(key) for key in ("max_position_embeddings", "max_seq_len", "n_positions"))
+    context = next((length for length in lengths if isinstance(length, int) and length > 0), DEFAULT_PREFILL_TOKENS)
+    budget = max(min(DEFAULT_PREFILL_TOKENS, context), config.max_input_tokens or 0)
+    budget = min(budget, config.max_batch_total_tokens or budget)
+    logger.info("Default `max_batch_prefill_tokens` to %d", budget)
+    return replace(config, max_batch_prefill_tokens=budget)

@@ -1,0 +1,100 @@
+"""One generation of shards: started together, watched together, killed together."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+
+from text_generation_launcher.errors import ShardFailed
+from text_generation_launcher.health import Probe, Watchdog
+from text_generation_launcher.process import Child
+from text_generation_launcher.tasks import cancelled
+
+POLL_S = 0.5
+POLL_PREPARING_S = 0.1  # the server waits for a shard that gets ready
+KILL_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why a generation is over."""
+
+    reason: str
+    rank: int | None = None  # whose fault it was, where it was a shard's
+    counts: bool = True  # False when the shards did nothing wrong
+
+
+class ShardGroup:
+    """`start` it, wait for `lost`, `unwatch` and `kill` it. `ready` is set when every rank has said that it is."""
+
+    def __init__(self, socket_paths: Sequence[str]) -> None:
+        self.ready = asyncio.Event()
+        self.lost: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
+        self.children: list[Child] = []
+        self._socket_paths = socket_paths
+        self._ready_ranks: set[int] = set()
+        self._watchers: list[asyncio.Task[None]] = []
+
+    async def start(self, start_rank: Callable[[int], Awaitable[Child]]) -> None:
+        """Raises what `start_rank` raises; some ranks may live then."""
+        for rank in range(len(self._socket_paths)):
+            self.children.append(await start_rank(rank))
+        for rank, child in enumerate(self.children):
+            self._watch(self._watch_exit(rank, child))
+            self._watch(self._watch_health(rank))
+
+    def lose(self, loss: Loss) -> None:
+        """The first loss counts: what follows is mostly its consequence."""
+        if not self.lost.done():
+            self.lost.set_result(loss)
+
+    async def unwatch(self) -> None:
+        await cancelled(*self._watchers)
+
+    async def kill(self) -> None:
+        """SIGKILL: a shard that hangs hears nothing else. Returns when no process is left."""
+        for child in self.children:
+            child.send(signal.SIGKILL)
+        left = [child.exited for child in self.children if not child.exited.done()]
+        if left and (await asyncio.wait(left, timeout=KILL_S))[1]:
+            raise ShardFailed(f"a killed shard does not end within {KILL_S:.0f} s: look for its device in kernel logs")
+
+    def _watch(self, watching: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(watching)
+        task.add_done_callback(self._on_watcher_end)
+        self._watchers.append(task)
+
+    def _on_watcher_end(self, task: "asyncio.Task[None]") -> None:
+        """A watcher that fails is a bug of ours, which nobody would notice while the shards live."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self.lost.done():
+            self.lost.set_exception(error)
+
+    async def _watch_exit(self, rank: int, child: Child) -> None:
+        await asyncio.wait([child.exited])
+        self.lose(Loss(f"Shard {rank} {child.how_it_ended}", rank))
+
+    async def _watch_health(self, rank: int) -> None:
+        """Each rank has a task of its own: one that does not answer delays no other."""
+        probe = Probe(self._socket_paths[rank])
+        watchdog = Watchdog(time.monotonic())
+        try:
+            while True:
+                asked_s = time.monotonic()
+                sample = await probe.ask()
+                verdict = watchdog.look(time.monotonic(), sample)
+                if verdict is not None:
+                    self.lose(Loss(f"Shard {rank} hangs: {verdict}", rank))
+                    return
+                if sample is not None and sample.is_ready:
+                    self._note_ready(rank)
+                period_s = POLL_S if rank in self._ready_ranks else POLL_PREPARING_S
+                await asyncio.sleep(asked_s + period_s - time.monotonic())
+        finally:
+            await probe.close()
+
+    def _note_ready(self, rank: int) -> None:
+        self._ready_ranks.add(rank)
+        if len(self._ready_ranks) == len(self.children):
+            self.ready.set()

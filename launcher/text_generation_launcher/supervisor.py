@@ -1,0 +1,188 @@
+"""The order of things: weights, then shards and router side by side, and at the end the router before the shards.
+
+One event loop, no threads of its own. Two tasks keep the two kinds of children alive, `generations.py` the shards and
+`webserver.py` the router; here they hear of each other, and of signals.
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Mapping
+
+from text_generation_launcher import commands, model
+from text_generation_launcher.claims import remove_shard_files, socket_path
+from text_generation_launcher.commands import Command, Programs
+from text_generation_launcher.config import LauncherConfig
+from text_generation_launcher.errors import DownloadError, LauncherError, ShardCannotStart, WebserverCannotStart
+from text_generation_launcher.generations import Generations
+from text_generation_launcher.janitor import Janitor
+from text_generation_launcher.link import Event, Message
+from text_generation_launcher.process import Child, log_last_lines
+from text_generation_launcher.resolve import available_cores, with_prefill_budget
+from text_generation_launcher.restarts import Restarts
+from text_generation_launcher.tasks import cancelled
+from text_generation_launcher.webserver import Webserver
+
+logger = logging.getLogger("text_generation_launcher")
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# What a child gets between SIGTERM and SIGKILL when nothing is to be waited for; the router's draining is apart.
+STOP_S: Mapping[str, float] = {"download": 10.0, "router": 5.0, "shard": 5.0}
+# The router's own timeout comes first, and then up to twice 5 s for its last words.
+DRAIN_MARGIN_S = 12.0
+
+
+class Supervisor:
+    """`run` once. `listen_fd` is the bound API socket; the shards' socket paths must be claimed already."""
+
+    def __init__(
+        self,
+        config: LauncherConfig,
+        programs: Programs,
+        environ: Mapping[str, str],
+        listen_fd: int,
+        port: int,
+        janitor: Janitor,
+    ) -> None:
+        assert config.num_shard is not None, "the config is not resolved"
+        self._config = config
+        self._programs = programs
+        self._environ = environ
+        self._listen_fd = listen_fd
+        self._port = port
+        self._janitor = janitor
+        self._num_shard = config.num_shard
+        self._children: list[Child] = []
+        self._stop_asked = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._webserver = Webserver(self._start_router, self._on_message, self._on_router_end, Restarts())
+        paths = [socket_path(config.shard_uds_path, rank) for rank in range(self._num_shard)]
+        self._generations = Generations(
+            paths, self._start_shard, self._webserver.announce, self._remove_files, Restarts()
+        )
+
+    async def run(self) -> None:
+        """Returns after a signal; raises a LauncherError when children end too often. No child is left either way."""
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            # What we were started to ignore (nohup, a background job) stays ignored.
+            if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._on_signal)
+        serving = asyncio.create_task(self._serve())
+        try:
+            await _first_of(serving, self._stop_asked)
+            if self._webserver.has_listened and not serving.done():
+                await self._drain(serving)
+            if serving.done():
+                serving.result()
+        finally:
+            await cancelled(serving)
+            await self._stop_all()
+
+    def _on_signal(self) -> None:
+        """The first signal asks for an orderly end, the second for the end."""
+        if self._stop_asked.is_set():
+            self._hurry.set()
+            for child in self._children:
+                child.send(signal.SIGKILL)
+        self._stop_asked.set()
+
+    async def _serve(self) -> None:
+        """Returns when the router was stopped; raises when it or the shards cannot be kept alive."""
+        await self._get_weights()
+        keepers = [asyncio.create_task(self._generations.run()), asyncio.create_task(self._webserver.run())]
+        try:
+            done, _ = await asyncio.wait(keepers, return_when=asyncio.FIRST_COMPLETED)
+            for keeper in done:
+                keeper.result()
+        finally:
+            await cancelled(*keepers)
+
+    async def _get_weights(self) -> None:
+        model_id = self._config.model_id
+        logger.info("Starting check and download process for %s", model_id)
+        download = await self._start(commands.download(self._config, self._programs, self._environ), DownloadError)
+        if await asyncio.shield(download.exited) != 0:
+            log_last_lines(f"Download {download.how_it_ended}", download)
+            raise DownloadError
+        logger.info("Successfully downloaded weights for %s", model_id)
+        self._config = with_prefill_budget(self._config, model.model_config(self._config))
+
+    async def _start_shard(self, rank: int, generation: int) -> Child:
+        cores = available_cores()
+        command = commands.shard(self._config, self._programs, self._environ, rank, generation, cores)
+        return await self._start(command, ShardCannotStart)
+
+    async def _start_router(self, launcher_fd: int) -> Child:
+        command = commands.router(self._config, self._programs, self._environ, self._listen_fd, self._port, launcher_fd)
+        return await self._start(command, WebserverCannotStart)
+
+    async def _start(self, command: Command, error: Callable[[str], LauncherError]) -> Child:
+        try:
+            child = await Child.start(command)
+        except OSError as reason:
+            raise error(f"cannot run {command.argv[0]}: {reason.strerror}") from reason
+        self._janitor.watch(child.pid)
+        self._children.append(child)
+        child.exited.add_done_callback(lambda _: self._forget(child))
+        return child
+
+    def _forget(self, child: Child) -> None:
+        self._janitor.forget(child.pid)
+        self._children.remove(child)
+
+    def _on_message(self, message: Message) -> None:
+        if message.event is Event.CONFIRMED:
+            self._generations.confirm(message.generation)
+        elif message.event is Event.RESTART:
+            self._generations.end_generation(message.generation, message.reason)
+
+    def _on_router_end(self) -> None:
+        """One shard goes on with the next router. A step of the dead one may have reached only some of several ranks,
+        and the others would wait for it in a collective."""
+        if self._num_shard > 1:
+            self._generations.end_ready_generation("The webserver ended between the calls to its shards")
+
+    async def _drain(self, serving: "asyncio.Task[None]") -> None:
+        """The router ends by itself when its requests are done. Until then the shards are kept alive for it."""
+        logger.info("Terminating webserver")
+        self._webserver.stop()
+        limit_s = self._config.graceful_termination_timeout + DRAIN_MARGIN_S
+        await _first_of(serving, self._hurry, limit_s)
+        if serving.done() and serving.exception() is None:
+            logger.info("webserver terminated")
+        elif not serving.done() and not self._hurry.is_set():
+            for router in self._living("router"):
+                router.send(signal.SIGKILL)
+            await asyncio.wait([serving], timeout=STOP_S["router"])
+            logger.info("webserver killed")
+
+    async def _stop_all(self) -> None:
+        """Whoever is left, the router before the shards that it may still talk to."""
+        for name in STOP_S:
+            children = self._living(name)
+            if children and name == "shard":
+                logger.info("Shutting down shards")
+            await asyncio.gather(*(self._stop_child(child) for child in children))
+        self._remove_files()
+
+    async def _stop_child(self, child: Child) -> None:
+        name = "webserver" if child.command.name == "router" else child.command.name
+        logger.info("Terminating %s", name)
+        timeout_s = 0.0 if self._hurry.is_set() else STOP_S[child.command.name]
+        logger.info("%s %s", name, "terminated" if await child.stop(timeout_s) else "killed")
+
+    def _living(self, name: str) -> list[Child]:
+        return [child for child in self._children if child.command.name == name]
+
+    def _remove_files(self) -> None:
+        remove_shard_files(self._config.shard_uds_path, self._num_shard)
+
+
+async def _first_of(task: "asyncio.Task[None]", event: asyncio.Event, timeout_s: float | None = None) -> None:
+    """Returns when `task` has ended, `event` is set, or the time is over."""
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait([task, waiting], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancelled(waiting)

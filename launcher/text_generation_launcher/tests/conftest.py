@@ -1,0 +1,270 @@
+"""A launcher in a process of its own, whose children are small scripts that behave like shard, router and download."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+DEADLINE_S = 30.0
+
+DRIVER = """
+import sys
+from pathlib import Path
+from text_generation_launcher.cli import main
+main(sys.argv[2:], [Path(sys.argv[1])])
+"""
+
+# One script under both names. FAKE_DOWNLOAD, FAKE_SHARD and FAKE_ROUTER choose how it misbehaves: a mode, or
+# "NAME=VALUE mode" for processes with that in their environment (of the routers: START=1 is the first).
+PROGRAM = """
+import json, os, signal, socket, sys, threading, time
+
+def role():
+    if sys.argv[0].endswith("router"):
+        return "router"
+    return "download" if sys.argv[1] == "download-weights" else "shard"
+
+def value(flag):
+    return sys.argv[sys.argv.index(flag) + 1]
+
+def journal(event, **more):
+    entry = {"event": event, "role": role(), "pid": os.getpid(), "argv": sys.argv[1:], "env": dict(os.environ)}
+    with open(os.environ["FAKE_JOURNAL"], "a") as file:
+        file.write(json.dumps(entry | more) + chr(10))
+
+def starts():
+    with open(os.environ["FAKE_JOURNAL"]) as file:
+        entries = [json.loads(line) for line in file if line.endswith(chr(10))]
+    return sum(entry["event"] == "start" and entry["role"] == role() for entry in entries)
+
+def chosen_mode():
+    condition, _, mode = os.environ.get("FAKE_" + role().upper(), "").rpartition(" ")
+    name, _, wanted = condition.partition("=")
+    return mode if not name or (os.environ | {"START": str(starts())}).get(name) == wanted else ""
+
+def log(message, **fields):
+    line = {"timestamp": "2026-01-02T03:04:05.678901Z", "level": "INFO", "message": message, "target": "fake." + role()}
+    print(json.dumps(line | fields), flush=True)
+
+def end(number, frame):
+    journal("stop")
+    if mode == "drain":
+        while not os.path.exists(os.environ["FAKE_JOURNAL"] + ".drained"):
+            time.sleep(0.02)
+    os._exit(0)
+
+def wait_for_ever():
+    while True:
+        time.sleep(60)
+
+def complain(status):
+    for number in range(30):
+        print(f"complaint {number}", file=sys.stderr, flush=True)
+    os._exit(status)
+
+def serve_health():
+    import grpc
+    from concurrent.futures import ThreadPoolExecutor
+    from text_generation_proto import generate_pb2 as pb, generate_pb2_grpc
+
+    class Servicer(generate_pb2_grpc.TextGenerationServiceServicer):
+        def Health(self, request, context):
+            return pb.HealthResponse(phase="load" if mode == "loads_for_ever" else "ready")
+
+    server = grpc.server(ThreadPoolExecutor(2))
+    generate_pb2_grpc.add_TextGenerationServiceServicer_to_server(Servicer(), server)
+    server.add_insecure_port("unix://" + value("--uds-path") + "-" + os.environ["RANK"])
+    server.start()
+    return server
+
+def answer(server):
+    while True:
+        server.accept()[0].close()
+
+def talk():
+    line = socket.socket(fileno=int(value("--launcher-fd")))
+    for text in line.makefile():
+        message = json.loads(text)
+        journal("heard", message=message)
+        if message["event"] == "ready":
+            if mode == "fail_when_ready":
+                complain(3)
+            server.listen()
+            threading.Thread(target=answer, args=[server], daemon=True).start()
+            log("Connected", port=server.getsockname()[1])
+            say(line, "listening")
+            if mode == "confirm":
+                say(line, "confirmed", message["generation"])
+            if mode == "asks" and message["generation"] == 1:
+                say(line, "restart", 7, "about nobody")
+                say(line, "restart", 1, "they talk nonsense")
+            if mode == "babbles" and starts() == 1:
+                line.sendall(b"what?" + bytes([10]))
+
+def say(line, event, generation=0, reason=""):
+    line.sendall(json.dumps({"event": event, "generation": generation, "reason": reason}).encode() + bytes([10]))
+
+journal("start")
+mode = chosen_mode()
+signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "stubborn" else end)
+if mode in ("fail", "config"):
+    complain({"fail": 3, "config": 78}[mode])
+if mode == "hang":
+    wait_for_ever()
+if role() == "download":
+    log("Files are already present on the host. Skipping download.")
+    sys.exit(0)
+if role() == "shard":
+    keep = serve_health()
+    with open(value("--uds-path") + "-" + os.environ["TGI_GENERATION"] + ".rendezvous", "w"):
+        log("Server started")
+else:
+    server = socket.socket(fileno=int(value("--listen-fd")))
+    print("a plain line", file=sys.stderr, flush=True)
+    threading.Thread(target=talk, daemon=True).start()
+if mode == "die_later":
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+if mode == "leave_early":
+    time.sleep(0.5)
+    sys.exit(0)
+wait_for_ever()
+"""
+
+
+class Site:
+    """A folder with the programs, a model, the socket prefix and the journal that the programs write."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.programs = root / "bin"
+        self.model = root / "model"
+        self.uds_path = str(root / "shard")
+        self.journal = root / "journal"
+        self.programs.mkdir()
+        self.model.mkdir()
+        (self.model / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
+        for name in ("text-generation-server", "text-generation-router"):
+            program = self.programs / name
+            program.write_text(f"#!{sys.executable} -S\n{PROGRAM}")
+            program.chmod(0o755)
+        self._launches: list[Launch] = []
+
+    def environ(self, **extra: str) -> dict[str, str]:
+        base = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        return base | {"FAKE_JOURNAL": str(self.journal)} | extra
+
+    def launch(self, *flags: str, **extra_environ: str) -> "Launch":
+        """With this site's model and socket prefix, on a port of the kernel's choice; `flags` may say otherwise."""
+        own = ["--model-id", str(self.model), "--shard-uds-path", self.uds_path, "--hostname", "127.0.0.1", "-p", "0"]
+        output = self.root / f"output-{len(self._launches)}"
+        launch = Launch([str(self.programs), *own, *flags], self.environ(**extra_environ), output)
+        self._launches.append(launch)
+        return launch
+
+    def events(self, kind: str) -> list[dict]:
+        lines = self.journal.read_text().splitlines(keepends=True) if self.journal.exists() else []
+        # A process may be in the middle of writing the last line.
+        entries = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [entry for entry in entries if entry["event"] == kind]
+
+    def started(self, role: str) -> dict:
+        (entry,) = [entry for entry in self.events("start") if entry["role"] == role]
+        return entry
+
+    def wait_for_start(self, role: str, number: int = 1) -> dict:
+        """The `number`th process of that role."""
+        wait_until(lambda: len(self.starts(role)) >= number, f"no {role} in time")
+        return self.starts(role)[number - 1]
+
+    def wait_until(self, condition: Callable[[], bool], complaint: str) -> None:
+        wait_until(condition, complaint)
+
+    def is_alive(self, pid: int) -> bool:
+        return is_alive(pid)
+
+    def starts(self, role: str) -> list[dict]:
+        return [entry for entry in self.events("start") if entry["role"] == role]
+
+    def heard(self) -> list[tuple[str, int]]:
+        """What the routers were told."""
+        return [(entry["message"]["event"], entry["message"]["generation"]) for entry in self.events("heard")]
+
+    def wait_until_heard(self, event: str, generation: int) -> None:
+        wait_until(lambda: (event, generation) in self.heard(), f"no {event} {generation} in time")
+
+    def left_behind(self) -> list[str]:
+        return [name for name in os.listdir(self.root) if name.startswith("shard")]
+
+    def assert_no_children(self) -> None:
+        for entry in self.events("start"):
+            wait_until(lambda pid=entry["pid"]: not is_alive(pid), "a child survives its launcher")
+
+    def clean(self) -> None:
+        for launch in self._launches:
+            launch.process.kill()
+            launch.process.wait()
+        self.assert_no_children()
+        wait_until(lambda: not os.path.exists(f"{self.uds_path}.lock"), "a janitor survives its launcher")
+        shutil.rmtree(self.root)
+
+
+class Launch:
+    def __init__(self, arguments: list[str], environ: dict[str, str], output: Path) -> None:
+        self._output = output
+        with output.open("wb") as stdout, output.with_suffix(".err").open("wb") as stderr:
+            command = [sys.executable, "-c", DRIVER, *arguments]
+            self.process = subprocess.Popen(command, env=environ, stdout=stdout, stderr=stderr)
+
+    @property
+    def stdout(self) -> str:
+        return self._output.read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self._output.with_suffix(".err").read_text()
+
+    def wait_for(self, text: str) -> "Launch":
+        wait_until(lambda: text in self.stdout or self.process.poll() is not None, f"no {text!r} in time")
+        assert text in self.stdout, self.stdout + self.stderr
+        return self
+
+    def ready(self) -> "Launch":
+        return self.wait_for("Connected")
+
+    def end(self, number: signal.Signals | None = None) -> int:
+        """The exit status, after `number` was sent if one is given."""
+        if number is not None:
+            self.process.send_signal(number)
+        return self.process.wait(DEADLINE_S)
+
+
+def wait_until(condition, complaint: str) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, complaint
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    """Zombies, which wait for a parent that may be no reaper, are not alive."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    # Not tmp_path: socket paths must be short.
+    site = Site(Path(tempfile.mkdtemp(prefix="launcher-")))
+    yield site
+    site.clean()

@@ -1,0 +1,82 @@
+"""Faults happen where, when and to whom the rules say, and to nobody without rules."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from text_generation_launcher import faults
+from text_generation_launcher.faults import InjectedFault
+
+
+@pytest.fixture(autouse=True)
+def no_rules_afterwards() -> Iterator[None]:
+    yield
+    faults.setup("")
+
+
+def passes_that_raise(point: str, passes: int) -> list[int]:
+    raised = []
+    for number in range(1, passes + 1):
+        try:
+            faults.point(point)
+        except InjectedFault:
+            raised.append(number)
+    return raised
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ("", []),
+        ("shard.step:raise", [1]),
+        ("shard.step:raise@3", [3]),
+        ("shard.step:raise@2,5", [2, 5]),
+        ("shard.step:raise@every 4", [4, 8]),
+        ("shard.step:raise@2; shard.step:raise@6", [2, 6]),
+        ("shard.load:raise", []),
+        ("shard.step[rank=1]:raise@3", [3]),
+        ("shard.step[rank=0]:raise@3", []),
+        ("shard.step[rank=1,generation=2]:raise@3", [3]),
+        ("shard.step[rank=1,generation=1]:raise@3", []),
+        ("shard.step[colour=1]:raise@3", []),
+    ],
+)
+def test_a_rule_acts_at_its_passes_and_in_its_processes_only(rules: str, expected: list[int]) -> None:
+    faults.setup(rules, rank=1, generation=2)
+    assert passes_that_raise("shard.step", 9) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["shard.step", "shard.step:explode", "shard.step:kill@", "x:delay", "x:kill=2", "a b:kill"]
+)
+def test_what_is_no_rule_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="FAILPOINTS"):
+        faults.setup(text)
+
+
+def test_a_delay_delays() -> None:
+    faults.setup("p:delay=0.05")
+    started = time.monotonic()
+    faults.point("p")
+    assert time.monotonic() - started >= 0.05
+
+
+@pytest.mark.parametrize(("action", "status"), [("kill", -signal.SIGKILL), ("exit", 1)])
+def test_kill_and_exit_end_the_process_after_saying_so(action: str, status: int) -> None:
+    code = f"""
+import logging
+from text_generation_launcher import faults
+logging.basicConfig(level="INFO")
+faults.setup("p:{action}@2")
+faults.point("p")
+print("once", flush=True)
+faults.point("p")
+print("twice", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == status
+    assert done.stdout == "once\n" and f"fault injected: p {action} at pass 2" in done.stderr

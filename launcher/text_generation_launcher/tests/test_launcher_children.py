@@ -1,0 +1,86 @@
+"""Child processes, and how their bytes become lines."""
+
+import asyncio
+import os
+import signal
+import sys
+
+from text_generation_launcher.commands import Command
+from text_generation_launcher.process import MAX_LINE_BYTES, Child, LineReader
+
+
+def split(*chunks: bytes) -> list[str]:
+    lines: list[str] = []
+
+    async def read() -> None:
+        reader = LineReader(lines.append)
+        for chunk in chunks:
+            reader.data_received(chunk)
+        reader.connection_lost(None)
+
+    asyncio.run(read())
+    return lines
+
+
+def test_lines_are_whole_however_the_pipe_cuts_them():
+    text = "first\nsecond: ähnlich\n\nlast without an end".encode()
+    expected = ["first", "second: ähnlich", "last without an end"]
+    assert split(text) == expected
+    assert split(*(text[i : i + 1] for i in range(len(text)))) == expected
+
+
+def test_a_line_without_end_does_not_grow_for_ever():
+    lines = split(*[b"x" * 65536] * 8)
+    assert sum(map(len, lines)) == 8 * 65536
+    assert max(map(len, lines)) <= MAX_LINE_BYTES + 65536
+    assert len(lines) > 1
+
+
+def test_bytes_that_are_no_text_are_shown_all_the_same():
+    assert split(b"\xff\xfe ok\n") == ["\ufffd\ufffd ok"]
+
+
+def python(code: str) -> Command:
+    return Command("child", (sys.executable, "-S", "-c", code), dict(os.environ))
+
+
+def test_a_child_s_status_comes_with_all_its_output():
+    async def run() -> tuple[int, str]:
+        child = await Child.start(python("import sys; print('out'); print('err', file=sys.stderr); sys.exit(5)"))
+        return await child.exited, child.last_lines
+
+    status, lines = asyncio.run(run())
+    assert status == 5
+    assert sorted(lines.splitlines()) == ["err", "out"]
+
+
+def test_words_that_come_just_after_the_end_are_read():
+    async def run() -> str:
+        code = "import os, time\nif os.fork() == 0: time.sleep(0.2); print('late')"
+        child = await Child.start(python(code))
+        await child.exited
+        return child.last_lines
+
+    assert asyncio.run(run()) == "late"
+
+
+def test_a_grandchild_that_holds_the_pipe_does_not_hold_the_launcher():
+    async def run() -> int:
+        child = await Child.start(python("import os, time\nif os.fork() == 0: time.sleep(60)\nprint(os.getpid())"))
+        group = child.pid
+        try:
+            return await asyncio.wait_for(child.exited, 20)
+        finally:
+            os.killpg(group, signal.SIGKILL)
+
+    assert asyncio.run(run()) == 0
+
+
+def test_a_signal_to_an_ended_child_reaches_nobody():
+    async def run() -> None:
+        child = await Child.start(python("pass"))
+        await child.exited
+        child.send(signal.SIGKILL)
+        assert await child.stop(1.0)
+
+    asyncio.run(run())

@@ -1,0 +1,188 @@
+"""Flags and environment that the children get."""
+
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from text_generation_launcher import commands
+from text_generation_launcher.commands import Programs
+from text_generation_launcher.config import Dtype, LauncherConfig, RopeScaling
+
+PROGRAMS = Programs("/bin/server", "/bin/router")
+PLAIN = LauncherConfig(model_id="/models/m", num_shard=1, max_batch_prefill_tokens=2048)
+
+
+def options(command, skip: int) -> dict[str, object]:
+    """`--a 1 --b --a 2` as {"--a": ["1", "2"], "--b": []}; what comes before the flags is skipped."""
+    found: dict[str, list[str]] = {}
+    for word in command.argv[skip:]:
+        if word.startswith("--"):
+            values = found.setdefault(word, [])
+        else:
+            values.append(word)
+    return found
+
+
+def test_download_gets_tgi_s_command_line():
+    command = commands.download(replace(PLAIN, revision="main"), PROGRAMS, {})
+    assert command.argv[:3] == ("/bin/server", "download-weights", "/models/m")
+    assert options(command, 3) == {
+        "--extension": [".safetensors"],
+        "--logger-level": ["INFO"],
+        "--json-output": [],
+        "--revision": ["main"],
+    }
+
+
+def test_shard_gets_only_what_was_said():
+    command = commands.shard(PLAIN, PROGRAMS, {"HOME": "/h", "LOG_LEVEL": "debug"}, rank=0, generation=1, cores=6)
+    assert command.argv[:3] == ("/bin/server", "serve", "/models/m")
+    assert options(command, 3) == {
+        "--uds-path": ["/tmp/text-generation-server"],
+        "--logger-level": ["DEBUG"],
+        "--json-output": [],
+    }
+    assert command.env == {
+        "HOME": "/h",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "TGI_GENERATION": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "6",
+    }
+
+
+def test_shard_gets_everything_that_was_said():
+    config = replace(
+        PLAIN,
+        num_shard=2,
+        dtype=Dtype.float32,
+        revision="r1",
+        max_input_tokens=10,
+        max_total_tokens=20,
+        max_batch_size=3,
+        rope_scaling=RopeScaling.dynamic,
+        rope_factor=2.0,
+        watermark_gamma=0.25,
+        watermark_delta=1.5,
+        huggingface_hub_cache="/cache",
+        weights_cache_override="/override",
+    )
+    command = commands.shard(config, PROGRAMS, {"HF_API_TOKEN": "t"}, rank=1, generation=4, cores=7)
+    flags = options(command, 3)
+    assert flags["--sharded"] == []
+    assert (flags["--dtype"], flags["--revision"], flags["--max-input-tokens"]) == (["float32"], ["r1"], ["10"])
+    expected = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "TGI_GENERATION": "4",
+        "MAX_TOTAL_TOKENS": "20",
+        "MAX_BATCH_SIZE": "3",
+        "ROPE_SCALING": "dynamic",
+        "ROPE_FACTOR": "2.0",
+        "WATERMARK_GAMMA": "0.25",
+        "WATERMARK_DELTA": "1.5",
+        "HUGGINGFACE_HUB_CACHE": "/cache",
+        "WEIGHTS_CACHE_OVERRIDE": "/override",
+        "HF_TOKEN": "t",
+        "OMP_NUM_THREADS": "3",
+    }
+    assert {name: command.env.get(name) for name in expected} == expected
+    assert command.log_fields == {"rank": 1}
+
+
+def test_router_gets_its_flags_and_the_bound_socket():
+    config = replace(
+        PLAIN, max_input_tokens=10, cors_allow_origin=["http://a", "http://b"], disable_grammar_support=True
+    )
+    command = commands.router(config, PROGRAMS, {"LOG_LEVEL": "debug"}, listen_fd=7, port=3001, launcher_fd=9)
+    assert command.pass_fds == (7, 9)
+    assert command.env == {"LOG_LEVEL": "debug"}
+    assert options(command, 1) == {
+        "--listen-fd": ["7"],
+        "--launcher-fd": ["9"],
+        "--port": ["3001"],
+        "--hostname": ["0.0.0.0"],
+        "--master-shard-uds-path": ["/tmp/text-generation-server-0"],
+        "--tokenizer-name": ["/models/m"],
+        "--json-output": [],
+        "--validation-workers": ["2"],
+        "--max-concurrent-requests": ["128"],
+        "--max-best-of": ["2"],
+        "--max-stop-sequences": ["4"],
+        "--max-top-n-tokens": ["5"],
+        "--max-input-tokens": ["10"],
+        "--waiting-served-ratio": ["0.3"],
+        "--max-batch-prefill-tokens": ["2048"],
+        "--max-waiting-tokens": ["20"],
+        "--max-client-batch-size": ["4"],
+        "--payload-limit": ["2000000"],
+        "--cors-allow-origin": ["http://a", "http://b"],
+        "--disable-grammar-support": [],
+        "--max-connections": ["4096"],
+        "--stream-write-timeout": ["30"],
+        "--graceful-termination-timeout": ["90"],
+    }
+
+
+@pytest.mark.parametrize(("given", "cores", "threads"), [("5", 8, "5"), (None, 8, "2"), (None, 2, "1")])
+def test_shards_share_the_cores_unless_the_user_says_otherwise(given, cores, threads):
+    environ = {"OMP_NUM_THREADS": given} if given else {}
+    command = commands.shard(replace(PLAIN, num_shard=4), PROGRAMS, environ, rank=0, generation=1, cores=cores)
+    assert command.env["OMP_NUM_THREADS"] == threads
+
+
+def test_keys_reach_the_router_s_environment_and_nothing_else():
+    config = replace(PLAIN, api_key=["one", "two"], api_key_file="/keys", closed_routes=True)
+    environ = {"API_KEY": "of the environment"}
+    router = commands.router(config, PROGRAMS, environ, listen_fd=7, port=1, launcher_fd=9)
+    assert router.env["API_KEY"] == "one two"
+    assert "one" not in " ".join(router.argv)
+    flags = options(router, 1)
+    assert (flags["--api-key-file"], flags["--closed-routes"]) == (["/keys"], [])
+    assert "API_KEY" not in commands.download(config, PROGRAMS, environ).env
+    assert "API_KEY" not in commands.shard(config, PROGRAMS, environ, rank=0, generation=1, cores=1).env
+    assert "API_KEY" not in commands.router(PLAIN, PROGRAMS, {"API_KEY": ""}, 7, 1, 9).env
+
+
+def test_a_limit_of_zero_is_passed_on_and_not_dropped():
+    command = commands.router(replace(PLAIN, max_waiting_tokens=0), PROGRAMS, {}, listen_fd=7, port=1, launcher_fd=9)
+    assert options(command, 1)["--max-waiting-tokens"] == ["0"]
+
+
+def test_the_older_token_name_wins_for_every_child():
+    environ = {"HF_TOKEN": "new", "HF_API_TOKEN": "old"}
+    assert commands.download(PLAIN, PROGRAMS, environ).env["HF_TOKEN"] == "old"
+    assert commands.router(PLAIN, PROGRAMS, environ, 3, 1, 4).env["HF_TOKEN"] == "old"
+    assert commands.router(PLAIN, PROGRAMS, {"HF_TOKEN": "new"}, 3, 1, 4).env["HF_TOKEN"] == "new"
+
+
+@pytest.mark.parametrize(
+    ("log_level", "level"),
+    [
+        ("info", "INFO"),
+        ("warn", "WARNING"),
+        ("trace", "DEBUG"),
+        ("error,text_generation_router=info", "INFO"),
+        ("info,text_generation_router=debug", "DEBUG"),
+        ("", "INFO"),
+    ],
+)
+def test_shards_log_at_the_most_verbose_level_of_the_filter(log_level, level):
+    assert commands.most_verbose(log_level) == level
+
+
+def test_programs_beside_the_interpreter_come_before_path(tmp_path: Path):
+    for folder in ("own", "path"):
+        (tmp_path / folder).mkdir()
+        for name in ("text-generation-server", "text-generation-router"):
+            (tmp_path / folder / name).touch(mode=stat.S_IRWXU)
+    own = tmp_path / "own"
+    assert commands.find_programs([own], str(tmp_path / "path")).server == str(own / "text-generation-server")
+    (own / "text-generation-server").unlink()
+    found = commands.find_programs([own], str(tmp_path / "path"))
+    assert found.server == str(tmp_path / "path" / "text-generation-server")
+    assert found.router == str(own / "text-generation-router")

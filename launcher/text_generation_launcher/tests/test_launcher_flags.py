@@ -1,0 +1,184 @@
+"""The command line: TGI's flags, environment names and defaults, and how fast `--help` is."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from text_generation_launcher.cli import make_app
+from text_generation_launcher.config import Dtype, LauncherConfig, TrueFalse
+
+# Every flag of TGI's launcher and its default there; None where TGI has none or derives it.
+TGI_FLAGS = {
+    "revision": None,
+    "validation-workers": 2,
+    "sharded": None,
+    "num-shard": None,
+    "quantize": None,
+    "speculate": None,
+    "dtype": None,
+    "kv-cache-dtype": None,
+    "trust-remote-code": False,
+    "max-concurrent-requests": 128,
+    "max-best-of": 2,
+    "max-stop-sequences": 4,
+    "max-top-n-tokens": 5,
+    "max-input-tokens": None,
+    "max-input-length": None,
+    "max-total-tokens": None,
+    "waiting-served-ratio": 0.3,
+    "max-batch-prefill-tokens": None,
+    "max-batch-total-tokens": None,
+    "max-waiting-tokens": 20,
+    "max-batch-size": None,
+    "cuda-graphs": None,
+    "hostname": "0.0.0.0",
+    "port": 3000,
+    "shard-uds-path": "/tmp/text-generation-server",
+    "master-addr": "localhost",
+    "master-port": 29500,
+    "huggingface-hub-cache": None,
+    "weights-cache-override": None,
+    "disable-custom-kernels": False,
+    "cuda-memory-fraction": 1.0,
+    "rope-scaling": None,
+    "rope-factor": None,
+    "json-output": False,
+    "otlp-endpoint": None,
+    "otlp-service-name": "text-generation-inference.router",
+    "cors-allow-origin": None,
+    "api-key": None,
+    "watermark-gamma": None,
+    "watermark-delta": None,
+    "ngrok": False,
+    "ngrok-authtoken": None,
+    "ngrok-edge": None,
+    "tokenizer-config-path": None,
+    "disable-grammar-support": False,
+    "max-client-batch-size": 4,
+    "lora-adapters": None,
+    "payload-limit": 2_000_000,
+    "enable-prefill-logprobs": False,
+    "graceful-termination-timeout": 90,
+}
+# Ours differ in the default: the demo model, and "not given" for what has no effect.
+OTHER_FLAGS = {"model-id": "demo", "prometheus-port": None, "usage-stats": None, "env": False}
+OWN_FLAGS = {"api-key-file": None, "closed-routes": False, "max-connections": 4096, "stream-write-timeout": 30}
+ALL_FLAGS = TGI_FLAGS | OTHER_FLAGS | OWN_FLAGS
+
+
+def invoke(*arguments, **environ):
+    """The outcome of a command line, and the config that it made (None when it was refused)."""
+    configs = []
+
+    def keep(config):
+        configs.append(config)
+        return 0
+
+    result = CliRunner().invoke(make_app(keep, environ), list(arguments), env=environ)
+    return result, configs[0] if configs else None
+
+
+def config_of(*arguments, **environ) -> LauncherConfig:
+    result, config = invoke(*arguments, **environ)
+    assert config is not None, result.output
+    return config
+
+
+def test_help_has_every_flag_with_its_environment_name():
+    result, _ = invoke("--help")
+    flags = re.findall(r"^  (?:-\w, )?--([a-z-]+)", result.stdout, re.MULTILINE)
+    assert sorted(flags) == sorted([*ALL_FLAGS, "help", "version"])
+    text = " ".join(result.stdout.split()).replace("- ", "-")
+    for name in ALL_FLAGS.keys() - {"env"}:
+        assert f"env var: {name.replace('-', '_').upper()}" in text
+
+
+@pytest.mark.parametrize(("name", "default"), ALL_FLAGS.items())
+def test_default_is_tgi_s(name, default):
+    value = getattr(config_of(), name.replace("-", "_"))
+    assert (value or None) == (default or None)
+
+
+def test_environment_fills_flags_and_the_command_line_wins():
+    assert config_of(MAX_BEST_OF="7", JSON_OUTPUT="true", DTYPE="float32").dtype is Dtype.float32
+    assert config_of(MAX_BEST_OF="7").max_best_of == 7
+    assert config_of("--max-best-of", "3", MAX_BEST_OF="7").max_best_of == 3
+    assert config_of(CORS_ALLOW_ORIGIN="http://a").cors_allow_origin == ["http://a"]
+    assert config_of(API_KEY="one two").api_key == ["one", "two"]
+    assert config_of("--api-key", "a", "--api-key", "b", API_KEY="one").api_key == ["a", "b"]
+    assert config_of(CLOSED_ROUTES="true").closed_routes
+
+
+def test_empty_environment_values_are_not_given():
+    config = config_of(REVISION="", MAX_TOTAL_TOKENS="", JSON_OUTPUT="", SHARDED="", API_KEY="")
+    assert (config.revision or None, config.max_total_tokens, config.json_output) == (None, None, False)
+    assert not config.api_key
+
+
+def test_forms_of_the_command_line_are_tgi_s():
+    config = config_of(
+        *["--sharded", "false", "-p", "81", "-g", "5", "-e"],
+        *["--cors-allow-origin", "http://a", "--cors-allow-origin", "http://b"],
+    )
+    assert (config.sharded, config.port, config.graceful_termination_timeout) == (TrueFalse.false, 81, 5)
+    assert config.env
+    assert config.cors_allow_origin == ["http://a", "http://b"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--no-such-flag"],
+        ["--dtype", "int8"],
+        ["--quantize", "nothing"],
+        ["--port", "70000"],
+        ["--max-best-of", "-1"],
+        ["--sharded", "maybe"],
+        ["--json-output", "true"],
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments):
+    result, config = invoke(*arguments)
+    assert (result.exit_code, config) == (2, None)
+
+
+@pytest.mark.parametrize("value", ["1", "True", "yes", "maybe"])
+def test_switches_in_the_environment_are_exactly_true_or_false(value):
+    result, config = invoke(JSON_OUTPUT=value)
+    assert (result.exit_code, config) == (2, None)
+    assert "JSON_OUTPUT" in result.output
+
+
+def test_version_is_printed_without_a_launch():
+    result, config = invoke("-V")
+    assert (result.exit_code, config) == (0, None)
+    assert result.stdout.startswith("text-generation-launcher ")
+
+
+def test_help_answers_in_half_a_second():
+    """The issue's bound; the best of five, for a busy machine."""
+    times_s = []
+    for _ in range(5):
+        started_s = time.monotonic()
+        subprocess.run([sys.executable, "-m", "text_generation_launcher.cli", "--help"], **quiet(), check=True)
+        times_s.append(time.monotonic() - started_s)
+    assert min(times_s) < 0.5
+
+
+def test_the_launcher_loads_nothing_heavy_and_nothing_of_router_or_server():
+    script = "import json, sys, text_generation_launcher.cli; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], **quiet(), text=True, check=True)
+    roots = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    assert not roots & {"torch", "numpy", "grpc", "fastapi", "transformers", "tokenizers", "huggingface_hub"}
+    assert {root for root in roots if root.startswith("text_generation")} == {"text_generation_launcher"}
+
+
+def quiet() -> dict:
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return {"env": environ, "stdout": subprocess.PIPE}

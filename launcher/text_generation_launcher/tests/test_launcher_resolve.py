@@ -1,0 +1,296 @@
+"""What is refused before a start, in which words, and what is derived."""
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+
+from text_generation_launcher.checks import cuda_graph_sizes
+from text_generation_launcher.config import LauncherConfig, Quantize, RopeScaling, TrueFalse, UsageStats
+from text_generation_launcher.errors import ArgumentValidation, LauncherError
+from text_generation_launcher.model import model_config
+from text_generation_launcher.resolve import count_devices, resolve, resolve_rope, shard_count, with_prefill_budget
+
+
+@pytest.fixture
+def config(tmp_path) -> LauncherConfig:
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
+    return LauncherConfig(model_id=str(tmp_path), shard_uds_path="/tmp/s")
+
+
+def error_of(config, environ=None, **changes) -> str:
+    with pytest.raises(LauncherError) as caught:
+        resolve(replace(config, **changes), environ or {})
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"quantize": Quantize.gptq}, "--quantize"),
+        ({"speculate": 2}, "--speculate"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype"),
+        ({"cuda_graphs": "1,2,4"}, "--cuda-graphs"),
+        ({"lora_adapters": "some/adapter"}, "--lora-adapters"),
+        ({"otlp_endpoint": "http://localhost:4317"}, "--otlp-endpoint"),
+        ({"ngrok": True}, "--ngrok"),
+        ({"ngrok_authtoken": "secret"}, "--ngrok-authtoken"),
+        ({"ngrok_edge": "edge"}, "--ngrok-edge"),
+        ({"enable_prefill_logprobs": True}, "--enable-prefill-logprobs"),
+        ({"trust_remote_code": True}, "--trust-remote-code"),
+        ({"cuda_memory_fraction": 0.5}, "--cuda-memory-fraction"),
+    ],
+)
+def test_a_flag_without_its_feature_is_refused_by_name(config, changes, flag):
+    assert error_of(config, **changes) == f'ArgumentValidation("{flag} is not supported yet: start without it")'
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"speculate": 0},
+        {"cuda_graphs": "0"},
+        {"cuda_graphs": "0,0"},
+        {"lora_adapters": ""},
+        {"cuda_memory_fraction": 1.0},
+        {"num_shard": 1},
+        {"sharded": TrueFalse.false},
+        {"disable_grammar_support": True},
+        {"trust_remote_code": False},
+    ],
+)
+def test_a_neutral_value_asks_for_nothing(config, changes):
+    assert resolve(replace(config, **changes), {}).num_shard == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"prometheus_port": 9000}, "--prometheus-port"),
+        ({"usage_stats": UsageStats.off}, "--usage-stats"),
+        ({"disable_custom_kernels": True}, "--disable-custom-kernels"),
+        ({"otlp_service_name": "mine"}, "--otlp-service-name"),
+        ({"master_addr": "10.0.0.1"}, "--master-addr"),
+        ({"master_port": 29501}, "--master-port"),
+    ],
+)
+def test_a_flag_with_nothing_to_do_is_mentioned_once(config, caplog, changes, flag):
+    caplog.set_level(logging.INFO)
+    resolve(replace(config, **changes), {})
+    assert [flag in message for message in caplog.messages] == [True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"max_input_tokens": 5, "max_input_length": 6},
+            "Both `max_input_tokens` (5) and `max_input_length` (6) are set. Please define only `max_input_tokens` as "
+            "`max_input_length is deprecated for naming consistency.",
+        ),
+        (
+            {"max_input_tokens": 8, "max_total_tokens": 8},
+            "`max_input_tokens`(8) must be < `max_total_tokens`(8)",
+        ),
+        (
+            {"max_input_length": 9, "max_total_tokens": 8},
+            "`max_input_tokens`(9) must be < `max_total_tokens`(8)",
+        ),
+        ({"validation_workers": 0}, "`validation_workers` must be > 0"),
+        ({"max_batch_size": 0}, "`max_batch_size` must be > 0"),
+        (
+            {"max_total_tokens": 9, "max_batch_total_tokens": 8},
+            "`max_total_tokens` must be <= `max_batch_total_tokens`. Given: 9 and 8",
+        ),
+        (
+            {"max_batch_prefill_tokens": 4, "max_input_tokens": 5},
+            "`max_batch_prefill_tokens` must be >= `max_input_tokens`. Given: 4 and 5",
+        ),
+        (
+            {"max_batch_prefill_tokens": 9, "max_batch_total_tokens": 8},
+            "`max_batch_prefill_tokens` must be <= `max_batch_total_tokens`. Given: 9 and 8",
+        ),
+        ({"sharded": TrueFalse.true, "num_shard": 1}, "`sharded` is true but `num_shard` <= 1"),
+        ({"num_shard": 0}, "`num_shard` cannot be < 1"),
+        ({"cuda_graphs": "1,x"}, "--cuda-graphs 1,x is no list of batch sizes: write it as 1,2,4 or 0"),
+        ({"tokenizer_config_path": "/no/file"}, "--tokenizer-config-path /no/file is no file: check the path"),
+        (
+            {"weights_cache_override": "/no/folder"},
+            "--weights-cache-override /no/folder is no directory: check the path",
+        ),
+        ({"api_key_file": "/no/file"}, "--api-key-file /no/file is no file: check the path"),
+        ({"api_key": [""]}, "--api-key is empty or has a space in it: choose a key without"),
+        ({"api_key": ["good", "b ad"]}, "--api-key is empty or has a space in it: choose a key without"),
+        (
+            {"closed_routes": True},
+            "--closed-routes closes them to everybody: pass --api-key or --api-key-file as well",
+        ),
+        ({"model_id": "/no/model"}, "model directory /no/model does not exist: check --model-id"),
+        ({"model_id": "a/b/c"}, "model directory a/b/c does not exist: check --model-id"),
+        ({"model_id": "../up"}, "model directory ../up does not exist: check --model-id"),
+    ],
+)
+def test_contradictions_are_told_in_tgi_s_words(config, changes, text):
+    assert error_of(config, **changes) == f'ArgumentValidation("{text}")'
+
+
+def test_limits_that_just_fit_are_accepted(config):
+    resolved = resolve(
+        replace(
+            config,
+            max_input_tokens=7,
+            max_total_tokens=8,
+            max_batch_prefill_tokens=7,
+            max_batch_total_tokens=8,
+            max_batch_size=1,
+        ),
+        {},
+    )
+    assert resolved.max_batch_prefill_tokens == 7
+
+
+def test_too_few_devices_has_tgi_s_name(config):
+    assert error_of(config, {"CUDA_VISIBLE_DEVICES": "0"}, sharded=TrueFalse.true) == (
+        'NotEnoughCUDADevices("`sharded` is true but only found 1 CUDA devices")'
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "environ", "shards"),
+    [
+        ({}, {"CUDA_VISIBLE_DEVICES": "0,1"}, 2),
+        ({"sharded": TrueFalse.true}, {"CUDA_VISIBLE_DEVICES": "0,1,2"}, 3),
+        ({"num_shard": 4}, {}, 4),
+        ({"num_shard": 4, "sharded": TrueFalse.true}, {}, 4),
+    ],
+)
+def test_shards_are_as_many_as_asked_for_or_in_sight_on_cpus_too(config, changes, environ, shards):
+    assert resolve(replace(config, **changes), environ).num_shard == shards
+
+
+def test_a_key_is_part_of_no_message(config):
+    assert "sec" not in error_of(config, api_key=["sec ret"])
+
+
+@pytest.mark.parametrize(
+    ("sharded", "num_shard", "devices", "shards"),
+    [
+        (TrueFalse.true, None, 4, 4),
+        (TrueFalse.true, 3, 4, 3),
+        (TrueFalse.false, 3, 4, 3),
+        (TrueFalse.false, None, 4, 1),
+        (None, None, 4, 4),
+        (None, None, 0, 1),
+        (None, 3, 4, 3),
+    ],
+)
+def test_shard_count_follows_tgi_s_table(sharded, num_shard, devices, shards):
+    assert shard_count(sharded, num_shard, lambda: devices) == shards
+
+
+@pytest.mark.parametrize(
+    ("environ", "devices"),
+    [
+        ({}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "0,2"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "1", "NVIDIA_VISIBLE_DEVICES": "0,1"}, 1),
+        ({"NVIDIA_VISIBLE_DEVICES": "0,1,2"}, 3),
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, 8),
+        ({"NVIDIA_VISIBLE_DEVICES": "void"}, 8),
+        ({"ZE_AFFINITY_MASK": "0,1"}, 2),
+    ],
+)
+def test_devices_are_counted_from_the_environment(environ, devices):
+    assert count_devices(environ, count_cards=lambda: 8) == devices
+
+
+@pytest.mark.parametrize(
+    ("given", "derived"),
+    [
+        ((None, None), (None, None)),
+        ((RopeScaling.dynamic, None), (RopeScaling.dynamic, 1.0)),
+        ((None, 2.0), (RopeScaling.linear, 2.0)),
+        ((RopeScaling.dynamic, 2.0), (RopeScaling.dynamic, 2.0)),
+    ],
+)
+def test_rope_halves_complete_each_other(given, derived):
+    assert resolve_rope(*given) == derived
+
+
+@pytest.mark.parametrize("hostname", ["localhost", "4f2a9c1d", ""])
+def test_a_hostname_that_is_no_address_becomes_every_address(config, caplog, hostname):
+    assert resolve(replace(config, hostname=hostname), {}).hostname == "0.0.0.0"
+    assert caplog.messages == ["Invalid hostname, defaulting to 0.0.0.0"]
+
+
+@pytest.mark.parametrize("hostname", ["127.0.0.1", "::1", "::"])
+def test_an_address_stays_as_it_is(config, caplog, hostname):
+    assert resolve(replace(config, hostname=hostname), {}).hostname == hostname
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("given", "model_config", "budget"),
+    [
+        ({}, {"max_position_embeddings": 2048}, 2048),
+        ({}, {"max_position_embeddings": 131072}, 4096),
+        ({}, {"max_seq_len": 1000}, 1000),
+        ({}, {"n_positions": 1024}, 1024),
+        ({}, {}, 4096),
+        ({}, {"max_position_embeddings": "many"}, 4096),
+        ({"max_input_tokens": 3000}, {"max_position_embeddings": 2048}, 3000),
+        ({"max_batch_total_tokens": 512}, {"max_position_embeddings": 2048}, 512),
+        ({"max_batch_prefill_tokens": 77}, {"max_position_embeddings": 2048}, 77),
+    ],
+)
+def test_prefill_budget_is_the_context_within_bounds(given, model_config, budget):
+    assert with_prefill_budget(LauncherConfig(**given), model_config).max_batch_prefill_tokens == budget
+
+
+def test_local_directories_become_absolute_and_hub_ids_stay(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path.parent)
+    assert resolve(replace(config, model_id=tmp_path.name), {}).model_id == str(tmp_path)
+    assert resolve(replace(config, model_id="org/some-model_1.5"), {}).model_id == "org/some-model_1.5"
+    assert resolve(replace(config, shard_uds_path="s"), {}).shard_uds_path == str(tmp_path.parent / "s")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(None, "a model directory needs its config.json"), (b"{", "is no valid JSON"), (b"[]", "holds no JSON object")],
+)
+def test_a_directory_without_a_readable_config_is_refused(config, tmp_path, content, told):
+    (tmp_path / "config.json").unlink()
+    if content is not None:
+        (tmp_path / "config.json").write_bytes(content)
+    error = error_of(config)
+    assert told in error
+    assert str(tmp_path) in error
+    assert "\n" not in error
+
+
+def test_a_socket_path_that_the_kernel_cannot_hold_is_refused(config):
+    fits = "/tmp/" + "s" * 100  # and "-0": 107 bytes
+    assert resolve(replace(config, shard_uds_path=fits), {}).shard_uds_path == fits
+    assert "choose a shorter one" in error_of(config, shard_uds_path=fits + "s")
+
+
+def test_cuda_graph_sizes_are_numbers():
+    assert cuda_graph_sizes("1,2,32") == [1, 2, 32]
+    for wrong in ("1,", "-1", "1 2", "x"):
+        with pytest.raises(ArgumentValidation):
+            cuda_graph_sizes(wrong)
+
+
+def test_the_context_of_a_hub_model_is_read_from_the_cache(tmp_path):
+    repository = tmp_path / "models--org--m"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    snapshot = repository / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    config = LauncherConfig(model_id="org/m", huggingface_hub_cache=str(tmp_path))
+    assert model_config(config) == {}
+    (snapshot / "config.json").write_text('{"max_position_embeddings": 512}')
+    assert model_config(config) == {"max_position_embeddings": 512}
+    assert model_config(replace(config, revision="other")) == {}

@@ -1,0 +1,141 @@
+"""Shards and routers that die or hang under a living launcher: who is told, and who is started again how often."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+
+def last_lines_shown(launch) -> list[str]:
+    return launch.stdout.rsplit("its last lines:\n", 1)[1].splitlines()[:20]
+
+
+def test_a_killed_shard_comes_again_as_a_new_generation(site):
+    launch = site.launch().ready()
+    os.kill(site.started("shard")["pid"], signal.SIGKILL)
+    site.wait_until_heard("ready", 2)
+    assert site.heard() == [("ready", 1), ("lost", 1), ("ready", 2)]
+    assert site.events("heard")[1]["message"]["reason"] == "Shard 0 was ended by signal 9"
+    assert [entry["env"]["TGI_GENERATION"] for entry in site.starts("shard")] == ["1", "2"]
+    assert "Shard 0 was ended by signal 9; its last lines:" in launch.stdout
+    assert len(site.starts("router")) == 1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_group_falls_with_any_of_its_ranks(site, rank):
+    site.launch("--num-shard", "2").ready()
+    first = site.starts("shard")
+    killed = next(entry for entry in first if entry["env"]["RANK"] == str(rank))
+    os.kill(killed["pid"], signal.SIGKILL)
+    site.wait_until_heard("ready", 2)
+    assert not any(site.is_alive(entry["pid"]) for entry in first)
+    assert [
+        entry["role"] for entry in site.events("stop")
+    ] == []  # the other was killed too: it may hang in a collective
+    assert sorted(site.left_behind()) == ["shard-0", "shard-1", "shard-2.rendezvous", "shard.lock"]
+
+
+def test_a_stopped_shard_is_noticed_named_and_replaced(site):
+    site.launch("--num-shard", "2").ready()
+    stopped = next(entry for entry in site.starts("shard") if entry["env"]["RANK"] == "1")
+    os.kill(stopped["pid"], signal.SIGSTOP)
+    site.wait_until_heard("ready", 2)
+    assert site.heard() == [("ready", 1), ("lost", 1), ("ready", 2)]
+    reason = site.events("heard")[1]["message"]["reason"]
+    assert reason == "Shard 1 hangs: Health was not answered 2 times in a row"
+    assert not site.is_alive(stopped["pid"])
+
+
+def test_the_router_s_word_against_a_generation_counts_once_and_only_for_the_living(site):
+    launch = site.launch(FAKE_ROUTER="asks").ready()
+    site.wait_until_heard("ready", 2)
+    assert site.heard() == [("ready", 1), ("lost", 1), ("ready", 2)]
+    assert "The webserver asks for new shards: they talk nonsense" in launch.stdout
+
+
+def test_five_failed_starts_end_the_server_with_the_culprit_s_last_lines(site):
+    launch = site.launch(FAKE_SHARD="fail")
+    assert launch.end() == 1
+    assert launch.stderr == "Error: ShardCannotStart\n"
+    assert len(site.starts("shard")) == 5
+    assert last_lines_shown(launch) == [f"complaint {number}" for number in range(10, 30)]
+    assert "giving up" in launch.stdout
+    site.assert_no_children()
+    assert site.left_behind() == []
+
+
+def test_five_deaths_end_the_server_unless_steps_were_confirmed_between_them(site):
+    launch = site.launch("-g", "1", FAKE_SHARD="die_later", FAKE_ROUTER="confirm")
+    site.wait_for_start("shard", 6)
+    assert launch.process.poll() is None
+    waits = [line.rpartition(" in ")[2] for line in launch.stdout.splitlines() if "Starting generation" in line]
+    assert set(waits) == {"0.5s"}
+
+
+def test_a_user_s_error_after_a_good_start_is_tried_again(site):
+    site.launch(FAKE_SHARD="TGI_GENERATION=2 config").ready()
+    os.kill(site.started("shard")["pid"], signal.SIGKILL)
+    site.wait_until_heard("ready", 3)
+
+
+def test_a_killed_router_comes_again_on_the_same_port_to_the_same_shard(site):
+    launch = site.launch().ready()
+    first = site.started("router")
+    os.kill(first["pid"], signal.SIGKILL)
+    second = site.wait_for_start("router", 2)
+    site.wait_until(lambda: site.heard() == [("ready", 1)] * 2, "the second router is not told of the shard")
+    assert port_of(first) == port_of(second)
+    site.wait_until(lambda: port_of(second) in listening_ports(second["pid"]), "the second router does not listen")
+    assert len(site.starts("shard")) == 1
+    assert "Webserver was ended by signal 9; its last lines:\na plain line\n" in launch.stdout
+
+
+def test_a_killed_router_of_several_ranks_gets_new_ones(site):
+    site.launch("--num-shard", "2").ready()
+    os.kill(site.started("router")["pid"], signal.SIGKILL)
+    site.wait_until_heard("ready", 2)
+    assert len(site.starts("router")) == 2
+    assert len(site.starts("shard")) == 4
+
+
+def test_a_router_that_babbles_is_replaced(site):
+    launch = site.launch(FAKE_ROUTER="babbles").ready()
+    site.wait_for_start("router", 2)
+    assert "The webserver says what is no message" in launch.stdout
+
+
+def test_a_shard_that_dies_while_the_router_drains_is_replaced(site):
+    launch = site.launch(FAKE_ROUTER="drain").ready()
+    launch.process.send_signal(signal.SIGTERM)
+    site.wait_until(
+        lambda: any(entry["role"] == "router" for entry in site.events("stop")), "the router heard no signal"
+    )
+    os.kill(site.started("shard")["pid"], signal.SIGKILL)
+    launch.wait_for("Starting generation 2")
+    site.wait_until(lambda: launch.stdout.count("Shard ready") == 2, "no second generation")
+    (site.root / "journal.drained").touch()
+    assert launch.end() == 0
+    assert site.left_behind() == []
+
+
+def test_restarting_leaves_no_descriptor_behind(site):
+    launch = site.launch(FAKE_ROUTER="confirm").ready()
+    launcher = psutil.Process(launch.process.pid)
+    counts = []
+    for number in (1, 2, 3):
+        os.kill(site.starts("shard")[-1]["pid"], signal.SIGKILL)
+        site.wait_until_heard("ready", number + 1)
+        time.sleep(0.2)  # closed channels let go of their descriptors a little later
+        counts.append(launcher.num_fds())
+    assert counts[2] <= counts[0]
+
+
+def port_of(router: dict) -> int:
+    return int(router["argv"][router["argv"].index("--port") + 1])
+
+
+def listening_ports(pid: int) -> set[int]:
+    connections = psutil.Process(pid).net_connections("tcp")
+    return {connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN}

@@ -1,0 +1,230 @@
+"""The launcher as a process, with fake children: order, first deaths, signals, logs, and what is left behind."""
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+
+def port_of(site) -> str:
+    argv = site.started("router")["argv"]
+    return argv[argv.index("--port") + 1]
+
+
+def test_children_start_in_order_and_stop_router_first(site):
+    launch = site.launch().ready()
+    assert launch.end(signal.SIGTERM) == 0
+    first, *others = [entry["role"] for entry in site.events("start")]
+    assert (first, sorted(others)) == ("download", ["router", "shard"])
+    assert [entry["role"] for entry in site.events("stop")] == ["router", "shard"]
+    assert launch.stderr == ""
+
+
+def test_milestones_come_in_tgi_s_order_and_few_lines(site):
+    launch = site.launch().ready()
+    milestones = [
+        f"Starting check and download process for {site.model}",
+        "Files are already present on the host. Skipping download.",
+        f"Successfully downloaded weights for {site.model}",
+        "Default `max_batch_prefill_tokens` to 2048",
+        "Starting shard",
+        "Server started",
+        "Shard ready in ",
+        "Starting Webserver",
+        "Connected",
+    ]
+    places = [launch.stdout.index(text) for text in milestones]
+    assert places == sorted(places)
+    own = [line for line in launch.stdout.splitlines() if " text_generation_launcher: " in line]
+    assert len(own) <= 12
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_every_end_signal_is_an_orderly_end(site, number):
+    assert site.launch().ready().end(number) == 0
+    assert len(site.events("stop")) == 2
+
+
+def test_the_router_hears_of_the_shards_when_every_rank_is_ready(site):
+    site.launch("--num-shard", "2").ready()
+    assert site.heard() == [("ready", 1)]
+    shards = site.starts("shard")
+    assert sorted(entry["env"]["RANK"] for entry in shards) == ["0", "1"]
+    assert all("--sharded" in entry["argv"] and entry["env"]["WORLD_SIZE"] == "2" for entry in shards)
+
+
+def test_the_router_waits_while_a_rank_loads(site):
+    launch = site.launch("--num-shard", "2", FAKE_SHARD="RANK=1 loads_for_ever").wait_for("a plain line")
+    launch.wait_for("Server started rank=0").wait_for("Server started rank=1")
+    time.sleep(0.5)  # some answers of Health
+    assert site.heard() == []
+    assert launch.end(signal.SIGTERM) == 0
+
+
+def test_keys_stand_on_no_command_line_and_in_no_shard_s_environment(site):
+    site.launch("--api-key", "secret-1", "--api-key", "secret-2").ready()
+    assert site.started("router")["env"]["API_KEY"] == "secret-1 secret-2"
+    for entry in site.events("start"):
+        assert "secret" not in " ".join(entry["argv"])
+        assert entry["role"] == "router" or "secret" not in str(entry["env"])
+
+
+def test_nothing_is_left_behind(site):
+    site.launch().ready().end(signal.SIGTERM)
+    assert site.left_behind() == []
+
+
+@pytest.mark.parametrize(("role", "text"), [("DOWNLOAD", "Starting check"), ("SHARD", "Starting shard")])
+def test_a_signal_while_starting_is_an_orderly_end(site, role, text):
+    launch = site.launch(**{f"FAKE_{role}": "hang"}).wait_for(text)
+    site.wait_for_start(role.lower())
+    assert launch.end(signal.SIGTERM) == 0
+    assert site.heard() == []
+    assert site.left_behind() == []
+
+
+@pytest.mark.parametrize(
+    ("flaw", "error", "told"),
+    [
+        ({"FAKE_DOWNLOAD": "fail"}, "DownloadError", "Download exited with status 3"),
+        ({"FAKE_SHARD": "config"}, "ShardCannotStart", "Shard 0 exited with status 78"),
+        ({"FAKE_ROUTER": "fail"}, "WebserverFailed", "Webserver exited with status 3"),
+        ({"FAKE_ROUTER": "fail_when_ready"}, "WebserverFailed", "Webserver exited with status 3"),
+        ({"FAKE_ROUTER": "leave_early", "FAKE_SHARD": "hang"}, "WebserverFailed", "Webserver exited with status 0"),
+    ],
+)
+def test_a_first_death_that_another_start_would_not_mend_ends_the_whole(site, flaw, error, told):
+    launch = site.launch(**flaw)
+    assert launch.end() == 1
+    assert launch.stderr == f"Error: {error}\n"
+    assert told in launch.stdout
+
+
+def test_the_last_twenty_lines_of_a_dead_child_are_shown(site):
+    launch = site.launch(FAKE_SHARD="config")
+    launch.end()
+    shown = launch.stdout.split("its last lines:\n")[1].splitlines()
+    assert shown[:20] == [f"complaint {number}" for number in range(10, 30)]
+
+
+def test_a_stubborn_child_is_killed_after_the_grace_period(site):
+    launch = site.launch("-g", "0", FAKE_ROUTER="stubborn").ready()
+    assert launch.end(signal.SIGTERM) == 0
+    assert "webserver killed" in launch.stdout
+    assert [entry["role"] for entry in site.events("stop")] == ["shard"]
+
+
+def test_a_second_signal_ends_everything_at_once(site):
+    launch = site.launch(FAKE_ROUTER="stubborn").ready()  # the grace period is 90 s, the test's deadline 30
+    launch.process.send_signal(signal.SIGTERM)
+    launch.wait_for("Terminating webserver")
+    assert launch.end(signal.SIGTERM) == 0
+    assert site.events("stop") == []
+    site.assert_no_children()
+    assert site.left_behind() == []
+
+
+def test_files_of_dead_shards_do_not_hinder_the_next(site):
+    """As a launcher leaves them that is killed together with its janitor."""
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(f"{site.uds_path}-0")
+    Path(f"{site.uds_path}-3.rendezvous").touch()
+    other = Path(f"{site.uds_path}-other-3.rendezvous")
+    other.touch()
+    site.launch().wait_for("Server started").ready()
+    assert sorted(site.left_behind()) == ["shard-0", "shard-1.rendezvous", other.name, "shard.lock"]
+
+
+def test_children_hear_no_signal_of_the_launcher_s_group(site):
+    site.launch().ready()
+    groups = {os.getpgid(entry["pid"]) for entry in site.events("start") if entry["role"] != "download"}
+    assert os.getpgid(0) not in groups
+    assert len(groups) == 2
+
+
+def test_a_second_launch_on_the_same_sockets_is_refused_by_pid(site):
+    first = site.launch().ready()
+    second = site.launch()
+    assert second.end() == 1
+    assert second.stderr == (
+        f'Error: AddressInUse("socket path {site.uds_path} is in use by the launcher with pid {first.process.pid}: '
+        'choose another --shard-uds-path")\n'
+    )
+    assert len(site.events("start")) == 3
+
+
+def test_a_second_launch_on_the_same_port_is_refused(site):
+    site.launch().ready()
+    port = port_of(site)
+    second = site.launch("--shard-uds-path", f"{site.uds_path}-other", "-p", port)
+    assert second.end() == 1
+    assert second.stderr == f'Error: AddressInUse("port {port} is in use on 127.0.0.1: choose another --port")\n'
+
+
+def test_a_port_is_taken_before_anything_listens_on_it(site):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    site.launch("-p", port, FAKE_SHARD="hang").wait_for("Starting shard")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(port)))
+    second = site.launch("--shard-uds-path", f"{site.uds_path}-other", "-p", port)
+    assert second.end() == 1
+    assert f"port {port} is in use" in second.stderr
+
+
+def test_the_same_port_serves_again_at_once_after_connections(site):
+    first = site.launch().ready()
+    port = port_of(site)
+    with socket.create_connection(("127.0.0.1", int(port))) as connection:
+        assert connection.recv(1) == b""  # the server closed first, so its side stays in TIME_WAIT
+    first.end(signal.SIGTERM)
+    site.launch("-p", port).ready()
+
+
+def test_json_output_is_one_object_a_line(site):
+    launch = site.launch("--json-output").ready()
+    lines = [json.loads(line) for line in launch.stdout.splitlines()]
+    assert {"text_generation_launcher", "fake.download", "fake.shard", "fake.router"} <= {
+        line["target"] for line in lines
+    }
+    started = next(line for line in lines if line["message"] == "Server started")
+    assert (started["rank"], started["timestamp"]) == (0, "2026-01-02T03:04:05.678901Z")
+
+
+def test_text_output_keeps_a_child_s_time_target_and_fields(site):
+    launch = site.launch().ready()
+    assert "2026-01-02T03:04:05.678901Z     INFO fake.shard: Server started rank=0\n" in launch.stdout
+    launch.wait_for("INFO router: a plain line\n")
+
+
+def test_nothing_starts_when_a_flag_is_refused(site):
+    launch = site.launch("--speculate", "2")
+    assert launch.end() == 1
+    assert launch.stderr == 'Error: ArgumentValidation("--speculate is not supported yet: start without it")\n'
+    assert site.events("start") == []
+
+
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [("text-generation-server", "DownloadError"), ("text-generation-router", "WebserverCannotStart")],
+)
+def test_a_missing_program_is_named_before_anything_starts(site, program, error):
+    (site.programs / program).unlink()
+    launch = site.launch(PATH="/nonexistent")
+    assert launch.end() == 1
+    assert launch.stderr == f'Error: {error}("{program} not found in PATH: install tgi-py")\n'
+    assert site.events("start") == []
+
+
+def test_a_program_that_cannot_run_is_told_in_one_line(site):
+    (site.programs / "text-generation-router").write_text("#!/nonexistent/python\n")
+    launch = site.launch()
+    assert launch.end() == 1
+    assert launch.stderr.startswith('Error: WebserverCannotStart("cannot run ')
+    site.assert_no_children()
+    assert site.left_behind() == []

@@ -1,0 +1,72 @@
+"""When a child is started again, and when no more: the table of waits, with a clock that only the test moves."""
+
+from text_generation_launcher.restarts import Restarts
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def fail_after(restarts: Restarts, clock: Clock, up_s: float) -> float | None:
+    """One life: it comes up, lives for `up_s` and fails."""
+    restarts.came_up()
+    clock.now_s += up_s
+    return restarts.failed()
+
+
+def test_waits_double_and_the_fifth_failure_is_the_last():
+    restarts, clock = Restarts(clock := Clock()), clock
+    assert [fail_after(restarts, clock, 90.0) for _ in range(5)] == [0.5, 1.0, 2.0, 4.0, None]
+
+
+def test_a_success_clears_the_record_and_the_wait():
+    restarts = Restarts(clock := Clock())
+    for _ in range(20):
+        assert [fail_after(restarts, clock, 90.0) for _ in range(4)] == [0.5, 1.0, 2.0, 4.0]
+        restarts.succeeded()
+
+
+def test_a_success_that_is_told_after_the_failure_counts_all_the_same():
+    restarts = Restarts(clock := Clock())
+    waits = []
+    for _ in range(10):
+        waits.append(fail_after(restarts, clock, 1.0))
+        restarts.succeeded()
+    assert waits == [0.5] * 10
+
+
+def test_a_long_run_clears_the_record_without_a_success():
+    restarts = Restarts(clock := Clock())
+    for _ in range(4):
+        fail_after(restarts, clock, 1.0)
+    assert fail_after(restarts, clock, 600.0) == 0.5
+    assert [fail_after(restarts, clock, 599.0) for _ in range(4)] == [1.0, 2.0, 4.0, None]
+
+
+def test_five_failed_starts_in_a_minute_are_the_end_whatever_succeeded_between_them():
+    restarts = Restarts(clock := Clock())
+    for _ in range(4):
+        clock.now_s += 10.0
+        assert restarts.failed() is not None
+        assert fail_after(restarts, clock, 1.0) is not None
+        restarts.succeeded()
+    clock.now_s += 10.0
+    assert restarts.failed() is None
+
+
+def test_failed_starts_of_more_than_a_minute_ago_are_forgotten():
+    restarts = Restarts(clock := Clock())
+    for _ in range(20):
+        clock.now_s += 15.0
+        assert restarts.failed() == 0.5
+        restarts.succeeded()
+
+
+def test_no_wait_is_longer_than_thirty_seconds():
+    restarts = Restarts(clock := Clock())
+    waits = [wait_s for _ in range(4) if (wait_s := fail_after(restarts, clock, 1.0)) is not None]
+    assert max(waits) <= 30.0

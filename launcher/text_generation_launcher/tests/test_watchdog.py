@@ -1,0 +1,133 @@
+"""What is a hang: a table of answers and silences over time; and how answers are read."""
+
+import asyncio
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from text_generation_launcher.health import Probe, Sample, Watchdog
+from text_generation_proto import generate_pb2 as pb
+from text_generation_proto import generate_pb2_grpc
+
+READY = Sample("ready", progress=10, running_step=0, longest_pause_s=0.0)
+AT_WORK = replace(READY, running_step=7)
+LOADING = replace(READY, phase="load")
+WARMING = replace(READY, phase="warmup")
+
+
+def first_verdict(history: list[tuple[float, Sample | None]]) -> tuple[float, str] | None:
+    """When the watchdog barks, and what it says."""
+    watchdog = Watchdog(0.0)
+    for now_s, sample in history:
+        verdict = watchdog.look(now_s, sample)
+        if verdict is not None:
+            return now_s, verdict
+    return None
+
+
+def every(period_s: float, until_s: float, sample: Sample | None) -> list[tuple[float, Sample | None]]:
+    return [(number * period_s, sample) for number in range(1, round(until_s / period_s) + 1)]
+
+
+@pytest.mark.parametrize("phase", ["load", "warmup", None])
+def test_who_prepares_has_300_s_without_an_advance(phase):
+    sample = None if phase is None else replace(READY, phase=phase)
+    when_s, verdict = first_verdict(every(2.0, 600.0, sample))
+    assert 300.0 <= when_s <= 302.0
+    assert verdict == f"phase {phase or 'start'} stands still for 300 s"
+
+
+def test_each_tensor_that_is_loaded_starts_the_clock_anew():
+    history = [(now_s, replace(LOADING, progress=number)) for number, now_s in enumerate(range(0, 6000, 200))]
+    assert first_verdict(history) is None
+
+
+@pytest.mark.parametrize("preparing", [LOADING, WARMING])
+def test_silence_while_preparing_is_a_hang_only_when_it_is_long(preparing):
+    silence = [(2.0 * number, None) for number in range(1, 10)]
+    assert first_verdict([(0.5, preparing), *silence, (20.0, preparing), *silence]) is None
+    verdict = "Health was not answered 10 times in a row"
+    assert first_verdict([(0.5, preparing), *silence, (20.0, None)]) == (20.0, verdict)
+
+
+def test_who_was_never_heard_may_be_silent_for_300_s():
+    assert first_verdict(every(2.0, 298.0, None)) is None
+
+
+def test_two_silences_in_a_row_are_a_hang_and_one_is_not():
+    assert first_verdict([(0.5, READY), (2.5, None), (3.0, READY), (5.0, None), (5.5, READY)]) is None
+    assert first_verdict([(0.5, READY), (2.5, None), (4.5, None)]) == (4.5, "Health was not answered 2 times in a row")
+
+
+def test_an_idle_shard_may_stand_still_for_ever():
+    assert first_verdict(every(0.5, 3600.0, READY)) is None
+
+
+def test_a_step_that_stands_still_for_five_seconds_is_a_hang():
+    assert first_verdict([(0.5, READY), *every(0.5, 60.0, AT_WORK)[1:]]) == (6.0, "step 7 stands still for 5 s")
+
+
+def test_a_step_that_moves_is_none():
+    history = [(0.5 * n, replace(AT_WORK, progress=n // 8)) for n in range(1000)]
+    assert first_verdict(history) is None
+
+
+def test_steps_that_follow_each_other_are_none_even_without_layers():
+    history = [(0.5 * n, replace(AT_WORK, running_step=n // 8)) for n in range(1, 1000)]
+    assert first_verdict(history) is None
+
+
+def test_idling_before_a_step_is_not_held_against_it():
+    history = every(0.5, 100.0, READY) + [(100.0 + now_s, sample) for now_s, sample in every(0.5, 4.5, AT_WORK)]
+    assert first_verdict(history) is None
+
+
+def test_a_model_with_long_pauses_gets_ten_of_them():
+    slow = replace(AT_WORK, longest_pause_s=3.0)
+    when_s, verdict = first_verdict(every(0.5, 60.0, slow))
+    assert (when_s, verdict) == (30.5, "step 7 stands still for 30 s")
+
+
+def test_silence_between_answers_counts_as_standing_still():
+    history = [(0.5, AT_WORK), (2.5, None), (3.0, AT_WORK), (5.0, None), (5.5, AT_WORK)]
+    assert first_verdict(history) == (5.5, "step 7 stands still for 5 s")
+
+
+def test_a_launcher_that_was_stopped_itself_blames_nobody():
+    assert first_verdict([(0.5, AT_WORK), (1.0, AT_WORK), (4000.0, AT_WORK)]) is None
+    assert first_verdict([(0.5, AT_WORK), (4000.0, None), (4000.5, replace(AT_WORK, progress=11))]) is None
+
+
+class Shard(generate_pb2_grpc.TextGenerationServiceServicer):
+    def Health(self, request, context):
+        return pb.HealthResponse(phase="warmup", progress=5, running_step=6, longest_pause_ms=1500, last_step=4)
+
+
+def ask(socket_path: str) -> Sample | None:
+    async def run() -> Sample | None:
+        probe = Probe(socket_path)
+        try:
+            return await probe.ask()
+        finally:
+            await probe.close()
+
+    return asyncio.run(run())
+
+
+def test_health_is_read_field_by_field():
+    with tempfile.TemporaryDirectory() as folder:  # not tmp_path: socket paths must be short
+        server = grpc.server(ThreadPoolExecutor(1))
+        generate_pb2_grpc.add_TextGenerationServiceServicer_to_server(Shard(), server)
+        server.add_insecure_port(f"unix://{folder}/shard-0")
+        server.start()
+        try:
+            assert ask(f"{folder}/shard-0") == Sample("warmup", 5, 6, 1.5)
+        finally:
+            server.stop(None).wait()
+
+
+def test_a_shard_that_is_not_there_gives_no_answer(tmp_path):
+    assert ask(str(tmp_path / "s")) is None

@@ -1,0 +1,115 @@
+"""The router's keeper, with routers that are one line of Python each."""
+
+import asyncio
+import os
+import sys
+
+import pytest
+
+from text_generation_launcher.commands import Command
+from text_generation_launcher.errors import WebserverCannotStart, WebserverFailed
+from text_generation_launcher.link import Event, Message
+from text_generation_launcher.process import Child
+from text_generation_launcher.webserver import Webserver
+
+SAY = "import os, sys; line = int(sys.argv[1]); say = lambda text: os.write(line, text.encode() + b'\\n')\n"
+LISTENING = """say('{"event": "listening", "generation": 0, "reason": ""}')\n"""
+CONFIRMED = """say('{"event": "confirmed", "generation": 3, "reason": ""}')\n"""
+READ = "os.set_blocking(line, True); text = os.read(line, 1000).decode()\n"
+
+
+class Chances:
+    """Stands in for Restarts: so many more starts, without a wait."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def came_up(self) -> None: ...
+
+    def succeeded(self) -> None: ...
+
+    def failed(self) -> float | None:
+        self.left -= 1
+        return 0.0 if self.left >= 0 else None
+
+
+class Keeper:
+    """A Webserver whose routers run the given programs, one after the other; an error is a program that cannot run."""
+
+    def __init__(self, *programs: str | Exception, chances: int = 5) -> None:
+        self.heard: list[Message] = []
+        self.mourned = 0
+        self.outputs: list[str] = []
+        self._programs = list(programs)
+        self.webserver = Webserver(self._start, self.heard.append, self._mourn, Chances(chances))
+
+    async def _start(self, fd: int) -> Child:
+        program = self._programs.pop(0)
+        if isinstance(program, Exception):
+            raise program
+        command = Command("router", (sys.executable, "-S", "-c", SAY + program, str(fd)), dict(os.environ), (fd,))
+        child = await Child.start(command)
+        child.exited.add_done_callback(lambda _: self.outputs.append(child.last_lines))
+        return child
+
+    def _mourn(self) -> None:
+        self.mourned += 1
+
+    @property
+    def num_left(self) -> int:
+        return len(self._programs)
+
+
+def test_a_router_that_never_listened_ends_the_server():
+    keeper = Keeper(CONFIRMED, LISTENING)
+    with pytest.raises(WebserverFailed):
+        asyncio.run(keeper.webserver.run())
+    assert keeper.num_left == 1
+
+
+def test_one_that_listened_is_started_again_until_its_chances_are_over():
+    keeper = Keeper(LISTENING, "sys.exit(3)", WebserverCannotStart("cannot run it"), LISTENING, LISTENING, chances=3)
+    with pytest.raises(WebserverFailed):
+        asyncio.run(keeper.webserver.run())
+    assert (keeper.num_left, keeper.mourned) == (1, 4)
+
+
+def test_what_a_router_says_just_before_its_end_is_heard():
+    keeper = Keeper(LISTENING + CONFIRMED, chances=0)
+    with pytest.raises(WebserverFailed):
+        asyncio.run(keeper.webserver.run())
+    assert keeper.heard == [Message(Event.CONFIRMED, 3)]
+
+
+def test_a_later_router_is_told_of_the_living_shards_and_of_no_dead_ones():
+    async def run(*announced: Message) -> list[str]:
+        program = READ + "print(text)\n" + LISTENING
+        keeper = Keeper(LISTENING, program, chances=1)
+        for message in announced:
+            keeper.webserver.announce(message)
+        running = asyncio.create_task(keeper.webserver.run())
+        if announced[-1].event is Event.LOST:
+            while keeper.num_left:
+                await asyncio.sleep(0.01)
+            keeper.webserver.announce(Message(Event.READY, 9))
+        with pytest.raises(WebserverFailed):
+            await asyncio.wait_for(running, 30)
+        return keeper.outputs
+
+    assert '"generation": 2' in asyncio.run(run(Message(Event.READY, 2)))[1]
+    lost = asyncio.run(run(Message(Event.READY, 2), Message(Event.LOST, 2)))
+    assert '"generation": 9' in lost[1]
+    assert '"generation": 2' not in lost[1]
+
+
+def test_a_stop_between_two_routers_starts_no_more():
+    async def run() -> Keeper:
+        keeper = Keeper(LISTENING, LISTENING)
+        running = asyncio.create_task(keeper.webserver.run())
+        while not keeper.mourned:
+            await asyncio.sleep(0)
+        keeper.webserver.stop()
+        await asyncio.wait_for(running, 30)
+        return keeper
+
+    assert asyncio.run(run()).num_left == 1

@@ -1,0 +1,130 @@
+"""Keeps the router alive, and holds the launcher's end of the line to it. The port stays with the launcher."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from text_generation_launcher.errors import LauncherError, WebserverFailed
+from text_generation_launcher.link import Event, Link, Message
+from text_generation_launcher.process import Child, log_last_lines
+from text_generation_launcher.restarts import Restarts
+from text_generation_launcher.tasks import cancelled
+
+logger = logging.getLogger("text_generation_launcher")
+
+# For what a dead router has written before: its end of the line may be held open by a process that it started.
+LAST_WORDS_S = 1.0
+# How a router ends that was asked to.
+ASKED_ENDS = (0, -signal.SIGTERM, -signal.SIGKILL)
+
+
+class Webserver:
+    """`run` it in a task. `hear` gets what the router says; `mourn` is called when it has ended by itself."""
+
+    def __init__(
+        self,
+        start_router: Callable[[int], Awaitable[Child]],  # of the descriptor of its end of the line
+        hear: Callable[[Message], None],
+        mourn: Callable[[], None],
+        restarts: Restarts,
+    ) -> None:
+        self._start_router = start_router
+        self._hear = hear
+        self._mourn = mourn
+        self._restarts = restarts
+        self._stopping = asyncio.Event()
+        self._child: Child | None = None
+        self._link: Link | None = None
+        self._ready: Message | None = None  # about the living group, for a router that comes later
+        self._has_had_shards = False
+        self.has_listened = False
+
+    def announce(self, message: Message) -> None:
+        """`ready` or `lost`, for the router of now and, as long as it is true, for those that follow."""
+        if not self._has_had_shards and message.event is Event.READY:
+            # TGI's line in TGI's place: the process was started beside the shards, from now on it has something to do.
+            logger.info("Starting Webserver")
+            self._has_had_shards = True
+        self._ready = message if message.event is Event.READY else None
+        if self._link is not None:
+            self._link.send(message)
+
+    def stop(self) -> None:
+        """The router drains by itself; `run` returns when it has."""
+        self._stopping.set()
+        self._send(signal.SIGTERM)
+
+    async def run(self) -> None:
+        """Returns only after `stop`. Raises a LauncherError when another start would not help."""
+        while True:
+            try:
+                await self._life_of_a_router()
+            except LauncherError as error:
+                if not self.has_listened:
+                    raise
+                logger.error("Webserver cannot start: %s", error.reason)
+            if not self._stopping.is_set():
+                self._mourn()
+                await self._wait()
+            if self._stopping.is_set():
+                return
+            logger.info("Starting Webserver")
+
+    async def _life_of_a_router(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._link = link = await Link.open(ours)
+        try:
+            with theirs:
+                self._child = child = await self._start_router(theirs.fileno())
+            if self._stopping.is_set():
+                self._send(signal.SIGTERM)  # there was nobody yet to hear the first
+            if self._ready is not None:
+                link.send(self._ready)
+            await self._hear_out(link, child)
+        finally:
+            link.close()
+            self._link = self._child = None
+        if not self._stopping.is_set() or child.exited.result() not in ASKED_ENDS:
+            log_last_lines(f"Webserver {child.how_it_ended}", child)
+            logger.error("Webserver Crashed")
+            if self._stopping.is_set():
+                raise WebserverFailed
+
+    async def _hear_out(self, link: Link, child: Child) -> None:
+        """Returns when the router has ended."""
+        listening = asyncio.create_task(self._listen(link, child))
+        try:
+            await asyncio.wait([child.exited])
+            await asyncio.wait([listening], timeout=LAST_WORDS_S)
+        finally:
+            await cancelled(listening)
+
+    async def _listen(self, link: Link, child: Child) -> None:
+        try:
+            while (message := await link.receive()) is not None:
+                if message.event is Event.LISTENING:
+                    self.has_listened = True
+                    self._restarts.came_up()
+                else:
+                    if message.event is Event.CONFIRMED:
+                        self._restarts.succeeded()
+                    self._hear(message)
+        except (ValueError, KeyError, TypeError) as error:
+            logger.error("The webserver says what is no message (%s): killing it", error)
+            child.send(signal.SIGKILL)
+
+    async def _wait(self) -> None:
+        """Until the next start or until `stop`; raises when there should be no start."""
+        wait_s = self._restarts.failed()
+        if wait_s is None or not self.has_listened:
+            raise WebserverFailed
+        logger.warning("Starting the webserver again in %.1fs", wait_s)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), wait_s)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._child is not None:
+            self._child.send(number)

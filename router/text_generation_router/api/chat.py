@@ -1,0 +1,108 @@
+"""POST /v1/chat/completions."""
+
+import time
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any
+
+from fastapi import Request, Response
+
+from text_generation_router.api import body
+from text_generation_router.api.disconnect import unless_disconnected
+from text_generation_router.api.encoding import json_response
+from text_generation_router.api.generation import Generation, close_all
+from text_generation_router.api.headers import stream_headers, timing_headers
+from text_generation_router.api.openai import (
+    CHAT_REFUSALS,
+    chat_logprobs,
+    chunk_json,
+    finish_reason,
+    guarded,
+    refuse,
+    usage_json,
+)
+from text_generation_router.api.schemas import ChatRequest
+from text_generation_router.api.services import Services
+from text_generation_router.api.sse import EventStream
+from text_generation_router.errors import TemplateError, ValidationError
+from text_generation_router.text.chat_template import Message
+from text_generation_router.text.validation import Prompt
+
+KIND = "chat.completion"
+
+
+class ChatRoutes:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._inference = services.inference
+
+    async def chat_completions(self, request: Request) -> Response:
+        """Answer a conversation through the model's chat template, at once or as a stream."""
+        started = time.perf_counter()
+        value = await body.read_json(request, self._services.config.payload_limit)
+        self._services.metrics.request_count.inc(2)  # as TGI: the chat, and its generation
+        with self._inference.counted_failures():
+            refuse(value, CHAT_REFUSALS)
+            refuse_tool_calls(value)
+            asked = body.check(ChatRequest, value)
+            max_tokens = requested_tokens(asked)
+            prompt = await self._prompt(asked, max_tokens)
+        if asked.stream:
+            generations = await unless_disconnected(request.receive, self._inference.start([prompt], started))
+            headers = stream_headers(self._services.config.compute_type, len(prompt.inputs))
+            events = guarded(self._chunks(asked, generations[0]))
+            return EventStream(events, headers, close=partial(close_all, generations))
+        [result] = await unless_disconnected(request.receive, self._inference.results([prompt], started))
+        rows = tuple(zip(result.tokens, result.top_tokens, strict=True))
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": result.finish.generated_text},
+            "logprobs": chat_logprobs(rows) if asked.logprobs else None,
+            "finish_reason": finish_reason(result.finish.reason),
+        }
+        answer = self._head(KIND, asked) | {"choices": [choice], "usage": usage_json([result.timing])}
+        return json_response(answer, timing_headers(self._services.config.compute_type, [result.timing]))
+
+    async def _prompt(self, asked: ChatRequest, max_tokens: int | None) -> Prompt:
+        template = self._services.chat_template
+        if template is None:
+            raise TemplateError("template not found")
+        messages = tuple(Message(message.role, message.content) for message in asked.messages)
+        text = await self._services.tokenizer.in_thread(lambda: template.render(messages))
+        # Templates write special tokens themselves.
+        return Prompt(text, asked.sampling_parameters(max_tokens, asked.top_logprobs), add_special_tokens=False)
+
+    def _head(self, kind: str, asked: ChatRequest) -> dict[str, Any]:
+        served = self._services.config.tokenizer_name
+        model = served if asked.model in (None, "tgi") else asked.model
+        return chunk_json(kind, model, self._services.system_fingerprint)
+
+    async def _chunks(self, asked: ChatRequest, generation: Generation) -> AsyncGenerator[dict[str, Any], None]:
+        head = self._head(f"{KIND}.chunk", asked)
+        try:
+            async for event in generation:
+                token = event.token
+                choice = {
+                    "index": 0,
+                    "delta": {"role": "assistant", "content": "" if token.special else token.text},
+                    "logprobs": chat_logprobs([(token, event.top_tokens)]) if asked.logprobs else None,
+                    "finish_reason": None if event.finish is None else finish_reason(event.finish.reason),
+                }
+                yield head | {"choices": [choice], "usage": None}
+            if asked.include_usage and generation.timing is not None:
+                yield head | {"choices": [], "usage": usage_json([generation.timing])}
+        finally:
+            generation.close()
+
+
+def requested_tokens(asked: ChatRequest) -> int | None:
+    if asked.max_tokens is not None and asked.max_completion_tokens is not None:
+        raise ValidationError("`max_tokens` and `max_completion_tokens` mean the same, send one of them")
+    return asked.max_tokens if asked.max_tokens is not None else asked.max_completion_tokens
+
+
+def refuse_tool_calls(value: dict[str, Any]) -> None:
+    messages = value.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, dict) and message.get("tool_calls"):
+            raise ValidationError("`tool_calls` in `messages` is not supported yet")

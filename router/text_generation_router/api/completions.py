@@ -1,0 +1,115 @@
+"""POST /v1/completions."""
+
+import time
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any
+
+from fastapi import Request, Response
+
+from text_generation_router.api import body
+from text_generation_router.api.disconnect import unless_disconnected
+from text_generation_router.api.encoding import json_response
+from text_generation_router.api.generation import Generation, Result, close_all
+from text_generation_router.api.headers import stream_headers, timing_headers
+from text_generation_router.api.openai import (
+    COMPLETION_REFUSALS,
+    chunk_json,
+    completion_logprobs,
+    finish_reason,
+    guarded,
+    merged,
+    refuse,
+    usage_json,
+)
+from text_generation_router.api.schemas import CompletionRequest
+from text_generation_router.api.services import Services
+from text_generation_router.api.sse import EventStream
+from text_generation_router.errors import SuffixError, TooManyPromptsError
+from text_generation_router.scheduling.request import TokenEvent
+from text_generation_router.text.validation import Prompt
+
+KIND = "text_completion"
+
+
+class CompletionRoutes:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._inference = services.inference
+
+    async def completions(self, request: Request) -> Response:
+        """Continue one or several prompts, at once or as a stream."""
+        started = time.perf_counter()
+        value = await body.read_json(request, self._services.config.payload_limit)
+        asked = body.check(CompletionRequest, value)
+        self._services.metrics.request_count.inc(1 + len(asked.prompt))
+        with self._inference.counted_failures():
+            self._refuse(value, asked)
+        parameters = asked.sampling_parameters(asked.max_tokens, asked.logprobs)
+        prompts = [Prompt(text, parameters) for text in asked.prompt]
+        if asked.stream:
+            generations = await unless_disconnected(request.receive, self._inference.start(prompts, started))
+            headers = stream_headers(self._services.config.compute_type, sum(map(len, asked.prompt)))
+            events = guarded(self._chunks(asked, generations))
+            return EventStream(events, headers, close=partial(close_all, generations))
+        results = await unless_disconnected(request.receive, self._inference.results(prompts, started))
+        timings = [result.timing for result in results]
+        answer = self._head() | {
+            "choices": [_choice(index, result, asked) for index, result in enumerate(results)],
+            "usage": usage_json(timings),
+        }
+        return json_response(answer, timing_headers(self._services.config.compute_type, timings))
+
+    def _refuse(self, value: dict[str, Any], asked: CompletionRequest) -> None:
+        if value.get("suffix") is not None:
+            raise SuffixError
+        limit = self._services.config.max_client_batch_size
+        if len(asked.prompt) > limit:
+            raise TooManyPromptsError(limit)
+        refuse(value, COMPLETION_REFUSALS)
+
+    def _head(self) -> dict[str, Any]:
+        return chunk_json(KIND, self._services.config.tokenizer_name, self._services.system_fingerprint)
+
+    async def _chunks(
+        self, asked: CompletionRequest, generations: list[Generation]
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        head = self._head()
+        offsets = [0] * len(generations)
+        try:
+            async for index, event in merged(generations):
+                choice = _chunk_choice(index, event, asked, offsets[index])
+                offsets[index] += len(event.token.text)
+                timing = generations[index].timing
+                if event.finish is None or timing is None:
+                    yield head | {"choices": [choice]}
+                else:
+                    # TGI ends each prompt with its usage. Where OpenAI's option asks for one sum, it comes last.
+                    yield head | {
+                        "choices": [choice],
+                        "usage": None if asked.include_usage else usage_json([timing]),
+                    }
+            if asked.include_usage:
+                timings = [one.timing for one in generations if one.timing is not None]
+                yield head | {"choices": [], "usage": usage_json(timings)}
+        finally:
+            close_all(generations)
+
+
+def _choice(index: int, result: Result, asked: CompletionRequest) -> dict[str, Any]:
+    rows = tuple(zip(result.tokens, result.top_tokens, strict=True))
+    return {
+        "index": index,
+        "text": result.finish.generated_text,
+        "logprobs": None if asked.logprobs is None else completion_logprobs(rows),
+        "finish_reason": finish_reason(result.finish.reason),
+    }
+
+
+def _chunk_choice(index: int, event: TokenEvent, asked: CompletionRequest, offset: int) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": event.token.text,
+        "logprobs": None if asked.logprobs is None else completion_logprobs([(event.token, event.top_tokens)], offset),
+        "finish_reason": "" if event.finish is None else finish_reason(event.finish.reason),
+    }

@@ -1,0 +1,57 @@
+"""The way in for requests that ask for work. It counts who is inside, and is shut when the server stops."""
+
+import asyncio
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from text_generation_router.api.errors import error_response
+from text_generation_router.errors import ShuttingDownError
+
+
+class Gate:
+    def __init__(self) -> None:
+        self.is_shut = False
+        self.inside = 0
+        self._emptied = asyncio.Event()
+        self._emptied.set()
+
+    def shut(self) -> None:
+        """Nobody comes in any more; who is inside goes on."""
+        self.is_shut = True
+
+    def enter(self) -> None:
+        self.inside += 1
+        self._emptied.clear()
+
+    def leave(self) -> None:
+        self.inside -= 1
+        if not self.inside:
+            self._emptied.set()
+
+    async def is_empty_within(self, seconds: float) -> bool:
+        if not self.inside:
+            return True
+        try:
+            await asyncio.wait_for(self._emptied.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+
+class Gated:
+    """The application behind a gate. Work is what is asked for by POST; the other routes tell how the server is."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        self._app = app
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        if self._gate.is_shut:
+            return await error_response(ShuttingDownError())(scope, receive, send)
+        self._gate.enter()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._gate.leave()

@@ -1,0 +1,164 @@
+"""TGI's own routes: POST /generate, /generate_stream, and / which is either."""
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import Request, Response
+
+from text_generation_router.api import body
+from text_generation_router.api.disconnect import unless_disconnected
+from text_generation_router.api.encoding import json_response, to_event, token_json
+from text_generation_router.api.errors import error_event
+from text_generation_router.api.generation import Generation, Result, close_all
+from text_generation_router.api.headers import stream_headers, timing_headers
+from text_generation_router.api.schemas import CompatGenerateRequest, GenerateParameters, GenerateRequest
+from text_generation_router.api.services import Services
+from text_generation_router.api.sse import EventStream
+from text_generation_router.errors import (
+    IncompleteGenerationError,
+    IncompleteStreamError,
+    InferenceError,
+    ValidationError,
+)
+from text_generation_router.scheduling.request import Finish, TokenEvent
+from text_generation_router.text.validation import Prompt
+
+
+class GenerateRoutes:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._inference = services.inference
+
+    async def generate(self, request: Request) -> Response:
+        """Generate tokens; answers when the text is complete."""
+        asked = await self._read(GenerateRequest, request)
+        answer, headers = await self._generate(request, asked, asked.parameters.return_full_text or False)
+        return json_response(answer, headers)
+
+    async def generate_stream(self, request: Request) -> Response:
+        """Generate tokens; answers with one server-sent event for each. Errors are events as well."""
+        asked = await self._read(GenerateRequest, request)
+        return self._stream(asked, asked.parameters.return_full_text or False)
+
+    async def compat_generate(self, request: Request) -> Response:
+        """/generate in a list of one, or /generate_stream if `stream` is true."""
+        asked = await self._read(CompatGenerateRequest, request)
+        full_text = asked.parameters.return_full_text
+        # TGI's default for text-generation models, and for those of which the hub knows no task.
+        full_text = True if full_text is None else full_text
+        if asked.stream:
+            return self._stream(asked, full_text)
+        answer, headers = await self._generate(request, asked, full_text)
+        return json_response([answer], headers)
+
+    async def _read(self, schema: type[body.B], request: Request) -> body.B:
+        return body.check(schema, await body.read_json(request, self._services.config.payload_limit))
+
+    async def _generate(
+        self, request: Request, asked: GenerateRequest, full_text: bool
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        started = time.perf_counter()
+        self._services.metrics.request_count.inc()
+        self._inference.validator.check_best_of(asked.parameters.best_of)
+        with self._inference.counted_failures():
+            refuse_unsupported(asked.parameters)
+        prompts = [native_prompt(asked)] * max(asked.parameters.best_of or 1, 1)
+        results = await unless_disconnected(request.receive, self._inference.results(prompts, started))
+        # Of equals the first, as TGI's.
+        best = max(results, key=lambda result: result.mean_logprob)
+        prefix = asked.inputs if full_text else ""
+        answer: dict[str, Any] = {"generated_text": prefix + best.finish.generated_text}
+        if asked.parameters.details:
+            others = [result for result in results if result is not best]
+            answer["details"] = details_json(best, others, prefix)
+        return answer, timing_headers(self._services.config.compute_type, [best.timing])
+
+    def _stream(self, asked: GenerateRequest, full_text: bool) -> Response:
+        headers = stream_headers(self._services.config.compute_type, len(asked.inputs))
+        return EventStream(self._events(asked, full_text), headers)
+
+    async def _events(self, asked: GenerateRequest, full_text: bool) -> AsyncGenerator[bytes, None]:
+        started = time.perf_counter()
+        self._services.metrics.request_count.inc()
+        generations: list[Generation] = []
+        try:
+            with self._inference.counted_failures():
+                check_streamable(asked.parameters)
+                refuse_unsupported(asked.parameters)
+            generations = await self._inference.start([native_prompt(asked)], started)
+            index = 0
+            async for event in generations[0]:
+                index += 1
+                yield to_event(event_json(index, event, asked, generations[0].prompt_tokens, full_text))
+        except IncompleteGenerationError:
+            yield error_event(IncompleteStreamError())
+        except InferenceError as error:
+            yield error_event(error)
+        finally:
+            close_all(generations)
+
+
+def native_prompt(asked: GenerateRequest) -> Prompt:
+    return Prompt(asked.inputs, asked.parameters.sampling_parameters())
+
+
+def check_streamable(asked: GenerateParameters) -> None:
+    if asked.best_of not in (None, 1):
+        raise ValidationError("`best_of` != 1 is not supported when streaming tokens")
+    if asked.decoder_input_details:
+        raise ValidationError("`decoder_input_details` == true is not supported when streaming tokens")
+
+
+def refuse_unsupported(asked: GenerateParameters) -> None:
+    wanted = {
+        "decoder_input_details": asked.decoder_input_details,
+        "grammar": asked.grammar is not None,
+        "adapter_id": asked.adapter_id is not None,
+    }
+    for name, given in wanted.items():
+        if given:
+            raise ValidationError(f"`{name}` is not supported yet")
+
+
+def event_json(
+    index: int, event: TokenEvent, asked: GenerateRequest, prompt_tokens: int, full_text: bool
+) -> dict[str, Any]:
+    """Once per token: keep it lean."""
+    value: dict[str, Any] = {"index": index, "token": token_json(event.token)}
+    if event.top_tokens:
+        value["top_tokens"] = [token_json(token) for token in event.top_tokens]
+    finish = event.finish
+    if finish is None:
+        value["generated_text"] = value["details"] = None
+        return value
+    value["generated_text"] = asked.inputs + finish.generated_text if full_text else finish.generated_text
+    value["details"] = finish_json(finish) | {"input_length": prompt_tokens} if asked.parameters.details else None
+    return value
+
+
+def finish_json(finish: Finish) -> dict[str, Any]:
+    return {
+        "finish_reason": finish.reason.value,
+        "generated_tokens": finish.generated_tokens,
+        "seed": finish.seed,
+    }
+
+
+def details_json(best: Result, others: list[Result], prefix: str) -> dict[str, Any]:
+    details = finish_json(best.finish) | {"prefill": [], "tokens": [token_json(token) for token in best.tokens]}
+    if others:
+        details["best_of_sequences"] = [
+            {"generated_text": prefix + other.finish.generated_text}
+            | finish_json(other.finish)
+            | {"prefill": [], "tokens": [token_json(token) for token in other.tokens]}
+            | top_tokens_json(other)
+            for other in others
+        ]
+    return details | top_tokens_json(best)
+
+
+def top_tokens_json(result: Result) -> dict[str, Any]:
+    if not any(result.top_tokens):
+        return {}
+    return {"top_tokens": [[token_json(token) for token in row] for row in result.top_tokens]}

@@ -1,0 +1,144 @@
+"""One generation under way: its permit, its tokens, and the books about it."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from text_generation_router.api.engine_protocol import GenerationStream
+from text_generation_router.errors import IncompleteGenerationError, OverloadedError
+from text_generation_router.metrics import Metrics
+from text_generation_router.scheduling.request import Finish, Token, TokenEvent
+
+logger = logging.getLogger(__name__)
+
+
+class Permits:
+    """How many generations may be under way. Nobody waits for one: there is a queue behind them already."""
+
+    def __init__(self, capacity: int) -> None:
+        self.left = capacity
+
+    def take(self, count: int) -> None:
+        if count > self.left:
+            raise OverloadedError
+        self.left -= count
+
+    def give_back(self, count: int) -> None:
+        self.left += count
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one generation, and the tokens it is about."""
+
+    total_s: float
+    validation_s: float
+    queue_s: float
+    inference_s: float
+    prompt_characters: int
+    prompt_tokens: int
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    tokens: tuple[Token, ...]
+    top_tokens: tuple[tuple[Token, ...], ...]
+    finish: Finish
+    timing: Timing
+
+    @property
+    def mean_logprob(self) -> float:
+        return sum(float(token.logprob) for token in self.tokens) / max(len(self.tokens), 1)
+
+
+@dataclass(slots=True)
+class Generation:
+    """A generation under way. It holds a permit until it has finished or `close` is called, which its owner does in
+    every case."""
+
+    stream: GenerationStream
+    permits: Permits
+    metrics: Metrics
+    prompt_tokens: int
+    prompt_characters: int
+    started: float  # when the HTTP request was received, as time.perf_counter
+    queued: float = field(default_factory=time.perf_counter)
+    timing: Timing | None = None  # once finished
+    _closed: bool = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TokenEvent:
+        try:
+            event = await self.stream.__anext__()
+        except StopAsyncIteration:
+            if self.timing is None:
+                self.metrics.request_failure.labels(err="incomplete").inc()
+                raise IncompleteGenerationError from None
+            raise
+        if event.finish is not None:
+            self._finish(event.finish)
+        return event
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.stream.cancel()
+            self.permits.give_back(1)
+
+    def _finish(self, finish: Finish) -> None:
+        self.close()
+        self.timing = timing = Timing(
+            time.perf_counter() - self.started,
+            self.queued - self.started,
+            finish.queue_s,
+            finish.inference_s,
+            self.prompt_characters,
+            self.prompt_tokens,
+            finish.generated_tokens,
+        )
+        count_success(self.metrics, timing)
+        log_success(timing, finish.seed)
+
+    async def collect(self) -> Result:
+        tokens, top_tokens, finish = [], [], None
+        async for event in self:
+            tokens.append(event.token)
+            top_tokens.append(event.top_tokens)
+            finish = event.finish
+        assert finish is not None and self.timing is not None
+        return Result(tuple(tokens), tuple(top_tokens), finish, self.timing)
+
+
+def close_all(generations: Sequence[Generation]) -> None:
+    for generation in generations:
+        generation.close()
+
+
+def count_success(metrics: Metrics, timing: Timing) -> None:
+    metrics.request_success.inc()
+    metrics.request_duration.observe(timing.total_s)
+    metrics.request_validation_duration.observe(timing.validation_s)
+    metrics.request_queue_duration.observe(timing.queue_s)
+    metrics.request_inference_duration.observe(timing.inference_s)
+    metrics.request_mean_time_per_token_duration.observe(timing.inference_s / max(timing.generated_tokens, 1))
+    metrics.request_generated_tokens.observe(timing.generated_tokens)
+
+
+def log_success(timing: Timing, seed: int | None) -> None:
+    """Numbers only: nothing that a user wrote or was told is logged."""
+    fields = {
+        "total_time": f"{timing.total_s:.6f}s",
+        "validation_time": f"{timing.validation_s:.6f}s",
+        "queue_time": f"{timing.queue_s:.6f}s",
+        "inference_time": f"{timing.inference_s:.6f}s",
+        "time_per_token": f"{timing.inference_s / max(timing.generated_tokens, 1):.6f}s",
+        "prompt_tokens": timing.prompt_tokens,
+        "generated_tokens": timing.generated_tokens,
+        "seed": seed,
+    }
+    logger.info("Success", extra={"fields": fields})

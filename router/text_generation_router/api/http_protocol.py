@@ -1,0 +1,222 @@
+"""One connection, on uvicorn's protocol: ended when it takes too long, sends too much or reads too little.
+
+While an answer streams nothing here runs: the write deadline belongs to the transport's pauses, and the other limits
+are looked at where a request begins, or has sent something.
+"""
+
+import asyncio
+from typing import Any
+
+from starlette.types import ASGIApp
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from text_generation_router.api.closing import LINGER_S
+from text_generation_router.api.errors import error_bytes, error_response
+from text_generation_router.api.limits import LimitHits, Limits
+from text_generation_router.errors import (
+    HeadersTooLargeError,
+    InferenceError,
+    RequestTimeoutError,
+    TooManyConnectionsError,
+)
+from text_generation_router.metrics import Limit
+
+HEADER_OVERHEAD = 4  # ": " and the line's end
+
+
+class Connection(HttpToolsProtocol):
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        limits: Limits,
+        hits: LimitHits,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = limits
+        self._hits = hits
+        self._served: ASGIApp = self.app
+        self._refusal: ASGIApp = error_response(HeadersTooLargeError(limits.header_bytes))
+        self._cycles: list[RequestResponseCycle] = []  # not answered when the newest of them began
+        self._in_headers = False
+        self._header_bytes = 0  # of headers that have not ended
+        self._body_bytes = 0
+        self._other_bytes = 0  # after the headers and since the last byte of a body: framing, trailers
+        self._late: asyncio.TimerHandle | None = None  # for the headers or the body that are due
+        self._stuck: asyncio.TimerHandle | None = None  # for the client to read
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
+        if len(self.connections) > self._limits.max_connections:
+            self._end(Limit.CONNECTIONS, TooManyConnectionsError())
+        else:
+            self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        # uvicorn tells the newest request only.
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._cycles.clear()
+        self._unset_keepalive_if_required()
+        self._expect_nothing()
+        self._stop_watching()
+
+    # What the client sends.
+
+    def data_received(self, data: bytes) -> None:
+        were_due = self._in_headers
+        self._other_bytes += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._other_bytes > self._limits.header_bytes and not (self._in_headers or self._is_idle()):
+            self._abort(Limit.HEADER_SIZE)
+            return
+        if self._in_headers and were_due:
+            self._header_bytes += len(data)
+            if self._header_bytes > self._limits.header_bytes:
+                self._end(Limit.HEADER_SIZE, HeadersTooLargeError(self._limits.header_bytes), LINGER_S)
+        elif self._late is None and self.timeout_keep_alive_task is None and self._is_idle():
+            self._expect_headers()  # bytes that begin no request, as empty lines do, have ended the keep-alive timer
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_headers = True
+        self._header_bytes = 0
+        if self._late is None:
+            self._expect_headers()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_headers:  # not those behind a body, which nobody asks for and which have no end
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._body_bytes = self._other_bytes = 0
+        self._expect_nothing()
+        if not self.flow.write_paused:
+            self._stop_watching()
+        size = len(self.url) + sum(len(name) + len(value) + HEADER_OVERHEAD for name, value in self.headers)
+        is_too_large = size > self._limits.header_bytes
+        if is_too_large:
+            self._hits.count(Limit.HEADER_SIZE)
+        self.app = self._refusal if is_too_large else self._served
+        super().on_headers_complete()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
+        self._cycles.append(self.cycle)
+        if len(self._cycles) > self._limits.pipelined_requests:
+            self._hits.count(Limit.PIPELINE)
+            self.transport.abort()
+            raise ConnectionAbortedError  # ends the parser, which has more of them
+        self._late = self.loop.call_later(self._limits.body_s, self._body_is_late)
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._other_bytes = 0
+        self._body_bytes += len(body)
+        if self._body_bytes > self._limits.payload_bytes and self.cycle.response_complete:
+            self._abort(Limit.BODY_SIZE)  # it was answered before, and nobody reads this
+
+    def on_message_complete(self) -> None:
+        self._expect_nothing()
+        super().on_message_complete()
+        if self.cycle.response_complete:  # before it was asked to its end; uvicorn leaves such a one without a timer
+            self.cycle.more_body = False
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def _is_idle(self) -> bool:
+        return self.cycle is None or (self.cycle.response_complete and not self.cycle.more_body)
+
+    def _expect_headers(self) -> None:
+        self._late = self.loop.call_later(self._limits.headers_s, self._headers_are_late)
+
+    def _expect_nothing(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _headers_are_late(self) -> None:
+        self._late = None
+        if self._in_headers:
+            self._end(Limit.HEADER_TIME, RequestTimeoutError("headers", self._limits.headers_s))
+        else:
+            self._hits.count(Limit.HEADER_TIME)
+            self.transport.close()
+
+    def _body_is_late(self) -> None:
+        if self.flow.read_paused:  # it is us who do not read
+            self._late = self.loop.call_later(self._limits.body_s, self._body_is_late)
+            return
+        self._late = None
+        self._end(Limit.BODY_TIME, RequestTimeoutError("body", self._limits.body_s))
+
+    # What the client reads.
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.flow.write_paused:
+            self._watch_writing()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_writing()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_watching()
+        if self._is_idle() or self.transport.is_closing():
+            self._watch_writing()
+
+    def _watch_writing(self) -> None:
+        """Only while nothing more is written: so whatever leaves the buffer was read."""
+        self._stop_watching()
+        if pending := self.transport.get_write_buffer_size():
+            self._stuck = self.loop.call_later(self._limits.write_s, self._reader_is_late, pending)
+
+    def _stop_watching(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
+
+    def _reader_is_late(self, pending_before: int) -> None:
+        self._stuck = None
+        pending = self.transport.get_write_buffer_size()
+        if pending and pending > pending_before - self._limits.write_progress_bytes:
+            self._abort(Limit.WRITE_TIME)
+        else:
+            self._watch_writing()
+
+    # How a connection is ended.
+
+    def _end(self, limit: Limit, error: InferenceError, linger_s: float = 0.0) -> None:
+        """With an answer, where one is still to be given. `linger_s`: for the client to read it, as in `closing.py`."""
+        is_between = self.cycle is None or (self._in_headers and self.cycle.response_complete)
+        if is_between or not any(cycle.response_started for cycle in self._cycles):
+            self._hits.count(limit)
+            self.transport.write(error_bytes(error))
+            self._expect_nothing()
+            if linger_s:
+                self.flow.pause_reading()
+                self._late = self.loop.call_later(linger_s, self.transport.close)
+            else:
+                self.transport.close()
+            self._watch_writing()
+        else:
+            self._abort(limit)
+
+    def _abort(self, limit: Limit) -> None:
+        """Not closed: that would wait until the client has read what is buffered for it."""
+        self._hits.count(limit)
+        self.transport.abort()

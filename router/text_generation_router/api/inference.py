@@ -1,0 +1,70 @@
+"""From prompts to generations: permits first, then validation, then the engine's queue."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from text_generation_router.api.engine_protocol import Engine
+from text_generation_router.api.generation import Generation, Permits, Result, close_all
+from text_generation_router.errors import BodyError, InferenceError
+from text_generation_router.metrics import Metrics
+from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.text.validation import Prompt, Validator
+
+
+class Inference:
+    def __init__(self, engine: Engine, validator: Validator, permits: Permits, metrics: Metrics) -> None:
+        self.validator = validator
+        self._engine = engine
+        self._permits = permits
+        self._metrics = metrics
+
+    async def start(self, prompts: Sequence[Prompt], started: float) -> list[Generation]:
+        """Queues all prompts or none. Raises InferenceError. The caller closes what it gets."""
+        with self.counted_failures():
+            self._permits.take(len(prompts))
+            generations: list[Generation] = []
+            try:
+                requests = await asyncio.gather(*map(self.validator.validate, prompts))
+                for prompt, request in zip(prompts, requests, strict=True):
+                    generations.append(self._submit(prompt, request, started))
+            except BaseException:
+                self._permits.give_back(len(prompts) - len(generations))
+                close_all(generations)
+                raise
+            return generations
+
+    @contextmanager
+    def counted_failures(self) -> Iterator[None]:
+        """Counts what is refused before a generation has begun; the engine counts what fails later."""
+        try:
+            yield
+        except BodyError:
+            raise  # no request at all, so none that failed
+        except InferenceError as error:
+            self._metrics.request_failure.labels(err=error.label).inc()
+            raise
+
+    def _submit(self, prompt: Prompt, request: GenerationRequest, started: float) -> Generation:
+        self._metrics.request_input_length.observe(len(request.input_ids))
+        self._metrics.request_max_new_tokens.observe(request.max_new_tokens)
+        return Generation(
+            stream=self._engine.submit(request),
+            permits=self._permits,
+            metrics=self._metrics,
+            prompt_tokens=len(request.input_ids),
+            prompt_characters=len(prompt.inputs),
+            started=started,
+        )
+
+    async def results(self, prompts: Sequence[Prompt], started: float) -> list[Result]:
+        """Runs all prompts to their ends, side by side. If one fails, so do all."""
+        generations = await self.start(prompts, started)
+        tasks = [asyncio.ensure_future(generation.collect()) for generation in generations]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            close_all(generations)
+            await asyncio.gather(*tasks, return_exceptions=True)

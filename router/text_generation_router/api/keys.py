@@ -1,0 +1,94 @@
+"""API keys: kept as digests, compared in constant time, asked for on every route that is not registered as open."""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from text_generation_router.errors import StartError
+
+DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{64})", re.IGNORECASE)
+
+
+class OpenRoute(APIRoute):
+    """A route that needs no key. All others do, whoever adds them."""
+
+
+class Guard:
+    """Answers 401 before anything of the body is read. Which route is meant is asked of the routes themselves, as the
+    router will: a comparison of paths would be a second opinion, and the difference between the two a way in."""
+
+    def __init__(self, app: ASGIApp, digests: Sequence[bytes], routes: Sequence[BaseRoute]) -> None:
+        self._app = app
+        self._digests = tuple(digests)
+        self._routes = routes  # the application's own list: routes that are added later are in it
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not (self._has_key(scope) or is_open(self._routes, scope)):
+            return await Response(status_code=401, headers={"www-authenticate": "Bearer"})(scope, receive, send)
+        await self._app(scope, receive, send)
+
+    def _has_key(self, scope: Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        return len(given) == 1 and is_allowed(given[0], self._digests)
+
+
+def is_open(routes: Iterable[BaseRoute], scope: Scope) -> bool:
+    """Of the route that the router takes: the first that matches, else the first whose path does. None is not open."""
+    partial: BaseRoute | None = None
+    for route in routes:
+        match, _ = route.matches(scope)
+        if match is Match.FULL:
+            return isinstance(route, OpenRoute)
+        if match is Match.PARTIAL and partial is None:
+            partial = route
+    return isinstance(partial, OpenRoute)
+
+
+def is_allowed(authorization: bytes, digests: Iterable[bytes]) -> bool:
+    """Whether it is `Bearer KEY` with one of the keys. Takes as long whichever key it is, or none."""
+    scheme, _, key = authorization.partition(b" ")
+    digest = hashlib.sha256(key.strip(b" \t")).digest()
+    matches = [hmac.compare_digest(digest, known) for known in digests]
+    return any(matches) and scheme.lower() == b"bearer"
+
+
+def digests_of(keys: Iterable[str], file: str | None) -> tuple[bytes, ...]:
+    """Raises StartError, which never shows a key or a digest."""
+    digests = [_digest_of(number, key) for number, key in enumerate(keys, start=1)]
+    return tuple(digests) + (_read(Path(file)) if file is not None else ())
+
+
+def _digest_of(number: int, key: str) -> bytes:
+    if not key or not all("!" <= character <= "~" for character in key):
+        raise StartError(
+            f"--api-key number {number} is empty or has characters no header can carry: use visible ASCII, no spaces"
+        )
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _read(file: Path) -> tuple[bytes, ...]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"--api-key-file {file} cannot be read: {error}") from error
+    digests = []
+    for number, line in enumerate(lines, start=1):
+        entry = line.partition("#")[0].strip()
+        if not entry:
+            continue
+        match = DIGEST.fullmatch(entry)
+        if match is None:
+            raise StartError(
+                f"--api-key-file {file} line {number} is no SHA-256 digest: write its 64 hexadecimal digits"
+            )
+        digests.append(bytes.fromhex(match[1]))
+    if not digests:
+        raise StartError(f"--api-key-file {file} has no keys: add one, or start without it")
+    return tuple(digests)

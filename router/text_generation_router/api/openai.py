@@ -1,0 +1,139 @@
+"""What OpenAI's two generating routes share: refusals by name, usage, finish reasons, log-probabilities."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import numpy as np
+
+from text_generation_router.api.encoding import DONE, to_event
+from text_generation_router.api.errors import openai_error_event
+from text_generation_router.api.generation import Generation, Timing
+from text_generation_router.errors import InferenceError, ValidationError
+from text_generation_router.scheduling.request import FinishReason, Token, TokenEvent
+
+# Fields that are not supported, and the values that ask for nothing; null never does.
+SHARED_REFUSALS: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "presence_penalty": (0, 0.0),
+    "logit_bias": ({}, []),
+    "response_format": ({"type": "text"},),
+}
+COMPLETION_REFUSALS = SHARED_REFUSALS | {"best_of": (1,), "echo": (False,)}
+CHAT_REFUSALS = SHARED_REFUSALS | {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "tool_prompt": ("",),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+}
+
+
+def refuse(value: dict[str, Any], refusals: dict[str, tuple[Any, ...]]) -> None:
+    """Raises ValidationError naming the first field that asks for what there is not."""
+    for name, neutral in refusals.items():
+        given = value.get(name)
+        # Types are compared too: true is not 1.
+        if given is not None and not any(type(given) is type(item) and given == item for item in neutral):
+            raise ValidationError(f"`{name}` is not supported yet")
+
+
+def finish_reason(reason: FinishReason) -> str:
+    """OpenAI's word for the end of a text; TGI's for the others."""
+    return "stop" if reason is FinishReason.EOS_TOKEN else reason.value
+
+
+def usage_json(timings: Sequence[Timing]) -> dict[str, int]:
+    prompt = sum(timing.prompt_tokens for timing in timings)
+    made = sum(timing.generated_tokens for timing in timings)
+    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+
+
+def chunk_json(kind: str, model: str, fingerprint: str) -> dict[str, Any]:
+    """The head of every answer. `id` is empty, as TGI's."""
+    return {"object": kind, "id": "", "created": int(time.time()), "model": model, "system_fingerprint": fingerprint}
+
+
+def chat_logprobs(rows: Sequence[tuple[Token, tuple[Token, ...]]]) -> dict[str, Any]:
+    return {
+        "content": [
+            _named_logprob(token) | {"top_logprobs": [_named_logprob(other) for other in others]}
+            for token, others in rows
+        ]
+    }
+
+
+def _named_logprob(token: Token) -> dict[str, Any]:
+    return {"token": token.text, "logprob": np.float32(token.logprob)}
+
+
+def completion_logprobs(rows: Sequence[tuple[Token, tuple[Token, ...]]], offset: int = 0) -> dict[str, Any]:
+    """OpenAI's older form. `text_offset` counts characters of the choice's own text; the token itself is among
+    `top_logprobs`."""
+    offsets = []
+    for token, _ in rows:
+        offsets.append(offset)
+        offset += len(token.text)
+    return {
+        "tokens": [token.text for token, _ in rows],
+        "token_logprobs": [np.float32(token.logprob) for token, _ in rows],
+        "top_logprobs": [{one.text: np.float32(one.logprob) for one in (*others, token)} for token, others in rows],
+        "text_offset": offsets,
+    }
+
+
+async def guarded(events: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
+    """Values to events; an error becomes one, and `[DONE]` ends the stream in every case."""
+    try:
+        async for value in events:
+            yield to_event(value)
+    except InferenceError as error:
+        yield openai_error_event(error)
+    finally:
+        await events.aclose()
+    yield DONE
+
+
+async def merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, TokenEvent], None]:
+    """Tokens of all generations as they come, with the generation's index. The first error ends it."""
+    if len(generations) == 1:
+        async for event in generations[0]:
+            yield 0, event
+        return
+    ready: asyncio.Queue[tuple[int, TokenEvent | InferenceError | None]] = asyncio.Queue(maxsize=len(generations))
+    pumps = [asyncio.create_task(_pump(index, one, ready)) for index, one in enumerate(generations)]
+    try:
+        running = len(pumps)
+        while running:
+            index, item = await ready.get()
+            if isinstance(item, InferenceError):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield index, item
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(
+    index: int, generation: Generation, ready: asyncio.Queue[tuple[int, TokenEvent | InferenceError | None]]
+) -> None:
+    try:
+        async for event in generation:
+            await ready.put((index, event))
+    except InferenceError as error:
+        await ready.put((index, error))
+    else:
+        await ready.put((index, None))

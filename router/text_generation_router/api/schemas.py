@@ -1,0 +1,138 @@
+"""What the routes accept. Parsed once per request; also the source of the API's documentation."""
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from text_generation_router.api.fields import F32, I32, U32, U64, Body, Texts
+from text_generation_router.errors import ValidationError
+from text_generation_router.text.validation import Parameters
+
+
+class GenerateParameters(Body):
+    best_of: U64 | None = None
+    temperature: F32 | None = None
+    repetition_penalty: F32 | None = None
+    frequency_penalty: F32 | None = None
+    top_k: I32 | None = None
+    top_p: F32 | None = None
+    typical_p: F32 | None = None
+    do_sample: bool = False
+    max_new_tokens: U32 | None = None
+    return_full_text: bool | None = None
+    stop: list[str] = Field(default_factory=list)
+    truncate: U64 | None = None
+    watermark: bool = False
+    details: bool = False
+    decoder_input_details: bool = False
+    seed: U64 | None = None
+    top_n_tokens: U32 | None = None
+    grammar: Any = None
+    adapter_id: str | None = None
+    ignore_eos_token: bool = False
+
+    def sampling_parameters(self) -> Parameters:
+        return Parameters(
+            best_of=self.best_of,
+            temperature=self.temperature,
+            repetition_penalty=self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            typical_p=self.typical_p,
+            do_sample=self.do_sample,
+            max_new_tokens=self.max_new_tokens,
+            stop=tuple(self.stop),
+            truncate=self.truncate,
+            watermark=self.watermark,
+            seed=self.seed,
+            top_n_tokens=self.top_n_tokens,
+            ignore_eos_token=self.ignore_eos_token,
+        )
+
+
+def sampled_by_default() -> GenerateParameters:
+    """TGI's trap: without a `parameters` key tokens are sampled, with `{}` they are not."""
+    return GenerateParameters(do_sample=True)
+
+
+class GenerateRequest(Body):
+    inputs: str
+    parameters: GenerateParameters = Field(default_factory=sampled_by_default)
+
+
+class CompatGenerateRequest(GenerateRequest):
+    stream: bool = False
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+
+
+class OpenAIRequest(Body):
+    """What completions and chat have in common."""
+
+    model: str | None = None
+    max_tokens: U32 | None = None
+    temperature: F32 | None = None
+    top_p: F32 | None = None
+    frequency_penalty: F32 | None = None
+    repetition_penalty: F32 | None = None
+    seed: U64 | None = None
+    stop: Texts | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling_parameters(self, max_new_tokens: int | None, top_n_tokens: int | None) -> Parameters:
+        """OpenAI's meanings: temperature 0 is greedy, no temperature is 1.0, top_p 1 is off."""
+        greedy = self.temperature == 0
+        return Parameters(
+            temperature=None if greedy else self.temperature,
+            repetition_penalty=self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty,
+            top_p=None if self.top_p == 1 else self.top_p,
+            do_sample=not greedy,
+            max_new_tokens=max_new_tokens,
+            stop=tuple(self.stop or ()),
+            seed=self.seed,
+            top_n_tokens=top_n_tokens,
+            ignore_eos_token=bool(self.ignore_eos),
+        )
+
+
+class CompletionRequest(OpenAIRequest):
+    prompt: Texts = Field(min_length=1)
+    logprobs: U32 | None = None
+
+
+def flatten_chunks(content: Any) -> Any:
+    """Text chunks become one string; what is neither is left for the type check to name."""
+    if not isinstance(content, list):
+        return content
+    return "".join(_chunk_text(chunk) for chunk in content)
+
+
+def _chunk_text(chunk: Any) -> str:
+    kind = chunk.get("type") if isinstance(chunk, dict) else None
+    if kind in ("image_url", "input_audio", "file", "audio_url", "video_url"):
+        raise ValidationError(f"`{kind}` in `messages` is not supported yet")
+    if kind != "text" or not isinstance(chunk.get("text"), str):
+        raise ValueError('Input should be a string or a list of {"type": "text", "text": string}')
+    return str(chunk["text"])
+
+
+class MessageBody(Body):
+    role: str
+    content: Annotated[str, BeforeValidator(flatten_chunks, json_schema_input_type=str | list[dict[str, Any]])]
+
+
+class ChatRequest(OpenAIRequest):
+    messages: list[MessageBody] = Field(min_length=1)
+    max_completion_tokens: U32 | None = None
+    logprobs: bool | None = None
+    top_logprobs: U32 | None = None

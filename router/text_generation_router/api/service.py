@@ -1,0 +1,90 @@
+"""The small routes: health, info, models, tokenize, metrics."""
+
+from typing import Any
+
+from fastapi import Request, Response
+
+from text_generation_router.api import body
+from text_generation_router.api.disconnect import unless_disconnected
+from text_generation_router.api.encoding import json_response, to_json
+from text_generation_router.api.schemas import GenerateRequest
+from text_generation_router.api.services import Services
+from text_generation_router.errors import UnhealthyError
+from text_generation_router.metrics import CONTENT_TYPE, render
+
+# Encoded in pieces: other threads get the interpreter between two of them.
+SPANS_PER_PIECE = 2048
+
+
+class ServiceRoutes:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def health(self) -> Response:
+        """200 with an empty body if the server takes requests, else 503."""
+        if self._services.gate.is_shut or not await self._services.engine.is_healthy():
+            raise UnhealthyError
+        return Response()
+
+    async def live(self) -> Response:
+        """200 with an empty body while this process answers at all."""
+        return Response()
+
+    async def info(self) -> Response:
+        """What is served, and its limits. Fields of older TGIs are kept."""
+        return json_response(self._info())
+
+    def _info(self) -> dict[str, Any]:
+        config, engine = self._services.config, self._services.engine
+        limits = engine.limits
+        return {
+            "model_id": config.tokenizer_name,
+            "model_sha": self._services.model_sha,
+            "model_pipeline_tag": None,
+            "max_concurrent_requests": config.max_concurrent_requests,
+            "max_best_of": config.max_best_of,
+            "max_stop_sequences": config.max_stop_sequences,
+            "max_input_tokens": limits.max_input_tokens,
+            "max_total_tokens": limits.max_total_tokens,
+            "validation_workers": config.validation_workers,
+            "max_client_batch_size": config.max_client_batch_size,
+            "router": "text-generation-router",
+            "version": self._services.version,
+            "sha": None,
+            "docker_label": None,
+            "model_dtype": engine.info.dtype,
+            "model_device_type": engine.info.device_type,
+            "max_input_length": limits.max_input_tokens,
+            "max_batch_total_tokens": limits.max_batch_total_tokens,
+            "waiting_served_ratio": config.waiting_served_ratio,
+            "max_waiting_tokens": config.max_waiting_tokens,
+            "max_batch_size": config.max_batch_size,
+        }
+
+    async def models(self) -> Response:
+        """OpenAI's list of models: the one that is served."""
+        name = self._services.config.tokenizer_name
+        model = {"id": name, "object": "model", "created": 0, "owned_by": name}
+        return json_response({"object": "list", "data": [model]})
+
+    async def metrics(self) -> Response:
+        """Prometheus metrics."""
+        return Response(render(self._services.metrics.registry), media_type=CONTENT_TYPE)
+
+    async def tokenize(self, request: Request) -> Response:
+        """The tokens of `inputs`, with the bytes each covers. `parameters` change nothing."""
+        value = await body.read_json(request, self._services.config.payload_limit)
+        asked = body.check(GenerateRequest, value)
+        return Response(
+            await unless_disconnected(request.receive, self._tokens(asked.inputs)), media_type="application/json"
+        )
+
+    async def _tokens(self, text: str) -> bytes:
+        tokenizer = self._services.tokenizer
+        spans = await tokenizer.spans(text)
+
+        def encode() -> bytes:
+            starts = range(0, len(spans), SPANS_PER_PIECE)
+            return b"[" + b",".join(to_json(spans[at : at + SPANS_PER_PIECE])[1:-1] for at in starts) + b"]"
+
+        return await tokenizer.in_thread(encode)

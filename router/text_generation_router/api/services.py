@@ -1,0 +1,30 @@
+"""What the routes are built from."""
+
+from dataclasses import dataclass
+
+from text_generation_router.api.engine_protocol import Engine
+from text_generation_router.api.gate import Gate
+from text_generation_router.api.inference import Inference
+from text_generation_router.api.limits import LimitHits
+from text_generation_router.config import RouterConfig
+from text_generation_router.metrics import Metrics
+from text_generation_router.text.chat_template import ChatTemplate
+from text_generation_router.text.tokenization import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    config: RouterConfig
+    engine: Engine
+    inference: Inference
+    metrics: Metrics
+    tokenizer: TextTokenizer
+    chat_template: ChatTemplate | None
+    model_sha: str | None
+    version: str
+    gate: Gate
+    limit_hits: LimitHits
+
+    @property
+    def system_fingerprint(self) -> str:
+        return f"{self.version}-native"

@@ -1,0 +1,65 @@
+"""Server-sent events over plain ASGI: one send per event, and a generation that never outlives its client."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from text_generation_router.api.disconnect import unless_disconnected
+
+KEEP_ALIVE_S = 15.0
+
+
+class EventStream(Response):
+    """`events` yields whole events as bytes. `close` is called in every case, even if no event was asked for."""
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        headers: dict[str, str],
+        close: Callable[[], None] = lambda: None,
+        keep_alive_s: float = KEEP_ALIVE_S,
+    ) -> None:
+        self.status_code = 200
+        self.media_type = None
+        self.background = None
+        self.init_headers({"content-type": "text/event-stream", "cache-control": "no-cache", **headers})
+        self._events = events
+        self._close = close
+        self._keep_alive_s = keep_alive_s
+        self._last_sent = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with aclosing(self._events):
+                await unless_disconnected(receive, self._send_all(send))
+        except ClientDisconnect:
+            pass  # what was to be done about it is done: the events are closed
+        finally:
+            self._close()
+
+    async def _send_all(self, send: Send) -> None:
+        clock = asyncio.get_running_loop().time
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._last_sent = clock()
+        keeper = asyncio.create_task(self._keep_alive(send))
+        try:
+            async for event in self._events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+                self._last_sent = clock()
+        finally:
+            keeper.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _keep_alive(self, send: Send) -> None:
+        """An empty comment after each silence, so that proxies keep the connection."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            silence = clock() - self._last_sent
+            if silence >= self._keep_alive_s:
+                await send({"type": "http.response.body", "body": b":\n\n", "more_body": True})
+                self._last_sent, silence = clock(), 0.0
+            await asyncio.sleep(self._keep_alive_s - silence)

@@ -1,0 +1,293 @@
+"""A router without shards: the real application over a scripted engine, called as a server calls it."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from text_generation_router.api.gate import Gate
+from text_generation_router.api.generation import Permits
+from text_generation_router.api.inference import Inference
+from text_generation_router.api.limits import LimitHits
+from text_generation_router.api.services import Services
+from text_generation_router.app import create_app
+from text_generation_router.config import RouterConfig
+from text_generation_router.errors import InferenceError
+from text_generation_router.metrics import Metrics
+from text_generation_router.scheduling.request import Finish, FinishReason, GenerationRequest, Token, TokenEvent
+from text_generation_router.text.chat_template import ChatTemplate
+from text_generation_router.text.tokenization import TextTokenizer
+from text_generation_router.text.validation import RequestLimits, Validator
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('no such role') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@dataclass
+class Script:
+    """What the fake engine does with every request."""
+
+    texts: tuple[str, ...] = (" there", "!")
+    logprobs: tuple[float, ...] = (-0.5, -0.25)
+    reason: FinishReason = FinishReason.LENGTH
+    last_is_special: bool = False
+    error_after: tuple[int, InferenceError] | None = None  # tokens, then this
+    hang_after: int | None = None  # tokens, then silence
+    stop_after: int | None = None  # tokens, then an end without `finish`
+
+
+class FakeStream:
+    def __init__(self, request: GenerationRequest, script: Script) -> None:
+        self.request, self.script = request, script
+        self.position = 0
+        self.cancelled = 0
+
+    def __aiter__(self) -> "FakeStream":
+        return self
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+    async def __anext__(self) -> TokenEvent:
+        await asyncio.sleep(0)
+        at, script = self.position, self.script
+        if at == script.hang_after:
+            await asyncio.Event().wait()
+        if script.error_after is not None and at == script.error_after[0]:
+            raise script.error_after[1]
+        if at in (script.stop_after, len(script.texts)):
+            raise StopAsyncIteration
+        self.position += 1
+        last = self.position == len(script.texts)
+        token = self._token(at, last)
+        top = (token,) * self.request.sampling.top_n_tokens
+        return TokenEvent(token, top, self._finish() if last else None)
+
+    def _token(self, at: int, last: bool) -> Token:
+        return Token(700 + at, self.script.texts[at], self.script.logprobs[at], last and self.script.last_is_special)
+
+    def _finish(self) -> Finish:
+        texts = self.script.texts[:-1] if self.script.last_is_special else self.script.texts
+        sampling = self.request.sampling
+        seed = None if sampling.is_greedy else sampling.seed
+        return Finish(self.script.reason, "".join(texts), len(self.script.texts), seed, 0.25, 0.5)
+
+
+@dataclass(frozen=True)
+class FakeInfo:
+    dtype: str = "torch.float32"
+    device_type: str = "cpu"
+
+
+@dataclass(frozen=True)
+class FakeLimits:
+    max_input_tokens: int = 40
+    max_total_tokens: int = 60
+    max_batch_total_tokens: int = 300
+
+
+class FakeEngine:
+    def __init__(self) -> None:
+        self.info, self.limits = FakeInfo(), FakeLimits()
+        self.script = Script()
+        self.scripts: list[Script] = []  # used up first, one per request
+        self.streams: list[FakeStream] = []
+        self.healthy = True
+
+    def submit(self, request: GenerationRequest) -> FakeStream:
+        stream = FakeStream(request, self.scripts.pop(0) if self.scripts else self.script)
+        self.streams.append(stream)
+        return stream
+
+    async def is_healthy(self) -> bool:
+        return self.healthy
+
+
+@dataclass
+class Answer:
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    chunks: list[bytes] = field(default_factory=list)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.chunks)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        """Parsed `data:` lines; `[DONE]` stays a string."""
+        lines = self.body.decode().split("\n\n")
+        assert lines.pop() == ""
+        assert all(line.startswith("data: ") for line in lines)
+        return [line[6:] if line == "data: [DONE]" else json.loads(line[6:]) for line in lines]
+
+
+class Server:
+    """The application and its parts. `leave_after`: the client goes away after that many body messages."""
+
+    def __init__(self, tokenizer: Tokenizer, **config: Any) -> None:
+        self.engine, self.metrics = FakeEngine(), Metrics()
+        limits = self.engine.limits
+        self.metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)
+        self.config = make_config(**config)
+        self.permits = Permits(self.config.max_concurrent_requests)
+        self.tokenizer = TextTokenizer(tokenizer, None, workers=1)
+        request_limits = RequestLimits(2, 4, 5, limits.max_input_tokens, limits.max_total_tokens)
+        inference = Inference(self.engine, Validator(self.tokenizer, request_limits), self.permits, self.metrics)
+        template = ChatTemplate(TEMPLATE, {})
+        self.gate, self.limit_hits = Gate(), LimitHits(self.metrics)
+        services = Services(
+            self.config,
+            self.engine,
+            inference,
+            self.metrics,
+            self.tokenizer,
+            template,
+            None,
+            "1.2.3",
+            self.gate,
+            self.limit_hits,
+        )
+        self.services = services
+        self.app = create_app(services)
+
+    def get(self, path: str, method: str = "GET", headers: dict[str, str] | None = None) -> Answer:
+        return asyncio.run(self.call(method, path, b"", headers or {}))
+
+    def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> Answer:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return asyncio.run(self.call("POST", path, content, headers))
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        headers: dict[str, str] | None = None,
+        leave_after: int | None = None,
+        pieces: Sequence[bytes] = (),
+    ) -> Answer:
+        headers = {"content-type": "application/json"} if headers is None else headers
+        answer, gone = Answer(), asyncio.Event()
+        if leave_after == 0:
+            asyncio.get_running_loop().call_later(0.05, gone.set)
+        parts = list(pieces) or [body]
+
+        async def receive() -> dict[str, Any]:
+            if parts:
+                part = parts.pop(0)
+                return {"type": "http.request", "body": part, "more_body": bool(parts)}
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                answer.status = message["status"]
+                answer.headers = {key.decode(): value.decode() for key, value in message["headers"]}
+            elif message.get("body"):
+                answer.chunks.append(message["body"])
+                if leave_after is not None and len(answer.chunks) >= leave_after:
+                    gone.set()
+
+        raw_headers = [(key.encode(), value.encode()) for key, value in headers.items()]
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": raw_headers,
+            "http_version": "1.1",
+            "scheme": "http",
+            "server": ("127.0.0.1", 80),
+        }
+        await asyncio.wait_for(self.app(scope, receive, send), 20)
+        return answer
+
+    def failures(self, err: str) -> float:
+        return self.metrics.registry.get_sample_value("tgi_request_failure_total", {"err": err}) or 0.0
+
+    def metric(self, name: str) -> float:
+        value = self.metrics.registry.get_sample_value(name)
+        assert value is not None
+        return value
+
+
+def make_config(**changes: Any) -> RouterConfig:
+    values: dict[str, Any] = {
+        "tokenizer_name": "local/model",
+        "revision": None,
+        "weights_cache_override": None,
+        "tokenizer_config_path": None,
+        "max_concurrent_requests": 4,
+        "max_best_of": 2,
+        "max_stop_sequences": 4,
+        "max_top_n_tokens": 5,
+        "max_client_batch_size": 3,
+        "max_input_tokens": None,
+        "max_total_tokens": None,
+        "waiting_served_ratio": 0.3,
+        "max_batch_prefill_tokens": 4096,
+        "max_batch_total_tokens": None,
+        "max_waiting_tokens": 20,
+        "max_batch_size": None,
+        "validation_workers": 1,
+        "payload_limit": 10_000,
+        "hostname": "127.0.0.1",
+        "port": 0,
+        "listen_fd": None,
+        "master_shard_uds_path": "/tmp/none-0",
+        "cors_allow_origin": (),
+        "json_output": False,
+        "log_level": "info",
+        "compute_type": "2-test-card",
+        "api_key_digests": (),
+        "closed_routes": False,
+        "max_connections": 100,
+        "stream_write_timeout": 30.0,
+        "graceful_termination_timeout": 90.0,
+        "launcher_fd": None,
+    }
+    return RouterConfig(**values | changes)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """Every byte is a token, and a few words are."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["hello world, hello there"] * 9, trainer)
+    return tokenizer
+
+
+@pytest.fixture
+def server(tokenizer: Tokenizer) -> Server:
+    return Server(tokenizer)
+
+
+@pytest.fixture(scope="session")
+def session_server(tokenizer: Tokenizer) -> Server:
+    """For property tests, which run many examples in one test."""
+    return Server(tokenizer)
+
+
+@pytest.fixture
+def make_server(tokenizer: Tokenizer) -> Any:
+    return lambda **config: Server(tokenizer, **config)

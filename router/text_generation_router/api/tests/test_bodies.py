@@ -1,0 +1,163 @@
+import asyncio
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+ROUTES = ("/generate", "/generate_stream", "/", "/tokenize", "/v1/completions", "/v1/chat/completions")
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"inputs": "a"',
+        b"\xff\xfe",
+        b'{"inputs": "\xff"}',
+        b'{"inputs": "\\ud800"}',
+        b'{"parameters": {"top_p": NaN}}',
+        b'{"parameters": {"top_p": 1e999}}',
+        b"[" * 5000,
+        b'{"a":' * 900 + b"[" * 900,
+    ],
+)
+def test_what_is_no_json_is_400(server, path, body):
+    answer = server.post(path, body)
+    assert answer.status == 400
+    assert answer.json["error_type"] == "invalid_json"
+    assert answer.json["error"].startswith("Failed to parse the request body as JSON: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/generate", {}, "inputs"),
+        ("/generate", {"inputs": 1}, "inputs"),
+        ("/generate", {"inputs": None}, "inputs"),
+        ("/generate", {"inputs": "a", "parameters": None}, "parameters"),
+        ("/generate", {"inputs": "a", "parameters": []}, "parameters"),
+        ("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 20.0}}, "parameters.max_new_tokens"),
+        ("/generate", {"inputs": "a", "parameters": {"max_new_tokens": "20"}}, "parameters.max_new_tokens"),
+        ("/generate", {"inputs": "a", "parameters": {"max_new_tokens": True}}, "parameters.max_new_tokens"),
+        ("/generate", {"inputs": "a", "parameters": {"max_new_tokens": -1}}, "parameters.max_new_tokens"),
+        ("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 2**32}}, "parameters.max_new_tokens"),
+        ("/generate", {"inputs": "a", "parameters": {"top_k": 2**31}}, "parameters.top_k"),
+        ("/generate", {"inputs": "a", "parameters": {"seed": 10**30}}, "parameters.seed"),
+        ("/generate", {"inputs": "a", "parameters": {"temperature": True}}, "parameters.temperature"),
+        ("/generate", {"inputs": "a", "parameters": {"temperature": 1e300}}, "parameters.temperature"),
+        ("/generate", {"inputs": "a", "parameters": {"do_sample": None}}, "parameters.do_sample"),
+        ("/generate", {"inputs": "a", "parameters": {"do_sample": 1}}, "parameters.do_sample"),
+        ("/generate", {"inputs": "a", "parameters": {"stop": None}}, "parameters.stop"),
+        ("/generate", {"inputs": "a", "parameters": {"stop": "x"}}, "parameters.stop"),
+        ("/generate", {"inputs": "a", "parameters": {"stop": ["x", 1]}}, "parameters.stop.1"),
+        ("/", {"inputs": "a", "stream": None}, "stream"),
+        ("/v1/completions", {"prompt": []}, "prompt"),
+        ("/v1/completions", {"prompt": [1, 2]}, "prompt.0"),
+        ("/v1/completions", {"prompt": "a", "logprobs": True}, "logprobs"),
+        ("/v1/chat/completions", {}, "messages"),
+        ("/v1/chat/completions", {"messages": []}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages.0.content"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"x": 1}]}]}, "messages.0.content"),
+        ("/v1/chat/completions", {"messages": "Hi"}, "messages"),
+    ],
+)
+def test_a_wrong_shape_is_422_and_names_the_field(server, path, body, field):
+    answer = server.post(path, body)
+    assert answer.status == 422
+    assert answer.json["error_type"] == "unprocessable"
+    prefix = f"Failed to deserialize the JSON body into the target type: {field}: "
+    assert answer.json["error"].startswith(prefix), answer.json
+    assert not server.engine.streams
+
+
+@pytest.mark.parametrize("body", [[], 1, "x", None, True])
+def test_a_body_that_is_no_object_is_422(server, body):
+    answer = server.post("/generate", body)
+    assert (answer.status, answer.json["error_type"]) == (422, "unprocessable")
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/jsonx", "application/x-www-form-urlencoded", ""])
+def test_another_content_type_is_415(server, kind):
+    headers = {} if kind is None else {"content-type": kind}
+    answer = server.post("/generate", {"inputs": "Hi"}, headers)
+    assert (answer.status, answer.json["error_type"]) == (415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "APPLICATION/JSON", "application/vnd.x+json"])
+def test_all_json_content_types_are_read(server, kind):
+    assert server.post("/generate", {"inputs": "Hi"}, {"content-type": kind}).status == 200
+
+
+def test_a_large_body_is_refused_by_its_announced_length(server):
+    for length in ("10001", "9" * 5000):
+        headers = {"content-type": "application/json", "content-length": length}
+        # The body itself is small: nobody looked at it.
+        answer = server.post("/generate", {"inputs": "Hi"}, headers)
+        assert (answer.status, answer.json["error_type"]) == (413, "payload_too_large")
+
+
+def test_a_large_body_without_a_length_is_refused_while_it_is_read(server):
+    pieces = [b"x" * 4000 for _ in range(50)]
+    answer = asyncio.run(server.call("POST", "/generate", b"", None, pieces=pieces))
+    assert answer.status == 413 and "10000 bytes" in answer.json["error"]
+
+
+def test_a_body_in_pieces_is_put_together(server):
+    content = json.dumps({"inputs": "Hi", "parameters": {}}).encode()
+    pieces = [content[at : at + 3] for at in range(0, len(content), 3)]
+    assert asyncio.run(server.call("POST", "/generate", b"", None, pieces=pieces)).status == 200
+
+
+def test_doubled_keys_and_nul_bytes_are_no_failure(server):
+    assert server.post("/generate", b'{"inputs":"a","inputs":"b\\u0000"}').status == 200
+
+
+def test_errors_show_nothing_of_what_was_sent(server):
+    canary = "canary-7f3a"
+    bodies = [
+        {"inputs": {canary: canary}},
+        {"inputs": "a", "parameters": {"top_k": canary}},
+        {"inputs": "a", "parameters": {"stop": [canary] * 9}},
+        {"messages": [{"role": canary, "content": 1}]},
+        {"prompt": {canary: 1}},
+        f'{{"inputs": "{canary}'.encode(),
+    ]
+    for body in bodies:
+        for path in ROUTES:
+            answer = server.post(path, body)
+            assert answer.status >= 400 or path == "/tokenize" or answer.headers["content-type"] == "text/event-stream"
+            assert canary.encode() not in answer.body or path == "/tokenize"
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+names = (
+    "inputs",
+    "stream",
+    "prompt",
+    "messages",
+    "stop",
+    "seed",
+    "logprobs",
+    "max_tokens",
+    "temperature",
+    "n",
+    "tools",
+)
+parameters = st.dictionaries(st.sampled_from(["top_k", "stop", "seed", "best_of", "truncate", "details"]), values)
+bodies = st.dictionaries(st.sampled_from(names), values) | st.fixed_dictionaries(
+    {"inputs": st.text(), "parameters": parameters}
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(body=bodies, path=st.sampled_from(ROUTES))
+def test_no_body_is_a_server_error(session_server, body, path):
+    answer = session_server.post(path, body)
+    assert answer.status in (200, 413, 422)

@@ -1,0 +1,51 @@
+import asyncio
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROUTES = ("/", "/generate", "/generate_stream", "/tokenize", "/v1/completions", "/v1/chat/completions")
+FILE = Path(__file__).parents[4] / "integration-tests" / "hostile.py"
+
+
+@pytest.fixture(scope="module")
+def hostile():
+    """The integration tests' bodies, which are no package."""
+    spec = importlib.util.spec_from_file_location("hostile", FILE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "hostile", module)  # where its dataclass looks itself up
+        spec.loader.exec_module(module)
+    return module
+
+
+def test_there_are_a_thousand_and_they_are_the_same_every_time(hostile):
+    bodies = hostile.bodies(seed=3)
+    assert bodies == hostile.bodies(seed=3) != hostile.bodies(seed=4)
+    assert len({(body.content, body.content_type) for body in bodies}) == len(bodies) >= 1000
+    assert sum(body.refused for body in bodies) >= 500
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_no_hostile_body_is_a_server_error_or_comes_back(make_server, hostile, path):
+    server = make_server(payload_limit=2_000_000)
+
+    async def run() -> list[str]:
+        return [wrong for body in hostile.bodies() if (wrong := await verdict(body))]
+
+    async def verdict(body) -> str:
+        headers = {"content-type": body.content_type}
+        answer = await server.call("POST", path, body.content, headers)
+        if answer.status >= 500 or (body.refused and not 400 <= answer.status < 500):
+            return f"{body.name}: {answer.status}"
+        if answer.status >= 400:
+            if set(answer.json) != {"error", "error_type"}:
+                return f"{body.name}: an error of another shape"
+            if hostile.CANARY.encode() in answer.body or b"Traceback" in answer.body:
+                return f"{body.name}: the answer tells more than it should"
+        return ""
+
+    assert asyncio.run(run()) == []
+    assert server.permits.left == server.config.max_concurrent_requests

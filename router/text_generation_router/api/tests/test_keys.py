@@ -1,0 +1,178 @@
+import asyncio
+import hashlib
+
+import pytest
+from fastapi import Response
+from starlette.routing import Route
+
+from text_generation_router.api.keys import digests_of, is_allowed
+from text_generation_router.errors import StartError
+
+KEY = "Secret-Key-1"
+DIGESTS = digests_of([KEY, "another"], None)
+ALWAYS_OPEN = {("GET", path) for path in ("/", "/health", "/ping", "/live", "/ready")}
+OPEN_BY_DEFAULT = {("GET", path) for path in ("/info", "/metrics", "/v1/models", "/docs", "/api-doc/openapi.json")}
+WRONG = (
+    {},
+    {"authorization": ""},
+    {"authorization": "Bearer"},
+    {"authorization": "Bearer "},
+    {"authorization": f"Bearer {KEY.lower()}"},
+    {"authorization": f"Bearer {KEY.upper()}"},
+    {"authorization": f"Bearer {KEY[:-1]}"},
+    {"authorization": f"Bearer {KEY}1"},
+    {"authorization": f"Bearer {KEY} another"},
+    {"authorization": f"Basic {KEY}"},
+    {"authorization": KEY},
+    {"authorization": f"Bearer{KEY}"},
+    {"x-api-key": KEY},
+    {"host": "127.0.0.1/health?"},
+    {"host": "x/health", "x-forwarded-prefix": "/health", "x-original-url": "/health"},
+)
+
+
+@pytest.fixture(scope="module")
+def guarded(tokenizer, session_server):
+    """Servers with keys, by whether their informative routes are closed."""
+    make = type(session_server)
+    return {closed: make(tokenizer, api_key_digests=DIGESTS, closed_routes=closed) for closed in (False, True)}
+
+
+def routes_of(server):
+    return [(method, route.path) for route in server.app.routes for method in sorted(route.methods)]
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_every_route_but_the_open_ones_needs_the_key(guarded, closed):
+    server = guarded[closed]
+    open_routes = ALWAYS_OPEN if closed else ALWAYS_OPEN | OPEN_BY_DEFAULT
+    routes = routes_of(server)
+    assert {("POST", "/generate"), ("POST", "/tokenize"), ("HEAD", "/metrics")} | OPEN_BY_DEFAULT <= set(routes)
+    for method, path in routes:
+        is_open = ("GET" if method == "HEAD" else method, path) in open_routes
+        for headers in WRONG:
+            answer = server.get(path, method, headers)
+            assert (answer.status != 401) == is_open, (method, path, headers)
+            if not is_open:
+                assert (answer.body, answer.headers["www-authenticate"]) == (b"", "Bearer")
+        answer = server.get(path, method, {"authorization": f"Bearer {KEY}"})
+        assert answer.status == (415 if method == "POST" else 200), (method, path)
+    assert not server.engine.streams
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize(
+    "path",
+    ["//v1/models", "/v1//models", "/V1/models", "/generate/", "/health/../generate", "/%2e/generate", "/docs/x", "*"],
+)
+def test_no_other_spelling_of_a_path_leads_in(guarded, closed, path):
+    for method in ("GET", "POST", "HEAD", "PUT", "TRACE"):
+        assert guarded[closed].get(path, method, {}).status in (401, 404)
+
+
+def test_a_route_added_later_is_closed(make_server):
+    server = make_server(api_key_digests=DIGESTS)
+
+    async def late() -> Response:
+        return Response(b"inside")
+
+    server.app.add_api_route("/late", late)
+    server.app.router.routes.append(Route("/later", late))
+    for path in ("/late", "/later"):
+        assert server.get(path).status == 401
+
+
+def test_the_right_key_generates_and_the_second_one_too(guarded):
+    for key, scheme in ((KEY, "Bearer"), ("another", "Bearer"), (KEY, "bEARER")):
+        headers = {"authorization": f"{scheme} {key}", "content-type": "application/json"}
+        assert guarded[True].post("/generate", {"inputs": "Hi"}, headers).status == 200
+
+
+def status_of(app, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> int:
+    """Of a request whose body must not be read."""
+
+    async def receive():
+        raise AssertionError("the body was read")
+
+    statuses: list[int] = []
+
+    async def send(message):
+        statuses.append(message.get("status"))
+
+    scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": b""}
+    asyncio.run(app(scope, receive, send))
+    return statuses[0]
+
+
+def test_nothing_of_the_body_is_read_without_a_key(guarded):
+    assert status_of(guarded[False].app, "POST", "/generate", [(b"content-type", b"application/json")]) == 401
+
+
+def test_preflight_requests_need_no_key(guarded):
+    answer = guarded[True].get("/generate", "OPTIONS", {"origin": "https://a.example"})
+    assert (answer.status, answer.headers["access-control-allow-headers"]) == (200, "content-type,authorization")
+
+
+def test_a_browser_may_read_the_refusal(guarded):
+    answer = guarded[True].get("/info", headers={"origin": "https://a.example"})
+    assert (answer.status, answer.headers["access-control-allow-origin"]) == (401, "*")
+
+
+def test_two_authorizations_are_none(guarded):
+    headers = [(b"authorization", f"Bearer {KEY}".encode()), (b"authorization", b"Bearer x")]
+    assert status_of(guarded[True].app, "GET", "/info", headers[:1]) == 200
+    assert status_of(guarded[True].app, "GET", "/info", headers) == 401
+
+
+def test_without_keys_nobody_is_asked(server):
+    assert server.post("/generate", {"inputs": "Hi"}).status == 200
+
+
+def test_every_key_is_compared():
+    compared = []
+
+    class Digests(list):
+        def __iter__(self):
+            for digest in super().__iter__():
+                compared.append(digest)
+                yield digest
+
+    assert is_allowed(f"Bearer {KEY}".encode(), Digests(DIGESTS)) and len(compared) == len(DIGESTS)
+
+
+def test_a_file_of_digests_is_read(tmp_path):
+    keys = [b"one", b"two", b"three"]
+    one, two, three = (hashlib.sha256(key).hexdigest() for key in keys)
+    file = tmp_path / "keys"
+    file.write_text(f"# people\n{one}\n\n  sha256:{two}  # the second\n{three.upper()}\n")
+    digests = digests_of(["four"], str(file))
+    assert len(digests) == 4
+    assert all(is_allowed(b"Bearer " + key, digests) for key in (*keys, b"four"))
+    assert not is_allowed(b"Bearer " + one.encode(), digests)
+
+
+@pytest.mark.parametrize("line", ["secret", "sha256:" + "g" * 64, "a" * 63, "a" * 65, "md5:" + "a" * 64])
+def test_a_bad_line_is_named_by_number_and_not_shown(tmp_path, line):
+    file = tmp_path / "keys"
+    file.write_text("#\n" + "a" * 64 + f"\n{line}\n")
+    with pytest.raises(StartError, match=f"--api-key-file {file} line 3 is no SHA-256 digest") as caught:
+        digests_of([], str(file))
+    assert line not in str(caught.value)
+
+
+def test_files_without_keys_are_named(tmp_path):
+    with pytest.raises(StartError, match="cannot be read"):
+        digests_of([], str(tmp_path / "none"))
+    (tmp_path / "empty").write_text("# nobody\n")
+    with pytest.raises(StartError, match="has no keys"):
+        digests_of([], str(tmp_path / "empty"))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(StartError, match="cannot be read"):
+        digests_of([], str(tmp_path / "binary"))
+
+
+@pytest.mark.parametrize("key", ["", "two words", "sch\u00f6n", "line\n"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key):
+    with pytest.raises(StartError, match="--api-key number 2 is empty or has characters") as caught:
+        digests_of(["good", key], None)
+    assert not key or key not in str(caught.value)

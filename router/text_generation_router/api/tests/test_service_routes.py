@@ -1,0 +1,125 @@
+import asyncio
+
+import pytest
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/ping", "/ready"])
+def test_health_is_an_empty_200_or_a_503(server, path):
+    answer = server.get(path)
+    assert (answer.status, answer.body) == (200, b"")
+    server.engine.healthy = False
+    answer = server.get(path)
+    assert (answer.status, answer.json) == (503, {"error": "unhealthy", "error_type": "healthcheck"})
+
+
+def test_a_server_that_stops_is_alive_and_not_ready_and_takes_no_requests(server):
+    server.gate.shut()
+    for method in ("GET", "HEAD"):
+        assert server.get("/live", method).status == 200 == server.get("/info", method).status
+        assert [server.get(path, method).status for path in ("/ready", "/health", "/ping", "/")] == [503] * 4
+    for path in ("/generate", "/generate_stream", "/tokenize", "/v1/completions", "/v1/chat/completions"):
+        answer = server.post(path, {"inputs": "Hi"})
+        assert (answer.status, answer.json["error_type"]) == (503, "unavailable")
+        assert (answer.headers["retry-after"], answer.headers["connection"]) == ("1", "close")
+
+
+def test_the_gate_knows_who_is_inside(server):
+    async def run() -> None:
+        server.engine.script.hang_after = 1
+        body = b'{"inputs": "Hi"}'
+        asking = [asyncio.create_task(server.call("POST", "/generate", body, leave_after=0)) for _ in range(3)]
+        while server.gate.inside < 3:
+            await asyncio.sleep(0)
+        assert not await server.gate.is_empty_within(0)
+        await asyncio.gather(*asking)
+        assert server.gate.inside == 0 and await server.gate.is_empty_within(0)
+
+    asyncio.run(run())
+
+
+def test_info_has_todays_fields_and_the_older_ones(server):
+    info = server.get("/info").json
+    assert (info["model_id"], info["model_sha"], info["router"]) == ("local/model", None, "text-generation-router")
+    assert info["max_input_tokens"] == info["max_input_length"] == 40
+    assert (info["max_total_tokens"], info["max_batch_total_tokens"]) == (60, 300)
+    assert (info["model_dtype"], info["model_device_type"], info["max_batch_size"]) == ("torch.float32", "cpu", None)
+
+
+def test_models_lists_the_one_that_is_served(server):
+    [model] = server.get("/v1/models").json["data"]
+    assert model == {"id": "local/model", "object": "model", "created": 0, "owned_by": "local/model"}
+
+
+def test_tokenize_counts_bytes(server):
+    tokens = server.post("/tokenize", {"inputs": "aé!", "parameters": {"truncate": 1}}).json
+    assert (tokens[0]["text"], tokens[0]["start"], tokens[0]["stop"]) == ("a", 0, 1)
+    assert (tokens[-1]["text"], tokens[-1]["start"], tokens[-1]["stop"]) == ("!", 3, 4)
+    assert list(tokens[0]) == ["id", "text", "start", "stop"]
+    assert server.post("/tokenize", {"inputs": ""}).body == b"[]"
+    assert server.metric("tgi_request_count_total") == 0
+
+
+def test_long_texts_are_tokenized_in_one_list(server):
+    text = "xyz " * 1500
+    tokens = server.post("/tokenize", {"inputs": text}).json
+    assert "".join(token["text"] for token in tokens) == text and len(tokens) > 4096
+
+
+def test_metrics_are_plain_text_and_move(server):
+    before = server.get("/metrics")
+    assert before.headers["content-type"] == "text/plain; charset=utf-8"
+    assert b"\ntgi_request_success 0\n" in before.body
+    server.post("/generate", {"inputs": "Hi"})
+    after = server.get("/metrics").body
+    for line in (b"tgi_request_count 1", b"tgi_request_success 1", b"tgi_request_generated_tokens_sum 2"):
+        assert line in after.splitlines()
+
+
+def test_head_works_where_get_does(server):
+    for path in (
+        "/",
+        "/health",
+        "/ping",
+        "/live",
+        "/ready",
+        "/info",
+        "/metrics",
+        "/v1/models",
+        "/docs",
+        "/api-doc/openapi.json",
+    ):
+        assert server.get(path, "HEAD").status == 200, path
+
+
+def test_unknown_paths_and_methods_have_empty_bodies(server):
+    answer = server.get("/nowhere")
+    assert (answer.status, answer.body) == (404, b"")
+    assert server.get("/info/").status == 404
+    for path, allowed in (("/generate", "POST"), ("/info", "GET,HEAD"), ("/", "GET,HEAD,POST")):
+        answer = server.get(path, "DELETE")
+        assert (answer.status, answer.body, answer.headers["allow"]) == (405, b"", allowed)
+
+
+def test_documentation_names_every_route_and_its_body(server):
+    page = server.get("/docs")
+    assert page.status == 200 and b"/api-doc/openapi.json" in page.body
+    document = server.get("/api-doc/openapi.json").json
+    assert document["info"]["title"] == "Text Generation Inference"
+    assert {"/", "/generate", "/generate_stream", "/v1/chat/completions", "/v1/completions"} <= set(document["paths"])
+    reference = document["paths"]["/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    assert document["components"]["schemas"][reference.rpartition("/")[2]]["properties"]["parameters"]
+
+
+def test_any_origin_may_read_by_default(server):
+    answer = server.get("/info", headers={"origin": "https://a.example"})
+    assert answer.headers["access-control-allow-origin"] == "*" and "origin" in answer.headers["vary"]
+    answer = server.get("/generate", "OPTIONS")
+    assert (answer.status, answer.headers["access-control-allow-methods"]) == (200, "GET,POST")
+    assert answer.headers["access-control-allow-headers"] == "content-type,authorization"
+
+
+def test_only_listed_origins_may_read(make_server):
+    server = make_server(cors_allow_origin=("https://a.example",))
+    allowed = server.get("/info", headers={"origin": "https://a.example"})
+    assert allowed.headers["access-control-allow-origin"] == "https://a.example"
+    assert "access-control-allow-origin" not in server.get("/info", headers={"origin": "https://b.example"}).headers

@@ -1,0 +1,101 @@
+"""The web application: routes, documentation, errors, cross-origin headers."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from pydantic.json_schema import models_json_schema
+from starlette.responses import JSONResponse
+
+from text_generation_router.api.chat import ChatRoutes
+from text_generation_router.api.completions import CompletionRoutes
+from text_generation_router.api.cors import Cors
+from text_generation_router.api.errors import add_error_handlers
+from text_generation_router.api.fields import Body
+from text_generation_router.api.gate import Gated
+from text_generation_router.api.generate import GenerateRoutes
+from text_generation_router.api.keys import Guard, OpenRoute
+from text_generation_router.api.schemas import ChatRequest, CompatGenerateRequest, CompletionRequest, GenerateRequest
+from text_generation_router.api.service import ServiceRoutes
+from text_generation_router.api.services import Services
+
+Endpoint = Callable[..., Awaitable[Response]]
+REQUESTS: tuple[type[Body], ...] = (GenerateRequest, CompatGenerateRequest, CompletionRequest, ChatRequest)
+SCHEMA_REF = "#/components/schemas/{model}"
+DOCUMENT_PATH = "/api-doc/openapi.json"
+
+
+def create_app(services: Services) -> FastAPI:
+    config = services.config
+    app = FastAPI(
+        title="Text Generation Inference",
+        version=services.version,
+        license_info={"name": "Apache 2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
+        docs_url=None,  # the documentation's routes are ours, so that a key may be asked for there too
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    generate, service = GenerateRoutes(services), ServiceRoutes(services)
+    add_post(app, "/", generate.compat_generate, CompatGenerateRequest)
+    add_post(app, "/generate", generate.generate, GenerateRequest)
+    add_post(app, "/generate_stream", generate.generate_stream, GenerateRequest)
+    add_post(app, "/tokenize", service.tokenize, GenerateRequest)
+    add_post(app, "/v1/completions", CompletionRoutes(services).completions, CompletionRequest)
+    add_post(app, "/v1/chat/completions", ChatRoutes(services).chat_completions, ChatRequest)
+    for path in ("/", "/health", "/ping", "/ready"):
+        add_get(app, path, service.health, open=True)
+    add_get(app, "/live", service.live, open=True)
+    for path, endpoint in (("/info", service.info), ("/metrics", service.metrics), ("/v1/models", service.models)):
+        add_get(app, path, endpoint, open=not config.closed_routes)
+    add_documentation(app, open=not config.closed_routes)
+    add_error_handlers(app, services.limit_hits)
+    app.add_middleware(Gated, gate=services.gate)
+    if config.api_key_digests:
+        app.add_middleware(Guard, digests=config.api_key_digests, routes=app.routes)
+    app.add_middleware(Cors, origins=config.cors_allow_origin)
+    return app
+
+
+def add_post(app: FastAPI, path: str, endpoint: Endpoint, schema: type[Body]) -> None:
+    """The endpoint parses the body by itself: its errors, its limit and its speed are part of the contract."""
+    content = {"application/json": {"schema": {"$ref": SCHEMA_REF.format(model=schema.__name__)}}}
+    documentation = {"requestBody": {"required": True, "content": content}}
+    app.add_api_route(path, endpoint, methods=["POST"], response_class=Response, openapi_extra=documentation)
+
+
+def add_get(app: FastAPI, path: str, endpoint: Endpoint, open: bool, in_schema: bool = True) -> None:
+    """`open`: needs no key, if there are any."""
+    kind = OpenRoute if open else APIRoute
+    for method, documented in (("GET", in_schema), ("HEAD", False)):
+        app.router.add_api_route(
+            path,
+            endpoint,
+            methods=[method],
+            response_class=Response,
+            include_in_schema=documented,
+            route_class_override=kind,
+        )
+
+
+def add_documentation(app: FastAPI, open: bool) -> None:
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = get_openapi(title=app.title, version=app.version, routes=app.routes, license_info=app.license_info)
+            _, definitions = models_json_schema([(model, "validation") for model in REQUESTS], ref_template=SCHEMA_REF)
+            schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    async def document(_: Request) -> Response:
+        return JSONResponse(app.openapi())  # it has 2**64, which the faster encoder refuses
+
+    async def page(_: Request) -> Response:
+        return get_swagger_ui_html(openapi_url=DOCUMENT_PATH, title=app.title)
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the schema
+    add_get(app, DOCUMENT_PATH, document, open, in_schema=False)
+    add_get(app, "/docs", page, open, in_schema=False)

@@ -1,0 +1,87 @@
+"""The router's settings: one frozen value, checked, built once in `cli.py`."""
+
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+
+from text_generation_router.errors import StartError
+
+POSITIVE = (
+    "validation_workers",
+    "max_concurrent_requests",
+    "max_batch_prefill_tokens",
+    "payload_limit",
+    "max_connections",
+    "stream_write_timeout",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    tokenizer_name: str  # a local directory or a hub id; also the `model_id` that routes report
+    revision: str | None
+    weights_cache_override: str | None  # a folder that has the model's files, whatever its name
+    tokenizer_config_path: str | None  # its chat template replaces the model's own
+    max_concurrent_requests: int
+    max_best_of: int
+    max_stop_sequences: int
+    max_top_n_tokens: int
+    max_client_batch_size: int
+    max_input_tokens: int | None  # None, here and below: decided at warm-up
+    max_total_tokens: int | None
+    waiting_served_ratio: float
+    max_batch_prefill_tokens: int
+    max_batch_total_tokens: int | None
+    max_waiting_tokens: int
+    max_batch_size: int | None  # None: no limit
+    validation_workers: int
+    payload_limit: int  # bytes
+    hostname: str
+    port: int
+    listen_fd: int | None  # a bound socket, inherited; replaces hostname and port
+    master_shard_uds_path: str
+    cors_allow_origin: tuple[str, ...]  # empty: any
+    json_output: bool
+    log_level: str
+    compute_type: str
+    api_key_digests: tuple[bytes, ...] = field(repr=False)  # empty: nobody needs a key
+    closed_routes: bool  # whether /info, /metrics, /v1/models and the documentation need a key too
+    max_connections: int
+    stream_write_timeout: float  # seconds
+    graceful_termination_timeout: float  # seconds
+    launcher_fd: int | None  # an inherited socket to the launcher; None: started by hand
+
+    def check(self) -> None:
+        """Raises StartError for values that contradict each other."""
+        for name in POSITIVE:
+            if getattr(self, name) <= 0:
+                raise StartError(f"`{name}` must be > 0")
+        if self.graceful_termination_timeout < 0:
+            raise StartError("`graceful_termination_timeout` must be >= 0")
+        if self.closed_routes and not self.api_key_digests:
+            raise StartError("--closed-routes needs keys: give --api-key or --api-key-file, or start without it")
+        if self.max_batch_size is not None and self.max_batch_size <= 0:
+            raise StartError("`max_batch_size` must be > 0")
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        inputs, total, batch = self.max_input_tokens, self.max_total_tokens, self.max_batch_total_tokens
+        if inputs is not None and total is not None and inputs >= total:
+            raise StartError("`max_input_tokens` must be < `max_total_tokens`")
+        if batch is None:
+            return
+        prefill = self.max_batch_prefill_tokens
+        if prefill > batch:
+            raise StartError(
+                f"`max_batch_prefill_tokens` must be <= `max_batch_total_tokens`. Given: {prefill} and {batch}"
+            )
+        if total is not None and total > batch:
+            raise StartError(f"`max_total_tokens` must be <= `max_batch_total_tokens`. Given: {total} and {batch}")
+
+
+def is_address(hostname: str) -> bool:
+    """Whether it can be bound as it is. Containers set HOSTNAME to their name, which cannot."""
+    try:
+        ip_address(hostname)
+    except ValueError:
+        return False
+    return True

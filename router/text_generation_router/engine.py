@@ -1,0 +1,362 @@
+"""Drives the shards: one loop that keeps two steps in flight and turns their answers into tokens for the requests.
+
+Shards may die at any time. What a request is, is known here alone: a new generation of shards gets all that are under
+way as prompts of what they have said so far, and their streams go on.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from text_generation_router.errors import (
+    GenerationError,
+    IncompleteGenerationError,
+    ShardsError,
+    StepAbortedError,
+    StepFailedError,
+    ValidationError,
+    WarmupRefusedError,
+)
+from text_generation_router.generation import GenerationStream
+from text_generation_router.generations import Generations
+from text_generation_router.metrics import Metrics
+from text_generation_router.scheduling.request import GenerationRequest, Token
+from text_generation_router.scheduling.running import Running
+from text_generation_router.scheduling.scheduler import Limits, Scheduler
+from text_generation_router.scheduling.step import ForwardStep, Step
+from text_generation_router.shards import ModelInfo, ShardGroup, StepAnswer
+from text_generation_router.step_metrics import StepMetrics
+from text_generation_router.text.detokenization import Vocabulary
+
+log = logging.getLogger("text_generation_router")
+
+# One runs, one waits behind it: a shard never waits for the router.
+MAX_IN_FLIGHT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the user may set; None: as the warm-up finds."""
+
+    max_input_tokens: int | None
+    max_total_tokens: int | None
+    max_batch_prefill_tokens: int
+    max_batch_total_tokens: int | None
+    max_concurrent_requests: int
+    waiting_served_ratio: float
+    max_waiting_tokens: int
+    max_batch_size: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLimits:
+    max_input_tokens: int
+    max_total_tokens: int
+    max_batch_total_tokens: int
+
+
+@dataclass(slots=True)
+class InFlight:
+    step: Step
+    answer: asyncio.Task[StepAnswer | None]
+    sent_s: float
+
+
+class Engine:
+    """Owns the scheduler. `submit` and `cancel` belong to the event loop's thread, like everything here.
+
+    `info` and `limits` are those of the newest generation; they exist once `start` has returned. `failed` is done when
+    nothing can be generated any more, by anybody.
+    """
+
+    info: ModelInfo
+    limits: TokenLimits
+
+    def __init__(
+        self,
+        generations: Generations,
+        config: EngineConfig,
+        make_vocabulary: Callable[[ModelInfo], Vocabulary],
+        metrics: Metrics,
+    ) -> None:
+        self.on_limits: Callable[[TokenLimits], None] = lambda limits: None
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._generations = generations
+        self._config = config
+        self._make_vocabulary = make_vocabulary
+        self._metrics = metrics
+        self._counts = StepMetrics(metrics)
+        self._scheduler = Scheduler(
+            Limits(
+                capacity=0,
+                max_rows=config.max_concurrent_requests,
+                max_batch_prefill_tokens=config.max_batch_prefill_tokens,
+                waiting_served_ratio=config.waiting_served_ratio,
+                max_waiting_tokens=config.max_waiting_tokens,
+                max_batch_size=config.max_batch_size,
+            )
+        )
+        self._shards: ShardGroup | None = None  # None while there are none that are ready
+        self._confirmed = False  # whether this generation has made a token
+        self._lost_s: float | None = None  # when the last one was lost
+        self._streams: dict[int, GenerationStream] = {}
+        self._in_flight: deque[InFlight] = deque()
+        self._forwards = 0  # how many of those in flight are forward steps
+        self._answered = 0  # the newest step that has answered
+        self._work = asyncio.Event()
+        self._started = asyncio.Event()
+        self._ended = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns when the first shards are ready. ShardsError: there will be none."""
+        self._task = asyncio.create_task(self._run(), name="engine")
+        ready = asyncio.create_task(self._started.wait())
+        try:
+            await asyncio.wait([self._task, ready], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ready.cancel()
+        if self._task.done():
+            self._task.result()
+
+    def submit(self, request: GenerationRequest) -> GenerationStream:
+        """Queues a validated request. ValidationError if it does not fit the shards of now; IncompleteGenerationError
+        if there will be no others."""
+        if self._ended:
+            raise IncompleteGenerationError
+        if len(request.input_ids) + request.max_new_tokens > self.limits.max_batch_total_tokens:
+            raise ValidationError(
+                f"`inputs` tokens + `max_new_tokens` must be <= {self.limits.max_batch_total_tokens}. Given:"
+                f" {len(request.input_ids)} `inputs` tokens and {request.max_new_tokens} `max_new_tokens`"
+            )
+        running = self._scheduler.add(request)
+        stream = GenerationStream(running, self._vocabulary, self._cancel, self._work.set)
+        self._streams[running.id] = stream
+        self._counts.waiting(self._scheduler)
+        self._work.set()
+        return stream
+
+    async def is_healthy(self) -> bool:
+        return self._shards is not None and await self._shards.is_healthy()
+
+    async def close(self) -> None:
+        """Finishes nothing: whoever still waits is told that the generation is incomplete. May be called again."""
+        self._ended = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._drop_in_flight()
+        for stream in self._streams.values():
+            stream.fail(IncompleteGenerationError())
+        self._streams.clear()
+        if self._shards is not None:
+            await self._shards.close()
+            self._shards = None
+        await self._generations.close()
+
+    async def _drop_in_flight(self) -> None:
+        answers = [sent.answer for sent in self._in_flight]
+        self._in_flight.clear()
+        self._forwards = 0
+        for answer in answers:
+            answer.cancel()
+        await asyncio.gather(*answers, return_exceptions=True)
+
+    def _cancel(self, request: Running) -> None:
+        """The client is gone."""
+        if self._streams.pop(request.id, None) is not None:
+            self._metrics.request_failure.labels(err="dropped").inc()
+            self._scheduler.end(request, self._answered)
+            self._counts.waiting(self._scheduler)
+            self._work.set()
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                shards = await self._generations.next()
+                try:
+                    await self._warm_up(shards)
+                    await self._drive(shards)
+                except ShardsError as error:
+                    if isinstance(error, WarmupRefusedError) and not self._started.is_set():
+                        raise
+                    await self._lose(shards, str(error))
+        except Exception as error:
+            if not self._started.is_set():
+                raise  # `start` waits for it
+            if isinstance(error, ShardsError):
+                log.error("%s", error)
+            else:
+                log.exception("the engine failed")
+            self._fail_all(f"Server error: {error if isinstance(error, ShardsError) else type(error).__name__}")
+            self.failed.set_result(None)
+
+    async def _warm_up(self, shards: ShardGroup) -> None:
+        config = self._config
+        log.info("Warming up model")
+        capacity = await shards.warmup(
+            config.max_batch_prefill_tokens,
+            config.max_total_tokens,
+            config.max_concurrent_requests,
+            config.max_batch_total_tokens,
+        )
+        log.info("Setting max batch total tokens to %d", capacity.slots)
+        max_total = config.max_total_tokens or capacity.max_total_tokens
+        self.info = shards.info
+        self.limits = TokenLimits(config.max_input_tokens or max_total - 1, max_total, capacity.slots)
+        self._vocabulary = self._make_vocabulary(shards.info)
+        self._metrics.batch_max_total_tokens.set(capacity.slots)
+        for request in self._scheduler.begin_generation(capacity.slots):
+            self._fail(request, f"Server error: the shards came back with room for {capacity.slots} tokens only")
+        self._answered, self._confirmed = 0, False
+        if self._lost_s is not None:
+            self._metrics.shard_recovery_duration.observe(time.perf_counter() - self._lost_s)
+            self._lost_s = None
+        self._shards = shards
+        self.on_limits(self.limits)
+        self._started.set()
+
+    async def _drive(self, shards: ShardGroup) -> None:
+        """Steps, until the shards are lost: raises ShardsError then, and at no other time."""
+        stepping = asyncio.create_task(self._step_for_ever(), name="steps")
+        try:
+            ends: list[asyncio.Future[Any]] = [stepping, shards.lost]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if stepping.done():
+                stepping.result()
+            raise ShardsError(shards.lost.result())
+        finally:
+            stepping.cancel()
+            await asyncio.gather(stepping, return_exceptions=True)
+
+    async def _step_for_ever(self) -> None:
+        while True:
+            while self._forwards < MAX_IN_FLIGHT and (step := self._scheduler.next_step()):
+                self._send(step)  # decided without knowing the tokens of the step before it
+            if self._in_flight:
+                await self._receive()
+            else:
+                self._rest()
+                await self._work.wait()
+            self._work.clear()
+
+    async def _lose(self, shards: ShardGroup, reason: str) -> None:
+        """The group is gone, and with it every row: all requests go back to the queue, and wait for the next one."""
+        log.error("shards of generation %d are lost: %s", shards.generation, reason)
+        self._shards = None
+        self._metrics.shard_losses.inc()
+        self._lost_s = self._lost_s or time.perf_counter()
+        self._generations.lost(shards, reason)
+        # Only what ran may be to blame: the oldest step that has not answered.
+        oldest = self._in_flight[0].step if self._in_flight else None
+        aboard = oldest.request_ids if isinstance(oldest, ForwardStep) else ()
+        await self._drop_in_flight()
+        await shards.close()
+        self._put_back(aboard, f"the shards died twice while they worked on this request: {reason}")
+
+    def _send(self, step: Step) -> None:
+        assert self._shards is not None
+        now = time.perf_counter()
+        self._in_flight.append(InFlight(step, asyncio.create_task(self._shards.run(step)), now))
+        if isinstance(step, ForwardStep):
+            self._forwards += 1
+            self._counts.sent(step, self._scheduler)
+            for chunk in step.chunks:
+                if chunk.first and (stream := self._streams.get(chunk.request_id)):
+                    stream.begin(now)
+
+    async def _receive(self) -> None:
+        """The answer of the oldest step in flight, and what follows from it."""
+        oldest = self._in_flight[0]  # stays there until it has answered, so that a loss finds it
+        try:
+            answer = await oldest.answer
+        except StepFailedError as error:
+            await self._start_again(oldest.step, str(error))
+            return
+        self._in_flight.popleft()
+        if isinstance(oldest.step, ForwardStep):
+            self._forwards -= 1
+        received = time.perf_counter()
+        if answer is not None and isinstance(oldest.step, ForwardStep):
+            self._take_tokens(answer, received)
+            self._counts.answered(oldest.step, answer, oldest.sent_s, received)
+        else:
+            self._counts.filtered(oldest.sent_s, received)
+        self._answered = oldest.step.number
+        self._scheduler.answered(self._answered)
+
+    def _take_tokens(self, answer: StepAnswer, now: float) -> None:
+        first_top = 0
+        logprobs = answer.logprobs.tolist()
+        self._note_confirmed(answer)
+        for i, request_id in enumerate(answer.request_ids):
+            tops, first_top = slice(first_top, first_top + answer.top_counts[i]), first_top + answer.top_counts[i]
+            if request_id in answer.not_finite_ids:
+                self._end_not_finite(request_id, answer.number)
+                continue
+            running = self._scheduler.confirm(request_id, answer.token_ids[i])
+            stream = self._streams.get(request_id)
+            if running is None or stream is None:
+                continue  # it ended while this step was in flight
+            top_tokens = self._top_tokens(answer, tops) if tops.stop > tops.start else ()
+            if stream.push(answer.token_ids[i], logprobs[i], top_tokens, now):
+                del self._streams[request_id]
+                self._scheduler.end(running, answer.number)
+
+    def _note_confirmed(self, answer: StepAnswer) -> None:
+        if not self._confirmed and answer.request_ids and self._shards is not None:
+            self._confirmed = True
+            self._generations.confirmed(self._shards)
+
+    def _end_not_finite(self, request_id: int, number: int) -> None:
+        """The model made no numbers of it. Nobody else is touched."""
+        if (stream := self._streams.get(request_id)) is not None:
+            self._scheduler.end(stream.running, number)
+            self._fail(stream.running, "the model's logits for it are not finite (NaN or infinity)")
+
+    def _top_tokens(self, answer: StepAnswer, rows: slice) -> tuple[Token, ...]:
+        pairs = zip(answer.top_ids[rows], answer.top_logprobs[rows].tolist(), strict=True)
+        vocabulary = self._vocabulary
+        return tuple(Token(i, vocabulary.text_of(i), logprob, i in vocabulary.special_ids) for i, logprob in pairs)
+
+    async def _start_again(self, failed: Step, reason: str) -> None:
+        """Step `failed` raised in a shard, and nothing behind it was run: everybody starts again, nobody else pays."""
+        log.error("%s: starting all running requests again", reason)
+        if isinstance(failed, ForwardStep):
+            self._counts.failed(failed)
+        while len(self._in_flight) > 1:
+            with suppress(StepAbortedError, StepFailedError):
+                await self._in_flight[1].answer
+            del self._in_flight[1]
+        self._in_flight.clear()
+        self._forwards = 0
+        self._put_back(failed.request_ids if isinstance(failed, ForwardStep) else (), reason)
+        self._send(self._scheduler.clear())
+
+    def _put_back(self, blamed: Iterable[int], reason: str) -> None:
+        running = self._scheduler.num_running
+        given_up = self._scheduler.put_back(blamed)
+        for request in given_up:
+            self._fail(request, f"Server error: {reason}")
+        self._metrics.request_resumes.inc(running - len(given_up))
+        self._counts.waiting(self._scheduler)
+
+    def _fail(self, request: Running, reason: str) -> None:
+        """Tells the client of a request that the scheduler has ended."""
+        self._metrics.request_failure.labels(err="generation").inc()
+        self._streams.pop(request.id).fail(GenerationError(reason))
+
+    def _fail_all(self, reason: str) -> None:
+        self._ended, self._shards = True, None
+        for stream in list(self._streams.values()):
+            self._fail(stream.running, reason)
+
+    def _rest(self) -> None:
+        self._counts.resting(self._scheduler)
+        if self._scheduler.is_idle and self._scheduler.slots.num_used:
+            log.error("%d token slots are held by nobody", self._scheduler.slots.num_used)

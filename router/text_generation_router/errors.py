@@ -1,0 +1,161 @@
+"""Everything that can be wrong with a request, in one small tree. `api/errors.py` turns it into HTTP."""
+
+
+class InferenceError(Exception):
+    """Carries TGI's `error` text, `error_type` and HTTP status; `label` is the `err` of tgi_request_failure."""
+
+    error_type: str
+    status: int
+    label: str
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
+class ValidationError(InferenceError):
+    error_type, status, label = "validation", 422, "validation"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Input validation error: {reason}")
+
+
+class TemplateError(InferenceError):
+    error_type, status, label = "template_error", 422, "template"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Template error: {reason}")
+
+
+class OverloadedError(InferenceError):
+    error_type, status, label = "overloaded", 429, "overloaded"
+
+    def __init__(self) -> None:
+        super().__init__("Model is overloaded")
+
+
+class GenerationError(InferenceError):
+    error_type, status, label = "generation", 424, "generation"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Request failed during generation: {reason}")
+
+
+class IncompleteGenerationError(InferenceError):
+    error_type, status, label = "incomplete_generation", 500, "incomplete"
+
+    def __init__(self) -> None:
+        super().__init__("Incomplete generation")
+
+
+class IncompleteStreamError(InferenceError):
+    error_type, status, label = "incomplete_generation_stream", 500, "incomplete"
+
+    def __init__(self) -> None:
+        super().__init__("Incomplete generation stream")
+
+
+class SuffixError(InferenceError):
+    error_type, status, label = "suffix not supported", 422, "validation"
+
+    def __init__(self) -> None:
+        super().__init__("Suffix is not supported and can be achieved by preprocessing the prompt.")
+
+
+class TooManyPromptsError(InferenceError):
+    error_type, status, label = "batch size exceeded", 422, "validation"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"Number of prompts exceeds the maximum allowed batch size of {limit}")
+
+
+class UnhealthyError(InferenceError):
+    error_type, status, label = "healthcheck", 503, "healthcheck"
+
+    def __init__(self) -> None:
+        super().__init__("unhealthy")
+
+
+class ShuttingDownError(InferenceError):
+    error_type, status, label = "unavailable", 503, "unavailable"
+
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down: send the request again, to another one")
+
+
+class TooManyConnectionsError(InferenceError):
+    error_type, status, label = "unavailable", 503, "unavailable"
+
+    def __init__(self) -> None:
+        super().__init__("Too many connections are open: try again later")
+
+
+class RequestTimeoutError(InferenceError):
+    error_type, status, label = "timeout", 408, "timeout"
+
+    def __init__(self, part: str, seconds: float) -> None:
+        super().__init__(f"The request's {part} did not arrive within {seconds:g} seconds")
+
+
+class HeadersTooLargeError(InferenceError):
+    error_type, status, label = "headers_too_large", 431, "headers"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The request's headers are too large, send at most {limit} bytes")
+
+
+class BodyError(InferenceError):
+    """The body is no request. Not counted in tgi_request_failure: nothing was asked yet."""
+
+    label = "body"
+
+
+class UnsupportedMediaTypeError(BodyError):
+    error_type, status = "unsupported_media_type", 415
+
+    def __init__(self) -> None:
+        super().__init__("Expected request with `Content-Type: application/json`")
+
+
+class PayloadTooLargeError(BodyError):
+    error_type, status = "payload_too_large", 413
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"Failed to buffer the request body: length limit exceeded, send at most {limit} bytes")
+
+
+class InvalidJsonError(BodyError):
+    error_type, status = "invalid_json", 400
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Failed to parse the request body as JSON: {reason}")
+
+
+class UnprocessableError(BodyError):
+    """Valid JSON of the wrong shape. `path` names the field, as `parameters.top_k`; "" is the body itself."""
+
+    error_type, status = "unprocessable", 422
+
+    def __init__(self, path: str, reason: str) -> None:
+        where = f"{path}: " if path else ""
+        super().__init__(f"Failed to deserialize the JSON body into the target type: {where}{reason}")
+
+
+class StartError(Exception):
+    """Why the router cannot start: one line that says what, why and what to do. `cli.py` prints it and exits 1."""
+
+
+class ShardsError(Exception):
+    """The shards cannot be reached, or answered something they should not: they are of no use any more."""
+
+
+class WarmupRefusedError(ShardsError):
+    """What the flags ask for does not fit the model or the memory: the same shards will refuse it again."""
+
+
+class StepFailedError(ShardsError):
+    """A step raised in a shard. Its rows are void, and the shard goes on after a ClearCache."""
+
+
+class StepAbortedError(ShardsError):
+    """A step was not run, because one before it failed or did not come."""

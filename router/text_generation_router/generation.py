@@ -1,0 +1,114 @@
+"""One request's stream of tokens, from the engine that makes them to the handler that sends them."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+from text_generation_router.errors import IncompleteGenerationError, InferenceError
+from text_generation_router.scheduling.request import Finish, FinishReason, Token, TokenEvent
+from text_generation_router.scheduling.running import Running
+from text_generation_router.text.detokenization import TextStream, Vocabulary
+
+# Tokens (best tokens beside them included) that may wait for a slow reader, some 100 KB: then its request pauses until
+# half of them are read. One who never reads is cut off by the write deadline.
+MAX_UNREAD = 512
+
+
+class GenerationStream:
+    """An async iterator of TokenEvent, whose last one has `finish`; raises InferenceError when the request fails.
+
+    `cancel` belongs into the reader's `finally`.
+    """
+
+    def __init__(
+        self,
+        running: Running,
+        vocabulary: Vocabulary,
+        on_cancel: Callable[[Running], None],
+        on_read: Callable[[], None],
+    ) -> None:
+        request = running.request
+        self.running = running
+        self._vocabulary = vocabulary
+        self._on_cancel = on_cancel
+        self._on_read = on_read  # a paused request may go on
+        self._unread = 0
+        self._text = TextStream(vocabulary, request.input_ids, request.stop)
+        self._events: deque[TokenEvent] = deque()
+        self._error: InferenceError | None = None
+        self._finished = False  # no more events will come
+        self._changed = asyncio.Event()
+        self._queued_s = time.perf_counter()
+        self._begun_s: float | None = None
+
+    def __aiter__(self) -> "GenerationStream":
+        return self
+
+    async def __anext__(self) -> TokenEvent:
+        while not self._events:
+            if self._error is not None:
+                raise self._error
+            if self._finished:
+                raise StopAsyncIteration
+            self._changed.clear()
+            await self._changed.wait()
+        event = self._events.popleft()
+        self._unread -= 1 + len(event.top_tokens)
+        if self.running.paused and self._unread <= MAX_UNREAD // 2:
+            self.running.paused = False
+            self._on_read()
+        return event
+
+    def cancel(self) -> None:
+        """Its reader is gone, or satisfied. May be called at any time, any number of times."""
+        self._on_cancel(self.running)
+        if not self._finished:
+            self.fail(IncompleteGenerationError())
+
+    # What follows is the engine's side.
+
+    def begin(self, now: float) -> None:
+        """Its first step has been decided. A request that starts again has begun before."""
+        if self._begun_s is None:
+            self._begun_s = now
+
+    def fail(self, error: InferenceError) -> None:
+        self._error = error
+        self._finished = True
+        self._changed.set()
+
+    def push(self, token_id: int, logprob: float, top_tokens: tuple[Token, ...], now: float) -> bool:
+        """Takes a confirmed token. Returns whether it was the last one."""
+        text, stopped = self._text.push(token_id)
+        reason = self._finish_reason(token_id, stopped)
+        if reason is not None and not stopped:
+            text += self._text.flush()
+        token = Token(token_id, text, logprob, token_id in self._vocabulary.special_ids)
+        self._events.append(TokenEvent(token, top_tokens, self._finish(reason, now) if reason else None))
+        self._unread += 1 + len(top_tokens)
+        self.running.paused = self._unread >= MAX_UNREAD
+        self._finished = reason is not None
+        self._changed.set()
+        return self._finished
+
+    def _finish_reason(self, token_id: int, stopped: bool) -> FinishReason | None:
+        """TGI's precedence."""
+        request = self.running.request
+        if len(self.running.output_ids) >= request.max_new_tokens:
+            return FinishReason.LENGTH
+        if token_id in self._vocabulary.eos_ids and not request.ignore_eos:
+            return FinishReason.EOS_TOKEN
+        return FinishReason.STOP_SEQUENCE if stopped else None
+
+    def _finish(self, reason: FinishReason, now: float) -> Finish:
+        sampling = self.running.request.sampling
+        begun = self._begun_s if self._begun_s is not None else now
+        return Finish(
+            reason,
+            self._text.text(),
+            len(self.running.output_ids),
+            None if sampling.is_greedy else sampling.seed,
+            begun - self._queued_s,
+            now - begun,
+        )

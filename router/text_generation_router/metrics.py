@@ -1,0 +1,188 @@
+"""TGI's Prometheus metrics: same names, labels, buckets and bytes, so its dashboards keep working.
+
+prometheus_client holds the numbers; `render` prints them, because its own printer renames counters to `*_total`.
+Every series exists from the start, at zero.
+"""
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import Metric
+from prometheus_client.samples import Sample
+
+CONTENT_TYPE = "text/plain; charset=utf-8"
+METHODS = ("prefill", "decode")
+
+
+class Limit(StrEnum):
+    """What a client ran into; the values of tgi_router_limit_hits."""
+
+    CONNECTIONS = "connections"
+    HEADER_SIZE = "header_size"
+    HEADER_TIME = "header_time"
+    BODY_SIZE = "body_size"
+    BODY_TIME = "body_time"
+    WRITE_TIME = "write_time"
+    PIPELINE = "pipeline"
+
+
+def duration_buckets() -> list[float]:
+    """Seconds: 0.00015 to 145.6, each 1.5 times the one before."""
+    bounds, value = [], 0.0001
+    for _ in range(35):
+        value *= 1.5
+        bounds.append(value)
+    return bounds
+
+
+def hundredths(maximum: int) -> list[float]:
+    return [maximum / 100 * step for step in range(1, 101)]
+
+
+class Metrics:
+    """All instruments. A description is printed as HELP; those that TGI does not describe have none."""
+
+    # Made by set_limits: their buckets need limits that only warm-up knows.
+    request_input_length: Histogram
+    request_max_new_tokens: Histogram
+    request_generated_tokens: Histogram
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._add_request_metrics()
+        self._add_batch_metrics()
+        self._add_shard_metrics()
+
+    def set_limits(self, max_input_tokens: int, max_total_tokens: int) -> None:
+        """To be called once, after warm-up and before the first request."""
+        self.request_input_length = self._histogram(
+            "tgi_request_input_length", "Prompt tokens of each validated request", hundredths(max_input_tokens)
+        )
+        self.request_max_new_tokens = self._histogram(
+            "tgi_request_max_new_tokens", "New tokens each request may make", hundredths(max_total_tokens)
+        )
+        self.request_generated_tokens = self._histogram(
+            "tgi_request_generated_tokens", "Tokens made by each finished request", hundredths(max_total_tokens)
+        )
+
+    def _add_request_metrics(self) -> None:
+        self.request_count = self._counter("tgi_request_count", "Requests received")
+        self.request_success = self._counter("tgi_request_success", "Requests answered in full")
+        errors = ("overloaded", "validation", "template", "generation", "incomplete", "dropped")
+        self.request_failure = self._counter("tgi_request_failure", "", err=errors)
+        self.request_duration = self._duration("tgi_request_duration", "Seconds from receipt to the last token")
+        self.request_validation_duration = self._duration(
+            "tgi_request_validation_duration", "Seconds from receipt to the queue"
+        )
+        self.request_queue_duration = self._duration("tgi_request_queue_duration", "Seconds in the queue")
+        self.request_inference_duration = self._duration(
+            "tgi_request_inference_duration", "Seconds from the first step to the last token"
+        )
+        self.request_mean_time_per_token_duration = self._duration(
+            "tgi_request_mean_time_per_token_duration", "Mean seconds per generated token of a request"
+        )
+        # A summary in TGI, for which its own dashboard has only histogram queries.
+        self.request_skipped_tokens = self._histogram(
+            "tgi_request_skipped_tokens", "Speculated tokens accepted per generation message", [0.0]
+        )
+        self.queue_size = self._gauge("tgi_queue_size", "Requests waiting in the queue")
+
+    def _add_batch_metrics(self) -> None:
+        self.batch_next_size = self._histogram(
+            "tgi_batch_next_size", "Size of each batch leaving the queue", [float(size) for size in range(1, 1025)]
+        )
+        self.batch_current_size = self._gauge("tgi_batch_current_size", "Requests in the running batch")
+        self.batch_current_max_tokens = self._gauge(
+            "tgi_batch_current_max_tokens", "Tokens the running batch may grow to"
+        )
+        self.batch_max_total_tokens = self._gauge("tgi_batch_max_total_tokens", "Tokens all running requests may hold")
+        self.batch_concat = self._counter("tgi_batch_concat", "", reason=("backpressure", "wait_exceeded", "chunking"))
+        self.batch_inference_count = self._counter("tgi_batch_inference_count", "Steps sent", method=METHODS)
+        self.batch_inference_success = self._counter("tgi_batch_inference_success", "Steps answered", method=METHODS)
+        self.batch_inference_failure = self._counter("tgi_batch_inference_failure", "", method=METHODS)
+        self.batch_inference_duration = self._duration(
+            "tgi_batch_inference_duration", "Seconds from sending a step to its tokens being sent on", METHODS
+        )
+        self.batch_forward_duration = self._duration(
+            "tgi_batch_forward_duration", "Seconds a shard computes a step, sampling included", METHODS
+        )
+        self.batch_decode_duration = self._duration(
+            "tgi_batch_decode_duration", "Seconds from ids to text and stop checks", METHODS
+        )
+        self.batch_filter_duration = self._duration(
+            "tgi_batch_filter_duration", "Seconds to send tokens on and to filter the batch", METHODS
+        )
+        self.batch_concat_duration = self._duration("tgi_batch_concat_duration", "", ("decode",))
+
+    def _add_shard_metrics(self) -> None:
+        """Our own, which TGI does not have."""
+        self.shard_decode_steps = self._counter("tgi_shard_decode_steps", "Decode steps answered by the shards")
+        self.shard_overlapped_steps = self._counter(
+            "tgi_shard_overlapped_steps", "Decode steps whose successor was queued when they ended"
+        )
+        self.shard_step_gap_duration = self._duration(
+            "tgi_shard_step_gap_duration", "Seconds the shard had nothing to run before a step"
+        )
+        self.shard_losses = self._counter("tgi_shard_losses", "Groups of shards that died, hung or were given up")
+        self.shard_recovery_duration = self._duration(
+            "tgi_shard_recovery_duration", "Seconds from the loss of a group to the readiness of the next"
+        )
+        self.request_resumes = self._counter(
+            "tgi_request_resumes", "Times that a running request was put back, to go on where it stood"
+        )
+        self.slots_used = self._gauge("tgi_slots_used", "Token slots held by requests")
+        self.limit_hits = self._counter(
+            "tgi_router_limit_hits", "Requests and connections ended by a limit", limit=tuple(Limit)
+        )
+
+    def _counter(self, name: str, text: str, **labels: Sequence[str]) -> Counter:
+        """At most one label; its values are the keyword's."""
+        counter = Counter(name, text, labels.keys(), registry=self.registry)
+        for label, values in labels.items():
+            for value in values:
+                counter.labels(**{label: value})
+        return counter
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(name, text, buckets=buckets, registry=self.registry)
+
+    def _duration(self, name: str, text: str, methods: Sequence[str] = ()) -> Histogram:
+        labels = ("method",) if methods else ()
+        histogram = Histogram(name, text, labels, buckets=duration_buckets(), registry=self.registry)
+        for method in methods:
+            histogram.labels(method=method)
+        return histogram
+
+
+def render(registry: CollectorRegistry) -> str:
+    """The text exposition format as TGI's exporter prints it."""
+    return "".join(line for family in registry.collect() for line in _family_lines(family))
+
+
+def _family_lines(family: Metric) -> Iterator[str]:
+    if family.documentation:
+        yield f"# HELP {family.name} {family.documentation}\n"
+    yield f"# TYPE {family.name} {family.type}\n"
+    for sample in family.samples:
+        if sample.name.endswith("_created"):
+            continue
+        name = family.name if family.type == "counter" else sample.name
+        yield f"{name}{_labels(sample)} {_number(sample.value)}\n"
+    yield "\n"
+
+
+def _labels(sample: Sample) -> str:
+    pairs = (f'{key}="{_bound(value) if key == "le" else value}"' for key, value in sample.labels.items())
+    return "{" + ",".join(pairs) + "}" if sample.labels else ""
+
+
+def _bound(text: str) -> str:
+    return text if text == "+Inf" else _number(float(text))
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value.is_integer() else repr(value)

@@ -1,0 +1,74 @@
+"""What a request asks for, and what it is told: the values that pass between api, text, scheduling and engine."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    LENGTH = "length"
+    EOS_TOKEN = "eos_token"
+    STOP_SEQUENCE = "stop_sequence"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen. The defaults are neutral: the most likely token."""
+
+    temperature: float = 1.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    typical_p: float = 1.0
+    do_sample: bool = False
+    seed: int = 0  # noise is a hash of (seed, position, token); always set
+    repetition_penalty: float = 1.0  # counts prompt and output
+    frequency_penalty: float = 0.0  # counts output
+    watermark: bool = False
+    top_n_tokens: int = 0
+
+    @property
+    def is_greedy(self) -> bool:
+        """As in TGI: asking for any warper asks for sampling."""
+        return not (
+            self.do_sample or self.temperature != 1.0 or self.top_k or self.top_p != 1.0 or self.typical_p != 1.0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A request that has been validated and tokenized. `len(input_ids) + max_new_tokens` fits the server's limits."""
+
+    input_ids: tuple[int, ...]
+    max_new_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    id: int
+    # Text this token adds; "" while a character is incomplete. The last token of a request carries what was held back.
+    text: str
+    logprob: float
+    special: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """What is known when a request ends. Durations in seconds."""
+
+    reason: FinishReason
+    generated_text: str  # without special tokens
+    generated_tokens: int  # the end-of-text token counts
+    seed: int | None  # None if the request was greedy
+    queue_s: float  # in the queue, until its first step was decided
+    inference_s: float  # from then to the last token
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One generated token; the last one of a request has `finish`."""
+
+    token: Token
+    top_tokens: tuple[Token, ...] = ()
+    finish: Finish | None = None

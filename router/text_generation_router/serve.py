@@ -1,0 +1,179 @@
+"""From a config to a running server and back: start in order, stop without dropping anybody."""
+
+import asyncio
+import importlib.metadata
+import logging
+import resource
+import socket
+from contextlib import suppress
+
+import uvloop
+
+from text_generation_launcher.link import Link
+from text_generation_router.api.engine_protocol import TokenLimits
+from text_generation_router.api.gate import Gate
+from text_generation_router.api.generation import Permits
+from text_generation_router.api.inference import Inference
+from text_generation_router.api.limits import SEND_BUFFER_BYTES, LimitHits, Limits
+from text_generation_router.api.services import Services
+from text_generation_router.app import create_app
+from text_generation_router.config import RouterConfig, is_address
+from text_generation_router.engine import Engine, EngineConfig
+from text_generation_router.errors import ShardsError, StartError
+from text_generation_router.generations import Generations, LaunchedGenerations, StandaloneGenerations
+from text_generation_router.http_server import Server, StopOnSignal, uvicorn_config
+from text_generation_router.metrics import Metrics
+from text_generation_router.text.chat_template import load_chat_template
+from text_generation_router.text.detokenization import Vocabulary
+from text_generation_router.text.model_files import find_model_files
+from text_generation_router.text.tokenization import TextTokenizer
+from text_generation_router.text.validation import RequestLimits, Validator
+
+logger = logging.getLogger(__name__)
+
+# Files, pipes and sockets of ours that are no client's connection.
+OTHER_DESCRIPTORS = 64
+
+
+def run(config: RouterConfig) -> None:
+    """Returns after a graceful stop. Raises StartError."""
+    allow_descriptors(config.max_connections)
+    # Cancelled by a signal during start: nothing was served, nothing is lost.
+    with (
+        bind(config) as listener,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        suppress(asyncio.CancelledError),
+    ):
+        runner.run(serve(config, listener))
+
+
+def bind(config: RouterConfig) -> socket.socket:
+    """Bound and not listening: until warm-up is done, connections are refused."""
+    listener = _bound_socket(config)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    return listener
+
+
+def _bound_socket(config: RouterConfig) -> socket.socket:
+    if config.listen_fd is not None:
+        try:
+            return socket.socket(fileno=config.listen_fd)
+        except OSError as error:
+            raise StartError(f"--listen-fd {config.listen_fd} is no socket: {error.strerror}") from error
+    hostname = config.hostname
+    if not is_address(hostname):
+        logger.warning("Invalid hostname, defaulting to 0.0.0.0")
+        hostname = "0.0.0.0"
+    listener = socket.socket(socket.AF_INET6 if ":" in hostname else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((hostname, config.port))
+    except OSError as error:
+        listener.close()
+        raise StartError(
+            f"cannot listen on {hostname}:{config.port}: {error.strerror}; choose another --port or --hostname"
+        ) from error
+    return listener
+
+
+def allow_descriptors(max_connections: int) -> None:
+    """Raises this process's limit of open files as far as it may."""
+    wanted = max_connections + OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        logger.warning(
+            "--max-connections %d needs %d open files and %d are allowed: raise `ulimit -n`, or lower it",
+            max_connections,
+            wanted,
+            allowed,
+        )
+
+
+async def serve(config: RouterConfig, listener: socket.socket) -> None:
+    stop = StopOnSignal()
+    files = find_model_files(config.tokenizer_name, config.revision, config.weights_cache_override)
+    tokenizer = TextTokenizer.load(files.folder, config.validation_workers)
+    chat_template = load_chat_template(files.folder, config.tokenizer_config_path)
+    metrics, gate = Metrics(), Gate()
+    hits = LimitHits(metrics)
+    generations = await find_generations(config)
+    engine = Engine(
+        generations, engine_config(config), lambda info: Vocabulary.of(tokenizer.tokenizer, info.eos_token_ids), metrics
+    )
+    try:
+        await engine.start()
+        validator = Validator(tokenizer, request_limits(config, engine.limits))
+
+        def take_limits(limits: TokenLimits) -> None:
+            validator.limits = request_limits(config, limits)
+
+        engine.on_limits = take_limits  # a later generation of shards may have room for less
+        metrics.set_limits(engine.limits.max_input_tokens, engine.limits.max_total_tokens)
+        inference = Inference(engine, validator, Permits(config.max_concurrent_requests), metrics)
+        services = Services(
+            config, engine, inference, metrics, tokenizer, chat_template, files.sha, version(), gate, hits
+        )
+        http = uvicorn_config(create_app(services), connection_limits(config), hits)
+        server = Server(
+            http, gate, engine.close, config.graceful_termination_timeout, on_listening=generations.listening
+        )
+        engine.failed.add_done_callback(lambda _: server.stop())
+        await stop.serve(server, listener)
+        if engine.failed.done():
+            raise ShardsError("nothing can be generated any more; the log says why")
+    finally:
+        await engine.close()
+        tokenizer.close()
+
+
+async def find_generations(config: RouterConfig) -> Generations:
+    if config.launcher_fd is None:
+        return StandaloneGenerations(config.master_shard_uds_path)
+    try:
+        line = socket.socket(fileno=config.launcher_fd)
+    except OSError as error:
+        raise StartError(f"--launcher-fd {config.launcher_fd} is no socket: {error.strerror}") from error
+    return LaunchedGenerations(await Link.open(line), config.master_shard_uds_path)
+
+
+def connection_limits(config: RouterConfig) -> Limits:
+    return Limits(
+        max_connections=config.max_connections,
+        payload_bytes=config.payload_limit,
+        write_s=config.stream_write_timeout,
+    )
+
+
+def engine_config(config: RouterConfig) -> EngineConfig:
+    return EngineConfig(
+        max_input_tokens=config.max_input_tokens,
+        max_total_tokens=config.max_total_tokens,
+        max_batch_prefill_tokens=config.max_batch_prefill_tokens,
+        max_batch_total_tokens=config.max_batch_total_tokens,
+        max_concurrent_requests=config.max_concurrent_requests,
+        waiting_served_ratio=config.waiting_served_ratio,
+        max_waiting_tokens=config.max_waiting_tokens,
+        max_batch_size=config.max_batch_size,
+    )
+
+
+def request_limits(config: RouterConfig, limits: TokenLimits) -> RequestLimits:
+    return RequestLimits(
+        max_best_of=config.max_best_of,
+        max_stop_sequences=config.max_stop_sequences,
+        max_top_n_tokens=config.max_top_n_tokens,
+        max_input_tokens=limits.max_input_tokens,
+        max_total_tokens=limits.max_total_tokens,
+    )
+
+
+def version() -> str:
+    """Of the installed distribution; a bare checkout has none."""
+    try:
+        return importlib.metadata.version("tgi-py")
+    except importlib.metadata.PackageNotFoundError:
+        return "0.0.0"

@@ -1,0 +1,247 @@
+"""The gRPC client for a group of shards: every rank gets every call, rank 0's answer is read. The router's only file
+that knows the wire."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from text_generation_launcher import faults
+from text_generation_proto import generate_pb2 as pb
+from text_generation_proto import generate_pb2_grpc as pb_grpc
+from text_generation_router.errors import ShardsError, StepAbortedError, StepFailedError, WarmupRefusedError
+from text_generation_router.scheduling.step import BATCH_ID, Chunk, ClearStep, ForwardStep, Step
+
+MESSAGE_LIMIT = 64 * 2**20
+OPTIONS = [
+    ("grpc.max_receive_message_length", MESSAGE_LIMIT),
+    ("grpc.max_send_message_length", MESSAGE_LIMIT),
+    # A channel of a new generation must not share a connection that waits to be tried again (for up to 120 s).
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+]
+# The limits of reaching a shard and of its answers. Steps and warm-up have none: the launcher sees what stands still.
+CONNECT_S, CALL_S, HEALTH_S = 10.0, 10.0, 2.0
+
+Errors = Mapping[grpc.StatusCode, type[ShardsError]]
+STEP_ERRORS: Errors = {grpc.StatusCode.INTERNAL: StepFailedError, grpc.StatusCode.ABORTED: StepAbortedError}
+WARMUP_ERRORS: Errors = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: WarmupRefusedError,
+    grpc.StatusCode.INVALID_ARGUMENT: WarmupRefusedError,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    dtype: str  # "torch.bfloat16"
+    device_type: str
+    vocab_size: int
+    max_positions: int
+    eos_token_ids: tuple[int, ...]
+    kernels: str
+    world_size: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    slots: int
+    max_total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepAnswer:
+    """What a forward step made; arrays are parallel. Times in nanoseconds."""
+
+    number: int
+    request_ids: list[int]
+    token_ids: list[int]
+    logprobs: npt.NDArray[np.float32]
+    top_counts: list[int]
+    top_ids: list[int]
+    top_logprobs: npt.NDArray[np.float32]
+    forward_ns: int
+    total_ns: int
+    gap_ns: int
+    successor_queued: bool
+    not_finite_ids: list[int]  # requests whose logits had a NaN or an infinity: their tokens mean nothing
+
+
+class ShardGroup:
+    """One generation of shards. Channels are made for it and die with it.
+
+    `lost` is done, with the reason, once somebody else knows that the group is gone.
+    """
+
+    def __init__(self, channels: list[grpc.aio.Channel], info: ModelInfo) -> None:
+        self._channels = channels
+        self._stubs = [pb_grpc.TextGenerationServiceStub(channel) for channel in channels]
+        self.info = info
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def generation(self) -> int:
+        return self.info.generation
+
+    def lose(self, reason: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(reason)
+
+    @classmethod
+    async def connect(cls, master_uds_path: str) -> "ShardGroup":
+        """Asks the first shard for the others. ShardsError if one cannot be reached."""
+        master = _channel(f"unix://{master_uds_path}")
+        try:
+            stub = pb_grpc.TextGenerationServiceStub(master)
+            found = await stub.ServiceDiscovery(pb.ServiceDiscoveryRequest(), timeout=CONNECT_S, wait_for_ready=True)
+            info = await stub.Info(pb.InfoRequest(), timeout=CALL_S)
+        except grpc.aio.AioRpcError as error:
+            await master.close()
+            raise ShardsError(
+                f"Could not connect to Text Generation server: {master_uds_path}: {_reason(error)}"
+            ) from None
+        channels = [master, *(_channel(url) for url in found.urls[1:])]
+        return cls(channels, _model_info(info))
+
+    async def warmup(
+        self, max_prefill_tokens: int, max_total_tokens: int | None, requests: int, wanted_slots: int | None
+    ) -> Capacity:
+        """Sizes the KV caches; the smallest of all ranks counts. Steps are counted from 1 again. WarmupRefusedError:
+        what is asked for does not fit. ShardsError: anything else."""
+        request = pb.WarmupRequest(
+            max_prefill_tokens=max_prefill_tokens,
+            max_total_tokens=max_total_tokens,
+            max_concurrent_requests=requests,
+            max_batch_total_tokens=wanted_slots,
+            generation=self.info.generation,
+        )
+        answers = await self._call(lambda stub: stub.Warmup(request), WARMUP_ERRORS)
+        return Capacity(
+            min(answer.max_supported_total_tokens for answer in answers),
+            min(answer.max_total_tokens for answer in answers),
+        )
+
+    async def run(self, step: Step) -> StepAnswer | None:
+        """Sends a step and waits for all ranks. StepFailedError: it raised in a shard. StepAbortedError: it was not
+        run. ShardsError: anything else, after which the group is of no use."""
+        faults.point("router.rpc")
+        if isinstance(step, ForwardStep):
+            return await self._forward(step)
+        position = {"generation": self.info.generation, "step": step.number}
+        if isinstance(step, ClearStep):
+            clear = pb.ClearCacheRequest(**position)
+            await self._call(lambda stub: stub.ClearCache(clear))
+        elif step.keep:
+            keep = pb.FilterBatchRequest(batch_id=BATCH_ID, request_ids=step.keep, **position)
+            await self._call(lambda stub: stub.FilterBatch(keep))
+        else:
+            drop = pb.ClearCacheRequest(id=BATCH_ID, **position)
+            await self._call(lambda stub: stub.ClearCache(drop))
+        return None
+
+    async def _forward(self, step: ForwardStep) -> StepAnswer:
+        generation, slots = self.info.generation, step.decode_slots.tobytes()
+        running = pb.CachedBatch(id=BATCH_ID, request_ids=step.decode_ids, size=len(step.decode_ids))
+        if not step.chunks:
+            decode = pb.DecodeRequest(batches=[running], generation=generation, step=step.number, slots=slots)
+            answers = await self._call(lambda stub: stub.Decode(decode))
+        else:
+            batch = pb.Batch(id=BATCH_ID, requests=[_request(c) for c in step.chunks], size=len(step.chunks))
+            prefill = pb.PrefillRequest(batch=batch, generation=generation, step=step.number, slots=slots)
+            if step.decode_ids:
+                prefill.cached_batch.CopyFrom(running)
+            answers = await self._call(lambda stub: stub.Prefill(prefill))
+        return _answer(answers[0])
+
+    async def is_healthy(self) -> bool:
+        try:
+            await self._call(lambda stub: stub.Health(pb.HealthRequest(), timeout=HEALTH_S))
+        except ShardsError:
+            return False
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return False  # a channel that is closed cancels its calls
+        return True
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close()
+
+    async def _call(self, call: Callable[[Any], Awaitable[Any]], kinds: Errors = STEP_ERRORS) -> list[Any]:
+        """The same call on all ranks."""
+        try:
+            if len(self._stubs) == 1:
+                return [await call(self._stubs[0])]
+            return list(await asyncio.gather(*(call(stub) for stub in self._stubs)))
+        except grpc.aio.AioRpcError as error:
+            raise kinds.get(error.code(), ShardsError)(_reason(error)) from None
+
+
+def _channel(url: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(url, options=OPTIONS)
+
+
+def _reason(error: grpc.aio.AioRpcError) -> str:
+    return str(error.details() or error.code().name)
+
+
+def _model_info(info: Any) -> ModelInfo:
+    return ModelInfo(
+        info.dtype,
+        info.device_type,
+        info.vocab_size,
+        info.max_positions,
+        tuple(info.eos_token_ids),
+        info.kernels,
+        info.world_size,
+        info.generation,
+    )
+
+
+def _request(chunk: Chunk) -> Any:
+    request = pb.Request(id=chunk.request_id, start=chunk.start, end=chunk.end, last=chunk.last)
+    if chunk.first is None:
+        return request
+    sampling = chunk.first.sampling
+    request.ids = np.array(chunk.first.ids, dtype="<i4").tobytes()
+    request.slots = chunk.first.slots.tobytes()
+    request.prompt_length = chunk.first.prompt_length
+    request.top_n_tokens = sampling.top_n_tokens
+    request.parameters.MergeFrom(
+        pb.NextTokenChooserParameters(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            typical_p=sampling.typical_p,
+            do_sample=not chunk.first.greedy,
+            seed=sampling.seed,
+            repetition_penalty=sampling.repetition_penalty,
+            watermark=sampling.watermark,
+            frequency_penalty=sampling.frequency_penalty,
+        )
+    )
+    return request
+
+
+def _answer(response: Any) -> StepAnswer:
+    result = response.result
+    return StepAnswer(
+        result.step,
+        np.frombuffer(result.request_ids, dtype="<u8").tolist(),
+        np.frombuffer(result.token_ids, dtype="<i4").tolist(),
+        np.frombuffer(result.logprobs, dtype="<f4"),
+        np.frombuffer(result.top_counts, dtype="<u4").tolist(),
+        np.frombuffer(result.top_ids, dtype="<i4").tolist(),
+        np.frombuffer(result.top_logprobs, dtype="<f4"),
+        response.forward_ns,
+        response.total_ns,
+        result.gap_ns,
+        result.successor_queued,
+        np.frombuffer(result.not_finite_ids, dtype="<u8").tolist(),
+    )

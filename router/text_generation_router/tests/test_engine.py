@@ -1,0 +1,410 @@
+"""The engine over fake shards whose tokens depend on the history alone, as a greedy model's do."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from text_generation_router.engine import MAX_IN_FLIGHT, Engine, EngineConfig
+from text_generation_router.errors import (
+    GenerationError,
+    ShardsError,
+    StepAbortedError,
+    StepFailedError,
+    ValidationError,
+    WarmupRefusedError,
+)
+from text_generation_router.generation import GenerationStream
+from text_generation_router.metrics import Metrics
+from text_generation_router.scheduling.request import FinishReason, GenerationRequest
+from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step
+from text_generation_router.shards import Capacity, ModelInfo, StepAnswer
+from text_generation_router.text.detokenization import Vocabulary
+
+EOS = 255
+INFO = ModelInfo("torch.float32", "cpu", 256, 512, (EOS,), "reference", 1, 1)
+
+
+def make_vocabulary() -> Vocabulary:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    return Vocabulary.of(tokenizer, [EOS])
+
+
+def next_token(history: list[int]) -> int:
+    return (sum(history) * 31 + len(history)) % 60 + 10
+
+
+class FakeShards:
+    """Answers after some turns of the event loop. `fail(step)` may raise, as a step in a shard does."""
+
+    info = INFO
+    generation = INFO.generation
+
+    def __init__(self, fail: Callable[[ForwardStep], None] = lambda step: None, capacity: int = 500) -> None:
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.capacity = capacity
+        self.poisoned: set[int] = set()  # requests whose logits are not finite
+        self.steps: list[Step] = []
+        self.histories: dict[int, list[int]] = {}
+        self.most_in_flight = 0
+        self._in_flight = 0
+        self._fail = fail
+        self._failed = False
+
+    async def run(self, step: Step) -> StepAnswer | None:
+        assert step.number == len(self.steps) + 1, "steps are sent in their order"
+        self.steps.append(step)
+        self._in_flight += isinstance(step, ForwardStep)
+        self.most_in_flight = max(self.most_in_flight, self._in_flight)
+        answer = self._answer(step)
+        await asyncio.sleep(0.002)
+        self._in_flight -= isinstance(step, ForwardStep)
+        if isinstance(answer, ShardsError):
+            raise answer
+        return answer
+
+    def _answer(self, step: Step) -> StepAnswer | ShardsError | None:
+        """Decided when the step is sent, as a shard that runs steps in their order does."""
+        if isinstance(step, ClearStep):
+            self._failed = False
+            self.histories.clear()
+        if self._failed:
+            return StepAbortedError("an earlier step failed")
+        try:
+            return self._compute(step)
+        except ShardsError as error:
+            self._failed = True
+            return error
+
+    def _compute(self, step: Step) -> StepAnswer | None:
+        if isinstance(step, FilterStep):
+            self.histories = {i: h for i, h in self.histories.items() if i in step.keep}
+        if not isinstance(step, ForwardStep):
+            return None
+        self._fail(step)
+        for chunk in step.chunks:
+            if chunk.first:
+                self.histories[chunk.request_id] = list(chunk.first.ids)
+        ids = [*step.decode_ids, *(c.request_id for c in step.chunks if c.last)]
+        tokens = []
+        for request_id in ids:
+            tokens.append(next_token(self.histories[request_id]))
+            self.histories[request_id].append(tokens[-1])
+        zeros = np.zeros(len(ids), dtype=np.float32)
+        poisoned = [i for i in ids if i in self.poisoned]
+        return StepAnswer(step.number, ids, tokens, zeros, [0] * len(ids), [], zeros[:0], 1, 1, 1, True, poisoned)
+
+    async def warmup(self, *wanted: int | None) -> Capacity:
+        return Capacity(self.capacity, self.capacity)
+
+    async def is_healthy(self) -> bool:
+        return True
+
+    async def close(self) -> None:
+        pass
+
+
+class FakeGenerations:
+    """Hands out fake shards, one group after the other."""
+
+    def __init__(self, *groups: Callable[[], FakeShards]) -> None:
+        self.made: list[FakeShards] = []
+        self.events: list[str] = []
+        self._groups = list(groups)
+
+    async def next(self) -> FakeShards:
+        if not self._groups:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0.01)
+        self.made.append(self._groups.pop(0)())
+        return self.made[-1]
+
+    def lost(self, group: FakeShards, reason: str) -> None:
+        self.events.append(f"lost: {reason}")
+
+    def confirmed(self, group: FakeShards) -> None:
+        self.events.append("confirmed")
+
+    async def close(self) -> None:
+        pass
+
+
+def make_engine(generations: FakeGenerations, **limits: int) -> Engine:
+    config = EngineConfig(
+        max_input_tokens=None,
+        max_total_tokens=None,
+        max_batch_prefill_tokens=64,
+        max_batch_total_tokens=None,
+        max_concurrent_requests=limits.get("max_rows", 16),
+        waiting_served_ratio=0.3,
+        max_waiting_tokens=20,
+        max_batch_size=None,
+    )
+    return Engine(generations, config, lambda info: make_vocabulary(), Metrics())  # type: ignore[arg-type]
+
+
+def expected_tokens(prompt: list[int], count: int) -> list[int]:
+    history = list(prompt)
+    for _ in range(count):
+        history.append(next_token(history))
+    return history[len(prompt) :]
+
+
+async def collect(stream: GenerationStream) -> list[int]:
+    return [event.token.id async for event in stream]
+
+
+def prompt(i: int) -> list[int]:
+    return [i + 1] * (i + 3)
+
+
+def serve(
+    use: Callable[[Engine, FakeGenerations], Awaitable[None]], *groups: Callable[[], FakeShards], **limits: int
+) -> None:
+    """Runs `use` over an engine whose generations are `groups`; by default one that never fails."""
+
+    async def run() -> None:
+        generations = FakeGenerations(*(groups or (FakeShards,)))
+        engine = make_engine(generations, **limits)
+        await engine.start()
+        try:
+            await asyncio.wait_for(use(engine, generations), timeout=20)
+            await asyncio.sleep(0.02)
+            assert engine._scheduler.slots.num_used == 0, "all slots come back"
+        finally:
+            await engine.close()
+
+    asyncio.run(run())
+
+
+def fails(fail: Callable[[ForwardStep], None]) -> Callable[[], FakeShards]:
+    return lambda: FakeShards(fail)
+
+
+def dies_at(step_number: int, failed_ids: set[int] | None = None) -> Callable[[], FakeShards]:
+    """Shards that are gone from this step on; if `failed_ids` is given, as soon as a step carries one of them."""
+
+    def fail(step: ForwardStep) -> None:
+        if step.number >= step_number and (failed_ids is None or failed_ids & set(step.request_ids)):
+            raise ShardsError("connection reset")
+
+    return fails(fail)
+
+
+def test_every_request_gets_its_own_tokens_with_two_steps_in_flight() -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        streams = [engine.submit(GenerationRequest(tuple(prompt(i)), 5 + i)) for i in range(12)]
+        tokens = await asyncio.gather(*map(collect, streams))
+        assert tokens == [expected_tokens(prompt(i), 5 + i) for i in range(12)]
+
+        assert generations.made[0].most_in_flight == 2
+
+    serve(use)
+
+
+def test_requests_that_do_not_fit_wait_their_turn() -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        streams = [engine.submit(GenerationRequest(tuple(prompt(i)), 30)) for i in range(12)]
+        tokens = await asyncio.gather(*map(collect, streams))
+        assert tokens == [expected_tokens(prompt(i), 30) for i in range(12)]
+
+    serve(use, lambda: FakeShards(capacity=100))
+
+
+@pytest.mark.parametrize("failing", [1, 2, 5, 8])
+def test_a_step_that_fails_once_costs_nobody_a_token(failing: int) -> None:
+    def fail(step: ForwardStep) -> None:
+        nonlocal failed
+        if step.number == failing and not failed:
+            failed = True
+            raise StepFailedError(f"step {failing} failed")
+
+    failed = False
+
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        streams = [engine.submit(GenerationRequest(tuple(prompt(i)), 8)) for i in range(6)]
+        tokens = await asyncio.gather(*map(collect, streams))
+        assert tokens == [expected_tokens(prompt(i), 8) for i in range(6)]
+
+    serve(use, fails(fail))
+    assert failed
+
+
+def test_a_request_that_makes_its_steps_fail_is_the_only_one_that_fails() -> None:
+    def fail(step: ForwardStep) -> None:
+        if 3 in step.request_ids:
+            raise StepFailedError("poison")
+
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        streams = [engine.submit(GenerationRequest(tuple(prompt(i)), 8)) for i in range(6)]
+        results = await asyncio.gather(*map(collect, streams), return_exceptions=True)
+        (bad,) = [i for i, result in enumerate(results) if isinstance(result, BaseException)]
+        assert bad == 2 and isinstance(results[2], GenerationError) and "poison" in str(results[2])
+        assert all(results[i] == expected_tokens(prompt(i), 8) for i in range(6) if i != 2)
+
+    serve(use, fails(fail))
+
+
+def test_a_cancelled_request_leaves_and_the_others_go_on() -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        gone = engine.submit(GenerationRequest((1, 2, 3), 400))
+        stays = engine.submit(GenerationRequest(tuple(prompt(1)), 20))
+        await anext(gone)
+        gone.cancel()
+        gone.cancel()
+        assert await collect(stays) == expected_tokens(prompt(1), 20)
+        assert engine._scheduler.is_idle or engine._scheduler.num_running == 0
+
+    serve(use)
+
+
+def test_a_request_cancelled_in_the_queue_reaches_no_shard() -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        first = engine.submit(GenerationRequest((1, 2, 3), 20))
+        waiting = engine.submit(GenerationRequest((4, 5, 6), 20))
+        await anext(first)
+        waiting.cancel()
+        await collect(first)
+
+        steps = generations.made[0].steps
+        assert {i for step in steps if isinstance(step, ForwardStep) for i in step.request_ids} == {1}
+
+    serve(use, max_rows=1)
+
+
+def test_an_end_of_text_token_ends_and_what_came_after_it_is_dropped() -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        events = [event async for event in engine.submit(GenerationRequest((7,), 50, stop=(chr_of(next_token([7])),)))]
+        assert len(events) == 1
+        assert events[0].finish is not None and events[0].finish.reason is FinishReason.STOP_SEQUENCE
+        assert events[0].finish.generated_tokens == 1
+
+    serve(use)
+
+
+def chr_of(token: int) -> str:
+    return make_vocabulary().text_of(token)
+
+
+@pytest.mark.parametrize("step_numbers", [(1,), (3,), (5, 30), (2, 20, 15), (40,)])
+def test_when_shards_die_every_stream_goes_on_with_the_next_ones(step_numbers: tuple[int, ...]) -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        streams = [engine.submit(GenerationRequest(tuple(prompt(i)), 40)) for i in range(6)]
+        assert await asyncio.gather(*map(collect, streams)) == [expected_tokens(prompt(i), 40) for i in range(6)]
+        metrics = engine._metrics
+        assert metrics.shard_losses._value.get() == len(step_numbers) and metrics.request_resumes._value.get() >= 1
+        assert [event for event in generations.events if event != "confirmed"] == ["lost: connection reset"] * len(
+            step_numbers
+        )
+
+    serve(use, *map(dies_at, step_numbers), FakeShards)
+
+
+def test_shards_that_somebody_else_calls_lost_are_left_even_when_nothing_runs() -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        generations.made[0].lost.set_result("shard 0 was ended by signal 9")
+        await asyncio.sleep(0)
+        stream = engine.submit(GenerationRequest(tuple(prompt(1)), 5))
+        assert await collect(stream) == expected_tokens(prompt(1), 5)
+        assert len(generations.made) == 2 and generations.made[0].steps == []
+
+    serve(use, FakeShards, FakeShards)
+
+
+def test_without_shards_the_engine_is_not_healthy_and_requests_wait() -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        assert await engine.is_healthy()
+        generations.made[0].lost.set_result("gone")
+        await asyncio.sleep(0.05)
+        assert not await engine.is_healthy()
+        stream = engine.submit(GenerationRequest((1, 2), 3))
+        waiting = asyncio.ensure_future(anext(stream))
+        assert not (await asyncio.wait([waiting], timeout=0.05))[0]
+        waiting.cancel()
+        stream.cancel()
+
+    serve(use)
+
+
+def test_a_request_whose_steps_kill_the_shards_twice_in_a_row_is_given_up_and_nobody_else() -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        streams = [engine.submit(GenerationRequest(tuple(prompt(i)), 8)) for i in range(6)]
+        results = await asyncio.gather(*map(collect, streams), return_exceptions=True)
+        assert isinstance(results[2], GenerationError) and "died twice" in str(results[2])
+        assert all(results[i] == expected_tokens(prompt(i), 8) for i in range(6) if i != 2)
+
+    serve(use, dies_at(0, {3}), dies_at(0, {3}), FakeShards)
+
+
+def test_a_token_between_two_deaths_clears_a_request() -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        assert await collect(engine.submit(GenerationRequest((5, 6), 30))) == expected_tokens([5, 6], 30)
+
+    serve(use, *[dies_at(4)] * 6, FakeShards)
+
+
+def test_what_does_not_fit_the_next_shards_is_failed_by_name_and_the_rest_goes_on() -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        large, small = engine.submit(GenerationRequest((1, 2), 300)), engine.submit(GenerationRequest((3, 4), 40))
+        results = await asyncio.gather(collect(large), collect(small), return_exceptions=True)
+        assert isinstance(results[0], GenerationError) and "room for 100 tokens" in str(results[0])
+        assert results[1] == expected_tokens([3, 4], 40)
+        with pytest.raises(ValidationError, match="must be <= 100"):
+            engine.submit(GenerationRequest((1,), 100))
+
+    serve(use, dies_at(6), lambda: FakeShards(capacity=100))
+
+
+def test_a_request_whose_logits_are_not_finite_ends_alone() -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        generations.made[0].poisoned = {2}
+        streams = [engine.submit(GenerationRequest(tuple(prompt(i)), 8)) for i in range(4)]
+        results = await asyncio.gather(*map(collect, streams), return_exceptions=True)
+        assert isinstance(results[1], GenerationError) and "not finite" in str(results[1])
+        assert all(results[i] == expected_tokens(prompt(i), 8) for i in (0, 2, 3))
+
+    serve(use)
+
+
+def test_a_stream_that_nobody_reads_pauses_and_goes_on_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("text_generation_router.generation.MAX_UNREAD", 10)
+
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        unread, read = (engine.submit(GenerationRequest(tuple(prompt(i)), 40)) for i in range(2))
+        assert await collect(read) == expected_tokens(prompt(1), 40)
+        await asyncio.sleep(0.05)
+        assert 10 <= len(unread.running.output_ids) <= 10 + MAX_IN_FLIGHT
+        assert await collect(unread) == expected_tokens(prompt(0), 40)
+
+    serve(use)
+
+
+def test_an_error_of_the_engine_itself_fails_everybody_and_is_told() -> None:
+    def fail(step: ForwardStep) -> None:
+        raise ZeroDivisionError
+
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        with pytest.raises(GenerationError, match="ZeroDivisionError"):
+            await collect(engine.submit(GenerationRequest((1, 2), 3)))
+        await asyncio.wait_for(engine.failed, 5)
+        engine._scheduler.put_back(())
+
+    serve(use, fails(fail))
+
+
+def test_shards_that_refuse_the_first_warm_up_end_the_start() -> None:
+    class Refusing(FakeShards):
+        async def warmup(self, *wanted: int | None) -> Capacity:
+            raise WarmupRefusedError("--max-batch-total-tokens 9 needs more")
+
+    async def run() -> None:
+        engine = make_engine(FakeGenerations(Refusing))
+        with pytest.raises(WarmupRefusedError, match="needs more"):
+            await engine.start()
+        await engine.close()
+
+    asyncio.run(run())

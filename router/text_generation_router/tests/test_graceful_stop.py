@@ -1,0 +1,239 @@
+"""A server that is told to stop, by real signals, with real clients."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from fastapi import FastAPI, Request, Response
+
+from text_generation_router.api.errors import add_error_handlers, error_event
+from text_generation_router.api.gate import Gate, Gated
+from text_generation_router.api.limits import LimitHits, Limits
+from text_generation_router.api.sse import EventStream
+from text_generation_router.errors import IncompleteGenerationError, InferenceError, UnhealthyError
+from text_generation_router.http_server import Server, StopOnSignal, uvicorn_config
+from text_generation_router.metrics import Metrics
+
+PATIENCE_S = 20
+
+
+class Router:
+    """The routes that matter here, over generations that end when told to: by `finish`, or by `fail` as an engine does
+    that is closed."""
+
+    def __init__(self, patience_s: float) -> None:
+        self.gate, self.app = Gate(), FastAPI()
+        self.started, self.finish, self.failed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        hits = LimitHits(Metrics())
+        self.app.add_api_route("/stream", self.stream, methods=["POST"])
+        self.app.add_api_route("/whole", self.whole, methods=["POST"])
+        self.app.add_api_route("/health", self.health)
+        add_error_handlers(self.app, hits)
+        self.app.add_middleware(Gated, gate=self.gate)
+        self.server = Server(uvicorn_config(self.app, Limits(100, 1000, 30), hits), self.gate, self.fail, patience_s)
+        self.listener = socket.socket()
+        self.listener.bind(("127.0.0.1", 0))
+        self.address = self.listener.getsockname()
+
+    async def fail(self) -> None:
+        self.failed.set()
+
+    async def stream(self, request: Request) -> Response:
+        return EventStream(self._events(), {})
+
+    async def whole(self, request: Request) -> Response:
+        await self._end()
+        return Response(b"complete")
+
+    async def health(self, request: Request) -> Response:
+        if self.gate.is_shut:
+            raise UnhealthyError
+        return Response()
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        yield b"data: first\n\n"
+        try:
+            await self._end()
+        except InferenceError as error:
+            yield error_event(error)
+        else:
+            yield b"data: last\n\n"
+
+    async def _end(self) -> None:
+        self.started.set()
+        waiting = [asyncio.create_task(event.wait()) for event in (self.finish, self.failed)]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        if not self.finish.is_set():
+            raise IncompleteGenerationError
+
+    async def ask(self, path: str, method: str = "POST") -> bytes:
+        """The whole answer, until the connection ends or the answer does."""
+        reader, writer = await asyncio.open_connection(*self.address)
+        writer.write(f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+        try:
+            return await reader.read()
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def serving(patience_s: float = PATIENCE_S) -> AsyncIterator[Router]:
+    """Inside, it serves; at the end it must have ended by itself."""
+    router = Router(patience_s)
+    async with asyncio.timeout(PATIENCE_S):
+        running = asyncio.create_task(StopOnSignal().serve(router.server, router.listener))
+        while not router.server.started:
+            await asyncio.sleep(0.01)
+        yield router
+        await running
+    with socket.socket() as late:
+        assert late.connect_ex(router.address) != 0
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def until_shut(router: Router) -> None:
+    while not router.gate.is_shut:
+        await asyncio.sleep(0.01)
+
+
+def test_running_requests_finish_and_new_ones_are_refused_by_a_server_that_listens():
+    async def run() -> None:
+        async with serving() as router:
+            assert (await router.ask("/health", "GET")).startswith(b"HTTP/1.1 200 ")
+            running = [asyncio.create_task(router.ask(path)) for path in ("/stream", "/whole")]
+            while router.gate.inside < 2:
+                await asyncio.sleep(0.01)
+            terminate()
+            await until_shut(router)
+            refused, health = await router.ask("/whole"), await router.ask("/health", "GET")
+            assert refused.startswith(b"HTTP/1.1 503 ") and b'"error_type":"unavailable"' in refused
+            assert b"retry-after: 1\r\n" in refused and b"connection: close\r\n" in refused
+            assert health.startswith(b"HTTP/1.1 503 ")
+            assert not any(task.done() for task in running)
+            router.finish.set()
+            stream, whole = await asyncio.gather(*running)
+            assert b"data: last\n\n" in stream and stream.endswith(b"0\r\n\r\n")
+            assert whole.endswith(b"complete")
+            assert not router.failed.is_set()
+
+    asyncio.run(run())
+
+
+def test_what_does_not_finish_in_time_gets_a_clean_end():
+    async def run() -> None:
+        async with serving(patience_s=0.1) as router:
+            running = [asyncio.create_task(router.ask(path)) for path in ("/stream", "/whole")]
+            while router.gate.inside < 2:
+                await asyncio.sleep(0.01)
+            terminate()
+            stream, whole = await asyncio.gather(*running)
+            assert b'"error_type":"incomplete_generation"' in stream and stream.endswith(b"0\r\n\r\n")
+            assert whole.startswith(b"HTTP/1.1 500 ") and b'"error_type":"incomplete_generation"' in whole
+
+    asyncio.run(run())
+
+
+def test_a_second_signal_cuts_the_streams():
+    async def run() -> None:
+        async with serving() as router:
+            running = asyncio.create_task(router.ask("/stream"))
+            await router.started.wait()
+            terminate()
+            await until_shut(router)
+            terminate()
+            try:
+                answer = await running
+            except ConnectionResetError:
+                answer = b""
+            assert b"last" not in answer and not answer.endswith(b"0\r\n\r\n")
+            assert not router.failed.is_set()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /whole HT", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"])
+def test_idle_and_half_open_connections_do_not_delay_the_end(sent):
+    async def run() -> bytes:
+        async with serving() as router:
+            reader, writer = await asyncio.open_connection(*router.address)
+            writer.write(sent)
+            await router.ask("/health", "GET")
+            terminate()
+            answer = await reader.read()
+        writer.close()
+        return answer
+
+    assert asyncio.run(run()).startswith(b"HTTP/1.1 200 " if sent.startswith(b"GET") else b"")
+
+
+def test_a_client_that_does_not_read_does_not_keep_the_server():
+    async def run() -> None:
+        async with serving(patience_s=0.3) as router:
+            router.server.last_words_s = 0.2
+
+            async def flood() -> AsyncGenerator[bytes, None]:
+                while True:
+                    yield b"data: " + b"x" * 10_000 + b"\n\n"
+                    await asyncio.sleep(0)
+
+            async def endless(request: Request) -> Response:
+                return EventStream(flood(), {})
+
+            router.app.add_api_route("/endless", endless)
+            client = socket.create_connection(router.address)
+            client.sendall(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
+            while not any(one.flow.write_paused for one in router.server.server_state.connections):
+                await asyncio.sleep(0.01)
+            terminate()
+        client.close()
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_is_still_being_read_is_not_cut():
+    content = b"x" * 30_000_000
+
+    async def run() -> bytes:
+        async with serving() as router:
+            router.server.last_words_s = 0.2
+
+            async def large(request: Request) -> Response:
+                return Response(content)
+
+            router.app.add_api_route("/large", large, methods=["POST"])
+            reader, writer = await asyncio.open_connection(*router.address, limit=2**10)
+            writer.write(b"POST /large HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            terminate()
+            await asyncio.sleep(1)
+            answer = await reader.read()
+        writer.close()
+        return answer
+
+    assert asyncio.run(run()) == content
+
+
+def test_a_signal_during_start_ends_it():
+    async def start() -> None:
+        StopOnSignal()
+        terminate()
+        await asyncio.sleep(PATIENCE_S)
+
+    async def run() -> bool:
+        task = asyncio.create_task(start())
+        await asyncio.wait({task}, timeout=PATIENCE_S / 2)
+        return task.cancelled()
+
+    assert asyncio.run(run())

@@ -1,0 +1,212 @@
+import hashlib
+import resource
+import socket
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from text_generation_router.api.limits import SEND_BUFFER_BYTES
+from text_generation_router.cli import app, config_of
+from text_generation_router.config import RouterConfig, is_address
+from text_generation_router.errors import StartError
+from text_generation_router.serve import allow_descriptors, bind
+
+
+def run(*words: str, **env: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["--tokenizer-name", "/nonexistent", *words], env={"HOSTNAME": "127.0.0.1"} | env)
+    return result.exit_code, result.output
+
+
+def config(**changes) -> RouterConfig:
+    values = {
+        "tokenizer_name": "m",
+        "revision": None,
+        "weights_cache_override": None,
+        "tokenizer_config_path": None,
+        "max_concurrent_requests": 128,
+        "max_best_of": 2,
+        "max_stop_sequences": 4,
+        "max_top_n_tokens": 5,
+        "max_client_batch_size": 4,
+        "max_input_tokens": None,
+        "max_total_tokens": None,
+        "waiting_served_ratio": 1.2,
+        "max_batch_prefill_tokens": 4096,
+        "max_batch_total_tokens": None,
+        "max_waiting_tokens": 20,
+        "max_batch_size": None,
+        "validation_workers": 2,
+        "payload_limit": 1,
+        "hostname": "127.0.0.1",
+        "port": 0,
+        "listen_fd": None,
+        "master_shard_uds_path": "/tmp/s-0",
+        "cors_allow_origin": (),
+        "json_output": False,
+        "log_level": "info",
+        "compute_type": "cpu",
+        "api_key_digests": (),
+        "closed_routes": False,
+        "max_connections": 4096,
+        "stream_write_timeout": 30.0,
+        "graceful_termination_timeout": 90.0,
+        "launcher_fd": None,
+    }
+    return RouterConfig(**values | changes)
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (["--ngrok"], "--ngrok"),
+        (["--otlp-endpoint", "http://x"], "--otlp-endpoint"),
+        (["--trust-remote-code"], "--trust-remote-code"),
+        (["--max-image-fetch-size", "1"], "--max-image-fetch-size"),
+    ],
+)
+def test_flags_without_their_feature_are_refused_by_name(words, flag):
+    status, output = run(*words)
+    assert status == 1 and f"Error: {flag} is not supported yet: start without it\n" in output
+
+
+def test_flags_with_nothing_to_do_are_mentioned():
+    _, output = run("--prometheus-port", "1", "--usage-stats", "off", "--validation-workers", "0")
+    assert "--prometheus-port has no effect" in output and "--usage-stats has no effect" in output
+
+
+def test_environment_names_are_tgis():
+    status, output = run(VALIDATION_WORKERS="0")
+    assert status == 1 and "Error: `validation_workers` must be > 0\n" in output
+
+
+def test_keys_come_from_flags_the_environment_and_a_file(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text(hashlib.sha256(b"c").hexdigest())
+    seen = []
+    for words, env in (
+        (["--api-key", "a", "--api-key", "b", "--api-key-file", str(file)], {}),
+        ([], {"API_KEY": "a b", "API_KEY_FILE": str(file)}),
+    ):
+        given = app_values(*words, **env)
+        seen.append(config_of(given))
+    assert seen[0] == seen[1]
+    assert seen[0].api_key_digests == tuple(hashlib.sha256(key).digest() for key in (b"a", b"b", b"c"))
+    assert "digest" not in repr(seen[0])
+
+
+def app_values(*words: str, **env: str) -> dict[str, object]:
+    """What the command line comes to, before anything is done about it."""
+    command = typer.main.get_command(app)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ({"HOSTNAME": "127.0.0.1"} | env).items():
+            patch.setenv(name, value)
+        return command.make_context("router", ["--tokenizer-name", "m", *words]).params
+
+
+def test_a_bad_key_file_ends_the_start_with_its_line(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("secret-key\n")
+    status, output = run("--api-key-file", str(file))
+    assert status == 1 and f"Error: --api-key-file {file} line 1 is no SHA-256 digest" in output
+    assert "secret-key" not in output
+
+
+def test_defaults_are_as_documented_and_the_environment_overrides_them():
+    config = config_of(app_values())
+    assert (config.stream_write_timeout, config.graceful_termination_timeout, config.max_connections) == (30, 90, 4096)
+    assert (config.api_key_digests, config.closed_routes, config.launcher_fd) == ((), False, None)
+    config = config_of(
+        app_values(
+            "--launcher-fd", "5", STREAM_WRITE_TIMEOUT="1.5", GRACEFUL_TERMINATION_TIMEOUT="2", MAX_CONNECTIONS="9"
+        )
+    )
+    assert (config.stream_write_timeout, config.graceful_termination_timeout, config.max_connections) == (1.5, 2, 9)
+    assert config.launcher_fd == 5
+
+
+def test_the_kernels_send_buffer_is_bounded():
+    with bind(config()) as listener:
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * SEND_BUFFER_BYTES
+
+
+def test_descriptors_for_all_connections_are_allowed_where_possible(caplog):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
+        allow_descriptors(200)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 200
+        allow_descriptors(10)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 200 and not caplog.records
+        if hard != resource.RLIM_INFINITY:
+            allow_descriptors(hard)
+            assert "raise `ulimit -n`" in caplog.text
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"max_connections": 0}, "`max_connections` must be > 0"),
+        ({"stream_write_timeout": 0.0}, "`stream_write_timeout` must be > 0"),
+        ({"graceful_termination_timeout": -1.0}, "`graceful_termination_timeout` must be >= 0"),
+        (
+            {"closed_routes": True},
+            "--closed-routes needs keys: give --api-key or --api-key-file, or start without it",
+        ),
+        ({"validation_workers": 0}, "`validation_workers` must be > 0"),
+        ({"max_batch_size": 0}, "`max_batch_size` must be > 0"),
+        ({"max_input_tokens": 5, "max_total_tokens": 5}, "`max_input_tokens` must be < `max_total_tokens`"),
+        (
+            {"max_batch_total_tokens": 4095},
+            "`max_batch_prefill_tokens` must be <= `max_batch_total_tokens`. Given: 4096 and 4095",
+        ),
+        (
+            {"max_batch_total_tokens": 5000, "max_total_tokens": 5001},
+            "`max_total_tokens` must be <= `max_batch_total_tokens`. Given: 5001 and 5000",
+        ),
+    ],
+)
+def test_contradictions_have_tgis_texts(changes, text):
+    with pytest.raises(StartError) as caught:
+        config(**changes).check()
+    assert str(caught.value) == text
+
+
+def test_defaults_contradict_nothing():
+    config().check()
+
+
+def test_a_bound_port_stays_closed_until_it_is_served():
+    with bind(config()) as listener, socket.socket() as client:
+        assert client.connect_ex(listener.getsockname()) != 0
+
+
+def test_a_taken_port_is_named():
+    with bind(config()) as first:
+        first.listen()
+        port = first.getsockname()[1]
+        with pytest.raises(StartError, match=rf"cannot listen on 127.0.0.1:{port}"):
+            bind(config(port=port))
+
+
+def test_an_inherited_descriptor_replaces_the_address():
+    with socket.create_server(("127.0.0.1", 0)) as parent:
+        listener = bind(config(listen_fd=parent.fileno(), hostname="203.0.113.1"))
+        assert listener.getsockname() == parent.getsockname()
+        listener.detach()
+    with pytest.raises(StartError, match="--listen-fd 9999 is no socket"):
+        bind(config(listen_fd=9999))
+
+
+def test_a_containers_name_is_no_address():
+    assert is_address("::1") and is_address("0.0.0.0") and not is_address("3f2a")
+
+
+def test_the_router_loads_neither_torch_nor_transformers():
+    code = "import sys, text_generation_router.cli; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"

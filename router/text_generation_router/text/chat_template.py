@@ -1,0 +1,129 @@
+"""Messages to one prompt, by the model's own chat template."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jinja2
+import orjson
+
+from text_generation_router.errors import StartError, TemplateError
+from text_generation_router.text.template_environment import RaisedError, TemplateEnvironment
+
+MAX_RENDERED_CHARS = 16_000_000
+MAX_RENDER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: str
+    content: str
+
+
+class ChatTemplate:
+    """Safe to use from several threads; `render` takes long for long chats, so call it off the event loop."""
+
+    def __init__(self, source: str, tokens: dict[str, str]) -> None:
+        """`tokens`: bos_token and eos_token, where the model has them. Raises StartError if it is not Jinja."""
+        try:
+            self._template = TemplateEnvironment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise StartError(
+                f"the model's chat template is not valid Jinja: {error.message} (line {error.lineno}); "
+                "give another one with --tokenizer-config-path"
+            ) from error
+        self._tokens = tokens
+
+    def render(self, messages: tuple[Message, ...]) -> str:
+        """The prompt, ready for the assistant's turn; if the last message is the assistant's, it is continued."""
+        variables = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            text = self._render(variables)
+        except RaisedError as error:
+            raise TemplateError(f"syntax error: {error} (in <string>:{_line(error.__traceback__)})") from error
+        except Exception as error:  # a template is a program: anything can go wrong in it, and the client is told
+            reason = f"{type(error).__name__}: {error}"
+            raise TemplateError(f"invalid operation: {reason} (in <string>:{_line(error.__traceback__)})") from error
+        return _continued(text, messages[-1].content) if messages and messages[-1].role == "assistant" else text
+
+    def _render(self, messages: list[dict[str, str]]) -> str:
+        deadline, size, pieces = time.monotonic() + MAX_RENDER_S, 0, []
+        for piece in self._template.generate(messages=messages, add_generation_prompt=True, tools=None, **self._tokens):
+            size += len(piece)
+            if size > MAX_RENDERED_CHARS or time.monotonic() > deadline:
+                raise RaisedError(f"the prompt exceeds {MAX_RENDERED_CHARS} characters or {MAX_RENDER_S:.0f} s")
+            pieces.append(piece)
+        return "".join(pieces)
+
+
+def _continued(text: str, content: str) -> str:
+    """Cuts the prompt behind the last message's content, which some templates strip."""
+    for wanted in (content, content.strip()):
+        at = text.rfind(wanted)
+        if at >= 0:
+            return text[: at + len(wanted)].rstrip()
+    return text
+
+
+def _line(traceback: TracebackType | None) -> int:
+    """The template's line that raised: jinja2 puts it into the traceback."""
+    line = 0
+    while traceback:
+        if traceback.tb_frame.f_code.co_filename == "<template>":
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return line
+
+
+def load_chat_template(folder: Path, tokenizer_config_path: str | None = None) -> ChatTemplate | None:
+    """None if the model has none. `tokenizer_config_path` replaces the model's own sources.
+
+    Order: chat_template.json, tokenizer_config.json, chat_template.jinja.
+    """
+    config = _read_json(
+        Path(tokenizer_config_path or folder / "tokenizer_config.json"), tokenizer_config_path is not None
+    )
+    if tokenizer_config_path:
+        source = _template_of(config)
+    else:
+        source = _template_of(_read_json(folder / "chat_template.json")) or _template_of(config) or _jinja_file(folder)
+    if source is None:
+        return None
+    return ChatTemplate(source, _special_tokens(config))
+
+
+def _template_of(config: dict[str, Any]) -> str | None:
+    """A string, or a list of named ones, of which `default` counts."""
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
+    return template if isinstance(template, str) else None
+
+
+def _jinja_file(folder: Path) -> str | None:
+    path = folder / "chat_template.jinja"
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    tokens = {}
+    for name in ("bos_token", "eos_token"):
+        token = config.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str):
+            tokens[name] = text
+    return tokens
+
+
+def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
+    if not path.is_file() and not required:
+        return {}
+    try:
+        value = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise StartError(f"{path} cannot be read: {error}; repair it or give another file") from error
+    if not isinstance(value, dict):
+        raise StartError(f"{path} must hold a JSON object; repair it or give another file")
+    return value

@@ -1,0 +1,71 @@
+"""How many characters a token can stand for at most, so that hopeless prompts are refused before they are tokenized.
+
+The bound must never refuse a prompt that fits. It therefore exists only for tokenizers that lose no text: byte-level or
+byte-fallback BPE whose normalizer and pre-tokenizer neither delete nor merge without limit. For all others (stripped
+whitespace, unknown-token runs, …) one token may cover any number of characters, and the payload limit is the only cap.
+"""
+
+from typing import Any
+
+# Unicode composition joins at most this many code points into one (the longest canonical decomposition).
+MAX_COMPOSED = 4
+LOSSLESS_PRE_TOKENIZERS = {"ByteLevel", "Digits", "Metaspace"}
+
+
+def max_chars_per_token(tokenizer: dict[str, Any]) -> int | None:
+    """`tokenizer` is the content of tokenizer.json. None: there is no bound."""
+    model = tokenizer.get("model") or {}
+    vocab = model.get("vocab")
+    added = tokenizer.get("added_tokens") or []
+    if model.get("type") != "BPE" or not isinstance(vocab, dict) or not vocab:
+        return None
+    steps = _flatten(tokenizer.get("pre_tokenizer"), "pretokenizers")
+    covers_every_byte = _has_all_bytes(model, vocab, steps)
+    # A token with lstrip or rstrip swallows the whitespace around it, however long.
+    swallows = any(token.get("lstrip") or token.get("rstrip") for token in added)
+    factor = _normalizer_factor(_flatten(tokenizer.get("normalizer"), "normalizers"))
+    if not covers_every_byte or swallows or factor is None or not all(map(_keeps_text, steps)):
+        return None
+    return factor * max(len(text) for text in [*vocab, *(token["content"] for token in added)])
+
+
+def _flatten(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+    if step is None:
+        return []
+    if step.get("type") == "Sequence":
+        return [inner for part in step[key] for inner in _flatten(part, key)]
+    return [step]
+
+
+def _keeps_text(step: dict[str, Any]) -> bool:
+    if step["type"] in ("Split", "Punctuation"):
+        return step.get("behavior") != "Removed"
+    return step["type"] in LOSSLESS_PRE_TOKENIZERS
+
+
+def _normalizer_factor(steps: list[dict[str, Any]]) -> int | None:
+    factor = 1
+    for step in steps:
+        if step["type"] == "NFC":
+            factor = MAX_COMPOSED
+        elif step["type"] == "Replace":
+            pattern = step["pattern"].get("String")
+            if pattern is None or len(step["content"]) < len(pattern):
+                return None
+        elif step["type"] != "Prepend":
+            return None
+    return factor
+
+
+def _has_all_bytes(model: dict[str, Any], vocab: dict[str, int], steps: list[dict[str, Any]]) -> bool:
+    """BPE drops what its vocabulary lacks, so every byte must have a token."""
+    if model.get("byte_fallback"):
+        return all(f"<0x{byte:02X}>" in vocab for byte in range(256))
+    return any(step["type"] == "ByteLevel" for step in steps) and all(symbol in vocab for symbol in byte_symbols())
+
+
+def byte_symbols() -> list[str]:
+    """The 256 characters byte-level vocabularies write bytes with (GPT-2's table): printable ones stand for themselves,
+    the others move up to U+0100 and beyond."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    return [chr(byte) for byte in sorted(printable)] + [chr(256 + n) for n in range(256 - len(printable))]

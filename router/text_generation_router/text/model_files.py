@@ -1,0 +1,35 @@
+"""Where a model's text files are: a local directory, or a snapshot of the hub's repository."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from text_generation_router.errors import StartError
+
+PATTERNS = ["tokenizer.json", "tokenizer_config.json", "chat_template.json", "chat_template.jinja"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    folder: Path
+    sha: str | None  # None for a local directory
+
+
+def find_model_files(name: str, revision: str | None, override: str | None = None) -> ModelFiles:
+    """`override` is a folder that has the files, whatever the name. Raises StartError if there is no such model."""
+    if override is not None:
+        return ModelFiles(Path(override), None)
+    if Path(name).is_dir():
+        return ModelFiles(Path(name), None)
+    # Imported late: a local model needs nothing of it, and it costs a good part of the start.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=PATTERNS))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise StartError(
+            f"the tokenizer of `{name}` is neither a local directory nor on the hub ({reason}); "
+            "give --tokenizer-name a directory with a tokenizer.json, or a hub id that you may read"
+        ) from error
+    return ModelFiles(folder, folder.name)

@@ -1,0 +1,76 @@
+"""The sandbox that chat templates run in: transformers' globals and filters, and limits that it does not have.
+
+A template comes with the model, so it is somebody else's program: it can reach no attribute of Python's internals,
+change nothing it is given, and make neither huge strings nor huge numbers.
+"""
+
+import json
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_REPEATED = 1_000_000  # characters or items that one multiplication may make
+MAX_POWER_BITS = 4096
+
+
+class Generation(Extension):
+    """`{% generation %}` marks what an assistant wrote, for training. It changes nothing of the text."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class RaisedError(TemplateError):
+    """The template called raise_exception."""
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset(("*", "**"))
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+        self.filters["tojson"] = to_json
+        self.globals["raise_exception"] = raise_exception
+        self.globals["strftime_now"] = strftime_now
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "*":
+            for value, times in ((left, right), (right, left)):
+                if isinstance(value, str | list | tuple) and isinstance(times, int):
+                    _refuse_if(len(value) * times > MAX_REPEATED)
+        elif isinstance(left, int) and isinstance(right, int):
+            _refuse_if(left.bit_length() * right > MAX_POWER_BITS)
+        return super().call_binop(context, operator, left, right)
+
+
+def _refuse_if(too_large: bool) -> None:
+    if too_large:
+        raise SecurityError("the template multiplies to a value that is too large")
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike jinja2's own filter, escapes nothing for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def raise_exception(message: str) -> NoReturn:
+    raise RaisedError(message)
+
+
+def strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)

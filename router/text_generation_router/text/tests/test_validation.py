@@ -1,0 +1,105 @@
+import asyncio
+
+import pytest
+
+from text_generation_router.errors import ValidationError
+from text_generation_router.text.validation import Parameters, Prompt, RequestLimits, Validator
+
+LIMITS = RequestLimits(
+    max_best_of=2, max_stop_sequences=4, max_top_n_tokens=5, max_input_tokens=10, max_total_tokens=15
+)
+
+
+class Letters:
+    """A tokenizer with one token per character."""
+
+    max_chars_per_token: int | None = None
+
+    def __init__(self) -> None:
+        self.encoded = 0
+
+    async def encode(self, text, add_special_tokens, keep_last=None):
+        self.encoded += 1
+        ids = tuple(map(ord, text))
+        return ids if keep_last is None else ids[-keep_last:]
+
+
+def validate(inputs, tokenizer=None, **parameters):
+    validator = Validator(tokenizer or Letters(), LIMITS)
+    return asyncio.run(validator.validate(Prompt(inputs, Parameters(**parameters))))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"best_of": 2}, "you must use sampling when `best_of` is > 1"),
+        ({"temperature": 0.0}, "`temperature` must be strictly positive"),
+        ({"repetition_penalty": -1.0}, "`repetition_penalty` must be strictly positive"),
+        ({"frequency_penalty": 2.5}, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
+        ({"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
+        ({"typical_p": 0.0}, "`typical_p` must be > 0.0 and < 1.0"),
+        ({"top_k": -1}, "`top_k` must be strictly positive"),
+        ({"max_new_tokens": 0}, "`max_new_tokens` must be strictly positive"),
+        ({"stop": ("x",) * 5}, "`stop` supports up to 4 stop sequences. Given: 5"),
+        ({"best_of": 2, "do_sample": True, "seed": 1}, "`seed` must not be set when `best_of` > 1"),
+        ({"top_n_tokens": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
+        ({"truncate": 0}, "`truncate` must be strictly positive and less than 10. Given: 0"),
+        ({"truncate": 11}, "`truncate` must be strictly positive and less than 10. Given: 11"),
+        (
+            {"max_new_tokens": 14},
+            "`inputs` tokens + `max_new_tokens` must be <= 15. Given: 2 `inputs` tokens and 14 `max_new_tokens`",
+        ),
+    ],
+)
+def test_each_check_has_tgis_text(parameters, text):
+    with pytest.raises(ValidationError) as caught:
+        validate("Hi", **parameters)
+    assert caught.value.text == f"Input validation error: {text}"
+
+
+def test_the_first_failing_check_wins():
+    wrong = {"temperature": -1.0, "top_k": -1, "max_new_tokens": 0}
+    for name, value in wrong.items():
+        with pytest.raises(ValidationError, match=f"`{name}`"):
+            validate("", **{key: wrong[key] for key in list(wrong)[list(wrong).index(name) :]}, truncate=0)
+        assert value is not None
+    with pytest.raises(ValidationError, match="`inputs` cannot be empty"):
+        validate("", truncate=0)
+
+
+def test_limits_are_inclusive():
+    assert validate("x" * 10, max_new_tokens=5).max_new_tokens == 5
+    assert validate("x" * 99, truncate=10, max_new_tokens=5).input_ids == (ord("x"),) * 10
+
+
+def test_too_long_inputs_are_told_apart_by_the_sum_and_by_themselves():
+    with pytest.raises(ValidationError, match=r"`inputs` must have less than 10 tokens. Given: 12"):
+        validate("x" * 12, max_new_tokens=1)
+    with pytest.raises(ValidationError, match=r"Given: 20 `inputs` tokens and 0 `max_new_tokens`"):
+        validate("x" * 20)
+
+
+def test_no_max_new_tokens_is_all_that_fit():
+    assert validate("xxxx").max_new_tokens == 11
+
+
+def test_an_absent_seed_is_random_and_fits_63_bits():
+    seeds = {validate("x").sampling.seed for _ in range(8)}
+    assert len(seeds) == 8 and max(seeds) < 2**63
+
+
+def test_neutral_parameters_are_greedy():
+    assert validate("x").sampling.is_greedy
+    assert not validate("x", top_k=1).sampling.is_greedy
+
+
+def test_hopeless_prompts_are_refused_before_they_are_tokenized():
+    tokenizer = Letters()
+    tokenizer.max_chars_per_token = 3
+    with pytest.raises(ValidationError, match="Given: at least 11"):
+        validate("x" * 31, tokenizer)
+    assert tokenizer.encoded == 0
+    with pytest.raises(ValidationError):
+        validate("x" * 30, tokenizer)
+    assert tokenizer.encoded == 1
+    assert validate("x" * 999, tokenizer, truncate=3).input_ids == (ord("x"),) * 3

@@ -1,0 +1,167 @@
+"""What a request may ask for: TGI's checks in TGI's order, with its texts, and the request that passes them."""
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from text_generation_router.errors import ValidationError
+from text_generation_router.scheduling.request import GenerationRequest, Sampling
+from text_generation_router.text.tokenization import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """As the user gave them; None is absent. Reals are float32 values."""
+
+    best_of: int | None = None
+    temperature: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    do_sample: bool = False
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    truncate: int | None = None
+    watermark: bool = False
+    seed: int | None = None
+    top_n_tokens: int | None = None
+    ignore_eos_token: bool = False
+
+    @property
+    def asks_for_sampling(self) -> bool:
+        return self.do_sample or any(
+            value is not None for value in (self.temperature, self.top_k, self.top_p, self.typical_p)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    max_best_of: int
+    max_stop_sequences: int
+    max_top_n_tokens: int
+    max_input_tokens: int
+    max_total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What one generation is asked for, before anything of it is checked."""
+
+    inputs: str
+    parameters: Parameters
+    add_special_tokens: bool = True
+
+
+Check = tuple[bool, str]  # whether it fails, and the text then
+
+
+class Validator:
+    def __init__(self, tokenizer: TextTokenizer, limits: RequestLimits) -> None:
+        self.limits = limits
+        self._tokenizer = tokenizer
+
+    def check_best_of(self, best_of: int | None) -> None:
+        """Apart from the others: comes before anything is counted, and only where tokens are not streamed."""
+        most = self.limits.max_best_of
+        given = best_of or 1
+        _raise_first(
+            [
+                (given > 1 and most == 1, "`best_of` != 1 is not allowed for this endpoint"),
+                (given > most, f"`best_of` must be > 0 and <= {most}. Given: {given}"),
+            ]
+        )
+
+    async def validate(self, prompt: Prompt) -> GenerationRequest:
+        """Raises ValidationError with the first check that fails."""
+        limits, parameters = self.limits, prompt.parameters
+        _raise_first(parameter_checks(parameters, limits))
+        _raise_first(input_checks(prompt, limits))
+        self._refuse_hopeless(prompt)
+        ids = await self._tokenizer.encode(prompt.inputs, prompt.add_special_tokens, parameters.truncate)
+        length = len(ids)
+        wanted = parameters.max_new_tokens
+        if wanted is None:
+            wanted = max(limits.max_total_tokens - length, 0)
+        _raise_first(length_checks(length, wanted, limits))
+        return GenerationRequest(ids, wanted, sampling(parameters), parameters.stop, parameters.ignore_eos_token)
+
+    def _refuse_hopeless(self, prompt: Prompt) -> None:
+        """A prompt has at least (characters ÷ the longest token) tokens; tokenizing one that is over the limit even
+        so would only cost time. Prompts that are truncated always fit."""
+        longest = self._tokenizer.max_chars_per_token
+        if longest is None or prompt.parameters.truncate is not None:
+            return
+        fewest = -(-len(prompt.inputs) // longest)
+        most = self.limits.max_input_tokens
+        _raise_first([(fewest > most, f"`inputs` must have less than {most} tokens. Given: at least {fewest}")])
+
+
+def parameter_checks(asked: Parameters, limits: RequestLimits) -> Iterator[Check]:
+    best_of = asked.best_of or 1
+    yield best_of > 1 and not asked.asks_for_sampling, "you must use sampling when `best_of` is > 1"
+    yield _not_positive(asked.temperature), "`temperature` must be strictly positive"
+    yield _not_positive(asked.repetition_penalty), "`repetition_penalty` must be strictly positive"
+    penalty = asked.frequency_penalty or 0.0
+    yield not -2.0 <= penalty <= 2.0, "`frequency_penalty` must be >= -2.0 and <= 2.0"
+    yield not _is_fraction(asked.top_p), "`top_p` must be > 0.0 and < 1.0"
+    yield not _is_fraction(asked.typical_p), "`typical_p` must be > 0.0 and < 1.0"
+    yield _not_positive(asked.top_k), "`top_k` must be strictly positive"
+    yield _not_positive(asked.max_new_tokens), "`max_new_tokens` must be strictly positive"
+    most, given = limits.max_stop_sequences, len(asked.stop)
+    yield given > most, f"`stop` supports up to {most} stop sequences. Given: {given}"
+    # Not a check of TGI, where an empty string ends every text at once.
+    yield "" in asked.stop, "`stop` must not contain an empty string"
+    yield best_of > 1 and asked.seed is not None, "`seed` must not be set when `best_of` > 1"
+    most, given = limits.max_top_n_tokens, asked.top_n_tokens or 0
+    yield given > most, f"`top_n_tokens` must be >= 0 and <= {most}. Given: {given}"
+
+
+def input_checks(prompt: Prompt, limits: RequestLimits) -> Iterator[Check]:
+    yield not prompt.inputs, "`inputs` cannot be empty"
+    truncate, most = prompt.parameters.truncate, limits.max_input_tokens
+    out_of_range = truncate is not None and not 0 < truncate <= most
+    yield out_of_range, f"`truncate` must be strictly positive and less than {most}. Given: {truncate}"
+
+
+def length_checks(length: int, wanted: int, limits: RequestLimits) -> Iterator[Check]:
+    total, most = limits.max_total_tokens, limits.max_input_tokens
+    yield (
+        length + wanted > total,
+        f"`inputs` tokens + `max_new_tokens` must be <= {total}. "
+        f"Given: {length} `inputs` tokens and {wanted} `max_new_tokens`",
+    )
+    yield length > most, f"`inputs` must have less than {most} tokens. Given: {length}"
+    # Not a check of TGI: only tokenizers that delete text come here, with "\n" for example.
+    yield length == 0, "`inputs` has no tokens"
+
+
+def sampling(asked: Parameters) -> Sampling:
+    """Neutral values for what is absent, and a random seed."""
+    return Sampling(
+        temperature=1.0 if asked.temperature is None else asked.temperature,
+        top_k=asked.top_k or 0,
+        top_p=1.0 if asked.top_p is None else asked.top_p,
+        typical_p=1.0 if asked.typical_p is None else asked.typical_p,
+        do_sample=asked.do_sample,
+        seed=secrets.randbits(63) if asked.seed is None else asked.seed,
+        repetition_penalty=1.0 if asked.repetition_penalty is None else asked.repetition_penalty,
+        frequency_penalty=asked.frequency_penalty or 0.0,
+        watermark=asked.watermark,
+        top_n_tokens=asked.top_n_tokens or 0,
+    )
+
+
+def _raise_first(checks: "Iterator[Check] | list[Check]") -> None:
+    for fails, text in checks:
+        if fails:
+            raise ValidationError(text)
+
+
+def _not_positive(value: float | None) -> bool:
+    return value is not None and not value > 0
+
+
+def _is_fraction(value: float | None) -> bool:
+    return value is None or 0.0 < value < 1.0

@@ -1,0 +1,159 @@
+"""The rows of running requests, all on the device: where their tokens lie, what they said, how they choose the next.
+
+A row stays where it is from join to leave. A batch is a list of request ids over the rows, so filtering and joining
+batches move no data. Nothing here ends a request: only the router does.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from text_generation_server.errors import StepError
+from text_generation_server.sampling.parameters import Parameters, RowParameters
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """A chunk of one request's history as the router sends it. `ids`, `slots`, `prompt_length` and `parameters` come
+    with the first chunk only."""
+
+    request_id: int
+    start: int
+    end: int
+    last: bool
+    ids: Tensor | None = None  # int32 [history]
+    slots: Tensor | None = None  # int32 [history]
+    prompt_length: int = 0
+    parameters: Parameters | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """The requests of one held batch that a step carries."""
+
+    id: int
+    request_ids: list[int]
+
+
+@dataclass(slots=True)
+class Batch:
+    """Requests that the router addresses together. A step may carry any of them: those whose prompt is still being
+    computed, or that are about to leave, are not in its list."""
+
+    id: int
+    request_ids: set[int]
+
+
+class Rows:
+    """Device state of up to `count` requests of up to `length` tokens each."""
+
+    def __init__(self, count: int, length: int, device: torch.device) -> None:
+        self.length = length
+        self.device = device
+        self.table = torch.zeros((count, length), dtype=torch.int32, device=device)  # position → slot
+        self.history = torch.zeros((count, length), dtype=torch.int32, device=device)  # position → token id
+        # Tokens whose ids are known: all of history, also the newest token, whose keys are computed by the next step.
+        self.lengths = torch.zeros(count, dtype=torch.int64, device=device)
+        self.parameters = RowParameters(count, device)
+        self._row_of: dict[int, int] = {}
+        self._free = list(range(count - 1, -1, -1))
+        self._known = [0] * count  # `lengths`, on the host
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    def row(self, request_id: int) -> int:
+        try:
+            return self._row_of[request_id]
+        except KeyError:
+            raise StepError(f"request {request_id} is not in this shard") from None
+
+    def rows(self, request_ids: list[int]) -> Tensor:
+        """int64 [R]"""
+        return torch.tensor([self.row(i) for i in request_ids], dtype=torch.int64, device=self.device)
+
+    def known(self, request_id: int) -> int:
+        """How many of its tokens are known."""
+        return self._known[self.row(request_id)]
+
+    def join(self, chunk: PromptChunk) -> int:
+        """Takes a row for the first chunk of a request."""
+        if chunk.ids is None or chunk.slots is None or chunk.parameters is None:
+            raise StepError(f"request {chunk.request_id}: the first chunk has no ids, slots or parameters")
+        history = len(chunk.ids)
+        if len(chunk.slots) != history or not 0 < chunk.prompt_length <= history or history > self.length:
+            raise StepError(
+                f"request {chunk.request_id}: {history} ids do not fit {len(chunk.slots)} slots or the table"
+            )
+        if chunk.request_id in self._row_of or not self._free:
+            raise StepError(f"request {chunk.request_id}: it is here already, or all rows are taken")
+        row = self._free.pop()
+        self._row_of[chunk.request_id] = row
+        self.table[row, :history] = chunk.slots.to(self.device)
+        self.history[row, :history] = chunk.ids.to(self.device)
+        self.lengths[row] = self._known[row] = history
+        self.parameters.set(row, chunk.parameters, chunk.prompt_length)
+        return row
+
+    def append_slots(self, rows_R: Tensor, slots_R: Tensor) -> None:
+        """The newest token of each row gets its slot. The only host input of a decode step."""
+        self.table[rows_R, self.lengths[rows_R] - 1] = slots_R
+
+    def note_tokens(self, rows: list[int]) -> None:
+        """Each of these rows has been given one more token on the device."""
+        for row in rows:
+            self._known[row] += 1
+
+    def leave(self, request_id: int) -> None:
+        self._free.append(self._row_of.pop(request_id))
+
+    def clear(self) -> None:
+        for request_id in list(self._row_of):
+            self.leave(request_id)
+
+
+@dataclass(slots=True)
+class Batches:
+    """The batches of a shard by id, and the rows they name."""
+
+    rows: Rows
+    _by_id: dict[int, Batch] = field(default_factory=dict)
+
+    def take(self, batch_id: int, request_ids: list[int]) -> Batch:
+        """The batch for a step that carries these of its requests."""
+        batch = self._by_id.get(batch_id)
+        if batch is None or not batch.request_ids.issuperset(request_ids):
+            raise StepError(f"batch {batch_id} with {len(request_ids)} requests is not what this shard holds")
+        return batch
+
+    def join(self, batch_id: int, request_ids: set[int]) -> Batch:
+        """Adds requests to a batch, which is made if it is not there."""
+        batch = self._by_id.setdefault(batch_id, Batch(batch_id, set()))
+        batch.request_ids |= request_ids
+        return batch
+
+    def merge(self, batch_ids: list[int]) -> Batch:
+        """Later batches become part of the first one, under its id."""
+        first, *others = batch_ids
+        for other in others:
+            self.join(first, self._by_id.pop(other).request_ids)
+        return self._by_id[first]
+
+    def filter(self, batch_id: int, keep: list[int]) -> Batch:
+        if not keep:
+            raise StepError(f"batch {batch_id}: a filter must keep at least one request; ClearCache keeps none")
+        batch = self.take(batch_id, keep)
+        for request_id in batch.request_ids.difference(keep):
+            self.rows.leave(request_id)
+        batch.request_ids = set(keep)
+        return batch
+
+    def clear(self, batch_id: int | None) -> None:
+        """Forgets one batch, or all rows. An unknown id is fine: it is gone."""
+        if batch_id is None:
+            self.rows.clear()
+            self._by_id.clear()
+        elif batch := self._by_id.pop(batch_id, None):
+            for request_id in batch.request_ids:
+                self.rows.leave(request_id)

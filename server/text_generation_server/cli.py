@@ -1,0 +1,203 @@
+"""The shard's command line: serve a model, or bring its weights to this machine. Reads the environment, once.
+
+Imports stay light, so that `--help` answers at once: torch and huggingface_hub come with the command that needs them.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
+
+import typer
+
+from text_generation_launcher import faults
+from text_generation_launcher.logs import setup_logging
+from text_generation_server.config import DTYPES, ShardConfig
+from text_generation_server.errors import OptionError, ShardError
+
+if TYPE_CHECKING:
+    from text_generation_server.weights.access import HubAccess
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    help="The part of the server that runs the model, and the commands around its weights.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ModelId = Annotated[str, typer.Argument(help="A model id of the hub, or a directory.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the model.")]
+LoggerLevel = Annotated[str, typer.Option(help="error, warn, info, debug, or a filter like info,NAME=debug.")]
+JsonOutput = Annotated[bool, typer.Option("--json-output/--no-json-output", help="Log JSON, one object a line.")]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code/--no-trust-remote-code", help="Not supported.")]
+
+
+@app.command()
+def serve(
+    model_id: ModelId,
+    revision: Revision = None,
+    sharded: Annotated[bool, typer.Option("--sharded/--no-sharded", help="Needs RANK and WORLD_SIZE.")] = False,
+    quantize: Annotated[str | None, typer.Option(help="Not supported yet.")] = None,
+    speculate: Annotated[int | None, typer.Option(help="Not supported yet.")] = None,
+    dtype: Annotated[str | None, typer.Option(help=f"{', '.join(DTYPES)}; default: the checkpoint's.")] = None,
+    kv_cache_dtype: Annotated[str | None, typer.Option(help="Not supported yet.")] = None,
+    trust_remote_code: TrustRemoteCode = False,
+    uds_path: Annotated[str, typer.Option(help="Listens on unix://UDS_PATH-RANK.")] = "/tmp/text-generation-server",
+    logger_level: LoggerLevel = "INFO",
+    json_output: JsonOutput = False,
+    otlp_endpoint: Annotated[str | None, typer.Option(help="Not supported yet.")] = None,
+    otlp_service_name: Annotated[
+        str, typer.Option(help="Used with --otlp-endpoint only.")
+    ] = "text-generation-inference.server",
+    max_input_tokens: Annotated[int | None, typer.Option(min=1, help="Checked here, enforced by the router.")] = None,
+) -> None:
+    """Run one shard of a model that is on this machine."""
+    setup_logging(logger_level, json_output)
+    _refuse("--quantize", quantize)
+    _refuse("--speculate", speculate)
+    _refuse("--kv-cache-dtype", kv_cache_dtype)
+    _refuse("--trust-remote-code", trust_remote_code)
+    _refuse("--otlp-endpoint", otlp_endpoint)
+    if dtype is not None and dtype not in DTYPES:
+        raise OptionError(f"--dtype {dtype} is not supported: use {', '.join(DTYPES)}")
+    environment = os.environ
+    _check_group(sharded, environment)
+    _set_up_faults(environment)
+    _check_lengths(max_input_tokens, environment)
+
+    from text_generation_server.weights.files import verify
+    from text_generation_server.weights.hub import resolve
+
+    config = ShardConfig(
+        model_path=resolve(model_id, revision, _hub_access(environment)),
+        uds_path=uds_path,
+        rank=_variable(environment, "RANK", int, 0),
+        world_size=_variable(environment, "WORLD_SIZE", int, 1),
+        generation=_variable(environment, "TGI_GENERATION", int, 1),
+        dtype=dtype,
+        max_total_tokens=_variable(environment, "MAX_TOTAL_TOKENS", _positive, None),
+        rope_scaling=_variable(environment, "ROPE_SCALING", _rope_scaling, None),
+        rope_factor=_variable(environment, "ROPE_FACTOR", float, None),
+        watermark_gamma=_variable(environment, "WATERMARK_GAMMA", float, 0.5),
+        watermark_delta=_variable(environment, "WATERMARK_DELTA", float, 2.0),
+    )
+    verify(config.model_path)
+
+    from text_generation_server import server
+
+    server.serve(config)
+
+
+@app.command()
+def download_weights(
+    model_id: ModelId,
+    revision: Revision = None,
+    extension: Annotated[str, typer.Option(help="Only .safetensors can be served.")] = ".safetensors",
+    auto_convert: Annotated[
+        bool, typer.Option("--auto-convert/--no-auto-convert", help="Convert .bin weights where there are no others.")
+    ] = True,
+    logger_level: LoggerLevel = "INFO",
+    json_output: JsonOutput = False,
+    trust_remote_code: TrustRemoteCode = False,
+    merge_lora: Annotated[bool, typer.Option("--merge-lora/--no-merge-lora", help="Not supported yet.")] = False,
+) -> None:
+    """Bring a model to this machine, convert it where that is needed, and check it."""
+    setup_logging(logger_level, json_output)
+    _refuse("--trust-remote-code", trust_remote_code)
+    _refuse("--merge-lora", merge_lora)
+    if extension != ".safetensors":
+        raise OptionError(f"--extension {extension} is not supported: only .safetensors can be served")
+
+    from text_generation_server.weights.prepare import prepare
+
+    prepare(model_id, revision, _hub_access(os.environ), auto_convert)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def quantize(arguments: Annotated[list[str] | None, typer.Argument(metavar="MODEL_ID OUTPUT_DIR")] = None) -> NoReturn:
+    """Not supported yet."""
+    raise OptionError("the command quantize is not supported yet: use a model that is quantized already")
+
+
+def main() -> None:
+    """Errors that the user can mend are one line on stderr; wrong usage is exit code 2."""
+    try:
+        app()
+    except ShardError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        # Who supervises a shard learns that trying again is no use.
+        sys.exit(os.EX_CONFIG if sys.argv[1:2] == ["serve"] else 1)
+
+
+def _refuse(option: str, value: object) -> None:
+    """A value that asks for nothing (absent, 0, off) is no use of an option."""
+    if value:
+        raise OptionError(f"{option} is not supported yet: leave it out")
+
+
+def _check_group(sharded: bool, environment: Mapping[str, str]) -> None:
+    for name in ("RANK", "WORLD_SIZE") if sharded else ():
+        if not environment.get(name):
+            raise OptionError(f"{name} must be set when --sharded is used")
+    world_size = _variable(environment, "WORLD_SIZE", _positive, 1)
+    rank = _variable(environment, "RANK", int, 0)
+    if not 0 <= rank < world_size:
+        raise OptionError(f"RANK {rank} does not exist in a group of {world_size}: use 0 to {world_size - 1}")
+
+
+def _set_up_faults(environment: Mapping[str, str]) -> None:
+    rank, generation = environment.get("RANK", "0"), environment.get("TGI_GENERATION", "1")
+    try:
+        faults.setup(environment.get("FAILPOINTS", ""), rank=rank, generation=generation)
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+
+
+def _check_lengths(max_input_tokens: int | None, environment: Mapping[str, str]) -> None:
+    max_total_tokens = _variable(environment, "MAX_TOTAL_TOKENS", _positive, None)
+    if max_input_tokens is None or max_total_tokens is None:
+        return
+    if max_input_tokens >= max_total_tokens:
+        raise OptionError(f"`max_input_tokens`({max_input_tokens}) must be < `max_total_tokens`({max_total_tokens})")
+
+
+def _variable(environment: Mapping[str, str], name: str, parse: Callable[[str], T], default: T) -> T:
+    text = environment.get(name, "")
+    if not text:
+        return default
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise OptionError(f"{name} has the value {text!r}, which is not usable: {error}") from None
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError("it must be at least 1")
+    return number
+
+
+def _rope_scaling(text: str) -> str:
+    if text not in ("linear", "dynamic"):
+        raise ValueError("use linear or dynamic")
+    return text
+
+
+def _hub_access(environment: Mapping[str, str]) -> "HubAccess":
+    from text_generation_server.weights.access import HubAccess
+
+    override = environment.get("WEIGHTS_CACHE_OVERRIDE")
+    cache = environment.get("HUGGINGFACE_HUB_CACHE")
+    return HubAccess(
+        override=Path(override) if override else None,
+        cache_dir=Path(cache) if cache else None,
+        token=environment.get("HF_TOKEN") or environment.get("HF_API_TOKEN") or None,
+    )
+
+
+if __name__ == "__main__":
+    main()

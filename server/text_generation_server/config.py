@@ -1,0 +1,21 @@
+"""All that a shard process is told, in one value. Built once, by `cli.py`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardConfig:
+    model_path: Path  # a local directory with config.json and safetensors files, checked
+    uds_path: str  # the shard listens on unix://<uds_path>-<rank>
+    rank: int
+    world_size: int
+    generation: int  # of the shard group: each start of the group is a new one
+    dtype: str | None  # one of DTYPES; None: the checkpoint's own
+    max_total_tokens: int | None  # None: the model's own limit
+    rope_scaling: str | None  # "linear" or "dynamic"; None: as config.json says
+    rope_factor: float | None
+    watermark_gamma: float
+    watermark_delta: float

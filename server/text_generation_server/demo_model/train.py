@@ -1,0 +1,216 @@
+"""Make the demo model from nothing but a seed: corpus, tokenizer, training, files. About an hour on two cores.
+
+    python -m text_generation_server.demo_model.train OUT_DIR
+
+Needs the "train" extra (transformers). The tokenizer is the same on every machine; the weights are not, to the bit
+(threads add in another order), but the figures of `evaluate.py` are, to about 2 %.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from text_generation_server.demo_model.corpus import FIRST_MIX, SECOND_MIX, documents
+from text_generation_server.demo_model.lexicon import EMOJI
+
+SPECIAL_TOKENS = ["<unk>", "<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"]
+BOS, EOS = 1, 2
+CONTEXT = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """`phases` are (length of a row, rows in a batch, tokens). The learning rate warms up, stays at its peak until
+    `decay_from`, and goes down to `end` of it along a straight line."""
+
+    mix: tuple[int, ...]
+    peak: float
+    decay_from: float
+    end: float
+    phases: tuple[tuple[int, int, int], ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(tokens for _, _, tokens in self.phases)
+
+    def learning_rate(self, progress: float) -> float:
+        line = 1 - (1 - self.end) * (progress - self.decay_from) / (1 - self.decay_from)
+        return self.peak * min(1.0, progress / 0.02, line)
+
+
+# Short rows first, then rows that hold a whole story; last the second mix, and rows of the whole context.
+STAGES = (
+    Stage(FIRST_MIX, 3e-3, 0.64, 0.17, ((256, 32, 6_000_000), (512, 16, 8_100_000))),
+    Stage(SECOND_MIX, 1.5e-3, 0.2, 0.02, ((512, 16, 4_000_000), (CONTEXT, 4, 1_000_000))),
+)
+CHAT_TEMPLATE = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+{%- if message.role not in ("system", "user", "assistant") -%}
+{{- raise_exception("the demo model knows the roles system, user and assistant, not " ~ message.role) -}}
+{%- endif -%}
+{{- "<|" ~ message.role ~ "|>" ~ message.content ~ eos_token -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- "<|assistant|>" -}}
+{%- endif -%}
+"""
+
+
+def train_tokenizer(seed: int) -> Tokenizer:
+    """Byte-level BPE over 2,048 entries; digits stand alone, so that numbers can be added digit by digit."""
+    bpe = Tokenizer(models.BPE())
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    bpe.decoder = decoders.ByteLevel()
+    bpe.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", BOS)])
+    trainer = trainers.BpeTrainer(
+        vocab_size=2048,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    without_emoji = str.maketrans(dict.fromkeys("".join(EMOJI.values()), ""))
+    texts = (text.translate(without_emoji) for text in itertools.islice(documents(seed, FIRST_MIX), 20_000))
+    bpe.train_from_iterator(texts, trainer)
+    return bpe
+
+
+def rows(tokenizer: Tokenizer, source: Iterator[str], length: int, count: int) -> torch.Tensor:
+    """int32 [count, length + 1]: whole documents one after the other, the last of a row cut off."""
+    result = np.zeros((count, length + 1), dtype=np.int32)
+    row, filled = 0, 0
+    while row < count:
+        for encoding in tokenizer.encode_batch(list(itertools.islice(source, 1000))):
+            ids = encoding.ids[: length + 1 - filled]
+            result[row, filled : filled + len(ids)] = ids
+            filled += len(ids)
+            if filled == length + 1:
+                row, filled = row + 1, 0
+                if row == count:
+                    break
+    return torch.from_numpy(result)
+
+
+def loss_of(model: LlamaForCausalLM, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy of the next token, of questions too: names that come again in them teach to look back."""
+    hidden = model.model(ids[:, :-1].long(), position_ids=positions, use_cache=False).last_hidden_state
+    logits = torch.nn.functional.linear(hidden, model.lm_head.weight)
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten().long())
+
+
+def positions_of(ids: torch.Tensor, skipping: bool) -> torch.Tensor:
+    """0, 1, 2, … for each row. With `skipping`, a jump somewhere shows distances and positions that short rows do not
+    have (PoSE, https://arxiv.org/abs/2309.10400)."""
+    count, length = ids.shape[0], ids.shape[1] - 1
+    positions = torch.arange(length).expand(count, length)
+    if not skipping:
+        return positions
+    where = torch.randint(0, length, (count, 1))
+    jump = torch.randint(0, CONTEXT - length + 1, (count, 1))
+    return positions + jump * (positions >= where)
+
+
+def make_model() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=2048,
+        hidden_size=256,
+        intermediate_size=640,
+        num_hidden_layers=5,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=CONTEXT,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+    )
+    return LlamaForCausalLM(config)
+
+
+def make_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the blocks, AdamW for the embedding and the norms."""
+    matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
+    return [
+        torch.optim.Muon(matrices, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def train(model: LlamaForCausalLM, tokenizer: Tokenizer, seed: int, stage: Stage) -> None:
+    optimizers = make_optimizers(model)
+    source = documents(seed, stage.mix)
+    done, started, smooth = 0, time.monotonic(), None
+    for length, batch, tokens in stage.phases:
+        data = rows(tokenizer, source, length, tokens // length // batch * batch)
+        for step, ids in enumerate(torch.split(data, batch)):
+            for optimizer in optimizers:
+                optimizer.param_groups[0]["lr"] = stage.learning_rate(done / stage.tokens)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = loss_of(model, ids, positions_of(ids, skipping=length == 512))
+            torch.autograd.backward(loss)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            done += ids.shape[0] * length
+            smooth = loss.item() if smooth is None else 0.95 * smooth + 0.05 * loss.item()
+            if step % 20 == 0:
+                print(f"{done / 1e6:.2f} M tokens, {time.monotonic() - started:.0f} s, loss {smooth:.4f}", flush=True)
+
+
+@torch.no_grad()
+def held_out_perplexity(model: LlamaForCausalLM, tokenizer: Tokenizer, seed: int) -> float:
+    data = rows(tokenizer, documents(seed + 100, held_out=True), 512, 128)
+    losses = [loss_of(model, ids, positions_of(ids, skipping=False)).item() for ids in torch.split(data, 16)]
+    return math.exp(sum(losses) / len(losses))
+
+
+def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
+    rounded = make_model().to(torch.bfloat16)
+    rounded.load_state_dict(model.state_dict())
+    rounded.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, max_length=CONTEXT)
+    rounded.save_pretrained(out)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", model_max_length=CONTEXT
+    )
+    fast.save_pretrained(out)
+    config_file = out / "tokenizer_config.json"
+    config = json.loads(config_file.read_text()) | {"chat_template": CHAT_TEMPLATE}
+    config_file.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--second-stage-of", type=Path, help="a model that the first stage has saved")
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
+    tokenizer = train_tokenizer(args.seed)
+    model, stages = make_model(), list(enumerate(STAGES))
+    if args.second_stage_of:
+        model, stages = LlamaForCausalLM.from_pretrained(args.second_stage_of, dtype=torch.float32), stages[1:]
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
+    model.model.compile()
+    started = time.monotonic()
+    for number, stage in stages:
+        train(model, tokenizer, args.seed + 1 + number, stage)
+        save(model, tokenizer, args.out)
+    minutes = (time.monotonic() - started) / 60
+    print(f"{minutes:.0f} minutes, held-out perplexity {held_out_perplexity(model, tokenizer, args.seed):.3f}")
+
+
+if __name__ == "__main__":
+    main()

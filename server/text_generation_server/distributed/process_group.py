@@ -1,0 +1,58 @@
+"""Collectives through torch.distributed: NCCL between GPUs, gloo between CPUs that share no memory."""
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from text_generation_server.distributed.ordered_sum import sum_in_order
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+
+class ProcessGroup:
+    """What both do alike."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank = rank
+        self._size = size
+
+    def gather(self, x: Tensor) -> list[Tensor] | None:
+        parts = [torch.empty_like(x) for _ in range(self._size)] if self._rank == 0 else None
+        dist.gather(x, parts, dst=0)
+        return parts
+
+    def broadcast(self, x: Tensor) -> None:
+        dist.broadcast(x, src=0)
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+class Nccl(ProcessGroup):
+    def __init__(self, rank: int, size: int, store: "Store", device: torch.device, wait_s: float) -> None:
+        super().__init__(rank, size)
+        wait = timedelta(seconds=wait_s)
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=wait, device_id=device)
+
+    def all_reduce(self, x: Tensor) -> None:
+        dist.all_reduce(x)
+
+
+class Gloo(ProcessGroup):
+    def __init__(self, rank: int, size: int, store: "Store", wait_s: float) -> None:
+        super().__init__(rank, size)
+        # All ranks are on this host: gloo listens on the loopback and nowhere else. It can only be told so like this.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        wait = timedelta(seconds=wait_s)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=wait)
+
+    def all_reduce(self, x: Tensor) -> None:
+        """Every rank adds up by itself: gloo's own order of adding depends on where in the batch a row lies."""
+        parts = [torch.empty_like(x) for _ in range(self._size)]
+        dist.all_gather(parts, x)
+        sum_in_order(parts, out=x)

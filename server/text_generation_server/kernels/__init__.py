@@ -1,0 +1,25 @@
+"""The few operations a model is made of, behind one interface. `reference` defines what is right.
+
+A backend is a module with the functions of `interface.Kernels`; models and the sampler receive one and never ask which.
+Shapes: T tokens of a step, R rows, H query heads, G key/value heads, D head size, S slots, V vocabulary, L positions.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from text_generation_server.kernels.interface import Kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    name: str
+    kernels: Kernels
+
+
+def select_backend(device: torch.device) -> Backend:
+    """The kernels for a device. One backend so far: the dense torch reference, which runs on all of them."""
+    from text_generation_server.kernels import reference
+
+    return Backend("reference", cast(Kernels, reference))

@@ -1,0 +1,47 @@
+"""Rotary position tables, with every scaling of the Llama family. Positions alone decide the angle."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """kind: default, linear, dynamic or llama3; the last three fields belong to llama3."""
+
+    kind: str = "default"
+    factor: float = 1.0
+    original_max_positions: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+
+
+def inverse_frequencies(
+    head_size: int, theta: float, scaling: RopeScaling, max_positions: int, max_total_tokens: int
+) -> Tensor:
+    """float32 [head_size / 2]. `dynamic` (NTK) raises theta once, for the longest history this server will hold."""
+    if scaling.kind == "dynamic" and max_total_tokens > max_positions:
+        stretch = scaling.factor * max_total_tokens / max_positions - (scaling.factor - 1)
+        theta = theta * stretch ** (head_size / (head_size - 2))
+    frequencies = 1.0 / theta ** (torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size)
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    if scaling.kind == "llama3":
+        return _llama3(frequencies, scaling)
+    return frequencies
+
+
+def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Long waves are stretched by the factor, short ones kept, those between interpolated (Llama 3.1's rule)."""
+    wavelengths = 2 * math.pi / frequencies
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    keep = ((scaling.original_max_positions / wavelengths - low) / (high - low)).clamp(0, 1)
+    return (1 - keep) * frequencies / scaling.factor + keep * frequencies
+
+
+def rotary_tables(frequencies: Tensor, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin, float32 [length, head_size / 2]."""
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies.cpu())
+    return angles.cos().to(device), angles.sin().to(device)

@@ -1,0 +1,126 @@
+"""Llama: embed → blocks of attention and a gated MLP → norm → logits, on flat batches of tokens.
+
+Legend: T tokens of a step, H hidden size. Queries, keys and values of one token come out of one fused product, and so
+do gate and up. Each rank of a group computes with its own heads and its own part of the MLP; what comes out of both is
+summed over the ranks.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from text_generation_server.distributed import Group
+from text_generation_server.kernels.interface import Kernels
+from text_generation_server.layers.rotary import inverse_frequencies, rotary_tables
+from text_generation_server.layers.vocabulary import Embedding, Head, pad_rows
+from text_generation_server.models.config import ModelConfig
+from text_generation_server.models.loading import Loader
+from text_generation_server.models.split import Split, split_model
+from text_generation_server.models.step import StepInput
+
+
+class LlamaAttention:
+    def __init__(self, config: ModelConfig, split: Split, kernels: Kernels, loader: Loader, prefix: str) -> None:
+        self._kernels = kernels
+        self._heads = (len(split.query_heads), len(split.kv_heads))
+        self._scale = config.head_size**-0.5
+        queries, keys = _features(split.query_heads, config.head_size), _features(split.kv_heads, config.head_size)
+        parts = {f"{prefix}.q_proj": queries, f"{prefix}.k_proj": keys, f"{prefix}.v_proj": keys}
+        self._qkv = loader.fused(parts, config.attention_bias)
+        self._o = loader.row_split(f"{prefix}.o_proj", queries, config.attention_bias)
+
+    def __call__(self, x_TH: Tensor, step: StepInput, rotary: tuple[Tensor, Tensor], kv_SGD: Tensor) -> Tensor:
+        q_THD = self._kernels.rope_and_store_kv(
+            self._qkv(x_TH), self._heads, *rotary, step.positions_T, kv_SGD, step.slots_T
+        )
+        out = torch.zeros_like(q_THD)
+        decodes = len(step.decode_rows_R)
+        if decodes:
+            out[:decodes] = self._kernels.attend_decode(
+                q_THD[:decodes], kv_SGD, step.table, step.decode_rows_R, step.decode_lengths_R, self._scale
+            )
+        first = decodes
+        for chunk in step.chunks:
+            last = first + chunk.end - chunk.start
+            out[first:last] = self._kernels.attend_prefill(
+                q_THD[first:last], kv_SGD, step.table, chunk.row, chunk.start, self._scale
+            )
+            first = last
+        return self._o(out.flatten(1))
+
+
+class LlamaMLP:
+    def __init__(self, config: ModelConfig, split: Split, kernels: Kernels, loader: Loader, prefix: str) -> None:
+        self._kernels = kernels
+        part = split.intermediate
+        self._gate_up = loader.fused({f"{prefix}.gate_proj": part, f"{prefix}.up_proj": part}, config.mlp_bias)
+        self._down = loader.row_split(f"{prefix}.down_proj", part, config.mlp_bias)
+
+    def __call__(self, x_TH: Tensor) -> Tensor:
+        return self._down(self._kernels.silu_mul(self._gate_up(x_TH)))
+
+
+class LlamaBlock:
+    def __init__(self, config: ModelConfig, split: Split, kernels: Kernels, loader: Loader, prefix: str) -> None:
+        self.attention = LlamaAttention(config, split, kernels, loader, f"{prefix}.self_attn")
+        self.mlp = LlamaMLP(config, split, kernels, loader, f"{prefix}.mlp")
+        self.attention_norm = loader.whole(f"{prefix}.input_layernorm.weight")
+        self.mlp_norm = loader.whole(f"{prefix}.post_attention_layernorm.weight")
+
+
+class Llama:
+    """Weights and the forward pass. Keeps no state between steps: keys and values live in the KV cache it is given."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        kernels: Kernels,
+        loader: Loader,
+        group: Group,
+        device: torch.device,
+        max_total_tokens: int,
+    ) -> None:
+        split = split_model(config, group.rank, group.size)
+
+        def vocabulary_part(name: str) -> Tensor:
+            return pad_rows(loader.rows(name, split.vocabulary), split.vocabulary_part)
+
+        self.num_kv_heads = len(split.kv_heads)  # of this rank
+        self._kernels = kernels
+        self._eps = config.rms_norm_eps
+        embedding = vocabulary_part("model.embed_tokens.weight")
+        self._embed = Embedding(embedding, split.vocabulary, kernels, group)
+        layers = range(config.num_layers)
+        self._blocks = [LlamaBlock(config, split, kernels, loader, f"model.layers.{i}") for i in layers]
+        self._norm = loader.whole("model.norm.weight")
+        head = embedding if config.tie_word_embeddings else vocabulary_part("lm_head.weight")
+        self._head = Head(head, config.vocab_size, group)
+        frequencies = inverse_frequencies(
+            config.head_size, config.rope_theta, config.rope_scaling, config.rope_base_positions, max_total_tokens
+        )
+        self._rotary = rotary_tables(frequencies, max_total_tokens, device)
+
+    def forward(self, step: StepInput, kv_cache: list[Tensor], on_layer: Callable[[], None]) -> Tensor:
+        """Hidden states [T, H] after the last norm; writes keys and values into kv_cache, one tensor per layer.
+
+        `on_layer` is called after each block, as a sign of life.
+        """
+        residual = self._embed(step.ids_T)
+        x = self._kernels.rms_norm(residual, self._blocks[0].attention_norm, self._eps)
+        next_norms = [*(block.attention_norm for block in self._blocks[1:]), self._norm]
+        for block, next_norm, kv_SGD in zip(self._blocks, next_norms, kv_cache, strict=True):
+            x = block.attention(x, step, self._rotary, kv_SGD)
+            x, residual = self._kernels.add_rms_norm(x, residual, block.mlp_norm, self._eps)
+            x = block.mlp(x)
+            x, residual = self._kernels.add_rms_norm(x, residual, next_norm, self._eps)
+            on_layer()
+        return x
+
+    def logits(self, hidden_TH: Tensor) -> Tensor | None:
+        """[T, V] on rank 0, None on the others."""
+        return self._head(hidden_TH)
+
+
+def _features(heads: range, head_size: int) -> range:
+    return range(heads.start * head_size, heads.stop * head_size)

@@ -1,0 +1,61 @@
+"""Reads the weights of one rank: of every tensor only the part that the rank computes with."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from text_generation_launcher import faults
+from text_generation_server.distributed import Group
+from text_generation_server.layers.linear import Linear, RowLinear
+from text_generation_server.weights.files import SafetensorsFiles
+
+
+class Loader:
+    """Tensors come on the device, in the model's type; each one is a sign of life."""
+
+    def __init__(
+        self,
+        files: SafetensorsFiles,
+        group: Group,
+        device: torch.device,
+        dtype: torch.dtype,
+        on_tensor: Callable[[], None],
+    ) -> None:
+        self.num_tensors = 0
+        self._files = files
+        self._group = group
+        self._device = device
+        self._dtype = dtype
+        self._on_tensor = on_tensor
+        self._half = max(1, len(files.names) // 2)
+
+    def whole(self, name: str) -> Tensor:
+        return self._place(self._files.get(name))
+
+    def rows(self, name: str, part: range) -> Tensor:
+        """`part` of the first dimension: the outputs of a weight, or a piece of a bias."""
+        return self._place(self._files.get_slice(name, 0, part.start, part.stop))
+
+    def columns(self, name: str, part: range) -> Tensor:
+        """`part` of the inputs of a weight."""
+        # A copy, because the slice is a view of the mapped file: each of its rows would keep whole pages in use.
+        return self._place(self._files.get_slice(name, 1, part.start, part.stop)).contiguous()
+
+    def fused(self, parts: dict[str, range], has_bias: bool) -> Linear:
+        """Several layers with the same input in one product; of each, the rank's part of its outputs."""
+        weight = torch.cat([self.rows(f"{name}.weight", part) for name, part in parts.items()])
+        bias = torch.cat([self.rows(f"{name}.bias", part) for name, part in parts.items()]) if has_bias else None
+        return Linear(weight, bias)
+
+    def row_split(self, name: str, part: range, has_bias: bool) -> RowLinear:
+        """A layer that gets the rank's part of its inputs. The bias is added once, by rank 0."""
+        bias = self.whole(f"{name}.bias") if has_bias and self._group.rank == 0 else None
+        return RowLinear(Linear(self.columns(f"{name}.weight", part), bias), self._group)
+
+    def _place(self, tensor: Tensor) -> Tensor:
+        self.num_tensors += 1
+        self._on_tensor()
+        if self.num_tensors == self._half:
+            faults.point("shard.load")
+        return tensor.to(device=self._device, dtype=self._dtype)

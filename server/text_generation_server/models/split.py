@@ -1,0 +1,49 @@
+"""Which part of a model one rank holds."""
+
+from dataclasses import dataclass
+
+from text_generation_server.errors import ModelError
+from text_generation_server.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    query_heads: range
+    kv_heads: range  # shared with other ranks where there are more ranks than heads
+    intermediate: range  # columns of gate and up, rows of down
+    vocabulary: range  # token ids; shorter, or empty, on the last ranks
+    vocabulary_part: int  # to how many the vocabulary of every rank is padded
+
+
+def split_model(config: ModelConfig, rank: int, size: int) -> Split:
+    """ModelError where heads cannot be dealt out evenly: all ranks then would wait for the one with most."""
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    if not _divides(config, size):
+        fitting = ", ".join(str(n) for n in range(1, heads + 1) if _divides(config, n))
+        raise ModelError(
+            f"--num-shard {size} cannot deal out the {heads} attention heads and {kv_heads} key and value heads of this"
+            f" model evenly: choose one of {fitting}"
+        )
+    part = -(-config.vocab_size // size)
+    return Split(
+        query_heads=_share(heads, rank, size),
+        kv_heads=_share(kv_heads, rank, size) if size <= kv_heads else _shared_head(kv_heads, rank, size),
+        intermediate=_share(config.intermediate_size, rank, size),
+        vocabulary=range(min(rank * part, config.vocab_size), min((rank + 1) * part, config.vocab_size)),
+        vocabulary_part=part,
+    )
+
+
+def _divides(config: ModelConfig, size: int) -> bool:
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    return heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
+
+
+def _share(count: int, rank: int, size: int) -> range:
+    return range(count * rank // size, count * (rank + 1) // size)
+
+
+def _shared_head(kv_heads: int, rank: int, size: int) -> range:
+    """The head to which the rank's queries belong: `size / kv_heads` neighbours share it."""
+    head = rank * kv_heads // size
+    return range(head, head + 1)

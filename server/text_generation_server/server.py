@@ -1,0 +1,274 @@
+"""The gRPC servicer of one shard: protobuf in, the worker's steps out. The only file here that knows the wire."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import torch
+
+from text_generation_proto import generate_pb2 as pb
+from text_generation_proto import generate_pb2_grpc as pb_grpc
+from text_generation_server.batch import PromptChunk, StepBatch
+from text_generation_server.config import ShardConfig
+from text_generation_server.errors import (
+    MemoryLimitError,
+    ShardError,
+    StepAborted,
+    StepError,
+    StepFailed,
+    StepRefused,
+)
+from text_generation_server.load import Shard, load_shard
+from text_generation_server.runner import Capacity, ModelRunner, StepOutput
+from text_generation_server.sampling.parameters import Parameters
+from text_generation_server.worker import StepClock, Worker
+
+log = logging.getLogger("text_generation_server")
+
+MESSAGE_LIMIT = 64 * 2**20
+MAX_DETAILS = 2000  # characters; gRPC turns an answer with more than 16 KiB of them into another error
+STATUS = {
+    StepRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    StepAborted: grpc.StatusCode.ABORTED,
+    StepFailed: grpc.StatusCode.INTERNAL,
+    MemoryLimitError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    StepError: grpc.StatusCode.INVALID_ARGUMENT,
+}
+
+
+class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
+    """Answers Health from the first moment on, and everything else once `shard` is there."""
+
+    def __init__(self, urls: list[str], worker: Worker) -> None:
+        self.phase = "load"
+        self._urls = urls
+        self._worker = worker
+        self._loaded: Shard | None = None
+
+    def serve(self, shard: Shard) -> None:
+        self._loaded = shard
+        self.phase = "ready"
+
+    async def _shard(self, context: Any) -> Shard:
+        if self._loaded is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the shard is loading its weights")
+        assert self._loaded is not None
+        return self._loaded
+
+    async def Health(self, request: Any, context: Any) -> Any:
+        worker, shard = self._worker, self._loaded
+        return pb.HealthResponse(
+            generation=worker.generation,
+            phase=self.phase,
+            last_step=worker.last_step,
+            progress=worker.progress,
+            running_step=worker.running_step,
+            longest_pause_ms=round(shard.runner.longest_pause_s * 1000) if shard else 0,
+        )
+
+    async def Info(self, request: Any, context: Any) -> Any:
+        shard = await self._shard(context)
+        return pb.InfoResponse(
+            requires_padding=False,
+            dtype=str(shard.dtype),
+            device_type=shard.device.type,
+            generation=self._worker.generation,
+            world_size=len(self._urls),
+            vocab_size=shard.model_config.vocab_size,
+            max_positions=shard.model_config.max_positions,
+            eos_token_ids=shard.model_config.eos_token_ids,
+            kernels=shard.kernels,
+        )
+
+    async def ServiceDiscovery(self, request: Any, context: Any) -> Any:
+        return pb.ServiceDiscoveryResponse(urls=self._urls)
+
+    async def Tokens(self, request: Any, context: Any) -> Any:
+        tokenizer = (await self._shard(context)).tokenizer
+        encodings = await asyncio.to_thread(tokenizer.encode_batch, [request.text])
+        return pb.TokensResponse(ntokens=len(encodings[0].ids))
+
+    async def Warmup(self, request: Any, context: Any) -> Any:
+        runner = (await self._shard(context)).runner
+        if request.generation != self._worker.generation:
+            await context.abort(STATUS[StepRefused], f"generation {request.generation} is over")
+
+        def warmup() -> Capacity:
+            return runner.warmup(
+                request.max_prefill_tokens,
+                request.max_total_tokens if request.HasField("max_total_tokens") else None,
+                request.max_concurrent_requests,
+                request.max_batch_total_tokens if request.HasField("max_batch_total_tokens") else None,
+            )
+
+        self.phase = "warmup"
+        try:
+            capacity = await self._answer(self._worker.run_outside(warmup, restart_sequence=True), context)
+        finally:
+            self.phase = "ready"
+        return pb.WarmupResponse(max_supported_total_tokens=capacity.slots, max_total_tokens=capacity.max_total_tokens)
+
+    async def ClearCache(self, request: Any, context: Any) -> Any:
+        batch_id = request.id if request.HasField("id") else None
+        runner = (await self._shard(context)).runner
+        await self._step(request, context, lambda clock: runner.clear(batch_id), clears=batch_id is None)
+        return pb.ClearCacheResponse()
+
+    async def FilterBatch(self, request: Any, context: Any) -> Any:
+        runner, keep = (await self._shard(context)).runner, list(request.request_ids)
+        kept = await self._step(request, context, lambda clock: runner.filter(request.batch_id, keep))
+        return pb.FilterBatchResponse(batch=_cached_batch(request.batch_id, kept))
+
+    async def Prefill(self, request: Any, context: Any) -> Any:
+        cached = [request.cached_batch] if request.HasField("cached_batch") else []
+        chunks = [_chunk(r) for r in request.batch.requests]
+        runner = (await self._shard(context)).runner
+        run = _runs_step(runner, request, cached, request.batch.id, chunks, pb.PrefillResponse)
+        return await self._step(request, context, run)
+
+    async def Decode(self, request: Any, context: Any) -> Any:
+        runner = (await self._shard(context)).runner
+        return await self._step(
+            request, context, _runs_step(runner, request, request.batches, 0, [], pb.DecodeResponse)
+        )
+
+    async def _step(self, request: Any, context: Any, run: Callable[[StepClock], Any], clears: bool = False) -> Any:
+        future = self._worker.submit(request.generation, request.step, run, clears)
+        return await self._answer(future, context)
+
+    async def _answer(self, future: Future[Any], context: Any) -> Any:
+        try:
+            return await asyncio.wrap_future(future)
+        except ShardError as error:
+            await context.abort(STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error)[:MAX_DETAILS])
+
+
+def _runs_step(
+    runner: ModelRunner, request: Any, batches: Any, new_batch_id: int, chunks: list[PromptChunk], response: Any
+) -> Callable[[StepClock], Any]:
+    def run(clock: StepClock) -> Any:
+        decoding = [StepBatch(batch.id, list(batch.request_ids)) for batch in batches]
+        output = runner.step(decoding, _int32_tensor(request.slots), new_batch_id, chunks)
+        return response(
+            batch=_cached_batch(output.batch_id, output.batch_request_ids),
+            forward_ns=output.forward_ns,
+            total_ns=output.forward_ns + output.sampling_ns,
+            result=_result(output, request, clock),
+        )
+
+    return run
+
+
+def _chunk(request: Any) -> PromptChunk:
+    if not request.ids:
+        return PromptChunk(request.id, request.start, request.end, request.last)
+    wire = request.parameters
+    parameters = Parameters(
+        greedy=not wire.do_sample,
+        temperature=wire.temperature,
+        top_k=wire.top_k,
+        top_p=wire.top_p,
+        typical_p=wire.typical_p,
+        repetition_penalty=wire.repetition_penalty,
+        frequency_penalty=wire.frequency_penalty,
+        seed=wire.seed,
+        watermark=wire.watermark,
+        top_n_tokens=request.top_n_tokens,
+    )
+    ids, slots = _int32_tensor(request.ids), _int32_tensor(request.slots)
+    return PromptChunk(
+        request.id, request.start, request.end, request.last, ids, slots, request.prompt_length, parameters
+    )
+
+
+def _int32_tensor(data: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(data, dtype="<i4").copy())
+
+
+def _cached_batch(batch_id: int, request_ids: list[int]) -> Any:
+    return pb.CachedBatch(id=batch_id, request_ids=request_ids, size=len(request_ids))
+
+
+def _result(output: StepOutput, request: Any, clock: StepClock) -> Any:
+    return pb.StepResult(
+        generation=request.generation,
+        step=request.step,
+        request_ids=np.array(output.request_ids, dtype="<u8").tobytes(),
+        token_ids=output.token_ids.numpy().astype("<i4").tobytes(),
+        logprobs=output.logprobs.numpy().astype("<f4").tobytes(),
+        top_counts=np.array(output.top_counts, dtype="<u4").tobytes(),
+        top_ids=output.top_ids.numpy().astype("<i4").tobytes(),
+        top_logprobs=output.top_logprobs.numpy().astype("<f4").tobytes(),
+        sampling_ns=output.sampling_ns,
+        gap_ns=clock.gap_ns,
+        successor_queued=clock.successor_queued(),
+        not_finite_ids=np.array(output.not_finite_ids, dtype="<u8").tobytes(),
+    )
+
+
+def serve(config: ShardConfig) -> None:
+    """Listens on unix://<uds-path>-<rank>, loads the model, and answers until SIGINT or SIGTERM. ShardError where the
+    model cannot be served."""
+    asyncio.run(_serve(config))
+
+
+async def _serve(config: ShardConfig) -> None:
+    worker = Worker(config.generation)
+    servicer = Servicer([f"unix://{config.uds_path}-{rank}" for rank in range(config.world_size)], worker)
+    stopping = asyncio.create_task(_signal())
+    server = await listen(config, servicer)
+    loading = asyncio.wrap_future(worker.run_outside(lambda: load_shard(config, worker)))
+    try:
+        await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            Path(f"{config.uds_path}-{config.rank}").unlink(missing_ok=True)
+            os._exit(0)  # loading cannot be interrupted, and nobody needs what it would bring
+        shard = loading.result()
+        servicer.serve(shard)
+        what = f"{shard.kernels} kernels, {shard.device.type}, {str(shard.dtype).removeprefix('torch.')}"
+        log.info("Server started at unix://%s-%d (%s)", config.uds_path, config.rank, what)
+        await stopping
+        worker.run_outside(shard.group.close)
+    finally:
+        stopping.cancel()
+        await server.stop(grace=0.5)
+        worker.stop()
+        Path(f"{config.uds_path}-{config.rank}").unlink(missing_ok=True)
+
+
+async def _signal() -> None:
+    """Waits for SIGINT or SIGTERM."""
+    received = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, received.set)
+    await received.wait()
+
+
+async def listen(config: ShardConfig, servicer: Servicer) -> grpc.aio.Server:
+    """Starts to answer on the shard's socket."""
+    server = grpc.aio.server(
+        options=[("grpc.max_receive_message_length", MESSAGE_LIMIT), ("grpc.max_send_message_length", MESSAGE_LIMIT)]
+    )
+    pb_grpc.add_TextGenerationServiceServicer_to_server(servicer, server)
+    with _only_for_owner():
+        server.add_insecure_port(f"unix://{config.uds_path}-{config.rank}")
+        await server.start()
+    return server
+
+
+@contextlib.contextmanager
+def _only_for_owner() -> Any:
+    """Sockets made inside are readable and writable by their owner alone."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)

@@ -1,0 +1,117 @@
+"""What the ranks of test_distributed.py do. Results go through pipes: digests and short lists instead of tensors."""
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from text_generation_server.distributed import Group
+
+LISTENING = "0A"  # as /proc/net/tcp says it
+
+
+def noise(rank: int, count: int, dtype: str) -> torch.Tensor:
+    values = torch.randn(count, generator=torch.Generator().manual_seed(rank))
+    return (values * 100).to(getattr(torch, dtype))
+
+
+def digest(x: torch.Tensor) -> str:
+    return hashlib.sha256(x.view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def reduce_noise(group: Group, count: int, dtype: str) -> str:
+    return digest(group.all_reduce(noise(group.rank, count, dtype)))
+
+
+def gather_noise(group: Group, count: int, dtype: str) -> list[str]:
+    return [digest(part) for part in group.gather(noise(group.rank, count, dtype)) or []]
+
+
+def broadcast_noise(group: Group, count: int, dtype: str) -> str:
+    return digest(group.broadcast(noise(group.rank, count, dtype)))
+
+
+def many_collectives(group: Group, rounds: int) -> int:
+    """How many of them, in a mixed order and with ranks that come late, had a wrong result."""
+    wrong, ranks = 0, range(group.size)
+    for i in range(rounds):
+        if i % 50 == 10 * group.rank:
+            time.sleep(0.003)
+        wrong += group.all_reduce(torch.full((5,), i + group.rank)).tolist() != [sum(i + r for r in ranks)] * 5
+        wrong += group.exchange(i * 10 + group.rank) != [i * 10 + r for r in ranks]
+        wrong += int(group.broadcast(torch.tensor([i * 3 + group.rank]))) != i * 3
+        parts = group.gather(torch.tensor([i, group.rank]))
+        wrong += parts is not None and [part.tolist() for part in parts] != [[i, r] for r in ranks]
+    return wrong
+
+
+def lose_step(group: Group, what: str) -> str:
+    """The error where rank 1 calls something else than the others."""
+    differs = group.rank == 1
+    x = torch.zeros(9 if differs and what == "length" else 8)
+    if differs and what == "type":
+        x = x.to(torch.bfloat16)
+    return error_of(lambda: (group.broadcast if differs and what == "kind" else group.all_reduce)(x))
+
+
+def stay_away(group: Group) -> str:
+    """The error where rank 1 does not come to a collective."""
+    return "" if group.rank == 1 else error_of(lambda: group.all_reduce(torch.zeros(8)))
+
+
+def agree(group: Group, failing: dict[int, Exception]) -> tuple[str, float]:
+    """What an agreement raises where these ranks fail, and whether the group can still add up ones."""
+
+    def prepare() -> None:
+        with group.agreement("prepare the step"):
+            if group.rank in failing:
+                raise failing[group.rank]
+
+    return error_of(prepare), float(group.all_reduce(torch.ones(1)))
+
+
+def owe(group: Group) -> str:
+    def fail() -> None:
+        with group.owing("a step"):
+            raise ArithmeticError("overflow")
+
+    return error_of(fail)
+
+
+def listening_addresses(group: Group) -> list[str]:
+    """Of the TCP sockets of this process on which it listens, in the kernel's notation."""
+    own = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == LISTENING and f"socket:[{fields[9]}]" in own:
+                found.append(fields[1].partition(":")[0])
+    group.exchange(0)  # nobody leaves before everybody has looked
+    return found
+
+
+def transport(group: Group) -> str:
+    return type(group._transport).__name__
+
+
+def time_all_reduce(group: Group, rounds: int) -> float:
+    """Microseconds for one of 16 × 256 float32."""
+    x = torch.ones(16, 256)
+    for _ in range(20):
+        group.all_reduce(x)
+    started = time.perf_counter()
+    for _ in range(rounds):
+        group.all_reduce(x)
+    return (time.perf_counter() - started) / rounds * 1e6
+
+
+def error_of(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

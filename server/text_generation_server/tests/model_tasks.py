@@ -1,0 +1,131 @@
+"""What the ranks of test_tensor_parallel.py do: each has a runner of its own and plays the same router to it.
+
+Only rank 0 hears of tokens, so nothing here may depend on them but through a broadcast.
+"""
+
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from collective_tasks import error_of
+from shard_tools import BATCH, Client, generate, make_runner, random_ids, scattered_slots
+
+from text_generation_launcher import faults
+from text_generation_server.batch import StepBatch
+from text_generation_server.distributed import Group
+from text_generation_server.runner import ModelRunner
+from text_generation_server.sampling.parameters import Parameters
+
+Text = tuple[list[int], list[float]]  # tokens and their log-probabilities
+LENGTHS = [1, 17, 70]
+CROWD = [1, 2, 15, 16, 17, 63, 65, 130]
+NEW = 8
+
+
+def warm(group: Group, path: Path) -> ModelRunner:
+    runner = make_runner(path, group=group)
+    runner.warmup(256, None, 16, None)
+    return runner
+
+
+def text(client: Client, request_id: int = 7) -> Text:
+    return client.tokens.get(request_id, []), client.logprobs.get(request_id, [])
+
+
+def greedy_texts(group: Group, path: Path, vocabulary: int) -> list[tuple[list[int], torch.Tensor]]:
+    """On rank 0, for each prompt: the tokens, and for each of them the log-probabilities of all ids."""
+    runner, texts = warm(group, path), []
+    for length in LENGTHS:
+        runner.clear(None)
+        client = Client(runner, scattered_slots(runner))
+        ids = random_ids(length)
+        outputs = [client.step([], [client.first_chunk(7, ids, parameters=Parameters(top_n_tokens=vocabulary))])]
+        outputs += [client.step([7]) for _ in range(NEW - 1)]
+        if group.rank == 0:
+            rows = [torch.zeros(vocabulary).scatter_(0, o.top_ids.long(), o.top_logprobs) for o in outputs]
+            texts.append((client.tokens[7], torch.stack(rows)))
+    return texts
+
+
+def texts_in_company(group: Group, path: Path, parameters: Parameters) -> list[tuple[str, Text, Text]]:
+    """On rank 0: (what was done, the text alone, the same text then)."""
+    runner = warm(group, path)
+    alone = [text(generate(runner, random_ids(n, n), NEW, parameters)) for n in CROWD]
+    known = group.broadcast(torch.tensor(alone[-1][0] or [0] * NEW))
+    found = list(zip(["crowd"] * len(CROWD), alone, _crowd(runner, parameters), strict=True))
+    found.append(("chunks", alone[-1], _in_chunks(runner, parameters)))
+    tokens, logprobs = alone[-1]
+    found.append(("resume", (tokens[5:], logprobs[5:]), _resumed(runner, parameters, known[:5])))
+    return found
+
+
+def _crowd(runner: ModelRunner, parameters: Parameters) -> list[Text]:
+    """Five start together, three join them while they run."""
+    client = _new_client(runner, seed=1)
+    chunks = [client.first_chunk(i, random_ids(n, n), parameters=parameters) for i, n in enumerate(CROWD)]
+    client.step([], chunks[:5])
+    client.step([0, 1, 2, 3, 4], chunks[5:])
+    for _ in range(NEW - 2):
+        client.step([0, 1, 2, 3, 4, 5, 6, 7])
+    client.step([5, 6, 7])
+    return [text(client, i) for i in range(len(CROWD))]
+
+
+def _in_chunks(runner: ModelRunner, parameters: Parameters) -> Text:
+    client, ids = _new_client(runner, seed=2), random_ids(CROWD[-1], CROWD[-1])
+    first = client.first_chunk(7, ids, end=63, parameters=parameters)
+    client.step([], [first])
+    for start, end in pairwise([63, 65, 129, 130]):
+        client.step([], [type(first)(7, start, end, end == 130)])
+    for _ in range(NEW - 1):
+        client.step([7])
+    return text(client)
+
+
+def _resumed(runner: ModelRunner, parameters: Parameters, output: torch.Tensor) -> Text:
+    client, ids = _new_client(runner, seed=3), random_ids(CROWD[-1], CROWD[-1])
+    history = torch.cat([ids, output])
+    client.step([], [client.first_chunk(7, history, prompt_length=len(ids), parameters=parameters)])
+    for _ in range(NEW - len(output) - 1):
+        client.step([7])
+    return text(client)
+
+
+def _new_client(runner: ModelRunner, seed: int) -> Client:
+    runner.clear(None)
+    return Client(runner, scattered_slots(runner, seed))
+
+
+def fail_to_prepare(group: Group, path: Path) -> tuple[str, Text, Text]:
+    """Rank 1 is told of a request it does not have: the error, the text before and the text after a clear."""
+    runner = warm(group, path)
+    before = text(generate(runner, random_ids(20), NEW))
+    known = [7, 8] if group.rank == 1 else [7]
+    slots = torch.zeros(len(known), dtype=torch.int32)
+    error = error_of(lambda: runner.step([StepBatch(BATCH, known)], slots, BATCH, []))
+    return error, before, text(generate(runner, random_ids(20), NEW))
+
+
+def fail_at(group: Group, path: Path, rules: str) -> str:
+    """The error of a warm-up and a generation in which a fault is injected."""
+    runner = make_runner(path, group=group)
+    faults.setup(rules, rank=group.rank)
+    try:
+        return error_of(lambda: (runner.warmup(64, None, 4, None), generate(runner, random_ids(5), 2)))
+    finally:
+        faults.setup("")
+
+
+def ask_for_too_much(group: Group, path: Path) -> str:
+    runner = make_runner(path, group=group)
+    return error_of(lambda: runner.warmup(64, None, 4, 2**40))
+
+
+def outputs(group: Group, path: Path) -> tuple[list[int], list[int], int]:
+    """Of a step: the requests and tokens in its answer; and the bytes of one slot's keys and values."""
+    runner = warm(group, path)
+    client = Client(runner, scattered_slots(runner))
+    output = client.step([], [client.first_chunk(7, random_ids(5))])
+    assert runner.step([StepBatch(BATCH, [7])], client.take(1), BATCH, []).batch_request_ids == [7]
+    cache = runner._kv_cache
+    return output.request_ids, output.token_ids.tolist(), sum(layer[0].nbytes for layer in cache)

@@ -1,0 +1,120 @@
+"""Small checkpoints with random weights, and a runner over them, for the tests of the shard."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from text_generation_server.batch import PromptChunk, StepBatch
+from text_generation_server.distributed import Alone, Group
+from text_generation_server.kernels import select_backend
+from text_generation_server.models import get_model
+from text_generation_server.models.config import read_config
+from text_generation_server.runner import ModelRunner, StepOutput
+from text_generation_server.sampling.parameters import Parameters
+from text_generation_server.sampling.sampler import Sampler
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+CPU = torch.device("cpu")
+ALONE = Group(0, 1, CPU, Alone())
+BATCH = 1
+SAMPLED = Parameters(
+    greedy=False, temperature=0.8, top_k=40, top_p=0.95, typical_p=0.98, repetition_penalty=1.1,
+    frequency_penalty=0.2, seed=2**64 - 3, watermark=True, top_n_tokens=3,
+)  # fmt: skip
+
+
+def random_ids(length: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(3, 320, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+def make_checkpoint(path: Path, **changes: Any) -> "LlamaForCausalLM":
+    """Writes a tiny Llama under `path` and returns transformers' own model of it, in float32."""
+    # Here, because the processes of a group import this file and need none of it.
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = dict(
+        vocab_size=320, hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, bos_token_id=1, eos_token_id=2, initializer_range=0.2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**{**shape, **changes})).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or "norm" in name:
+            torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.3)
+    model.save_pretrained(path)
+    return model
+
+
+def make_runner(
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    max_total_tokens: int = 512,
+    group: Group = ALONE,
+    on_tensor: Callable[[], None] = lambda: None,
+    on_progress: Callable[[], None] = lambda: None,
+) -> ModelRunner:
+    config = read_config(path)
+    backend = select_backend(CPU)
+    model = get_model(path, config, backend.kernels, group, CPU, dtype, max_total_tokens, on_tensor)
+    sampler = Sampler(backend.kernels, 0.5, 2.0)
+    return ModelRunner(model, config, backend, sampler, group, CPU, dtype, max_total_tokens, on_progress)
+
+
+def warm_runner(path: Path, **options: Any) -> ModelRunner:
+    runner = make_runner(path, **options)
+    runner.warmup(512, None, 16, None)
+    return runner
+
+
+@dataclass
+class Client:
+    """Plays the router for one runner: hands out slots, collects tokens."""
+
+    runner: ModelRunner
+    slots: torch.Tensor  # int32, taken from the front
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[float]] = field(default_factory=dict)
+
+    def take(self, count: int) -> torch.Tensor:
+        taken, self.slots = self.slots[:count], self.slots[count:]
+        return taken
+
+    def first_chunk(
+        self, request_id: int, ids: torch.Tensor, end: int | None = None, prompt_length: int | None = None,
+        parameters: Parameters | None = None, start: int = 0,
+    ) -> PromptChunk:  # fmt: skip
+        end = len(ids) if end is None else end
+        return PromptChunk(
+            request_id, start, end, end == len(ids), ids.int(), self.take(len(ids)), prompt_length or len(ids),
+            parameters or Parameters(),
+        )  # fmt: skip
+
+    def step(self, decode_ids: list[int], chunks: list[PromptChunk] | None = None) -> StepOutput:
+        decoding = [StepBatch(BATCH, decode_ids)] if decode_ids else []
+        output = self.runner.step(decoding, self.take(len(decode_ids)), BATCH, chunks or [])
+        for request_id, token, logprob in zip(
+            output.request_ids, output.token_ids.tolist(), output.logprobs.tolist(), strict=True
+        ):
+            self.tokens.setdefault(request_id, []).append(token)
+            self.logprobs.setdefault(request_id, []).append(logprob)
+        return output
+
+
+def scattered_slots(runner: ModelRunner, seed: int = 0) -> torch.Tensor:
+    count = runner._kv_cache[0].shape[0] - 1
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).int()
+
+
+def generate(runner: ModelRunner, ids: torch.Tensor, new: int, parameters: Parameters | None = None) -> Client:
+    """One request alone."""
+    runner.clear(None)
+    client = Client(runner, scattered_slots(runner))
+    client.step([], [client.first_chunk(7, ids, parameters=parameters)])
+    for _ in range(new - 1):
+        client.step([7])
+    return client

@@ -1,0 +1,169 @@
+"""The shard's command line: what it accepts, what it refuses by name, and what it leaves unimported."""
+
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from safetensors.torch import save_file
+
+import text_generation_server
+from text_generation_server import cli
+from text_generation_server.config import ShardConfig
+from text_generation_server.errors import OptionError
+
+VARIABLES = ("FAILPOINTS", "RANK", "WORLD_SIZE", "MAX_TOTAL_TOKENS", "ROPE_SCALING", "ROPE_FACTOR", "TGI_GENERATION")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def run(*arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    environment = {key: value for key, value in os.environ.items() if key not in VARIABLES} | variables
+    command = [sys.executable, "-m", "text_generation_server.cli", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+REFUSED_TO_SERVE = [
+    (["--quantize", "awq"], {}, "--quantize is not supported yet"),
+    (["--speculate", "2"], {}, "--speculate is not supported yet"),
+    (["--kv-cache-dtype", "fp8_e5m2"], {}, "--kv-cache-dtype is not supported yet"),
+    (["--trust-remote-code"], {}, "--trust-remote-code is not supported yet"),
+    (["--otlp-endpoint", "http://127.0.0.1:1"], {}, "--otlp-endpoint is not supported yet"),
+    (["--dtype", "int8"], {}, "--dtype int8 is not supported: use float32, bfloat16, float16"),
+    (["--sharded"], {}, "RANK must be set when --sharded is used"),
+    (["--sharded"], {"RANK": "0"}, "WORLD_SIZE must be set when --sharded is used"),
+    ([], {"WORLD_SIZE": "2", "RANK": "2"}, "RANK 2 does not exist in a group of 2"),
+    ([], {"FAILPOINTS": "shard.step"}, "FAILPOINTS: 'shard.step' is no rule"),
+    ([], {"RANK": "1"}, "RANK 1 does not exist in a group of 1"),
+    ([], {"RANK": "first"}, "RANK has the value 'first'"),
+    ([], {"MAX_TOTAL_TOKENS": "0"}, "MAX_TOTAL_TOKENS has the value '0'"),
+    ([], {"ROPE_SCALING": "yarn"}, "ROPE_SCALING has the value 'yarn'"),
+    ([], {"WATERMARK_GAMMA": "x"}, "WATERMARK_GAMMA has the value 'x'"),
+    (["--max-input-tokens", "9"], {"MAX_TOTAL_TOKENS": "9"}, "`max_input_tokens`(9) must be < `max_total_tokens`(9)"),
+]
+REFUSED_TO_DOWNLOAD = [
+    (["--merge-lora"], {}, "--merge-lora is not supported yet"),
+    (["--trust-remote-code"], {}, "--trust-remote-code is not supported yet"),
+    (["--extension", ".bin"], {}, "--extension .bin is not supported"),
+]
+REFUSED = [("serve", *case) for case in REFUSED_TO_SERVE] + [
+    ("download-weights", *case) for case in REFUSED_TO_DOWNLOAD
+]
+
+
+@pytest.mark.parametrize(("command", "options", "variables", "text"), REFUSED)
+def test_what_does_not_exist_is_refused_by_name(model, monkeypatch, command, options, variables, text):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(OptionError) as refused:
+        invoke(command, str(model), *options)
+    assert text in str(refused.value) and "\n" not in str(refused.value)
+
+
+def invoke(*arguments: str) -> None:
+    typer.main.get_command(cli.app).main(list(arguments), standalone_mode=False)
+
+
+def test_options_and_environment_become_one_config(model, monkeypatch, one_config):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    default = one_config("serve", str(model))
+    assert default == ShardConfig(
+        model_path=model,
+        uds_path="/tmp/text-generation-server",
+        rank=0,
+        world_size=1,
+        generation=1,
+        dtype=None,
+        max_total_tokens=None,
+        rope_scaling=None,
+        rope_factor=None,
+        watermark_gamma=0.5,
+        watermark_delta=2.0,
+    )
+    given = {"RANK": "0", "WORLD_SIZE": "1", "TGI_GENERATION": "7", "MAX_TOTAL_TOKENS": "100", "ROPE_SCALING": "linear"}
+    for name, value in (given | {"ROPE_FACTOR": "2.5", "WATERMARK_GAMMA": "0.25", "WATERMARK_DELTA": "3"}).items():
+        monkeypatch.setenv(name, value)
+    options = ["--sharded", "--speculate", "0", "--dtype", "bfloat16", "--uds-path", "/x/y", "--max-input-tokens", "99"]
+    assert one_config("serve", str(model), *options) == ShardConfig(
+        model_path=model,
+        uds_path="/x/y",
+        rank=0,
+        world_size=1,
+        generation=7,
+        dtype="bfloat16",
+        max_total_tokens=100,
+        rope_scaling="linear",
+        rope_factor=2.5,
+        watermark_gamma=0.25,
+        watermark_delta=3.0,
+    )
+
+
+@pytest.fixture
+def one_config(monkeypatch):
+    """Runs a command with a server that only notes what it is told."""
+    told: list[ShardConfig] = []
+    fake = types.ModuleType("text_generation_server.server")
+    fake.serve = told.append
+    monkeypatch.setitem(sys.modules, "text_generation_server.server", fake)
+    monkeypatch.setattr(text_generation_server, "server", fake, raising=False)
+
+    def run_with_fake(*arguments: str) -> ShardConfig:
+        invoke(*arguments)
+        return told.pop()
+
+    return run_with_fake
+
+
+def test_help_and_refusals_import_neither_torch_nor_the_hub(model):
+    code = (
+        "import sys\nfrom text_generation_server import cli\n"
+        "try: cli.main()\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'huggingface_hub', 'grpc'} & sys.modules.keys()\n"
+        "assert not heavy, heavy"
+    )
+    for arguments in (["--help"], ["serve", "--help"], ["quantize", "m", "out"], ["serve", "m", "--quantize", "awq"]):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["quantize", "m", "out", "--groupsize", "128"], "quantize is not supported yet"),
+        (["serve", "/no/such/model"], "/no/such/model is not a directory"),
+        (["download-weights", "/no/such/model"], "/no/such/model is not a directory"),
+        (["download-weights", "../x y"], "is not a directory"),
+        (["serve", "x y"], "is neither a directory nor a model id"),
+    ],
+)
+def test_an_error_is_one_line_on_stderr_and_an_exit_code(arguments, text):
+    done = run(*arguments)
+    assert done.returncode == (78 if arguments[0] == "serve" else 1)
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("Error: ") and text in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_broken_model_is_refused_before_the_server_starts(model):
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    done = run("serve", str(model))
+    assert done.returncode == 78
+    assert done.stderr.count("\n") == 1 and f"Error: {file} is broken" in done.stderr
+
+
+def test_wrong_usage_is_exit_code_2(model):
+    assert run("serve", str(model), "--no-such-option").returncode == 2
+    assert run("serve").returncode == 2

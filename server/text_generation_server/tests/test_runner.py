@@ -1,0 +1,179 @@
+"""What a step refuses, reports and measures, on one shard."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from shard_tools import BATCH, Client, generate, make_checkpoint, make_runner, random_ids, scattered_slots, warm_runner
+
+from text_generation_launcher import faults
+from text_generation_server.batch import StepBatch
+from text_generation_server.errors import StepError
+from text_generation_server.runner import LongestPause, ModelRunner, StepOutput
+from text_generation_server.sampling.parameters import Parameters
+
+POISON = 301  # a token whose embedding is not a number, and that nobody here generates
+NEW = 6
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    path = tmp_path_factory.mktemp("model")
+    make_checkpoint(path)
+    return warm_runner(path)
+
+
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    path = tmp_path_factory.mktemp("model")
+    make_checkpoint(path)
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.embed_tokens.weight"][POISON] = float("nan")
+    save_file(tensors, path / "model.safetensors")
+    return warm_runner(path)
+
+
+def without_poison(length: int, seed: int) -> torch.Tensor:
+    ids = random_ids(length, seed)
+    return ids.masked_fill(ids == POISON, 5)
+
+
+def crowd(runner: ModelRunner, prompts: dict[int, torch.Tensor], choices: dict[int, Parameters]) -> list[StepOutput]:
+    runner.clear(None)
+    client = Client(runner, scattered_slots(runner))
+    chunks = [client.first_chunk(i, ids, parameters=choices[i]) for i, ids in prompts.items()]
+    outputs = [client.step([], chunks)]
+    return outputs + [client.step(list(prompts)) for _ in range(NEW - 1)]
+
+
+def said_by(outputs: list[StepOutput], request_id: int) -> list[tuple[int, float]]:
+    index = [output.request_ids.index(request_id) for output in outputs]
+    return [(int(o.token_ids[i]), float(o.logprobs[i])) for o, i in zip(outputs, index, strict=True)]
+
+
+def test_a_poisoned_request_is_named_and_its_neighbours_do_not_change_by_a_bit(poisoned: ModelRunner) -> None:
+    options = [Parameters(), Parameters(greedy=False, seed=3, top_p=0.9, repetition_penalty=1.2, frequency_penalty=0.5)]
+    prompts = {i: without_poison(5 + 20 * i, i) for i in range(8)}
+    choices = {i: options[i % 2] for i in prompts}
+    healthy = crowd(poisoned, prompts, choices)
+    assert all(output.not_finite_ids == [] for output in healthy)
+    prompts[3] = prompts[3].clone()
+    prompts[3][10] = POISON
+    sick = crowd(poisoned, prompts, choices)
+    assert all(output.not_finite_ids == [3] for output in sick)
+    for i in prompts:
+        assert (said_by(sick, i) == said_by(healthy, i)) == (i != 3)
+    assert all(bool(output.logprobs.isfinite().all()) for output in sick)
+
+
+def test_slots_that_held_not_a_number_do_no_harm_to_their_next_owner(poisoned: ModelRunner) -> None:
+    healthy = generate(poisoned, without_poison(70, 1), NEW)
+    poisoned.clear(None)
+    client = Client(poisoned, scattered_slots(poisoned))
+    slots = client.slots
+    ids = without_poison(90, 2)
+    ids[0] = POISON
+    assert client.step([], [client.first_chunk(7, ids)]).not_finite_ids == [7]
+    client.step([7])
+    poisoned.clear(None)
+    again = Client(poisoned, slots)
+    again.step([], [again.first_chunk(7, without_poison(70, 1))])
+    for _ in range(NEW - 1):
+        again.step([7])
+    assert (again.tokens, again.logprobs) == (healthy.tokens, healthy.logprobs)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_one_bad_logit_of_a_row_is_enough_and_large_ones_are_fine(runner: ModelRunner, value: float) -> None:
+    client = Client(runner, scattered_slots(runner))
+    runner.clear(None)
+    client.step([], [client.first_chunk(i, random_ids(4, i)) for i in range(3)])
+    logits = torch.randn(3, 320)
+    logits[1] *= 1e38 / logits[1].abs().max()  # their sum may overflow, but each of them is a number
+    logits[2, 17] = value
+    with torch.inference_mode():
+        sampled = runner._sampler(logits, runner.batches.rows, [runner.batches.rows.row(i) for i in range(3)])
+    assert sampled.not_finite == [2] and bool(sampled.logprobs_R.isfinite().all())
+
+
+def broken_chunks(client: Client) -> dict[str, tuple[Any, str]]:
+    good = client.first_chunk(9, random_ids(20))
+    return {
+        "id": (replace(good, ids=good.ids + 320), "not one of the 320 of the vocabulary"),
+        "negative id": (replace(good, ids=good.ids - 400), "not one of the 320 of the vocabulary"),
+        "slot": (replace(good, slots=good.slots + 2**20), "a slot is not one of the"),
+        "range": (replace(good, end=21), "20 tokens have no chunk 0:21"),
+        "empty": (replace(good, start=20), "have no chunk 20:20"),
+        "no row": (replace(good, ids=None, slots=None, parameters=None), "request 9 is not in this shard"),
+    }
+
+
+@pytest.mark.parametrize("broken", ["id", "negative id", "slot", "range", "empty", "no row"])
+def test_a_chunk_that_does_not_fit_is_refused_before_anything_changes(runner: ModelRunner, broken: str) -> None:
+    whole = generate(runner, random_ids(20), NEW)
+    runner.clear(None)
+    client = Client(runner, scattered_slots(runner))
+    client.step([], [client.first_chunk(7, random_ids(20))])
+    chunk, reason = broken_chunks(client)[broken]
+    with pytest.raises(StepError, match=reason):
+        runner.step([StepBatch(BATCH, [7])], client.take(1), BATCH, [chunk])
+    for _ in range(NEW - 1):
+        client.step([7])
+    assert client.tokens == whole.tokens
+
+
+def test_a_row_is_filled_to_its_last_token_and_no_further(runner: ModelRunner) -> None:
+    client = generate(runner, random_ids(510), 2)
+    assert len(client.tokens[7]) == 2
+    with pytest.raises(StepError, match="request 7: no room for another token after 512 of 512"):
+        client.step([7])
+    with pytest.raises(StepError, match="a slot that is not one of the"):
+        runner.step([StepBatch(BATCH, [7])], torch.tensor([2**20], dtype=torch.int32), BATCH, [])
+
+
+def test_a_step_gives_a_sign_of_life_after_every_layer_the_logits_and_the_sampling(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+    signs: list[None] = []
+    runner = make_runner(tmp_path, on_progress=lambda: signs.append(None))
+    assert runner.longest_pause_s == 0.0
+    runner.warmup(64, None, 4, None)
+    assert runner.longest_pause_s > 0.0 and len(signs) == 3 + 2 + 2 * 3  # the largest step, and two KV caches
+    signs.clear()
+    client = Client(runner, scattered_slots(runner))
+    client.step([], [client.first_chunk(7, random_ids(5))])
+    assert len(signs) == 3 + 2
+
+
+def test_the_longest_pause_is_the_longest_one() -> None:
+    times = iter([10.0, 10.5, 13.0, 13.25])
+    passed_on: list[None] = []
+    pauses = LongestPause(lambda: passed_on.append(None), lambda: next(times))
+    for _ in range(3):
+        pauses()
+    assert pauses.seconds == 2.5 and len(passed_on) == 3
+
+
+@pytest.mark.parametrize("point", ["shard.step", "shard.prefill", "shard.decode"])
+def test_a_warm_up_passes_no_place_where_steps_are_made_to_fail(runner: ModelRunner, point: str) -> None:
+    faults.setup(f"{point}:raise")
+    try:
+        runner.warmup(64, None, 16, None)
+        with pytest.raises(faults.InjectedFault):
+            generate(runner, random_ids(5), 2)
+    finally:
+        faults.setup("")
+
+
+def test_loading_can_be_made_to_fail_half_way(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+    loaded: list[None] = []
+    faults.setup("shard.load:raise")
+    try:
+        with pytest.raises(faults.InjectedFault):
+            make_runner(tmp_path, on_tensor=lambda: loaded.append(None))
+    finally:
+        faults.setup("")
+    assert len(loaded) == 15  # of 30

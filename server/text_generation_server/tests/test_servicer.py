@@ -1,0 +1,184 @@
+"""The shard over its socket: the wire contract of proto/generate.proto."""
+
+import asyncio
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from shard_tools import make_checkpoint
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from text_generation_proto import generate_pb2 as pb
+from text_generation_proto import generate_pb2_grpc as pb_grpc
+from text_generation_server.config import ShardConfig
+from text_generation_server.load import load_shard
+from text_generation_server.server import Servicer, listen
+from text_generation_server.worker import Worker
+
+PROMPT = np.array([5, 6, 7, 8], dtype="<i4")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    make_checkpoint(path)
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "fox": 1, "?": 2}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(path / "tokenizer.json"))
+    return path
+
+
+def with_shard(model: Path, folder: Path, use: Callable[[Any], Awaitable[None]]) -> None:
+    """Runs `use(stub)` against a shard of generation 4 on a socket of its own."""
+    config = ShardConfig(model, str(folder / "s"), 0, 1, 4, "float32", 256, None, None, 0.5, 2.0)
+
+    async def run() -> None:
+        worker = Worker(config.generation)
+        servicer = Servicer([f"unix://{folder}/s-0"], worker)
+        server = await listen(config, servicer)
+        servicer.serve(await asyncio.wrap_future(worker.run_outside(lambda: load_shard(config, worker))))
+        try:
+            async with grpc.aio.insecure_channel(f"unix://{folder}/s-0") as channel:
+                await asyncio.wait_for(use(pb_grpc.TextGenerationServiceStub(channel)), timeout=60)
+        finally:
+            await server.stop(grace=None)
+            worker.stop()
+
+    asyncio.run(run())
+
+
+def warmup() -> Any:
+    return pb.WarmupRequest(max_prefill_tokens=64, max_concurrent_requests=4, generation=4)
+
+
+def prefill(step: int, request_id: int = 9, **changes: Any) -> Any:
+    slots = np.arange(4, dtype="<i4") + 10 * request_id
+    parameters = pb.NextTokenChooserParameters(temperature=1, top_p=1, typical_p=1, repetition_penalty=1, seed=2**63)
+    request = pb.Request(
+        id=request_id,
+        parameters=parameters,
+        top_n_tokens=2,
+        end=4,
+        last=True,
+        ids=PROMPT.tobytes(),
+        slots=slots.tobytes(),
+        prompt_length=4,
+    )
+    batch = pb.Batch(id=1, requests=[request], size=1)
+    return pb.PrefillRequest(**{"batch": batch, "generation": 4, "step": step, **changes})
+
+
+def decode(step: int, *request_ids: int, slot: int = 200) -> Any:
+    slots = np.arange(slot, slot + len(request_ids), dtype="<i4").tobytes()
+    batch = pb.CachedBatch(id=1, request_ids=request_ids)
+    return pb.DecodeRequest(batches=[batch], generation=4, step=step, slots=slots)
+
+
+async def refusal(call: Awaitable[Any]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    return error.value.code(), error.value.details() or ""
+
+
+def test_a_request_goes_from_warmup_to_its_end(model: Path, tmp_path: Path) -> None:
+    async def use(stub: Any) -> None:
+        info = await stub.Info(pb.InfoRequest())
+        assert (info.dtype, info.device_type, info.vocab_size) == ("torch.float32", "cpu", 320)
+        assert list(info.eos_token_ids) == [2] and info.generation == 4 and not info.requires_padding
+        found = await stub.ServiceDiscovery(pb.ServiceDiscoveryRequest())
+        assert list(found.urls) == [f"unix://{tmp_path}/s-0"]
+        capacity = await stub.Warmup(warmup())
+        assert (capacity.max_supported_total_tokens, capacity.max_total_tokens) == (4 * 256, 256)
+        first = await stub.Prefill(prefill(1))
+        assert np.frombuffer(first.result.request_ids, "<u8").tolist() == [9]
+        (token,) = np.frombuffer(first.result.token_ids, "<i4")
+        assert np.frombuffer(first.result.top_counts, "<u4").tolist() == [2]
+        assert np.frombuffer(first.result.top_ids, "<i4")[0] == token
+        assert first.result.step == 1 and first.forward_ns > 0 and first.batch.request_ids == [9]
+        second = await stub.Decode(decode(2, 9))
+        assert len(second.result.token_ids) == 4 and second.result.generation == 4
+        await stub.ClearCache(pb.ClearCacheRequest(id=1, generation=4, step=3))
+        health = await stub.Health(pb.HealthRequest())
+        assert (health.generation, health.phase, health.last_step) == (4, "ready", 3) and health.progress > 0
+
+    with_shard(model, tmp_path, use)
+
+
+def test_calls_that_overtake_each_other_run_in_their_order(model: Path, tmp_path: Path) -> None:
+    async def use(stub: Any) -> None:
+        await stub.Warmup(warmup())
+        late = [asyncio.ensure_future(stub.Decode(decode(step, 9, slot=200 + step))) for step in (4, 3, 2)]
+        await asyncio.sleep(0.05)
+        await stub.Prefill(prefill(1))
+        answers = await asyncio.gather(*late)
+        assert sorted(answer.result.step for answer in answers) == [2, 3, 4]
+        assert any(answer.result.successor_queued for answer in answers)
+
+    with_shard(model, tmp_path, use)
+
+
+def test_a_failed_step_says_so_and_the_shard_goes_on_after_a_clear(model: Path, tmp_path: Path) -> None:
+    async def use(stub: Any) -> None:
+        await stub.Warmup(warmup())
+        await stub.Prefill(prefill(1))
+        code, reason = await refusal(stub.Decode(decode(2, 9, 77)))
+        assert code == grpc.StatusCode.INTERNAL and "step 2" in reason
+        code, _ = await refusal(stub.Decode(decode(3, 9)))
+        assert code == grpc.StatusCode.ABORTED
+        await stub.ClearCache(pb.ClearCacheRequest(generation=4, step=4))
+        await stub.Prefill(prefill(5))
+
+    with_shard(model, tmp_path, use)
+
+
+def test_stale_steps_and_other_generations_are_refused(model: Path, tmp_path: Path) -> None:
+    async def use(stub: Any) -> None:
+        code, _ = await refusal(stub.Warmup(pb.WarmupRequest(max_prefill_tokens=64, generation=3)))
+        assert code == grpc.StatusCode.FAILED_PRECONDITION
+        await stub.Warmup(warmup())
+        await stub.Prefill(prefill(1))
+        for stale in (prefill(1, 10), prefill(2, 10, generation=3)):
+            code, _ = await refusal(stub.Prefill(stale))
+            assert code == grpc.StatusCode.FAILED_PRECONDITION
+        await stub.Decode(decode(2, 9))
+
+    with_shard(model, tmp_path, use)
+
+
+def test_filters_keep_whom_they_name(model: Path, tmp_path: Path) -> None:
+    async def use(stub: Any) -> None:
+        await stub.Warmup(warmup())
+        await stub.Prefill(prefill(1, 9))
+        joined = await stub.Prefill(
+            prefill(2, 10, cached_batch=pb.CachedBatch(id=1, request_ids=[9]), slots=np.array([201], "<i4").tobytes())
+        )
+        assert np.frombuffer(joined.result.request_ids, "<u8").tolist() == [9, 10]
+        kept = await stub.FilterBatch(pb.FilterBatchRequest(batch_id=1, request_ids=[10], generation=4, step=3))
+        assert list(kept.batch.request_ids) == [10]
+        code, _ = await refusal(stub.Decode(decode(4, 9)))
+        assert code == grpc.StatusCode.INTERNAL
+
+    with_shard(model, tmp_path, use)
+
+
+def test_too_little_memory_is_an_error_that_names_the_flag(model: Path, tmp_path: Path) -> None:
+    async def use(stub: Any) -> None:
+        request = warmup()
+        request.max_batch_total_tokens = 2**31
+        code, reason = await refusal(stub.Warmup(request))
+        assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and "--max-batch-total-tokens" in reason
+
+    with_shard(model, tmp_path, use)
+
+
+def test_the_socket_is_the_owners_alone_and_tokens_counts(model: Path, tmp_path: Path) -> None:
+    async def use(stub: Any) -> None:
+        mode = (tmp_path / "s-0").stat().st_mode
+        assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) & 0o077 == 0
+        assert (await stub.Tokens(pb.TokensRequest(text="a fox a"))).ntokens == 3
+
+    with_shard(model, tmp_path, use)

@@ -1,0 +1,157 @@
+"""A model split over the processes of a group: the same model, whatever fails."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import model_tasks as tasks
+import pytest
+import torch
+from shard_ranks import Ranks, start_ranks
+from shard_tools import ALONE, CPU, SAMPLED, make_checkpoint
+
+from text_generation_server.distributed import Alone, Group
+from text_generation_server.errors import ModelError
+from text_generation_server.kernels import select_backend
+from text_generation_server.models.config import read_config
+from text_generation_server.models.llama import Llama
+from text_generation_server.models.loading import Loader
+from text_generation_server.models.split import split_model
+from text_generation_server.sampling.parameters import Parameters
+from text_generation_server.weights.files import SafetensorsFiles
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "more kv heads than shards": {"num_attention_heads": 8, "num_key_value_heads": 8},
+    "fewer kv heads than shards": {"num_attention_heads": 8, "num_key_value_heads": 1},
+    "biases, odd sizes": {"attention_bias": True, "mlp_bias": True, "vocab_size": 321, "intermediate_size": 163},
+    "tied, odd vocabulary": {"tie_word_embeddings": True, "vocab_size": 323},
+}
+COMPANY: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "long dot products": {"hidden_size": 1024, "intermediate_size": 1600, "num_hidden_layers": 1},
+}
+SIZES = pytest.mark.parametrize("size", [2, 4])
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with start_ranks(tmp_path_factory.mktemp("ranks")) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    make_checkpoint(path)
+    return path
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_a_split_model_says_what_the_whole_one_says(ranks: Ranks, tmp_path: Path, variant: str) -> None:
+    make_checkpoint(tmp_path, **VARIANTS[variant])
+    vocabulary = read_config(tmp_path).vocab_size
+    whole = tasks.greedy_texts(ALONE, tmp_path, vocabulary)
+    for size in (2, 4):
+        first, *others = ranks.run(size, tasks.greedy_texts, tmp_path, vocabulary)
+        assert others == [[]] * (size - 1)
+        for (tokens, logprobs), (whole_tokens, whole_logprobs) in zip(first, whole, strict=True):
+            assert tokens == whole_tokens
+            torch.testing.assert_close(logprobs, whole_logprobs, atol=1e-4, rtol=1e-5)
+
+
+@SIZES
+@pytest.mark.parametrize("model", COMPANY, ids=str)
+def test_company_chunks_and_resume_change_no_bit_of_a_split_model(
+    ranks: Ranks, tmp_path: Path, model: str, size: int
+) -> None:
+    make_checkpoint(tmp_path, **COMPANY[model])
+    for parameters in (Parameters(), SAMPLED):
+        found = ranks.run(size, tasks.texts_in_company, tmp_path, parameters)[0]
+        assert len(found) == len(tasks.CROWD) + 2
+        for what, alone, then in found:
+            assert alone == then and alone[0], what
+
+
+@SIZES
+def test_gloo_and_shared_memory_compute_the_same_bits(ranks: Ranks, plain: Path, size: int) -> None:
+    through_memory, through_gloo = (
+        ranks.run(size, tasks.greedy_texts, plain, 320, share_memory=share_memory)[0] for share_memory in (True, False)
+    )
+    for (tokens, logprobs), (gloo_tokens, gloo_logprobs) in zip(through_memory, through_gloo, strict=True):
+        assert tokens == gloo_tokens and torch.equal(logprobs, gloo_logprobs)
+
+
+def test_only_rank_0_names_requests_and_a_cache_holds_the_ranks_heads(ranks: Ranks, plain: Path) -> None:
+    slot_bytes = 3 * 2 * 2 * 16 * 4  # layers, keys and values, heads, head size, float32
+    assert tasks.outputs(ALONE, plain)[2] == slot_bytes
+    first, second = ranks.run(2, tasks.outputs, plain)
+    assert first[0] == [7] and len(first[1]) == 1 and second[:2] == ([], [])
+    assert first[2] == second[2] == slot_bytes / 2
+
+
+@SIZES
+def test_each_rank_reads_only_its_part_of_the_files(plain: Path, size: int) -> None:
+    config = read_config(plain)
+    files_bytes = sum(SafetensorsFiles(plain).get(name).nbytes for name in SafetensorsFiles(plain).names)
+    norms_bytes = (2 * config.num_layers + 1) * config.hidden_size * 4
+    kv_bytes = config.num_layers * 2 * config.num_kv_heads * config.head_size * config.hidden_size * 4
+    copies = max(1, size // config.num_kv_heads)
+    read = [bytes_read(plain, rank, size) for rank in range(size)]
+    assert sum(read) == files_bytes + (size - 1) * norms_bytes + (copies - 1) * kv_bytes
+    for bytes_of_rank in read:
+        assert bytes_of_rank == pytest.approx(sum(read) / size, rel=0.02)
+
+
+def bytes_read(path: Path, rank: int, size: int) -> int:
+    """Loading needs none of the other ranks."""
+    config, group, files = read_config(path), Group(rank, size, CPU, Alone()), SafetensorsFiles(path)
+    tensors: list[int] = []
+    loader = Loader(files, group, CPU, torch.float32, lambda: tensors.append(files.bytes_read))
+    Llama(config, select_backend(CPU).kernels, loader, group, CPU, 512)
+    assert len(tensors) == loader.num_tensors == len(files.names) and tensors == sorted(tensors)
+    return files.bytes_read
+
+
+def test_heads_that_cannot_be_dealt_out_are_refused_with_what_can(plain: Path) -> None:
+    config = read_config(plain)
+    with pytest.raises(ModelError, match=r"--num-shard 3 cannot deal out the 4 attention heads.*choose one of 1, 2, 4"):
+        split_model(config, 0, 3)
+    with pytest.raises(ModelError, match=r"the 12 attention heads and 6 key.*choose one of 1, 2, 3, 6, 12"):
+        split_model(replace(config, num_heads=12, num_kv_heads=6), 0, 4)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (8, 4), (8, 2), (8, 1)])
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_every_head_column_and_id_has_a_rank(plain: Path, heads: int, kv_heads: int, size: int) -> None:
+    config = replace(read_config(plain), num_heads=heads, num_kv_heads=kv_heads, vocab_size=35, intermediate_size=163)
+    splits = [split_model(config, rank, size) for rank in range(size)]
+    assert [head for s in splits for head in s.query_heads] == list(range(heads))
+    assert [column for s in splits for column in s.intermediate] == list(range(163))
+    assert [token for s in splits for token in s.vocabulary] == list(range(35))
+    assert {s.vocabulary_part for s in splits} == {-(-35 // size)}
+    for split in splits:
+        assert {head * kv_heads // heads for head in split.query_heads} == set(split.kv_heads)
+
+
+def test_a_step_that_one_rank_cannot_prepare_fails_on_all_and_the_group_goes_on(ranks: Ranks, plain: Path) -> None:
+    first, second = ranks.run(2, tasks.fail_to_prepare, plain)
+    assert first[0] == "StepError: rank 1 of 2 could not prepare the step: its log says why"
+    assert second[0].startswith("StepError: batch 1 with 2 requests is not what this shard holds")
+    assert first[1] == first[2] and len(first[1][0]) == tasks.NEW
+
+
+@pytest.mark.parametrize("point", ["shard.step", "shard.prefill", "shard.decode"])
+def test_a_rank_that_fails_in_the_middle_of_a_step_breaks_the_group(ranks: Ranks, plain: Path, point: str) -> None:
+    first, second = ranks.run(2, tasks.fail_at, plain, f"{point}[rank=1]:raise", wait_s=1.0)
+    assert second == f"GroupBroken: rank 1 of 2 failed inside a step: InjectedFault: injected at {point}"
+    assert first.startswith("GroupBroken: rank 1 did not come")
+    assert tasks.fail_at(ALONE, plain, f"{point}:raise") == f"InjectedFault: injected at {point}"
+
+
+def test_a_warm_up_that_fails_on_one_rank_fails_on_all(ranks: Ranks, plain: Path) -> None:
+    first, second = ranks.run(2, tasks.fail_at, plain, "shard.warmup[rank=1]:raise")
+    assert first == "StepError: rank 1 of 2 could not measure its memory: its log says why"
+    assert second == "InjectedFault: injected at shard.warmup"
+    for error in ranks.run(2, tasks.ask_for_too_much, plain):
+        assert error.startswith("MemoryLimitError: --max-batch-total-tokens")

@@ -1,0 +1,71 @@
+"""How the hub is reached, and what can go wrong on the way, in our words."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from huggingface_hub import constants
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from text_generation_server.errors import NetworkError, WeightsError
+from text_generation_server.weights.transfer import TRANSIENT_STATUS
+
+# huggingface_hub speaks through requests (0.x), httpx (1.x) or httpx2 (2.x). Its HTTP error is derived from theirs,
+# whose outermost class is the base of their connection errors too.
+_TRANSPORT_ERROR: type[Exception] = [base for base in HfHubHTTPError.__mro__ if base.__module__ != "builtins"][-1]
+
+
+@dataclass(frozen=True, slots=True)
+class HubAccess:
+    override: Path | None = None  # TGI's WEIGHTS_CACHE_OVERRIDE: take this directory, whatever the model is called
+    cache_dir: Path | None = None  # None: huggingface_hub's, which follows HF_HOME and HUGGINGFACE_HUB_CACHE
+    token: str | None = field(default=None, repr=False)  # None: huggingface_hub's, which follows HF_TOKEN
+
+    @property
+    def cache(self) -> Path:
+        return (self.cache_dir or Path(constants.HF_HUB_CACHE)).expanduser()
+
+
+def described(model_id: str, revision: str | None) -> str:
+    return f"{model_id} (revision {revision})" if revision else model_id
+
+
+@contextmanager
+def hub_errors(model_id: str, revision: str | None) -> Iterator[None]:
+    """Turns huggingface_hub's errors into WeightsError, or NetworkError where trying again may help."""
+    try:
+        yield
+    except GatedRepoError as error:
+        raise WeightsError(
+            f"{model_id} is gated: ask for access on its page, then set HF_TOKEN to a token of yours"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise WeightsError(
+            f"{model_id} was not found at {constants.ENDPOINT}, or is private: check the name, or set HF_TOKEN"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise WeightsError(f"{model_id} has no revision {revision}") from error
+    except HFValidationError as error:
+        raise WeightsError(f"{model_id!r} is not a valid model id: {_line(error)}") from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else 0
+        text = f"{constants.ENDPOINT} answered {status} for {described(model_id, revision)}"
+        raise (NetworkError if status in TRANSIENT_STATUS else WeightsError)(text) from error
+    except (LocalEntryNotFoundError, _TRANSPORT_ERROR) as error:
+        raise NetworkError(
+            f"{constants.ENDPOINT} cannot be reached for {described(model_id, revision)} ({_line(error)}): "
+            "check the connection, then run the same command again"
+        ) from error
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,25 @@
+"""Runs one of our modules in a process of its own: for files we do not trust, and libraries we do not keep."""
+
+import signal
+import subprocess
+import sys
+
+from text_generation_server.errors import WeightsError
+
+
+def run_child(module: str, *arguments: str) -> None:
+    """Waits for `python -m module arguments…`. WeightsError with the last line of its stderr if it fails."""
+    result = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+    )
+    if result.returncode < 0:
+        name = signal.Signals(-result.returncode).name
+        raise WeightsError(f"{module} was killed by {name}: is there enough memory? Run the same command again")
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if line.strip()] or [f"{module} failed without a word"]
+        raise WeightsError(lines[-1].strip().removeprefix("Error: "))

@@ -1,0 +1,155 @@
+"""Reads safetensors: which file holds which tensor, and the tensors. Opening checks everything but the numbers."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from text_generation_server.errors import WeightsError
+from text_generation_server.weights.names import INDEX, is_plain, missing_parts, safetensors_names
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_AGAIN = "delete it and download the model again"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    tensors: frozenset[str]
+    metadata: Mapping[str, str]
+
+
+class SafetensorsFiles:
+    """The tensors of a model directory. Files are opened when the first of their tensors is read.
+
+    A file's metadata may say that one name stands for another tensor (`{"lm_head.weight": "model.embed…"}`, written by
+    the conversion for tied weights); both names can be read. WeightsError for files that are missing or broken, at
+    construction, and for a tensor that is not there. `bytes_read` counts the tensor data that was asked for.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.bytes_read = 0
+        self._path = path
+        self._handles: dict[Path, Any] = {}
+        self._where: dict[str, Path] = {}
+        self._aliases: dict[str, str] = {}
+        for file in weight_files(path):
+            header = read_header(file)
+            self._where |= dict.fromkeys(header.tensors, file)
+            self._aliases |= {alias: name for alias, name in header.metadata.items() if name in header.tensors}
+        for name, file_name in (read_index(path / INDEX) or {}).items():
+            if self._where.get(name) != path / file_name:
+                raise WeightsError(f"{path / file_name} has no tensor {name}, which {INDEX} says it holds: {_AGAIN}")
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._where.keys() | self._aliases.keys())
+
+    def get(self, name: str) -> "Tensor":
+        """The whole tensor, on the CPU, in the file's type."""
+        handle, stored_name = self._find(name)
+        tensor: Tensor = handle.get_tensor(stored_name)
+        self.bytes_read += tensor.nbytes
+        return tensor
+
+    def get_slice(self, name: str, dim: int, start: int, stop: int) -> "Tensor":
+        """`tensor[start:stop]` along `dim`; reads only that part of the file. start ≤ stop ≤ the tensor's size."""
+        handle, stored_name = self._find(name)
+        part = handle.get_slice(stored_name)
+        shape = part.get_shape()
+        if not (0 <= dim < len(shape) and 0 <= start <= stop <= shape[dim]):
+            raise WeightsError(f"{name} has shape {shape}: it has no slice {start}:{stop} along dimension {dim}")
+        if (start, stop) == (0, shape[dim]):
+            return self.get(name)
+        tensor: Tensor = part[(slice(None),) * dim + (slice(start, stop),)]
+        self.bytes_read += tensor.nbytes
+        return tensor
+
+    def _find(self, name: str) -> tuple[Any, str]:
+        stored_name = name if name in self._where else self._aliases.get(name, name)
+        if stored_name not in self._where:
+            raise WeightsError(f"{self._path} has no tensor {name}: do its weights belong to its config.json?")
+        file = self._where[stored_name]
+        if file not in self._handles:
+            try:
+                self._handles[file] = safe_open(file, framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise WeightsError(f"{file} is not a good safetensors file ({error}): {_AGAIN}") from None
+        return self._handles[file], stored_name
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a model directory. WeightsError if there are none or some are missing."""
+    index = read_index(path / INDEX)
+    names = safetensors_names(file_names(path), None if index is None else set(index.values()))
+    if not names:
+        raise WeightsError(f"{path} has no .safetensors weights: is it the directory of a model?")
+    missing = [name for name in names if not (path / name).is_file()] or missing_parts(names)
+    if missing:
+        raise WeightsError(f"{path / missing[0]} is missing ({len(missing)} of the weights files are): download again")
+    return [path / name for name in names]
+
+
+def file_names(path: Path) -> list[str]:
+    try:
+        return [entry.name for entry in path.iterdir()]
+    except OSError as error:
+        raise WeightsError(f"{path} is not a directory that can be read: {error.strerror}") from None
+
+
+def read_index(file: Path) -> dict[str, str] | None:
+    """{tensor: file name} of an index beside the weights; None if there is no such file."""
+    if not file.exists():
+        return None
+    weight_map = read_json(file).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise WeightsError(f"{file} has no weight_map: {_AGAIN}")
+    for file_name in weight_map.values():
+        if not isinstance(file_name, str) or not is_plain(file_name):
+            raise WeightsError(f"{file} names a file outside its directory, and was refused: {file_name!r}")
+    return weight_map
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise WeightsError(f"{file.parent} has no {file.name}: is it the directory of a model?") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise WeightsError(f"{file} cannot be read ({error}): {_AGAIN}") from None
+    if not isinstance(content, dict):
+        raise WeightsError(f"{file} is not a JSON object: {_AGAIN}")
+    return content
+
+
+def read_header(file: Path) -> Header:
+    """Names and metadata of one file. WeightsError if its size is not the one its header asks for."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
+                raise WeightsError(f"{file} is broken: no safetensors header in its {size} bytes; {_AGAIN}")
+            header = json.loads(stream.read(length))
+        metadata = header.pop("__metadata__", {})
+        if not all(isinstance(text, str) for text in metadata.values()):
+            raise ValueError("metadata is text")
+        asked = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except OSError as error:
+        raise WeightsError(f"{file} cannot be read: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise WeightsError(f"{file} is broken: its safetensors header cannot be read; {_AGAIN}") from None
+    if size != asked:
+        raise WeightsError(f"{file} is broken: {size} bytes where its header asks for {asked}; {_AGAIN}")
+    return Header(frozenset(header), metadata)
+
+
+def verify(path: Path) -> None:
+    """config.json can be read, all weights files are there and whole. Reads only headers. WeightsError names a file."""
+    read_json(path / "config.json")
+    SafetensorsFiles(path)

@@ -1,0 +1,97 @@
+"""From a model id to a directory: a local one, the hub's cache, or a download into that cache."""
+
+import logging
+import re
+from pathlib import Path
+
+from huggingface_hub import constants, try_to_load_from_cache
+
+from text_generation_server.errors import WeightsError
+from text_generation_server.weights import names
+from text_generation_server.weights.access import HubAccess, described, hub_errors
+from text_generation_server.weights.snapshot import Snapshot
+from text_generation_server.weights.transfer import Retries
+
+logger = logging.getLogger(__name__)
+
+_MODEL_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+_REVISION = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
+
+
+def resolve(model_id: str, revision: str | None, access: HubAccess | None = None) -> Path:
+    """The directory of a model that is on this machine. Uses no network. WeightsError if it is not there."""
+    access = access or HubAccess()
+    path = local_directory(model_id, access) or cached_snapshot(model_id, revision, access)
+    if path is None:
+        raise WeightsError(
+            f"{described(model_id, revision)} is not in the cache {access.cache}: "
+            f"run `text-generation-server download-weights {model_id}` first"
+        )
+    return path
+
+
+def local_directory(model_id: str, access: HubAccess) -> Path | None:
+    """The directory that `model_id` or the override names; None if it is an id of the hub. WeightsError if neither."""
+    if access.override is not None:
+        if not access.override.is_dir():
+            raise WeightsError(f"WEIGHTS_CACHE_OVERRIDE {access.override} is not a directory")
+        return access.override
+    path = Path(model_id).expanduser()
+    if path.is_dir():
+        return path
+    parts = model_id.split("/")
+    if model_id.startswith(("/", "~", "./", "../")) or len(parts) > 2:
+        raise WeightsError(f"{model_id} is not a directory")
+    if not _MODEL_ID.fullmatch(model_id) or {".", ".."} & set(parts):
+        raise WeightsError(f"{model_id!r} is neither a directory nor a model id like `name` or `owner/name`")
+    return None
+
+
+def cached_snapshot(model_id: str, revision: str | None, access: HubAccess) -> Path | None:
+    """The directory of a revision in the cache, whole or not; None if nothing of it is there."""
+    with hub_errors(model_id, revision):
+        config = try_to_load_from_cache(model_id, "config.json", access.cache, _checked(revision))
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def download(
+    model_id: str,
+    revision: str | None,
+    access: HubAccess | None = None,
+    pickles_too: bool = True,
+    retries: Retries | None = None,
+) -> Path:
+    """Fetches what is needed to serve and returns its directory in the cache. Goes on where a killed download stopped.
+
+    Weights in PyTorch's own format are fetched only where there are no safetensors, and only with `pickles_too`.
+    NetworkError if the hub cannot be reached after all tries, WeightsError for everything else.
+    """
+    access = access or HubAccess()
+    if constants.HF_HUB_OFFLINE:
+        raise WeightsError(
+            f"{described(model_id, revision)} is not whole in the cache {access.cache}, and HF_HUB_OFFLINE is set: "
+            "unset it to download"
+        )
+    try:
+        return _fetch(Snapshot(model_id, _checked(revision), access, retries or Retries()), pickles_too)
+    except OSError as error:
+        raise WeightsError(f"the cache {access.cache} cannot be written: {error.strerror or error}") from error
+
+
+def _fetch(snapshot: Snapshot, pickles_too: bool) -> Path:
+    snapshot.fetch_side_files(names.side_files(snapshot.listing))
+    if not snapshot.fetch_weights(names.INDEX, names.safetensors_names):
+        if not pickles_too:
+            raise WeightsError(f"{snapshot.model} has no .safetensors weights, and --no-auto-convert is set")
+        logger.warning("No safetensors weights found for %s. Downloading PyTorch weights.", snapshot.model)
+        if not snapshot.fetch_weights(names.PICKLE_INDEX, names.pickle_names):
+            raise WeightsError(f"{snapshot.model} has no .safetensors, .bin or .pt weights")
+    return snapshot.finish()
+
+
+def _checked(revision: str | None) -> str:
+    """A revision becomes a path in the cache: it must not lead out of it."""
+    revision = revision or constants.DEFAULT_REVISION
+    if not _REVISION.fullmatch(revision) or {".", ".."} & set(revision.split("/")):
+        raise WeightsError(f"{revision!r} is not a revision: give a branch, a tag or a commit")
+    return revision

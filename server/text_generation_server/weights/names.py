@@ -1,0 +1,76 @@
+"""Which files of a model are needed to serve it. Pure: decides on names, touches no disk and no network."""
+
+import re
+from collections.abc import Iterable, Set
+
+INDEX = "model.safetensors.index.json"
+PICKLE_INDEX = "pytorch_model.bin.index.json"
+
+# What the router and the shard read beside the weights.
+SIDE_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.json",
+    "chat_template.jinja",
+)
+# What a tokenizer.json can be made from, where the model has none.
+SLOW_TOKENIZER_FILES = (
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "added_tokens.json",
+)
+
+_PART = re.compile(r"-(\d+)-of-(\d+)\.")
+
+
+def side_files(listing: Iterable[str]) -> list[str]:
+    """Configuration, tokenizer and chat template, as far as the model has them."""
+    names = set(listing)
+    wanted = SIDE_FILES if "tokenizer.json" in names else SIDE_FILES + SLOW_TOKENIZER_FILES
+    return [name for name in wanted if name in names]
+
+
+def safetensors_names(listing: Iterable[str], indexed: Set[str] | None) -> list[str]:
+    """The safetensors files to load: those the index names; else model.safetensors; else all at the top level."""
+    return _choose(listing, indexed, "model.safetensors", (".safetensors",))
+
+
+def pickle_names(listing: Iterable[str], indexed: Set[str] | None) -> list[str]:
+    """The same for PyTorch's own files."""
+    return _choose(listing, indexed, "pytorch_model.bin", (".bin", ".pt"))
+
+
+def _choose(listing: Iterable[str], indexed: Set[str] | None, single: str, suffixes: tuple[str, ...]) -> list[str]:
+    if indexed is not None:
+        return sorted(indexed)
+    names = {name for name in listing if name.endswith(suffixes) and _is_model_weights(name)}
+    return [single] if single in names else sorted(names)
+
+
+def _is_model_weights(name: str) -> bool:
+    """Trainers leave their own files beside the weights; folders and hidden files are not weights either."""
+    return is_plain(name) and not any(word in name for word in ("arguments", "args", "training"))
+
+
+def is_plain(name: str) -> bool:
+    """A file name with no folder in it: names from an index or a listing must not lead out of the model's directory."""
+    return bool(name) and not name.startswith(".") and "/" not in name and "\\" not in name and "\0" not in name
+
+
+def missing_parts(names: Iterable[str]) -> list[str]:
+    """Absent files of a set like model-00001-of-00003.safetensors, so that half a model is not taken for one."""
+    present = set(names)
+    missing: set[str] = set()
+    for name in present:
+        if match := _PART.search(name):
+            digits, total = len(match[1]), match[2]
+            parts = (f"-{i:0{digits}}-of-{total}." for i in range(1, int(total) + 1))
+            missing |= {name.replace(match[0], part) for part in parts} - present
+    return sorted(missing)

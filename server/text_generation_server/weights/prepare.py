@@ -1,0 +1,65 @@
+"""Makes a model ready to serve: on this machine, in safetensors, with a fast tokenizer, everything whole."""
+
+import logging
+from pathlib import Path
+
+from text_generation_server.errors import WeightsError
+from text_generation_server.weights.access import HubAccess, described
+from text_generation_server.weights.convert import convert_apart, pickle_files
+from text_generation_server.weights.files import read_json, verify, weight_files
+from text_generation_server.weights.hub import cached_snapshot, download, local_directory
+from text_generation_server.weights.tokenizer import ensure_fast_tokenizer, has_tokenizer
+from text_generation_server.weights.transfer import Retries
+
+logger = logging.getLogger(__name__)
+
+
+def prepare(
+    model_id: str,
+    revision: str | None,
+    access: HubAccess | None = None,
+    auto_convert: bool = True,
+    retries: Retries | None = None,
+) -> Path:
+    """Downloads, converts and makes what is missing, verifies the result and returns its directory. Or WeightsError."""
+    access = access or HubAccess()
+    path = _present(model_id, revision, access)
+    if path is None:
+        path = download(model_id, revision, access, auto_convert, retries)
+    else:
+        logger.info("Files are already present on the host. Skipping download.")
+    if not _has_safetensors(path) and pickle_files(path):
+        _convert(path, described(model_id, revision), auto_convert)
+    verify(path)
+    ensure_fast_tokenizer(path)
+    return path
+
+
+def _present(model_id: str, revision: str | None, access: HubAccess) -> Path | None:
+    """A local directory, whatever is in it (there is nothing to download then), or a whole snapshot in the cache."""
+    if path := local_directory(model_id, access):
+        read_json(path / "config.json")
+        return path
+    path = cached_snapshot(model_id, revision, access)
+    return path if path and has_tokenizer(path) and (_has_safetensors(path) or _has_pickles(path)) else None
+
+
+def _has_safetensors(path: Path) -> bool:
+    try:
+        return bool(weight_files(path))
+    except WeightsError:
+        return False
+
+
+def _has_pickles(path: Path) -> bool:
+    try:
+        return bool(pickle_files(path))
+    except WeightsError:
+        return False
+
+
+def _convert(path: Path, model: str, auto_convert: bool) -> None:
+    if not auto_convert:
+        raise WeightsError(f"{model} has no .safetensors weights, and --no-auto-convert is set")
+    logger.warning("No safetensors weights found for %s. Converting PyTorch weights to safetensors.", model)
+    convert_apart(path, path)

@@ -1,0 +1,126 @@
+"""From PyTorch's files to safetensors: the same tensors, stored once, whole or not there."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from text_generation_server.errors import WeightsError
+from text_generation_server.weights.convert import WORK_FOLDER, convert, convert_apart
+from text_generation_server.weights.files import SafetensorsFiles, weight_files
+
+
+def test_tied_tensors_are_stored_once_and_read_under_both_names(tmp_path):
+    embedding = torch.randn(100, 8)
+    torch.save({"model.embed_tokens.weight": embedding, "lm_head.weight": embedding}, tmp_path / "pytorch_model.bin")
+    convert(tmp_path, tmp_path)
+    files = SafetensorsFiles(tmp_path)
+    assert (tmp_path / "model.safetensors").stat().st_size < 2 * embedding.nbytes
+    assert torch.equal(files.get("model.embed_tokens.weight"), embedding)
+    assert torch.equal(files.get("lm_head.weight"), embedding)
+
+
+def test_views_transposed_parameters_and_empty_tensors_keep_their_values(tmp_path):
+    whole = torch.arange(24.0).view(4, 6)
+    tensors = {
+        "whole": whole,
+        "rows": whole[1:3],
+        "transposed": whole.T,
+        "parameter": torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)),
+        "none": torch.zeros(0),
+        "none too": torch.zeros(0),
+    }
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    convert(tmp_path, tmp_path)
+    files = SafetensorsFiles(tmp_path)
+    assert files.names == sorted(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(files.get(name), tensor) and files.get(name).dtype == tensor.dtype
+
+
+def test_files_of_old_pytorch_are_converted_too(tmp_path):
+    torch.save({"w": torch.arange(5)}, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    convert(tmp_path, tmp_path)
+    assert torch.equal(SafetensorsFiles(tmp_path).get("w"), torch.arange(5))
+
+
+@pytest.fixture
+def two_parts(tmp_path):
+    names = {f"w{i}": f"pytorch_model-0000{i}-of-00002.bin" for i in (1, 2)}
+    for i, (name, file) in enumerate(names.items()):
+        torch.save({name: torch.full((3,), float(i))}, tmp_path / file)
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": names}))
+    return tmp_path
+
+
+def test_parts_become_parts_with_an_index(two_parts):
+    convert(two_parts, two_parts)
+    assert [file.name for file in weight_files(two_parts)] == [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    assert torch.equal(SafetensorsFiles(two_parts).get("w2"), torch.full((3,), 1.0))
+    assert not (two_parts / WORK_FOLDER).exists()
+
+
+def test_a_missing_part_is_named_and_nothing_is_written(two_parts):
+    (two_parts / "pytorch_model-00002-of-00002.bin").unlink()
+    with pytest.raises(WeightsError, match=r"pytorch_model-00002-of-00002\.bin is missing"):
+        convert(two_parts, two_parts)
+    assert list(two_parts.glob("*.safetensors")) == []
+
+
+def test_a_conversion_killed_while_moving_is_not_taken_for_done_and_is_done_again(two_parts):
+    convert(two_parts, two_parts)
+    (two_parts / "model-00002-of-00002.safetensors").unlink()  # what is there when it dies between two moves
+    with pytest.raises(WeightsError, match="is missing"):
+        weight_files(two_parts)
+    convert(two_parts, two_parts)
+    assert len(weight_files(two_parts)) == 2
+
+
+def test_a_conversion_killed_while_writing_leaves_nothing_that_looks_finished(tmp_path):
+    tensors = {f"w{i}": torch.full((1 << 22,), float(i)) for i in range(4)}  # 64 MiB: writing takes a while
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    command = [sys.executable, "-m", "text_generation_server.weights.convert", str(tmp_path), str(tmp_path)]
+    with subprocess.Popen(command) as process:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / WORK_FOLDER).exists() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+    assert (tmp_path / WORK_FOLDER).exists()
+    with pytest.raises(WeightsError, match=r"has no \.safetensors weights"):
+        weight_files(tmp_path)
+    convert_apart(tmp_path, tmp_path)
+    assert torch.equal(SafetensorsFiles(tmp_path).get("w3"), tensors["w3"])
+
+
+class _NotATensor:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ({"w": _NotATensor()}, "was refused: its pickle asks for .*_NotATensor"),
+        ({"state_dict": {"w": torch.zeros(1)}}, "flat dictionary of tensors"),
+        ([torch.zeros(1)], "flat dictionary of tensors"),
+    ],
+)
+def test_what_is_no_plain_set_of_tensors_is_refused(tmp_path, content, named):
+    torch.save(content, tmp_path / "pytorch_model.bin")
+    with pytest.raises(WeightsError, match=named) as refused:
+        convert(tmp_path, tmp_path)
+    assert "\n" not in str(refused.value)
+    assert list(tmp_path.glob("*.safetensors")) == []
+
+
+@pytest.mark.parametrize("keep", [0, 10, -20])
+def test_a_truncated_file_is_named(tmp_path, keep):
+    file = tmp_path / "pytorch_model.bin"
+    torch.save({"w": torch.zeros(1000)}, file)
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(WeightsError, match=r"pytorch_model\.bin") as refused:
+        convert(tmp_path, tmp_path)
+    assert "\n" not in str(refused.value)

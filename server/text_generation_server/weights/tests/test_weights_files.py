@@ -1,0 +1,167 @@
+"""Reading safetensors: the right tensor, or one line that names what is wrong."""
+
+import json
+import struct
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save, save_file
+
+from text_generation_server.errors import WeightsError
+from text_generation_server.weights.files import SafetensorsFiles, read_header, verify
+from text_generation_server.weights.names import missing_parts, pickle_names, safetensors_names, side_files
+
+GOOD = save({"w": torch.arange(6.0)})
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Two parts and an index: a [4, 6] in one, b [3] in the other."""
+    save_file({"a": torch.arange(24.0).view(4, 6)}, tmp_path / "model-00001-of-00002.safetensors")
+    save_file({"b": torch.arange(3)}, tmp_path / "model-00002-of-00002.safetensors", metadata={"b.tied": "b"})
+    weight_map = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+def test_tensors_are_found_in_whichever_file_holds_them(model):
+    files = SafetensorsFiles(model)
+    assert files.names == ["a", "b", "b.tied"]
+    assert torch.equal(files.get("a"), torch.arange(24.0).view(4, 6))
+    assert torch.equal(files.get("b"), torch.arange(3)) and torch.equal(files.get("b.tied"), torch.arange(3))
+    with pytest.raises(WeightsError, match=r"has no tensor model\.norm\.weight"):
+        files.get("model.norm.weight")
+
+
+def test_slices_put_together_are_the_tensor(model):
+    files, whole = SafetensorsFiles(model), torch.arange(24.0).view(4, 6)
+    for dim in (0, 1):
+        middle = whole.shape[dim] // 2
+        parts = [files.get_slice("a", dim, 0, middle), files.get_slice("a", dim, middle, whole.shape[dim])]
+        assert torch.equal(torch.cat(parts, dim), whole)
+    for dim, start, stop in [(2, 0, 1), (0, 0, 5), (1, 3, 2), (-1, 0, 1)]:
+        with pytest.raises(WeightsError, match="a has shape"):
+            files.get_slice("a", dim, start, stop)
+
+
+def test_a_good_model_is_verified(model):
+    verify(model)
+
+
+def _remove_part(path):
+    (path / "model-00002-of-00002.safetensors").unlink()
+
+
+def _dangling_part(path):
+    _remove_part(path)
+    (path / "model-00002-of-00002.safetensors").symlink_to(path / "gone")
+
+
+def _truncate_part(path):
+    file = path / "model-00002-of-00002.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def _swap_part(path):
+    (path / "model-00002-of-00002.safetensors").write_bytes(GOOD)
+
+
+def _index_leads_out(path):
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../x.safetensors"}}))
+
+
+def _index_is_broken(path):
+    (path / "model.safetensors.index.json").write_text("{")
+
+
+def _no_config(path):
+    (path / "config.json").unlink()
+
+
+def _config_is_broken(path):
+    (path / "config.json").write_text("[" * 100_000)
+
+
+def _no_index_and_one_part_missing(path):
+    (path / "model.safetensors.index.json").unlink()
+    _remove_part(path)
+
+
+@pytest.mark.parametrize(
+    ("harm", "named"),
+    [
+        (_remove_part, "model-00002-of-00002.safetensors is missing"),
+        (_dangling_part, "model-00002-of-00002.safetensors is missing"),
+        (_truncate_part, "model-00002-of-00002.safetensors is broken"),
+        (_swap_part, "model-00002-of-00002.safetensors has no tensor b"),
+        (_index_leads_out, "names a file outside its directory"),
+        (_index_is_broken, "model.safetensors.index.json cannot be read"),
+        (_no_config, "has no config.json"),
+        (_config_is_broken, "config.json cannot be read"),
+        (_no_index_and_one_part_missing, "model-00002-of-00002.safetensors is missing"),
+    ],
+)
+def test_what_is_broken_is_named_in_one_line(model, harm, named):
+    harm(model)
+    with pytest.raises(WeightsError, match=named) as refused:
+        verify(model)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_directory_without_weights_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(WeightsError, match=r"has no \.safetensors weights"):
+        verify(tmp_path)
+
+
+def test_no_shorter_file_is_taken_for_a_whole_one(tmp_path):
+    file = tmp_path / "model.safetensors"
+    for size in range(len(GOOD)):
+        file.write_bytes(GOOD[:size])
+        with pytest.raises(WeightsError, match="is broken"):
+            read_header(file)
+    file.write_bytes(GOOD)
+    assert read_header(file).tensors == {"w"}
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    header=st.one_of(
+        st.binary(max_size=60),
+        st.recursive(
+            st.none() | st.integers() | st.text(max_size=5),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(st.sampled_from(["w", "__metadata__", "data_offsets", "dtype"]), inner, max_size=3)
+            ),
+            max_leaves=8,
+        ).map(lambda value: json.dumps(value).encode()),
+    )
+)
+def test_any_header_is_read_or_refused(tmp_path, header):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(header)) + header)
+    try:
+        read_header(file)
+    except WeightsError as refused:
+        assert "\n" not in str(refused)
+
+
+def test_the_files_to_serve_are_chosen_by_name():
+    listing = ["model.safetensors", "adapter.safetensors", "training.bin", "pytorch_model.bin", "sub/x.safetensors"]
+    assert safetensors_names(listing, None) == ["model.safetensors"]
+    assert safetensors_names(
+        ["b.safetensors", "a.safetensors", "training_args.safetensors", "x/c.safetensors"], None
+    ) == [
+        "a.safetensors",
+        "b.safetensors",
+    ]
+    assert safetensors_names(listing, {"p2", "p1"}) == ["p1", "p2"]
+    assert pickle_names(listing, None) == ["pytorch_model.bin"]
+    assert pickle_names(["a.pt", "training_args.bin"], None) == ["a.pt"]
+    assert side_files(["config.json", "tokenizer.json", "tokenizer.model"]) == ["config.json", "tokenizer.json"]
+    assert side_files(["config.json", "tokenizer.model"]) == ["config.json", "tokenizer.model"]
+    assert missing_parts(["m-00001-of-00003.bin", "m-00003-of-00003.bin", "x.bin"]) == ["m-00002-of-00003.bin"]

@@ -1,0 +1,141 @@
+"""Fetching one file: what is kept, what is thrown away, what is tried again."""
+
+import hashlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from text_generation_server.errors import NetworkError, WeightsError
+from text_generation_server.weights.progress import Quiet
+from text_generation_server.weights.transfer import Blob, Retries, fetch_all
+
+CONTENT = bytes(range(256)) * 12_000  # 3 MB
+NAME = "model.safetensors"
+AT_ONCE = Retries(pause_s=0.0)
+ONE_TRY = Retries(tries=1)
+
+
+@pytest.fixture
+def blob(hub, Model, tmp_path):
+    hub.models["m"] = Model({"main": {NAME: CONTENT}})
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    return Blob(NAME, f"{hub.url}/m/resolve/main/{NAME}", tmp_path / "blobs" / digest, len(CONTENT), digest)
+
+
+def fetch(blob, retries=AT_ONCE):
+    fetch_all([blob], {}, Quiet(), retries)
+
+
+def test_a_broken_connection_is_continued_at_its_last_byte(hub, blob):
+    hub.cut_after[NAME] = 2_000_000
+    fetch(blob)
+    first, second = hub.gets(NAME)
+    assert first is None and int(second.removeprefix("bytes=").removesuffix("-")) >= 1 << 20
+    assert blob.path.read_bytes() == CONTENT and not blob.partial.exists()
+
+
+def test_a_busy_hub_costs_none_of_what_was_received(hub, blob):
+    blob.path.parent.mkdir()
+    blob.partial.write_bytes(CONTENT[:1000])
+    hub.statuses[NAME] = [503, 429]
+    fetch(blob)
+    assert hub.gets(NAME) == ["bytes=1000-"] * 3
+    assert blob.path.read_bytes() == CONTENT
+
+
+def test_a_server_that_ignores_ranges_is_read_from_the_start(hub, blob):
+    blob.path.parent.mkdir()
+    blob.partial.write_bytes(b"x" * 1000)
+    hub.ignores_range = True
+    fetch(blob, ONE_TRY)
+    assert blob.path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("partial", [b"x" * 1000, CONTENT + b"x", b"x" * len(CONTENT)], ids=["short", "long", "full"])
+def test_a_partial_file_that_is_wrong_never_becomes_the_file(hub, blob, partial):
+    blob.path.parent.mkdir()
+    blob.partial.write_bytes(partial)
+    with pytest.raises(NetworkError):
+        fetch(blob, ONE_TRY)
+    assert not blob.path.exists()
+    fetch(blob, ONE_TRY)
+    assert blob.path.read_bytes() == CONTENT
+
+
+def test_damage_on_the_way_is_found_and_fetched_again(hub, blob):
+    hub.damage.add(NAME)
+    with pytest.raises(NetworkError, match="arrived damaged"):
+        fetch(blob, ONE_TRY)
+    assert not blob.path.exists()
+    fetch(blob, ONE_TRY)
+    assert blob.path.read_bytes() == CONTENT
+
+
+def test_only_network_errors_are_tried_again(hub, blob):
+    hub.statuses[NAME] = [403, 403]
+    with pytest.raises(WeightsError, match="answered 403") as refused:
+        fetch(blob)
+    assert not isinstance(refused.value, NetworkError)
+    assert len(hub.gets(NAME)) == 1
+
+
+def test_the_hub_is_asked_five_times_in_all(hub, blob):
+    hub.statuses[NAME] = [503] * 9
+    with pytest.raises(NetworkError, match="answered 503"):
+        fetch(blob)
+    assert len(hub.gets(NAME)) == 5
+
+
+def test_an_unreachable_hub_is_a_network_error_in_one_line(blob):
+    with pytest.raises(NetworkError) as failed:
+        fetch(replace(blob, url="http://127.0.0.1:1/x"), ONE_TRY)
+    assert "\n" not in str(failed.value) and NAME in str(failed.value)
+
+
+def test_retries_pause_between_tries_and_not_after_the_last():
+    pauses: list[float] = []
+
+    def fail() -> None:
+        raise NetworkError("no")
+
+    with pytest.raises(NetworkError):
+        Retries().run(fail, sleep=pauses.append)
+    assert pauses == [5.0] * 4
+
+
+def test_two_downloads_of_one_file_fetch_it_once(hub, blob):
+    hub.stall_after[NAME] = 2_000_000
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(fetch, blob) for _ in range(2)]
+        deadline = time.monotonic() + 20
+        while not (blob.partial.exists() and blob.partial.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        hub.stall_after.clear()
+        hub.released.set()
+        for job in jobs:
+            job.result(timeout=20)
+    assert blob.path.read_bytes() == CONTENT
+    assert hub.gets(NAME)[0] is None and len(hub.gets(NAME)) == 2  # the second one continues what was cut
+
+
+def test_the_first_error_stops_the_other_files(hub, Model, tmp_path, blob):
+    hub.models["m"].revisions["main"]["other.bin"] = CONTENT
+    other = Blob("other.bin", f"{hub.url}/m/resolve/main/other.bin", tmp_path / "blobs" / "other", len(CONTENT), None)
+    hub.stall_after[NAME] = 1 << 21
+    hub.statuses["other.bin"] = [404]
+    releaser = threading.Timer(0.5, hub.released.set)
+    releaser.start()
+    with pytest.raises(WeightsError, match="answered 404"):
+        fetch_all([blob, other], {}, Quiet(), AT_ONCE)
+    releaser.join()
+    assert not blob.path.exists()
+    assert len(hub.gets(NAME)) == 1
+
+
+def test_too_small_a_disk_is_refused_before_anything_is_fetched(hub, blob):
+    with pytest.raises(WeightsError, match="GB free"):
+        fetch(replace(blob, size=1 << 60))
+    assert hub.log == []

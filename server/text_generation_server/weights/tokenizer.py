@@ -1,0 +1,61 @@
+"""Writes a missing tokenizer.json from a model's slower tokenizer files, with transformers, in a process of its own:
+
+python -m text_generation_server.weights.tokenizer DIRECTORY
+"""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from text_generation_server.errors import WeightsError
+from text_generation_server.weights.child import run_child
+from text_generation_server.weights.names import SLOW_TOKENIZER_FILES
+
+FILE = "tokenizer.json"
+
+
+def has_tokenizer(path: Path) -> bool:
+    """Whether there is a tokenizer.json, or something to make one from."""
+    return any((path / name).exists() for name in (FILE, *SLOW_TOKENIZER_FILES))
+
+
+def ensure_fast_tokenizer(path: Path) -> None:
+    """WeightsError if there is no tokenizer.json and none can be made."""
+    if (path / FILE).exists():
+        return
+    missing = f"{path} has no {FILE} (a fast tokenizer)"
+    if not has_tokenizer(path):
+        raise WeightsError(f"{missing}, and nothing to make one from: use a model that has one")
+    if importlib.util.find_spec("transformers") is None:
+        raise WeightsError(f"{missing}: install transformers, which can make one from the model's other files")
+    try:
+        run_child(__name__, str(path))
+    except WeightsError as error:
+        raise WeightsError(f"{missing}, and transformers could not make one: {error}") from None
+
+
+def write_fast_tokenizer(path: Path) -> None:
+    # Takes seconds to import, and brings torch: for this process only.
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path, use_fast=True, trust_remote_code=False, local_files_only=True)
+    if not tokenizer.is_fast:
+        raise WeightsError(f"{type(tokenizer).__name__} has no fast version")
+    temporary = path / f".{FILE}.tmp"
+    tokenizer.backend_tokenizer.save(str(temporary))
+    with temporary.open("rb") as written:
+        os.fsync(written.fileno())
+    temporary.replace(path / FILE)
+
+
+def main() -> None:
+    try:
+        write_fast_tokenizer(Path(sys.argv[1]))
+    except Exception as error:  # transformers raises nearly anything; the caller shows the line
+        lines = str(error).splitlines()
+        sys.exit(f"Error: {lines[0] if lines else type(error).__name__}")
+
+
+if __name__ == "__main__":
+    main()
