@@ -4,9 +4,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 # What `text-generation-launcher` is given by `make run`, e.g. make run ARGS="--model-id ./my-model --port 8080".
 ARGS ?=
+# The GPU check runs from .gpu/, on a machine whose Python and processor these are.
+GPU_PYTHON ?= 3.12
+GPU_ARCHITECTURE ?= x86_64
+# What our own processes import and torch, transformers, grpcio, protobuf and prometheus_client do not bring.
+GPU_PACKAGES := fastapi httptools httpx orjson uvicorn uvloop
 CODE := benchmark clients/python integration-tests launcher router server hatch_build.py
 
-.PHONY: install run test check proto bench chaos test-clients clean
+.PHONY: install run test check proto bench bench-peers gpu-wheels gpu-check chaos test-clients clean
 
 install: .venv/installed
 
@@ -33,9 +38,31 @@ check: install
 proto: install
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 
-# Prints tokens per second beside transformers, and writes the table into benchmark/README.md.
+# Prints tokens per second beside the peers that are there, and writes the table into benchmark/README.md.
 bench: install
-	$(BIN)/text-generation-benchmark compare --write benchmark/README.md
+	$(BIN)/text-generation-benchmark compare --write benchmark/README.md $(ARGS)
+
+# The peers, each in a virtual environment of its own. llama.cpp is compiled: cmake and some minutes.
+bench-peers: .venv-vllm/installed .venv-llama-cpp/installed
+
+.venv-%/installed: benchmark/text_generation_benchmark/peers/install.py | install
+	$(BIN)/python -m text_generation_benchmark.peers.install $* .venv-$*
+	touch $@
+
+# What a machine without a network lacks, unpacked, and the stubs: take .gpu/ there, and run gpu-check.
+gpu-wheels: install
+	rm -rf .gpu
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --target .gpu/site --only-binary=:all: \
+		--implementation cp --python-version $(GPU_PYTHON) --platform manylinux_2_28_$(GPU_ARCHITECTURE) \
+		--platform manylinux2014_$(GPU_ARCHITECTURE) $(GPU_PACKAGES)
+	cp -R proto/text_generation_proto .gpu/site/
+	rm -rf .gpu/site/bin .gpu/site/text_generation_proto/__pycache__
+	du -sh .gpu
+
+# Kernels, speed and the whole server on a GPU, into benchmark/results/, or a rehearsal without one. Installs nothing.
+gpu-check:
+	PYTHONPATH=$(CURDIR)/.gpu/site:$(CURDIR)/benchmark:$(CURDIR)/launcher:$(CURDIR)/router:$(CURDIR)/server \
+		$(PYTHON) -m text_generation_benchmark.gpu.check $(ARGS)
 
 # Kills, stops and starves a server under 64 streams, and writes what its clients noticed into integration-tests/README.md.
 chaos: install
@@ -46,5 +73,5 @@ test-clients: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python integration-tests/clients/run_clients.py
 
 clean:
-	rm -rf .venv .venv-* build dist proto/text_generation_proto .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* .gpu build dist proto/text_generation_proto .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

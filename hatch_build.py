@@ -1,5 +1,7 @@
-"""Generates proto/text_generation_proto/ from proto/generate.proto whenever the package is built or installed."""
+"""What is made whenever the package is built or installed: proto/text_generation_proto/ from proto/generate.proto, and,
+where there is a C compiler, the CPU kernels."""
 
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,10 +36,21 @@ def generate_stubs() -> None:
         raise RuntimeError(f"protoc failed with status {status}")
 
 
+def compile_kernels() -> list[str]:
+    """The processors that there are libraries for now."""
+    script = runpy.run_path(str(ROOT / "server/text_generation_server/kernels/cpu/build.py"))
+    built: list[str] = script["build"]()
+    return built
+
+
 class CustomBuildHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         generate_stubs()
+        if compile_kernels():
+            build_data["pure_python"] = False
+            build_data["infer_tag"] = True
 
 
 if __name__ == "__main__":
-    sys.exit(generate_stubs())
+    generate_stubs()
+    sys.exit(0 if compile_kernels() else "there is no C compiler (cc): the CPU kernels were not built")

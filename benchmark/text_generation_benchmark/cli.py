@@ -1,35 +1,35 @@
-"""`text-generation-benchmark compare`: the server beside transformers and the memory's speed."""
+"""`text-generation-benchmark` measures shards, as TGI's; its `compare` the server, beside its peers."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from text_generation_benchmark.shards.cli import benchmark_shards
+
 START, END = "<!-- table: start -->", "<!-- table: end -->"
 
-app = typer.Typer(
-    help="Measures the server.", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
-)
-
-
-@app.callback()
-def commands() -> None:
-    """Measures the server, beside a peer or a physical limit taken in the same run."""
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+app.callback(invoke_without_command=True)(benchmark_shards)
 
 
 @app.command()
 def compare(
     write: Annotated[Path | None, typer.Option(help="A Markdown file whose marked table is replaced.")] = None,
+    only: Annotated[str | None, typer.Option(help="Measure this model alone: demo, m100 or m1b.")] = None,
+    vllm: Annotated[Path, typer.Option(help="A virtual environment with vLLM for CPUs.")] = Path(".venv-vllm"),
+    llama_cpp: Annotated[Path, typer.Option(help="One with llama-cpp-python's server.")] = Path(".venv-llama-cpp"),
 ) -> None:
-    """Tokens per second at 1 and 16 concurrent requests, beside transformers' generate and the memory's speed."""
+    """Tokens per second beside vLLM, llama.cpp, transformers' generate and the memory's speed, in one run."""
     from importlib.util import find_spec
 
-    from text_generation_benchmark.compare import as_markdown
+    from text_generation_benchmark.compare import Folders
     from text_generation_benchmark.compare import compare as run
 
     server = find_spec("text_generation_server")
     assert server is not None and server.submodule_search_locations is not None
-    table = as_markdown(*run(Path(server.submodule_search_locations[0]) / "demo_model"))
+    demo_model = Path(server.submodule_search_locations[0]) / "demo_model"
+    table = run(Folders(demo_model, vllm, llama_cpp), only).as_markdown()
     typer.echo(table)
     if write is not None:
         write.write_text(replace_table(write.read_text(), table))

@@ -1,25 +1,25 @@
-"""A load generator that costs little: raw HTTP/1.1 over asyncio, one connection per stream."""
+"""A load generator that costs little: raw HTTP/1.1 over asyncio, one connection per stream, for any of the servers."""
 
 import asyncio
-import json
 import time
 from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
 
 
 @dataclass(frozen=True, slots=True)
 class StreamTimes:
-    """Seconds; token i arrived at `arrivals[i]` after the request was sent."""
+    """Seconds after the request was sent, of the first and the last piece of text."""
 
-    arrivals: tuple[float, ...]
-
-    @property
-    def first(self) -> float:
-        return self.arrivals[0]
+    first: float
+    last: float
+    tokens: int
 
     @property
     def per_token(self) -> float:
         """Between the first token and the last."""
-        return (self.arrivals[-1] - self.arrivals[0]) / max(1, len(self.arrivals) - 1)
+        return (self.last - self.first) / max(1, self.tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class LoadResult:
 
     @property
     def tokens_per_s(self) -> float:
-        return sum(len(stream.arrivals) for stream in self.streams) / self.wall_s
+        return sum(stream.tokens for stream in self.streams) / self.wall_s
 
     @property
     def per_token_s(self) -> float:
@@ -41,33 +41,103 @@ class LoadResult:
         return sorted(stream.first for stream in self.streams)[len(self.streams) // 2]
 
 
-async def stream_once(port: int, prompt: str, input_tokens: int, new_tokens: int) -> StreamTimes:
-    """One /generate_stream of exactly `new_tokens` tokens on the last `input_tokens` of the prompt."""
-    parameters = {"truncate": input_tokens, "max_new_tokens": new_tokens, "ignore_eos_token": True}
-    body = json.dumps({"inputs": prompt, "parameters": parameters}).encode()
+@dataclass(frozen=True, slots=True)
+class Event:
+    tokens: int  # at least so many came with it
+    total: int | None = None  # of the whole stream, where the server says it
+
+
+class Dialect(Protocol):
+    """How a server is asked for a stream of greedy tokens, and what its events say."""
+
+    @property
+    def path(self) -> str: ...
+
+    def body(self, prompt: str, new_tokens: int) -> dict[str, Any]: ...
+
+    def read(self, event: dict[str, Any], new_tokens: int) -> Event: ...
+
+
+class GenerateStream:
+    """TGI's route: one token an event."""
+
+    path = "/generate_stream"
+
+    def body(self, prompt: str, new_tokens: int) -> dict[str, Any]:
+        return {"inputs": prompt, "parameters": {"max_new_tokens": new_tokens, "ignore_eos_token": True}}
+
+    def read(self, event: dict[str, Any], new_tokens: int) -> Event:
+        return Event(tokens=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Completions:
+    """OpenAI's route. An event may hold several tokens, so what counts is what the server says at the end.
+
+    That is the usage, or, where a server has none in a stream, that the text ended because of its length.
+    """
+
+    model: str
+    options: dict[str, Any]  # what only this server knows
+    path: str = "/v1/completions"
+
+    def body(self, prompt: str, new_tokens: int) -> dict[str, Any]:
+        fixed = {"model": self.model, "prompt": prompt, "max_tokens": new_tokens, "temperature": 0, "stream": True}
+        return fixed | self.options
+
+    def read(self, event: dict[str, Any], new_tokens: int) -> Event:
+        choices = event.get("choices") or [{}]
+        total = new_tokens if choices[0].get("finish_reason") == "length" else None
+        if event.get("usage"):
+            total = event["usage"]["completion_tokens"]
+        return Event(tokens=1 if choices[0].get("text") else 0, total=total)
+
+
+async def stream_once(port: int, dialect: Dialect, prompt: str, new_tokens: int) -> StreamTimes:
+    """RuntimeError unless exactly `new_tokens` tokens come."""
+    body = orjson.dumps(dialect.body(prompt, new_tokens))
+    head = f"POST {dialect.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = (
-        "POST /generate_stream HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    )
-    started = time.perf_counter()
-    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-    arrivals: list[float] = []
+    try:
+        started = time.perf_counter()
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        return await _read_stream(reader, dialect, new_tokens, started)
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def _read_stream(reader: asyncio.StreamReader, dialect: Dialect, new_tokens: int, started: float) -> StreamTimes:
+    first = last = 0.0
+    tokens, total, other = 0, None, b""
     async for line in reader:
-        if line.startswith(b"data: "):
-            if line.startswith(b'data: {"error"'):
-                raise RuntimeError(f"the server refused the load: {line.decode().strip()}")
-            arrivals.append(time.perf_counter() - started)
-    writer.close()
-    if len(arrivals) != new_tokens:
-        raise RuntimeError(f"a stream ended after {len(arrivals)} of {new_tokens} tokens")
-    return StreamTimes(tuple(arrivals))
+        if not line.startswith(b"data: {"):
+            other = (other + line)[-2000:]
+            continue
+        event = dialect.read(_parsed(line), new_tokens)
+        total = event.total if event.total is not None else total
+        if event.tokens:
+            tokens += event.tokens
+            last = time.perf_counter() - started
+            first = first or last
+    made = tokens if total is None else total
+    if made != new_tokens or not tokens:
+        raise RuntimeError(f"a stream ended after {made} of {new_tokens} tokens: {other.decode(errors='replace')}")
+    return StreamTimes(first, last, made)
 
 
-def run_load(port: int, prompts: list[str], input_tokens: int, new_tokens: int) -> LoadResult:
+def _parsed(line: bytes) -> dict[str, Any]:
+    event: dict[str, Any] = orjson.loads(line.removeprefix(b"data: "))
+    if "error" in event:
+        raise RuntimeError(f"the server refused the load: {line.decode().strip()}")
+    return event
+
+
+def run_load(port: int, dialect: Dialect, prompts: list[str], new_tokens: int) -> LoadResult:
     """All prompts at once."""
 
     async def run() -> list[StreamTimes]:
-        return await asyncio.gather(*(stream_once(port, prompt, input_tokens, new_tokens) for prompt in prompts))
+        return await asyncio.gather(*(stream_once(port, dialect, prompt, new_tokens) for prompt in prompts))
 
     started = time.perf_counter()
     streams = asyncio.run(run())

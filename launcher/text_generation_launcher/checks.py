@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from text_generation_launcher.claims import socket_path
-from text_generation_launcher.config import OTLP_SERVICE_NAME, LauncherConfig
+from text_generation_launcher.config import OTLP_SERVICE_NAME, KvCacheDtype, LauncherConfig, Quantize
 from text_generation_launcher.errors import ArgumentValidation
 from text_generation_launcher.flags import flag_name
 
@@ -15,17 +15,20 @@ logger = logging.getLogger("text_generation_launcher")
 
 # The values of each flag that ask for nothing.
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "quantize": (None,),
-    "kv_cache_dtype": (None,),
     "speculate": (None, 0),
     "trust_remote_code": (False,),
     "lora_adapters": (None, ""),
-    "cuda_memory_fraction": (1.0,),
     "enable_prefill_logprobs": (False,),
     "ngrok": (False,),
     "ngrok_authtoken": (None,),
     "ngrok_edge": (None,),
     "otlp_endpoint": (None,),
+}
+
+# The values of each flag that are supported, of those that TGI has.
+SUPPORTED: Mapping[str, tuple[str, ...]] = {
+    "quantize": (Quantize.int8,),
+    "kv_cache_dtype": (KvCacheDtype.fp8_e4m3fn, KvCacheDtype.int8),
 }
 
 # Accepted because TGI's users pass them, with the value that means "not given" and why nothing comes of them.
@@ -45,22 +48,12 @@ MAX_SOCKET_PATH_BYTES = 107
 def refuse_unsupported(config: LauncherConfig) -> None:
     for name, neutral in UNSUPPORTED.items():
         if getattr(config, name) not in neutral:
-            raise not_supported(flag_name(name))
-    if any(cuda_graph_sizes(config.cuda_graphs)):
-        raise not_supported("--cuda-graphs")
-
-
-def not_supported(flag: str) -> ArgumentValidation:
-    return ArgumentValidation(f"{flag} is not supported yet: start without it")
-
-
-def cuda_graph_sizes(text: str | None) -> list[int]:
-    """Batch sizes of `--cuda-graphs 1,2,4`; zeros stand for none."""
-    if not text:
-        return []
-    if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise ArgumentValidation(f"--cuda-graphs {text} is no list of batch sizes: write it as 1,2,4 or 0")
-    return [int(size) for size in text.split(",")]
+            raise ArgumentValidation(f"{flag_name(name)} is not supported yet: start without it")
+    for name, values in SUPPORTED.items():
+        value = getattr(config, name)
+        if value is not None and value not in values:
+            instead = " or ".join(values)
+            raise ArgumentValidation(f"{flag_name(name)} {value} is not supported yet: use {instead}, or start without")
 
 
 def mention_without_effect(config: LauncherConfig) -> None:
@@ -83,6 +76,14 @@ def check_counts(config: LauncherConfig) -> None:
         raise ArgumentValidation("`validation_workers` must be > 0")
     if config.max_batch_size == 0:
         raise ArgumentValidation("`max_batch_size` must be > 0")
+
+
+def check_gpu_options(config: LauncherConfig) -> None:
+    sizes = config.cuda_graphs
+    if sizes and not re.fullmatch(r"\d+(,\d+)*", sizes):
+        raise ArgumentValidation(f"--cuda-graphs {sizes} is no list of batch sizes: write it as 1,2,4 or 0")
+    if not 0 < config.cuda_memory_fraction <= 1:
+        raise ArgumentValidation("`cuda_memory_fraction` must be > 0 and <= 1")
 
 
 def check_api_keys(config: LauncherConfig) -> None:

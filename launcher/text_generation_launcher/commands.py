@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from text_generation_launcher.claims import socket_path
-from text_generation_launcher.config import LauncherConfig
+from text_generation_launcher.config import LauncherConfig, LoadFormat
 from text_generation_launcher.errors import DownloadError, WebserverCannotStart
 from text_generation_launcher.flags import env_name, flag_name
 from text_generation_launcher.logs import LEVELS
@@ -48,6 +48,8 @@ SHARD_VARIABLES = (
     "rope_factor",
     "watermark_gamma",
     "watermark_delta",
+    "cuda_graphs",
+    "cuda_memory_fraction",
 )
 CACHE_VARIABLES = ("huggingface_hub_cache", "weights_cache_override")
 
@@ -81,6 +83,7 @@ def find_programs(directories: Sequence[Path], path: str | None) -> Programs:
 
 def download(config: LauncherConfig, programs: Programs, environ: Mapping[str, str]) -> Command:
     options = _options(extension=".safetensors", logger_level="INFO", json_output=True, revision=config.revision)
+    options += _load_format(config)
     argv = (programs.server, "download-weights", config.model_id, *options)
     return Command("download", argv, _server_env(config, environ))
 
@@ -95,11 +98,16 @@ def shard(
         logger_level=most_verbose(environ.get("LOG_LEVEL", "info")),
         json_output=True,
         sharded=config.num_shard > 1,
+        quantize=config.quantize,
         dtype=config.dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
         revision=config.revision,
         max_input_tokens=config.max_input_tokens,
     )
-    env = {"OMP_NUM_THREADS": str(max(1, cores // config.num_shard))}  # unless the user says otherwise
+    options += _load_format(config)
+    # Unless the user says otherwise. Threads that wait for each other soon give their core away: somebody who needs it,
+    # such as the router, may be what keeps the other thread.
+    env = {"OMP_NUM_THREADS": str(max(1, cores // config.num_shard)), "GOMP_SPINCOUNT": "1000"}
     env |= _server_env(config, environ) | _variables(config, SHARD_VARIABLES)
     env |= {"GLOO_SOCKET_IFNAME": "lo"}  # shards listen for each other on no other interface
     env |= {"RANK": str(rank), "WORLD_SIZE": str(config.num_shard), "TGI_GENERATION": str(generation)}
@@ -137,6 +145,10 @@ def most_verbose(log_level: str) -> str:
     names = [part.rpartition("=")[2].strip().lower() for part in log_level.split(",")]
     levels = {LEVELS.get(name, "INFO") for name in names}
     return next(level for level in ("DEBUG", "INFO", "WARNING", "ERROR") if level in levels)
+
+
+def _load_format(config: LauncherConfig) -> list[str]:
+    return [] if config.load_format is LoadFormat.auto else _options(load_format=config.load_format)
 
 
 def _options(**values: object) -> list[str]:

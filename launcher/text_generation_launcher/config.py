@@ -30,6 +30,7 @@ class Quantize(StrEnum):
     bitsandbytes_nf4 = "bitsandbytes-nf4"
     bitsandbytes_fp4 = "bitsandbytes-fp4"
     fp8 = "fp8"
+    int8 = "int8"  # not TGI's: the weights of linear layers in 8 bits, on CPUs
 
 
 class Dtype(StrEnum):
@@ -41,6 +42,12 @@ class Dtype(StrEnum):
 class KvCacheDtype(StrEnum):
     fp8_e4m3fn = "fp8_e4m3fn"
     fp8_e5m2 = "fp8_e5m2"
+    int8 = "int8"  # not TGI's
+
+
+class LoadFormat(StrEnum):
+    auto = "auto"
+    dummy = "dummy"
 
 
 class RopeScaling(StrEnum):
@@ -62,8 +69,14 @@ class LauncherConfig:
     )
     revision: str | None = flag(None, "Branch, tag or commit of a hub model.")
     dtype: Dtype | None = flag(None, "Type to compute in; the checkpoint's own when not given.")
-    quantize: Quantize | None = flag(None, "Not supported yet.")
-    kv_cache_dtype: KvCacheDtype | None = flag(None, "Not supported yet.")
+    quantize: Quantize | None = flag(None, "int8: weights in 8 bits, on CPUs. The others are not supported yet.")
+    kv_cache_dtype: KvCacheDtype | None = flag(
+        None, "Keys and values in 8 bits: fp8_e4m3fn or int8. fp8_e5m2 is not supported yet."
+    )
+    # Not TGI's: vLLM's name.
+    load_format: LoadFormat = flag(
+        LoadFormat.auto, "dummy: random weights of the shapes in config.json, without files of them, to measure with."
+    )
     speculate: int | None = flag(None, "Not supported yet; 0 is off.", min=0)
     trust_remote_code: bool = flag(False, "Not supported yet: code from a model repository is never run.")
     lora_adapters: str | None = flag(None, "Not supported yet.")
@@ -84,8 +97,10 @@ class LauncherConfig:
     shard_uds_path: str = flag("/tmp/text-generation-server", "Prefix of the shards' sockets, `<prefix>-<rank>`.")
     master_addr: str = flag("localhost", "Accepted; shards meet through a file.")
     master_port: int = flag(29500, "Accepted; shards meet through a file.", min=0, max=65535)
-    cuda_graphs: str | None = flag(None, "Batch sizes to capture, comma separated. Not supported yet; 0 is off.")
-    cuda_memory_fraction: float = flag(1.0, "Not supported yet; 1.0 is all of the device.")
+    cuda_graphs: str | None = flag(
+        None, "Decode batch sizes that GPUs record, comma separated; the shard's, up to 256, when not given; 0 is off."
+    )
+    cuda_memory_fraction: float = flag(1.0, "Share of a GPU's memory that a shard may use.")
     disable_custom_kernels: bool = flag(False, "Accepted; there is nothing to disable.")
     enable_prefill_logprobs: bool = flag(False, "Not supported yet.")
 

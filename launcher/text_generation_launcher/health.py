@@ -8,10 +8,11 @@ ANSWER_S = 2.0
 MOST_MISSES = 2
 STILL_STEP_S = 5.0
 PAUSES = 10
-# Loading and warming up may hold the interpreter, and announce themselves beforehand.
+# Loading, warming up, and a step that compiles kernels or records a graph may hold the interpreter, and announce
+# themselves beforehand.
 STILL_PREPARING_S = 300.0
 MOST_MISSES_PREPARING = 10
-PREPARING = ("load", "warmup")
+PREPARING = ("load", "warmup", "capture")
 # Between two looks no more time counts than this: a launcher that was itself stopped takes its own gap for nobody's.
 LONGEST_GAP_S = 1.25 * ANSWER_S
 

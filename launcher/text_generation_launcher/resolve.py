@@ -24,6 +24,7 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LauncherConfi
     longest_input = config.max_input_length if config.max_input_tokens is None else config.max_input_tokens
     config = replace(config, max_input_tokens=longest_input, max_input_length=None)
     checks.check_counts(config)
+    checks.check_gpu_options(config)
     checks.check_limits(config)
     checks.check_api_keys(config)
     num_shard = shard_count(config.sharded, config.num_shard, lambda: count_devices(environ))

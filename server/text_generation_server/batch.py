@@ -6,11 +6,14 @@ batches move no data. Nothing here ends a request: only the router does.
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from text_generation_server.errors import StepError
 from text_generation_server.sampling.parameters import Parameters, RowParameters
+from text_generation_server.transfers import send
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +49,25 @@ class Batch:
 
 
 class Rows:
-    """Device state of up to `count` requests of up to `length` tokens each."""
+    """Device state of up to `count` requests of up to `length` tokens each, and of one row more, which padding stands
+    in: its only token lies in the slot `padding_slot`, the cache's extra one."""
 
-    def __init__(self, count: int, length: int, device: torch.device) -> None:
+    def __init__(self, count: int, length: int, device: torch.device, padding_slot: int = 0) -> None:
+        self.count = count
         self.length = length
         self.device = device
-        self.table = torch.zeros((count, length), dtype=torch.int32, device=device)  # position → slot
-        self.history = torch.zeros((count, length), dtype=torch.int32, device=device)  # position → token id
+        self.padding = count
+        self.table = torch.zeros((count + 1, length), dtype=torch.int32, device=device)  # position → slot
+        self.history = torch.zeros((count + 1, length), dtype=torch.int32, device=device)  # position → token id
         # Tokens whose ids are known: all of history, also the newest token, whose keys are computed by the next step.
-        self.lengths = torch.zeros(count, dtype=torch.int64, device=device)
-        self.parameters = RowParameters(count, device)
+        self.lengths = torch.zeros(count + 1, dtype=torch.int32, device=device)
+        self.table[self.padding, 0] = padding_slot
+        self.lengths[self.padding] = 1
+        self.parameters = RowParameters(count)
+        self.known = np.zeros(count, dtype=np.int64)  # `lengths`, on the host
+        self.changes = 0  # grows whenever somebody joins, leaves or changes batches
         self._row_of: dict[int, int] = {}
         self._free = list(range(count - 1, -1, -1))
-        self._known = [0] * count  # `lengths`, on the host
 
     def __len__(self) -> int:
         return len(self._row_of)
@@ -68,14 +77,6 @@ class Rows:
             return self._row_of[request_id]
         except KeyError:
             raise StepError(f"request {request_id} is not in this shard") from None
-
-    def rows(self, request_ids: list[int]) -> Tensor:
-        """int64 [R]"""
-        return torch.tensor([self.row(i) for i in request_ids], dtype=torch.int64, device=self.device)
-
-    def known(self, request_id: int) -> int:
-        """How many of its tokens are known."""
-        return self._known[self.row(request_id)]
 
     def join(self, chunk: PromptChunk) -> int:
         """Takes a row for the first chunk of a request."""
@@ -90,23 +91,22 @@ class Rows:
             raise StepError(f"request {chunk.request_id}: it is here already, or all rows are taken")
         row = self._free.pop()
         self._row_of[chunk.request_id] = row
-        self.table[row, :history] = chunk.slots.to(self.device)
-        self.history[row, :history] = chunk.ids.to(self.device)
-        self.lengths[row] = self._known[row] = history
+        self.changes += 1
+        self.known[row] = history
+        self.lengths[row] = history
+        slots, ids = send([chunk.slots.numpy(), chunk.ids.numpy()], self.device)
+        self.table[row, :history] = slots
+        self.history[row, :history] = ids
         self.parameters.set(row, chunk.parameters, chunk.prompt_length)
         return row
 
-    def append_slots(self, rows_R: Tensor, slots_R: Tensor) -> None:
-        """The newest token of each row gets its slot. The only host input of a decode step."""
-        self.table[rows_R, self.lengths[rows_R] - 1] = slots_R
-
-    def note_tokens(self, rows: list[int]) -> None:
+    def note_tokens(self, rows_R: npt.NDArray[np.int32]) -> None:
         """Each of these rows has been given one more token on the device."""
-        for row in rows:
-            self._known[row] += 1
+        self.known[rows_R] += 1
 
     def leave(self, request_id: int) -> None:
         self._free.append(self._row_of.pop(request_id))
+        self.changes += 1
 
     def clear(self) -> None:
         for request_id in list(self._row_of):
@@ -138,6 +138,7 @@ class Batches:
         first, *others = batch_ids
         for other in others:
             self.join(first, self._by_id.pop(other).request_ids)
+            self.rows.changes += 1
         return self._by_id[first]
 
     def filter(self, batch_id: int, keep: list[int]) -> Batch:

@@ -13,7 +13,7 @@ import typer
 
 from text_generation_launcher import faults
 from text_generation_launcher.logs import setup_logging
-from text_generation_server.config import DTYPES, ShardConfig
+from text_generation_server.config import DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, QUANTIZATIONS, ShardConfig
 from text_generation_server.errors import OptionError, ShardError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the
 LoggerLevel = Annotated[str, typer.Option(help="error, warn, info, debug, or a filter like info,NAME=debug.")]
 JsonOutput = Annotated[bool, typer.Option("--json-output/--no-json-output", help="Log JSON, one object a line.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code/--no-trust-remote-code", help="Not supported.")]
+LoadFormat = Annotated[str, typer.Option(help="auto, or dummy: random weights, without files of them.")]
 
 
 @app.command()
@@ -41,10 +42,12 @@ def serve(
     model_id: ModelId,
     revision: Revision = None,
     sharded: Annotated[bool, typer.Option("--sharded/--no-sharded", help="Needs RANK and WORLD_SIZE.")] = False,
-    quantize: Annotated[str | None, typer.Option(help="Not supported yet.")] = None,
+    quantize: Annotated[str | None, typer.Option(help=f"{', '.join(QUANTIZATIONS)}; default: none.")] = None,
     speculate: Annotated[int | None, typer.Option(help="Not supported yet.")] = None,
     dtype: Annotated[str | None, typer.Option(help=f"{', '.join(DTYPES)}; default: the checkpoint's.")] = None,
-    kv_cache_dtype: Annotated[str | None, typer.Option(help="Not supported yet.")] = None,
+    kv_cache_dtype: Annotated[
+        str | None, typer.Option(help=f"{', '.join(KV_CACHE_DTYPES)}; default: the model's.")
+    ] = None,
     trust_remote_code: TrustRemoteCode = False,
     uds_path: Annotated[str, typer.Option(help="Listens on unix://UDS_PATH-RANK.")] = "/tmp/text-generation-server",
     logger_level: LoggerLevel = "INFO",
@@ -54,16 +57,17 @@ def serve(
         str, typer.Option(help="Used with --otlp-endpoint only.")
     ] = "text-generation-inference.server",
     max_input_tokens: Annotated[int | None, typer.Option(min=1, help="Checked here, enforced by the router.")] = None,
+    load_format: LoadFormat = "auto",
 ) -> None:
     """Run one shard of a model that is on this machine."""
     setup_logging(logger_level, json_output)
-    _refuse("--quantize", quantize)
     _refuse("--speculate", speculate)
-    _refuse("--kv-cache-dtype", kv_cache_dtype)
     _refuse("--trust-remote-code", trust_remote_code)
     _refuse("--otlp-endpoint", otlp_endpoint)
-    if dtype is not None and dtype not in DTYPES:
-        raise OptionError(f"--dtype {dtype} is not supported: use {', '.join(DTYPES)}")
+    _check_choice("--quantize", quantize, QUANTIZATIONS)
+    _check_choice("--dtype", dtype, DTYPES)
+    _check_choice("--kv-cache-dtype", kv_cache_dtype, KV_CACHE_DTYPES)
+    _check_choice("--load-format", load_format, LOAD_FORMATS)
     environment = os.environ
     _check_group(sharded, environment)
     _set_up_faults(environment)
@@ -79,13 +83,19 @@ def serve(
         world_size=_variable(environment, "WORLD_SIZE", int, 1),
         generation=_variable(environment, "TGI_GENERATION", int, 1),
         dtype=dtype,
+        quantize=quantize,
+        kv_cache_dtype=kv_cache_dtype,
         max_total_tokens=_variable(environment, "MAX_TOTAL_TOKENS", _positive, None),
         rope_scaling=_variable(environment, "ROPE_SCALING", _rope_scaling, None),
         rope_factor=_variable(environment, "ROPE_FACTOR", float, None),
         watermark_gamma=_variable(environment, "WATERMARK_GAMMA", float, 0.5),
         watermark_delta=_variable(environment, "WATERMARK_DELTA", float, 2.0),
+        graph_sizes=_variable(environment, "CUDA_GRAPHS", _sizes, None),
+        memory_fraction=_variable(environment, "CUDA_MEMORY_FRACTION", _fraction, 1.0),
+        load_format=load_format,
     )
-    verify(config.model_path)
+    if load_format != "dummy":
+        verify(config.model_path)
 
     from text_generation_server import server
 
@@ -104,6 +114,7 @@ def download_weights(
     json_output: JsonOutput = False,
     trust_remote_code: TrustRemoteCode = False,
     merge_lora: Annotated[bool, typer.Option("--merge-lora/--no-merge-lora", help="Not supported yet.")] = False,
+    load_format: LoadFormat = "auto",
 ) -> None:
     """Bring a model to this machine, convert it where that is needed, and check it."""
     setup_logging(logger_level, json_output)
@@ -111,10 +122,14 @@ def download_weights(
     _refuse("--merge-lora", merge_lora)
     if extension != ".safetensors":
         raise OptionError(f"--extension {extension} is not supported: only .safetensors can be served")
+    _check_choice("--load-format", load_format, LOAD_FORMATS)
 
-    from text_generation_server.weights.prepare import prepare
+    from text_generation_server.weights.prepare import prepare, prepare_without_weights
 
-    prepare(model_id, revision, _hub_access(os.environ), auto_convert)
+    if load_format == "dummy":
+        prepare_without_weights(model_id, _hub_access(os.environ))
+    else:
+        prepare(model_id, revision, _hub_access(os.environ), auto_convert)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -137,6 +152,11 @@ def _refuse(option: str, value: object) -> None:
     """A value that asks for nothing (absent, 0, off) is no use of an option."""
     if value:
         raise OptionError(f"{option} is not supported yet: leave it out")
+
+
+def _check_choice(name: str, value: str | None, choices: tuple[str, ...]) -> None:
+    if value is not None and value not in choices:
+        raise OptionError(f"{name} {value} is not supported: use {', '.join(choices)}")
 
 
 def _check_group(sharded: bool, environment: Mapping[str, str]) -> None:
@@ -178,6 +198,23 @@ def _variable(environment: Mapping[str, str], name: str, parse: Callable[[str], 
 def _positive(text: str) -> int:
     if (number := int(text)) < 1:
         raise ValueError("it must be at least 1")
+    return number
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """Numbers of rows; zeros stand for none."""
+    return tuple(sorted({size for size in map(_natural, text.split(",")) if size}))
+
+
+def _natural(text: str) -> int:
+    if (number := int(text)) < 0:
+        raise ValueError("it must not be negative")
+    return number
+
+
+def _fraction(text: str) -> float:
+    if not 0 < (number := float(text)) <= 1:
+        raise ValueError("it must be above 0, and at most 1")
     return number
 
 

@@ -4,19 +4,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
+from text_generation_server.arena import empty
 from text_generation_server.errors import MemoryLimitError
+from text_generation_server.kernels.interface import KvLayer
 from text_generation_server.models.config import ModelConfig
 
 # What a CPU shard leaves to everybody else on the host.
 CPU_SHARE = 0.5
 GPU_SHARE = 0.9
+# Types of the cache that need a scale for every slot and head.
+SCALED = (torch.int8, torch.float8_e4m3fn)
+SCALE = torch.float32
 
 
 def bytes_per_slot(config: ModelConfig, kv_heads: int, dtype: torch.dtype) -> int:
-    """`kv_heads`, here and below, are those of this rank."""
-    return config.num_layers * 2 * kv_heads * config.head_size * dtype.itemsize
+    """`kv_heads`, here and below, are those of this rank; `dtype` is the cache's."""
+    per_head = config.head_size * dtype.itemsize + (SCALE.itemsize if dtype in SCALED else 0)
+    return config.num_layers * 2 * kv_heads * per_head
 
 
 def make_kv_cache(
@@ -26,24 +31,31 @@ def make_kv_cache(
     dtype: torch.dtype,
     device: torch.device,
     on_layer: Callable[[], None] = lambda: None,
-) -> list[Tensor]:
-    """[slots + 1, 2 * kv_heads, head_size] for each layer; the extra slot takes padding writes. Every page is touched,
-    so that memory which is not there is missing now and not under load."""
+) -> list[KvLayer]:
+    """Room for `slots` tokens in each layer, and the extra slot, which takes padding writes. Every page is touched, so
+    that memory which is not there is missing now and not under load."""
     shape = (slots + 1, 2 * kv_heads, config.head_size)
     layers = []
     for _ in range(config.num_layers):
-        # fill_, not zeros: the kernel gives zeros out of one shared page until somebody writes.
-        layers.append(torch.empty(shape, dtype=dtype, device=device).fill_(0))
+        # zero_, not zeros: the kernel gives zeros out of one shared page until somebody writes.
+        heads = empty(shape, dtype, device).zero_()
+        scales = empty(shape[:2], SCALE, device).zero_() if dtype in SCALED else None
+        layers.append(KvLayer(heads, scales))
         on_layer()
     return layers
 
 
-def available_bytes(device: torch.device, world_size: int) -> int:
-    """Memory one shard may use for keys and values."""
+def available_bytes(device: torch.device, world_size: int, gpu_fraction: float) -> int:
+    """Memory one shard may use for keys and values; on a GPU what keeps it within that fraction of the device."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return int(free - (1 - GPU_SHARE) * total)
+        return gpu_bytes(free, total, torch.cuda.memory_reserved(device), gpu_fraction)
     return int(CPU_SHARE * _host_available_bytes() / world_size)
+
+
+def gpu_bytes(free: int, total: int, reserved: int, fraction: float) -> int:
+    """`reserved` is what this process has of `total`. The device may not be its own: others' memory is not `free`."""
+    return max(0, int(min(free - (1 - GPU_SHARE) * total, fraction * GPU_SHARE * total - reserved)))
 
 
 def _host_available_bytes() -> int:

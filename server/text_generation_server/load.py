@@ -3,6 +3,7 @@
 import logging
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,14 +12,21 @@ from tokenizers import Tokenizer
 from text_generation_server.config import ShardConfig
 from text_generation_server.distributed import Group, join_group
 from text_generation_server.errors import ModelError
+from text_generation_server.graphs import DEFAULT_SIZES, CudaRecorder, DecodeGraphs, no_graphs
 from text_generation_server.kernels import select_backend
 from text_generation_server.models import get_model
 from text_generation_server.models.config import DTYPES, ModelConfig, read_config
+from text_generation_server.models.dummy import DummyFiles
+from text_generation_server.models.loading import Files
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
+from text_generation_server.transfers import moments_of, use_own_stream
+from text_generation_server.weights.files import SafetensorsFiles
 from text_generation_server.worker import Worker
 
 log = logging.getLogger("text_generation_server")
+
+KV_TYPES = {"fp8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +59,42 @@ def load_shard(config: ShardConfig, worker: Worker) -> Shard:
             f"`max_total_tokens` must be <= {model_config.max_positions}, the longest sequence this model was made for."
             f" Given: {longest}. --rope-scaling and --rope-factor stretch it"
         )
+    kv_dtype = _choose_kv_dtype(config.kv_cache_dtype, dtype, device)
+    _check_quantize(config.quantize, dtype, device)
     backend = select_backend(device)
     rendezvous = Path(f"{config.uds_path}-{config.generation}.rendezvous")
     group = join_group(config.rank, config.world_size, device, rendezvous)
+    use_own_stream(device)
+    files = _files(config, model_config, device, dtype)
     model = get_model(
-        config.model_path, model_config, backend.kernels, group, device, dtype, longest, worker.advance_progress
-    )
+        files, model_config, backend.kernels, group, device, dtype, longest, worker.advance_progress,
+        config.quantize == "int8",
+    )  # fmt: skip
     sampler = Sampler(backend.kernels, config.watermark_gamma, config.watermark_delta, worker.advance_progress)
-    runner = ModelRunner(model, model_config, backend, sampler, group, device, dtype, longest, worker.advance_progress)
+    runner = ModelRunner(
+        model, model_config, backend, sampler, group, device, dtype, longest, worker.advance_progress,
+        _graphs(config, device, group, worker), moments_of(device), config.memory_fraction, kv_dtype,
+    )  # fmt: skip
     tokenizer = Tokenizer.from_file(str(config.model_path / "tokenizer.json"))
     return Shard(runner, group, tokenizer, model_config, dtype, device, backend.name)
+
+
+def _files(config: ShardConfig, model_config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Files:
+    if config.load_format == "dummy":
+        log.warning("--load-format dummy: the weights are random numbers, and so is the text")
+        return DummyFiles(model_config, device, dtype)
+    return SafetensorsFiles(config.model_path)
+
+
+def _graphs(config: ShardConfig, device: torch.device, group: Group, worker: Worker) -> DecodeGraphs:
+    if device.type == "cuda":
+        sizes = DEFAULT_SIZES if config.graph_sizes is None else config.graph_sizes
+        return DecodeGraphs(sizes, CudaRecorder(), group.all_agree, partial(worker.during, "capture"))
+    if config.graph_sizes and config.rank == 0:
+        log.info("--cuda-graphs has no effect: there is no GPU")
+    if config.memory_fraction != 1.0 and config.rank == 0:
+        log.info("--cuda-memory-fraction has no effect: there is no GPU")
+    return no_graphs()
 
 
 def usable_cores() -> int:
@@ -87,3 +121,18 @@ def _choose_dtype(wanted: str | None, model_config: ModelConfig, device: torch.d
         raise ModelError("--dtype float16 is not supported on CPUs: choose bfloat16 or float32")
     log.info("the checkpoint is float16, which CPUs do not compute: serving it in bfloat16")
     return torch.bfloat16
+
+
+def _choose_kv_dtype(wanted: str | None, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    if wanted is None:
+        return dtype
+    if wanted == "fp8_e4m3fn" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        raise ModelError("--kv-cache-dtype fp8_e4m3fn needs a GPU of compute capability 8.9 or later: choose int8")
+    return KV_TYPES[wanted]
+
+
+def _check_quantize(quantize: str | None, dtype: torch.dtype, device: torch.device) -> None:
+    if quantize == "int8" and device.type != "cpu":
+        raise ModelError("--quantize int8 is for CPUs: start without it on a GPU")
+    if quantize == "int8" and dtype != torch.bfloat16:
+        raise ModelError("--quantize int8 computes in bfloat16: choose --dtype bfloat16")

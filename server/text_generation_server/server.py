@@ -27,7 +27,8 @@ from text_generation_server.errors import (
     StepRefused,
 )
 from text_generation_server.load import Shard, load_shard
-from text_generation_server.runner import Capacity, ModelRunner, StepOutput
+from text_generation_server.results import Pending, StepOutput
+from text_generation_server.runner import Capacity, ModelRunner
 from text_generation_server.sampling.parameters import Parameters
 from text_generation_server.worker import StepClock, Worker
 
@@ -48,14 +49,14 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
     """Answers Health from the first moment on, and everything else once `shard` is there."""
 
     def __init__(self, urls: list[str], worker: Worker) -> None:
-        self.phase = "load"
         self._urls = urls
         self._worker = worker
         self._loaded: Shard | None = None
+        self._slots = 0  # 0: no Warmup yet
 
     def serve(self, shard: Shard) -> None:
         self._loaded = shard
-        self.phase = "ready"
+        self._worker.phase = "ready"
 
     async def _shard(self, context: Any) -> Shard:
         if self._loaded is None:
@@ -67,7 +68,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
         worker, shard = self._worker, self._loaded
         return pb.HealthResponse(
             generation=worker.generation,
-            phase=self.phase,
+            phase=worker.phase,
             last_step=worker.last_step,
             progress=worker.progress,
             running_step=worker.running_step,
@@ -86,6 +87,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
             max_positions=shard.model_config.max_positions,
             eos_token_ids=shard.model_config.eos_token_ids,
             kernels=shard.kernels,
+            slots=self._slots,
         )
 
     async def ServiceDiscovery(self, request: Any, context: Any) -> Any:
@@ -102,18 +104,17 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
             await context.abort(STATUS[StepRefused], f"generation {request.generation} is over")
 
         def warmup() -> Capacity:
-            return runner.warmup(
-                request.max_prefill_tokens,
-                request.max_total_tokens if request.HasField("max_total_tokens") else None,
-                request.max_concurrent_requests,
-                request.max_batch_total_tokens if request.HasField("max_batch_total_tokens") else None,
-            )
+            with self._worker.during("warmup"):
+                return runner.warmup(
+                    request.max_prefill_tokens,
+                    request.max_total_tokens if request.HasField("max_total_tokens") else None,
+                    request.max_concurrent_requests,
+                    request.max_batch_total_tokens if request.HasField("max_batch_total_tokens") else None,
+                )
 
-        self.phase = "warmup"
-        try:
-            capacity = await self._answer(self._worker.run_outside(warmup, restart_sequence=True), context)
-        finally:
-            self.phase = "ready"
+        self._slots = 0
+        capacity = await self._answer(self._worker.run_outside(warmup, restart_sequence=True), context)
+        self._slots = capacity.slots
         return pb.WarmupResponse(max_supported_total_tokens=capacity.slots, max_total_tokens=capacity.max_total_tokens)
 
     async def ClearCache(self, request: Any, context: Any) -> Any:
@@ -154,9 +155,12 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
 def _runs_step(
     runner: ModelRunner, request: Any, batches: Any, new_batch_id: int, chunks: list[PromptChunk], response: Any
 ) -> Callable[[StepClock], Any]:
-    def run(clock: StepClock) -> Any:
+    def run(clock: StepClock) -> Pending[Any]:
         decoding = [StepBatch(batch.id, list(batch.request_ids)) for batch in batches]
-        output = runner.step(decoding, _int32_tensor(request.slots), new_batch_id, chunks)
+        launched = runner.step(decoding, _int32_tensor(request.slots), new_batch_id, chunks)
+        return launched.then(lambda output: answer(output, clock))
+
+    def answer(output: StepOutput, clock: StepClock) -> Any:
         return response(
             batch=_cached_batch(output.batch_id, output.batch_request_ids),
             forward_ns=output.forward_ns,
@@ -176,12 +180,14 @@ def _chunk(request: Any) -> PromptChunk:
         temperature=wire.temperature,
         top_k=wire.top_k,
         top_p=wire.top_p,
+        min_p=wire.min_p,
         typical_p=wire.typical_p,
         repetition_penalty=wire.repetition_penalty,
         frequency_penalty=wire.frequency_penalty,
         seed=wire.seed,
         watermark=wire.watermark,
         top_n_tokens=request.top_n_tokens,
+        bias=tuple((bias.token, bias.value) for bias in wire.bias),
     )
     ids, slots = _int32_tensor(request.ids), _int32_tensor(request.slots)
     return PromptChunk(

@@ -1,27 +1,35 @@
-"""The one thread that runs steps, strictly in their order, whatever the order in which they arrive."""
+"""The one thread that runs steps, strictly in their order, whatever the order in which they arrive.
+
+To run a step is to launch it, and to answer it when it is complete. Where the device works on by itself, the next step
+is launched as soon as it is here, and a second thread, which does nothing else, waits for the device meanwhile.
+"""
 
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
 from text_generation_launcher import faults
 from text_generation_server.errors import GroupBroken, StepAborted, StepFailed, StepRefused
+from text_generation_server.results import Pending, completed
 
 log = logging.getLogger("text_generation_server")
 
 MAX_HELD = 4  # calls that came before their predecessor
 HOLD_S = 5.0
+MAX_LAUNCHED = 2
 
 
 @dataclass(slots=True)
 class Call:
-    """A step of the sequence, waiting for its turn."""
+    """A step of the sequence, waiting for its turn. `run` returns its result, or a Pending for it."""
 
     step: int
     run: Callable[["StepClock"], Any]
@@ -30,12 +38,21 @@ class Call:
     deadline: float
 
 
+@dataclass(slots=True)
+class Launched:
+    """A step that the device may still be working on."""
+
+    call: Call
+    pending: Pending[Any]
+    is_complete: bool
+
+
 @dataclass(frozen=True, slots=True)
 class StepClock:
     """What a step may say about the time before and after itself."""
 
     gap_ns: int  # how long the worker had nothing to run
-    successor_queued: Callable[[], bool]
+    successor_queued: Callable[[], bool]  # or launched
 
 
 class Worker:
@@ -43,17 +60,20 @@ class Worker:
 
     def __init__(self, generation: int, hold_s: float = HOLD_S) -> None:
         self.generation = generation
+        self.phase = "load"  # or "warmup", "capture" (within a step or a warm-up), "ready"
         self.last_step = 0
-        self.running_step = 0  # 0: none
+        self.running_step = 0  # the oldest one that is not answered; 0: none
         self.progress = 0
         self._hold_s = hold_s
-        self._next_step = 1  # the step that runs next
+        self._next_step = 1  # the step that is launched next
         self._held: dict[int, Call] = {}
+        self._launched: deque[Launched] = deque()
         self._failed_step: int | None = None
         self._changed = threading.Condition()
         self._outside: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._stopped = False
         self._ended_ns = time.perf_counter_ns()
+        self._waiter = ThreadPoolExecutor(1, "waiter")
         self._thread = threading.Thread(target=self._loop, name="worker", daemon=True)
         self._thread.start()
 
@@ -88,6 +108,16 @@ class Worker:
             self._stopped = True
             self._changed.notify()
         self._thread.join()
+        self._waiter.shutdown()
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """What Health says meanwhile: the launcher allows the phases other than "ready" to stand still for longer."""
+        before, self.phase = self.phase, phase
+        try:
+            yield
+        finally:
+            self.phase = before
 
     def advance_progress(self) -> None:
         self.progress += 1
@@ -112,60 +142,137 @@ class Worker:
         try:
             while (work := self._wait_for_work()) is not None:
                 work()
-                self._ended_ns = time.perf_counter_ns()
         except BaseException:
             log.exception("the worker ended")
             exit_now()  # a shard that answers Health and runs no step would be worse than none
 
     def _wait_for_work(self) -> Callable[[], None] | None:
-        """The next thing to run; None when stopped. Calls whose predecessor does not come are aborted meanwhile."""
+        """The next thing to do; None when stopped. Calls whose predecessor does not come are aborted meanwhile."""
         with self._changed:
-            while not self._stopped:
-                if self._outside:
-                    run, future = self._outside.pop(0)
-                    return partial(_fulfil, future, run)
-                if call := self._held.pop(self._next_step, None):
-                    self._next_step += 1
-                    return partial(self._run, call)
-                self._abort_late()
-                self._changed.wait(min((c.deadline for c in self._held.values()), default=1e9) - time.monotonic())
+            while self._launched or not self._stopped:
+                if work := self._work():
+                    return work
+                self._changed.wait(self._abort_late())
             for call in self._held.values():
                 call.future.set_exception(StepAborted("the shard is stopping"))
         return None
 
-    def _abort_late(self) -> None:
-        for step in [step for step, call in self._held.items() if call.deadline <= time.monotonic()]:
+    def _work(self) -> Callable[[], None] | None:
+        if self._launched and self._launched[0].is_complete:
+            return self._answer_oldest
+        if self._stopped:
+            return None
+        if self._outside and not self._launched:
+            run, future = self._outside.pop(0)
+            return partial(self._run_outside, run, future)
+        call = self._held.get(self._next_step)
+        # What a failure has made void is cleared when the failure is known.
+        if call is None or len(self._launched) >= (1 if call.clears else MAX_LAUNCHED):
+            return None
+        del self._held[self._next_step]
+        self._next_step += 1
+        return partial(self._launch, call)
+
+    def _abort_late(self) -> float | None:
+        """How many seconds there are until the next one is late; None if none can be."""
+        if not self._held or self._next_step in self._held:
+            return None
+        now = time.monotonic()
+        for step in [step for step, call in self._held.items() if call.deadline <= now]:
             reason = f"step {step} waited {self._hold_s} s for step {self._next_step}, which did not come"
             self._held.pop(step).future.set_exception(StepAborted(reason))
+        return min((call.deadline - now for call in self._held.values()), default=None)
 
-    def _successor_queued(self) -> bool:
-        return self._next_step in self._held
-
-    def _run(self, call: Call) -> None:
+    def _launch(self, call: Call) -> None:
         if call.clears:
             self._failed_step = None
         if self._failed_step is not None:
-            self.last_step = call.step
-            call.future.set_exception(StepAborted(f"step {self._failed_step} failed; a ClearCache must come first"))
+            self._abort(call)
             return
-        clock = StepClock(time.perf_counter_ns() - self._ended_ns, self._successor_queued)
-        self.running_step = call.step
+        gap_ns = 0 if self._launched else time.perf_counter_ns() - self._ended_ns
+        clock = StepClock(gap_ns, lambda: self._next_step > call.step + 1 or call.step + 1 in self._held)
+        self.running_step = self.running_step or call.step
         try:
-            result = call.run(clock)
-        except GroupBroken:
-            log.exception("step %d failed in the middle of the group's work", call.step)
-            exit_now()
+            with _exit_if_broken(call):
+                result = call.run(clock)
+                pending = result if isinstance(result, Pending) else completed(result)
+                launched = Launched(call, pending, _is_complete(pending))
         except Exception as error:
-            # The one place where a step's exception ends: all rows are void, and the router hears which step it was.
-            log.error("step %d failed: %s", call.step, error, exc_info=error)
-            self._failed_step = call.step
-            result = StepFailed(f"step {call.step} failed: {type(error).__name__}: {error}")
-        self.last_step, self.running_step = call.step, 0
-        if isinstance(result, StepFailed):
-            call.future.set_exception(result)
-        else:
-            call.future.set_result(result)
+            while self._launched:
+                self._answer_oldest()
+            self._fail(call, error)
+            return
+        self._launched.append(launched)
+        if not launched.is_complete:
+            self._waiter.submit(self._wait_for_device, launched)
+
+    def _wait_for_device(self, launched: Launched) -> None:
+        """In the waiter's thread."""
+        try:
+            launched.pending.block()
+        except Exception as error:
+            log.debug("step %d: %s", launched.call.step, error)  # raised again, and handled, when it is read
+        with self._changed:
+            launched.is_complete = True
+            self._changed.notify()
+
+    def _answer_oldest(self) -> None:
+        """Waits for it if it is not complete."""
+        launched = self._launched[0]
+        try:
+            with _exit_if_broken(launched.call):
+                result = launched.pending.wait()
+        except Exception as error:
+            self._launched.popleft()
+            self._fail(launched.call, error)
+            while self._launched:
+                self._abort(self._launched.popleft().call)
+            return
+        self._launched.popleft()
+        self._note_end(launched.call)
+        launched.call.future.set_result(result)
         faults.point("shard.between")
+
+    def _fail(self, call: Call, error: Exception) -> None:
+        """The one place where a step's exception ends: all rows are void, and the router hears which step it was."""
+        if self._failed_step is not None:
+            self._abort(call)
+            return
+        log.error("step %d failed: %s", call.step, error, exc_info=error)
+        self._failed_step = call.step
+        self._note_end(call)
+        call.future.set_exception(StepFailed(f"step {call.step} failed: {type(error).__name__}: {error}"))
+        faults.point("shard.between")
+
+    def _abort(self, call: Call) -> None:
+        self._note_end(call)
+        call.future.set_exception(StepAborted(f"step {self._failed_step} failed; a ClearCache must come first"))
+
+    def _note_end(self, call: Call) -> None:
+        self.last_step = call.step
+        self.running_step = self._launched[0].call.step if self._launched else 0
+        self._ended_ns = time.perf_counter_ns()
+
+    def _run_outside(self, run: Callable[[], Any], future: Future[Any]) -> None:
+        _fulfil(future, run)
+        self._ended_ns = time.perf_counter_ns()
+
+
+def _is_complete(pending: Pending[Any]) -> bool:
+    try:
+        return pending.is_complete()
+    except Exception as error:
+        log.debug("the device failed: %s", error)
+        return True  # it is raised again, and handled, when the result is read
+
+
+@contextmanager
+def _exit_if_broken(call: Call) -> Iterator[None]:
+    try:
+        yield
+    except GroupBroken:
+        log.exception("step %d failed in the middle of the group's work", call.step)
+        exit_now()
 
 
 def exit_now() -> NoReturn:

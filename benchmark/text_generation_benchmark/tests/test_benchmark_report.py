@@ -1,8 +1,12 @@
+"""What the tables say about figures that were taken, and about those that were not."""
+
 import pytest
 
 from text_generation_benchmark.cli import END, START, replace_table
-from text_generation_benchmark.compare import Row, as_markdown, read_overlap
 from text_generation_benchmark.load import LoadResult, StreamTimes
+from text_generation_benchmark.ours import Overlap, read_overlap
+from text_generation_benchmark.report import Peer, Report, Row
+from text_generation_benchmark.workload import PREFILL, Workload
 
 PAGE = """\
 tgi_shard_decode_steps {steps}
@@ -13,6 +17,16 @@ tgi_shard_step_gap_duration_bucket{{le="+Inf"}} {steps}
 tgi_batch_forward_duration_sum{{method="decode"}} {seconds}
 tgi_batch_forward_duration_count{{method="decode"}} {steps}
 """
+FAST = Peer("fast", "1.0")
+ABSENT = Peer("absent", "", "absent is not installed in .venv-absent, `make bench-peers` installs it")
+
+
+def result(first: float, last: float, tokens: int, wall_s: float) -> LoadResult:
+    return LoadResult((StreamTimes(first, last, tokens),), wall_s)
+
+
+def report(*rows: Row, peers: tuple[Peer, ...] = (FAST, ABSENT), overlaps: tuple[Overlap, ...] = ()) -> str:
+    return Report("one core.", peers, rows, overlaps).as_markdown()
 
 
 def test_the_table_is_replaced_and_the_rest_stays() -> None:
@@ -27,12 +41,25 @@ def test_overlap_is_what_moved_between_two_pages() -> None:
     after = PAGE.format(steps=200, overlapped=97, fast=130, seconds=2)
     overlap = read_overlap("m", before, after)
     assert (overlap.overlapped, overlap.median_gap_s, overlap.mean_step_s) == (0.97, 0.002, 0.01)
+    assert "| m | 97.0% | ≤ 2.00 ms | ≤ 20.0% of 10.00 ms |" in report(overlaps=(overlap,))
 
 
-def test_ratios_are_ours_over_the_peers() -> None:
-    stream = StreamTimes(tuple(0.1 + 0.01 * i for i in range(128)))
-    row = Row("m", 1, LoadResult((stream,), wall_s=1.28), peer_s=2.56, step_bytes=10**8, bandwidth=2e10)
-    assert row.ours.tokens_per_s == pytest.approx(100)
-    assert row.peer_tokens_per_s == pytest.approx(50)
+def test_tokens_per_second_are_compared_as_ours_over_the_peers() -> None:
+    ours, theirs = result(0.1, 1.37, 128, 1.28), result(0.1, 2.56, 128, 2.56)
+    row = Row("m", Workload(1), ours, {"fast": theirs}, step_bytes=10**8, bandwidth=2e10)
     assert row.share_of_bandwidth == pytest.approx(0.5)
-    assert "| m | 1 | 100.0 | 50.0 | 2.00 | 10.00 | 100 | 50.0% |" in as_markdown([row], [], 2e10)
+    assert "| m | 1 | 100.0 | 50.0 (2.00×) | not installed | 10.00 | 100 | 50.0% |" in report(row)
+
+
+def test_first_tokens_are_compared_as_the_peers_over_ours() -> None:
+    row = Row("m", PREFILL, result(0.2, 0.2, 1, 0.2), {"fast": result(0.3, 0.3, 1, 0.4)}, 1, 1.0)
+    table = report(row)
+    assert "| m | 1024 | 200 | 300 (1.50×) | not installed | 5120 |" in table
+    assert "tokens in" not in table  # no empty table of the other kind
+
+
+def test_an_absent_peer_is_named_with_the_way_to_install_it() -> None:
+    row = Row("m", Workload(1), result(0, 1, 128, 1), {}, 1, 1.0)
+    table = report(row)
+    assert ABSENT.note in table
+    assert "| – | not installed |" in table  # the first is there and has no figure for this load

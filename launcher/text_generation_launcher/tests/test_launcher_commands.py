@@ -8,7 +8,7 @@ import pytest
 
 from text_generation_launcher import commands
 from text_generation_launcher.commands import Programs
-from text_generation_launcher.config import Dtype, LauncherConfig, RopeScaling
+from text_generation_launcher.config import Dtype, LauncherConfig, LoadFormat, RopeScaling
 
 PROGRAMS = Programs("/bin/server", "/bin/router")
 PLAIN = LauncherConfig(model_id="/models/m", num_shard=1, max_batch_prefill_tokens=2048)
@@ -36,6 +36,12 @@ def test_download_gets_tgi_s_command_line():
     }
 
 
+def test_random_weights_are_told_to_all_who_would_look_for_files():
+    config = replace(PLAIN, load_format=LoadFormat.dummy)
+    told = (commands.download(config, PROGRAMS, {}), commands.shard(config, PROGRAMS, {}, 0, 1, cores=2))
+    assert [options(command, 3)["--load-format"] for command in told] == [["dummy"], ["dummy"]]
+
+
 def test_shard_gets_only_what_was_said():
     command = commands.shard(PLAIN, PROGRAMS, {"HOME": "/h", "LOG_LEVEL": "debug"}, rank=0, generation=1, cores=6)
     assert command.argv[:3] == ("/bin/server", "serve", "/models/m")
@@ -52,6 +58,8 @@ def test_shard_gets_only_what_was_said():
         "TGI_GENERATION": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "6",
+        "GOMP_SPINCOUNT": "1000",
+        "CUDA_MEMORY_FRACTION": "1.0",
     }
 
 
@@ -68,6 +76,8 @@ def test_shard_gets_everything_that_was_said():
         rope_factor=2.0,
         watermark_gamma=0.25,
         watermark_delta=1.5,
+        cuda_graphs="1,2,4",
+        cuda_memory_fraction=0.5,
         huggingface_hub_cache="/cache",
         weights_cache_override="/override",
     )
@@ -85,6 +95,8 @@ def test_shard_gets_everything_that_was_said():
         "ROPE_FACTOR": "2.0",
         "WATERMARK_GAMMA": "0.25",
         "WATERMARK_DELTA": "1.5",
+        "CUDA_GRAPHS": "1,2,4",
+        "CUDA_MEMORY_FRACTION": "0.5",
         "HUGGINGFACE_HUB_CACHE": "/cache",
         "WEIGHTS_CACHE_OVERRIDE": "/override",
         "HF_TOKEN": "t",

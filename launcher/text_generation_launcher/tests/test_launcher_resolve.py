@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from text_generation_launcher.checks import cuda_graph_sizes
-from text_generation_launcher.config import LauncherConfig, Quantize, RopeScaling, TrueFalse, UsageStats
-from text_generation_launcher.errors import ArgumentValidation, LauncherError
+from text_generation_launcher.config import KvCacheDtype, LauncherConfig, Quantize, RopeScaling, TrueFalse, UsageStats
+from text_generation_launcher.errors import LauncherError
 from text_generation_launcher.model import model_config
 from text_generation_launcher.resolve import count_devices, resolve, resolve_rope, shard_count, with_prefill_budget
 
@@ -28,10 +27,7 @@ def error_of(config, environ=None, **changes) -> str:
 @pytest.mark.parametrize(
     ("changes", "flag"),
     [
-        ({"quantize": Quantize.gptq}, "--quantize"),
         ({"speculate": 2}, "--speculate"),
-        ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype"),
-        ({"cuda_graphs": "1,2,4"}, "--cuda-graphs"),
         ({"lora_adapters": "some/adapter"}, "--lora-adapters"),
         ({"otlp_endpoint": "http://localhost:4317"}, "--otlp-endpoint"),
         ({"ngrok": True}, "--ngrok"),
@@ -39,7 +35,6 @@ def error_of(config, environ=None, **changes) -> str:
         ({"ngrok_edge": "edge"}, "--ngrok-edge"),
         ({"enable_prefill_logprobs": True}, "--enable-prefill-logprobs"),
         ({"trust_remote_code": True}, "--trust-remote-code"),
-        ({"cuda_memory_fraction": 0.5}, "--cuda-memory-fraction"),
     ],
 )
 def test_a_flag_without_its_feature_is_refused_by_name(config, changes, flag):
@@ -47,13 +42,26 @@ def test_a_flag_without_its_feature_is_refused_by_name(config, changes, flag):
 
 
 @pytest.mark.parametrize(
+    ("changes", "instead"),
+    [
+        ({"quantize": Quantize.gptq}, "--quantize gptq is not supported yet: use int8"),
+        (
+            {"kv_cache_dtype": KvCacheDtype.fp8_e5m2},
+            "--kv-cache-dtype fp8_e5m2 is not supported yet: use fp8_e4m3fn or int8",
+        ),
+    ],
+)
+def test_a_value_without_its_feature_is_refused_by_name(config, changes, instead):
+    assert error_of(config, **changes) == f'ArgumentValidation("{instead}, or start without")'
+
+
+@pytest.mark.parametrize(
     "changes",
     [
+        {"quantize": Quantize.int8},
+        {"kv_cache_dtype": KvCacheDtype.fp8_e4m3fn},
         {"speculate": 0},
-        {"cuda_graphs": "0"},
-        {"cuda_graphs": "0,0"},
         {"lora_adapters": ""},
-        {"cuda_memory_fraction": 1.0},
         {"num_shard": 1},
         {"sharded": TrueFalse.false},
         {"disable_grammar_support": True},
@@ -99,6 +107,8 @@ def test_a_flag_with_nothing_to_do_is_mentioned_once(config, caplog, changes, fl
         ),
         ({"validation_workers": 0}, "`validation_workers` must be > 0"),
         ({"max_batch_size": 0}, "`max_batch_size` must be > 0"),
+        ({"cuda_memory_fraction": 0.0}, "`cuda_memory_fraction` must be > 0 and <= 1"),
+        ({"cuda_memory_fraction": 1.5}, "`cuda_memory_fraction` must be > 0 and <= 1"),
         (
             {"max_total_tokens": 9, "max_batch_total_tokens": 8},
             "`max_total_tokens` must be <= `max_batch_total_tokens`. Given: 9 and 8",
@@ -276,11 +286,11 @@ def test_a_socket_path_that_the_kernel_cannot_hold_is_refused(config):
     assert "choose a shorter one" in error_of(config, shard_uds_path=fits + "s")
 
 
-def test_cuda_graph_sizes_are_numbers():
-    assert cuda_graph_sizes("1,2,32") == [1, 2, 32]
+def test_cuda_graphs_are_numbers_of_rows_and_zero_is_none(config):
+    for right in ("1,2,32", "0", "0,0"):
+        assert resolve(replace(config, cuda_graphs=right), {}).cuda_graphs == right
     for wrong in ("1,", "-1", "1 2", "x"):
-        with pytest.raises(ArgumentValidation):
-            cuda_graph_sizes(wrong)
+        assert "is no list of batch sizes" in error_of(config, cuda_graphs=wrong)
 
 
 def test_the_context_of_a_hub_model_is_read_from_the_cache(tmp_path):

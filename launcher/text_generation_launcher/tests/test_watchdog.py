@@ -32,7 +32,7 @@ def every(period_s: float, until_s: float, sample: Sample | None) -> list[tuple[
     return [(number * period_s, sample) for number in range(1, round(until_s / period_s) + 1)]
 
 
-@pytest.mark.parametrize("phase", ["load", "warmup", None])
+@pytest.mark.parametrize("phase", ["load", "warmup", "capture", None])
 def test_who_prepares_has_300_s_without_an_advance(phase):
     sample = None if phase is None else replace(READY, phase=phase)
     when_s, verdict = first_verdict(every(2.0, 600.0, sample))

@@ -60,13 +60,16 @@ class Alone:
 
 
 class Group:
-    """This process's place among the ranks. Not thread-safe: everything is called by the worker's one thread."""
+    """This process's place among the ranks. Not thread-safe: everything is called by the worker's one thread.
 
-    def __init__(self, rank: int, size: int, device: torch.device, transport: Transport) -> None:
+    Numbers that hosts agree on travel by `control`, as tensors of the CPU: nobody waits for a GPU to learn them.
+    """
+
+    def __init__(self, rank: int, size: int, transport: Transport, control: Transport | None = None) -> None:
         self.rank = rank
         self.size = size
-        self._device = device
         self._transport = transport
+        self._control = control or transport
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over all ranks, in place."""
@@ -83,10 +86,15 @@ class Group:
 
     def exchange(self, value: int) -> list[int]:
         """The value of every rank."""
-        values = torch.zeros(self.size, dtype=torch.int64, device=self._device)
+        values = torch.zeros(self.size, dtype=torch.int64)
         values[self.rank] = value
-        told: list[int] = self.all_reduce(values).tolist()
+        self._control.all_reduce(values)
+        told: list[int] = values.tolist()
         return told
+
+    def all_agree(self, yes: bool) -> bool:
+        """Whether all ranks say yes."""
+        return all(self.exchange(int(yes))) if self.size > 1 else yes
 
     @contextmanager
     def agreement(self, what: str) -> Iterator[None]:
@@ -144,9 +152,9 @@ def join_group(
     gone afterwards, otherwise it serves as long as the group lasts.
     """
     if size == 1:
-        return Group(rank, size, device, Alone())
+        return Group(rank, size, Alone())
     try:
-        return Group(rank, size, device, _connect(rank, size, device, rendezvous, share_memory, join_s, wait_s))
+        return Group(rank, size, *_connect(rank, size, device, rendezvous, share_memory, join_s, wait_s))
     except RuntimeError as error:  # torch's stores and process groups raise it, and subclasses of it
         reason = str(error).partition("\n")[0]
         raise GroupBroken(f"rank {rank} of {size} could not join its group within {join_s:.0f} s: {reason}") from error
@@ -154,7 +162,8 @@ def join_group(
 
 def _connect(
     rank: int, size: int, device: torch.device, rendezvous: Path, share_memory: bool, join_s: float, wait_s: float
-) -> Transport:
+) -> tuple[Transport, Transport]:
+    """For tensors of the device, and for those of the CPU."""
     # Takes a while to import, and a group of one needs none of it.
     import torch.distributed as dist
 
@@ -163,15 +172,19 @@ def _connect(
 
     store = dist.FileStore(str(rendezvous), size)  # type: ignore[attr-defined]
     store.set_timeout(timedelta(seconds=join_s))
-    if device.type == "cuda":
-        return Nccl(rank, size, store, device, wait_s)
-    if not share_memory or (mapping := map_together(rank, size, store)) is None:
+    mapping = map_together(rank, size, store) if share_memory else None
+    if mapping is None:
         log.info("the %d ranks share no memory: they talk through gloo, which is slower", size)
-        return Gloo(rank, size, store, wait_s)
-    transport = SharedMemory(rank, size, mapping, wait_s)
+    shared = None if mapping is None else SharedMemory(rank, size, mapping, wait_s)
+    if device.type == "cuda":
+        gpus = Nccl(rank, size, store, device, wait_s)
+        return gpus, shared or gpus
+    if shared is None:
+        gloo = Gloo(rank, size, store, wait_s)
+        return gloo, gloo
     # The file is needed no more once nobody has a store, whose end still writes to it.
     del store
-    transport.broadcast(torch.zeros(1))
+    shared.broadcast(torch.zeros(1))
     if rank == 0:
         rendezvous.unlink(missing_ok=True)
-    return transport
+    return shared, shared

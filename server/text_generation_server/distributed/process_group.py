@@ -34,10 +34,13 @@ class ProcessGroup:
 
 
 class Nccl(ProcessGroup):
+    """Tensors of the CPU go through gloo."""
+
     def __init__(self, rank: int, size: int, store: "Store", device: torch.device, wait_s: float) -> None:
         super().__init__(rank, size)
-        wait = timedelta(seconds=wait_s)
-        dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=wait, device_id=device)
+        _listen_to_this_host_only()
+        wait, backends = timedelta(seconds=wait_s), "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=wait, device_id=device)
 
     def all_reduce(self, x: Tensor) -> None:
         dist.all_reduce(x)
@@ -46,8 +49,7 @@ class Nccl(ProcessGroup):
 class Gloo(ProcessGroup):
     def __init__(self, rank: int, size: int, store: "Store", wait_s: float) -> None:
         super().__init__(rank, size)
-        # All ranks are on this host: gloo listens on the loopback and nowhere else. It can only be told so like this.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        _listen_to_this_host_only()
         wait = timedelta(seconds=wait_s)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=wait)
 
@@ -56,3 +58,8 @@ class Gloo(ProcessGroup):
         parts = [torch.empty_like(x) for _ in range(self._size)]
         dist.all_gather(parts, x)
         sum_in_order(parts, out=x)
+
+
+def _listen_to_this_host_only() -> None:
+    """All ranks are on this host: gloo listens on the loopback and nowhere else. It can only be told so like this."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

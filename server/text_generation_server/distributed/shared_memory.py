@@ -35,7 +35,7 @@ SPIN_S = 0.002  # as long as ranks that compute the same are apart
 NAP_S = 0.0005  # then a peer is idle, stopped or dead, and the core is better used by others
 
 KINDS = ("all_reduce", "gather", "broadcast")
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64)
 
 
 class SharedMemory:

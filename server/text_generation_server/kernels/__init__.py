@@ -19,7 +19,16 @@ class Backend:
 
 
 def select_backend(device: torch.device) -> Backend:
-    """The kernels for a device. One backend so far: the dense torch reference, which runs on all of them."""
+    """The kernels for a device: Triton on GPUs, compiled C on CPUs, torch where there is no C compiler."""
     from text_generation_server.kernels import reference
 
-    return Backend("reference", cast(Kernels, reference))
+    if device.type == "cuda":
+        from text_generation_server.kernels import triton
+
+        return Backend("triton", cast(Kernels, triton))
+    from text_generation_server.kernels.cpu import load_kernels
+
+    compiled = load_kernels()
+    if compiled is None:
+        return Backend("reference: no compiled ones, since there was no C compiler", cast(Kernels, reference))
+    return Backend(compiled.name, compiled)

@@ -1,13 +1,99 @@
-"""What every kernel backend offers. Legend of shapes: see the package's docstring."""
+"""What every kernel backend offers, and the values it is given. Legend of shapes: see the package's docstring."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class KvLayer:
+    """Keys and values of one layer, a slot per token. The extra slot takes the writes of padding.
+
+    In 8 bits (int8, float8_e4m3fn) a number is `heads * scales`: one scale for each slot and head.
+    """
+
+    heads: Tensor  # [S + 1, 2G, D], keys first
+    scales: Tensor | None = None  # float32 [S + 1, 2G]
+
+    @property
+    def kv_heads(self) -> int:
+        return self.heads.shape[1] // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """C runs of consecutive tokens of a step, each of one row: decode rows (runs of one token) and prompt chunks.
+
+    Run c is the tokens offsets[c] … offsets[c + 1] - 1, at positions starts[c] and on. Tokens after the last run are
+    padding.
+    """
+
+    rows_C: Tensor  # int32
+    starts_C: Tensor  # int32
+    offsets: Tensor  # int32 [C + 1], from 0
+    # The same, on the host: (row, start, end) of each run, where start and end are positions.
+    runs: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """Numbers added to the logits of some tokens of each of R rows; a row names a token at most once."""
+
+    tokens_RB: Tensor  # int32; -1 where a row has fewer
+    values_RB: Tensor  # float32
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """How each of R rows chooses its next token.
+
+    A value that a row did not ask for is neutral (named behind it) and leaves the row's logits as they are, to the bit.
+    The flags say on the host whether any row asks, so that what nobody needs is not launched.
+    """
+
+    rows_R: Tensor  # int32, into history and lengths
+    history: Tensor  # int32 [rows, L]: token ids by position
+    lengths: Tensor  # int32 [rows]: how many tokens of the row are known, which is the position of the next one
+    prompt_lengths_R: Tensor  # int32: the frequency penalty counts the tokens after it
+    draws_R: Tensor  # bool: draw, or take the best
+    seeds_R: Tensor  # int64
+    temperature_R: Tensor  # float32; 1
+    top_k_R: Tensor  # int32; 0
+    top_p_R: Tensor  # float32; 1
+    min_p_R: Tensor  # float32; 0
+    typical_p_R: Tensor  # float32; 1
+    repetition_penalty_R: Tensor  # float32; 1
+    frequency_penalty_R: Tensor  # float32; 0
+    bias: Bias | None
+    any_draws: bool
+    any_penalties: bool
+    any_cuts: bool  # top-k, top-p, min-p or typical-p
+    any_typical: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    ids_R: Tensor  # int32
+    logprobs_R: Tensor  # float32, of the distribution that was drawn from
+    finite_R: Tensor  # bool: False where a logit was NaN or infinite; id and log-probability are 0 there
+
+
 class Kernels(Protocol):
+    def linear(
+        self, weight: Tensor, bias: Tensor | None, scales_N: Tensor | None, gated: bool, dtype: torch.dtype
+    ) -> Callable[[Tensor], Tensor] | None:
+        """A better y = x Wᵀ + b than torch's for weight [N, K], if there is one; y is of `dtype`.
+
+        An int8 weight is multiplied by its scales, float32, one for each output. `gated`: the first half of the outputs
+        are gates, and y [T, N / 2] = silu(gate) * up.
+        """
+        ...
+
     def embed(self, ids_T: Tensor, weight_VH: Tensor) -> Tensor:
-        """Rows of the embedding table."""
+        """Rows of the embedding table. ids are int32."""
         ...
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
@@ -15,44 +101,57 @@ class Kernels(Protocol):
         ...
 
     def add_rms_norm(self, x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """(rms_norm(x + residual), x + residual)"""
+        """(rms_norm(x + residual), x + residual), the sum rounded to x's type first. May write into its inputs."""
         ...
 
     def rope_and_store_kv(
-        self, qkv: Tensor, heads: tuple[int, int], cos_LD: Tensor, sin_LD: Tensor, positions_T: Tensor,
-        kv_SGD: Tensor, slots_T: Tensor,
+        self, qkv: Tensor, heads: tuple[int, int], rotary: tuple[Tensor, Tensor], positions_T: Tensor, kv: KvLayer,
+        slots_T: Tensor,
     ) -> Tensor:  # fmt: skip
-        """Splits qkv [T, (H + 2G) * D] with heads = (H, G); writes rotated keys and the values into their slots of
-        kv [S + 1, 2G, D] (keys first); returns the rotated queries [T, H, D]. cos and sin are float32 [L, D / 2]."""
-        ...
+        """Splits qkv [T, (H + 2G) * D] with heads = (H, G); writes rotated keys and the values into their slots;
+        returns the rotated queries [T, H, D], which may be a view of qkv. rotary is (cos, sin), float32 [L, D / 2].
+        positions and slots are int32.
 
-    def attend_decode(
-        self, q_RHD: Tensor, kv_SGD: Tensor, table: Tensor, rows_R: Tensor, lengths_R: Tensor, scale: float
-    ) -> Tensor:
-        """One query for each row, at position length - 1, over the row's slots table[row, :length]. [R, H, D]
-
-        What the extra slot of kv holds is undefined before and after.
+        8-bit numbers are rounded to the nearest, their scale is the head's largest magnitude over the type's largest
+        number, at least 1e-6.
         """
         ...
 
-    def attend_prefill(
-        self, q_THD: Tensor, kv_SGD: Tensor, table: Tensor, row: int, start: int, scale: float
+    def attend_decode(
+        self, q_THD: Tensor, kv: KvLayer, table: Tensor, rows_R: Tensor, lengths_R: Tensor, scale: float
     ) -> Tensor:
-        """Queries at positions start … start + T - 1 of one row, each over the row's positions up to its own."""
+        """Token t < R is a query of row rows[t], at position lengths[t] - 1, over the row's slots table[row, :length].
+
+        [T, H, D]; zeros for the tokens from R on. What the extra slot of kv holds is undefined before and after.
+        Everything is int32; a row's result depends on nothing but the row.
+        """
+        ...
+
+    def attend_prefill(self, q_THD: Tensor, kv: KvLayer, table: Tensor, segments: Segments, scale: float) -> Tensor:
+        """Each token over its row's positions up to its own. [T, H, D]; zeros for padding."""
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """[T, 2I] → silu of the first half times the second half, [T, I]"""
         ...
 
-    def sample(self, logits_RV: Tensor, noise_RV: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(ids int64 [R], log-probabilities float32 [R]): the argmax of log-probability + noise; ties: lowest id."""
+    def sample(self, logits_RV: Tensor, choices: Choices) -> Chosen:
+        """Bias, repetition penalty, frequency penalty, temperature, top-k, top-p, min-p, typical-p, in this order, then
+        the argmax of logit + Gumbel noise; ties: lowest id. What a cut ranks first stays: the best token, and for
+        typical-p the most typical one.
+
+        logits are float32, and are overwritten with those of the distribution that was drawn from (minus infinity for
+        what was cut, zeros for a row that is not finite). The noise is a pure function of (seed, position, token).
+        """
         ...
 
-    def gumbel_noise(self, seeds_R: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:
-        """float32 [R, V], a pure function of (seed, position, token). Seeds are int64."""
+    def place(
+        self, rows_R: Tensor, slots_R: Tensor, history: Tensor, table: Tensor, lengths: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Before a decode step, with length that of each row: table[row, length - 1] = slot. Returns
+        (ids, positions, lengths) int32 [R]: the newest token of each row, its position, and its length."""
         ...
 
     def advance(self, history: Tensor, lengths: Tensor, rows_R: Tensor, ids_R: Tensor) -> None:
-        """history[row, length] = id; length += 1, for each of the rows."""
+        """After a step: history[row, length] = id; length += 1, for each of the rows. Everything is int32."""
         ...

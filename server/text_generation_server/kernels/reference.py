@@ -9,12 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from text_generation_server.kernels.interface import Bias, Choices, Chosen, KvLayer, Segments
+
 TILE = 64
 MIN_QUERIES = 16
 # How many scores a block of a prefill may hold at once (times 4 bytes): bounds the memory of long prompts.
 MAX_SCORES = 1 << 23
 # How many elements of keys and values a block of a decode may gather at once.
 MAX_GATHERED = 1 << 23
+LARGEST_INT8 = 127
+SMALLEST_SCALE = 1e-6
+MINUS_INFINITY = float("-inf")
 
 
 def embed(ids_T: Tensor, weight_VH: Tensor) -> Tensor:
@@ -35,53 +40,77 @@ def add_rms_norm(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float
 def rope_and_store_kv(
     qkv: Tensor,
     heads: tuple[int, int],
-    cos_LD: Tensor,
-    sin_LD: Tensor,
+    rotary: tuple[Tensor, Tensor],
     positions_T: Tensor,
-    kv_SGD: Tensor,
+    kv: KvLayer,
     slots_T: Tensor,
 ) -> Tensor:
     query_heads, kv_heads = heads
     qkv = qkv.view(qkv.shape[0], query_heads + 2 * kv_heads, -1)
     rotating = query_heads + kv_heads
-    cos, sin = cos_LD[positions_T].unsqueeze(1), sin_LD[positions_T].unsqueeze(1)
+    cos, sin = (table[positions_T].unsqueeze(1) for table in rotary)
     first, second = qkv[:, :rotating].float().chunk(2, dim=-1)
     rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(qkv.dtype)
-    kv_SGD[slots_T] = torch.cat([rotated[:, query_heads:], qkv[:, rotating:]], dim=1).to(kv_SGD.dtype)
+    store(torch.cat([rotated[:, query_heads:], qkv[:, rotating:]], dim=1), kv, slots_T)
     return rotated[:, :query_heads]
 
 
-def attend_decode(
-    q_RHD: Tensor, kv_SGD: Tensor, table: Tensor, rows_R: Tensor, lengths_R: Tensor, scale: float
-) -> Tensor:
+def store(states_TGD: Tensor, kv: KvLayer, slots_T: Tensor) -> None:
+    """Writes keys and values [T, 2G, D] into their slots, in the cache's type."""
+    if kv.scales is None:
+        kv.heads[slots_T] = states_TGD.to(kv.heads.dtype)
+        return
+    largest = torch.finfo(kv.heads.dtype).max if kv.heads.dtype.is_floating_point else LARGEST_INT8
+    states = states_TGD.float()
+    scales_TG = (states.abs().amax(dim=-1) / largest).clamp(min=SMALLEST_SCALE)
+    numbers = (states / scales_TG.unsqueeze(-1)).clamp(-largest, largest)
+    if not kv.heads.dtype.is_floating_point:
+        numbers = numbers.round()
+    kv.heads[slots_T] = numbers.to(kv.heads.dtype)
+    kv.scales[slots_T] = scales_TG
+
+
+def attend_decode(q_THD: Tensor, kv: KvLayer, table: Tensor, rows_R: Tensor, lengths_R: Tensor, scale: float) -> Tensor:
+    count = len(rows_R)
     longest = -(-int(lengths_R.max()) // TILE) * TILE
-    block = max(1, MAX_GATHERED // (longest * kv_SGD[0].numel()))
-    parts = zip(*(torch.split(t, block) for t in (q_RHD, rows_R, lengths_R)), strict=True)
-    return torch.cat([_attend_decode(q, kv_SGD, table, rows, lengths, scale) for q, rows, lengths in parts])
+    block = max(1, MAX_GATHERED // (longest * kv.heads[0].numel()))
+    parts = zip(*(torch.split(t, block) for t in (q_THD[:count], rows_R, lengths_R)), strict=True)
+    out = torch.cat([_attend_decode(q, kv, table, rows, lengths, scale) for q, rows, lengths in parts])
+    return F.pad(out, (0, 0, 0, 0, 0, len(q_THD) - count))
 
 
 def _attend_decode(
-    q_RHD: Tensor, kv_SGD: Tensor, table: Tensor, rows_R: Tensor, lengths_R: Tensor, scale: float
+    q_RHD: Tensor, kv: KvLayer, table: Tensor, rows_R: Tensor, lengths_R: Tensor, scale: float
 ) -> Tensor:
     rows, heads, size = q_RHD.shape
-    kv_heads = kv_SGD.shape[1] // 2
     length = -(-int(lengths_R.max()) // TILE) * TILE
     valid_RL = torch.arange(length, device=q_RHD.device) < lengths_R.unsqueeze(1)
-    keys, values = _gather(kv_SGD, table[rows_R, :length], valid_RL)
-    group = heads // kv_heads
-    q = q_RHD.view(rows, kv_heads, group, size)
+    keys, values = _gather(kv, table[rows_R, :length], valid_RL, q_RHD.dtype)
+    group = heads // kv.kv_heads
+    q = q_RHD.view(rows, kv.kv_heads, group, size)
     q = F.pad(q, (0, 0, 0, max(0, MIN_QUERIES - group)))
     out = _attend(q, keys, values, valid_RL.view(rows, 1, 1, -1), scale)
     return out[:, :, :group].reshape(rows, heads, size)
 
 
-def attend_prefill(q_THD: Tensor, kv_SGD: Tensor, table: Tensor, row: int, start: int, scale: float) -> Tensor:
+def attend_prefill(q_THD: Tensor, kv: KvLayer, table: Tensor, segments: Segments, scale: float) -> Tensor:
+    out = torch.zeros_like(q_THD)
+    first = 0
+    for row, start, end in segments.runs:
+        last = first + end - start
+        out[first:last] = _attend_run(q_THD[first:last], kv, table, row, start, scale)
+        first = last
+    return out
+
+
+def _attend_run(q_THD: Tensor, kv: KvLayer, table: Tensor, row: int, start: int, scale: float) -> Tensor:
+    """Queries at positions start … start + T - 1 of one row."""
     tokens, heads, size = q_THD.shape
-    kv_heads = kv_SGD.shape[1] // 2
+    kv_heads = kv.kv_heads
     group = heads // kv_heads
     end = start + tokens
     positions = torch.arange(-(-end // TILE) * TILE, device=q_THD.device)
-    keys, values = _gather(kv_SGD, table[row : row + 1, : len(positions)], (positions < end).unsqueeze(0))
+    keys, values = _gather(kv, table[row : row + 1, : len(positions)], (positions < end).unsqueeze(0), q_THD.dtype)
     q = q_THD.view(tokens, kv_heads, group, size).transpose(0, 1)  # [G, T, group, D]
     block = max(MIN_QUERIES, MAX_SCORES // (heads * len(positions)))
     blocks = []
@@ -100,18 +129,23 @@ def attend_prefill(q_THD: Tensor, kv_SGD: Tensor, table: Tensor, row: int, start
     return torch.cat(blocks, dim=1).transpose(0, 1).reshape(tokens, heads, size)
 
 
-def _gather(kv_SGD: Tensor, slots_RL: Tensor, valid_RL: Tensor) -> tuple[Tensor, Tensor]:
+def _gather(kv: KvLayer, slots_RL: Tensor, valid_RL: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Keys and values [R, G, L, D] of each row's slots, zeros at positions that are not valid."""
-    kv_heads, nowhere = kv_SGD.shape[1] // 2, kv_SGD.shape[0] - 1
+    heads = kv.heads
+    nowhere = heads.shape[0] - 1
     slots_RL = F.pad(
         slots_RL, (0, valid_RL.shape[1] - slots_RL.shape[1]), value=nowhere
     )  # the table's last, short tile
     # What lies in a slot that is not the row's may be anything, NaN too, and 0 * NaN would not hide it: positions past
     # the end read the extra slot, which is nobody's.
-    kv_SGD[nowhere] = 0
-    slots_RL = slots_RL.masked_fill(~valid_RL, nowhere)
-    gathered = kv_SGD.index_select(0, slots_RL.flatten()).view(*slots_RL.shape, *kv_SGD.shape[1:]).transpose(1, 2)
-    return gathered[:, :kv_heads], gathered[:, kv_heads:]
+    heads[nowhere] = 0
+    slots = slots_RL.masked_fill(~valid_RL, nowhere).flatten()
+    gathered = heads.index_select(0, slots)
+    if kv.scales is not None:
+        kv.scales[nowhere] = 0
+        gathered = gathered.float() * kv.scales.index_select(0, slots).unsqueeze(-1)
+    gathered = gathered.to(dtype).view(*slots_RL.shape, *heads.shape[1:]).transpose(1, 2)
+    return gathered[:, : kv.kv_heads], gathered[:, kv.kv_heads :]
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float) -> Tensor:
@@ -142,10 +176,93 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def sample(logits_RV: Tensor, noise_RV: Tensor | None) -> tuple[Tensor, Tensor]:
-    logprobs = torch.log_softmax(logits_RV.float(), dim=-1)
-    ids = torch.argmax(logprobs if noise_RV is None else logprobs + noise_RV, dim=-1)
-    return ids, logprobs.gather(1, ids.unsqueeze(1)).squeeze(1)
+def linear(weight: Tensor, bias: Tensor | None, scales_N: Tensor | None, gated: bool, dtype: torch.dtype) -> None:
+    """torch's own is the reference."""
+
+
+def sample(logits_RV: Tensor, choices: Choices) -> Chosen:
+    # A NaN fails both comparisons. Rows that fail go on as they are: nothing mixes rows.
+    finite_R = (logits_RV.amin(dim=1) > MINUS_INFINITY) & (logits_RV.amax(dim=1) < -MINUS_INFINITY)
+    process(logits_RV, choices)
+    logits_RV.masked_fill_(~finite_R.unsqueeze(1), 0)
+    scores_RV = logits_RV
+    if choices.any_draws:
+        positions_R = choices.lengths[choices.rows_R]
+        noise_RV = gumbel_noise(choices.seeds_R, positions_R, logits_RV.shape[1])
+        scores_RV = torch.where(choices.draws_R.unsqueeze(1), logits_RV + noise_RV, logits_RV)
+    ids_R = scores_RV.argmax(dim=1).masked_fill_(~finite_R, 0)
+    logprobs_R = logits_RV.log_softmax(dim=1).gather(1, ids_R.unsqueeze(1)).squeeze(1)
+    return Chosen(ids_R.int(), logprobs_R.masked_fill_(~finite_R, 0), finite_R)
+
+
+def process(logits_RV: Tensor, choices: Choices) -> None:
+    """From the model's logits to those of the distribution that is drawn from."""
+    if choices.bias is not None:
+        _add_bias(logits_RV, choices.bias)
+    if choices.any_penalties:
+        _penalize(logits_RV, choices)
+    if choices.any_draws:
+        logits_RV.div_(choices.temperature_R.unsqueeze(1))
+    if choices.any_cuts:
+        _cut_tails(logits_RV, choices)
+    if choices.any_typical:
+        _cut_untypical(logits_RV, choices.typical_p_R.unsqueeze(1))
+
+
+def _add_bias(logits_RV: Tensor, bias: Bias) -> None:
+    # What is added where there is no bias is minus zero, which changes no number, zeros of both signs included.
+    values_RB = bias.values_RB.masked_fill(bias.tokens_RB < 0, -0.0)
+    logits_RV.scatter_add_(1, bias.tokens_RB.clamp(min=0).long(), values_RB)
+
+
+def _penalize(logits_RV: Tensor, choices: Choices) -> None:
+    """Repetition: tokens of prompt and output lose likelihood once. Frequency: output tokens lose it for each use."""
+    lengths = choices.lengths[choices.rows_R].unsqueeze(1)
+    history = choices.history[choices.rows_R].long()
+    positions = torch.arange(history.shape[1], device=logits_RV.device)
+    history = torch.where(positions < lengths, history, history[:, :1])  # past the end is the first token, seen anyway
+    seen = torch.zeros_like(logits_RV, dtype=torch.bool).scatter_(1, history, True)
+    penalty = choices.repetition_penalty_R.unsqueeze(1)
+    penalized = torch.where(logits_RV < 0, logits_RV * penalty, logits_RV / penalty)
+    logits_RV.copy_(torch.where(seen, penalized, logits_RV))
+    is_output = (positions >= choices.prompt_lengths_R.unsqueeze(1)) & (positions < lengths)
+    counts = torch.zeros_like(logits_RV).scatter_add_(1, history, is_output.float())
+    logits_RV.sub_(counts * choices.frequency_penalty_R.unsqueeze(1))
+
+
+def _cut_tails(logits_RV: Tensor, choices: Choices) -> None:
+    """Minus infinity for what top-k, top-p and min-p leave out, one after the other."""
+    values, order = logits_RV.sort(dim=1, descending=True, stable=True)
+    rank = torch.arange(logits_RV.shape[1], device=logits_RV.device)
+    top_k = choices.top_k_R.unsqueeze(1)
+    values.masked_fill_((top_k > 0) & (rank >= top_k), MINUS_INFINITY)
+    top_p = choices.top_p_R.unsqueeze(1)
+    values.masked_fill_((top_p < 1) & (_before(values.softmax(dim=1)) >= top_p) & (rank > 0), MINUS_INFINITY)
+    # A token's likelihood is at least min_p times the best one's; log(0) is neutral.
+    least = values[:, :1] + choices.min_p_R.unsqueeze(1).log()
+    values.masked_fill_(values < least, MINUS_INFINITY)
+    logits_RV.scatter_(1, order, values)
+
+
+def _cut_untypical(logits_RV: Tensor, mass: Tensor) -> None:
+    """Keeps the tokens whose surprise is nearest to the entropy, until they hold `mass`.
+
+    Locally Typical Sampling, Meister et al. 2022 (https://arxiv.org/abs/2202.00666).
+    """
+    logprobs = logits_RV.log_softmax(dim=1)
+    # Not a sum: over a single long row that takes another path, and other last bits come out.
+    entropy = -(logprobs.exp() * logprobs).nan_to_num(0.0).cumsum(dim=1)[:, -1:]
+    distance = (-logprobs - entropy).abs()
+    order = distance.sort(dim=1, stable=True).indices
+    before = _before(logprobs.exp().gather(1, order))
+    rank = torch.arange(logits_RV.shape[1], device=logits_RV.device)
+    cut = (mass < 1) & (before >= mass) & (rank > 0)
+    logits_RV.masked_fill_(torch.zeros_like(cut).scatter_(1, order, cut), MINUS_INFINITY)
+
+
+def _before(probabilities: Tensor) -> Tensor:
+    """The mass of all that rank before each, in rows that are in order."""
+    return F.pad(probabilities.cumsum(dim=1)[:, :-1], (1, 0))
 
 
 def gumbel_noise(seeds_R: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:
@@ -171,3 +288,12 @@ def advance(history: Tensor, lengths: Tensor, rows_R: Tensor, ids_R: Tensor) -> 
     positions = lengths[rows_R]
     history[rows_R, positions] = ids_R.to(history.dtype)
     lengths[rows_R] = positions + 1
+
+
+def place(
+    rows_R: Tensor, slots_R: Tensor, history: Tensor, table: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    lengths_R = lengths[rows_R]
+    positions_R = lengths_R - 1
+    table[rows_R, positions_R] = slots_R
+    return history[rows_R, positions_R], positions_R, lengths_R

@@ -1,19 +1,56 @@
-"""Linear layers, alone or fused from several weights."""
+"""Linear layers, alone or fused from several weights, in the form that suits device, type and quantization."""
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from text_generation_server.distributed import Group
+from text_generation_server.kernels.interface import Kernels
 
 # On a CPU the BLAS splits long float32 dot products in a way that depends on the number of rows. Up to this length
 # it was measured not to, so longer ones are split here, always alike.
 EXACT_LENGTH = 768
 EXACT_BLOCK = 512
+LARGEST_INT8 = 127
+SMALLEST_SCALE = 1e-12
+
+LinearOp = Callable[[Tensor], Tensor]
+
+
+def make_linear(
+    kernels: Kernels,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    int8: bool = False,
+    gated: bool = False,
+    dtype: torch.dtype | None = None,
+) -> LinearOp:
+    """y = x Wᵀ + b with W [out, in]; y is of `dtype`, or of x's. `int8` keeps the weights in 8 bits with a scale for
+    each output. `gated`: the first half of the outputs are gates, and y = silu(gate) * up."""
+    out_dtype = dtype or weight.dtype
+    scales = None
+    if int8:
+        weight, scales = quantize(weight)
+    if (packed := kernels.linear(weight, bias, scales, gated, out_dtype)) is not None:
+        return packed
+    linear: LinearOp = Linear(weight, bias) if scales is None else Int8Linear(weight, scales, bias)
+    if gated:
+        linear = Gated(linear, kernels)
+    return linear if dtype is None else Cast(linear, dtype)
+
+
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 [out, in], rounded to the nearest, and float32 [out]: what they are multiplied by."""
+    weight = weight.float()
+    scales = (weight.abs().amax(dim=1) / LARGEST_INT8).clamp(min=SMALLEST_SCALE)
+    return (weight / scales.unsqueeze(1)).round().to(torch.int8), scales
 
 
 class Linear:
-    """y = x Wᵀ + b, with W [out, in]."""
+    """torch's."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
@@ -31,10 +68,41 @@ class Linear:
         return y
 
 
-class RowLinear:
-    """A Linear whose inputs are spread over the ranks: each computes its part of the products, and all get the sum."""
+class Int8Linear:
+    """8-bit weights where there is no kernel for them: less memory, at the price of widening them in every step."""
 
-    def __init__(self, linear: Linear, group: Group) -> None:
+    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+        self._weight = weight
+        self._scales = scales
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = F.linear(x, self._weight.to(x.dtype)).float() * self._scales
+        return (y if self._bias is None else y + self._bias).to(x.dtype)
+
+
+class Gated:
+    def __init__(self, linear: LinearOp, kernels: Kernels) -> None:
+        self._linear = linear
+        self._kernels = kernels
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._kernels.silu_mul(self._linear(x))
+
+
+class Cast:
+    def __init__(self, linear: LinearOp, dtype: torch.dtype) -> None:
+        self._linear = linear
+        self._dtype = dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._linear(x).to(self._dtype)
+
+
+class RowLinear:
+    """A linear layer whose inputs are spread over the ranks: each has its part of the products, and all get the sum."""
+
+    def __init__(self, linear: LinearOp, group: Group) -> None:
         self._linear = linear
         self._group = group
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from text_generation_server.distributed import Group
 from text_generation_server.kernels.interface import Kernels
-from text_generation_server.layers.linear import Linear
+from text_generation_server.layers.linear import make_linear
 
 
 class Embedding:
@@ -26,10 +26,11 @@ class Embedding:
 
 
 class Head:
-    """Logits of all ids, on rank 0. All ranks have weights of one shape, so the last ones may hold rows for no id."""
+    """Logits of all ids in float32, on rank 0. All ranks have weights of one shape, so the last ones may hold rows for
+    no id."""
 
-    def __init__(self, weight: Tensor, vocab_size: int, group: Group) -> None:
-        self._linear = Linear(weight)
+    def __init__(self, weight: Tensor, vocab_size: int, kernels: Kernels, group: Group) -> None:
+        self._linear = make_linear(kernels, weight, dtype=torch.float32)
         self._vocab_size = vocab_size
         self._group = group
 

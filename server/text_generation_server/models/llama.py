@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from text_generation_server.distributed import Group
-from text_generation_server.kernels.interface import Kernels
+from text_generation_server.kernels.interface import Kernels, KvLayer
 from text_generation_server.layers.rotary import inverse_frequencies, rotary_tables
 from text_generation_server.layers.vocabulary import Embedding, Head, pad_rows
 from text_generation_server.models.config import ModelConfig
@@ -27,38 +27,28 @@ class LlamaAttention:
         self._scale = config.head_size**-0.5
         queries, keys = _features(split.query_heads, config.head_size), _features(split.kv_heads, config.head_size)
         parts = {f"{prefix}.q_proj": queries, f"{prefix}.k_proj": keys, f"{prefix}.v_proj": keys}
-        self._qkv = loader.fused(parts, config.attention_bias)
-        self._o = loader.row_split(f"{prefix}.o_proj", queries, config.attention_bias)
+        self._qkv = loader.fused(kernels, parts, config.attention_bias)
+        self._o = loader.row_split(kernels, f"{prefix}.o_proj", queries, config.attention_bias)
 
-    def __call__(self, x_TH: Tensor, step: StepInput, rotary: tuple[Tensor, Tensor], kv_SGD: Tensor) -> Tensor:
-        q_THD = self._kernels.rope_and_store_kv(
-            self._qkv(x_TH), self._heads, *rotary, step.positions_T, kv_SGD, step.slots_T
-        )
-        out = torch.zeros_like(q_THD)
-        decodes = len(step.decode_rows_R)
-        if decodes:
-            out[:decodes] = self._kernels.attend_decode(
-                q_THD[:decodes], kv_SGD, step.table, step.decode_rows_R, step.decode_lengths_R, self._scale
-            )
-        first = decodes
-        for chunk in step.chunks:
-            last = first + chunk.end - chunk.start
-            out[first:last] = self._kernels.attend_prefill(
-                q_THD[first:last], kv_SGD, step.table, chunk.row, chunk.start, self._scale
-            )
-            first = last
+    def __call__(self, x_TH: Tensor, step: StepInput, rotary: tuple[Tensor, Tensor], kv: KvLayer) -> Tensor:
+        kernels = self._kernels
+        q_THD = kernels.rope_and_store_kv(self._qkv(x_TH), self._heads, rotary, step.positions_T, kv, step.slots_T)
+        if step.segments is None:
+            out = kernels.attend_decode(q_THD, kv, step.table, step.rows_R, step.lengths_R, self._scale)
+        else:
+            out = kernels.attend_prefill(q_THD, kv, step.table, step.segments, self._scale)
         return self._o(out.flatten(1))
 
 
 class LlamaMLP:
     def __init__(self, config: ModelConfig, split: Split, kernels: Kernels, loader: Loader, prefix: str) -> None:
-        self._kernels = kernels
         part = split.intermediate
-        self._gate_up = loader.fused({f"{prefix}.gate_proj": part, f"{prefix}.up_proj": part}, config.mlp_bias)
-        self._down = loader.row_split(f"{prefix}.down_proj", part, config.mlp_bias)
+        parts = {f"{prefix}.gate_proj": part, f"{prefix}.up_proj": part}
+        self._gated = loader.fused(kernels, parts, config.mlp_bias, gated=True)
+        self._down = loader.row_split(kernels, f"{prefix}.down_proj", part, config.mlp_bias)
 
     def __call__(self, x_TH: Tensor) -> Tensor:
-        return self._down(self._kernels.silu_mul(self._gate_up(x_TH)))
+        return self._down(self._gated(x_TH))
 
 
 class LlamaBlock:
@@ -95,13 +85,13 @@ class Llama:
         self._blocks = [LlamaBlock(config, split, kernels, loader, f"model.layers.{i}") for i in layers]
         self._norm = loader.whole("model.norm.weight")
         head = embedding if config.tie_word_embeddings else vocabulary_part("lm_head.weight")
-        self._head = Head(head, config.vocab_size, group)
+        self._head = Head(head, config.vocab_size, kernels, group)
         frequencies = inverse_frequencies(
             config.head_size, config.rope_theta, config.rope_scaling, config.rope_base_positions, max_total_tokens
         )
         self._rotary = rotary_tables(frequencies, max_total_tokens, device)
 
-    def forward(self, step: StepInput, kv_cache: list[Tensor], on_layer: Callable[[], None]) -> Tensor:
+    def forward(self, step: StepInput, kv_cache: list[KvLayer], on_layer: Callable[[], None]) -> Tensor:
         """Hidden states [T, H] after the last norm; writes keys and values into kv_cache, one tensor per layer.
 
         `on_layer` is called after each block, as a sign of life.
@@ -109,8 +99,8 @@ class Llama:
         residual = self._embed(step.ids_T)
         x = self._kernels.rms_norm(residual, self._blocks[0].attention_norm, self._eps)
         next_norms = [*(block.attention_norm for block in self._blocks[1:]), self._norm]
-        for block, next_norm, kv_SGD in zip(self._blocks, next_norms, kv_cache, strict=True):
-            x = block.attention(x, step, self._rotary, kv_SGD)
+        for block, next_norm, kv in zip(self._blocks, next_norms, kv_cache, strict=True):
+            x = block.attention(x, step, self._rotary, kv)
             x, residual = self._kernels.add_rms_norm(x, residual, block.mlp_norm, self._eps)
             x = block.mlp(x)
             x, residual = self._kernels.add_rms_norm(x, residual, next_norm, self._eps)

@@ -1,14 +1,28 @@
 """Reads the weights of one rank: of every tensor only the part that the rank computes with."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from text_generation_launcher import faults
 from text_generation_server.distributed import Group
-from text_generation_server.layers.linear import Linear, RowLinear
-from text_generation_server.weights.files import SafetensorsFiles
+from text_generation_server.kernels.interface import Kernels
+from text_generation_server.layers.linear import LinearOp, RowLinear, make_linear
+
+
+class Files(Protocol):
+    """Where a model's tensors come from, on whatever device and in whatever type: see weights.files."""
+
+    bytes_read: int
+
+    @property
+    def names(self) -> list[str]: ...
+
+    def get(self, name: str) -> Tensor: ...
+
+    def get_slice(self, name: str, dim: int, start: int, stop: int) -> Tensor: ...
 
 
 class Loader:
@@ -16,11 +30,12 @@ class Loader:
 
     def __init__(
         self,
-        files: SafetensorsFiles,
+        files: Files,
         group: Group,
         device: torch.device,
         dtype: torch.dtype,
         on_tensor: Callable[[], None],
+        int8: bool = False,
     ) -> None:
         self.num_tensors = 0
         self._files = files
@@ -28,6 +43,7 @@ class Loader:
         self._device = device
         self._dtype = dtype
         self._on_tensor = on_tensor
+        self._int8 = int8  # of the linear layers' weights; embedding and head stay
         self._half = max(1, len(files.names) // 2)
 
     def whole(self, name: str) -> Tensor:
@@ -42,16 +58,17 @@ class Loader:
         # A copy, because the slice is a view of the mapped file: each of its rows would keep whole pages in use.
         return self._place(self._files.get_slice(name, 1, part.start, part.stop)).contiguous()
 
-    def fused(self, parts: dict[str, range], has_bias: bool) -> Linear:
+    def fused(self, kernels: Kernels, parts: dict[str, range], has_bias: bool, gated: bool = False) -> LinearOp:
         """Several layers with the same input in one product; of each, the rank's part of its outputs."""
         weight = torch.cat([self.rows(f"{name}.weight", part) for name, part in parts.items()])
         bias = torch.cat([self.rows(f"{name}.bias", part) for name, part in parts.items()]) if has_bias else None
-        return Linear(weight, bias)
+        return make_linear(kernels, weight, bias, int8=self._int8, gated=gated)
 
-    def row_split(self, name: str, part: range, has_bias: bool) -> RowLinear:
+    def row_split(self, kernels: Kernels, name: str, part: range, has_bias: bool) -> RowLinear:
         """A layer that gets the rank's part of its inputs. The bias is added once, by rank 0."""
         bias = self.whole(f"{name}.bias") if has_bias and self._group.rank == 0 else None
-        return RowLinear(Linear(self.columns(f"{name}.weight", part), bias), self._group)
+        weight = self.columns(f"{name}.weight", part)
+        return RowLinear(make_linear(kernels, weight, bias, int8=self._int8), self._group)
 
     def _place(self, tensor: Tensor) -> Tensor:
         self.num_tensors += 1

@@ -4,27 +4,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Positions start … end - 1 of the prompt in table row `row`."""
-
-    row: int
-    start: int
-    end: int
+from text_generation_server.kernels.interface import Segments
 
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
     """T tokens: first one for each of the R decode rows, then the chunks one after the other, then padding.
 
-    Padding tokens have position 0 and the extra slot; nobody attends to them.
+    Padding tokens have position 0 and the extra slot; nobody attends to them. All tensors are int32.
     """
 
-    ids_T: Tensor  # int64
-    positions_T: Tensor  # int64
-    slots_T: Tensor  # int64: where this token's keys and values go
-    table: Tensor  # int32 [rows, positions]: the slot of every position of every row
-    decode_rows_R: Tensor  # int64
-    decode_lengths_R: Tensor  # int64, the token of this step included
-    chunks: tuple[Chunk, ...]
+    ids_T: Tensor
+    positions_T: Tensor
+    slots_T: Tensor  # where this token's keys and values go
+    table: Tensor  # [rows, positions]: the slot of every position of every row
+    rows_R: Tensor
+    lengths_R: Tensor  # the token of this step included
+    segments: Segments | None  # decode rows and chunks; None: there are only decode rows

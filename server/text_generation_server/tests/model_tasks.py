@@ -126,6 +126,6 @@ def outputs(group: Group, path: Path) -> tuple[list[int], list[int], int]:
     runner = warm(group, path)
     client = Client(runner, scattered_slots(runner))
     output = client.step([], [client.first_chunk(7, random_ids(5))])
-    assert runner.step([StepBatch(BATCH, [7])], client.take(1), BATCH, []).batch_request_ids == [7]
+    assert client.step([7]).batch_request_ids == [7]
     cache = runner._kv_cache
-    return output.request_ids, output.token_ids.tolist(), sum(layer[0].nbytes for layer in cache)
+    return output.request_ids, output.token_ids.tolist(), sum(layer.heads[0].nbytes for layer in cache)

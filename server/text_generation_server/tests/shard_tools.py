@@ -12,15 +12,17 @@ from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels import select_backend
 from text_generation_server.models import get_model
 from text_generation_server.models.config import read_config
-from text_generation_server.runner import ModelRunner, StepOutput
+from text_generation_server.results import StepOutput
+from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.parameters import Parameters
 from text_generation_server.sampling.sampler import Sampler
+from text_generation_server.weights.files import SafetensorsFiles
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 CPU = torch.device("cpu")
-ALONE = Group(0, 1, CPU, Alone())
+ALONE = Group(0, 1, Alone())
 BATCH = 1
 SAMPLED = Parameters(
     greedy=False, temperature=0.8, top_k=40, top_p=0.95, typical_p=0.98, repetition_penalty=1.1,
@@ -57,12 +59,13 @@ def make_runner(
     group: Group = ALONE,
     on_tensor: Callable[[], None] = lambda: None,
     on_progress: Callable[[], None] = lambda: None,
+    **options: Any,
 ) -> ModelRunner:
     config = read_config(path)
     backend = select_backend(CPU)
-    model = get_model(path, config, backend.kernels, group, CPU, dtype, max_total_tokens, on_tensor)
+    model = get_model(SafetensorsFiles(path), config, backend.kernels, group, CPU, dtype, max_total_tokens, on_tensor)
     sampler = Sampler(backend.kernels, 0.5, 2.0)
-    return ModelRunner(model, config, backend, sampler, group, CPU, dtype, max_total_tokens, on_progress)
+    return ModelRunner(model, config, backend, sampler, group, CPU, dtype, max_total_tokens, on_progress, **options)
 
 
 def warm_runner(path: Path, **options: Any) -> ModelRunner:
@@ -96,7 +99,7 @@ class Client:
 
     def step(self, decode_ids: list[int], chunks: list[PromptChunk] | None = None) -> StepOutput:
         decoding = [StepBatch(BATCH, decode_ids)] if decode_ids else []
-        output = self.runner.step(decoding, self.take(len(decode_ids)), BATCH, chunks or [])
+        output = self.runner.step(decoding, self.take(len(decode_ids)), BATCH, chunks or []).wait()
         for request_id, token, logprob in zip(
             output.request_ids, output.token_ids.tolist(), output.logprobs.tolist(), strict=True
         ):
@@ -106,7 +109,7 @@ class Client:
 
 
 def scattered_slots(runner: ModelRunner, seed: int = 0) -> torch.Tensor:
-    count = runner._kv_cache[0].shape[0] - 1
+    count = runner._kv_cache[0].heads.shape[0] - 1
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).int()
 
 

@@ -16,7 +16,10 @@ from text_generation_server import cli
 from text_generation_server.config import ShardConfig
 from text_generation_server.errors import OptionError
 
-VARIABLES = ("FAILPOINTS", "RANK", "WORLD_SIZE", "MAX_TOTAL_TOKENS", "ROPE_SCALING", "ROPE_FACTOR", "TGI_GENERATION")
+VARIABLES = (
+    "FAILPOINTS", "RANK", "WORLD_SIZE", "MAX_TOTAL_TOKENS", "ROPE_SCALING", "ROPE_FACTOR", "TGI_GENERATION",
+    "CUDA_GRAPHS", "CUDA_MEMORY_FRACTION",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -33,12 +36,13 @@ def run(*arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]"
 
 
 REFUSED_TO_SERVE = [
-    (["--quantize", "awq"], {}, "--quantize is not supported yet"),
+    (["--quantize", "awq"], {}, "--quantize awq is not supported: use int8"),
     (["--speculate", "2"], {}, "--speculate is not supported yet"),
-    (["--kv-cache-dtype", "fp8_e5m2"], {}, "--kv-cache-dtype is not supported yet"),
+    (["--kv-cache-dtype", "fp8_e5m2"], {}, "--kv-cache-dtype fp8_e5m2 is not supported: use fp8_e4m3fn, int8"),
     (["--trust-remote-code"], {}, "--trust-remote-code is not supported yet"),
     (["--otlp-endpoint", "http://127.0.0.1:1"], {}, "--otlp-endpoint is not supported yet"),
     (["--dtype", "int8"], {}, "--dtype int8 is not supported: use float32, bfloat16, float16"),
+    (["--load-format", "gguf"], {}, "--load-format gguf is not supported: use auto, dummy"),
     (["--sharded"], {}, "RANK must be set when --sharded is used"),
     (["--sharded"], {"RANK": "0"}, "WORLD_SIZE must be set when --sharded is used"),
     ([], {"WORLD_SIZE": "2", "RANK": "2"}, "RANK 2 does not exist in a group of 2"),
@@ -47,6 +51,8 @@ REFUSED_TO_SERVE = [
     ([], {"RANK": "first"}, "RANK has the value 'first'"),
     ([], {"MAX_TOTAL_TOKENS": "0"}, "MAX_TOTAL_TOKENS has the value '0'"),
     ([], {"ROPE_SCALING": "yarn"}, "ROPE_SCALING has the value 'yarn'"),
+    ([], {"CUDA_GRAPHS": "1,-2"}, "CUDA_GRAPHS has the value '1,-2'"),
+    ([], {"CUDA_MEMORY_FRACTION": "1.5"}, "CUDA_MEMORY_FRACTION has the value '1.5'"),
     ([], {"WATERMARK_GAMMA": "x"}, "WATERMARK_GAMMA has the value 'x'"),
     (["--max-input-tokens", "9"], {"MAX_TOTAL_TOKENS": "9"}, "`max_input_tokens`(9) must be < `max_total_tokens`(9)"),
 ]
@@ -54,6 +60,7 @@ REFUSED_TO_DOWNLOAD = [
     (["--merge-lora"], {}, "--merge-lora is not supported yet"),
     (["--trust-remote-code"], {}, "--trust-remote-code is not supported yet"),
     (["--extension", ".bin"], {}, "--extension .bin is not supported"),
+    (["--load-format", "npcache"], {}, "--load-format npcache is not supported: use auto, dummy"),
 ]
 REFUSED = [("serve", *case) for case in REFUSED_TO_SERVE] + [
     ("download-weights", *case) for case in REFUSED_TO_DOWNLOAD
@@ -86,16 +93,22 @@ def test_options_and_environment_become_one_config(model, monkeypatch, one_confi
         world_size=1,
         generation=1,
         dtype=None,
+        quantize=None,
+        kv_cache_dtype=None,
         max_total_tokens=None,
         rope_scaling=None,
         rope_factor=None,
         watermark_gamma=0.5,
         watermark_delta=2.0,
+        graph_sizes=None,
+        memory_fraction=1.0,
     )
     given = {"RANK": "0", "WORLD_SIZE": "1", "TGI_GENERATION": "7", "MAX_TOTAL_TOKENS": "100", "ROPE_SCALING": "linear"}
-    for name, value in (given | {"ROPE_FACTOR": "2.5", "WATERMARK_GAMMA": "0.25", "WATERMARK_DELTA": "3"}).items():
+    given |= {"ROPE_FACTOR": "2.5", "WATERMARK_GAMMA": "0.25", "WATERMARK_DELTA": "3", "CUDA_GRAPHS": "0,8,2,8"}
+    for name, value in (given | {"CUDA_MEMORY_FRACTION": "0.5"}).items():
         monkeypatch.setenv(name, value)
     options = ["--sharded", "--speculate", "0", "--dtype", "bfloat16", "--uds-path", "/x/y", "--max-input-tokens", "99"]
+    options += ["--quantize", "int8", "--kv-cache-dtype", "fp8_e4m3fn"]
     assert one_config("serve", str(model), *options) == ShardConfig(
         model_path=model,
         uds_path="/x/y",
@@ -103,11 +116,15 @@ def test_options_and_environment_become_one_config(model, monkeypatch, one_confi
         world_size=1,
         generation=7,
         dtype="bfloat16",
+        quantize="int8",
+        kv_cache_dtype="fp8_e4m3fn",
         max_total_tokens=100,
         rope_scaling="linear",
         rope_factor=2.5,
         watermark_gamma=0.25,
         watermark_delta=3.0,
+        graph_sizes=(2, 8),
+        memory_fraction=0.5,
     )
 
 

@@ -89,7 +89,7 @@ def test_an_agreement_keeps_the_kind_of_an_error_and_everybody_his_own(ranks: Ra
 def test_an_error_among_collectives_breaks_a_group_but_not_a_single_rank(ranks: Ranks) -> None:
     errors = ranks.run(2, tasks.owe)
     assert errors[1] == "GroupBroken: rank 1 of 2 failed inside a step: ArithmeticError: overflow"
-    alone = Group(0, 1, CPU, Alone())
+    alone = Group(0, 1, Alone())
     assert tasks.owe(alone) == "ArithmeticError: overflow"
     assert tasks.agree(alone, {0: ArithmeticError("overflow")}) == ("ArithmeticError: overflow", 1.0)
 

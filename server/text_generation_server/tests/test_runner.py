@@ -12,8 +12,10 @@ from shard_tools import BATCH, Client, generate, make_checkpoint, make_runner, r
 from text_generation_launcher import faults
 from text_generation_server.batch import StepBatch
 from text_generation_server.errors import StepError
-from text_generation_server.runner import LongestPause, ModelRunner, StepOutput
+from text_generation_server.results import StepOutput
+from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.parameters import Parameters
+from text_generation_server.warmup import LongestPause
 
 POISON = 301  # a token whose embedding is not a number, and that nobody here generates
 NEW = 6
@@ -95,8 +97,9 @@ def test_one_bad_logit_of_a_row_is_enough_and_large_ones_are_fine(runner: ModelR
     logits[1] *= 1e38 / logits[1].abs().max()  # their sum may overflow, but each of them is a number
     logits[2, 17] = value
     with torch.inference_mode():
-        sampled = runner._sampler(logits, runner.batches.rows, [runner.batches.rows.row(i) for i in range(3)])
-    assert sampled.not_finite == [2] and bool(sampled.logprobs_R.isfinite().all())
+        rows = runner.room.batches.rows
+        sampled = runner._sampler(logits, rows, tuple(rows.row(i) for i in range(3)))
+    assert sampled.finite_R.tolist() == [True, True, False] and bool(sampled.logprobs_R.isfinite().all())
 
 
 def broken_chunks(client: Client) -> dict[str, tuple[Any, str]]:
@@ -140,7 +143,8 @@ def test_a_step_gives_a_sign_of_life_after_every_layer_the_logits_and_the_sampli
     runner = make_runner(tmp_path, on_progress=lambda: signs.append(None))
     assert runner.longest_pause_s == 0.0
     runner.warmup(64, None, 4, None)
-    assert runner.longest_pause_s > 0.0 and len(signs) == 3 + 2 + 2 * 3  # the largest step, and two KV caches
+    # The largest step and the smallest, and two KV caches.
+    assert runner.longest_pause_s > 0.0 and len(signs) == 3 + 2 + 3 + 2 * 3
     signs.clear()
     client = Client(runner, scattered_slots(runner))
     client.step([], [client.first_chunk(7, random_ids(5))])

@@ -1,35 +1,48 @@
 """Each option of the sampler, alone and against a plain computation."""
 
-import torch
+from dataclasses import replace
 
-from text_generation_server.batch import PromptChunk, Rows
+import pytest
+import torch
+from torch import Tensor
+
+from text_generation_proto import generate_pb2 as pb
+from text_generation_server.batch import Batches, PromptChunk, Rows
+from text_generation_server.errors import StepError
 from text_generation_server.kernels import select_backend
-from text_generation_server.sampling.parameters import Parameters
-from text_generation_server.sampling.sampler import Sampler
+from text_generation_server.kernels.interface import Choices, Chosen, Kernels
+from text_generation_server.preparation import Limits, Planner
+from text_generation_server.sampling.parameters import MAX_BIASES, Parameters, check_bias
+from text_generation_server.sampling.sampler import Sampled, SampledOnHost, Sampler, read_out
 from text_generation_server.sampling.watermark import green_list
+from text_generation_server.server import _chunk
 
 VOCABULARY = 50
+CPU = torch.device("cpu")
+KERNELS = select_backend(CPU).kernels
 LOGITS = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(1)) * 2
 
 
-def sample_rows(choices: list[Parameters], ids: list[int] | None = None, prompt: int = 2) -> object:
-    rows = Rows(len(choices), 16, torch.device("cpu"))
+def join(rows: Rows, request_id: int, choice: Parameters, ids: list[int] | None = None, prompt: int = 2) -> int:
     history = torch.tensor(ids or [3, 4, 5, 5], dtype=torch.int32)
-    index = [rows.join(PromptChunk(i, 0, 4, True, history, history, prompt, c)) for i, c in enumerate(choices)]
-    sampler = Sampler(select_backend(torch.device("cpu")).kernels, 0.5, 2.0)
-    return sampler(LOGITS.repeat(len(choices), 1), rows, index)
+    return rows.join(PromptChunk(request_id, 0, 4, True, history, history, prompt, choice))
 
 
-def distribution(parameters: Parameters) -> torch.Tensor:
+def sample_rows(choices: list[Parameters]) -> SampledOnHost:
+    rows = Rows(len(choices), 16, CPU)
+    index = tuple(join(rows, i, choice) for i, choice in enumerate(choices))
+    return read_out(Sampler(KERNELS, 0.5, 2.0)(LOGITS.repeat(len(choices), 1), rows, index))
+
+
+def distribution(parameters: Parameters) -> Tensor:
     """Log-probabilities the sampler draws from: it returns them all if asked for all."""
-    everything = Parameters(**{**{f: getattr(parameters, f) for f in parameters.__slots__}, "top_n_tokens": VOCABULARY})
-    sampled = sample_rows([everything])
+    sampled = sample_rows([replace(parameters, top_n_tokens=VOCABULARY)])
     result = torch.full((VOCABULARY,), float("-inf"))
-    result[sampled.top_ids.long()] = sampled.top_logprobs  # type: ignore[attr-defined]
+    result[sampled.top_ids.long()] = sampled.top_logprobs
     return result
 
 
-def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_same(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -48,8 +61,8 @@ def test_the_smallest_numbers_a_request_may_carry_divide_nothing_into_infinity()
         Parameters(repetition_penalty=1e-38),
     ):
         sampled = sample_rows([extreme])
-        assert sampled.logprobs_R.isfinite().all() and not sampled.not_finite  # type: ignore[attr-defined]
-    assert sample_rows([Parameters(greedy=False, temperature=1e-38)]).ids_R.item() == LOGITS.argmax()  # type: ignore[attr-defined]
+        assert sampled.logprobs.isfinite().all() and not sampled.not_finite
+    assert sample_rows([Parameters(greedy=False, temperature=1e-38)]).token_ids.item() == LOGITS.argmax()
 
 
 def test_top_k_keeps_k() -> None:
@@ -86,6 +99,49 @@ def test_frequency_counts_every_use_in_the_output_only() -> None:
     assert_same(distribution(Parameters(frequency_penalty=0.7)), expected.log_softmax(0))
 
 
+def test_min_p_keeps_what_is_likely_enough_beside_the_best() -> None:
+    kept = distribution(Parameters(greedy=False, min_p=0.2)).isfinite()
+    assert torch.equal(kept, LOGITS.softmax(0) >= 0.2 * LOGITS.softmax(0).max())
+
+
+def test_a_bias_is_added_to_the_tokens_it_names() -> None:
+    expected = LOGITS.clone()
+    expected[[3, 9]] += torch.tensor([1.5, -2.0])
+    assert_same(distribution(Parameters(bias=((3, 1.5), (9, -2.0)))), expected.log_softmax(0))
+
+
+@pytest.mark.parametrize(
+    ("bias", "message"),
+    [
+        (((50, 1.0),), "not one of the 50"),
+        (((-1, 1.0),), "not one of the 50"),
+        (((3, 1.0), (3, 2.0)), "twice"),
+        (((3, float("inf")),), "finite"),
+        (((3, float("nan")),), "finite"),
+        (tuple((token, 1.0) for token in range(MAX_BIASES + 1)), f"at most {MAX_BIASES}"),
+    ],
+)
+def test_a_bias_that_cannot_be_added_is_refused(bias: tuple[tuple[int, float], ...], message: str) -> None:
+    check_bias(((0, 1.0), (49, -100.0)), VOCABULARY)
+    with pytest.raises(StepError, match=message):
+        check_bias(bias, VOCABULARY)
+
+
+def test_a_step_whose_bias_names_no_token_is_refused() -> None:
+    planner = Planner(Batches(Rows(1, 16, CPU)), Limits(VOCABULARY, 100))
+    ids = torch.tensor([3, 4, 5, 5], dtype=torch.int32)
+    chunk = PromptChunk(1, 0, 4, True, ids, ids, 4, Parameters(bias=((VOCABULARY, 1.0),)))
+    with pytest.raises(StepError, match="not one of the 50"):
+        planner.prepare([], torch.empty(0, dtype=torch.int32), 1, [chunk])
+
+
+def test_min_p_and_bias_come_over_the_wire() -> None:
+    wire = pb.NextTokenChooserParameters(min_p=0.25, bias=[pb.TokenBias(token=3, value=-1.5), pb.TokenBias(token=9)])
+    parameters = _chunk(pb.Request(id=1, ids=bytes(4), slots=bytes(4), parameters=wire)).parameters
+    assert parameters is not None
+    assert (parameters.min_p, parameters.bias) == (0.25, ((3, -1.5), (9, 0.0)))
+
+
 def test_watermark_favours_half_of_the_vocabulary_by_delta() -> None:
     green = green_list(5, VOCABULARY, 0.5)
     assert len(green) == len(set(green.tolist())) == 25
@@ -106,10 +162,73 @@ def test_rows_with_all_kinds_of_options_do_not_touch_each_other() -> None:
     together = sample_rows(choices)
     for i, choice in enumerate(choices):
         alone = sample_rows([choice])
-        assert together.ids_R[i] == alone.ids_R[0] and together.logprobs_R[i] == alone.logprobs_R[0]  # type: ignore[attr-defined]
-    assert together.top_counts == [0, 0, 2, 0, 0, 4]  # type: ignore[attr-defined]
+        assert together.token_ids[i] == alone.token_ids[0] and together.logprobs[i] == alone.logprobs[0]
+    assert together.top_counts == [0, 0, 2, 0, 0, 4]
 
 
 def test_top_tokens_are_fewer_where_fewer_are_possible() -> None:
     sampled = sample_rows([Parameters(greedy=False, top_k=2, top_n_tokens=5)])
-    assert sampled.top_counts == [2]  # type: ignore[attr-defined]
+    assert sampled.top_counts == [2]
+
+
+def test_rows_that_sort_go_in_blocks_with_a_sign_of_life_and_keep_their_places() -> None:
+    choices = [Parameters(greedy=False, seed=i, top_k=5 * (i % 3)) for i in range(60)]
+    rows, signs = Rows(60, 16, CPU), []
+    index = tuple(join(rows, i, choice) for i, choice in enumerate(choices))
+    sampled = Sampler(KERNELS, 0.5, 2.0, lambda: signs.append(1))(LOGITS.repeat(60, 1), rows, index)
+    assert len(signs) == 4  # 40 rows that sort, 16 at a time, and the others
+    for i, choice in enumerate(choices):
+        alone = sample_rows([choice])
+        assert (sampled.ids_R[i], sampled.logprobs_R[i]) == (alone.token_ids[0], alone.logprobs[0])
+
+
+class Recording:
+    """Kernels that remember what they were given."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.given: list[Choices] = []
+        self._kernels = kernels
+
+    def sample(self, logits_RV: Tensor, choices: Choices) -> Chosen:
+        self.given.append(choices)
+        return self._kernels.sample(logits_RV, choices)
+
+
+def test_what_a_batch_asks_is_laid_out_once_until_a_row_or_its_parameters_change() -> None:
+    kernels, rows = Recording(KERNELS), Rows(3, 16, CPU)
+    sampler = Sampler(kernels, 0.5, 2.0)  # type: ignore[arg-type]
+    first = (join(rows, 1, Parameters()), join(rows, 2, Parameters(greedy=False, seed=7)))
+    for _ in range(2):
+        sampler(LOGITS.repeat(2, 1), rows, first)
+    assert kernels.given[0] is kernels.given[1]
+    sampler(LOGITS.repeat(1, 1), rows, first[:1])
+    rows.leave(2)
+    again = join(rows, 3, Parameters(greedy=False, seed=8))
+    assert again == first[1]
+    sampler(LOGITS.repeat(2, 1), rows, first)
+    assert kernels.given[-1].seeds_R.tolist() == [0, 8]
+    other = Rows(3, 16, CPU)
+    other_index = (join(other, 1, Parameters()), join(other, 2, Parameters()), join(other, 3, Parameters()))
+    sampler(LOGITS.repeat(3, 1), other, other_index)
+    assert kernels.given[-1].history is other.history
+
+
+def test_penalties_look_no_further_than_the_longest_row_asks() -> None:
+    kernels, rows = Recording(KERNELS), Rows(2, 16, CPU)
+    index = (join(rows, 1, Parameters(frequency_penalty=1.0)), join(rows, 2, Parameters()))
+    Sampler(kernels, 0.5, 2.0)(LOGITS.repeat(2, 1), rows, index)  # type: ignore[arg-type]
+    assert kernels.given[0].history.shape == (3, 4)
+
+
+def test_what_has_been_sampled_is_read_out_row_after_row() -> None:
+    top_logprobs = torch.tensor([[-0.1, -2.0, float("-inf")], [-0.5, -1.0, -3.0]])
+    sampled = Sampled(
+        torch.tensor([7, 8, 9], dtype=torch.int32), torch.tensor([-0.1, 0.0, -0.5]), torch.tensor([True, False, True]),
+        (3, 0, 1), torch.tensor([[7, 1, 2], [9, 3, 4]], dtype=torch.int32), top_logprobs,
+    )  # fmt: skip
+    moved: list[Tensor] = []
+    on_host = read_out(sampled.map(lambda tensor: moved.append(tensor) or tensor))
+    assert len(moved) == 5
+    assert (on_host.top_counts, on_host.not_finite) == ([2, 0, 1], [1])
+    assert on_host.top_ids.tolist() == [7, 1, 9] and on_host.top_ids.dtype == torch.int32
+    assert on_host.top_logprobs.tolist() == torch.tensor([-0.1, -2.0, -0.5]).tolist()

@@ -34,7 +34,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def with_shard(model: Path, folder: Path, use: Callable[[Any], Awaitable[None]]) -> None:
     """Runs `use(stub)` against a shard of generation 4 on a socket of its own."""
-    config = ShardConfig(model, str(folder / "s"), 0, 1, 4, "float32", 256, None, None, 0.5, 2.0)
+    config = ShardConfig(
+        model_path=model, uds_path=str(folder / "s"), rank=0, world_size=1, generation=4, dtype="float32",
+        quantize=None, kv_cache_dtype=None, max_total_tokens=256, rope_scaling=None, rope_factor=None,
+        watermark_gamma=0.5, watermark_delta=2.0,
+    )  # fmt: skip
 
     async def run() -> None:
         worker = Worker(config.generation)

@@ -105,7 +105,7 @@ def test_each_rank_reads_only_its_part_of_the_files(plain: Path, size: int) -> N
 
 def bytes_read(path: Path, rank: int, size: int) -> int:
     """Loading needs none of the other ranks."""
-    config, group, files = read_config(path), Group(rank, size, CPU, Alone()), SafetensorsFiles(path)
+    config, group, files = read_config(path), Group(rank, size, Alone()), SafetensorsFiles(path)
     tensors: list[int] = []
     loader = Loader(files, group, CPU, torch.float32, lambda: tensors.append(files.bytes_read))
     Llama(config, select_backend(CPU).kernels, loader, group, CPU, 512)

@@ -1,13 +1,15 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from text_generation_server.errors import StepAborted, StepFailed, StepRefused
+from text_generation_server.results import Pending
 from text_generation_server.worker import MAX_HELD, StepClock, Worker
 
 
@@ -24,6 +26,60 @@ def fails(clock: StepClock) -> None:
 
 def result(future: Future[Any]) -> Any:
     return future.result(timeout=5)
+
+
+class Device:
+    """Completes launched steps when it is told to."""
+
+    def __init__(self) -> None:
+        self.launched: list[str] = []
+        self.has_launched = threading.Condition()
+        self.moments: dict[str, FakeMoment] = {}
+
+    def launch(self, name: str) -> Callable[[StepClock], Pending[str]]:
+        def run(clock: StepClock) -> Pending[str]:
+            with self.has_launched:
+                self.moments[name] = FakeMoment()
+                self.launched.append(name)
+                self.has_launched.notify_all()
+            return Pending(self.moments[name], lambda: self.read(name))
+
+        return run
+
+    def read(self, name: str) -> str:
+        self.moments[name].wait()
+        return name
+
+    def until(self, count: int) -> list[str]:
+        with self.has_launched:
+            assert self.has_launched.wait_for(lambda: len(self.launched) >= count, 10)
+        return self.launched
+
+    def complete(self, name: str, error: Exception | None = None) -> None:
+        self.moments[name].error = error
+        self.moments[name].event.set()
+
+
+class FakeMoment:
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.error: Exception | None = None
+
+    def has_come(self) -> bool:
+        return self.event.is_set()
+
+    def wait(self) -> None:
+        assert self.event.wait(10)
+        if self.error:
+            raise self.error
+
+    def ns_since(self, earlier: "FakeMoment") -> int:
+        return 0
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device()
 
 
 def test_steps_run_in_their_order_whatever_the_order_of_arrival(worker: Worker) -> None:
@@ -111,6 +167,118 @@ def test_health_shows_which_step_runs(worker: Worker) -> None:
     assert worker.running_step == 0 and worker.last_step == 1
 
 
+def test_the_next_step_is_launched_before_the_last_one_is_complete(worker: Worker, device: Device) -> None:
+    one = worker.submit(3, 1, device.launch("one"))
+    assert device.until(1) == ["one"] and worker.running_step == 1
+    two = worker.submit(3, 2, device.launch("two"))
+    assert device.until(2) == ["one", "two"]
+    assert not one.done() and worker.running_step == 1 and worker.last_step == 0
+    device.complete("one")
+    assert result(one) == "one" and not two.done()
+    device.complete("two")
+    assert result(two) == "two" and (worker.running_step, worker.last_step) == (0, 2)
+
+
+def test_no_more_than_two_steps_are_on_the_device(worker: Worker, device: Device) -> None:
+    futures = [worker.submit(3, step, device.launch(str(step))) for step in (1, 2, 3)]
+    device.until(2)
+    time.sleep(0.3)  # longer than a call is held that waits for its predecessor
+    assert device.launched == ["1", "2"]
+    device.complete("1")
+    assert result(futures[0]) == "1" and device.until(3) == ["1", "2", "3"]
+    device.complete("2")
+    device.complete("3")
+    assert [result(future) for future in futures] == ["1", "2", "3"]
+
+
+def test_a_step_that_fails_on_the_device_takes_the_one_behind_it_along(worker: Worker, device: Device) -> None:
+    one, two = (worker.submit(3, step, device.launch(str(step))) for step in (1, 2))
+    device.until(2)
+    device.complete("1", ArithmeticError("overflow"))
+    with pytest.raises(StepFailed, match="step 1 failed: ArithmeticError: overflow"):
+        result(one)
+    with pytest.raises(StepAborted, match="step 1 failed"):
+        result(two)
+    with pytest.raises(StepAborted, match="step 1 failed"):
+        result(worker.submit(3, 3, lambda clock: "never"))
+    device.complete("2")
+    assert result(worker.submit(3, 4, lambda clock: "clear", clears=True)) == "clear"
+    assert result(worker.submit(3, 5, lambda clock: "goes on")) == "goes on"
+
+
+def test_a_step_that_cannot_be_launched_fails_after_the_one_before_it_is_answered(
+    worker: Worker, device: Device
+) -> None:
+    one = worker.submit(3, 1, device.launch("one"))
+    device.until(1)
+    two = worker.submit(3, 2, fails)
+    time.sleep(0.05)
+    assert not one.done() and not two.done()
+    device.complete("one")
+    assert result(one) == "one"
+    with pytest.raises(StepFailed, match="step 2 failed"):
+        result(two)
+
+
+def test_of_two_failures_the_first_is_blamed(worker: Worker, device: Device) -> None:
+    one = worker.submit(3, 1, device.launch("one"))
+    device.until(1)
+    two = worker.submit(3, 2, fails)
+    device.complete("one", ArithmeticError("first"))
+    with pytest.raises(StepFailed, match="step 1 failed"):
+        result(one)
+    with pytest.raises(StepAborted, match="step 1 failed"):
+        result(two)
+
+
+def test_a_clear_waits_for_a_failure_that_it_is_to_clear(worker: Worker, device: Device) -> None:
+    one = worker.submit(3, 1, device.launch("one"))
+    device.until(1)
+    clear = worker.submit(3, 2, lambda clock: "clear", clears=True)
+    after = worker.submit(3, 3, lambda clock: "goes on")
+    device.complete("one", ArithmeticError("late"))
+    with pytest.raises(StepFailed):
+        result(one)
+    assert (result(clear), result(after)) == ("clear", "goes on")
+
+
+def test_a_filter_is_not_answered_before_the_step_that_it_follows(worker: Worker, device: Device) -> None:
+    one = worker.submit(3, 1, device.launch("one"))
+    device.until(1)
+    filtered = threading.Event()
+    two = worker.submit(3, 2, lambda clock: filtered.set())
+    assert filtered.wait(5) and not two.done()
+    device.complete("one")
+    assert result(one) == "one" and result(two) is None
+
+
+def test_a_warmup_waits_for_the_device(worker: Worker, device: Device) -> None:
+    one = worker.submit(3, 1, device.launch("one"))
+    device.until(1)
+    warmup = worker.run_outside(lambda: "warm", restart_sequence=True)
+    assert not warmup.done()
+    device.complete("one")
+    assert (result(one), result(warmup)) == ("one", "warm")
+
+
+def test_a_worker_that_stops_answers_what_it_has_launched(device: Device) -> None:
+    worker = Worker(generation=3)
+    one = worker.submit(3, 1, device.launch("one"))
+    device.until(1)
+    threading.Timer(0.05, device.complete, ["one"]).start()
+    worker.stop()
+    assert result(one) == "one"
+
+
+def test_a_phase_within_a_phase_ends_where_it_began(worker: Worker) -> None:
+    worker.phase = "ready"
+    with worker.during("warmup"):
+        with worker.during("capture"):
+            assert worker.phase == "capture"
+        assert worker.phase == "warmup"
+    assert worker.phase == "ready"
+
+
 @pytest.mark.parametrize("cause", ["GroupBroken('rank 1')", "SystemError('a bug of the worker')"])
 def test_a_worker_that_cannot_go_on_ends_its_process(cause: str) -> None:
     """Others may wait for it in a collective; and a shard that only answers Health would be worse than none."""
@@ -119,9 +287,9 @@ import time
 from text_generation_server.errors import GroupBroken
 from text_generation_server.worker import Worker
 class Broken(Worker):
-    def _run(self, call):
+    def _launch(self, call):
         if 'bug' in {cause!r}: raise {cause}
-        super()._run(call)
+        super()._launch(call)
 def run(clock): raise {cause}
 Broken(1).submit(1, 1, run)
 time.sleep(30)

@@ -35,6 +35,19 @@ def prepare(
     return path
 
 
+def prepare_without_weights(model_id: str, access: HubAccess) -> Path:
+    """For random weights: a directory with config.json and a tokenizer is all that is needed. Or WeightsError."""
+    path = local_directory(model_id, access)
+    if path is None:
+        raise WeightsError(
+            f"--load-format dummy downloads nothing, and {model_id} is no directory: make one with config.json and"
+            " tokenizer.json"
+        )
+    read_json(path / "config.json")
+    ensure_fast_tokenizer(path)
+    return path
+
+
 def _present(model_id: str, revision: str | None, access: HubAccess) -> Path | None:
     """A local directory, whatever is in it (there is nothing to download then), or a whole snapshot in the cache."""
     if path := local_directory(model_id, access):

@@ -1,0 +1,51 @@
+"""What the device can do at most: bytes a second read and copied, operations a second of a large product.
+
+Plain torch, so that no kernel of ours says what the limit is. The memory's ceiling is the better of the two.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from text_generation_benchmark.gpu.findings import Context, Finding
+from text_generation_benchmark.gpu.timing import seconds_per_call
+
+TABLE = "Ceilings, measured in this run"
+MEMORY, MATRIX = "memory_bytes_per_s", "matrix_flops_per_s"
+
+
+def measure(context: Context) -> Iterator[Finding]:
+    block = torch.ones(2 << 30 if context.on_gpu else 4 << 20, device=context.device)
+    reading, copying = _read(block), _copy(block)
+    yield _memory("read (a sum)", reading)
+    yield _memory("copy, bytes read and written", copying)
+    yield _memory("the memory's ceiling", max(reading, copying), MEMORY)
+    del block
+    side = 8192 if context.on_gpu else 256
+    flops = _product(side, context.device)
+    cells = {"what": f"bfloat16 product of {side}³, random numbers", "rate": f"{flops / 1e12:.2f} TFLOP/s"}
+    yield Finding(TABLE, cells, {MATRIX: flops})
+
+
+def _read(block: Tensor) -> float:
+    """Bytes per second."""
+    rows = block.view(-1, 1 << 15)
+    return block.nbytes / min(
+        seconds_per_call([call], block.device) for call in (lambda: block.sum(), lambda: rows.sum(dim=1))
+    )
+
+
+def _copy(block: Tensor) -> float:
+    other = torch.empty_like(block)
+    return 2 * block.nbytes / seconds_per_call([lambda: other.copy_(block)], block.device)
+
+
+def _product(side: int, device: torch.device) -> float:
+    """Operations per second."""
+    a, b = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
+    return 2 * side**3 / seconds_per_call([lambda: a @ b], device)
+
+
+def _memory(what: str, rate: float, figure: str = "") -> Finding:
+    return Finding(TABLE, {"what": what, "rate": f"{rate / 1e9:.1f} GB/s"}, {figure: rate} if figure else {})

@@ -1,0 +1,77 @@
+"""Backends side by side, numbers within a tolerance of the reference's: never cosines, which hide factors."""
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from text_generation_benchmark.gpu.findings import Finding
+from text_generation_server.kernels.interface import Kernels
+
+# |difference| <= tolerance + tolerance * |expected|, by the type of the arithmetic.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    largest: float  # difference
+    share: float  # of the tolerance, where it is most; above 1 is wrong; infinite for NaN
+
+
+Check = Callable[[], Comparison]
+
+
+def backends() -> tuple[Kernels, Kernels]:
+    """(Triton, reference)"""
+    from text_generation_server.kernels import reference, triton
+
+    return cast(Kernels, triton), cast(Kernels, reference)
+
+
+def close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> Comparison:
+    tolerance = TOLERANCE[dtype]
+    return within(actual, expected, tolerance + tolerance * expected.double().abs())
+
+
+def within(actual: Tensor, expected: Tensor, allowed: Tensor) -> Comparison:
+    assert actual.shape == expected.shape, f"{tuple(actual.shape)} where {tuple(expected.shape)} is expected"
+    difference = (actual.double() - expected.double()).abs().nan_to_num(nan=float("inf"))
+    return Comparison(float(difference.max()), float((difference / allowed).max()))
+
+
+def equal(actual: Tensor, expected: Tensor) -> Comparison:
+    """To the bit."""
+    same = torch.equal(actual, expected)
+    largest = 0.0 if same else float((actual.double() - expected.double()).abs().nan_to_num(nan=float("inf")).max())
+    return Comparison(largest, 0.0 if same else float("inf"))
+
+
+def worst(*comparisons: Comparison) -> Comparison:
+    return Comparison(max(c.largest for c in comparisons), max(c.share for c in comparisons))
+
+
+def findings(table: str, cases: Iterator[tuple[Mapping[str, str], Check]]) -> Iterator[Finding]:
+    """One for each case. What a case raises is its finding, and the others go on."""
+    for cells, check in cases:
+        try:
+            comparison = check()
+        except Exception as error:  # whatever it is, it is the answer
+            nothing = {"largest difference": "–", "of tolerance": "–"}
+            yield Finding(table, {**cells, **nothing}, failure=reason(error))
+            continue
+        said = {"largest difference": f"{comparison.largest:.2e}", "of tolerance": f"{comparison.share:.0%}"}
+        failure = "" if comparison.share <= 1 else f"{comparison.share:.1f} times the tolerance"
+        yield Finding(table, {**cells, **said}, failure=failure)
+
+
+def reason(error: Exception) -> str:
+    """In one line. All of it goes into the stage's log."""
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def type_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,131 @@
+"""The results file: what was found, and which targets are met. JSON for programs, Markdown for people."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from text_generation_benchmark.gpu.findings import Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    name: str
+    figure: str  # the one it is about
+    limit: float
+    at_least: bool = True
+
+    def verdict(self, figures: Mapping[str, float], on_gpu: bool) -> str:
+        if not on_gpu:
+            return "not run: no GPU"
+        value = figures.get(self.figure)
+        if value is None:
+            return "not run: the stage that measures it did not come so far"
+        met = value >= self.limit if self.at_least else value <= self.limit
+        return f"{'met' if met else 'not met'}: {value:.1%}"
+
+    @property
+    def wanted(self) -> str:
+        return f"{'≥' if self.at_least else '≤'} {self.limit:.0%}"
+
+
+TARGETS = (
+    Target("decode of one stream, bfloat16, of the memory's ceiling", "decode at 1", 0.80),
+    Target("decode of 64 streams at 1,000 tokens, weights and KV, of the memory's ceiling", "decode at 64", 0.70),
+    Target("prefill of 4,096 tokens, of the matrix ceiling", "prefill", 0.55),
+    Target("outside the GPU, of a decode step's wall time at 64 streams", "outside at 64", 0.03, at_least=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    name: str
+    seconds: float
+    findings: Sequence[Finding]
+    failure: str = ""  # how it ended, unless in order
+    log: str = ""  # its end, unless it passed
+
+    @property
+    def verdict(self) -> str:
+        failed = sum(bool(finding.failure) for finding in self.findings)
+        if self.failure:
+            return f"failed: {self.failure}"
+        return f"failed: {failed} of {len(self.findings)}" if failed else "passed"
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict == "passed"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    device: str
+    on_gpu: bool
+    date: str
+    stages: Sequence[StageResult]
+    waiting: Sequence[str]  # stages that have not run yet
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return {
+            name: value
+            for stage in self.stages
+            for finding in stage.findings
+            for name, value in finding.figures.items()
+        }
+
+    def verdicts(self) -> list[tuple[Target, str]]:
+        return [(target, target.verdict(self.figures, self.on_gpu)) for target in TARGETS]
+
+    def write(self, stem: Path) -> None:
+        """<stem>.json and <stem>.md"""
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        stem.with_name(f"{stem.name}.json").write_text(self.as_json())
+        stem.with_name(f"{stem.name}.md").write_text(self.as_markdown())
+
+    def as_json(self) -> str:
+        targets = [
+            {**asdict(target), "value": self.figures.get(target.figure), "verdict": verdict}
+            for target, verdict in self.verdicts()
+        ]
+        stages = [{**asdict(stage), "verdict": stage.verdict} for stage in self.stages]
+        content = {
+            "device": self.device, "on_gpu": self.on_gpu, "date": self.date, "targets": targets,
+            "figures": self.figures, "stages": stages, "not_run": list(self.waiting),
+        }  # fmt: skip
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+    def as_markdown(self) -> str:
+        parts = [f"# GPU check on {self.device}, {self.date}"]
+        if not self.on_gpu:
+            parts.append("A rehearsal without a GPU: it proves that the check runs, and says nothing about speed.")
+        parts.append(table(("target", "wanted", "verdict"), [(t.name, t.wanted, said) for t, said in self.verdicts()]))
+        lines = [(stage.name, stage.verdict, f"{stage.seconds:.0f}") for stage in self.stages]
+        lines += [(name, "not run yet", "") for name in self.waiting]
+        parts.append(table(("stage", "verdict", "s"), lines))
+        for title, findings in self._tables().items():
+            parts += [f"## {title}", _findings_table(findings)]
+        for stage in self.stages:
+            parts += [f"## Log of {stage.name}", f"````text\n{stage.log}\n````"] if stage.log else []
+        return "\n\n".join(parts) + "\n"
+
+    def _tables(self) -> dict[str, list[Finding]]:
+        tables: dict[str, list[Finding]] = {}
+        for stage in self.stages:
+            for finding in stage.findings:
+                tables.setdefault(finding.table, []).append(finding)
+        return tables
+
+
+def _findings_table(findings: Sequence[Finding]) -> str:
+    head = list(dict.fromkeys(column for finding in findings for column in finding.cells))
+    lines = [[finding.cells.get(column, "") for column in head] for finding in findings]
+    if any(finding.failure for finding in findings):
+        head.append("failure")
+        lines = [[*line, finding.failure] for line, finding in zip(lines, findings, strict=True)]
+    return table(head, lines)
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |" for cells in (head, *lines)]
+    return "\n".join([rows[0], f"|{'---|' * len(head)}", *rows[1:]])

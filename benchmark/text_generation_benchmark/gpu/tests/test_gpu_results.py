@@ -1,0 +1,69 @@
+"""What the results file says: no target is met that no GPU has shown, and a stage that is missing is said to be."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from text_generation_benchmark.gpu.findings import Finding, append, read
+from text_generation_benchmark.gpu.results import TARGETS, Report, StageResult, table
+
+AT_LEAST, AT_MOST = TARGETS[0], TARGETS[-1]
+
+
+def report(on_gpu: bool = True, **figures: float) -> Report:
+    named = {name.replace("_", " "): value for name, value in figures.items()}
+    stages = [StageResult("server", 3.0, [Finding("Server", {"streams": "1"}, named)])]
+    return Report("Some GPU", on_gpu, "today", stages, ["roofline"])
+
+
+@pytest.mark.parametrize(
+    ("figures", "verdict"),
+    [({"decode_at_1": 0.81}, "met: 81.0%"), ({"decode_at_1": 0.79}, "not met: 79.0%"), ({}, "not run")],
+)
+def test_a_target_is_met_by_a_figure_that_reaches_it_and_by_nothing_else(figures, verdict):
+    said = dict(report(**figures).verdicts())
+    assert said[AT_LEAST].startswith(verdict)
+
+
+def test_a_share_that_should_be_small_is_met_from_below():
+    assert dict(report(outside_at_64=0.02).verdicts())[AT_MOST] == "met: 2.0%"
+    assert dict(report(outside_at_64=0.04).verdicts())[AT_MOST] == "not met: 4.0%"
+
+
+def test_a_rehearsal_meets_no_target_whatever_it_measured():
+    rehearsal = report(on_gpu=False, decode_at_1=0.99, outside_at_64=0.0)
+    assert {verdict for _, verdict in rehearsal.verdicts()} == {"not run: no GPU"}
+    assert "rehearsal" in rehearsal.as_markdown()
+
+
+def test_both_files_name_the_stages_that_have_not_run(tmp_path: Path):
+    report(decode_at_1=0.9).write(tmp_path / "new" / "gpu-1.5")
+    content = json.loads((tmp_path / "new" / "gpu-1.5.json").read_text())
+    assert content["not_run"] == ["roofline"] and content["figures"] == {"decode at 1": 0.9}
+    assert [target["verdict"] for target in content["targets"]][0] == "met: 90.0%"
+    assert "| roofline | not run yet |" in (tmp_path / "new" / "gpu-1.5.md").read_text()
+
+
+def test_a_stage_passes_only_if_it_ended_in_order_and_nothing_in_it_failed():
+    good, bad = Finding("T", {"a": "1"}), Finding("T", {"a": "2"}, failure="wrong | by far")
+    assert StageResult("s", 1, [good]).passed
+    assert StageResult("s", 1, [good, bad]).verdict == "failed: 1 of 2"
+    assert StageResult("s", 1, [good], "not done after 9 s").verdict == "failed: not done after 9 s"
+    text = Report("GPU", True, "today", [StageResult("s", 1, [good, bad], log="its end")], []).as_markdown()
+    assert "## Log of s\n\n````text\nits end\n" in text
+    assert "| 1 |  |\n| 2 | wrong / by far |" in text
+
+
+def test_a_table_has_a_rule_as_wide_as_its_head():
+    assert table(("a", "b"), [("1", "2")]) == "| a | b |\n|---|---|\n| 1 | 2 |"
+
+
+def test_findings_travel_through_a_file_whose_writer_may_be_killed(tmp_path: Path):
+    path = tmp_path / "findings"
+    assert list(read(path)) == []
+    first = Finding("T", {"µs": "3"}, {"f": 0.5}, "no")
+    append(path, first)
+    with path.open("a") as out:
+        out.write('{"table": "T", "cel')
+    assert list(read(path)) == [first]

@@ -1,0 +1,103 @@
+"""What the server says about a stretch of time in which it did nothing but decode for all streams."""
+
+import re
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from text_generation_benchmark.process import get
+
+PAUSE_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The server's metrics, and when they were asked for."""
+
+    at_s: float
+    text: str
+
+    def value(self, series: str) -> float:
+        found = re.search(rf"^{re.escape(series)} (\S+)$", self.text, re.MULTILINE)
+        return float(found.group(1)) if found else 0.0
+
+    @property
+    def prefills(self) -> tuple[float, float]:
+        """(sent, answered)"""
+        names = ("tgi_batch_inference_count", "tgi_batch_inference_success")
+        return tuple(self.value(f'{name}{{method="prefill"}}') for name in names)  # type: ignore[return-value]
+
+    def is_decoding(self, streams: int) -> bool:
+        sent, answered = self.prefills
+        return sent == answered and self.value("tgi_batch_current_size") == streams
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Means over the decode steps between two pages."""
+
+    steps: int
+    step_s: float  # of wall time
+    device_s: float  # of which the device computed
+    gap_s: float  # of which the shard had nothing to run
+    context_tokens: float  # of all streams together
+
+    @property
+    def outside(self) -> float:
+        """Share of the wall time in which the device did not compute."""
+        return 1 - self.device_s / self.step_s
+
+
+class Watch:
+    """Reads the metrics now and then while a load runs."""
+
+    def __init__(self, port: int) -> None:
+        self.pages: list[Page] = []
+        self._port = port
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._done.wait(PAUSE_S):
+            asked_s = time.perf_counter()
+            text = get(self._port, "/metrics")
+            self.pages.append(Page((asked_s + time.perf_counter()) / 2, text))
+
+
+def longest_window(pages: Sequence[Page], streams: int) -> Window | None:
+    """None where no two pages in a row show all streams decoding, with no prompt between them."""
+    best: tuple[Page, Page] | None = None
+    first: Page | None = None
+    for page in pages:
+        if not page.is_decoding(streams):
+            first = None
+        elif first is None or first.prefills != page.prefills:
+            first = page
+        elif best is None or page.at_s - first.at_s > best[1].at_s - best[0].at_s:
+            best = (first, page)
+    return None if best is None else _between(*best)
+
+
+def _between(first: Page, last: Page) -> Window | None:
+    def moved(series: str) -> float:
+        return last.value(series) - first.value(series)
+
+    steps = moved("tgi_shard_decode_steps")
+    if not steps:
+        return None
+    return Window(
+        steps=int(steps),
+        step_s=(last.at_s - first.at_s) / steps,
+        device_s=moved('tgi_batch_forward_duration_sum{method="decode"}') / steps,
+        gap_s=moved("tgi_shard_step_gap_duration_sum") / steps,
+        context_tokens=(first.value("tgi_slots_used") + last.value("tgi_slots_used")) / 2,
+    )

@@ -1,0 +1,61 @@
+"""This project's server under the load, and what its shard says about its steps."""
+
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from text_generation_benchmark.load import GenerateStream, LoadResult
+from text_generation_benchmark.process import ServerCommand, free_port, get, running
+from text_generation_benchmark.prompts import Prompts
+from text_generation_benchmark.workload import Workload, measure
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """What the shard says about its steps under the largest load."""
+
+    model: str
+    overlapped: float  # share of decode steps whose successor was queued when they ended
+    median_gap_s: float  # upper bound: the edge of the histogram bucket that holds the median
+    mean_step_s: float
+
+
+def server_command(model: Path, folder: Path) -> ServerCommand:
+    port = free_port()
+    launcher = Path(sys.executable).parent / "text-generation-launcher"
+    arguments = [str(launcher), "--model-id", str(model), "--port", str(port), "--hostname", "127.0.0.1"]
+    arguments += ["--shard-uds-path", f"{folder}/shard", "--dtype", "bfloat16", "--max-total-tokens", "2048"]
+    return ServerCommand("the server", arguments, port, "/health", start_s=300)
+
+
+def measure_ours(name: str, model: Path, workloads: Sequence[Workload]) -> tuple[dict[Workload, LoadResult], Overlap]:
+    prompts, results = Prompts(model), {}
+    largest = max(workloads, key=lambda workload: workload.concurrency * workload.new_tokens)
+    pages: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
+        command = server_command(model, Path(folder))
+        with running(command, Path(folder) / "log"):
+            for workload in workloads:
+                before = get(command.port, "/metrics")
+                results[workload] = measure(command.port, GenerateStream(), prompts, workload)
+                if workload == largest:
+                    pages = [before, get(command.port, "/metrics")]
+    return results, read_overlap(name, *pages)
+
+
+def read_overlap(name: str, before: str, after: str) -> Overlap:
+    """From the difference of two pages of metrics."""
+
+    def moved(series: str) -> float:
+        values = [re.search(rf"^{re.escape(series)} (\S+)$", page, re.MULTILINE) for page in (before, after)]
+        return float(values[1].group(1) if values[1] else 0) - float(values[0].group(1) if values[0] else 0)
+
+    steps = moved("tgi_shard_decode_steps")
+    edges = re.findall(r'^tgi_shard_step_gap_duration_bucket\{le="([^"]+)"\}', after, re.MULTILINE)
+    gap = next(e for e in edges if moved(f'tgi_shard_step_gap_duration_bucket{{le="{e}"}}') >= steps / 2)
+    forward = 'tgi_batch_forward_duration_{}{{method="decode"}}'
+    mean = moved(forward.format("sum")) / moved(forward.format("count"))
+    return Overlap(name, moved("tgi_shard_overlapped_steps") / steps, float(gap), mean)

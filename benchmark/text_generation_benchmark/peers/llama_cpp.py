@@ -1,0 +1,40 @@
+"""llama.cpp behind `llama_cpp.server`, out of a virtual environment of its own. It serves one stream at a time."""
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from text_generation_benchmark.load import Completions, LoadResult
+from text_generation_benchmark.process import ServerCommand, free_port, running
+from text_generation_benchmark.prompts import Prompts
+from text_generation_benchmark.workload import Workload, check_counts, measure
+
+CONTEXT = 2048
+WRITER = Path(__file__).with_name("gguf_file.py")
+
+
+def is_installed(environment: Path) -> bool:
+    return any(environment.glob("lib/python*/site-packages/llama_cpp/server"))
+
+
+def server_command(environment: Path, model_file: Path) -> ServerCommand:
+    port, cores = free_port(), str(os.cpu_count())
+    arguments = [str(environment / "bin" / "python"), "-m", "llama_cpp.server", "--model", str(model_file)]
+    arguments += ["--model_alias", "peer", "--host", "127.0.0.1", "--port", str(port), "--n_ctx", str(CONTEXT)]
+    arguments += ["--n_threads", cores, "--n_threads_batch", cores, "--logits_all", "false", "--verbose", "false"]
+    return ServerCommand("llama.cpp", arguments, port, "/v1/models", start_s=120)
+
+
+def measure_llama_cpp(environment: Path, model: Path, workloads: Sequence[Workload]) -> dict[Workload, LoadResult]:
+    """Those workloads that have one stream. The model is written as GGUF first."""
+    dialect, prompts = Completions("peer", {}), Prompts(model)
+    with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
+        file = Path(folder) / "model.gguf"
+        subprocess.run([environment / "bin" / "python", WRITER, model, file], check=True)
+        command = server_command(environment, file)
+        with running(command, Path(folder) / "log"):
+            check_counts(command.port, dialect, Prompts(model))
+            alone = [workload for workload in workloads if workload.concurrency == 1]
+            return {workload: measure(command.port, dialect, prompts, workload) for workload in alone}

@@ -1,0 +1,30 @@
+"""Prompts of exactly as many tokens as asked for, never the same twice: no server's prefix cache can help it."""
+
+import random
+import re
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+WORD = re.compile("Ġ[a-z]{2,}")
+
+
+class Prompts:
+    """Words of the vocabulary at random; the same sequence of prompts for every server that is measured."""
+
+    def __init__(self, model: Path) -> None:
+        self._tokenizer: Tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        words = sorted(word[1:] for word in self._tokenizer.get_vocab() if WORD.fullmatch(word))
+        self._added = len(self._tokenizer.encode("").ids)
+        self._words = [word for word in words if len(self._tokenizer.encode(f" {word}").ids) == self._added + 1]
+        self._random = random.Random(0)
+
+    def make(self, count: int, num_tokens: int) -> list[str]:
+        """`num_tokens` counts what the tokenizer adds at the start. RuntimeError if a prompt misses it."""
+        prompts = []
+        for _ in range(count):
+            text = "".join(f" {word}" for word in self._random.choices(self._words, k=num_tokens - self._added))
+            if len(self._tokenizer.encode(text).ids) != num_tokens:
+                raise RuntimeError(f"words that are one token each do not make {num_tokens} tokens together: {text}")
+            prompts.append(text)
+        return prompts

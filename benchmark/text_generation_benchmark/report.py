@@ -1,0 +1,113 @@
+"""The tables of `compare`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from text_generation_benchmark.load import LoadResult
+from text_generation_benchmark.ours import Overlap
+from text_generation_benchmark.workload import REPETITIONS, Workload
+
+NO_FIGURE = "–"
+STEP_HEAD = ("ms per token", "first token ms", "of memory limit")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """`version` is empty if it is not installed; then `note` says how to install it, else what it cannot do."""
+
+    name: str
+    version: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    model: str
+    workload: Workload
+    ours: LoadResult
+    peers: Mapping[str, LoadResult]
+    step_bytes: int  # weights and keys and values that one decode step has to read
+    bandwidth: float  # bytes per second
+
+    @property
+    def share_of_bandwidth(self) -> float:
+        return self.step_bytes / self.ours.per_token_s / self.bandwidth
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.workload.new_tokens == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    machine: str
+    peers: Sequence[Peer]
+    rows: Sequence[Row]
+    overlaps: Sequence[Overlap]
+
+    def as_markdown(self) -> str:
+        parts = [self._heading(), self._decode_table(), self._prefill_table(), _overlap_table(self.overlaps)]
+        return "\n\n".join(part for part in parts if part)
+
+    def _heading(self) -> str:
+        notes = [f"{peer.note}." for peer in self.peers if peer.note]
+        versions = ", ".join(f"{peer.name} {peer.version}" for peer in self.peers if peer.version)
+        said = f"{self.machine} Medians of {REPETITIONS} runs, every prompt another; a ratio over 1 means faster than"
+        return " ".join([said, f"{versions or 'no peer'}.", *notes])
+
+    def _decode_table(self) -> str:
+        rows = [row for row in self.rows if not row.is_prefill]
+        if not rows:
+            return ""
+        tokens_in, tokens_out = rows[0].workload.input_tokens, rows[0].workload.new_tokens
+        head = ["model", "streams", "tokens/s", *(peer.name for peer in self.peers), *STEP_HEAD]
+        lines = [self._decode_cells(row) for row in rows]
+        return f"{tokens_in} tokens in, {tokens_out} out; tokens per second:\n\n{_table(head, lines)}"
+
+    def _decode_cells(self, row: Row) -> list[str]:
+        ours = row.ours
+        cells = [row.model, str(row.workload.concurrency), f"{ours.tokens_per_s:.1f}"]
+        for peer in self.peers:
+            theirs = row.peers.get(peer.name)
+            ratio = ours.tokens_per_s / theirs.tokens_per_s if theirs else 0
+            cells.append(f"{theirs.tokens_per_s:.1f} ({ratio:.2f}×)" if theirs else _why_not(peer))
+        cells += [f"{ours.per_token_s * 1e3:.2f}", f"{ours.first_token_s * 1e3:.0f}", f"{row.share_of_bandwidth:.1%}"]
+        return cells
+
+    def _prefill_table(self) -> str:
+        rows = [row for row in self.rows if row.is_prefill]
+        if not rows:
+            return ""
+        head = ["model", "prompt", "ms", *(peer.name for peer in self.peers), "prompt tokens/s"]
+        lines = [self._prefill_cells(row) for row in rows]
+        return f"One stream, milliseconds to the first token:\n\n{_table(head, lines)}"
+
+    def _prefill_cells(self, row: Row) -> list[str]:
+        first = row.ours.first_token_s
+        cells = [row.model, str(row.workload.input_tokens), f"{first * 1e3:.0f}"]
+        for peer in self.peers:
+            theirs = row.peers.get(peer.name)
+            ratio = theirs.first_token_s / first if theirs else 0
+            cells.append(f"{theirs.first_token_s * 1e3:.0f} ({ratio:.2f}×)" if theirs else _why_not(peer))
+        return [*cells, f"{row.workload.input_tokens / first:.0f}"]
+
+
+def _why_not(peer: Peer) -> str:
+    return NO_FIGURE if peer.version else "not installed"
+
+
+def _overlap_table(overlaps: Sequence[Overlap]) -> str:
+    if not overlaps:
+        return ""
+    lines = []
+    for overlap in overlaps:
+        share = f"{overlap.median_gap_s / overlap.mean_step_s:.1%} of {overlap.mean_step_s * 1e3:.2f} ms"
+        gap = f"≤ {overlap.median_gap_s * 1e3:.2f} ms"
+        lines.append([overlap.model, f"{overlap.overlapped:.1%}", gap, f"≤ {share}"])
+    return _table(["model", "decode steps with their successor queued", "gap between steps", "of a step"], lines)
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rule = f"|{'---|' * len(head)}"
+    first, *rest = (f"| {' | '.join(cells)} |" for cells in (head, *lines))
+    return "\n".join([first, rule, *rest])

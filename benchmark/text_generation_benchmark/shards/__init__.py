@@ -1,0 +1,1 @@
+"""TGI's benchmark of the shards alone: steps straight to their sockets, past the router."""

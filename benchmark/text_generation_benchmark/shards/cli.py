@@ -1,0 +1,135 @@
+"""`text-generation-benchmark` with TGI's flags: measures the shards of a running server."""
+
+import asyncio
+import sys
+from importlib.util import find_spec
+from typing import Annotated, NoReturn
+
+import typer
+
+from text_generation_benchmark.shards.config import Plan, ShardBenchmarkConfig
+from text_generation_benchmark.shards.prompt import prompt_ids
+from text_generation_benchmark.shards.rounds import open_benchmark
+from text_generation_benchmark.shards.statistics import Results, Round
+from text_generation_benchmark.shards.tables import tables
+from text_generation_router.errors import ShardsError, StartError
+from text_generation_router.text.validation import Parameters
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+
+Flag = typer.Option
+
+
+def benchmark_shards(
+    context: typer.Context,
+    tokenizer_name: Annotated[
+        str | None, Flag("--tokenizer-name", "-t", envvar="TOKENIZER_NAME", help="Local directory or hub id. Required.")
+    ] = None,
+    revision: Annotated[str, Flag(envvar="REVISION", help="Of the hub id.")] = "main",
+    batch_size: Annotated[
+        list[int] | None, Flag("--batch-size", "-b", min=1, help="Repeatable; 1 2 4 8 16 32 if not given.")
+    ] = None,
+    sequence_length: Annotated[
+        int, Flag("--sequence-length", "-s", envvar="SEQUENCE_LENGTH", min=1, help="Tokens of each prompt.")
+    ] = 10,
+    decode_length: Annotated[
+        int, Flag("--decode-length", "-d", envvar="DECODE_LENGTH", min=1, help="Tokens that each request makes.")
+    ] = 8,
+    runs: Annotated[int, Flag("--runs", "-r", envvar="RUNS", min=1, help="Measured rounds of each batch size.")] = 10,
+    warmups: Annotated[int, Flag("--warmups", "-w", envvar="WARMUPS", min=0, help="Rounds before them.")] = 1,
+    master_shard_uds_path: Annotated[
+        str, Flag("--master-shard-uds-path", "-m", envvar="MASTER_SHARD_UDS_PATH", help="The first shard's socket.")
+    ] = "/tmp/text-generation-server-0",
+    temperature: Annotated[float | None, Flag(envvar="TEMPERATURE")] = None,
+    top_k: Annotated[int | None, Flag(envvar="TOP_K", min=0)] = None,
+    top_p: Annotated[float | None, Flag(envvar="TOP_P")] = None,
+    typical_p: Annotated[float | None, Flag(envvar="TYPICAL_P")] = None,
+    repetition_penalty: Annotated[float | None, Flag(envvar="REPETITION_PENALTY")] = None,
+    frequency_penalty: Annotated[float | None, Flag(envvar="FREQUENCY_PENALTY")] = None,
+    top_n_tokens: Annotated[int | None, Flag(envvar="TOP_N_TOKENS", min=0)] = None,
+    watermark: Annotated[bool, Flag("--watermark", envvar="WATERMARK")] = False,
+    do_sample: Annotated[bool, Flag("--do-sample", envvar="DO_SAMPLE")] = False,
+) -> None:
+    """Measures the shards of a server that has nothing else to do: latency and throughput of prefill and decode.
+
+    Its router finds the shards used by somebody else, and has them started again at its next request.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if tokenizer_name is None:
+        raise typer.BadParameter("a local directory or a hub id is required", context, param_hint="--tokenizer-name")
+    config = ShardBenchmarkConfig(
+        tokenizer_name,
+        revision,
+        master_shard_uds_path,
+        tuple(batch_size or BATCH_SIZES),
+        sequence_length,
+        decode_length,
+        runs,
+        warmups,
+        Parameters(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            typical_p=typical_p,
+            repetition_penalty=repetition_penalty,
+            frequency_penalty=frequency_penalty,
+            top_n_tokens=top_n_tokens,
+            watermark=watermark,
+            do_sample=do_sample,
+        ),
+    )
+    try:
+        results = asyncio.run(measure(config, config.plan(), has_view()))
+    except (StartError, ShardsError) as error:
+        fail(str(error))
+    if any(results.measured.values()):
+        typer.echo(tables(config, results))
+
+
+def has_view() -> bool:
+    """Whether there is a terminal with somebody before it, and what draws on it."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    if find_spec("rich") is None:
+        say("there is no live view without rich: install tgi-py[benchmark] to see one")
+        return False
+    return True
+
+
+async def measure(config: ShardBenchmarkConfig, plan: Plan, on_terminal: bool) -> Results:
+    """What was measured until the end, or until the user at the terminal has quit. StartError, ShardsError."""
+    ids = await prompt_ids(config.tokenizer_name, config.revision, plan.sequence_length)
+    results = Results(plan.batch_sizes, plan.rounds_each)
+    async with open_benchmark(config.master_shard_uds_path, plan, ids) as benchmark:
+        if not on_terminal:
+            await benchmark.measure(lambda done: report(results, done), between_calls=lambda: None)
+            return results
+        from text_generation_benchmark.shards.terminal import watch
+
+        title = (
+            f"Model: {config.tokenizer_name} | Sequence Length: {plan.sequence_length}"
+            f" | Decode Length: {plan.decode_length}"
+        )
+        await watch(benchmark, title, results)
+        return results
+
+
+def report(results: Results, done: Round) -> None:
+    """One line for each round."""
+    results.add(done)
+    number = f"{results.finished[done.batch_size]}/{results.rounds_each}"
+    what = "warm-up" if done.is_warmup else "run"
+    say(
+        f"batch size {done.batch_size}, round {number} ({what}):"
+        f" prefill {done.prefill_ms:.2f} ms, decode {done.decode_ms:.2f} ms, {done.token_ms:.2f} ms a token"
+    )
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def fail(reason: str) -> NoReturn:
+    say(f"Error: {reason}")
+    raise typer.Exit(1)

@@ -1,0 +1,79 @@
+"""All that the shard benchmark is told, in one value, checked."""
+
+from dataclasses import dataclass, replace
+
+from text_generation_router.errors import StartError, ValidationError
+from text_generation_router.scheduling.request import Sampling
+from text_generation_router.text.validation import Parameters, RequestLimits, parameter_checks, sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The rounds to run. Each request reads `sequence_length` tokens and makes `decode_length`."""
+
+    batch_sizes: tuple[int, ...]
+    sequence_length: int
+    decode_length: int
+    runs: int  # measured, for each batch size
+    warmups: int  # not measured, before them
+    sampling: Sampling
+
+    @property
+    def decode_steps(self) -> int:
+        """The first token comes from the prefill."""
+        return self.decode_length - 1
+
+    @property
+    def slots_each(self) -> int:
+        """Of one request: the newest token has none, since its keys are computed by the step that takes it as input."""
+        return self.sequence_length + self.decode_steps
+
+    @property
+    def rounds_each(self) -> int:
+        return self.warmups + self.runs
+
+
+@dataclass(frozen=True, slots=True)
+class ShardBenchmarkConfig:
+    tokenizer_name: str  # a local directory or a hub id
+    revision: str  # of the hub id
+    master_shard_uds_path: str
+    batch_sizes: tuple[int, ...]
+    sequence_length: int
+    decode_length: int
+    runs: int
+    warmups: int
+    parameters: Parameters  # as the user gave them
+
+    def plan(self) -> Plan:
+        """Raises StartError for what cannot be measured."""
+        if self.decode_length < 2:
+            raise StartError("--decode-length must be at least 2: the first token comes from the prefill")
+        return Plan(
+            tuple(dict.fromkeys(self.batch_sizes)),
+            self.sequence_length,
+            self.decode_length,
+            self.runs,
+            self.warmups,
+            self._sampling(),
+        )
+
+    def _sampling(self) -> Sampling:
+        # The neutral values are no user's request to the router, and good ones here.
+        given = self.parameters
+        asked = replace(
+            given,
+            seed=0,
+            top_k=given.top_k or None,
+            top_p=None if given.top_p == 1.0 else given.top_p,
+            typical_p=None if given.typical_p == 1.0 else given.typical_p,
+        )
+        top_n_tokens = asked.top_n_tokens or 0
+        limits = RequestLimits(1, 0, top_n_tokens, self.sequence_length, self.sequence_length + self.decode_length)
+        try:
+            for fails, text in parameter_checks(asked, limits):
+                if fails:
+                    raise ValidationError(text)
+        except ValidationError as error:
+            raise StartError(str(error)) from None
+        return sampling(asked)

@@ -1,0 +1,126 @@
+"""Runs the rounds: one call at a time, to all ranks, each timed from the sending to the last rank's answer."""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from text_generation_benchmark.shards.config import Plan
+from text_generation_benchmark.shards.standing import find_idle, read_standings
+from text_generation_benchmark.shards.statistics import Round
+from text_generation_router.errors import ShardsError, StartError, StepFailedError
+from text_generation_router.scheduling.slots import Slots
+from text_generation_router.scheduling.step import Chunk, ClearStep, FirstChunk, ForwardStep, Step
+from text_generation_router.shards import ShardGroup
+
+NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
+
+
+class ShardBenchmark:
+    """The only user of the shards while it lives: it goes on with their sequence of steps, and uses all their slots.
+
+    A router that used them before finds its own steps refused, and never reads keys that were overwritten here.
+    """
+
+    def __init__(
+        self, shards: ShardGroup, master_uds_path: str, plan: Plan, ids: tuple[int, ...], last_step: int
+    ) -> None:
+        self._shards = shards
+        self._master_uds_path = master_uds_path
+        self._plan = plan
+        self._ids = ids
+        self._last_step = last_step
+
+    async def measure(self, on_round: Callable[[Round], None], between_calls: Callable[[], None]) -> None:
+        """Runs all rounds; what `between_calls` does is in no measured time. ShardsError if the shards fail, go away,
+        or are used by somebody else."""
+        await self._clear()
+        for batch_size in self._plan.batch_sizes:
+            for i in range(self._plan.rounds_each):
+                on_round(await self._round(batch_size, i < self._plan.warmups, between_calls))
+
+    async def _round(self, batch_size: int, is_warmup: bool, between_calls: Callable[[], None]) -> Round:
+        plan = self._plan
+        slots = np.arange(batch_size * plan.slots_each, dtype=np.int32).reshape(batch_size, plan.slots_each)
+        between_calls()
+        prefill_s = await self._run(self._prefill(slots[:, : plan.sequence_length]))
+        decode_s = 0.0
+        for position in range(plan.sequence_length, plan.slots_each):
+            between_calls()
+            decode_s += await self._run(
+                ForwardStep(self._last_step + 1, tuple(range(batch_size)), slots[:, position].copy(), ())
+            )
+        await self._clear()
+        return Round(batch_size, is_warmup, plan.sequence_length, plan.decode_steps, prefill_s, decode_s)
+
+    def _prefill(self, slots: Slots) -> ForwardStep:
+        """Of one prompt for each row of `slots`."""
+        length, sampling = self._plan.sequence_length, self._plan.sampling
+        chunks = tuple(
+            Chunk(i, 0, length, True, FirstChunk(self._ids, own, length, sampling, sampling.is_greedy))
+            for i, own in enumerate(slots)
+        )
+        return ForwardStep(self._last_step + 1, (), NO_SLOTS, chunks)
+
+    async def _clear(self) -> None:
+        await self._run(ClearStep(self._last_step + 1))
+
+    async def _run(self, step: Step) -> float:
+        """Seconds until all ranks have answered."""
+        self._last_step = step.number
+        started = time.perf_counter()
+        try:
+            await self._shards.run(step)
+        except StepFailedError as error:
+            raise ShardsError(
+                f"{error}; if that is too large, choose a smaller --batch-size, --sequence-length or --decode-length"
+            ) from None
+        except ShardsError as error:
+            raise ShardsError(await self._why(error)) from None
+        return time.perf_counter() - started
+
+    async def _why(self, error: ShardsError) -> str:
+        """Why a step was not run, and what to do."""
+        number = self._last_step
+        try:
+            standings = await read_standings(self._master_uds_path)
+            gone = any(standing.generation != self._shards.generation for standing in standings)
+        except ShardsError:
+            standings, gone = [], True
+        if gone:
+            return (
+                f"the shards went away in step {number} ({error}): a router that gets requests has them started again;"
+                " send it none, or see the server's log, and run this again"
+            )
+        if any(max(standing.last_step, standing.running_step) >= number for standing in standings):
+            return (
+                f"somebody else uses the shards ({error}): stop sending requests to their router, and run this again"
+                " when they have been answered"
+            )
+        return f"the shards have not run step {number}: {error}"
+
+
+@asynccontextmanager
+async def open_benchmark(master_uds_path: str, plan: Plan, ids: tuple[int, ...]) -> AsyncIterator[ShardBenchmark]:
+    """Raises ShardsError if the shards cannot be used now, StartError if the plan does not fit them."""
+    standings = await find_idle(master_uds_path)
+    _check_slots(plan, min(standing.slots for standing in standings))
+    shards = await ShardGroup.connect(master_uds_path)
+    try:
+        if max(ids) >= shards.info.vocab_size:
+            raise StartError(
+                "--tokenizer-name is not the model that the shards serve: the text has ids it does not know"
+            )
+        yield ShardBenchmark(shards, master_uds_path, plan, ids, standings[0].last_step)
+    finally:
+        await shards.close()
+
+
+def _check_slots(plan: Plan, slots: int) -> None:
+    largest = max(plan.batch_sizes)
+    if largest * plan.slots_each > slots:
+        raise StartError(
+            f"--batch-size {largest} with {plan.sequence_length} + {plan.decode_length} tokens each needs"
+            f" {largest * plan.slots_each} token slots, and the shards have {slots}: choose smaller ones"
+        )

@@ -1,0 +1,69 @@
+"""Where the shards stand: asked outside the sequence of steps, so that the benchmark can go on from there."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from text_generation_proto import generate_pb2 as pb
+from text_generation_proto import generate_pb2_grpc as pb_grpc
+from text_generation_router.errors import ShardsError
+
+ANSWER_S = 10.0
+QUIET_S = 0.2  # a router under load runs many steps in it
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Of one rank."""
+
+    generation: int
+    last_step: int
+    running_step: int  # 0: none
+    slots: int  # 0: no warm-up yet
+
+
+async def read_standings(master_uds_path: str) -> list[Standing]:
+    """Of all ranks, in their order. ShardsError if one does not answer."""
+    if not Path(master_uds_path).exists():
+        raise ShardsError(
+            f"there is no shard at {master_uds_path}: start text-generation-launcher, or give --master-shard-uds-path"
+            " its --shard-uds-path with -0 at the end"
+        )
+    try:
+        async with grpc.aio.insecure_channel(f"unix://{master_uds_path}") as channel:
+            stub = pb_grpc.TextGenerationServiceStub(channel)
+            urls = (await stub.ServiceDiscovery(pb.ServiceDiscoveryRequest(), timeout=ANSWER_S)).urls
+        return [await _read(url) for url in urls]
+    except grpc.aio.AioRpcError as error:
+        raise ShardsError(
+            f"the shards of {master_uds_path} do not answer ({error.details()}): wait until the server is ready"
+        ) from None
+
+
+async def _read(url: str) -> Standing:
+    async with grpc.aio.insecure_channel(url) as channel:
+        stub = pb_grpc.TextGenerationServiceStub(channel)
+        health: Any = await stub.Health(pb.HealthRequest(), timeout=ANSWER_S)
+        info: Any = await stub.Info(pb.InfoRequest(), timeout=ANSWER_S)
+    return Standing(health.generation, health.last_step, health.running_step, info.slots)
+
+
+async def find_idle(master_uds_path: str) -> list[Standing]:
+    """Of all ranks, whose sequences are at the same step. ShardsError if they have had no warm-up, or run steps now."""
+    before = await read_standings(master_uds_path)
+    if not all(standing.slots for standing in before):
+        raise ShardsError(
+            "the shards have had no warm-up, which a router gives them: start text-generation-launcher, and run this"
+            " when it is ready"
+        )
+    await asyncio.sleep(QUIET_S)
+    standings = await read_standings(master_uds_path)
+    positions = {(standing.generation, standing.last_step) for standing in standings}
+    if standings != before or len(positions) > 1 or any(standing.running_step for standing in standings):
+        raise ShardsError(
+            "the shards are at work: stop sending requests to their router, and run this when they have been answered"
+        )
+    return standings

@@ -1,0 +1,117 @@
+"""What was measured and what it comes to. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One prefill of `batch_size` equal prompts, and the decode steps after it."""
+
+    batch_size: int
+    is_warmup: bool
+    sequence_length: int  # tokens of each prompt
+    decode_steps: int
+    prefill_s: float
+    decode_s: float  # all decode steps together
+
+    @property
+    def prefill_ms(self) -> float:
+        return self.prefill_s * 1e3
+
+    @property
+    def decode_ms(self) -> float:
+        return self.decode_s * 1e3
+
+    @property
+    def token_ms(self) -> float:
+        """Of one decode step, which makes one token of each request."""
+        return self.decode_ms / self.decode_steps
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        return self.batch_size * self.sequence_length / self.prefill_s
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        return self.batch_size * self.decode_steps / self.decode_s
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A figure that every round has, under the name the tables give it."""
+
+    step: str
+    value_of: Callable[[Round], float]
+
+
+PREFILL_MS = Series("Prefill", lambda done: done.prefill_ms)
+TOKEN_MS = Series("Decode (token)", lambda done: done.token_ms)
+DECODE_MS = Series("Decode (total)", lambda done: done.decode_ms)
+PREFILL_TOKENS_PER_S = Series("Prefill", lambda done: done.prefill_tokens_per_s)
+DECODE_TOKENS_PER_S = Series("Decode", lambda done: done.decode_tokens_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    average: float
+    lowest: float
+    highest: float
+    p50: float
+    p90: float
+    p99: float
+
+
+def summarize(series: Series, rounds: Sequence[Round]) -> Summary:
+    """Of at least one round. A percentile is one of the values, as in TGI: that at floor(p/100 · n) of the sorted."""
+    values = sorted(series.value_of(done) for done in rounds)
+    p50, p90, p99 = (values[percent * len(values) // 100] for percent in (50, 90, 99))
+    return Summary(sum(values) / len(values), values[0], values[-1], p50, p90, p99)
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    low: float
+    high: float
+    count: int
+
+
+def histogram(values: Sequence[float], bins: int) -> list[Bin]:
+    """Bins of equal width from the lowest value to the highest, which is in the last one."""
+    low, high = min(values), max(values)
+    width = (high - low) / bins
+    if width == 0:
+        return [Bin(low, high, len(values))]
+    counts = [0] * bins
+    for value in values:
+        counts[min(bins - 1, int((value - low) / width))] += 1
+    return [Bin(low + i * width, low + (i + 1) * width, count) for i, count in enumerate(counts)]
+
+
+@dataclass(slots=True)
+class Results:
+    """The rounds so far, of `rounds_each` for each batch size, unmeasured ones included."""
+
+    batch_sizes: tuple[int, ...]
+    rounds_each: int
+    measured: dict[int, list[Round]] = field(init=False)  # by batch size
+    finished: dict[int, int] = field(init=False)  # rounds by batch size
+
+    def __post_init__(self) -> None:
+        self.measured = {batch_size: [] for batch_size in self.batch_sizes}
+        self.finished = dict.fromkeys(self.batch_sizes, 0)
+
+    def add(self, done: Round) -> None:
+        self.finished[done.batch_size] += 1
+        if not done.is_warmup:
+            self.measured[done.batch_size].append(done)
+
+    @property
+    def share_finished(self) -> float:
+        """0 to 1"""
+        return sum(self.finished.values()) / (self.rounds_each * len(self.batch_sizes))
+
+    @property
+    def current(self) -> int:
+        """The batch size under way; the last one when all is done."""
+        return next((b for b in self.batch_sizes if self.finished[b] < self.rounds_each), self.batch_sizes[-1])

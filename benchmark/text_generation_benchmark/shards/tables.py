@@ -1,0 +1,98 @@
+"""TGI's three tables, in Markdown."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from text_generation_benchmark.shards.config import ShardBenchmarkConfig
+from text_generation_benchmark.shards.statistics import (
+    DECODE_MS,
+    DECODE_TOKENS_PER_S,
+    PREFILL_MS,
+    PREFILL_TOKENS_PER_S,
+    TOKEN_MS,
+    Results,
+    Round,
+    Summary,
+    summarize,
+)
+
+Row = Sequence[str]
+
+
+def tables(config: ShardBenchmarkConfig, results: Results) -> str:
+    """Of the batch sizes that have been measured at all."""
+    parts = (parameters_table(config), latency_table(results), throughput_table(results))
+    return "\n\n\n".join(parts)
+
+
+def parameters_table(config: ShardBenchmarkConfig) -> str:
+    given = config.parameters
+    rows = {
+        "Model": config.tokenizer_name,
+        "Sequence Length": str(config.sequence_length),
+        "Decode Length": str(config.decode_length),
+        "Top N Tokens": _option(given.top_n_tokens),
+        "N Runs": str(config.runs),
+        "Warmups": str(config.warmups),
+        "Temperature": _option(given.temperature),
+        "Top K": _option(given.top_k),
+        "Top P": _option(given.top_p),
+        "Typical P": _option(given.typical_p),
+        "Repetition Penalty": _option(given.repetition_penalty),
+        "Frequency Penalty": _option(given.frequency_penalty),
+        "Watermark": str(given.watermark).lower(),
+        "Do Sample": str(given.do_sample).lower(),
+    }
+    return markdown([("Parameter", "Value"), *rows.items()])
+
+
+def latency_table(results: Results) -> str:
+    header = ("Step", "Batch Size", "Average", "Lowest", "Highest", "p50", "p90", "p99")
+    rows = []
+    for series in (PREFILL_MS, TOKEN_MS, DECODE_MS):
+        for batch_size, measured in _measured(results):
+            summary = summarize(series, measured)
+            values = (*_extremes(summary), summary.p50, summary.p90, summary.p99)
+            rows.append((series.step, str(batch_size), *(f"{value:.2f} ms" for value in values)))
+    return markdown([header, *merged(rows)])
+
+
+def throughput_table(results: Results) -> str:
+    header = ("Step", "Batch Size", "Average", "Lowest", "Highest")
+    rows = []
+    for series in (PREFILL_TOKENS_PER_S, DECODE_TOKENS_PER_S):
+        for batch_size, measured in _measured(results):
+            values = _extremes(summarize(series, measured))
+            rows.append((series.step, str(batch_size), *(f"{value:.2f} tokens/secs" for value in values)))
+    return markdown([header, *merged(rows)])
+
+
+def merged(rows: Sequence[Row]) -> list[Row]:
+    """A cell that equals the one above is left empty: the two are one."""
+    if not rows:
+        return []
+    return [
+        rows[0],
+        *(["" if cell == over else cell for over, cell in zip(*pair, strict=True)] for pair in pairwise(rows)),
+    ]
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The first row is the header. Cells are padded to their column's width."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    rule = "|".join("-" * (width + 2) for width in widths)
+    return "\n".join([f"| {lines[0]} |", f"|{rule}|", *(f"| {line} |" for line in lines[1:])])
+
+
+def _measured(results: Results) -> Iterator[tuple[int, list[Round]]]:
+    return ((batch_size, rounds) for batch_size, rounds in results.measured.items() if rounds)
+
+
+def _extremes(summary: Summary) -> tuple[float, float, float]:
+    return summary.average, summary.lowest, summary.highest
+
+
+def _option(value: float | None) -> str:
+    """As TGI, a Rust program, prints it."""
+    return "None" if value is None else f"Some({value})"

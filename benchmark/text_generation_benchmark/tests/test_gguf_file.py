@@ -1,0 +1,118 @@
+"""A GGUF file holds the same model: names, bits, the other order of rotary rows, and the tokenizer."""
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from text_generation_benchmark.checkpoint import Shape, write_checkpoint
+from text_generation_server import demo_model
+
+DEMO_MODEL = Path(demo_model.__file__).parent
+TINY = Shape(hidden=16, intermediate=24, layers=2, heads=2, kv_heads=1, vocabulary=2050)
+
+
+class FakeWriter:
+    """Notes what it is given."""
+
+    def __init__(self, path: str, architecture: str) -> None:
+        self.values: dict[str, Any] = {}
+        self.tensors: dict[str, np.ndarray[Any, Any]] = {}
+        WRITERS.append(self)
+
+    def add_tensor(self, name: str, tensor: np.ndarray[Any, Any], raw_dtype: str = "F32") -> None:
+        self.tensors[name] = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *value: self.values.update({name: value[0] if value else None})
+
+
+WRITERS: list[FakeWriter] = []
+FAKE_GGUF = SimpleNamespace(
+    GGUFWriter=FakeWriter,
+    GGMLQuantizationType=SimpleNamespace(BF16="BF16"),
+    LlamaFileType=SimpleNamespace(MOSTLY_BF16="BF16"),
+    TokenType=SimpleNamespace(NORMAL="normal", CONTROL="control"),
+)
+
+
+@pytest.fixture
+def gguf_file(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, which otherwise runs where `gguf` is installed."""
+    monkeypatch.setitem(sys.modules, "gguf", FAKE_GGUF)
+    return importlib.import_module("text_generation_benchmark.peers.gguf_file")
+
+
+def write(gguf_file: ModuleType, model: Path, monkeypatch: pytest.MonkeyPatch) -> FakeWriter:
+    monkeypatch.setattr(sys, "argv", ["gguf_file.py", str(model), "out.gguf"])
+    gguf_file.main()
+    return WRITERS[-1]
+
+
+def rotated(x_HD: np.ndarray[Any, Any], pairs: list[tuple[int, int]], position: int) -> np.ndarray[Any, Any]:
+    out = x_HD.copy()
+    for i, (a, b) in enumerate(pairs):
+        angle = position / 10 ** (i / 2)
+        out[:, a] = x_HD[:, a] * np.cos(angle) - x_HD[:, b] * np.sin(angle)
+        out[:, b] = x_HD[:, a] * np.sin(angle) + x_HD[:, b] * np.cos(angle)
+    return out
+
+
+def test_rows_in_pairs_give_the_scores_of_rows_in_halves(gguf_file: ModuleType) -> None:
+    heads, size = 2, 8
+    rng = np.random.default_rng(0)
+    weights, x = rng.normal(size=(2, heads * size, 5)), rng.normal(size=5)
+    halves, neighbours = [(i, i + 4) for i in range(4)], [(2 * i, 2 * i + 1) for i in range(4)]
+    q, k = ((weight @ x).reshape(heads, size) for weight in weights)
+    q2, k2 = ((gguf_file.interleaved(weight, heads) @ x).reshape(heads, size) for weight in weights)
+    scores = (rotated(q, halves, 3) * rotated(k, halves, 1)).sum(-1)
+    assert np.allclose((rotated(q2, neighbours, 3) * rotated(k2, neighbours, 1)).sum(-1), scores)
+    assert not np.allclose((rotated(q, neighbours, 3) * rotated(k, neighbours, 1)).sum(-1), scores)
+
+
+def test_every_weight_is_written_once_with_its_bits(
+    gguf_file: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path / "tiny", TINY, DEMO_MODEL)
+    writer = write(gguf_file, tmp_path / "tiny", monkeypatch)
+    tensors = load_file(tmp_path / "tiny" / "model.safetensors")
+    assert len(writer.tensors) == len(tensors) == 2 + TINY.layers * 9
+    bits = tensors["model.layers.1.mlp.down_proj.weight"].view(torch.uint16).numpy()
+    assert np.array_equal(writer.tensors["blk.1.ffn_down.weight"], bits)
+    assert writer.tensors["output_norm.weight"].dtype == np.float32  # all ones, in both types
+    assert (writer.tensors["output_norm.weight"] == 1).all()
+
+
+def test_the_tokenizer_keeps_its_ids_and_marks_what_is_not_text(
+    gguf_file: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path / "tiny", TINY, DEMO_MODEL)
+    values = write(gguf_file, tmp_path / "tiny", monkeypatch).values
+    tokens, kinds = values["add_token_list"], values["add_token_types"]
+    assert len(tokens) == len(kinds) == TINY.vocabulary
+    assert (tokens[1], kinds[1], tokens[2049], kinds[2049]) == ("<s>", "control", "Ġfiller2049", "normal")
+    assert values["add_add_bos_token"] is True
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj.bias", "model.layers.0.mlp.experts.weight"])
+def test_a_weight_of_another_model_is_refused_by_name(gguf_file: ModuleType, name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        gguf_file.gguf_name(name)
+
+
+def test_another_dtype_is_refused(gguf_file: ModuleType, tmp_path: Path) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "m.safetensors")
+    with pytest.raises(ValueError, match="w is F32"):
+        list(gguf_file.read_tensors(tmp_path / "m.safetensors"))
+
+
+def test_scaled_rotary_embeddings_are_refused(gguf_file: ModuleType) -> None:
+    config = {"model_type": "llama", "rope_theta": 1e4, "rope_scaling": {"factor": 2.0}}
+    with pytest.raises(ValueError, match="without scaled rotary"):
+        gguf_file.add_shape(FakeWriter("", ""), config)

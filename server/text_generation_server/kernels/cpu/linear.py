@@ -1,0 +1,86 @@
+"""Weights as the compiled matrix product wants them: panels of 16 outputs, in bfloat16 or int8."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from text_generation_server.arena import empty
+from text_generation_server.kernels.cpu.library import TYPES, Library
+
+PANEL = 16
+BLOCK = 2 * PANEL  # the matrix product takes outputs and inputs in pairs of panels
+
+
+class PackedLinear:
+    """y = x Wᵀ + b for bfloat16 x [T, K]. `gated`: the first half of the outputs are gates, and y = silu(gate) * up."""
+
+    def __init__(
+        self,
+        library: Library,
+        threads: int,
+        weight: Tensor,
+        bias: Tensor | None,
+        scales_N: Tensor | None,
+        gated: bool,
+        dtype: torch.dtype,
+    ) -> None:
+        """weight [N, K], bfloat16, or int8 with a scale for each output; `dtype` is that of y."""
+        outputs, self._inputs = weight.shape
+        self._outputs = outputs // 2 if gated else outputs
+        self._library = library
+        self._threads = threads
+        self._gated = gated
+        self._dtype = dtype
+        order = _interleaved(outputs) if gated else None
+        self._weight = _panels(weight if order is None else weight[order])
+        self._scales = _aligned(scales_N, order)
+        self._bias = _aligned(bias, order)
+        # Each thread unpacks two panels of int8 at a time.
+        is_int8 = weight.dtype == torch.int8
+        self._scratch = torch.empty(threads * BLOCK * self._inputs if is_int8 else 0, dtype=torch.bfloat16)
+        rows = self._weight.shape[0] * PANEL
+        self._width = rows // 2 if gated else rows
+        self._tail = (
+            self._weight.data_ptr(), rows, int(is_int8), _pointer(self._scales), _pointer(self._bias), int(gated),
+            TYPES[dtype],
+        )  # fmt: skip
+
+    def __call__(self, x: Tensor) -> Tensor:
+        count = x.shape[0]
+        x = x.contiguous()
+        y = torch.empty((count, self._width), dtype=self._dtype)
+        scratch = self._scratch.data_ptr()
+        self._library.gemm(x.data_ptr(), count, self._inputs, *self._tail, y.data_ptr(), scratch, self._threads)
+        return y if self._width == self._outputs else y[:, : self._outputs]
+
+
+def can_pack(weight: Tensor, gated: bool) -> bool:
+    """Whether the layout fits: whole panels of inputs, and of each half of a gated product."""
+    outputs, inputs = weight.shape
+    return inputs % BLOCK == 0 and (not gated or outputs % BLOCK == 0)
+
+
+def _panels(weight: Tensor) -> Tensor:
+    """[N / 16, K / 2, 16, 2]; outputs are filled up with zeros to whole pairs of panels."""
+    missing = -weight.shape[0] % BLOCK
+    weight = F.pad(weight, (0, 0, 0, missing)) if missing else weight
+    outputs, inputs = weight.shape
+    packed = empty((outputs // PANEL, inputs // 2, PANEL, 2), weight.dtype, weight.device)
+    return packed.copy_(weight.view(outputs // PANEL, PANEL, inputs // 2, 2).permute(0, 2, 1, 3))
+
+
+def _interleaved(outputs: int) -> Tensor:
+    """The order in which a panel of gates is followed by that of their ups."""
+    return torch.arange(outputs).view(2, -1, PANEL).transpose(0, 1).flatten()
+
+
+def _aligned(values_N: Tensor | None, order: Tensor | None) -> Tensor | None:
+    """float32, in the panels' order, with zeros for the outputs that were added."""
+    if values_N is None:
+        return None
+    values = values_N.float() if order is None else values_N.float()[order]
+    return F.pad(values, (0, -len(values) % BLOCK)).contiguous()
+
+
+def _pointer(values: Tensor | None) -> int:
+    return 0 if values is None else values.data_ptr()

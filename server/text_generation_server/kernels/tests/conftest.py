@@ -1,0 +1,62 @@
+"""Every backend, with each type of numbers that it can be tested in, as one fixture: a test that has it runs on all."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import cast
+
+import pytest
+import torch
+
+from text_generation_server.kernels.cpu.library import NEEDS
+from text_generation_server.kernels.interface import Kernels
+
+GPU = torch.cuda.is_available()
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    backend: str
+    kernels: Kernels
+    dtype: torch.dtype  # of queries, and of keys and values unless a test says otherwise
+    device: torch.device
+
+    @property
+    def interpreted(self) -> bool:
+        return self.backend == "triton" and not GPU
+
+
+def load_reference() -> Kernels:
+    return cast(Kernels, import_module("text_generation_server.kernels.reference"))
+
+
+def load_triton() -> Kernels:
+    if find_spec("triton") is None:
+        pytest.skip("triton is not installed: pip install triton")
+    return cast(Kernels, import_module("text_generation_server.kernels.triton"))
+
+
+def load_cpu(target: str) -> Kernels:
+    kernels = import_module("text_generation_server.kernels.cpu").load_kernels(target)
+    if kernels is None:
+        needs = ", ".join(sorted(NEEDS[target])) or "nothing else"
+        pytest.skip(f"these kernels need a C compiler when the package is installed, and of the processor: {needs}")
+    return cast(Kernels, kernels)
+
+
+CPU_TARGETS = {f"cpu_{target}": partial(load_cpu, target) for target in NEEDS}
+LOADERS: dict[str, Callable[[], Kernels]] = {"reference": load_reference, "triton": load_triton} | CPU_TARGETS
+# The interpreter gets bfloat16 wrong, silently.
+TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16) if GPU else (torch.float32, torch.float16)
+DTYPES = {"reference": (torch.float32, torch.bfloat16), "triton": TRITON_DTYPES}
+DTYPES |= dict.fromkeys(CPU_TARGETS, (torch.float32, torch.bfloat16))
+SUBJECTS = [(backend, dtype) for backend, dtypes in DTYPES.items() for dtype in dtypes]
+
+
+@pytest.fixture(params=SUBJECTS, ids=[f"{backend}-{str(dtype)[6:]}" for backend, dtype in SUBJECTS])
+def subject(request: pytest.FixtureRequest) -> Subject:
+    backend, dtype = request.param
+    device = torch.device("cuda" if GPU and backend == "triton" else "cpu")
+    return Subject(backend, LOADERS[backend](), dtype, device)

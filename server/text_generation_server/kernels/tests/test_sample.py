@@ -1,0 +1,350 @@
+"""The next token of each row, over all backends, against the plain computation in float64.
+
+The interpreter is slow: what needs thousands of draws is done there by equality with the reference, whose draws are
+counted.
+"""
+
+from dataclasses import dataclass, fields, replace
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from text_generation_server.kernels import reference
+from text_generation_server.kernels.cpu.library import NEEDS
+from text_generation_server.kernels.interface import Bias, Choices, Chosen
+
+SUBJECTS = [(name, torch.float32) for name in ("reference", "triton", *(f"cpu_{target}" for target in NEEDS))]
+pytestmark = pytest.mark.parametrize("subject", SUBJECTS, indirect=True, ids=[name for name, _ in SUBJECTS])
+CPU = torch.device("cpu")
+MINUS_INFINITY = float("-inf")
+VOCABULARY = 40
+
+
+@dataclass(frozen=True)
+class Row:
+    draws: bool = True
+    seed: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition: float = 1.0
+    frequency: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
+    history: tuple[int, ...] = (3, 4, 5, 5, 4, 5)
+    prompt_length: int = 2
+
+
+ALONE = {
+    "neutral": Row(),
+    "temperature": Row(temperature=0.6),
+    "top-k": Row(top_k=5),
+    "top-p": Row(top_p=0.7),
+    "min-p": Row(min_p=0.1),
+    "typical-p": Row(typical_p=0.6),
+    "repetition": Row(repetition=1.5),
+    "repetition that rewards": Row(repetition=0.7),
+    "frequency": Row(frequency=0.8),
+    "frequency that rewards": Row(frequency=-0.8),
+    "bias": Row(bias=((7, 2.5), (0, -3.0))),
+}
+COMBINED = Row(
+    temperature=0.8, top_k=20, top_p=0.9, min_p=0.02, typical_p=0.9, repetition=1.2, frequency=0.3, bias=((7, 1.5),)
+)
+CASES = {
+    **ALONE,
+    "two": Row(top_k=10, top_p=0.8),
+    "combined": COMBINED,
+    "best": Row(draws=False, frequency=0.5, top_k=3),
+}
+
+
+def choices(rows: list[Row], device: torch.device) -> Choices:
+    """The rows lie in reverse order among others, whose history is poison."""
+    count = len(rows)
+    width = max(len(row.history) for row in rows) + 3
+    history = torch.full((count + 2, width), 10**9, dtype=torch.int32)
+    lengths = torch.zeros(count + 2, dtype=torch.int32)
+    places = torch.arange(count, 0, -1, dtype=torch.int32)
+    for row, place in zip(rows, places.tolist(), strict=True):
+        history[place, : len(row.history)] = torch.tensor(row.history)
+        lengths[place] = len(row.history)
+
+    def column(name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.tensor([getattr(row, name) for row in rows], dtype=dtype, device=device)
+
+    return Choices(
+        places.to(device), history.to(device), lengths.to(device), column("prompt_length", torch.int32),
+        column("draws", torch.bool), column("seed", torch.int64), column("temperature"), column("top_k", torch.int32),
+        column("top_p"), column("min_p"), column("typical_p"), column("repetition"), column("frequency"),
+        biases(rows, device),
+        any_draws=any(row.draws for row in rows),
+        any_penalties=any(row.repetition != 1 or row.frequency != 0 for row in rows),
+        any_cuts=any(row.top_k or row.min_p or row.top_p < 1 or row.typical_p < 1 for row in rows),
+        any_typical=any(row.typical_p < 1 for row in rows),
+    )  # fmt: skip
+
+
+def biases(rows: list[Row], device: torch.device) -> Bias | None:
+    width = max(len(row.bias) for row in rows)
+    if not width:
+        return None
+    padded = [[*row.bias, *[(-1, 9.0)] * (width - len(row.bias))] for row in rows]
+    tokens, values = torch.tensor(padded, dtype=torch.float64).unbind(2)
+    return Bias(tokens.int().contiguous().to(device), values.float().contiguous().to(device))
+
+
+def repeated(row: Row, count: int, device: torch.device) -> Choices:
+    """Many times the same row, each with a seed of its own."""
+    single = choices([row], device)
+    columns = {
+        field.name: getattr(single, field.name).repeat(count) for field in fields(Choices) if field.name.endswith("_R")
+    }
+    columns["seeds_R"] = torch.arange(count, device=device) * 7919 - 10**6
+    bias = single.bias and Bias(single.bias.tokens_RB.repeat(count, 1), single.bias.values_RB.repeat(count, 1))
+    return replace(single, bias=bias, **columns)
+
+
+def sample(subject: Any, logits: Tensor, rows: list[Row]) -> tuple[Tensor, Chosen]:
+    """The logits as they are left behind, and what was chosen; on the host."""
+    left = logits.clone().to(subject.device)
+    chosen = subject.kernels.sample(left, choices(rows, subject.device))
+    return left.cpu(), Chosen(chosen.ids_R.cpu(), chosen.logprobs_R.cpu(), chosen.finite_R.cpu())
+
+
+def plain(logits: Tensor, row: Row) -> Tensor:
+    """Log-probabilities of the distribution that a row draws from, the long way, in float64."""
+    x = logits.double().tolist()
+    for token, value in row.bias:
+        x[token] += value
+    for token in set(row.history):
+        x[token] = x[token] * row.repetition if x[token] < 0 else x[token] / row.repetition
+    for token in row.history[row.prompt_length :]:
+        x[token] -= row.frequency
+    x = [value / row.temperature for value in x]
+    alive = sorted(range(len(x)), key=lambda token: (-x[token], token))
+    alive = alive[: row.top_k] if row.top_k else alive
+    p = likelihoods(x, alive)
+    alive = [token for i, token in enumerate(alive) if i == 0 or row.top_p >= 1 or sum(p[:i]) < row.top_p]
+    p = likelihoods(x, alive)
+    alive = [token for i, token in enumerate(alive) if p[i] >= row.min_p * p[0]]
+    if row.typical_p < 1:
+        logprobs = torch.tensor(likelihoods(x, alive), dtype=torch.float64).log()
+        entropy = -(logprobs.exp() * logprobs).sum()
+        distance = dict(zip(alive, (-logprobs - entropy).abs().tolist(), strict=True))
+        alive = sorted(alive, key=lambda token: (round(distance[token], 9), token))
+        p = likelihoods(x, alive)
+        alive = [token for i, token in enumerate(alive) if i == 0 or sum(p[:i]) < row.typical_p]
+    out = torch.full((len(x),), MINUS_INFINITY, dtype=torch.float64)
+    out[alive] = torch.tensor(likelihoods(x, alive), dtype=torch.float64).log()
+    return out
+
+
+def likelihoods(x: list[float], tokens: list[int]) -> list[float]:
+    return torch.tensor([x[token] for token in tokens], dtype=torch.float64).softmax(0).tolist()
+
+
+def random_logits(rows: int, vocabulary: int = VOCABULARY, seed: int = 0) -> Tensor:
+    """Some of a row's are equal."""
+    logits = torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * 2
+    logits[:, 11:14] = logits[:, 10:11]
+    return logits
+
+
+def test_every_option_alone_and_with_others_leaves_what_the_plain_computation_leaves(subject: Any) -> None:
+    rows = list(CASES.values())
+    logits = random_logits(len(rows))
+    left, chosen = sample(subject, logits, rows)
+    for i, (name, row) in enumerate(CASES.items()):
+        expected = plain(logits[i], row)
+        logprobs = left[i].double().log_softmax(0)
+        assert torch.equal(logprobs.isfinite(), expected.isfinite()), name
+        torch.testing.assert_close(logprobs, expected, atol=2e-5, rtol=1e-5)
+        picked = int(chosen.ids_R[i])
+        assert expected[picked].isfinite() and (row.draws or picked == expected.argmax()), name
+        torch.testing.assert_close(chosen.logprobs_R[i].double(), expected[picked], atol=2e-5, rtol=1e-5)
+
+
+def test_all_backends_choose_the_same_for_random_mixtures(subject: Any) -> None:
+    generator = torch.Generator().manual_seed(5)
+
+    def some(most: float) -> float:
+        return float(torch.rand((), generator=generator)) * most
+
+    rows = [
+        Row(
+            draws=i % 4 > 0, seed=i, temperature=0.3 + some(1), top_k=int(some(60)), top_p=some(1.3),
+            min_p=max(0, some(0.2) - 0.1), typical_p=some(1.5), repetition=0.5 + some(1), frequency=some(1) - 0.5,
+            bias=tuple((j, some(2)) for j in range(i % 3)),
+        )
+        for i in range(24)
+    ]  # fmt: skip
+    logits = random_logits(len(rows), vocabulary=70, seed=6)
+    expected_left = logits.clone()
+    expected = reference.sample(expected_left, choices(rows, logits.device))
+    left, chosen = sample(subject, logits, rows)
+    assert torch.equal(chosen.ids_R, expected.ids_R)
+    torch.testing.assert_close(left, expected_left, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(chosen.logprobs_R, expected.logprobs_R, atol=1e-5, rtol=1e-5)
+
+
+def p_value(counts: Tensor, expected: Tensor) -> float:
+    """Of Pearson's chi-square test. Tokens that are expected less than 5 times count as one."""
+    rare = expected < 5
+    counts = torch.cat([counts[~rare], counts[rare].sum().unsqueeze(0)])
+    expected = torch.cat([expected[~rare], expected[rare].sum().unsqueeze(0)])
+    counts, expected = counts[expected > 0], expected[expected > 0]
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    return float(torch.special.gammaincc(torch.tensor((len(counts) - 1) / 2, dtype=torch.float64), statistic / 2))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "best"])
+def test_20_000_draws_follow_the_distribution(subject: Any, name: str) -> None:
+    """With fixed seeds; a right sampler fails one case in a thousand choices of seeds."""
+    draws = 24 if subject.interpreted else 20_000
+    logits = random_logits(1, vocabulary=16, seed=9).expand(draws, 16)
+    ids = subject.kernels.sample(logits.clone().to(subject.device), repeated(CASES[name], draws, subject.device)).ids_R
+    if subject.interpreted:
+        assert torch.equal(ids, reference.sample(logits.clone(), repeated(CASES[name], draws, CPU)).ids_R)
+        return
+    counts = torch.bincount(ids.cpu(), minlength=16).double()
+    probabilities = plain(logits[0], CASES[name]).exp()
+    assert counts[probabilities == 0].sum() == 0
+    assert p_value(counts, probabilities * draws) > 1e-3
+
+
+def test_draws_at_consecutive_positions_of_one_seed_follow_the_distribution(subject: Any) -> None:
+    draws = 24 if subject.interpreted else 20_000
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.04, 0.01]).log().expand(draws, 5)
+    every_position = replace(
+        repeated(Row(), draws, subject.device),
+        seeds_R=torch.full((draws,), -(2**63), device=subject.device),
+        rows_R=torch.arange(draws, dtype=torch.int32, device=subject.device),
+        lengths=torch.arange(draws, dtype=torch.int32, device=subject.device),
+    )
+    ids = subject.kernels.sample(logits.clone().to(subject.device), every_position).ids_R.cpu()
+    if subject.interpreted:
+        assert torch.equal(ids, reference.sample(logits.clone(), every_position).ids_R)
+    else:
+        assert p_value(torch.bincount(ids, minlength=5).double(), logits[0].double().exp() * draws) > 1e-3
+
+
+def test_the_noise_is_the_hash_of_seed_position_and_token(subject: Any) -> None:
+    """By Python's integers, which have no width: seeds of both signs, whole 64 bits, and the largest positions."""
+    for seed, length in ((0, 1), (5, 7), (-(2**63), 3), (2**63 - 1, 900), (123456789123456789, 2)):
+        rows = [Row(seed=seed, history=(1,) * length)]
+        key = mix(mix(mix(seed & 0xFFFFFFFF) ^ (seed >> 32 & 0xFFFFFFFF)) ^ length)
+        noise = []
+        for token in range(16):
+            bits = mix((mix(key ^ (token * 0x9E3779B1 & 0xFFFFFFFF)) + key) & 0xFFFFFFFF)
+            v = torch.tensor((bits + 0.5) / 2**32, dtype=torch.float64)
+            noise.append(-(-torch.log1p(-v)).log())
+        # Logits that take the noise away, and leave steps that are small beside it.
+        order = torch.randperm(16, generator=torch.Generator().manual_seed(length))
+        logits = (order * 1e-3 - torch.stack(noise)).float().unsqueeze(0)
+        assert sample(subject, logits, rows)[1].ids_R.item() == order.argmax()
+
+
+def mix(x: int) -> int:
+    x = (x ^ x >> 16) * 0x85EBCA6B & 0xFFFFFFFF
+    x = (x ^ x >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+    return x ^ x >> 16
+
+
+@pytest.mark.parametrize("size", [70, 1030])
+def test_a_row_is_the_same_to_the_bit_in_any_company(subject: Any, size: int) -> None:
+    rows = [Row(draws=i % 8 == 1, seed=i, temperature=1 + (i % 8 == 1)) for i in range(size)]
+    watched = [0, 1, 2, size // 2, size - 7, size - 6, size - 5, size - 1]
+    if size < 1000 or not subject.interpreted:  # where nobody asks for more, half of the programs are not launched
+        special = [COMBINED, Row(top_k=3, seed=8), Row(typical_p=0.5, seed=3), Row(repetition=2.0, seed=4)]
+        special += [Row(top_p=0.5, min_p=0.1, seed=9), Row(bias=((3, 4.0),)), COMBINED]
+        for i, row in zip(watched, special, strict=False):
+            rows[i] = row
+    logits = random_logits(size, seed=3)
+    left, together = sample(subject, logits, rows)
+    for i in watched:
+        left_alone, alone = sample(subject, logits[i : i + 1], [rows[i]])
+        assert torch.equal(left_alone[0].view(torch.int32), left[i].view(torch.int32))
+        assert (alone.ids_R[0], alone.logprobs_R[0]) == (together.ids_R[i], together.logprobs_R[i])
+
+
+def test_neutral_values_leave_a_row_as_it_is_to_the_bit_whatever_others_ask(subject: Any) -> None:
+    logits = random_logits(2)
+    logits[0, :6] = torch.tensor([0.0, -0.0, 1e-40, -1e-40, 1e38, -1e38])
+    for neutral in (Row(draws=False), Row()):
+        left, _ = sample(subject, logits, [neutral, COMBINED])
+        assert torch.equal(left[0].view(torch.int32), logits[0].view(torch.int32))
+        assert not torch.equal(left[1], logits[1])
+
+
+def test_a_resumed_row_draws_what_it_would_have_drawn(subject: Any) -> None:
+    """Another place, other neighbours, another division into prompt and output: the position and the seed count."""
+    logits = random_logits(1).expand(3, VOCABULARY)
+    row = Row(seed=42, top_p=0.9)
+    before = sample(subject, logits[:1], [row])[1]
+    resumed = sample(subject, logits, [Row(seed=1), Row(), replace(row, prompt_length=6, history=(9,) * 6)])[1]
+    assert before.ids_R[0] == resumed.ids_R[2]
+    elsewhere = [sample(subject, logits[:1], [replace(row, history=(9,) * n)])[1].ids_R.item() for n in range(7, 19)]
+    assert len(set(elsewhere)) > 1
+
+
+def test_equals_are_taken_in_the_order_of_their_ids(subject: Any) -> None:
+    logits = torch.tensor([[1.0, 2.0, 2.0, -0.0, 2.0, 2.0, 0.0, 2.0]]).repeat(6, 1)
+    rows = [
+        Row(draws=False), Row(top_k=3), Row(top_k=7), Row(top_p=0.35), Row(typical_p=0.35), Row(draws=False, top_k=1)
+    ]  # fmt: skip
+    left, chosen = sample(subject, logits, rows)
+    kept = [row.isfinite().nonzero().flatten().tolist() for row in left]
+    assert kept == [list(range(8)), [1, 2, 4], [0, 1, 2, 3, 4, 5, 7], [1, 2], [1, 2], [1]]
+    assert chosen.ids_R[0] == 1 and chosen.ids_R[5] == 1
+
+
+def test_rows_that_are_not_finite_are_named_and_touch_nobody(subject: Any) -> None:
+    clean = random_logits(8)
+    poisoned = clean.clone()
+    poisoned[1, 3], poisoned[3, 0], poisoned[4, 39] = float("nan"), float("inf"), MINUS_INFINITY
+    poisoned[6] = float("nan")
+    for row in (Row(draws=False), Row(), COMBINED):
+        left, chosen = sample(subject, poisoned, [row] * 8)
+        left_clean, chosen_clean = sample(subject, clean, [row] * 8)
+        bad = torch.tensor([1, 3, 4, 6])
+        assert (~chosen.finite_R).nonzero().flatten().tolist() == bad.tolist() and chosen_clean.finite_R.all()
+        assert not left[bad].any() and not chosen.ids_R[bad].any() and not chosen.logprobs_R[bad].any()
+        good = chosen.finite_R
+        assert torch.equal(left[good], left_clean[good]) and torch.equal(chosen.ids_R[good], chosen_clean.ids_R[good])
+        assert torch.equal(chosen.logprobs_R[good], chosen_clean.logprobs_R[good])
+
+
+def test_what_a_bias_forbids_is_never_chosen(subject: Any) -> None:
+    forbidden = tuple((token, MINUS_INFINITY) for token in range(VOCABULARY) if token not in (8, 30))
+    options = [Row(draws=False), Row(), Row(top_k=5), Row(top_p=0.99), Row(min_p=1e-6), Row(typical_p=0.99), COMBINED]
+    rows = [replace(row, bias=forbidden, seed=i) for i, row in enumerate(options)]
+    left, chosen = sample(subject, random_logits(len(rows)), rows)
+    assert set(chosen.ids_R.tolist()) <= {8, 30} and chosen.finite_R.all()
+    assert chosen.logprobs_R.isfinite().all() and (left.isfinite().sum(dim=1) <= 2).all()
+
+
+def test_the_best_token_survives_the_narrowest_cuts_and_the_coldest_temperature(subject: Any) -> None:
+    logits = random_logits(5) * 1e4
+    rows = [Row(top_p=0.0), Row(top_p=1e-30), Row(min_p=1.0), Row(top_k=1), Row(temperature=1e-6, top_p=0.5)]
+    _, chosen = sample(subject, logits, rows)
+    assert torch.equal(chosen.ids_R.long(), logits.argmax(dim=1)) and not chosen.logprobs_R.any()
+
+
+def test_blocks_and_programs_share_a_row_without_a_seam(subject: Any) -> None:
+    """A row over several programs, and a history longer than one looks at."""
+    if subject.backend != "triton":
+        return
+    module = import_module("text_generation_server.kernels.triton.sample")
+    rows = [COMBINED, Row(draws=False), Row(top_k=17, history=tuple(i % 50 for i in range(1100)), frequency=0.1)]
+    logits = random_logits(len(rows), vocabulary=75)
+    expected_left, left = logits.clone(), logits.clone().to(subject.device)
+    expected = reference.sample(expected_left, choices(rows, logits.device))
+    chosen = module.sample_tiled(left, choices(rows, subject.device), 16)
+    assert torch.equal(chosen.ids_R.cpu(), expected.ids_R)
+    torch.testing.assert_close(left.cpu(), expected_left, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(chosen.logprobs_R.cpu(), expected.logprobs_R, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,127 @@
+"""Attention of runs of tokens: prompt chunks after their cached prefix, and decode rows, in one launch.
+
+Keys are all in their slots by now, those of the step too, so prefix and new tokens are read alike: one loop over the
+tiles that all queries of a program see in full, without a mask, then one over the few on the diagonal. Tiles of keys
+lie at multiples of their size from position 0, so that a query's result does not depend on where its chunk begins.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from text_generation_server.kernels.interface import KvLayer, Segments
+from text_generation_server.kernels.triton.tiles import attend_tile
+from text_generation_server.kernels.triton.tuning import Tile, find_attention_tile
+
+MIN_QUERIES = 16  # of tl.dot
+
+
+def attend_prefill(q_THD: Tensor, kv: KvLayer, table: Tensor, segments: Segments, scale: float) -> Tensor:
+    tile = find_attention_tile("attend_prefill", q_THD, kv)
+    return attend_prefill_tiled(q_THD, kv, table, segments, scale, tile)
+
+
+def attend_prefill_tiled(
+    q_THD: Tensor, kv: KvLayer, table: Tensor, segments: Segments, scale: float, tile: Tile
+) -> Tensor:
+    _, heads, size = q_THD.shape
+    kv_heads = kv.kv_heads
+    assert heads % kv_heads == 0
+    assert q_THD.is_contiguous() and kv.heads.is_contiguous() and table.is_contiguous()
+    group = heads // kv_heads
+    single = max(MIN_QUERIES, triton.next_power_of_2(group))
+    rows = max(single, tile.rows)
+    tokens = sum(end - start for _, start, end in segments.runs)
+    runs = len(segments.runs)
+    out = torch.empty_like(q_THD)
+    out[tokens:].zero_()
+    # Run c has the blocks from offsets[c] // Q + c on, some of which may be empty: no count is needed on the device.
+    blocks = tokens // (rows // group) + runs
+    _attend_runs[(kv_heads, blocks)](
+        q_THD, kv.heads, kv.scales, table, segments.rows_C, segments.starts_C, segments.offsets, out,
+        scale * math.log2(math.e), table.shape[1], runs,
+        KV_HEADS=kv_heads, GROUP=group, HEAD_SIZE=size, M=rows, SINGLE_M=single, N=tile.columns,
+        D=max(MIN_QUERIES, triton.next_power_of_2(size)), SCALED=kv.scales is not None,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["runs"], do_not_specialize_on_alignment=["rows", "starts", "offsets"])
+def _attend_runs(
+    q, heads, scales, table, rows, starts, offsets, out, scale, width, runs,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, M: tl.constexpr, SINGLE_M: tl.constexpr,
+    N: tl.constexpr, D: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """A program: M // GROUP consecutive positions of one run, for the query heads of one key head."""
+    Q: tl.constexpr = M // GROUP
+    kv_head = tl.program_id(0)
+    # Long chunks come last in a step, and their last block sees the most keys: it begins first.
+    block = tl.num_programs(1) - 1 - tl.program_id(1)
+    run = _find_run(offsets, runs, block, Q)
+    first_token = tl.load(offsets + run)
+    tokens = tl.load(offsets + run + 1) - first_token
+    skipped = (block - first_token // Q - run) * Q
+    if skipped >= tokens:
+        return
+    start = tl.load(starts + run)
+    first = start + skipped
+    last = tl.minimum(first + Q, start + tokens)
+    head = (first_token + skipped).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP
+    heads += kv_head * HEAD_SIZE
+    if SCALED:
+        scales += kv_head
+    table += tl.load(rows + run).to(tl.int64) * width
+    if tokens == 1:
+        _attend_block(
+            q, heads, scales, table, out, head, first, last, scale, KV_HEADS, GROUP, HEAD_SIZE, SINGLE_M, N, D, SCALED
+        )
+    else:
+        _attend_block(
+            q, heads, scales, table, out, head, first, last, scale, KV_HEADS, GROUP, HEAD_SIZE, M, N, D, SCALED
+        )
+
+
+@triton.jit
+def _find_run(offsets, runs, block, Q: tl.constexpr):
+    """The last run that begins at this block or before it."""
+    begun = 0
+    for first in range(0, runs, 128):
+        run = first + tl.arange(0, 128)
+        offset = tl.load(offsets + run, mask=run < runs, other=0)
+        begun += tl.sum(((run < runs) & (offset // Q + run <= block)).to(tl.int32), 0)
+    return begun - 1
+
+
+@triton.jit
+def _attend_block(
+    q, heads, scales, table, out, head, first, last, scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    D: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """Queries at positions first … last - 1 of one row; `head` is the first query head of the first one."""
+    m = tl.arange(0, M)
+    d = tl.arange(0, D)
+    position_M = first + m // GROUP
+    head_M = head + (m // GROUP) * (KV_HEADS * GROUP) + m % GROUP
+    inside_MD = (position_M < last)[:, None] & (d < HEAD_SIZE)[None, :]
+    at_MD = head_M[:, None] * HEAD_SIZE + d[None, :]
+    q_MD = tl.load(q + at_MD, mask=inside_MD, other=0.0)
+    best_M = tl.full([M], float("-inf"), dtype=tl.float32)
+    total_M = tl.zeros([M], dtype=tl.float32)
+    sum_MD = tl.zeros([M, D], dtype=tl.float32)
+    seen_by_all = (first + 1) // N * N
+    for first_key in range(0, seen_by_all, N):
+        best_M, total_M, sum_MD = attend_tile(
+            q_MD, position_M, best_M, total_M, sum_MD, heads, scales, table, first_key, last, scale,
+            KV_HEADS, HEAD_SIZE, N, False, SCALED,
+        )  # fmt: skip
+    for first_key in range(seen_by_all, last, N):
+        best_M, total_M, sum_MD = attend_tile(
+            q_MD, position_M, best_M, total_M, sum_MD, heads, scales, table, first_key, last, scale,
+            KV_HEADS, HEAD_SIZE, N, True, SCALED,
+        )  # fmt: skip
+    tl.store(out + at_MD, (sum_MD / total_M[:, None]).to(out.dtype.element_ty), mask=inside_MD)

@@ -1,0 +1,49 @@
+"""RMSNorm, alone or after the residual's addition: y = x / √(mean(x²) + ε) · weight.
+
+As in transformers, the quotient is rounded to the model's type before it is multiplied by the weight, and the sum with
+the residual before it is squared.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from text_generation_server.kernels.triton.tuning import find_tile
+
+
+def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+    return _launch(x_TH, x_TH, weight_H, eps, add=False)
+
+
+def add_rms_norm(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum is left in residual_TH."""
+    return _launch(x_TH, residual_TH, weight_H, eps, add=True), residual_TH
+
+
+def _launch(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float, add: bool) -> Tensor:
+    tokens, hidden = x_TH.shape
+    assert x_TH.is_contiguous() and residual_TH.is_contiguous() and weight_H.is_contiguous()
+    y_TH = torch.empty_like(x_TH)
+    warps = find_tile("rms_norm", 1, 1, x_TH.dtype, x_TH.device).warps
+    padded = triton.next_power_of_2(hidden)
+    _rms_norm[(tokens,)](x_TH, residual_TH, weight_H, y_TH, eps, HIDDEN=hidden, H=padded, ADD=add, num_warps=warps)
+    return y_TH
+
+
+@triton.jit
+def _rms_norm(x, residual, weight, y, eps, HIDDEN: tl.constexpr, H: tl.constexpr, ADD: tl.constexpr):
+    """A program: one row. With ADD, residual += x, and the sum is normalised."""
+    dtype = y.dtype.element_ty
+    at = tl.program_id(0).to(tl.int64) * HIDDEN
+    column = tl.arange(0, H)
+    inside = column < HIDDEN
+    value = tl.load(x + at + column, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(residual + at + column, mask=inside, other=0.0).to(tl.float32)
+        total = value.to(dtype)
+        tl.store(residual + at + column, total, mask=inside)
+        value = total.to(tl.float32)
+    value *= tl.rsqrt(tl.sum(value * value, 0) / HIDDEN + eps)
+    scaled = value.to(dtype).to(tl.float32) * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + at + column, scaled.to(dtype), mask=inside)

@@ -1,0 +1,106 @@
+"""Packed products equal torch's, for every processor there is a library for."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from text_generation_server.kernels import reference
+from text_generation_server.kernels.cpu import load_kernels
+from text_generation_server.kernels.cpu.backend import CpuKernels
+from text_generation_server.kernels.cpu.linear import PackedLinear
+from text_generation_server.layers.linear import make_linear, quantize
+
+# One row and some by dot products, then up to one tile, two, several and a rest.
+ROWS = [1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 64, 70]
+# (inputs, outputs): one panel pair; a rest of outputs; more inputs than outputs.
+SHAPES = [(32, 32), (64, 90), (256, 48)]
+
+
+@pytest.fixture(params=["amx", "avx512_bf16"])
+def kernels(request: pytest.FixtureRequest) -> CpuKernels:
+    kernels = load_kernels(request.param)
+    if kernels is None:
+        pytest.skip(f"needs a processor with {request.param}, and a C compiler when the package is installed")
+    return kernels
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
+
+
+def exact(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_products_are_those_of_the_weights(kernels: CpuKernels, inputs: int, outputs: int, with_bias: bool) -> None:
+    weight, bias = random(outputs, inputs), random(outputs) if with_bias else None
+    linear = make_linear(kernels, weight, bias, dtype=torch.float32)
+    assert isinstance(linear, PackedLinear)
+    for rows in ROWS:
+        x = random(rows, inputs)
+        torch.testing.assert_close(linear(x).double(), exact(x, weight, bias), atol=1e-4, rtol=1e-5)
+
+
+def test_results_are_rounded_to_the_models_type(kernels: CpuKernels) -> None:
+    weight, x = random(64, 64), random(20, 64)
+    y, precise = make_linear(kernels, weight)(x), make_linear(kernels, weight, dtype=torch.float32)(x)
+    assert torch.equal(y, precise.bfloat16())
+
+
+def test_gates_and_ups_meet(kernels: CpuKernels) -> None:
+    weight = random(2 * 96, 64)
+    for rows in ROWS:
+        x = random(rows, 64)
+        gate, up = exact(x, weight, None).chunk(2, dim=1)
+        y = make_linear(kernels, weight, gated=True, dtype=torch.float32)(x)
+        torch.testing.assert_close(y.double(), F.silu(gate) * up, atol=1e-3, rtol=1e-5)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_8_bit_weights_are_multiplied_by_their_scales(kernels: CpuKernels, gated: bool) -> None:
+    weight = random(2 * 48 if gated else 90, 64) * torch.rand(2 * 48 if gated else 90, 1).bfloat16()
+    numbers, scales = quantize(weight)
+    stored = numbers.double() * scales.double().unsqueeze(1)
+    linear = make_linear(kernels, weight, int8=True, gated=gated, dtype=torch.float32)
+    assert isinstance(linear, PackedLinear)
+    for rows in ROWS:
+        x = random(rows, 64)
+        expected = exact(x, stored, None)
+        if gated:
+            gate, up = expected.chunk(2, dim=1)
+            expected = F.silu(gate) * up
+        torch.testing.assert_close(linear(x).double(), expected, atol=1e-3, rtol=1e-5)
+
+
+def test_8_bits_round_to_the_nearest_of_255_steps() -> None:
+    weight = torch.tensor([[127.0, 1.5, -0.49], [0.0, 0.0, 0.0], [-2.0, 1.0, 0.5]])
+    numbers, scales = quantize(weight)
+    assert numbers.tolist() == [[127, 2, 0], [0, 0, 0], [-127, 64, 32]]
+    assert scales[0] == 1 and scales[2] == pytest.approx(2 / 127)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_rows_result_does_not_depend_on_its_neighbours(kernels: CpuKernels, int8: bool) -> None:
+    """In bfloat16 too, among as many rows as take the same instructions."""
+    linear, x = make_linear(kernels, random(64, 256), int8=int8), random(70, 256)
+    for rows in ([1, 2, 3, 4], [5, 16, 17, 33, 70]):
+        whole = linear(x[: rows[-1]])
+        for count in rows:
+            assert torch.equal(linear(x[:count]), whole[:count])
+
+
+def test_without_kernels_for_it_8_bits_are_the_same_numbers() -> None:
+    weight, bias, x = random(24, 40), random(24), random(5, 40)
+    numbers, scales = quantize(weight)
+    y = make_linear(reference, weight, bias, int8=True)(x)  # type: ignore[arg-type]
+    expected = exact(x, numbers.double() * scales.double().unsqueeze(1), bias)
+    torch.testing.assert_close(y.double(), expected, atol=2e-2, rtol=2e-2)
+
+
+def test_shapes_that_fill_no_panels_are_left_to_torch(kernels: CpuKernels) -> None:
+    assert not isinstance(make_linear(kernels, random(32, 40)), PackedLinear)
+    assert not isinstance(make_linear(kernels, random(2 * 40, 32), gated=True), PackedLinear)
+    assert not isinstance(make_linear(kernels, random(32, 32).float()), PackedLinear)

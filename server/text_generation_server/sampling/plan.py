@@ -1,0 +1,123 @@
+"""From the parameters of a step's rows to what the kernels are given: columns on the device, made once for a batch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from text_generation_server.batch import Rows
+from text_generation_server.kernels.interface import Bias, Choices
+from text_generation_server.sampling.parameters import Parameters, RowParameters
+from text_generation_server.transfers import send
+
+# At a time, on a CPU: a large vocabulary takes some 25 ms for each.
+SORTED_ROWS = 16
+LARGEST_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of a step that go through the kernel together."""
+
+    where: Tensor | None  # int32, among the step's rows; None: they are all of them
+    rows: list[int]
+    choices: Choices
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the rows of `index` choose, for as long as nothing in `parameters` changes."""
+
+    index: tuple[int, ...]
+    parameters: RowParameters
+    version: int
+    parts: tuple[Part, ...]
+    watermarked: tuple[int, ...]  # among the step's rows
+    top_counts: tuple[int, ...]  # how many best tokens each of the rows asks for
+    top_where: Tensor | None  # int32, among the step's rows: those that ask for any
+
+    def holds_for(self, rows: Rows, index: tuple[int, ...]) -> bool:
+        same_parameters = self.parameters is rows.parameters and self.version == rows.parameters.version
+        return same_parameters and self.index == index
+
+
+def make_plan(rows: Rows, index: tuple[int, ...]) -> Plan:
+    parameters = [rows.parameters.of_row[row] for row in index]
+    counts = tuple(p.top_n_tokens for p in parameters)
+    asking = [i for i, count in enumerate(counts) if count]
+    return Plan(
+        index,
+        rows.parameters,
+        rows.parameters.version,
+        tuple(_part(rows, index, where) for where in _groups(parameters, rows.device)),
+        tuple(i for i, p in enumerate(parameters) if p.watermark),
+        counts,
+        _int32(asking, rows.device) if asking else None,
+    )
+
+
+def _groups(parameters: list[Parameters], device: torch.device) -> list[list[int]]:
+    """A CPU sorts: the rows that ask for it are kept apart, and go in blocks, with a sign of life after each."""
+    if device.type != "cpu":
+        return [list(range(len(parameters)))]
+    sorted_rows = [i for i, p in enumerate(parameters) if p.cuts]
+    others = [i for i, p in enumerate(parameters) if not p.cuts]
+    blocks = [sorted_rows[first : first + SORTED_ROWS] for first in range(0, len(sorted_rows), SORTED_ROWS)]
+    return [*blocks, others] if others else blocks
+
+
+def _part(rows: Rows, index: tuple[int, ...], where: list[int]) -> Part:
+    own = [index[i] for i in where]
+    choices = _choices(rows, own)
+    return Part(None if len(own) == len(index) else _int32(where, rows.device), own, choices)
+
+
+def _choices(rows: Rows, index: list[int]) -> Choices:
+    parameters = [rows.parameters.of_row[row] for row in index]
+    prompt_lengths = [rows.parameters.prompt_length[row] for row in index]
+    floats = [
+        [p.divisor, p.top_p, p.min_p, p.typical_p, p.positive_repetition_penalty, p.frequency_penalty]
+        for p in parameters
+    ]
+    ints = np.array(
+        [index, prompt_lengths, [min(p.top_k, LARGEST_INT32) for p in parameters], [not p.greedy for p in parameters]],
+        np.int32,
+    )
+    seeds = np.array([p.signed_seed for p in parameters], np.int64)
+    words = [*ints, *np.array(floats, np.float32).T, seeds, *_bias_columns(parameters)]
+    sent = send([np.ascontiguousarray(column).view(np.int32) for column in words], rows.device)
+    rows_R, prompt_lengths_R, top_k_R, draws_R = sent[:4]
+    temperature_R, top_p_R, min_p_R, typical_p_R, repetition_R, frequency_R = (
+        c.view(torch.float32) for c in sent[4:10]
+    )
+    bias = Bias(sent[11].view(len(index), -1), sent[12].view(torch.float32).view(len(index), -1)) if sent[11:] else None
+    return Choices(
+        rows_R, rows.history, rows.lengths, prompt_lengths_R, draws_R != 0, sent[10].view(torch.int64),
+        temperature_R, top_k_R, top_p_R, min_p_R, typical_p_R, repetition_R, frequency_R,
+        bias,
+        any_draws=any(not p.greedy for p in parameters),
+        any_penalties=any(p.penalizes for p in parameters),
+        any_cuts=any(p.cuts for p in parameters),
+        any_typical=any(p.typical_p < 1.0 for p in parameters),
+    )  # fmt: skip
+
+
+def _bias_columns(parameters: list[Parameters]) -> list[npt.NDArray[Any]]:
+    """Tokens and values, a row after the other; nothing where no row has any."""
+    widest = max(len(p.bias) for p in parameters)
+    if not widest:
+        return []
+    tokens = np.full((len(parameters), widest), -1, np.int32)
+    values = np.zeros((len(parameters), widest), np.float32)
+    for i, p in enumerate(parameters):
+        for j, (token, value) in enumerate(p.bias):
+            tokens[i, j], values[i, j] = token, value
+    return [tokens.ravel(), values.ravel()]
+
+
+def _int32(values: Sequence[int], device: torch.device) -> Tensor:
+    return send([np.array(values, np.int32)], device)[0]

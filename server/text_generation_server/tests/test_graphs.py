@@ -1,0 +1,185 @@
+"""Decode steps as graphs: which of them are recorded, and that a replay computes what the step would have.
+
+Without a GPU a recording is the Python that it was made of, run again into the same output. It sees everything a graph
+sees, and nothing else: the tensors at the addresses that it was recorded with.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from shard_tools import ALONE, SAMPLED, Client, make_checkpoint, make_runner, random_ids, scattered_slots
+from torch import Tensor
+
+from text_generation_server.batch import Rows
+from text_generation_server.graphs import DecodeGraphs
+from text_generation_server.kernels import reference
+from text_generation_server.layout import DecodeInputs
+from text_generation_server.runner import ModelRunner
+from text_generation_server.sampling.parameters import Parameters
+
+CPU = torch.device("cpu")
+WARMUP = (128, None, 16, None)
+
+
+class FakeRecorder:
+    def __init__(self, failing: str | None = None) -> None:
+        self.recorded = 0
+        self.replayed = 0
+        self.failing = failing
+
+    def __call__(self, run: Callable[[], Tensor]) -> "FakeRecording":
+        self.recorded += 1
+        if self.failing:
+            raise torch.OutOfMemoryError(self.failing)
+        return FakeRecording(self, run)
+
+
+class FakeRecording:
+    def __init__(self, recorder: FakeRecorder, run: Callable[[], Tensor]) -> None:
+        self.output = run().clone()
+        self._recorder = recorder
+        self._run = run
+
+    def replay(self) -> None:
+        self._recorder.replayed += 1
+        self.output.copy_(self._run())
+
+
+def nothing() -> None:
+    pass
+
+
+def counting(value: list[int]) -> Callable[[Callable[[], None]], Tensor]:
+    """A forward whose result is what lies at a fixed place."""
+    return lambda on_layer: torch.tensor(value)
+
+
+def test_a_step_is_padded_to_the_next_size_and_left_alone_beyond_the_last() -> None:
+    graphs = DecodeGraphs((8, 1, 4, 4), FakeRecorder())
+    assert [graphs.size(rows) for rows in (1, 2, 4, 5, 8, 9, 100)] == [1, 4, 4, 8, 8, 9, 100]
+    assert [DecodeGraphs((), FakeRecorder()).size(rows) for rows in (1, 3)] == [1, 3]
+
+
+def test_a_size_is_recorded_at_its_first_use_and_replayed_from_then_on() -> None:
+    recorder, announced = FakeRecorder(), []
+
+    @contextmanager
+    def announce() -> Iterator[None]:
+        announced.append("begins")
+        yield
+        announced.append("ends")
+
+    graphs, place = DecodeGraphs((2, 4), recorder, announce=announce), [0]
+    for use in range(3):
+        for size in (2, 4):
+            place[0] = 10 * use + size
+            assert graphs.run(size, counting(place), nothing).tolist() == place
+    assert (recorder.recorded, recorder.replayed) == (2, 4)
+    assert announced == ["begins", "ends"] * 2
+    graphs.run(100, counting(place), nothing)
+    assert recorder.recorded == 2
+
+
+def test_a_replay_is_a_sign_of_life() -> None:
+    signs: list[None] = []
+    graphs = DecodeGraphs((2,), FakeRecorder())
+    for _ in range(3):
+        graphs.run(2, counting([1]), lambda: signs.append(None))
+    assert len(signs) == 2
+
+
+def test_a_recording_that_fails_costs_one_line_and_steps_go_on_without(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = FakeRecorder()
+    graphs = DecodeGraphs((1, 2, 4), recorder)
+    graphs.run(1, counting([7]), nothing)
+    recorder.failing = "CUDA out of memory.\nTried to allocate"
+    for _ in range(3):
+        for size in (1, 2, 4):
+            assert graphs.run(size, counting([size]), nothing).tolist() == ([7] if size == 1 else [size])
+    assert recorder.recorded == 2 and recorder.replayed == 3
+    assert [r.getMessage() for r in caplog.records] == [
+        "no CUDA graph for 2 rows, steps run without one and slower from here on: CUDA out of memory."
+    ]
+
+
+def test_a_recording_that_another_rank_has_not_is_not_used() -> None:
+    said: list[bool] = []
+    recorder = FakeRecorder()
+
+    def agree(mine: bool) -> bool:
+        said.append(mine)
+        return False
+
+    graphs = DecodeGraphs((2,), recorder, agree)
+    for _ in range(3):
+        graphs.run(2, counting([1]), nothing)
+    assert said == [True] and recorder.replayed == 0
+
+
+def test_cleared_graphs_are_recorded_anew() -> None:
+    recorder = FakeRecorder()
+    graphs = DecodeGraphs((2,), recorder)
+    for _ in range(2):
+        graphs.run(2, counting([1]), nothing)
+        graphs.clear()
+    assert recorder.recorded == 2 and recorder.replayed == 0
+
+
+def test_the_inputs_of_decode_steps_lie_where_they_lay() -> None:
+    rows = Rows(5, 16, CPU, padding_slot=99)
+    inputs = DecodeInputs(8, rows, padding_slot=99)
+    addresses = set()
+    for chosen, slots in (([3, 1], [7, 8]), ([0], [5]), ([4, 2], [1, 2])):
+        rows.lengths[:5] = 1
+        inputs.fill(torch.tensor(chosen).int().numpy(), torch.tensor(slots).int().numpy(), size=4)
+        step = inputs.step_input(reference, size=4, tokens=6)
+        addresses.add(step.rows_R.data_ptr())
+        padding = [rows.padding] * (4 - len(chosen))
+        assert step.rows_R.tolist() == chosen + padding
+        assert step.slots_T.tolist() == slots + [99] * (6 - len(slots))
+        assert step.lengths_R.tolist() == [1] * 4 and step.positions_T.tolist() == [0] * 6
+        assert rows.table[chosen, 0].tolist() == slots and rows.table[rows.padding, 0] == 99
+    assert len(addresses) == 1
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    make_checkpoint(path)
+    return path
+
+
+def play(runner: ModelRunner) -> tuple[dict[int, list[int]], dict[int, list[float]]]:
+    """Requests come and go, so that rows, lengths, slots and their number change under way."""
+    runner.clear(None)
+    client = Client(runner, scattered_slots(runner, seed=4))
+    client.step([], [client.first_chunk(i, random_ids(5 + 30 * i, i), parameters=SAMPLED) for i in range(3)])
+    for decoding in ([0, 1, 2], [2, 0, 1], [1], [1], [2, 1]):
+        client.step(decoding)
+    client.step([1, 2], [client.first_chunk(i, random_ids(40 + i, i), parameters=Parameters()) for i in (5, 6, 7, 8)])
+    for decoding in ([8, 1, 2, 5, 6, 7], [8, 1, 2, 5, 6, 7], [0, 5, 7], [6, 8], [0, 1, 2, 5, 6, 7, 8]):
+        client.step(decoding)
+    return client.tokens, client.logprobs
+
+
+def test_replayed_steps_say_what_the_steps_would_have_to_the_bit(model: Path) -> None:
+    plain = make_runner(model)
+    plain.warmup(*WARMUP)
+    recorder = FakeRecorder()
+    graphed = make_runner(model, graphs=DecodeGraphs((1, 2, 4), recorder, ALONE.all_agree))
+    graphed.warmup(*WARMUP)
+    assert recorder.recorded == 1  # the smallest, in the warm-up
+    assert play(graphed) == play(plain)
+    assert recorder.recorded == 3 and recorder.replayed > 3
+
+
+def test_after_another_warm_up_graphs_of_the_old_memory_are_gone(model: Path) -> None:
+    recorder = FakeRecorder()
+    graphed = make_runner(model, graphs=DecodeGraphs((4, 8), recorder))
+    graphed.warmup(*WARMUP)
+    first = play(graphed)
+    graphed.warmup(*WARMUP)
+    assert play(graphed) == first and recorder.recorded == 4

@@ -1,0 +1,55 @@
+"""The largest step a shard may be asked for, and what is learnt from it: whether memory suffices, and how slow it
+is."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from text_generation_server.batch import PromptChunk
+from text_generation_server.errors import MemoryLimitError
+from text_generation_server.sampling.parameters import Parameters
+
+EVERY_OPTION = Parameters(
+    greedy=False, temperature=0.9, top_k=10, top_p=0.9, typical_p=0.9, repetition_penalty=1.2, frequency_penalty=0.1,
+    watermark=True, top_n_tokens=5,
+)  # fmt: skip
+
+
+def largest_step(tokens: int, longest: int) -> list[PromptChunk]:
+    """As many prompts as fill `tokens`, sampled with every option."""
+    ids, slots = torch.zeros(longest, dtype=torch.int32), torch.arange(tokens, dtype=torch.int32)
+    chunks = []
+    for first in range(0, tokens, longest - 1):
+        length = min(longest - 1, tokens - first)
+        own_slots = slots[first : first + length]
+        chunks.append(PromptChunk(first, 0, length, True, ids[:length], own_slots, length, EVERY_OPTION))
+    return chunks
+
+
+class LongestPause:
+    """Passes signs of life on, and measures the longest time without one."""
+
+    def __init__(self, on_progress: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds = 0.0
+        self._on_progress = on_progress
+        self._clock = clock
+        self._last = clock()
+
+    def __call__(self) -> None:
+        now = self._clock()
+        self.seconds, self._last = max(self.seconds, now - self._last), now
+        self._on_progress()
+
+
+@contextmanager
+def memory_for(tokens: int) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch has a class for GPUs and a text for CPUs
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in str(error):
+            raise
+        raise MemoryLimitError(
+            f"Not enough memory to handle {tokens} prefill tokens. You need to decrease `--max-batch-prefill-tokens`"
+        ) from None
