@@ -35,6 +35,20 @@ def compare(
         write.write_text(replace_table(write.read_text(), table))
 
 
+@app.command()
+def profile(
+    model_id: Annotated[Path, typer.Option(help="A directory with the model.")],
+    rows: Annotated[int, typer.Option(min=1)] = 64,
+    context: Annotated[int, typer.Option(min=1, help="Tokens that each row sees.")] = 1000,
+    steps: Annotated[int, typer.Option(min=1)] = 20,
+    dtype: Annotated[str, typer.Option()] = "bfloat16",
+) -> None:
+    """Where the time of a decode step goes, on a CPU."""
+    from text_generation_benchmark.step_profile import as_markdown, profile_step
+
+    typer.echo(as_markdown(profile_step(model_id, rows, context, steps, dtype)))
+
+
 def replace_table(text: str, table: str) -> str:
     """`text` with what stands between the marks replaced. ValueError if the marks are not there."""
     before, start, rest = text.partition(START)

@@ -17,8 +17,6 @@ class ShardConfig:
     world_size: int
     generation: int  # of the shard group: each start of the group is a new one
     dtype: str | None  # one of DTYPES; None: the checkpoint's own
-    quantize: str | None  # one of QUANTIZATIONS
-    kv_cache_dtype: str | None  # one of KV_CACHE_DTYPES; None: the type the model computes in
     max_total_tokens: int | None  # None: the model's own limit
     rope_scaling: str | None  # "linear" or "dynamic"; None: as config.json says
     rope_factor: float | None
@@ -27,3 +25,5 @@ class ShardConfig:
     graph_sizes: tuple[int, ...] | None = None  # rows of the decode steps that a GPU records; None: the default ones
     memory_fraction: float = 1.0  # of a GPU, that the shard may use at most
     load_format: str = "auto"  # one of LOAD_FORMATS; dummy: random weights, of which no file is read
+    quantize: str | None = None  # one of QUANTIZATIONS
+    kv_cache_dtype: str | None = None  # one of KV_CACHE_DTYPES; None: the type the model computes in

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from text_generation_server.config import ShardConfig
 from text_generation_server.distributed import Group, join_group
 from text_generation_server.errors import ModelError
 from text_generation_server.graphs import DEFAULT_SIZES, CudaRecorder, DecodeGraphs, no_graphs
-from text_generation_server.kernels import select_backend
+from text_generation_server.kernels import Backend, select_backend
 from text_generation_server.models import get_model
 from text_generation_server.models.config import DTYPES, ModelConfig, read_config
 from text_generation_server.models.dummy import DummyFiles
@@ -42,7 +43,9 @@ class Shard:
     kernels: str  # the backend's name
 
 
-def load_shard(config: ShardConfig, worker: Worker) -> Shard:
+def load_shard(
+    config: ShardConfig, worker: Worker, select: Callable[[torch.device], Backend] = select_backend
+) -> Shard:
     """Reads the weights. ShardError where the model cannot be served.
 
     Belongs into the worker's thread: torch keeps a pool of threads for each thread that computes, and the OpenMP
@@ -61,7 +64,7 @@ def load_shard(config: ShardConfig, worker: Worker) -> Shard:
         )
     kv_dtype = _choose_kv_dtype(config.kv_cache_dtype, dtype, device)
     _check_quantize(config.quantize, dtype, device)
-    backend = select_backend(device)
+    backend = select(device)
     rendezvous = Path(f"{config.uds_path}-{config.generation}.rendezvous")
     group = join_group(config.rank, config.world_size, device, rendezvous)
     use_own_stream(device)

@@ -98,23 +98,21 @@ def _rope(
         reference_device = torch.device("cpu") if cache == torch.float8_e4m3fn else device
         results = []
         for kernels, where in zip(backends(), (device, reference_device), strict=True):
-            kv = KvLayer(moved(empty.heads, where), None if empty.scales is None else moved(empty.scales, where))
+            kv = copied(empty, where)
             turned = (rotary[0].to(where), rotary[1].to(where))
             q = kernels.rope_and_store_kv(
-                moved(qkv, where), (heads, kv_heads), turned, positions.to(where), kv, slots.to(where)
+                qkv.to(where, copy=True), (heads, kv_heads), turned, positions.to(where), kv, slots.to(where)
             )
-            results.append(
-                (q.to(device), KvLayer(kv.heads.to(device), None if kv.scales is None else kv.scales.to(device)))
-            )
+            results.append((q.to(device), copied(kv, device)))
         (q, kv), (expected_q, expected_kv) = results
         return worst(close(q, expected_q, dtype), _same_states(kv, expected_kv, slots, dtype))
 
     return check
 
 
-def moved(x: Tensor, device: torch.device) -> Tensor:
-    """A copy there."""
-    return x.to(device, copy=True)
+def copied(kv: KvLayer, device: torch.device) -> KvLayer:
+    scales = None if kv.scales is None else kv.scales.to(device, copy=True)
+    return KvLayer(kv.heads.to(device, copy=True), scales)
 
 
 def _same_states(kv: KvLayer, expected: KvLayer, slots: Tensor, dtype: torch.dtype) -> Comparison:

@@ -47,9 +47,9 @@ ON_GPU = Plan(
 )
 REHEARSAL = Plan(
     REHEARSED,
-    (Workload(1, 32, 200), Workload(4, 32, 200)),
+    (Workload(1, 32, 900), Workload(4, 32, 900)),
     Workload(1, 256, 1),
-    ("--max-input-tokens", "256", "--max-total-tokens", "512", "--max-batch-prefill-tokens", "256"),
+    ("--max-input-tokens", "256", "--max-total-tokens", "1024", "--max-batch-prefill-tokens", "256"),
 )
 
 

@@ -68,7 +68,13 @@ TGI_FLAGS = {
 }
 # Ours differ in the default: the demo model, and "not given" for what has no effect.
 OTHER_FLAGS = {"model-id": "demo", "prometheus-port": None, "usage-stats": None, "env": False}
-OWN_FLAGS = {"api-key-file": None, "closed-routes": False, "max-connections": 4096, "stream-write-timeout": 30}
+OWN_FLAGS = {
+    "api-key-file": None,
+    "closed-routes": False,
+    "load-format": "auto",
+    "max-connections": 4096,
+    "stream-write-timeout": 30,
+}
 ALL_FLAGS = TGI_FLAGS | OTHER_FLAGS | OWN_FLAGS
 
 

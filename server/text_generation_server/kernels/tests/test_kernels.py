@@ -14,7 +14,7 @@ from torch import Tensor
 
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu.library import NEEDS
-from text_generation_server.kernels.interface import KvLayer, Segments
+from text_generation_server.kernels.interface import Kernels, KvLayer, Segments
 
 if TYPE_CHECKING:
     from .conftest import Subject
@@ -366,3 +366,9 @@ def test_a_step_places_its_slots_and_advances_its_rows_and_no_others(subject: Su
     history[rows, before] = ids
     lengths[rows] += 1
     assert torch.equal(history_.cpu(), history) and torch.equal(lengths_.cpu(), lengths)
+
+
+def test_nothing_of_the_interface_is_missing(subject: Subject) -> None:
+    names = [name for name in vars(Kernels) if not name.startswith("_")]
+    assert "attend_decode" in names
+    assert [name for name in names if not callable(getattr(subject.kernels, name, None))] == []

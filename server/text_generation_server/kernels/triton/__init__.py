@@ -4,6 +4,7 @@ Shapes are named as in `kernels`. Whatever varies from step to step is read on t
 vectors of a step may lie at any address (`do_not_specialize`), so that nothing is compiled again while serving.
 """
 
+from text_generation_server.kernels.reference import linear  # cuBLAS's products are as good as ours would be
 from text_generation_server.kernels.triton.advance import advance, place
 from text_generation_server.kernels.triton.attend_decode import attend_decode
 from text_generation_server.kernels.triton.attend_prefill import attend_prefill
@@ -19,6 +20,7 @@ __all__ = [
     "attend_decode",
     "attend_prefill",
     "embed",
+    "linear",
     "place",
     "rms_norm",
     "rope_and_store_kv",

@@ -34,9 +34,10 @@ INLINE void fetch(const void *p, long bytes) {
   for (long i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)p + i, 0, 2);
 }
 
-/* scores[q][key], in base 2, for `count` keys of a tile; `next` are the slots of the next one, or null. */
+/* scores[q][key], in base 2, for `count` keys of a tile. Meanwhile the head's part of the `left` slots after the tile comes
+   nearer. */
 INLINE void score(const float *q, int queries, const struct cache *c, enum type type, long size, long kv_head,
-                  const int32_t *slots, int count, const int32_t *next, float scores[GROUP][TILE]) {
+                  const int32_t *slots, int count, long left, float scores[GROUP][TILE]) {
   for (int first = 0; first < TILE; first += LANES) {
     if (first >= count) {
 #pragma GCC unroll 4
@@ -48,8 +49,11 @@ INLINE void score(const float *q, int queries, const struct cache *c, enum type 
     for (int i = 0; i < LANES; i++) {
       long slot = slots[first + i < count ? first + i : first];
       const void *key = head_at(c, slot, kv_head);
-      fetch(head_at(c, slot, c->kv_heads + kv_head), size * size_of(type));
-      if (next) fetch(head_at(c, next[first + i], kv_head), size * size_of(type));
+      if (first + i < left) {
+        long next = slots[TILE + first + i];
+        fetch(head_at(c, next, kv_head), size * size_of(type));
+        fetch(head_at(c, next, c->kv_heads + kv_head), size * size_of(type));
+      }
 #pragma GCC unroll 4
       for (int j = 0; j < queries; j++) sums[j][i] = (vf){};
 #pragma GCC unroll 8
@@ -136,9 +140,9 @@ INLINE void add_values(const struct cache *c, enum type type, long size, long kv
 
 /* One tile of keys for up to GROUP queries of one position. */
 INLINE void attend_tile(const float *q, int queries, const struct cache *c, enum type type, long size, long kv_head,
-                        const int32_t *slots, int count, const int32_t *next, struct state *states) {
+                        const int32_t *slots, int count, long left, struct state *states) {
   float scores[GROUP][TILE] __attribute__((aligned(64)));
-  score(q, queries, c, type, size, kv_head, slots, count, next, scores);
+  score(q, queries, c, type, size, kv_head, slots, count, left, scores);
   for (int j = 0; j < queries; j++) weigh(scores[j], &states[j], size);
   if (type == I8 || type == F8)
     for (int i = 0; i < count; i++) {
@@ -148,42 +152,33 @@ INLINE void attend_tile(const float *q, int queries, const struct cache *c, enum
   add_values(c, type, size, kv_head, slots, count, scores, queries, states);
 }
 
-INLINE void attend_split(const float *q, int queries, const struct cache *c, enum type type, long size, long kv_head,
-                         const int32_t *slots, long count, struct state *states) {
-  for (int j = 0; j < queries; j++) {
-    states[j].peak = -INFINITY;
-    states[j].sum = 0;
-    memset(states[j].out, 0, size * sizeof(float));
-  }
-  for (long i = 0; i < count; i += TILE) {
-    int keys = count - i < TILE ? (int)(count - i) : TILE;
-    const int32_t *next = count - i >= 2 * TILE ? slots + i + TILE : 0;
-    switch (queries) {
-      case 1: attend_tile(q, 1, c, type, size, kv_head, slots + i, keys, next, states); break;
-      case 2: attend_tile(q, 2, c, type, size, kv_head, slots + i, keys, next, states); break;
-      case 3: attend_tile(q, 3, c, type, size, kv_head, slots + i, keys, next, states); break;
-      default: attend_tile(q, 4, c, type, size, kv_head, slots + i, keys, next, states);
-    }
+INLINE void attend_some(const float *q, int queries, const struct cache *c, enum type type, long size, long kv_head,
+                        const int32_t *slots, int count, long left, struct state *states) {
+  switch (queries) {
+    case 1: attend_tile(q, 1, c, type, size, kv_head, slots, count, left, states); break;
+    case 2: attend_tile(q, 2, c, type, size, kv_head, slots, count, left, states); break;
+    case 3: attend_tile(q, 3, c, type, size, kv_head, slots, count, left, states); break;
+    default: attend_tile(q, 4, c, type, size, kv_head, slots, count, left, states);
   }
 }
 
 #if defined(__AVX512F__)
-#define BY_SIZE(TYPE)                                                                                       \
-  switch (c->size) {                                                                                        \
-    case 64: attend_split(q, queries, c, TYPE, 64, kv_head, slots, count, states); break;                   \
-    case 128: attend_split(q, queries, c, TYPE, 128, kv_head, slots, count, states); break;                 \
-    default: attend_split(q, queries, c, TYPE, c->size, kv_head, slots, count, states);                     \
-  }                                                                                                         \
+#define BY_SIZE(TYPE)                                                                                      \
+  switch (c->size) {                                                                                       \
+    case 64: attend_some(q, queries, c, TYPE, 64, kv_head, slots, count, left, states); break;                   \
+    case 128: attend_some(q, queries, c, TYPE, 128, kv_head, slots, count, left, states); break;                 \
+    default: attend_some(q, queries, c, TYPE, c->size, kv_head, slots, count, left, states);                     \
+  }                                                                                                        \
   break
 #else
-#define BY_SIZE(TYPE)                                                            \
-  attend_split(q, queries, c, TYPE, c->size, kv_head, slots, count, states); \
+#define BY_SIZE(TYPE)                                                       \
+  attend_some(q, queries, c, TYPE, c->size, kv_head, slots, count, left, states); \
   break
 #endif
 
 /* Copies of the above for each type and, where registers are many, the usual sizes. */
 static void attend_keys(const float *q, int queries, const struct cache *c, long kv_head, const int32_t *slots,
-                        long count, struct state *states) {
+                        int count, long left, struct state *states) {
   switch (c->type) {
     case F32: BY_SIZE(F32);
     case BF16: BY_SIZE(BF16);
@@ -206,24 +201,41 @@ static void put(void *out, enum type type, const struct state *s, long size) {
   for (long d = 0; d < size; d += LANES) store(out, d, load(s->out, d, F32) / s->sum, type);
 }
 
-/* All heads of a group of one token. */
-static void attend_group(const void *q, enum type type, const struct cache *c, long group, long kv_head, float scale,
-                         const int32_t *slots, long length, void *out) {
-  struct state states[GROUP], later[GROUP];
-  float scaled[GROUP * MAX_SIZE] __attribute__((aligned(64)));
-  long size = c->size;
-  for (long first = 0; first < group; first += GROUP) {
-    int queries = group - first < GROUP ? (int)(group - first) : GROUP;
-    for (long i = 0; i < queries * size; i += LANES) store(scaled, i, load(q, first * size + i, type) * scale, F32);
-    attend_keys(scaled, queries, c, kv_head, slots, length < SPLIT ? length : SPLIT, states);
-    for (long start = SPLIT; start < length; start += SPLIT) {
-      long count = length - start < SPLIT ? length - start : SPLIT;
-      attend_keys(scaled, queries, c, kv_head, slots + start, count, later);
-      for (int j = 0; j < queries; j++) merge(&states[j], &later[j], size);
-    }
-    for (int j = 0; j < queries; j++)
-      put((char *)out + (first + j) * size * size_of(type), type, &states[j], size);
+/* Key/value heads `first` … of one token, and the query heads that belong to them. */
+struct share {
+  long first, count, group;
+};
+
+static void attend_split(const float *q, const struct cache *c, const struct share *s, const int32_t *slots, long count,
+                         long left, struct state *states) {
+  for (long j = 0; j < s->count * s->group; j++) {
+    states[j].peak = -INFINITY;
+    states[j].sum = 0;
+    memset(states[j].out, 0, c->size * sizeof(float));
   }
+  for (long i = 0; i < count; i += TILE) {
+    for (long head = 0; head < s->count; head++)
+      for (long j = 0; j < s->group; j += GROUP) {
+        long query = head * s->group + j;
+        attend_keys(q + query * c->size, s->group - j < GROUP ? (int)(s->group - j) : GROUP, c, s->first + head,
+                    slots + i, count - i < TILE ? (int)(count - i) : TILE, left - i - TILE, states + query);
+      }
+  }
+}
+
+/* q and out are those of the share's first query head. */
+static void attend_share(const void *q, enum type type, const struct cache *c, const struct share *s, float scale,
+                         const int32_t *slots, long length, void *out) {
+  long queries = s->count * s->group, size = c->size;
+  struct state states[queries], later[queries];
+  float scaled[queries * size] __attribute__((aligned(64)));
+  for (long i = 0; i < queries * size; i += LANES) store(scaled, i, load(q, i, type) * scale, F32);
+  for (long start = 0; start < length; start += SPLIT) {
+    long count = length - start < SPLIT ? length - start : SPLIT;
+    attend_split(scaled, c, s, slots + start, count, length - start, start ? later : states);
+    for (long j = 0; start && j < queries; j++) merge(&states[j], &later[j], size);
+  }
+  for (long j = 0; j < queries; j++) put((char *)out + j * size * size_of(type), type, &states[j], size);
 }
 
 /* q and out [tokens, heads, size]; token t is a query of row rows[t] over its first lengths[t] slots. q's tokens are
@@ -232,12 +244,14 @@ EXPORT void attend(const void *q, long q_stride, int q_type, void *out, long tok
                    const float *scales, long kv_heads, long size, int kv_type, const int32_t *table, long table_stride,
                    const int32_t *rows, const int32_t *lengths, float scale, int threads) {
   struct cache c = {kv, scales, kv_heads, size, kv_type};
-  long group = heads / kv_heads, bytes = size_of(q_type);
+  /* A token's heads together, unless that would leave threads without work. */
+  long together = tokens < 2 * threads ? 1 : kv_heads, group = heads / kv_heads, bytes = size_of(q_type);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
-  for (long item = 0; item < tokens * kv_heads; item++) {
-    long t = item / kv_heads, head = item % kv_heads;
-    attend_group((const char *)q + (t * q_stride + head * group * size) * bytes, q_type, &c, group, head, scale * LOG2E,
-                 table + rows[t] * table_stride, lengths[t],
-                 (char *)out + (t * heads + head * group) * size * bytes);
+  for (long item = 0; item < tokens * kv_heads / together; item++) {
+    long t = item * together / kv_heads;
+    struct share s = {item * together % kv_heads, together, group};
+    long query = s.first * group * size;
+    attend_share((const char *)q + (t * q_stride + query) * bytes, q_type, &c, &s, scale * LOG2E,
+                 table + rows[t] * table_stride, lengths[t], (char *)out + (t * heads * size + query) * bytes);
   }
 }

@@ -112,9 +112,16 @@ static void dot_panels(const bf16 *x, long rows, long k, const bf16 *w, char *y,
 /* The system lends the matrix unit to whoever asks. 0: granted. */
 EXPORT int request_tiles(void) { return (int)syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA); }
 
+INLINE void fetch_ahead(const bf16 *w0, const bf16 *w1) {
+  for (long i = PREFETCH_AHEAD; i < PREFETCH_AHEAD + 1024; i += 64) {
+    _mm_prefetch((const char *)w0 + i, _MM_HINT_T0);
+    _mm_prefetch((const char *)w1 + i, _MM_HINT_T0);
+  }
+}
+
 /* Up to 32 rows of x by two panels. `stride` is that of x's rows in bytes. Tiles 0-3: sums. 4, 5: rows of x. 6, 7:
    weights. */
-INLINE void tile_rows(const bf16 *x, long stride, int rows, long k, const bf16 *w, char *y, long y_stride, long p,
+INLINE void tile_rows(const bf16 *x, long stride, int rows, int streams, long k, const bf16 *w, char *y, long y_stride, long p,
                       const struct epilogue *e) {
   const bf16 *w1 = w + k * PANEL, *second = (const bf16 *)((const char *)x + 16 * stride);
   MEMORY_IS_WRITTEN;
@@ -124,6 +131,7 @@ INLINE void tile_rows(const bf16 *x, long stride, int rows, long k, const bf16 *
     _tile_zero(2);
     _tile_zero(3);
     for (long i = 0; i < k; i += 32) {
+      if (streams) fetch_ahead(w + i * PANEL, w1 + i * PANEL);
       _tile_loadd(4, x + i, stride);
       _tile_loadd(6, w + i * PANEL, 64);
       _tile_dpbf16ps(0, 4, 6);
@@ -135,10 +143,7 @@ INLINE void tile_rows(const bf16 *x, long stride, int rows, long k, const bf16 *
     }
   } else {
     for (long i = 0; i < k; i += 32) {
-      for (long ahead = 0; ahead < 1024; ahead += 64) {
-        _mm_prefetch((const char *)(w + i * PANEL) + PREFETCH_AHEAD + ahead, _MM_HINT_T0);
-        _mm_prefetch((const char *)(w1 + i * PANEL) + PREFETCH_AHEAD + ahead, _MM_HINT_T0);
-      }
+      fetch_ahead(w + i * PANEL, w1 + i * PANEL);
       _tile_loadd(4, x + i, stride);
       _tile_loadd(6, w + i * PANEL, 64);
       _tile_dpbf16ps(0, 4, 6);
@@ -163,11 +168,12 @@ INLINE void tile_rows(const bf16 *x, long stride, int rows, long k, const bf16 *
 
 static void tile_panels(const bf16 *x, long rows, long k, const bf16 *w, char *y, long y_stride, long p,
                         const struct epilogue *e) {
-  for (; rows >= 32; rows -= 32, x += 32 * k, y += 32 * y_stride)
-    tile_rows(x, 2 * k, 32, k, w, y, y_stride, p, e);
+  int streams = 1; /* the first rows read the weights from memory, the others from the cache */
+  for (; rows >= 32; rows -= 32, streams = 0, x += 32 * k, y += 32 * y_stride)
+    tile_rows(x, 2 * k, 32, streams, k, w, y, y_stride, p, e);
   if (rows > 0) {
     configure_tiles(rows < 16 ? rows : 16, rows > 16 ? rows - 16 : 16);
-    tile_rows(x, 2 * k, rows, k, w, y, y_stride, p, e);
+    tile_rows(x, 2 * k, rows, streams, k, w, y, y_stride, p, e);
     configure_tiles(16, 16);
   }
 }

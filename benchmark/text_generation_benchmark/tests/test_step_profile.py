@@ -1,0 +1,27 @@
+"""The profile of a decode step adds up."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from text_generation_benchmark.step_profile import PARTS, REST, as_markdown, profile_step
+
+
+def demo_model() -> Path:
+    spec = importlib.util.find_spec("text_generation_server")
+    assert spec is not None and spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0]) / "demo_model"
+
+
+def test_the_parts_of_a_step_are_all_of_it() -> None:
+    profile = profile_step(demo_model(), rows=3, context=20, steps=3, dtype="bfloat16")
+    assert set(profile.parts) <= {*PARTS.values(), REST}
+    assert {PARTS["attend_decode"], PARTS["sample"], REST} <= set(profile.parts)
+    assert all(seconds > 0 for seconds in profile.parts.values())
+    assert sum(profile.parts.values()) == pytest.approx(profile.step_s)
+    # 5 layers, 2 of keys and values, 4 heads of 32 numbers of 2 bytes.
+    assert profile.kv_bytes == 3 * 20 * 5 * 2 * 4 * 32 * 2
+    lines = as_markdown(profile).splitlines()
+    assert lines[0].startswith("3 rows of 20 tokens, kernels ")
+    assert len(lines) == 4 + len(profile.parts)
