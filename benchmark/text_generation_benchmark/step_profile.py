@@ -126,7 +126,8 @@ def _prefill(runner: ModelRunner, first: list[int], context: int) -> None:
 def as_markdown(profile: StepProfile) -> str:
     reads = {"matrix products": profile.weight_bytes, "attention": profile.kv_bytes}
     lines = [
-        f"{profile.rows} rows of {profile.context} tokens, kernels {profile.kernels}: {profile.step_s * 1e3:.2f} ms a step.",
+        f"{profile.rows} rows of {profile.context} tokens, kernels {profile.kernels}:"
+        f" {profile.step_s * 1e3:.2f} ms a step.",
         "",
         "| part | ms | share | reads GB/s |",
         "|---|---|---|---|",

@@ -78,7 +78,7 @@ class Watchdog:
         if self._misses >= most_misses:
             return f"Health was not answered {most_misses} times in a row"
         limit_s = max(STILL_STEP_S, PAUSES * last.longest_pause_s)
-        if last.running_step and self._still_s >= limit_s:
+        if not is_preparing and last.running_step and self._still_s >= limit_s:
             return f"step {last.running_step} stands still for {limit_s:.0f} s"
         return None
 

@@ -8,6 +8,7 @@ for each) and `restart` (this generation is of no use any more). The end of the 
 import asyncio
 import json
 import socket
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
@@ -32,19 +33,22 @@ class Message:
 class Link:
     """One end of the line. Made by `Link.open` inside the event loop that uses it."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, end: socket.socket) -> None:
         self._reader = reader
         self._writer = writer
+        # A failed write through the stream would close it, and what the other process said last would never be read.
+        self._sending = end
 
     @classmethod
     async def open(cls, end: socket.socket) -> "Link":
         """Takes over `end`, a connected stream socket."""
-        return cls(*await asyncio.open_connection(sock=end, limit=LINE_LIMIT))
+        sending = end.dup()
+        return cls(*await asyncio.open_connection(sock=end, limit=LINE_LIMIT), sending)
 
     def send(self, message: Message) -> None:
         """Never blocks; what the other process does not live to read is lost."""
-        if not self._writer.is_closing():
-            self._writer.write(json.dumps(asdict(message)).encode() + b"\n")
+        with suppress(OSError):
+            self._sending.send(json.dumps(asdict(message)).encode() + b"\n", socket.MSG_DONTWAIT)
 
     async def receive(self) -> Message | None:
         """The next message; None when the other process has ended."""
@@ -58,4 +62,5 @@ class Link:
         return Message(Event(fields["event"]), int(fields["generation"]), str(fields["reason"]))
 
     def close(self) -> None:
+        self._sending.close()
         self._writer.close()

@@ -7,10 +7,11 @@ some tenths of a second, once for each size.
 """
 
 import logging
+import weakref
 from bisect import bisect_left
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -46,17 +47,24 @@ class CudaRecorder:
     behind is read before the next one runs."""
 
     def __init__(self) -> None:
-        self._pool: Any = None
+        # Memory can be shared with a graph that lives; a pool that all graphs have left is gone.
+        self._newest: weakref.ref[torch.cuda.CUDAGraph] | None = None
+        self._broken: list[torch.cuda.CUDAGraph] = []  # torch's allocator may still ask what they were recording
 
     def __call__(self, run: Callable[[], Tensor]) -> CudaRecording:
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        newest = self._newest() if self._newest else None
         graph = torch.cuda.CUDAGraph()
         # Other threads wait for events meanwhile, NCCL's watchdog among them.
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        graph.capture_begin(pool=newest.pool() if newest else None, capture_error_mode="thread_local")
         try:
             output = run()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            self._broken.append(graph)
+            with suppress(RuntimeError):  # what went wrong first is what is worth telling
+                graph.capture_end()
+            raise
+        graph.capture_end()
+        self._newest = weakref.ref(graph)
         return CudaRecording(graph, output)
 
 

@@ -1,10 +1,10 @@
 """Keys and values of all tokens: a tensor per layer, a slot per token; and how many slots there is room for."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
+from text_generation_server import host
 from text_generation_server.arena import empty
 from text_generation_server.errors import MemoryLimitError
 from text_generation_server.kernels.interface import KvLayer
@@ -45,37 +45,23 @@ def make_kv_cache(
     return layers
 
 
+def give_back_memory(device: torch.device) -> None:
+    """What torch keeps of freed tensors; it would count as taken."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def available_bytes(device: torch.device, world_size: int, gpu_fraction: float) -> int:
     """Memory one shard may use for keys and values; on a GPU what keeps it within that fraction of the device."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return gpu_bytes(free, total, torch.cuda.memory_reserved(device), gpu_fraction)
-    return int(CPU_SHARE * _host_available_bytes() / world_size)
+    return int(CPU_SHARE * host.available_bytes() / world_size)
 
 
 def gpu_bytes(free: int, total: int, reserved: int, fraction: float) -> int:
     """`reserved` is what this process has of `total`. The device may not be its own: others' memory is not `free`."""
     return max(0, int(min(free - (1 - GPU_SHARE) * total, fraction * GPU_SHARE * total - reserved)))
-
-
-def _host_available_bytes() -> int:
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(fields["MemAvailable"].split()[0]) * 1024
-    return min([available, *_cgroup_left()])
-
-
-def _cgroup_left() -> list[int]:
-    """What the control group still allows: version 2, then version 1; empty where there is no limit."""
-    for limit_file, usage_file in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            limit, usage = Path(limit_file).read_text().strip(), int(Path(usage_file).read_text())
-        except (OSError, ValueError):
-            continue
-        return [] if limit == "max" else [max(0, int(limit) - usage)]
-    return []
 
 
 def choose_slots(per_slot: int, available: int, useful: int, wanted: int | None, at_least: int) -> int:

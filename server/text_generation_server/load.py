@@ -1,7 +1,6 @@
 """From a shard's settings to a model that can run steps."""
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ from text_generation_server.config import ShardConfig
 from text_generation_server.distributed import Group, join_group
 from text_generation_server.errors import ModelError
 from text_generation_server.graphs import DEFAULT_SIZES, CudaRecorder, DecodeGraphs, no_graphs
+from text_generation_server.host import usable_cores
 from text_generation_server.kernels import Backend, select_backend
 from text_generation_server.models import get_model
 from text_generation_server.models.config import DTYPES, ModelConfig, read_config
@@ -66,8 +66,8 @@ def load_shard(
     _check_quantize(config.quantize, dtype, device)
     backend = select(device)
     rendezvous = Path(f"{config.uds_path}-{config.generation}.rendezvous")
-    group = join_group(config.rank, config.world_size, device, rendezvous)
     use_own_stream(device)
+    group = join_group(config.rank, config.world_size, device, rendezvous)
     files = _files(config, model_config, device, dtype)
     model = get_model(
         files, model_config, backend.kernels, group, device, dtype, longest, worker.advance_progress,
@@ -98,11 +98,6 @@ def _graphs(config: ShardConfig, device: torch.device, group: Group, worker: Wor
     if config.memory_fraction != 1.0 and config.rank == 0:
         log.info("--cuda-memory-fraction has no effect: there is no GPU")
     return no_graphs()
-
-
-def usable_cores() -> int:
-    """Those this process may run on; all of the machine's where the system does not say."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _choose_device(config: ShardConfig) -> torch.device:

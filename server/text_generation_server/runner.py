@@ -13,7 +13,13 @@ from text_generation_server.errors import StepError
 from text_generation_server.graphs import DecodeGraphs, Signal, no_graphs
 from text_generation_server.kernels import Backend
 from text_generation_server.kernels.interface import KvLayer
-from text_generation_server.kv_cache import available_bytes, bytes_per_slot, choose_slots, make_kv_cache
+from text_generation_server.kv_cache import (
+    available_bytes,
+    bytes_per_slot,
+    choose_slots,
+    give_back_memory,
+    make_kv_cache,
+)
 from text_generation_server.layout import DecodeInputs, lay_out
 from text_generation_server.models.config import ModelConfig
 from text_generation_server.models.llama import Llama
@@ -128,7 +134,10 @@ class ModelRunner:
     def _run_largest_step(self, tokens: int, longest: int) -> None:
         pauses = LongestPause(self._on_progress)
         with self._group.agreement("prepare the largest step"), memory_for(tokens):
-            self._kv_cache = []
+            # Of the time before this Warmup, if there was one.
+            self._graphs.clear()
+            self._kv_cache, self._room = [], None
+            give_back_memory(self._device)
             chunks = largest_step(tokens, longest)
             self._make_room(tokens, len(chunks), longest)
             step = self.room.planner.prepare([], NO_SLOTS, 0, chunks)

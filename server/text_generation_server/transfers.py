@@ -49,6 +49,7 @@ class CudaMoment:
     """When the work has been done that the current stream was given so far."""
 
     def __init__(self) -> None:
+        self._device = torch.cuda.current_device()
         self._event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
         self._event.record()
 
@@ -56,6 +57,7 @@ class CudaMoment:
         return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
+        torch.cuda.set_device(self._device)  # another thread may wait, which would make a context on the first device
         self._event.synchronize()
 
     def ns_since(self, earlier: "CudaMoment") -> int:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
+import torch
+
 from text_generation_launcher import faults
 from text_generation_server.errors import GroupBroken, StepAborted, StepFailed, StepRefused
 from text_generation_server.results import Pending, completed
@@ -166,8 +168,12 @@ class Worker:
             run, future = self._outside.pop(0)
             return partial(self._run_outside, run, future)
         call = self._held.get(self._next_step)
-        # What a failure has made void is cleared when the failure is known.
-        if call is None or len(self._launched) >= (1 if call.clears else MAX_LAUNCHED):
+        if call is None:
+            return None
+        # What a failure has made void is cleared when the failure is known. What needs no device waits behind a step to
+        # be answered in order, and keeps nobody else waiting.
+        busy = len(self._launched) if call.clears else sum(not launched.is_complete for launched in self._launched)
+        if busy >= (1 if call.clears else MAX_LAUNCHED):
             return None
         del self._held[self._next_step]
         self._next_step += 1
@@ -273,6 +279,9 @@ def _exit_if_broken(call: Call) -> Iterator[None]:
     except GroupBroken:
         log.exception("step %d failed in the middle of the group's work", call.step)
         exit_now()
+    except torch.AcceleratorError:
+        log.exception("step %d broke the device's context: only a new process has another", call.step)
+        exit_now()
 
 
 def exit_now() -> NoReturn:
@@ -291,8 +300,8 @@ def _uncancellable() -> Future[Any]:
 def _fulfil(future: Future[Any], run: Callable[[], Any]) -> None:
     try:
         future.set_result(run())
-    except GroupBroken:
-        log.exception("the group of shards broke")
+    except (GroupBroken, torch.AcceleratorError):
+        log.exception("the group of shards, or the device's context, broke")
         exit_now()
     except Exception as error:
         future.set_exception(error)

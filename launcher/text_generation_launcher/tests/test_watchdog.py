@@ -40,6 +40,11 @@ def test_who_prepares_has_300_s_without_an_advance(phase):
     assert verdict == f"phase {phase or 'start'} stands still for 300 s"
 
 
+def test_a_step_that_records_a_graph_has_as_long():
+    when_s, verdict = first_verdict(every(2.0, 600.0, replace(AT_WORK, phase="capture")))
+    assert 300.0 <= when_s <= 302.0 and verdict == "phase capture stands still for 300 s"
+
+
 def test_each_tensor_that_is_loaded_starts_the_clock_anew():
     history = [(now_s, replace(LOADING, progress=number)) for number, now_s in enumerate(range(0, 6000, 200))]
     assert first_verdict(history) is None

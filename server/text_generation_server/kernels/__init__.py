@@ -30,5 +30,7 @@ def select_backend(device: torch.device) -> Backend:
 
     compiled = load_kernels()
     if compiled is None:
-        return Backend("reference: no compiled ones, since there was no C compiler", cast(Kernels, reference))
+        return Backend(
+            "reference: none were compiled for this processor when the package was installed", cast(Kernels, reference)
+        )
     return Backend(compiled.name, compiled)

@@ -1,5 +1,8 @@
 import gc
+import re
+from pathlib import Path
 
+import pytest
 import torch
 
 from text_generation_server.arena import HUGE_PAGE, empty
@@ -22,3 +25,18 @@ def test_a_tensor_keeps_its_memory_as_long_as_a_view_of_it_lives() -> None:
 def test_small_tensors_and_odd_types_work_too() -> None:
     assert empty((3,), torch.int8, CPU).shape == (3,)
     assert empty((HUGE_PAGE + 1,), torch.float8_e4m3fn, CPU).zero_().float().sum() == 0
+
+
+def test_the_system_may_put_them_on_huge_pages() -> None:
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not enabled.exists() or "[never]" in enabled.read_text():
+        pytest.skip("needs a system with transparent huge pages: they are off here")
+    tensor = empty((4 * HUGE_PAGE,), torch.uint8, CPU).zero_()
+    mappings = Path("/proc/self/smaps").read_text().split("VmFlags")
+    (own,) = [text for text in mappings if _holds(text, tensor.data_ptr())]
+    assert re.search(r"THPeligible:\s+1$", own, re.MULTILINE), own
+
+
+def _holds(mapping: str, address: int) -> bool:
+    place = re.search(r"^([0-9a-f]+)-([0-9a-f]+) ", mapping, re.MULTILINE)
+    return place is not None and int(place[1], 16) <= address < int(place[2], 16)

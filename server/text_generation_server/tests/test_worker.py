@@ -252,6 +252,16 @@ def test_a_filter_is_not_answered_before_the_step_that_it_follows(worker: Worker
     assert result(one) == "one" and result(two) is None
 
 
+def test_a_filter_behind_a_step_keeps_the_next_step_from_nothing(worker: Worker, device: Device) -> None:
+    one = worker.submit(3, 1, device.launch("one"))
+    two, three = worker.submit(3, 2, lambda clock: "filtered"), worker.submit(3, 3, device.launch("three"))
+    device.until(2)
+    assert not one.done() and not two.done()
+    for name in ("three", "one"):
+        device.complete(name)
+    assert (result(one), result(two), result(three)) == ("one", "filtered", "three")
+
+
 def test_a_warmup_waits_for_the_device(worker: Worker, device: Device) -> None:
     one = worker.submit(3, 1, device.launch("one"))
     device.until(1)
@@ -279,11 +289,15 @@ def test_a_phase_within_a_phase_ends_where_it_began(worker: Worker) -> None:
     assert worker.phase == "ready"
 
 
-@pytest.mark.parametrize("cause", ["GroupBroken('rank 1')", "SystemError('a bug of the worker')"])
+CANNOT_GO_ON = ["GroupBroken('rank 1')", "torch.AcceleratorError('lost')", "SystemError('a bug of the worker')"]
+
+
+@pytest.mark.parametrize("cause", CANNOT_GO_ON)
 def test_a_worker_that_cannot_go_on_ends_its_process(cause: str) -> None:
     """Others may wait for it in a collective; and a shard that only answers Health would be worse than none."""
     code = f"""
 import time
+import torch
 from text_generation_server.errors import GroupBroken
 from text_generation_server.worker import Worker
 class Broken(Worker):

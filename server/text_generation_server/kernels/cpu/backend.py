@@ -7,7 +7,7 @@ from torch import Tensor
 
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu.library import TYPES, Library
-from text_generation_server.kernels.cpu.linear import PackedLinear, can_pack
+from text_generation_server.kernels.cpu.linear import PackedLinear, Scratch, can_pack
 from text_generation_server.kernels.interface import Choices, Chosen, KvLayer, Segments
 
 LANES = 16
@@ -26,13 +26,14 @@ class CpuKernels:
         self.name = f"cpu ({library.target})"
         self._library = library
         self._threads = threads
+        self._scratch = Scratch()
 
     def linear(
         self, weight: Tensor, bias: Tensor | None, scales_N: Tensor | None, gated: bool, dtype: torch.dtype
     ) -> PackedLinear | None:
         if not self._library.has_gemm or weight.dtype == torch.float32 or not can_pack(weight, gated):
             return None
-        return PackedLinear(self._library, self._threads, weight, bias, scales_N, gated, dtype)
+        return PackedLinear(self._library, self._threads, self._scratch, weight, bias, scales_N, gated, dtype)
 
     def embed(self, ids_T: Tensor, weight_VH: Tensor) -> Tensor:
         out = torch.empty((len(ids_T), weight_VH.shape[1]), dtype=weight_VH.dtype)

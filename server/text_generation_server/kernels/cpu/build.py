@@ -6,6 +6,7 @@ shard computes with torch alone.
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -28,9 +29,9 @@ def library_path(target: str) -> Path:
 
 def build() -> list[str]:
     """The targets that were built; nothing where there is no compiler."""
-    compiler = shutil.which(os.environ.get("CC") or "cc")
+    compiler = shlex.split(os.environ.get("CC") or "cc")
     shutil.rmtree(BUILT, ignore_errors=True)
-    if compiler is None:
+    if shutil.which(compiler[0]) is None:
         return []
     BUILT.mkdir()
     targets = (TARGETS if platform.machine() == "x86_64" else {}) | PORTABLE
@@ -39,9 +40,9 @@ def build() -> list[str]:
     return [target for target, process in running.items() if process.wait() == 0]
 
 
-def _compile(compiler: str, flags: list[str], out: Path) -> "subprocess.Popen[bytes]":
+def _compile(compiler: list[str], flags: list[str], out: Path) -> "subprocess.Popen[bytes]":
     sources = sorted(map(str, (HERE / "csrc").glob("*.c")))
-    return subprocess.Popen([compiler, *flags, *FLAGS, *sources, "-lm", "-o", str(out)], stderr=subprocess.DEVNULL)
+    return subprocess.Popen([*compiler, *flags, *FLAGS, *sources, "-lm", "-o", str(out)], stderr=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """The compiled kernels: which of the libraries suits this processor, and what its functions take."""
 
 import ctypes
+import logging
 from pathlib import Path
 
 import torch
 
 from text_generation_server.kernels.cpu.build import PORTABLE, TARGETS, library_path
+
+log = logging.getLogger("text_generation_server")
 
 # What /proc/cpuinfo must say, which includes what the operating system allows.
 NEEDS = {
@@ -54,7 +57,7 @@ class Library(ctypes.CDLL):
 def usable_targets() -> list[str]:
     """The built libraries that run here, the best first."""
     flags = _processor_flags()
-    return [t for t in (*TARGETS, *PORTABLE) if library_path(t).exists() and NEEDS[t] <= flags and _granted(t)]
+    return [t for t in (*TARGETS, *PORTABLE) if library_path(t).exists() and NEEDS[t] <= flags and _loads(t)]
 
 
 def _processor_flags() -> set[str]:
@@ -65,6 +68,11 @@ def _processor_flags() -> set[str]:
     return next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
 
 
-def _granted(target: str) -> bool:
-    """The system lends the matrix unit to those who ask."""
-    return target != "amx" or ctypes.CDLL(str(library_path(target))).request_tiles() == 0
+def _loads(target: str) -> bool:
+    """What was built elsewhere may miss its run-time here; and the system lends the matrix unit to those who ask."""
+    try:
+        library = ctypes.CDLL(str(library_path(target)))
+    except OSError as error:
+        log.warning("the CPU kernels for %s cannot be loaded: %s", target, error)
+        return False
+    return target != "amx" or library.request_tiles() == 0

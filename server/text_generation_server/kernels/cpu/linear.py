@@ -11,6 +11,20 @@ PANEL = 16
 BLOCK = 2 * PANEL  # the matrix product takes outputs and inputs in pairs of panels
 
 
+class Scratch:
+    """Memory that all products use one after the other, as large as the largest needs it."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.bfloat16)
+
+    def reserve(self, count: int) -> None:
+        if count > len(self._memory):
+            self._memory = torch.empty(count, dtype=torch.bfloat16)
+
+    def data_ptr(self) -> int:
+        return self._memory.data_ptr()
+
+
 class PackedLinear:
     """y = x Wᵀ + b for bfloat16 x [T, K]. `gated`: the first half of the outputs are gates, and y = silu(gate) * up."""
 
@@ -18,6 +32,7 @@ class PackedLinear:
         self,
         library: Library,
         threads: int,
+        scratch: "Scratch",
         weight: Tensor,
         bias: Tensor | None,
         scales_N: Tensor | None,
@@ -35,9 +50,10 @@ class PackedLinear:
         self._weight = _panels(weight if order is None else weight[order])
         self._scales = _aligned(scales_N, order)
         self._bias = _aligned(bias, order)
-        # Each thread unpacks two panels of int8 at a time.
         is_int8 = weight.dtype == torch.int8
-        self._scratch = torch.empty(threads * BLOCK * self._inputs if is_int8 else 0, dtype=torch.bfloat16)
+        self._scratch = scratch
+        if is_int8:
+            scratch.reserve(threads * BLOCK * self._inputs)  # each thread unpacks two panels at a time
         rows = self._weight.shape[0] * PANEL
         self._width = rows // 2 if gated else rows
         self._tail = (
@@ -49,9 +65,10 @@ class PackedLinear:
         count = x.shape[0]
         x = x.contiguous()
         y = torch.empty((count, self._width), dtype=self._dtype)
-        scratch = self._scratch.data_ptr()
-        self._library.gemm(x.data_ptr(), count, self._inputs, *self._tail, y.data_ptr(), scratch, self._threads)
-        return y if self._width == self._outputs else y[:, : self._outputs]
+        self._library.gemm(
+            x.data_ptr(), count, self._inputs, *self._tail, y.data_ptr(), self._scratch.data_ptr(), self._threads
+        )
+        return y if self._width == self._outputs else y[:, : self._outputs].contiguous()
 
 
 def can_pack(weight: Tensor, gated: bool) -> bool:

@@ -372,3 +372,11 @@ def test_nothing_of_the_interface_is_missing(subject: Subject) -> None:
     names = [name for name in vars(Kernels) if not name.startswith("_")]
     assert "attend_decode" in names
     assert [name for name in names if not callable(getattr(subject.kernels, name, None))] == []
+
+
+def test_gates_that_are_closed_let_nothing_through(subject: Subject) -> None:
+    gate = torch.tensor([-50.0, -80, -89, -120, -177.5, -1e3, -1e4, 90, 1e3, 1e4, 0, -0.0, -1, 1, -15, 15])
+    up = torch.full_like(gate, 0.5)
+    gate_up = torch.cat([gate, up]).to(subject.dtype).unsqueeze(0)
+    out = subject.kernels.silu_mul(gate_up.to(subject.device))
+    close(out, torch.nn.functional.silu(gate_up[:, :16].double()) * 0.5, subject.dtype)

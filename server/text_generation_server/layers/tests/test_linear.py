@@ -41,7 +41,9 @@ def test_products_are_those_of_the_weights(kernels: CpuKernels, inputs: int, out
     assert isinstance(linear, PackedLinear)
     for rows in ROWS:
         x = random(rows, inputs)
-        torch.testing.assert_close(linear(x).double(), exact(x, weight, bias), atol=1e-4, rtol=1e-5)
+        y = linear(x)
+        assert y.is_contiguous()
+        torch.testing.assert_close(y.double(), exact(x, weight, bias), atol=1e-4, rtol=1e-5)
 
 
 def test_results_are_rounded_to_the_models_type(kernels: CpuKernels) -> None:
@@ -57,6 +59,15 @@ def test_gates_and_ups_meet(kernels: CpuKernels) -> None:
         gate, up = exact(x, weight, None).chunk(2, dim=1)
         y = make_linear(kernels, weight, gated=True, dtype=torch.float32)(x)
         torch.testing.assert_close(y.double(), F.silu(gate) * up, atol=1e-3, rtol=1e-5)
+
+
+def test_gates_that_are_closed_let_nothing_through(kernels: CpuKernels) -> None:
+    weight = torch.cat([torch.eye(32), torch.eye(32)[31].expand(32, 32)]).bfloat16()
+    x = torch.full((2, 32), 0.5).bfloat16()
+    x[0, :8] = torch.tensor([-50.0, -89, -120, -177.5, -1e3, -1e4, -1e30, -3e38])
+    gate, up = exact(x, weight, None).chunk(2, dim=1)
+    y = make_linear(kernels, weight, gated=True, dtype=torch.float32)(x)
+    torch.testing.assert_close(y.double(), F.silu(gate) * up, atol=1e-3, rtol=1e-5)
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -53,8 +53,8 @@ EXPORT void silu_mul(const char *gate_up, long tokens, long size, int type, char
   for (long t = 0; t < tokens; t++) {
     const char *gate = gate_up + t * 2 * bytes;
     for (long i = 0; i < size; i += LANES) {
-      vf g = load(gate, i, type), silu = g / (exp2_of(g * -LOG2E) + 1.0f);
-      store(out + t * bytes, i, rounded(silu, type) * load(gate + bytes, i, type), type);
+      vf g = rounded(silu(load(gate, i, type)), type);
+      store(out + t * bytes, i, g * load(gate + bytes, i, type), type);
     }
   }
 }

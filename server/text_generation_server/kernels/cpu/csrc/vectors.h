@@ -177,7 +177,8 @@ INLINE float largest_of(vf x) {
   return a[0];
 }
 
-/* 2^x: a polynomial for the fraction (relative error 2e-7), whole powers by the exponent's bits. Below -126: 0. */
+/* 2^x for x up to 128: a polynomial for the fraction (relative error 2e-7), whole powers by the exponent's bits. Below
+   -126: 0. */
 INLINE vf exp2_of(vf x) {
   vf clamped = max_of(x, splat(-126.0f));
   vf whole = (clamped + 0x1.8p23f) - 0x1.8p23f;
@@ -195,3 +196,6 @@ INLINE vf exp2_of(vf x) {
 }
 
 #define LOG2E 1.44269504088896340736f
+
+/* The power is capped at 2^128, which is infinity: past it the exponent's bits would run into the sign. */
+INLINE vf silu(vf x) { return x / (exp2_of(-max_of(x * LOG2E, splat(-128.0f))) + 1.0f); }

@@ -1,0 +1,41 @@
+"""The demo model with weights, or keys and values, in 8 bits still adds; and the memory says that it is 8 bits."""
+
+import random
+import re
+
+import pytest
+from calls import at_once
+from server_process import ServerProcess
+from test_demo_model import ask
+from test_launch import run_to_its_end
+
+from text_generation_server.demo_model.corpus import SECOND_MIX, World, sum_question
+
+MEMORY = ["--max-batch-total-tokens", "4096", "--max-concurrent-requests", "16"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--dtype", "bfloat16", "--quantize", "int8"],
+        ["--dtype", "float32", "--kv-cache-dtype", "int8"],
+        ["--dtype", "bfloat16", "--kv-cache-dtype", "fp8_e4m3fn"],
+    ],
+    ids=lambda flags: "-".join(flags[2:]),
+)
+def test_it_still_adds(flags: list[str]) -> None:
+    world = World(random.Random(11), True, SECOND_MIX)
+    turns = [sum_question(world) for _ in range(30)]
+    with ServerProcess(*flags, *MEMORY) as server:
+        answers = at_once(server.url, *(ask(question) for question, _ in turns))
+    right = sum(text == expected for (text, _), (_, expected) in zip(answers, turns, strict=True))
+    assert right >= 27, f"{right} of 30"
+
+
+def test_8_bit_keys_take_the_room_they_are_said_to_take() -> None:
+    """What does not fit is refused with what would be needed: 5 layers, 4 heads, of 32 numbers and a scale each."""
+    for flags, size in ((["--dtype", "float32"], 32 * 4), (["--kv-cache-dtype", "int8"], 32 + 4)):
+        status, output = run_to_its_end(ServerProcess(*flags, "--max-batch-total-tokens", "1000000000"))
+        found = re.search(r"needs (\d+) MiB of keys and values", output)
+        assert status == 1 and found, output
+        assert int(found.group(1)) == pytest.approx(1_000_000_000 * 5 * 2 * 4 * size / 2**20, rel=1e-3)

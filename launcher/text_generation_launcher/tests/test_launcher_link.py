@@ -1,0 +1,37 @@
+"""The line between launcher and router."""
+
+import asyncio
+import socket
+
+from text_generation_launcher.link import Event, Link, Message
+
+
+def test_last_words_are_heard_though_nobody_hears_ours() -> None:
+    async def run() -> list[Message | None]:
+        ours, theirs = socket.socketpair()
+        link = await Link.open(ours)
+        theirs.send(b'{"event": "listening", "generation": 0, "reason": ""}\n')
+        theirs.close()
+        for generation in range(3):
+            link.send(Message(Event.READY, generation))
+        await asyncio.sleep(0)
+        heard = [await asyncio.wait_for(link.receive(), 10) for _ in range(2)]
+        link.close()
+        return heard
+
+    assert asyncio.run(run()) == [Message(Event.LISTENING), None]
+
+
+def test_what_nobody_reads_blocks_nobody() -> None:
+    async def run() -> bytes:
+        ours, theirs = socket.socketpair()
+        link = await Link.open(ours)
+        for _ in range(20_000):
+            link.send(Message(Event.LOST, 7, "x" * 100))
+        read = theirs.recv(1 << 20)
+        link.close()
+        theirs.close()
+        return read
+
+    read = asyncio.run(run())
+    assert read.startswith(b'{"event": "lost"') and read.count(b"\n") < 20_000
