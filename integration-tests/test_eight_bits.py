@@ -11,7 +11,7 @@ from test_launch import run_to_its_end
 
 from text_generation_server.demo_model.corpus import SECOND_MIX, World, sum_question
 
-MEMORY = ["--max-batch-total-tokens", "4096", "--max-concurrent-requests", "16"]
+MEMORY = ["--max-batch-total-tokens", "4096", "--max-concurrent-requests", "32"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ app.callback(invoke_without_command=True)(benchmark_shards)
 @app.command()
 def compare(
     write: Annotated[Path | None, typer.Option(help="A Markdown file whose marked table is replaced.")] = None,
-    only: Annotated[str | None, typer.Option(help="Measure this model alone: demo, m100 or m1b.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Measure demo, m100 or m1b alone; may be repeated.")] = None,
     vllm: Annotated[Path, typer.Option(help="A virtual environment with vLLM for CPUs.")] = Path(".venv-vllm"),
     llama_cpp: Annotated[Path, typer.Option(help="One with llama-cpp-python's server.")] = Path(".venv-llama-cpp"),
 ) -> None:
@@ -29,7 +29,7 @@ def compare(
     server = find_spec("text_generation_server")
     assert server is not None and server.submodule_search_locations is not None
     demo_model = Path(server.submodule_search_locations[0]) / "demo_model"
-    table = run(Folders(demo_model, vllm, llama_cpp), only).as_markdown()
+    table = run(Folders(demo_model, vllm, llama_cpp), only or ()).as_markdown()
     typer.echo(table)
     if write is not None:
         write.write_text(replace_table(write.read_text(), table))
