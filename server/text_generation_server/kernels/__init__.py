@@ -1,6 +1,6 @@
 """The few operations a model is made of, behind one interface. `reference` defines what is right.
 
-A backend has the functions of `interface.Kernels`: a module (`reference`, `triton`) or an object (`cpu`). Models and the
+A backend has the functions of `interface.Kernels`: a module (`reference`, `triton`) or an object (`cpu`). Models and
 sampler receive one and never ask which.
 Shapes: T tokens of a step, R rows, H query heads, G key/value heads, D head size, S slots, V vocabulary, L positions.
 """
