@@ -52,6 +52,7 @@ class Gloo(ProcessGroup):
         _listen_to_this_host_only()
         wait = timedelta(seconds=wait_s)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=wait)
+        dist.barrier()  # who leaves before the others are connected would break their start
 
     def all_reduce(self, x: Tensor) -> None:
         """Every rank adds up by itself: gloo's own order of adding depends on where in the batch a row lies."""
