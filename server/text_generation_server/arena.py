@@ -24,8 +24,3 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     everything = torch.frombuffer(pages, dtype=torch.uint8)
     offset = -everything.data_ptr() % HUGE_PAGE
     return everything[offset : offset + size].view(dtype).view(shape)
-
-
-def place(tensor: Tensor) -> Tensor:
-    """A copy in such memory."""
-    return empty(tuple(tensor.shape), tensor.dtype, tensor.device).copy_(tensor)
