@@ -9,7 +9,7 @@ from pathlib import Path
 from text_generation_launcher.claims import socket_path
 from text_generation_launcher.config import LauncherConfig, LoadFormat
 from text_generation_launcher.errors import DownloadError, WebserverCannotStart
-from text_generation_launcher.flags import env_name, flag_name
+from text_generation_launcher.flags import env_name, flag_name, off_flag_name
 from text_generation_launcher.logs import LEVELS
 
 # Handed to the router under the name they have here. Flags that do nothing are not handed on.
@@ -28,6 +28,9 @@ ROUTER_FLAGS = (
     "max_batch_total_tokens",
     "max_waiting_tokens",
     "max_batch_size",
+    "max_queued_tokens",
+    "admission",
+    "prefix_caching",
     "max_client_batch_size",
     "payload_limit",
     "hostname",
@@ -134,6 +137,8 @@ def router(
         json_output=True,
         **{name: getattr(config, name) for name in ROUTER_FLAGS},
     )
+    if not config.prefix_caching:
+        options.append(off_flag_name("prefix_caching"))
     env = _without(environ, "API_KEY") | _token(environ) | _variables(config, CACHE_VARIABLES)
     if config.api_key:
         env["API_KEY"] = " ".join(config.api_key)  # a command line can be read by every user of the machine

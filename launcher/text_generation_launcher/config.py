@@ -61,6 +61,12 @@ class UsageStats(StrEnum):
     no_stack = "no-stack"
 
 
+class Admission(StrEnum):
+    reserve = "reserve"
+    peak = "peak"
+    past_future = "past-future"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherConfig:
     # What is served
@@ -120,6 +126,16 @@ class LauncherConfig:
     max_batch_total_tokens: int | None = flag(None, "Tokens of the whole batch; from warm-up when not given.", min=0)
     max_waiting_tokens: int = flag(20, "Decode steps after which waiting prompts join.", min=0)
     max_batch_size: int | None = flag(None, "Requests in the batch at most.", min=0)
+    max_queued_tokens: int | None = flag(
+        None, "Prompt tokens that may wait, beyond which requests get 429; 16 times the slots when not given.", min=1
+    )
+    admission: Admission = flag(
+        Admission.past_future,
+        "When a request starts: all it may ever need is free (reserve), or the peak of memory fits, if texts grow to "
+        "max_new_tokens (peak) or as long as recent ones (past-future).",
+    )
+    # TGI's variable, and no flag there.
+    prefix_caching: bool = flag(True, "Keep what was computed for a prompt, for those that begin with the same tokens.")
     max_client_batch_size: int = flag(4, "Inputs of one client call at most.", min=0)
     payload_limit: int = flag(2_000_000, "Bytes of a request body at most.", min=0)
 

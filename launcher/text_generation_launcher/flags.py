@@ -25,6 +25,11 @@ def flag_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
+def off_flag_name(field_name: str) -> str:
+    """Of a switch that is on when nothing is said."""
+    return "--no-" + field_name.replace("_", "-")
+
+
 def env_name(field_name: str) -> str:
     return field_name.upper()
 
@@ -35,13 +40,17 @@ def signature(config_class: Any) -> inspect.Signature:
 
 
 def switches(config_class: Any) -> Iterator[str]:
-    """Names of the fields that take no value on the command line and exactly true or false in the environment."""
-    return (item.name for item in fields(config_class) if item.type is bool and item.metadata["env"])
+    """Names of the fields that take no value on the command line and exactly true or false in the environment: those
+    of TGI's launcher, which are all off when nothing is said. Its shards read theirs as 1, 0, True and so on."""
+    return (item.name for item in fields(config_class) if item.default is False and item.metadata["env"])
 
 
 def _parameter(item: "Field[Any]") -> inspect.Parameter:
     about = item.metadata
-    names = [flag_name(item.name)] + ([about["short"]] if about["short"] else [])
+    name = flag_name(item.name)
+    if item.default is True:
+        name += "/" + off_flag_name(item.name)
+    names = [name] + ([about["short"]] if about["short"] else [])
     option = typer.Option(
         item.default,
         *names,

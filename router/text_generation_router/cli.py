@@ -12,6 +12,7 @@ from text_generation_router.api.keys import digests_of
 from text_generation_router.config import RouterConfig
 from text_generation_router.errors import InferenceError, ShardsError, StartError
 from text_generation_router.flags import mention_without_effect, refuse_unsupported
+from text_generation_router.scheduling.admission import AdmissionMode
 from text_generation_router.serve import run
 
 # Pretty tracebacks print the values of local variables, and those may be a user's text.
@@ -37,6 +38,16 @@ def route(
     max_batch_total_tokens: Annotated[int | None, Flag(envvar="MAX_BATCH_TOTAL_TOKENS")] = None,
     max_waiting_tokens: Annotated[int, Flag(envvar="MAX_WAITING_TOKENS")] = 20,
     max_batch_size: Annotated[int | None, Flag(envvar="MAX_BATCH_SIZE")] = None,
+    max_queued_tokens: Annotated[
+        int | None, Flag(envvar="MAX_QUEUED_TOKENS", help="Of prompts that wait; 16 times the slots when not given.")
+    ] = None,
+    admission: Annotated[
+        AdmissionMode, Flag(envvar="ADMISSION", help="How much memory a request must find free before it starts.")
+    ] = AdmissionMode.PAST_FUTURE,
+    prefix_caching: Annotated[
+        bool,
+        Flag("--prefix-caching/--no-prefix-caching", envvar="PREFIX_CACHING", help="Compute shared prompts once."),
+    ] = True,
     validation_workers: Annotated[int, Flag(envvar="VALIDATION_WORKERS", help="Threads that tokenize.")] = 2,
     payload_limit: Annotated[int, Flag(envvar="PAYLOAD_LIMIT", help="Bytes of a body at most.")] = 2_000_000,
     hostname: Annotated[str, Flag(envvar="HOSTNAME", help="IP address to listen on.")] = "0.0.0.0",

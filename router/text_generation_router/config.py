@@ -4,11 +4,14 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 
 from text_generation_router.errors import StartError
+from text_generation_router.scheduling.admission import AdmissionMode
 
 POSITIVE = (
     "validation_workers",
     "max_concurrent_requests",
     "max_batch_prefill_tokens",
+    "max_batch_size",
+    "max_queued_tokens",
     "payload_limit",
     "max_connections",
     "stream_write_timeout",
@@ -33,6 +36,9 @@ class RouterConfig:
     max_batch_total_tokens: int | None
     max_waiting_tokens: int
     max_batch_size: int | None  # None: no limit
+    max_queued_tokens: int | None  # None: 16 times the token slots
+    admission: AdmissionMode
+    prefix_caching: bool
     validation_workers: int
     payload_limit: int  # bytes
     hostname: str
@@ -53,14 +59,13 @@ class RouterConfig:
     def check(self) -> None:
         """Raises StartError for values that contradict each other."""
         for name in POSITIVE:
-            if getattr(self, name) <= 0:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
                 raise StartError(f"`{name}` must be > 0")
         if self.graceful_termination_timeout < 0:
             raise StartError("`graceful_termination_timeout` must be >= 0")
         if self.closed_routes and not self.api_key_digests:
             raise StartError("--closed-routes needs keys: give --api-key or --api-key-file, or start without it")
-        if self.max_batch_size is not None and self.max_batch_size <= 0:
-            raise StartError("`max_batch_size` must be > 0")
         self._check_tokens()
 
     def _check_tokens(self) -> None:

@@ -6,16 +6,19 @@ way as prompts of what they have said so far, and their streams go on.
 
 import asyncio
 import logging
+import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from text_generation_router.audit import Audit
 from text_generation_router.errors import (
     GenerationError,
     IncompleteGenerationError,
+    OverloadedError,
     ShardsError,
     StepAbortedError,
     StepFailedError,
@@ -25,9 +28,12 @@ from text_generation_router.errors import (
 from text_generation_router.generation import GenerationStream
 from text_generation_router.generations import Generations
 from text_generation_router.metrics import Metrics
+from text_generation_router.queue_speed import QueueSpeed
+from text_generation_router.scheduling.admission import AdmissionMode
+from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.request import GenerationRequest, Token
 from text_generation_router.scheduling.running import Running
-from text_generation_router.scheduling.scheduler import Limits, Scheduler
+from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import ForwardStep, Step
 from text_generation_router.shards import ModelInfo, ShardGroup, StepAnswer
 from text_generation_router.step_metrics import StepMetrics
@@ -37,6 +43,12 @@ log = logging.getLogger("text_generation_router")
 
 # One runs, one waits behind it: a shard never waits for the router.
 MAX_IN_FLIGHT = 2
+# Prompt tokens that may wait, in multiples of the slots, where the user has not said.
+QUEUED_CAPACITIES = 16
+# Nobody's deadline is later, in seconds; the loop's clock takes no more.
+LATEST_DEADLINE_S = 10.0**8
+# What a client is told that comes too early, at most.
+MAX_RETRY_AFTER_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,9 @@ class EngineConfig:
     waiting_served_ratio: float
     max_waiting_tokens: int
     max_batch_size: int | None
+    prefix_caching: bool = True
+    admission: AdmissionMode = AdmissionMode.PAST_FUTURE
+    max_queued_tokens: int | None = None  # prompt tokens that may wait; None: QUEUED_CAPACITIES times the slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +106,8 @@ class Engine:
         self._make_vocabulary = make_vocabulary
         self._metrics = metrics
         self._counts = StepMetrics(metrics)
+        self._audit = Audit(metrics)
+        self._queue_speed = QueueSpeed()
         self._scheduler = Scheduler(
             Limits(
                 capacity=0,
@@ -99,6 +116,8 @@ class Engine:
                 waiting_served_ratio=config.waiting_served_ratio,
                 max_waiting_tokens=config.max_waiting_tokens,
                 max_batch_size=config.max_batch_size,
+                admission=config.admission,
+                prefix_caching=config.prefix_caching,
             )
         )
         self._shards: ShardGroup | None = None  # None while there are none that are ready
@@ -125,8 +144,8 @@ class Engine:
             self._task.result()
 
     def submit(self, request: GenerationRequest) -> GenerationStream:
-        """Queues a validated request. ValidationError if it does not fit the shards of now; IncompleteGenerationError
-        if there will be no others."""
+        """Queues a validated request. ValidationError if it does not fit the shards of now; OverloadedError if too many
+        tokens wait already; IncompleteGenerationError if there will be no other shards."""
         if self._ended:
             raise IncompleteGenerationError
         if len(request.input_ids) + request.max_new_tokens > self.limits.max_batch_total_tokens:
@@ -134,12 +153,27 @@ class Engine:
                 f"`inputs` tokens + `max_new_tokens` must be <= {self.limits.max_batch_total_tokens}. Given:"
                 f" {len(request.input_ids)} `inputs` tokens and {request.max_new_tokens} `max_new_tokens`"
             )
+        waiting = self._scheduler.num_waiting_tokens
+        if waiting and waiting + len(request.input_ids) > self._max_queued_tokens:
+            raise OverloadedError(self.retry_after_s())
         running = self._scheduler.add(request)
         stream = GenerationStream(running, self._vocabulary, self._cancel, self._work.set)
         self._streams[running.id] = stream
+        if request.timeout_s is not None:
+            delay_s = min(request.timeout_s, LATEST_DEADLINE_S)
+            stream.end_at(asyncio.get_running_loop().call_later(delay_s, self._expire, stream))
         self._counts.waiting(self._scheduler)
         self._work.set()
         return stream
+
+    @property
+    def _max_queued_tokens(self) -> int:
+        return self._config.max_queued_tokens or QUEUED_CAPACITIES * self.limits.max_batch_total_tokens
+
+    def retry_after_s(self) -> int:
+        """When those that wait now will have begun, at the speed of the last ones; for those who are sent away."""
+        wait_s = self._queue_speed.seconds_for(self._scheduler.num_waiting_tokens, time.perf_counter())
+        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s)))
 
     async def is_healthy(self) -> bool:
         return self._shards is not None and await self._shards.is_healthy()
@@ -151,6 +185,7 @@ class Engine:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._drop_in_flight()
+        await self._audit.close()
         for stream in self._streams.values():
             stream.fail(IncompleteGenerationError())
         self._streams.clear()
@@ -171,9 +206,18 @@ class Engine:
         """The client is gone."""
         if self._streams.pop(request.id, None) is not None:
             self._metrics.request_failure.labels(err="dropped").inc()
-            self._scheduler.end(request, self._answered)
+            self._scheduler.end(request, self._answered, finished=False)
             self._counts.waiting(self._scheduler)
             self._work.set()
+
+    def _expire(self, stream: GenerationStream) -> None:
+        """Its time is over: it ends with what it has said."""
+        del self._streams[stream.running.id]
+        if not stream.expire(time.perf_counter()):
+            self._metrics.request_failure.labels(err="deadline").inc()
+        self._scheduler.end(stream.running, self._answered, finished=False)
+        self._counts.waiting(self._scheduler)
+        self._work.set()
 
     async def _run(self) -> None:
         try:
@@ -267,8 +311,9 @@ class Engine:
             self._forwards += 1
             self._counts.sent(step, self._scheduler)
             for chunk in step.chunks:
-                if chunk.first and (stream := self._streams.get(chunk.request_id)):
-                    stream.begin(now)
+                if chunk.first and (stream := self._streams.get(chunk.request_id)) and stream.begin(now):
+                    self._queue_speed.note(now, len(stream.running.request.input_ids))
+                    self._counts.began(stream.running, stream.queue_s)
 
     async def _receive(self) -> None:
         """The answer of the oldest step in flight, and what follows from it."""
@@ -292,6 +337,7 @@ class Engine:
 
     def _take_tokens(self, answer: StepAnswer, now: float) -> None:
         first_top = 0
+        gaps_s: Counter[float] = Counter()  # since each one's token before, and how many waited so long
         logprobs = answer.logprobs.tolist()
         self._note_confirmed(answer)
         for i, request_id in enumerate(answer.request_ids):
@@ -304,9 +350,13 @@ class Engine:
             if running is None or stream is None:
                 continue  # it ended while this step was in flight
             top_tokens = self._top_tokens(answer, tops) if tops.stop > tops.start else ()
+            if stream.last_token_s:
+                gaps_s[now - stream.last_token_s] += 1
             if stream.push(answer.token_ids[i], logprobs[i], top_tokens, now):
                 del self._streams[request_id]
                 self._scheduler.end(running, answer.number)
+                self._counts.finished(running)
+        self._counts.waited_between_tokens(gaps_s)
 
     def _note_confirmed(self, answer: StepAnswer) -> None:
         if not self._confirmed and answer.request_ids and self._shards is not None:
@@ -316,7 +366,7 @@ class Engine:
     def _end_not_finite(self, request_id: int, number: int) -> None:
         """The model made no numbers of it. Nobody else is touched."""
         if (stream := self._streams.get(request_id)) is not None:
-            self._scheduler.end(stream.running, number)
+            self._scheduler.end(stream.running, number, finished=False, is_good=False)
             self._fail(stream.running, "the model's logits for it are not finite (NaN or infinity)")
 
     def _top_tokens(self, answer: StepAnswer, rows: slice) -> tuple[Token, ...]:
@@ -358,5 +408,5 @@ class Engine:
 
     def _rest(self) -> None:
         self._counts.resting(self._scheduler)
-        if self._scheduler.is_idle and self._scheduler.slots.num_used:
-            log.error("%d token slots are held by nobody", self._scheduler.slots.num_used)
+        if self._scheduler.is_idle and self._shards is not None:
+            self._audit.note_idle(self._scheduler, self._shards)

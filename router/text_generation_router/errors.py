@@ -7,6 +7,7 @@ class InferenceError(Exception):
     error_type: str
     status: int
     label: str
+    retry_after_s: int | None = None  # of those that pass by themselves: when it is worth trying again
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -30,8 +31,16 @@ class TemplateError(InferenceError):
 class OverloadedError(InferenceError):
     error_type, status, label = "overloaded", 429, "overloaded"
 
-    def __init__(self) -> None:
+    def __init__(self, retry_after_s: int = 1) -> None:
         super().__init__("Model is overloaded")
+        self.retry_after_s = max(retry_after_s, 1)
+
+
+class DeadlineError(InferenceError):
+    error_type, status, label = "deadline", 504, "deadline"
+
+    def __init__(self) -> None:
+        super().__init__("The request's time ran out before its first token: allow more, or send it again later")
 
 
 class GenerationError(InferenceError):
@@ -78,6 +87,7 @@ class UnhealthyError(InferenceError):
 
 class ShuttingDownError(InferenceError):
     error_type, status, label = "unavailable", 503, "unavailable"
+    retry_after_s = 1
 
     def __init__(self) -> None:
         super().__init__("The server is shutting down: send the request again, to another one")
@@ -85,6 +95,7 @@ class ShuttingDownError(InferenceError):
 
 class TooManyConnectionsError(InferenceError):
     error_type, status, label = "unavailable", 503, "unavailable"
+    retry_after_s = 1
 
     def __init__(self) -> None:
         super().__init__("Too many connections are open: try again later")

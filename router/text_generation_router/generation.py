@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from text_generation_router.errors import IncompleteGenerationError, InferenceError
+from text_generation_router.errors import DeadlineError, IncompleteGenerationError, InferenceError
 from text_generation_router.scheduling.request import Finish, FinishReason, Token, TokenEvent
 from text_generation_router.scheduling.running import Running
 from text_generation_router.text.detokenization import TextStream, Vocabulary
@@ -41,6 +41,8 @@ class GenerationStream:
         self._changed = asyncio.Event()
         self._queued_s = time.perf_counter()
         self._begun_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.last_token_s = 0.0  # when the newest token came
 
     def __aiter__(self) -> "GenerationStream":
         return self
@@ -68,15 +70,42 @@ class GenerationStream:
 
     # What follows is the engine's side.
 
-    def begin(self, now: float) -> None:
-        """Its first step has been decided. A request that starts again has begun before."""
-        if self._begun_s is None:
-            self._begun_s = now
+    def begin(self, now: float) -> bool:
+        """Its first step has been decided. False: it starts again, and has begun before."""
+        if self._begun_s is not None:
+            return False
+        self._begun_s = now
+        return True
+
+    @property
+    def queue_s(self) -> float:
+        """How long it waited until it began."""
+        return (self._begun_s or self._queued_s) - self._queued_s
+
+    def end_at(self, timer: asyncio.TimerHandle) -> None:
+        """Its deadline, which nobody waits for once it has ended."""
+        self._timer = timer
 
     def fail(self, error: InferenceError) -> None:
         self._error = error
+        self._end()
+
+    def _end(self) -> None:
         self._finished = True
         self._changed.set()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def expire(self, now: float) -> bool:
+        """Its deadline has passed: it ends with what it has said, or fails if that is nothing. Returns whether it had
+        said anything. Nothing may be pushed any more."""
+        if not self.running.output_ids:
+            self.fail(DeadlineError())
+            return False
+        self._events.append(TokenEvent(None, finish=self._finish(FinishReason.DEADLINE, now)))
+        self._unread += 1
+        self._end()
+        return True
 
     def push(self, token_id: int, logprob: float, top_tokens: tuple[Token, ...], now: float) -> bool:
         """Takes a confirmed token. Returns whether it was the last one."""
@@ -88,7 +117,9 @@ class GenerationStream:
         self._events.append(TokenEvent(token, top_tokens, self._finish(reason, now) if reason else None))
         self._unread += 1 + len(top_tokens)
         self.running.paused = self._unread >= MAX_UNREAD
-        self._finished = reason is not None
+        self.last_token_s = now
+        if reason is not None:
+            self._end()
         self._changed.set()
         return self._finished
 
@@ -111,4 +142,5 @@ class GenerationStream:
             None if sampling.is_greedy else sampling.seed,
             begun - self._queued_s,
             now - begun,
+            self.running.cached_tokens,
         )

@@ -4,11 +4,15 @@ prometheus_client holds the numbers; `render` prints them, because its own print
 Every series exists from the start, at zero.
 """
 
+import bisect
+import itertools
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
@@ -40,6 +44,33 @@ def hundredths(maximum: int) -> list[float]:
     return [maximum / 100 * step for step in range(1, 101)]
 
 
+# What a request may wait for in the queue: others before it, TGI's joining rule, a row, memory, the step's budget of
+# prompt tokens, or a prefix that is being computed for somebody else.
+WAITS = ("turn", "rule", "rows", "memory", "budget", "prefix")
+RATIOS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
+
+
+class StepHistogram(Collector):
+    """Durations that many requests have in common: observed once for all of them."""
+
+    def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
+        self._name, self._text = name, text
+        self._bounds = duration_buckets()
+        self._counts = [0.0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+        registry.register(self)
+
+    def observe(self, value: float, count: int) -> None:
+        self._counts[bisect.bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    def collect(self) -> Iterator[Metric]:
+        names = [*map(str, self._bounds), "+Inf"]
+        family = HistogramMetricFamily(self._name, self._text)
+        family.add_metric([], list(zip(names, itertools.accumulate(self._counts), strict=True)), self._sum)
+        yield family
+
+
 class Metrics:
     """All instruments. A description is printed as HELP; those that TGI does not describe have none."""
 
@@ -53,6 +84,7 @@ class Metrics:
         self._add_request_metrics()
         self._add_batch_metrics()
         self._add_shard_metrics()
+        self._add_scheduling_metrics()
 
     def set_limits(self, max_input_tokens: int, max_total_tokens: int) -> None:
         """To be called once, after warm-up and before the first request."""
@@ -69,7 +101,7 @@ class Metrics:
     def _add_request_metrics(self) -> None:
         self.request_count = self._counter("tgi_request_count", "Requests received")
         self.request_success = self._counter("tgi_request_success", "Requests answered in full")
-        errors = ("overloaded", "validation", "template", "generation", "incomplete", "dropped")
+        errors = ("overloaded", "validation", "template", "generation", "incomplete", "dropped", "deadline")
         self.request_failure = self._counter("tgi_request_failure", "", err=errors)
         self.request_duration = self._duration("tgi_request_duration", "Seconds from receipt to the last token")
         self.request_validation_duration = self._duration(
@@ -131,10 +163,37 @@ class Metrics:
         self.request_resumes = self._counter(
             "tgi_request_resumes", "Times that a running request was put back, to go on where it stood"
         )
-        self.slots_used = self._gauge("tgi_slots_used", "Token slots held by requests")
         self.limit_hits = self._counter(
             "tgi_router_limit_hits", "Requests and connections ended by a limit", limit=tuple(Limit)
         )
+
+    def _add_scheduling_metrics(self) -> None:
+        """Our own, too: memory, and what waiting is for."""
+        self.slots_used = self._gauge("tgi_slots_used", "Token slots that requests hold, shared ones once")
+        self.slots_cached = self._gauge("tgi_slots_cached", "Token slots of cached prefixes that nobody holds")
+        self.slots_free = self._gauge("tgi_slots_free", "Token slots with nothing in them")
+        self.prefix_hit_tokens = self._counter(
+            "tgi_prefix_hit_tokens", "Tokens of prompts that were found in the prefix cache"
+        )
+        self.prefilled_tokens = self._counter("tgi_prefilled_tokens", "Tokens of prompts that were computed")
+        self.preemptions = self._counter("tgi_request_preemptions", "Times that a running request had to make room")
+        self.recomputed_tokens = self._counter(
+            "tgi_recomputed_tokens", "Tokens that were computed again after a preemption or the loss of a shard"
+        )
+        self.queue_waits = self._counter("tgi_queue_waits", "Requests that began, by what last kept them", reason=WAITS)
+        self.queue_wait_seconds = self._counter(
+            "tgi_queue_wait_seconds", "Seconds in the queue, by what last kept requests there", reason=WAITS
+        )
+        self.length_estimate_ratio = self._histogram(
+            "tgi_request_length_estimate_ratio", "Tokens made over tokens expected at the start", RATIOS
+        )
+        self.time_to_first_token = self._duration(
+            "tgi_request_time_to_first_token_duration", "Seconds from receipt to the first token"
+        )
+        self.time_between_tokens = StepHistogram(
+            "tgi_request_time_between_tokens_duration", "Seconds from a token of a request to its next", self.registry
+        )
+        self.books_errors = self._counter("tgi_books_errors", "Times that token slots or rows did not add up")
 
     def _counter(self, name: str, text: str, **labels: Sequence[str]) -> Counter:
         """At most one label; its values are the keyword's."""

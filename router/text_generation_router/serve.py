@@ -158,6 +158,9 @@ def engine_config(config: RouterConfig) -> EngineConfig:
         waiting_served_ratio=config.waiting_served_ratio,
         max_waiting_tokens=config.max_waiting_tokens,
         max_batch_size=config.max_batch_size,
+        max_queued_tokens=config.max_queued_tokens,
+        admission=config.admission,
+        prefix_caching=config.prefix_caching,
     )
 
 

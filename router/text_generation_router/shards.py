@@ -54,6 +54,14 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardView:
+    """What one shard says it holds."""
+
+    rows: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepAnswer:
     """What a forward step made; arrays are parallel. Times in nanoseconds."""
 
@@ -156,6 +164,11 @@ class ShardGroup:
                 prefill.cached_batch.CopyFrom(running)
             answers = await self._call(lambda stub: stub.Prefill(prefill))
         return _answer(answers[0])
+
+    async def views(self) -> list[ShardView]:
+        """Of all ranks. ShardsError if one cannot be reached."""
+        answers = await self._call(lambda stub: stub.Info(pb.InfoRequest(), timeout=CALL_S))
+        return [ShardView(answer.rows, answer.slots) for answer in answers]
 
     async def is_healthy(self) -> bool:
         try:

@@ -1,9 +1,12 @@
 """What is counted about steps: when one is sent, when it has answered, and when there is nothing to do."""
 
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 
 from text_generation_router.metrics import Metrics
-from text_generation_router.scheduling.scheduler import Scheduler
+from text_generation_router.scheduling.running import Running
+from text_generation_router.scheduling.scheduler import Scheduler, SchedulerCounters
 from text_generation_router.scheduling.step import ForwardStep
 from text_generation_router.shards import StepAnswer
 
@@ -11,13 +14,15 @@ from text_generation_router.shards import StepAnswer
 class StepMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._before = SchedulerCounters()
 
     def sent(self, step: ForwardStep, scheduler: Scheduler) -> None:
         metrics = self._metrics
         metrics.batch_inference_count.labels(method=step.method).inc()
         metrics.batch_current_size.set(scheduler.num_running)
         metrics.batch_current_max_tokens.set(scheduler.num_reserved)
-        metrics.slots_used.set(scheduler.slots.num_used)
+        self._memory(scheduler)
+        self._happened(scheduler.counters)
         if step.joined:
             metrics.batch_next_size.observe(step.joined)
             metrics.queue_size.set(scheduler.num_waiting)
@@ -48,4 +53,33 @@ class StepMetrics:
     def resting(self, scheduler: Scheduler) -> None:
         self._metrics.batch_current_size.set(0)
         self._metrics.batch_current_max_tokens.set(0)
-        self._metrics.slots_used.set(scheduler.slots.num_used)
+        self._memory(scheduler)
+
+    def began(self, request: Running, queue_s: float) -> None:
+        reason = request.waited_for or "turn"
+        self._metrics.queue_waits.labels(reason=reason).inc()
+        self._metrics.queue_wait_seconds.labels(reason=reason).inc(queue_s)
+
+    def finished(self, request: Running) -> None:
+        self._metrics.length_estimate_ratio.observe(len(request.output_ids) / max(1, request.estimate))
+
+    def waited_between_tokens(self, gaps_s: Mapping[float, int]) -> None:
+        for gap_s, count in gaps_s.items():
+            self._metrics.time_between_tokens.observe(gap_s, count)
+
+    def _memory(self, scheduler: Scheduler) -> None:
+        metrics = self._metrics
+        metrics.slots_used.set(scheduler.num_held)
+        metrics.slots_cached.set(scheduler.cache.num_evictable)
+        metrics.slots_free.set(scheduler.slots.num_free)
+
+    def _happened(self, counters: SchedulerCounters) -> None:
+        """What is new since the last time."""
+        metrics, before = self._metrics, self._before
+        if counters == before:
+            return
+        metrics.preemptions.inc(counters.preemptions - before.preemptions)
+        metrics.recomputed_tokens.inc(counters.recomputed_tokens - before.recomputed_tokens)
+        metrics.prefix_hit_tokens.inc(counters.prefix_hit_tokens - before.prefix_hit_tokens)
+        metrics.prefilled_tokens.inc(counters.prefilled_tokens - before.prefilled_tokens)
+        self._before = replace(counters)

@@ -95,6 +95,11 @@ class ModelRunner:
             raise StepError("the shard has had no Warmup yet")
         return self._room
 
+    @property
+    def num_rows(self) -> int:
+        """Requests that have one."""
+        return len(self._room.batches.rows) if self._room is not None else 0
+
     @torch.inference_mode()
     def warmup(
         self, max_prefill_tokens: int, max_total_tokens: int | None, requests: int, wanted: int | None

@@ -30,6 +30,7 @@ from text_generation_server.load import Shard, load_shard
 from text_generation_server.results import Pending, StepOutput
 from text_generation_server.runner import Capacity, ModelRunner
 from text_generation_server.sampling.parameters import Parameters
+from text_generation_server.step_log import StepLoad, StepLog, measure
 from text_generation_server.worker import StepClock, Worker
 
 log = logging.getLogger("text_generation_server")
@@ -48,9 +49,10 @@ STATUS = {
 class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
     """Answers Health from the first moment on, and everything else once `shard` is there."""
 
-    def __init__(self, urls: list[str], worker: Worker) -> None:
+    def __init__(self, urls: list[str], worker: Worker, step_log: StepLog | None = None) -> None:
         self._urls = urls
         self._worker = worker
+        self._step_log = step_log
         self._loaded: Shard | None = None
         self._slots = 0  # 0: no Warmup yet
 
@@ -88,6 +90,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
             eos_token_ids=shard.model_config.eos_token_ids,
             kernels=shard.kernels,
             slots=self._slots,
+            rows=shard.runner.num_rows,
         )
 
     async def ServiceDiscovery(self, request: Any, context: Any) -> Any:
@@ -132,14 +135,13 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
         cached = [request.cached_batch] if request.HasField("cached_batch") else []
         chunks = [_chunk(r) for r in request.batch.requests]
         runner = (await self._shard(context)).runner
-        run = _runs_step(runner, request, cached, request.batch.id, chunks, pb.PrefillResponse)
+        run = _runs_step(runner, request, cached, request.batch.id, chunks, pb.PrefillResponse, self._step_log)
         return await self._step(request, context, run)
 
     async def Decode(self, request: Any, context: Any) -> Any:
         runner = (await self._shard(context)).runner
-        return await self._step(
-            request, context, _runs_step(runner, request, request.batches, 0, [], pb.DecodeResponse)
-        )
+        run = _runs_step(runner, request, request.batches, 0, [], pb.DecodeResponse, self._step_log)
+        return await self._step(request, context, run)
 
     async def _step(self, request: Any, context: Any, run: Callable[[StepClock], Any], clears: bool = False) -> Any:
         future = self._worker.submit(request.generation, request.step, run, clears)
@@ -153,14 +155,23 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
 
 
 def _runs_step(
-    runner: ModelRunner, request: Any, batches: Any, new_batch_id: int, chunks: list[PromptChunk], response: Any
+    runner: ModelRunner,
+    request: Any,
+    batches: Any,
+    new_batch_id: int,
+    chunks: list[PromptChunk],
+    response: Any,
+    step_log: StepLog | None,
 ) -> Callable[[StepClock], Any]:
     def run(clock: StepClock) -> Pending[Any]:
         decoding = [StepBatch(batch.id, list(batch.request_ids)) for batch in batches]
         launched = runner.step(decoding, _int32_tensor(request.slots), new_batch_id, chunks)
-        return launched.then(lambda output: answer(output, clock))
+        load = measure(runner.room.batches.rows, decoding, chunks) if step_log else None
+        return launched.then(lambda output: answer(output, clock, load))
 
-    def answer(output: StepOutput, clock: StepClock) -> Any:
+    def answer(output: StepOutput, clock: StepClock, load: StepLoad | None) -> Any:
+        if step_log and load:
+            step_log.write(request.step, load, output, clock.gap_ns)
         return response(
             batch=_cached_batch(output.batch_id, output.batch_request_ids),
             forward_ns=output.forward_ns,
@@ -228,7 +239,8 @@ def serve(config: ShardConfig) -> None:
 
 async def _serve(config: ShardConfig) -> None:
     worker = Worker(config.generation)
-    servicer = Servicer([f"unix://{config.uds_path}-{rank}" for rank in range(config.world_size)], worker)
+    step_log = StepLog(config.step_log) if config.step_log and config.rank == 0 else None
+    servicer = Servicer([f"unix://{config.uds_path}-{rank}" for rank in range(config.world_size)], worker, step_log)
     stopping = asyncio.create_task(_signal())
     server = await listen(config, servicer)
     loading = asyncio.wrap_future(worker.run_outside(lambda: load_shard(config, worker)))
@@ -247,6 +259,8 @@ async def _serve(config: ShardConfig) -> None:
         stopping.cancel()
         await server.stop(grace=0.5)
         worker.stop()
+        if step_log is not None:
+            step_log.close()
         Path(f"{config.uds_path}-{config.rank}").unlink(missing_ok=True)
 
 

@@ -71,6 +71,7 @@ _WAITED_FOR: Mapping[Wait, str] = {
 }
 
 _BY_ERROR_TYPE: Mapping[str, type[TextGenerationError]] = {
+    "deadline": ShardTimeoutError,
     "generation": GenerationError,
     "incomplete_generation": IncompleteGenerationError,
     "overloaded": OverloadedError,

@@ -8,7 +8,7 @@ import pytest
 
 from text_generation_launcher import commands
 from text_generation_launcher.commands import Programs
-from text_generation_launcher.config import Dtype, LauncherConfig, LoadFormat, RopeScaling
+from text_generation_launcher.config import Admission, Dtype, LauncherConfig, LoadFormat, RopeScaling
 
 PROGRAMS = Programs("/bin/server", "/bin/router")
 PLAIN = LauncherConfig(model_id="/models/m", num_shard=1, max_batch_prefill_tokens=2048)
@@ -130,6 +130,8 @@ def test_router_gets_its_flags_and_the_bound_socket():
         "--waiting-served-ratio": ["0.3"],
         "--max-batch-prefill-tokens": ["2048"],
         "--max-waiting-tokens": ["20"],
+        "--admission": ["past-future"],
+        "--prefix-caching": [],
         "--max-client-batch-size": ["4"],
         "--payload-limit": ["2000000"],
         "--cors-allow-origin": ["http://a", "http://b"],
@@ -138,6 +140,14 @@ def test_router_gets_its_flags_and_the_bound_socket():
         "--stream-write-timeout": ["30"],
         "--graceful-termination-timeout": ["90"],
     }
+
+
+def test_what_was_said_of_scheduling_reaches_the_router_against_its_environment():
+    config = replace(PLAIN, prefix_caching=False, admission=Admission.reserve, max_queued_tokens=5)
+    environ = {"PREFIX_CACHING": "true", "ADMISSION": "peak"}
+    flags = options(commands.router(config, PROGRAMS, environ, listen_fd=7, port=1, launcher_fd=9), 1)
+    assert flags["--no-prefix-caching"] == [] and "--prefix-caching" not in flags
+    assert (flags["--admission"], flags["--max-queued-tokens"]) == (["reserve"], ["5"])
 
 
 @pytest.mark.parametrize(("given", "cores", "threads"), [("5", 8, "5"), (None, 8, "2"), (None, 2, "1")])

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from text_generation_launcher.cli import make_app
-from text_generation_launcher.config import Dtype, LauncherConfig, TrueFalse
+from text_generation_launcher.config import Admission, Dtype, LauncherConfig, TrueFalse
 
 # Every flag of TGI's launcher and its default there; None where TGI has none or derives it.
 TGI_FLAGS = {
@@ -73,6 +73,9 @@ OWN_FLAGS = {
     "closed-routes": False,
     "load-format": "auto",
     "max-connections": 4096,
+    "max-queued-tokens": None,
+    "admission": "past-future",
+    "prefix-caching": True,
     "stream-write-timeout": 30,
 }
 ALL_FLAGS = TGI_FLAGS | OTHER_FLAGS | OWN_FLAGS
@@ -147,6 +150,9 @@ def test_forms_of_the_command_line_are_tgi_s():
         ["--max-best-of", "-1"],
         ["--sharded", "maybe"],
         ["--json-output", "true"],
+        ["--prefix-caching", "false"],
+        ["--admission", "greedy"],
+        ["--max-queued-tokens", "0"],
     ],
 )
 def test_wrong_usage_exits_with_2(arguments):
@@ -159,6 +165,23 @@ def test_switches_in_the_environment_are_exactly_true_or_false(value):
     result, config = invoke(JSON_OUTPUT=value)
     assert (result.exit_code, config) == (2, None)
     assert "JSON_OUTPUT" in result.output
+
+
+@pytest.mark.parametrize(("value", "on"), [("0", False), ("1", True), ("False", False), ("true", True), ("", True)])
+def test_prefix_caching_in_the_environment_is_written_as_for_tgi_s_shards(value, on):
+    assert config_of(PREFIX_CACHING=value).prefix_caching is on
+    assert config_of("--no-prefix-caching", PREFIX_CACHING=value).prefix_caching is False
+    assert config_of("--prefix-caching", PREFIX_CACHING=value).prefix_caching is True
+
+
+def test_what_prefix_caching_cannot_mean_is_refused():
+    result, config = invoke(PREFIX_CACHING="maybe")
+    assert (result.exit_code, config) == (2, None) and "PREFIX_CACHING" in result.output
+
+
+def test_admission_is_named_as_on_the_command_line():
+    assert config_of(ADMISSION="reserve").admission is Admission.reserve
+    assert config_of("--admission", "peak", ADMISSION="reserve").admission is Admission.peak
 
 
 def test_version_is_printed_without_a_launch():

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from text_generation_router.api import body
+from text_generation_router.api.caller import caller_of
 from text_generation_router.api.disconnect import unless_disconnected
 from text_generation_router.api.encoding import json_response
 from text_generation_router.api.generation import Generation, close_all
@@ -25,6 +26,7 @@ from text_generation_router.api.schemas import ChatRequest
 from text_generation_router.api.services import Services
 from text_generation_router.api.sse import EventStream
 from text_generation_router.errors import TemplateError, ValidationError
+from text_generation_router.scheduling.request import TokenEvent
 from text_generation_router.text.chat_template import Message
 from text_generation_router.text.validation import Prompt
 
@@ -44,15 +46,17 @@ class ChatRoutes:
         with self._inference.counted_failures():
             refuse(value, CHAT_REFUSALS)
             refuse_tool_calls(value)
+            caller = caller_of(request)
             asked = body.check(ChatRequest, value)
             max_tokens = requested_tokens(asked)
             prompt = await self._prompt(asked, max_tokens)
         if asked.stream:
-            generations = await unless_disconnected(request.receive, self._inference.start([prompt], started))
+            starting = self._inference.start([prompt], caller, started)
+            generations = await unless_disconnected(request.receive, starting)
             headers = stream_headers(self._services.config.compute_type, len(prompt.inputs))
             events = guarded(self._chunks(asked, generations[0]))
             return EventStream(events, headers, close=partial(close_all, generations))
-        [result] = await unless_disconnected(request.receive, self._inference.results([prompt], started))
+        [result] = await unless_disconnected(request.receive, self._inference.results([prompt], caller, started))
         rows = tuple(zip(result.tokens, result.top_tokens, strict=True))
         choice = {
             "index": 0,
@@ -81,18 +85,22 @@ class ChatRoutes:
         head = self._head(f"{KIND}.chunk", asked)
         try:
             async for event in generation:
-                token = event.token
-                choice = {
-                    "index": 0,
-                    "delta": {"role": "assistant", "content": "" if token.special else token.text},
-                    "logprobs": chat_logprobs([(token, event.top_tokens)]) if asked.logprobs else None,
-                    "finish_reason": None if event.finish is None else finish_reason(event.finish.reason),
-                }
-                yield head | {"choices": [choice], "usage": None}
+                yield head | {"choices": [_chunk_choice(event, asked)], "usage": None}
             if asked.include_usage and generation.timing is not None:
                 yield head | {"choices": [], "usage": usage_json([generation.timing])}
         finally:
             generation.close()
+
+
+def _chunk_choice(event: TokenEvent, asked: ChatRequest) -> dict[str, Any]:
+    token = event.token
+    rows = [] if token is None else [(token, event.top_tokens)]
+    return {
+        "index": 0,
+        "delta": {"role": "assistant", "content": "" if token is None or token.special else token.text},
+        "logprobs": chat_logprobs(rows) if asked.logprobs and rows else None,
+        "finish_reason": None if event.finish is None else finish_reason(event.finish.reason),
+    }
 
 
 def requested_tokens(asked: ChatRequest) -> int | None:

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from text_generation_router.api import body
+from text_generation_router.api.caller import caller_of
 from text_generation_router.api.disconnect import unless_disconnected
 from text_generation_router.api.encoding import json_response
 from text_generation_router.api.generation import Generation, Result, close_all
@@ -45,14 +46,15 @@ class CompletionRoutes:
         self._services.metrics.request_count.inc(1 + len(asked.prompt))
         with self._inference.counted_failures():
             self._refuse(value, asked)
+            caller = caller_of(request)
         parameters = asked.sampling_parameters(asked.max_tokens, asked.logprobs)
         prompts = [Prompt(text, parameters) for text in asked.prompt]
         if asked.stream:
-            generations = await unless_disconnected(request.receive, self._inference.start(prompts, started))
+            generations = await unless_disconnected(request.receive, self._inference.start(prompts, caller, started))
             headers = stream_headers(self._services.config.compute_type, sum(map(len, asked.prompt)))
             events = guarded(self._chunks(asked, generations))
             return EventStream(events, headers, close=partial(close_all, generations))
-        results = await unless_disconnected(request.receive, self._inference.results(prompts, started))
+        results = await unless_disconnected(request.receive, self._inference.results(prompts, caller, started))
         timings = [result.timing for result in results]
         answer = self._head() | {
             "choices": [_choice(index, result, asked) for index, result in enumerate(results)],
@@ -79,7 +81,7 @@ class CompletionRoutes:
         try:
             async for index, event in merged(generations):
                 choice = _chunk_choice(index, event, asked, offsets[index])
-                offsets[index] += len(event.token.text)
+                offsets[index] += len(choice["text"])
                 timing = generations[index].timing
                 if event.finish is None or timing is None:
                     yield head | {"choices": [choice]}
@@ -107,9 +109,11 @@ def _choice(index: int, result: Result, asked: CompletionRequest) -> dict[str, A
 
 
 def _chunk_choice(index: int, event: TokenEvent, asked: CompletionRequest, offset: int) -> dict[str, Any]:
+    token = event.token
+    rows = [] if token is None else [(token, event.top_tokens)]
     return {
         "index": index,
-        "text": event.token.text,
-        "logprobs": None if asked.logprobs is None else completion_logprobs([(event.token, event.top_tokens)], offset),
+        "text": "" if token is None else token.text,
+        "logprobs": completion_logprobs(rows, offset) if asked.logprobs is not None and rows else None,
         "finish_reason": "" if event.finish is None else finish_reason(event.finish.reason),
     }

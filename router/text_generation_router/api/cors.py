@@ -8,7 +8,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 VARY = "origin, access-control-request-method, access-control-request-headers"
-PREFLIGHT = {"access-control-allow-methods": "GET,POST", "access-control-allow-headers": "content-type,authorization"}
+PREFLIGHT = {
+    "access-control-allow-methods": "GET,POST",
+    "access-control-allow-headers": "content-type,authorization,x-tenant,x-request-timeout",
+}
 
 
 class Cors:

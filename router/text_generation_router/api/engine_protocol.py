@@ -47,4 +47,7 @@ class Engine(Protocol):
 
     def submit(self, request: GenerationRequest) -> GenerationStream: ...
 
+    def retry_after_s(self) -> int:
+        """When a request that is refused now is worth sending again."""
+
     async def is_healthy(self) -> bool: ...

@@ -14,16 +14,12 @@ from text_generation_router.api.limits import LimitHits
 from text_generation_router.errors import (
     HeadersTooLargeError,
     InferenceError,
-    OverloadedError,
     PayloadTooLargeError,
     ShuttingDownError,
-    TooManyConnectionsError,
 )
 from text_generation_router.metrics import Limit
 
 CLIENT_GONE = 499  # nginx's number; nobody is there to read it
-RETRY_AFTER_S = "1"
-TEMPORARY = (OverloadedError, ShuttingDownError, TooManyConnectionsError)
 # What the client goes on sending is not worth reading.
 CLOSING = (HeadersTooLargeError, PayloadTooLargeError, ShuttingDownError)
 
@@ -54,7 +50,7 @@ def error_json(error: InferenceError) -> dict[str, str]:
 
 
 def error_headers(error: InferenceError) -> dict[str, str]:
-    return {"retry-after": RETRY_AFTER_S} if isinstance(error, TEMPORARY) else {}
+    return {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
 
 
 def error_event(error: InferenceError) -> bytes:

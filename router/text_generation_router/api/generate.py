@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from text_generation_router.api import body
+from text_generation_router.api.caller import caller_of
 from text_generation_router.api.disconnect import unless_disconnected
 from text_generation_router.api.encoding import json_response, to_event, token_json
 from text_generation_router.api.errors import error_event
@@ -21,8 +22,11 @@ from text_generation_router.errors import (
     InferenceError,
     ValidationError,
 )
-from text_generation_router.scheduling.request import Finish, TokenEvent
+from text_generation_router.scheduling.request import Finish, Token, TokenEvent
 from text_generation_router.text.validation import Prompt
+
+# Of the event that ends a text at its deadline: clients demand a token in every one, and leave special ones out.
+NO_TOKEN = Token(id=0, text="", logprob=0.0, special=True)
 
 
 class GenerateRoutes:
@@ -39,7 +43,7 @@ class GenerateRoutes:
     async def generate_stream(self, request: Request) -> Response:
         """Generate tokens; answers with one server-sent event for each. Errors are events as well."""
         asked = await self._read(GenerateRequest, request)
-        return self._stream(asked, asked.parameters.return_full_text or False)
+        return self._stream(request, asked, asked.parameters.return_full_text or False)
 
     async def compat_generate(self, request: Request) -> Response:
         """/generate in a list of one, or /generate_stream if `stream` is true."""
@@ -48,7 +52,7 @@ class GenerateRoutes:
         # TGI's default for text-generation models, and for those of which the hub knows no task.
         full_text = True if full_text is None else full_text
         if asked.stream:
-            return self._stream(asked, full_text)
+            return self._stream(request, asked, full_text)
         answer, headers = await self._generate(request, asked, full_text)
         return json_response([answer], headers)
 
@@ -63,8 +67,9 @@ class GenerateRoutes:
         self._inference.validator.check_best_of(asked.parameters.best_of)
         with self._inference.counted_failures():
             refuse_unsupported(asked.parameters)
+            caller = caller_of(request)
         prompts = [native_prompt(asked)] * max(asked.parameters.best_of or 1, 1)
-        results = await unless_disconnected(request.receive, self._inference.results(prompts, started))
+        results = await unless_disconnected(request.receive, self._inference.results(prompts, caller, started))
         # Of equals the first, as TGI's.
         best = max(results, key=lambda result: result.mean_logprob)
         prefix = asked.inputs if full_text else ""
@@ -74,11 +79,11 @@ class GenerateRoutes:
             answer["details"] = details_json(best, others, prefix)
         return answer, timing_headers(self._services.config.compute_type, [best.timing])
 
-    def _stream(self, asked: GenerateRequest, full_text: bool) -> Response:
+    def _stream(self, request: Request, asked: GenerateRequest, full_text: bool) -> Response:
         headers = stream_headers(self._services.config.compute_type, len(asked.inputs))
-        return EventStream(self._events(asked, full_text), headers)
+        return EventStream(self._events(request, asked, full_text), headers)
 
-    async def _events(self, asked: GenerateRequest, full_text: bool) -> AsyncGenerator[bytes, None]:
+    async def _events(self, request: Request, asked: GenerateRequest, full_text: bool) -> AsyncGenerator[bytes, None]:
         started = time.perf_counter()
         self._services.metrics.request_count.inc()
         generations: list[Generation] = []
@@ -86,7 +91,8 @@ class GenerateRoutes:
             with self._inference.counted_failures():
                 check_streamable(asked.parameters)
                 refuse_unsupported(asked.parameters)
-            generations = await self._inference.start([native_prompt(asked)], started)
+                caller = caller_of(request)
+            generations = await self._inference.start([native_prompt(asked)], caller, started)
             index = 0
             async for event in generations[0]:
                 index += 1
@@ -125,7 +131,7 @@ def event_json(
     index: int, event: TokenEvent, asked: GenerateRequest, prompt_tokens: int, full_text: bool
 ) -> dict[str, Any]:
     """Once per token: keep it lean."""
-    value: dict[str, Any] = {"index": index, "token": token_json(event.token)}
+    value: dict[str, Any] = {"index": index, "token": token_json(event.token or NO_TOKEN)}
     if event.top_tokens:
         value["top_tokens"] = [token_json(token) for token in event.top_tokens]
     finish = event.finish
@@ -142,6 +148,7 @@ def finish_json(finish: Finish) -> dict[str, Any]:
         "finish_reason": finish.reason.value,
         "generated_tokens": finish.generated_tokens,
         "seed": finish.seed,
+        "cached_tokens": finish.cached_tokens,
     }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from text_generation_router.api.engine_protocol import GenerationStream
-from text_generation_router.errors import IncompleteGenerationError, OverloadedError
+from text_generation_router.errors import IncompleteGenerationError
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import Finish, Token, TokenEvent
 
@@ -20,10 +20,12 @@ class Permits:
     def __init__(self, capacity: int) -> None:
         self.left = capacity
 
-    def take(self, count: int) -> None:
+    def take(self, count: int) -> bool:
+        """Whether they were there."""
         if count > self.left:
-            raise OverloadedError
+            return False
         self.left -= count
+        return True
 
     def give_back(self, count: int) -> None:
         self.left += count
@@ -40,6 +42,7 @@ class Timing:
     prompt_characters: int
     prompt_tokens: int
     generated_tokens: int
+    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class Generation:
     started: float  # when the HTTP request was received, as time.perf_counter
     queued: float = field(default_factory=time.perf_counter)
     timing: Timing | None = None  # once finished
+    _begun: bool = False
     _closed: bool = False
 
     def __aiter__(self) -> Self:
@@ -80,6 +84,9 @@ class Generation:
                 self.metrics.request_failure.labels(err="incomplete").inc()
                 raise IncompleteGenerationError from None
             raise
+        if not self._begun:
+            self._begun = True
+            self.metrics.time_to_first_token.observe(time.perf_counter() - self.started)
         if event.finish is not None:
             self._finish(event.finish)
         return event
@@ -100,6 +107,7 @@ class Generation:
             self.prompt_characters,
             self.prompt_tokens,
             finish.generated_tokens,
+            finish.cached_tokens,
         )
         count_success(self.metrics, timing)
         log_success(timing, finish.seed)
@@ -107,8 +115,9 @@ class Generation:
     async def collect(self) -> Result:
         tokens, top_tokens, finish = [], [], None
         async for event in self:
-            tokens.append(event.token)
-            top_tokens.append(event.top_tokens)
+            if event.token is not None:
+                tokens.append(event.token)
+                top_tokens.append(event.top_tokens)
             finish = event.finish
         assert finish is not None and self.timing is not None
         return Result(tuple(tokens), tuple(top_tokens), finish, self.timing)

@@ -1,12 +1,15 @@
 """From prompts to generations: permits first, then validation, then the engine's queue."""
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
+from text_generation_router.api.caller import Caller
 from text_generation_router.api.engine_protocol import Engine
 from text_generation_router.api.generation import Generation, Permits, Result, close_all
-from text_generation_router.errors import BodyError, InferenceError
+from text_generation_router.errors import BodyError, DeadlineError, InferenceError, OverloadedError
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.text.validation import Prompt, Validator
@@ -19,15 +22,16 @@ class Inference:
         self._permits = permits
         self._metrics = metrics
 
-    async def start(self, prompts: Sequence[Prompt], started: float) -> list[Generation]:
-        """Queues all prompts or none. Raises InferenceError. The caller closes what it gets."""
+    async def start(self, prompts: Sequence[Prompt], caller: Caller, started: float) -> list[Generation]:
+        """Queues all prompts or none. Raises InferenceError. Whoever calls closes what it gets."""
         with self.counted_failures():
-            self._permits.take(len(prompts))
+            if not self._permits.take(len(prompts)):
+                raise OverloadedError(self._engine.retry_after_s())
             generations: list[Generation] = []
             try:
                 requests = await asyncio.gather(*map(self.validator.validate, prompts))
                 for prompt, request in zip(prompts, requests, strict=True):
-                    generations.append(self._submit(prompt, request, started))
+                    generations.append(self._submit(prompt, request, caller, started))
             except BaseException:
                 self._permits.give_back(len(prompts) - len(generations))
                 close_all(generations)
@@ -45,7 +49,9 @@ class Inference:
             self._metrics.request_failure.labels(err=error.label).inc()
             raise
 
-    def _submit(self, prompt: Prompt, request: GenerationRequest, started: float) -> Generation:
+    def _submit(self, prompt: Prompt, request: GenerationRequest, caller: Caller, started: float) -> Generation:
+        left_s = _time_left_s((request.timeout_s, caller.timeout_s), started)
+        request = replace(request, tenant=caller.tenant, timeout_s=left_s)
         self._metrics.request_input_length.observe(len(request.input_ids))
         self._metrics.request_max_new_tokens.observe(request.max_new_tokens)
         return Generation(
@@ -57,9 +63,9 @@ class Inference:
             started=started,
         )
 
-    async def results(self, prompts: Sequence[Prompt], started: float) -> list[Result]:
+    async def results(self, prompts: Sequence[Prompt], caller: Caller, started: float) -> list[Result]:
         """Runs all prompts to their ends, side by side. If one fails, so do all."""
-        generations = await self.start(prompts, started)
+        generations = await self.start(prompts, caller, started)
         tasks = [asyncio.ensure_future(generation.collect()) for generation in generations]
         try:
             return await asyncio.gather(*tasks)
@@ -68,3 +74,14 @@ class Inference:
                 task.cancel()
             close_all(generations)
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _time_left_s(timeouts_s: Sequence[float | None], started: float) -> float | None:
+    """Of the smallest timeout, counted from `started`. Raises DeadlineError if nothing is."""
+    given = [timeout_s for timeout_s in timeouts_s if timeout_s is not None]
+    if not given:
+        return None
+    left_s = min(given) - (time.perf_counter() - started)
+    if left_s <= 0:
+        raise DeadlineError
+    return left_s

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from text_generation_router.errors import StartError
 
 DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{64})", re.IGNORECASE)
+NAME_DIGITS = 16
 
 
 class OpenRoute(APIRoute):
@@ -53,10 +54,22 @@ def is_open(routes: Iterable[BaseRoute], scope: Scope) -> bool:
 
 def is_allowed(authorization: bytes, digests: Iterable[bytes]) -> bool:
     """Whether it is `Bearer KEY` with one of the keys. Takes as long whichever key it is, or none."""
-    scheme, _, key = authorization.partition(b" ")
-    digest = hashlib.sha256(key.strip(b" \t")).digest()
+    is_bearer, key = _parse(authorization)
+    digest = hashlib.sha256(key).digest()
     matches = [hmac.compare_digest(digest, known) for known in digests]
-    return any(matches) and scheme.lower() == b"bearer"
+    return any(matches) and is_bearer
+
+
+def name_of_key(authorization: bytes) -> str:
+    """The same at every server, and not the key; "" if it is no `Bearer KEY`."""
+    is_bearer, key = _parse(authorization)
+    return hashlib.sha256(key).hexdigest()[:NAME_DIGITS] if is_bearer and key else ""
+
+
+def _parse(authorization: bytes) -> tuple[bool, bytes]:
+    """(whether the scheme is Bearer, the key)."""
+    scheme, _, key = authorization.partition(b" ")
+    return scheme.lower() == b"bearer", key.strip(b" \t")
 
 
 def digests_of(keys: Iterable[str], file: str | None) -> tuple[bytes, ...]:

@@ -52,10 +52,15 @@ def finish_reason(reason: FinishReason) -> str:
     return "stop" if reason is FinishReason.EOS_TOKEN else reason.value
 
 
-def usage_json(timings: Sequence[Timing]) -> dict[str, int]:
+def usage_json(timings: Sequence[Timing]) -> dict[str, Any]:
     prompt = sum(timing.prompt_tokens for timing in timings)
     made = sum(timing.generated_tokens for timing in timings)
-    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": made,
+        "total_tokens": prompt + made,
+        "prompt_tokens_details": {"cached_tokens": sum(timing.cached_tokens for timing in timings)},
+    }
 
 
 def chunk_json(kind: str, model: str, fingerprint: str) -> dict[str, Any]:

@@ -8,6 +8,15 @@ from text_generation_router.api.fields import F32, I32, U32, U64, Body, Texts
 from text_generation_router.errors import ValidationError
 from text_generation_router.text.validation import Parameters
 
+Priority = Annotated[I32 | None, Field(description="Of the requests that wait, lower ones go first. Default: 0.")]
+Timeout = Annotated[
+    F32 | None,
+    Field(
+        description="Seconds from the receipt of the request. A text that is not complete by then ends as it is, with"
+        " the finish reason `deadline`. Where `X-Request-Timeout` is given as well, the smaller one counts."
+    ),
+]
+
 
 class GenerateParameters(Body):
     best_of: U64 | None = None
@@ -30,6 +39,8 @@ class GenerateParameters(Body):
     grammar: Any = None
     adapter_id: str | None = None
     ignore_eos_token: bool = False
+    priority: Priority = None
+    timeout: Timeout = None
 
     def sampling_parameters(self) -> Parameters:
         return Parameters(
@@ -48,6 +59,8 @@ class GenerateParameters(Body):
             seed=self.seed,
             top_n_tokens=self.top_n_tokens,
             ignore_eos_token=self.ignore_eos_token,
+            priority=self.priority,
+            timeout=self.timeout,
         )
 
 
@@ -83,6 +96,7 @@ class OpenAIRequest(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
+    priority: Priority = None
 
     @property
     def include_usage(self) -> bool:
@@ -102,6 +116,7 @@ class OpenAIRequest(Body):
             seed=self.seed,
             top_n_tokens=top_n_tokens,
             ignore_eos_token=bool(self.ignore_eos),
+            priority=self.priority,
         )
 
 

@@ -8,6 +8,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     EOS_TOKEN = "eos_token"
     STOP_SEQUENCE = "stop_sequence"
+    DEADLINE = "deadline"  # the request's time ran out
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,10 @@ class GenerationRequest:
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    tenant: str = ""  # whose share of the server it is counted to
+    priority: int = 0  # lower goes first, as in vLLM
+    namespace: str = ""  # prompts of different namespaces share no cached prefix
+    timeout_s: float | None = None  # from submission; then the engine ends it
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +68,13 @@ class Finish:
     seed: int | None  # None if the request was greedy
     queue_s: float  # in the queue, until its first step was decided
     inference_s: float  # from then to the last token
+    cached_tokens: int  # of the prompt, those whose KV was in the prefix cache when the request first started
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One generated token; the last one of a request has `finish`."""
+    """One generated token; the last event of a request has `finish`. It has no token if the reason is DEADLINE."""
 
-    token: Token
+    token: Token | None
     top_tokens: tuple[Token, ...] = ()
     finish: Finish | None = None

@@ -4,10 +4,16 @@ The rules of design section 5a: a step is decided without knowing the tokens of 
 the last step that contains their request has answered; a failed step sends everybody through a fresh start.
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from text_generation_router.scheduling.admission import Reservation
+from text_generation_router.scheduling.admission import Admission
+from text_generation_router.scheduling.chunks import shares
+from text_generation_router.scheduling.joining import Joining
+from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.memory import Memory
+from text_generation_router.scheduling.prefix_cache import PrefixCache
 from text_generation_router.scheduling.queue import Queue
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
@@ -18,39 +24,58 @@ from text_generation_router.scheduling.step import Chunk, ClearStep, FilterStep,
 MAX_FAILURES = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """TGI's knobs. `waiting_served_ratio`: that many waiting per running request may interrupt; after
-    `max_waiting_tokens` decode steps any may."""
+@dataclass(slots=True)
+class SchedulerCounters:
+    """What has happened since the start. Tokens, but for `preemptions`."""
 
-    capacity: int  # token slots
-    max_rows: int  # requests that may hold a row in the shards
-    max_batch_prefill_tokens: int
-    waiting_served_ratio: float = 0.3
-    max_waiting_tokens: int = 20
-    max_batch_size: int | None = None
-
-    @property
-    def max_running(self) -> int:
-        return min(self.max_rows, self.max_batch_size or self.max_rows)
+    preemptions: int = 0
+    recomputed_tokens: int = 0  # computed once before, and lost
+    prefix_hit_tokens: int = 0  # of prompts, found in the prefix cache
+    prefilled_tokens: int = 0  # in chunks that were sent
 
 
 class Scheduler:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, seed: int = 0) -> None:
+        """`seed` is that of the futures that admission draws."""
         self.limits = limits
-        self.slots = TokenSlots(limits.capacity)
-        self._reservation = Reservation(limits.capacity)
-        self._queue = Queue()
+        self.counters = SchedulerCounters()
+        self._admission = Admission(limits.admission, seed)
+        self._queue = Queue(lambda request: self._memory.cached_length(request))
         self._running: dict[int, Running] = {}  # hold a row and slots, in order of joining
-        self._leaving: list[Running] = []  # ended; their last step has not answered
-        self._departed: set[int] = set()  # ended; their rows are still in the shards
+        self._leaving: list[Running] = []  # ended or preempted; their last step has not answered
+        self._departed: set[int] = set()  # their rows are still in the shards
+        self._sent: deque[ForwardStep] = deque()  # not answered yet
+        self._num_joined = 0  # since the last forward step
         self._next_id = 1
+        self._begin(limits.capacity)
+
+    def _begin(self, capacity: int) -> None:
+        self.limits = replace(self.limits, capacity=capacity)
+        self._memory = Memory(capacity, self.limits.prefix_caching)
+        self._joining = Joining(self.limits, self._memory, self._queue, self._admission)
         self._next_number = 1
-        self._waiting_tokens = 0
+        self._answered = 0
+
+    @property
+    def slots(self) -> TokenSlots:
+        return self._memory.slots
+
+    @property
+    def cache(self) -> PrefixCache:
+        return self._memory.cache
+
+    @property
+    def num_held(self) -> int:
+        """Slots that requests need: theirs, and what they hold of the prefix cache."""
+        return self._memory.num_held
 
     @property
     def num_waiting(self) -> int:
         return len(self._queue)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return self._queue.num_tokens
 
     @property
     def num_running(self) -> int:
@@ -58,11 +83,17 @@ class Scheduler:
 
     @property
     def num_reserved(self) -> int:
-        return self._reservation.reserved
+        """Slots that those who run may come to hold."""
+        return sum(request.most_slots for request in self._running.values())
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that have been decided since the shards are there."""
+        return self._next_number - 1
 
     def can_hold(self, request: Running) -> bool:
         """Whether it fits when it is alone."""
-        return request.reservation <= self.limits.capacity
+        return request.most_slots <= self.limits.capacity
 
     @property
     def is_idle(self) -> bool:
@@ -76,130 +107,147 @@ class Scheduler:
         self._queue.append(running)
         return running
 
-    def end(self, request: Running, answered: int) -> None:
-        """It is over: finished or cancelled, running or waiting. `answered` is the newest step that has answered."""
+    def end(self, request: Running, answered: int, finished: bool = True, is_good: bool = True) -> None:
+        """It is over, running or waiting. `answered` is the newest step that has answered; `finished`: by itself, so
+        that its length says something about others; not `is_good`: nothing that was computed for it is to be kept."""
         if request.ended:
             return
-        request.ended = True
-        if request.id not in self._running:
+        request.ended, request.is_good = True, is_good
+        if finished:
+            self._admission.learn(len(request.output_ids))
+        if request.id in self._running:
+            self._leave(request, answered)
+        elif request.holding is None:
             self._queue.remove(request)
-            return
+            self._memory.forget_match(request)
+
+    def next_step(self) -> Step | None:
+        """The next call to the shards; None when there is nothing to do until something answers or arrives."""
+        if not self._departed:
+            self._join()
+        return self._drop_rows() if self._departed else self._forward()
+
+    def _join(self) -> None:
+        for request in self._joining.choose(self._running):
+            self._count_start(request)
+            self._running[request.id] = request
+            self._num_joined += 1
+        for request in self._joining.take_preempted():
+            self._preempt(request)
+
+    def _forward(self) -> ForwardStep | None:
+        prefilling = [r for r in self._running.values() if r.is_prefilling]
+        # A request that was aboard a failed step starts alone, so that a second failure names the culprit.
+        alone = any(r.failures for r in prefilling)
+        decoding = [] if alone else self._with_room([r for r in self._running.values() if r.wants_token])
+        if not (prefilling or decoding):
+            return None
+        number = self._take_number()
+        chunks = tuple(self._chunks(prefilling, number))
+        slots = self._memory.allocate(len(decoding))
+        for i, request in enumerate(decoding):
+            request.add_slots(slots[i : i + 1])
+            request.num_sent += 1
+            request.last_step = number
+        self._joining.note_forward(1, with_chunks=bool(chunks))
+        joined, self._num_joined = self._num_joined, 0
+        reason = self._joining.reason if joined else None
+        step = ForwardStep(number, tuple(r.id for r in decoding), slots, chunks, joined, reason)
+        self._sent.append(step)
+        return step
+
+    def _count_start(self, request: Running) -> None:
+        again = min(request.most_computed, request.prefill_to) - request.prefilled
+        self.counters.recomputed_tokens += max(0, again)
+        self.counters.prefix_hit_tokens += request.prefilled
+
+    def _with_room(self, decoding: list[Running]) -> list[Running]:
+        """As many as there are slots for. If nobody is about to give some back, one that has cost least is preempted,
+        and another, until there is room for the rest."""
+        memory = self._memory
+        while (missing := len(decoding) - memory.num_available) > 0:
+            soon = sum(memory.num_exclusive(request) for request in self._leaving)
+            victim = self._victim()
+            if soon >= missing or victim is None:
+                return decoding[:-missing]
+            self._preempt(victim)
+            decoding = [request for request in decoding if request is not victim]
+        return decoding
+
+    def _victim(self) -> Running | None:
+        """Who has the least work to lose, and nobody who is alone. One whose reader is slow goes first."""
+        if len(self._running) < 2:
+            return None
+        return min(self._running.values(), key=lambda r: (not r.paused, self._memory.num_exclusive(r), -r.id))
+
+    def _preempt(self, request: Running) -> None:
+        """Its memory is wanted. It goes on, from where it stood, when there is room again."""
+        request.preempted = True
+        self.counters.preemptions += 1
+        self._leave(request, self._answered)
+
+    def _leave(self, request: Running, answered: int) -> None:
         del self._running[request.id]
         self._departed.add(request.id)
+        self._queue.left(request)
         if request.last_step > answered:
             self._leaving.append(request)
         else:
             self._release(request)
 
-    def next_step(self) -> Step | None:
-        """The next call to the shards; None when there is nothing to do until something answers or arrives."""
-        joining, reason = self._choose_joining()
-        chunked = [r for r in self._running.values() if r.is_prefilling]
-        # A request that was aboard a failed step starts alone, so that a second failure names the culprit.
-        decoding = [] if any(r.failures for r in chunked + joining) else self._decoding()
-        if not (joining or chunked or decoding):
-            return self._drop_rows() if not self._running else None
-        if self._departed:
-            return self._drop_rows()
-        for request in joining:
-            self._join(request)
-        return self._forward(decoding, chunked + joining, len(joining), reason)
-
-    def _choose_joining(self) -> tuple[list[Running], str | None]:
-        """TGI's rule. Decides without changing anything; `_join` carries it out."""
-        running = sum(not (r.ended or r.paused) for r in self._running.values())
-        waited = self._waiting_tokens >= self.limits.max_waiting_tokens
-        picked = self._fitting()
-        # Who begins again alone (see `next_step`) has waited enough.
-        alone = bool(picked and picked[0].failures)
-        minimum = 0 if waited or alone or not running else int(running * self.limits.waiting_served_ratio)
-        if not picked or len(picked) < minimum:
-            return [], None
-        return picked, ("wait_exceeded" if waited else "backpressure") if running else None
-
-    def _fitting(self) -> list[Running]:
-        """From the head of the queue, as long as budget, rows and slots last. Who was aboard a failed step shares its
-        prefill with nobody."""
-        picked: list[Running] = []
-        prefilling = [r for r in self._running.values() if r.is_prefilling]
-        if any(r.failures for r in prefilling):
-            return picked
-        budget = self.limits.max_batch_prefill_tokens - sum(r.prefill_to - r.prefilled for r in prefilling)
-        rows = self.limits.max_running - len(self._running) - len(self._leaving)
-        needed = 0
-        for request in self._queue.waiting():
-            needed += request.reservation
-            must_be_alone = request.failures if picked or prefilling else 0
-            if budget <= 0 or rows <= len(picked) or not self._reservation.fits(needed) or must_be_alone:
-                break
-            picked.append(request)
-            if request.failures:
-                break
-            budget -= len(request.request.input_ids) + len(request.output_ids)
-        return picked
-
-    def _decoding(self) -> list[Running]:
-        return [r for r in self._running.values() if r.wants_token]
-
-    def _join(self, request: Running) -> None:
-        self._queue.remove(request)
-        self._reservation.admit(request.reservation)
-        request.start()
-        request.add_slots(self.slots.allocate(request.prefill_to))
-        self._running[request.id] = request
-        self._waiting_tokens = 0
-
-    def _forward(
-        self, decoding: list[Running], prefilling: list[Running], joined: int, reason: str | None
-    ) -> ForwardStep:
-        number = self._take_number()
-        chunks = tuple(self._chunks(prefilling, number))
-        slots = self.slots.allocate(len(decoding))
-        for i, request in enumerate(decoding):
-            request.add_slots(slots[i : i + 1])
-            request.num_sent += 1
-            request.last_step = number
-        if not chunks:
-            self._waiting_tokens += 1
-        return ForwardStep(number, tuple(r.id for r in decoding), slots, chunks, joined, reason)
-
     def _chunks(self, prefilling: list[Running], number: int) -> Iterable[Chunk]:
         budget = self.limits.max_batch_prefill_tokens
-        for request in prefilling:
-            start = request.prefilled
-            end = min(request.prefill_to, start + budget)
-            if end == start:
-                return
-            budget -= end - start
-            request.prefilled, request.last_step = end, number
+        for request, share in zip(prefilling, shares([r.num_uncomputed for r in prefilling], budget), strict=True):
+            if not share:
+                continue
+            start, end = request.prefilled, request.prefilled + share
             last = end == request.prefill_to
+            first = None if request.is_known_to_shards else _first_chunk(request)
+            request.prefilled, request.last_step, request.is_known_to_shards = end, number, True
             request.num_sent += last
-            yield Chunk(request.id, start, end, last, None if start else _first_chunk(request))
+            self.counters.prefilled_tokens += share
+            yield Chunk(request.id, start, end, last, first)
 
-    def _drop_rows(self) -> Step | None:
-        if not self._departed:
-            return None
+    def _drop_rows(self) -> FilterStep:
         self._departed.clear()
-        return FilterStep(self._take_number(), tuple(self._running))
+        keep = tuple(request.id for request in self._running.values() if request.is_known_to_shards)
+        return FilterStep(self._take_number(), keep)
 
     def _take_number(self) -> int:
         number = self._next_number
         self._next_number += 1
         return number
 
+    def confirm(self, request_id: int, token_id: int) -> Running | None:
+        """A step has answered with this token. None: the request ended while the step was under way."""
+        request = self._running.get(request_id) or next((r for r in self._leaving if r.id == request_id), None)
+        if request is None or request.ended:
+            return None
+        request.add_token(token_id)
+        self._queue.served(request)
+        return request
+
     def answered(self, number: int) -> None:
-        """Step `number`, and with it every earlier one, has answered: slots of those who left with it are free."""
+        """Step `number`, and with it every earlier one, has answered: its chunks are computed, and the slots of those
+        who left with it are free."""
+        while self._sent and self._sent[0].number <= number:
+            for chunk in self._sent.popleft().chunks:
+                self._confirm_chunk(chunk)
+        self._answered = number
         for request in [r for r in self._leaving if r.last_step <= number]:
             self._leaving.remove(request)
             self._release(request)
 
-    def confirm(self, request_id: int, token_id: int) -> Running | None:
-        """A token of a step that answered. None if its request is over: the token is dropped."""
-        request = self._running.get(request_id)
-        if request is not None:
-            request.output_ids.append(token_id)
-            request.failures = 0
-        return request
+    def _confirm_chunk(self, chunk: Chunk) -> None:
+        request = self._running.get(chunk.request_id) or next(
+            (r for r in self._leaving if r.id == chunk.request_id), None
+        )
+        if request is None:
+            return
+        request.num_computed = max(request.num_computed, chunk.end)
+        self._memory.keep(request)
+        if chunk.last:
+            self._memory.prefill_done(request)
 
     def clear(self) -> ClearStep:
         """The step that empties the shards, after a failed one."""
@@ -217,15 +265,17 @@ class Scheduler:
                 request.failures += 1
                 if request.failures >= MAX_FAILURES:
                     given_up.append(request)
-        for request in [*self._running.values(), *self._leaving]:
-            self._release(request)
-            if not request.ended and request not in given_up:
-                self._queue.put_back(request)
         for request in given_up:
             request.ended = True
+        for request in self._running.values():
+            self._queue.left(request)
+        for request in [*self._running.values(), *self._leaving]:
+            self._release(request)
         self._running.clear()
         self._leaving.clear()
         self._departed.clear()
+        self._sent.clear()
+        self._num_joined = 0
         return given_up
 
     def begin_generation(self, capacity: int) -> list[Running]:
@@ -234,10 +284,7 @@ class Scheduler:
         Those that do not fit any more are given up, and returned.
         """
         assert not (self._running or self._leaving), "rows of the last generation"
-        self.limits = replace(self.limits, capacity=capacity)
-        self.slots = TokenSlots(capacity)
-        self._reservation = Reservation(capacity)
-        self._next_number = 1
+        self._begin(capacity)
         given_up = [request for request in self._queue.waiting() if not self.can_hold(request)]
         for request in given_up:
             self._queue.remove(request)
@@ -245,12 +292,50 @@ class Scheduler:
         return given_up
 
     def _release(self, request: Running) -> None:
-        self._reservation.give_back(request.reservation)
-        self.slots.release(request.take_slots())
+        """All it holds, now that no step needs it any more."""
+        self._memory.release(request)
+        self._joining.retry()
+        if not request.ended:
+            self._queue.put_back(request)
+
+    def books(self) -> str | None:
+        """What is wrong with them: every slot is free, cached, or one request's, and who is idle holds none."""
+        slots, cache = self.slots, self.cache
+        aboard = [*self._running.values(), *self._leaving]
+        private = sum(request.holding.num_private for request in aboard if request.holding)
+        if slots.num_free + cache.num_tokens + private != slots.capacity:
+            return f"{slots.num_free} free + {cache.num_tokens} cached + {private} held != {slots.capacity} slots"
+        if not aboard and cache.num_evictable != cache.num_tokens:
+            return f"{cache.num_tokens - cache.num_evictable} cached slots are held by nobody"
+        return None
+
+    def quiet_steps(self) -> int:
+        """How many decode steps from the next one on carry the same rows as those in flight and nothing else, and end
+        nobody, as long as nothing arrives, ends early or is cancelled. 0: the next one is no such step."""
+        rows, sent = len(self._running), self._sent
+        if not rows or self._departed or self._leaving or not all(r.wants_token for r in self._running.values()):
+            return 0
+        if any(step.chunks or len(step.decode_ids) != rows for step in sent):
+            return 0
+        left = min(r.request.max_new_tokens - r.num_sent for r in self._running.values()) - (not sent)
+        return max(0, min(left, self._memory.num_available // rows, self._joining.quiet_steps(self._running)))
+
+    def jump(self, steps: int, token_of: Callable[[Running], int]) -> None:
+        """As if `steps` (of `quiet_steps`) more steps had been decided and as many had answered, with the same token
+        each. Those in flight are still in flight, and their numbers have grown by `steps`."""
+        self._sent = deque(replace(step, number=step.number + steps) for step in self._sent)
+        self._next_number += steps
+        self._answered += steps
+        for request in self._running.values():
+            request.add_slots(self._memory.allocate(steps))
+            request.num_sent += steps
+            request.last_step += steps
+            request.add_tokens(token_of(request), steps)
+            self._queue.served(request, steps)
+        self._joining.note_forward(steps, with_chunks=False)
 
 
 def _first_chunk(request: Running) -> FirstChunk:
     asked = request.request
     ids = (*asked.input_ids, *request.output_ids)
-    slots = request.slots[: request.num_slots].copy()
-    return FirstChunk(ids, slots, len(asked.input_ids), asked.sampling, asked.sampling.is_greedy)
+    return FirstChunk(ids, request.slots.copy(), len(asked.input_ids), asked.sampling, asked.sampling.is_greedy)

@@ -1,20 +1,28 @@
-"""The pool of token slots: who holds which, counted. A slot is the place of one token's keys and values in a shard."""
+"""The pool of token slots: which are free. A slot is the place of one token's keys and values in a shard.
+
+Each other slot has one owner, a request or a node of the prefix cache; what they share is counted there, by locks.
+"""
 
 import numpy as np
 import numpy.typing as npt
 
 Slots = npt.NDArray[np.int32]
 
+# From how many on an allocation looks for runs, and among how many times as many free ones.
+LARGE, LOOKED_AT = 16, 4
+
 
 class TokenSlots:
-    """Slots 0 … capacity - 1. A stack of free ones: after a quiet moment allocations are contiguous again."""
+    """Slots 0 … capacity - 1. A stack of free ones, whose top is sorted before many are taken: prompts come to lie in
+    runs, as far as there are any."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         # Taken from the end; descending, so that slots come out in ascending runs.
         self._free = np.arange(capacity - 1, -1, -1, dtype=np.int32)
         self._num_free = capacity
-        self._holders = np.zeros(capacity, dtype=np.int32)
+        self._is_free = np.ones(capacity, dtype=np.bool_)
+        self._in_order = True
 
     @property
     def num_free(self) -> int:
@@ -25,25 +33,26 @@ class TokenSlots:
         return self.capacity - self._num_free
 
     def allocate(self, count: int) -> Slots:
-        """`count` slots with one holder each. The caller has made sure that they are there."""
+        """The caller has made sure that they are there."""
         assert count <= self._num_free, f"{count} slots wanted, {self._num_free} free: admission is wrong"
+        if count >= LARGE and not self._in_order:
+            self._sort_top(count * LOOKED_AT)
         first = self._num_free - count
         slots = self._free[first : self._num_free][::-1].copy()
         self._num_free = first
-        self._holders[slots] = 1
+        self._is_free[slots] = False
         return slots
 
-    def retain(self, slots: Slots) -> None:
-        """One more holder for each."""
-        assert (self._holders[slots] > 0).all(), "a free slot cannot be shared"
-        self._holders[slots] += 1
-
     def release(self, slots: Slots) -> None:
-        """One holder less for each (distinct) slot; those without any are free."""
-        assert (self._holders[slots] > 0).all(), "a slot was released twice"
-        self._holders[slots] -= 1
-        freed = slots[self._holders[slots] == 0]
-        self._free[self._num_free : self._num_free + len(freed)] = freed[::-1]
-        self._num_free += len(freed)
-        if self._num_free == self.capacity:
+        """Distinct ones."""
+        assert not self._is_free[slots].any(), "a slot was released twice"
+        self._is_free[slots] = True
+        self._free[self._num_free : self._num_free + len(slots)] = slots[::-1]
+        self._num_free += len(slots)
+        self._in_order = self._num_free == self.capacity
+        if self._in_order:
             self._free[:] = np.arange(self.capacity - 1, -1, -1, dtype=np.int32)
+
+    def _sort_top(self, count: int) -> None:
+        top = self._free[max(0, self._num_free - count) : self._num_free]
+        top[:] = np.sort(top)[::-1]

@@ -9,7 +9,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from text_generation_router.engine import MAX_IN_FLIGHT, Engine, EngineConfig
 from text_generation_router.errors import (
+    DeadlineError,
     GenerationError,
+    OverloadedError,
     ShardsError,
     StepAbortedError,
     StepFailedError,
@@ -20,7 +22,7 @@ from text_generation_router.generation import GenerationStream
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import FinishReason, GenerationRequest
 from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step
-from text_generation_router.shards import Capacity, ModelInfo, StepAnswer
+from text_generation_router.shards import Capacity, ModelInfo, ShardView, StepAnswer
 from text_generation_router.text.detokenization import Vocabulary
 
 EOS = 255
@@ -48,6 +50,7 @@ class FakeShards:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.capacity = capacity
         self.poisoned: set[int] = set()  # requests whose logits are not finite
+        self.rows_left = 0  # what it says it holds when nothing runs
         self.steps: list[Step] = []
         self.histories: dict[int, list[int]] = {}
         self.most_in_flight = 0
@@ -104,6 +107,9 @@ class FakeShards:
     async def is_healthy(self) -> bool:
         return True
 
+    async def views(self) -> list[ShardView]:
+        return [ShardView(self.rows_left, self.capacity)]
+
     async def close(self) -> None:
         pass
 
@@ -143,6 +149,7 @@ def make_engine(generations: FakeGenerations, **limits: int) -> Engine:
         waiting_served_ratio=0.3,
         max_waiting_tokens=20,
         max_batch_size=None,
+        max_queued_tokens=limits.get("max_queued_tokens"),
     )
     return Engine(generations, config, lambda info: make_vocabulary(), Metrics())  # type: ignore[arg-type]
 
@@ -174,7 +181,7 @@ def serve(
         try:
             await asyncio.wait_for(use(engine, generations), timeout=20)
             await asyncio.sleep(0.02)
-            assert engine._scheduler.slots.num_used == 0, "all slots come back"
+            assert engine._scheduler.num_held == 0 and engine._scheduler.books() is None, "all slots come back"
         finally:
             await engine.close()
 
@@ -408,3 +415,67 @@ def test_shards_that_refuse_the_first_warm_up_end_the_start() -> None:
         await engine.close()
 
     asyncio.run(run())
+
+
+def test_a_prompt_that_has_been_here_is_not_computed_again() -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        asked = tuple(range(1, 51))
+        for cached in (0, 49):
+            events = [event async for event in engine.submit(GenerationRequest(asked, 5))]
+            assert [event.token.id for event in events if event.token] == expected_tokens(list(asked), 5)
+            assert events[-1].finish is not None and events[-1].finish.cached_tokens == cached
+        assert engine._metrics.prefix_hit_tokens._value.get() == 49
+        assert engine._metrics.prefilled_tokens._value.get() == 51
+
+    serve(use)
+
+
+def test_a_deadline_ends_a_running_request_with_what_it_has_said() -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        events = [event async for event in engine.submit(GenerationRequest((1, 2, 3), 450, timeout_s=0.2))]
+        finish = events[-1].finish
+        assert finish is not None and finish.reason is FinishReason.DEADLINE and events[-1].token is None
+        assert 0 < finish.generated_tokens == len(events) - 1 < 450
+
+    serve(use)
+
+
+def test_a_request_whose_deadline_passes_in_the_queue_reaches_no_shard() -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        first = engine.submit(GenerationRequest((1, 2, 3), 60))
+        waiting = engine.submit(GenerationRequest((4, 5, 6), 20, timeout_s=0.02))
+        with pytest.raises(DeadlineError):
+            await collect(waiting)
+        await collect(first)
+        steps = generations.made[0].steps
+        assert {i for step in steps if isinstance(step, ForwardStep) for i in step.request_ids} == {1}
+        assert engine._metrics.request_failure.labels(err="deadline")._value.get() == 1
+
+    serve(use, max_rows=1)
+
+
+def test_a_queue_of_too_many_tokens_sends_requests_away_and_says_when_to_come_again() -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        running = engine.submit(GenerationRequest((1,), 20))
+        await anext(running)
+        waiting = [engine.submit(GenerationRequest((2,) * 30, 5)) for _ in range(2)]
+        with pytest.raises(OverloadedError) as refused:
+            engine.submit(GenerationRequest((2,) * 30, 5))
+        assert refused.value.retry_after_s is not None and 1 <= refused.value.retry_after_s <= 60
+        for stream in (running, *waiting):
+            await collect(stream)
+
+    serve(use, max_rows=1, max_queued_tokens=60)
+
+
+def test_shards_that_hold_rows_of_nobody_are_noticed_when_nothing_runs(caplog: pytest.LogCaptureFixture) -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        for rows, errors in ((0, 0), (3, 1)):
+            generations.made[0].rows_left = rows
+            engine._audit._asked_s = float("-inf")
+            await collect(engine.submit(GenerationRequest((1, 2), 3)))
+            await asyncio.sleep(0.05)
+            assert engine._metrics.books_errors._value.get() == errors
+        assert "holds 3 rows" in caplog.text
+
+    serve(use)

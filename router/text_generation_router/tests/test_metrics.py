@@ -24,6 +24,7 @@ def test_the_page_has_the_bytes_that_dashboards_read(metrics):
     metrics.queue_size.set(2)
     metrics.batch_current_max_tokens.set(12.5)
     metrics.batch_forward_duration.labels(method="decode").observe(0.5)
+    metrics.time_between_tokens.observe(0.02, 3)
     lines = [line for line in render(metrics.registry).split("\n") if "batch_next_size_bucket" not in line]
     assert "\n".join(lines) == GOLDEN.read_text()
 

@@ -12,6 +12,7 @@ from text_generation_router.api.limits import SEND_BUFFER_BYTES
 from text_generation_router.cli import app, config_of
 from text_generation_router.config import RouterConfig, is_address
 from text_generation_router.errors import StartError
+from text_generation_router.scheduling.admission import AdmissionMode
 from text_generation_router.serve import allow_descriptors, bind
 
 
@@ -38,6 +39,9 @@ def config(**changes) -> RouterConfig:
         "max_batch_total_tokens": None,
         "max_waiting_tokens": 20,
         "max_batch_size": None,
+        "max_queued_tokens": None,
+        "admission": AdmissionMode.PAST_FUTURE,
+        "prefix_caching": True,
         "validation_workers": 2,
         "payload_limit": 1,
         "hostname": "127.0.0.1",
@@ -127,6 +131,30 @@ def test_defaults_are_as_documented_and_the_environment_overrides_them():
     assert config.launcher_fd == 5
 
 
+def scheduling_of(*words: str, **env: str) -> tuple[object, ...]:
+    config = config_of(app_values(*words, **env))
+    return config.prefix_caching, config.admission, config.max_queued_tokens
+
+
+def test_the_scheduler_is_set_by_flags_and_by_the_environment():
+    assert scheduling_of() == (True, AdmissionMode.PAST_FUTURE, None)
+    words = ("--no-prefix-caching", "--admission", "peak", "--max-queued-tokens", "9")
+    environ = {"PREFIX_CACHING": "false", "ADMISSION": "peak", "MAX_QUEUED_TOKENS": "9"}
+    assert scheduling_of(*words) == scheduling_of(**environ) == (False, AdmissionMode.PEAK, 9)
+    assert scheduling_of("--prefix-caching", "--admission", "reserve", **environ) == (True, AdmissionMode.RESERVE, 9)
+
+
+@pytest.mark.parametrize(("value", "on"), [("0", False), ("1", True), ("False", False), ("true", True), ("", True)])
+def test_prefix_caching_in_the_environment_is_written_as_for_tgis_shards(value, on):
+    assert scheduling_of(PREFIX_CACHING=value)[0] is on
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--admission", "greedy"), ("--max-queued-tokens", "many")])
+def test_wrong_usage_exits_with_2_and_names_the_flag(flag, value):
+    status, output = run(flag, value)
+    assert status == 2 and f"'{flag}'" in output
+
+
 def test_the_kernels_send_buffer_is_bounded():
     with bind(config()) as listener:
         assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * SEND_BUFFER_BYTES
@@ -159,6 +187,7 @@ def test_descriptors_for_all_connections_are_allowed_where_possible(caplog):
         ),
         ({"validation_workers": 0}, "`validation_workers` must be > 0"),
         ({"max_batch_size": 0}, "`max_batch_size` must be > 0"),
+        ({"max_queued_tokens": 0}, "`max_queued_tokens` must be > 0"),
         ({"max_input_tokens": 5, "max_total_tokens": 5}, "`max_input_tokens` must be < `max_total_tokens`"),
         (
             {"max_batch_total_tokens": 4095},

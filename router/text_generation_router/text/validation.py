@@ -28,6 +28,8 @@ class Parameters:
     seed: int | None = None
     top_n_tokens: int | None = None
     ignore_eos_token: bool = False
+    priority: int | None = None
+    timeout: float | None = None  # seconds
 
     @property
     def asks_for_sampling(self) -> bool:
@@ -85,7 +87,15 @@ class Validator:
         if wanted is None:
             wanted = max(limits.max_total_tokens - length, 0)
         _raise_first(length_checks(length, wanted, limits))
-        return GenerationRequest(ids, wanted, sampling(parameters), parameters.stop, parameters.ignore_eos_token)
+        return GenerationRequest(
+            ids,
+            wanted,
+            sampling(parameters),
+            parameters.stop,
+            parameters.ignore_eos_token,
+            priority=parameters.priority or 0,
+            timeout_s=parameters.timeout,
+        )
 
     def _refuse_hopeless(self, prompt: Prompt) -> None:
         """A prompt has at least (characters ÷ the longest token) tokens; tokenizing one that is over the limit even
@@ -116,6 +126,7 @@ def parameter_checks(asked: Parameters, limits: RequestLimits) -> Iterator[Check
     yield best_of > 1 and asked.seed is not None, "`seed` must not be set when `best_of` > 1"
     most, given = limits.max_top_n_tokens, asked.top_n_tokens or 0
     yield given > most, f"`top_n_tokens` must be >= 0 and <= {most}. Given: {given}"
+    yield _not_positive(asked.timeout), "`timeout` must be strictly positive"  # TGI has none
 
 
 def input_checks(prompt: Prompt, limits: RequestLimits) -> Iterator[Check]:

@@ -13,6 +13,7 @@ from text_generation.types import StreamResponse
         (424, "generation", errors.GenerationError),
         (500, "incomplete_generation", errors.IncompleteGenerationError),
         (429, "overloaded", errors.OverloadedError),
+        (504, "deadline", errors.ShardTimeoutError),
         (422, "validation", errors.ValidationError),
         (400, "template_error", errors.BadRequestError),
         (422, "template_error", errors.UnknownError),

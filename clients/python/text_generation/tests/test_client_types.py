@@ -95,3 +95,22 @@ def test_a_stream_event_of_an_old_server_lacks_index_and_input_length() -> None:
     )
     assert event.index is None and event.details is not None and event.details.input_length is None
     assert event.details.finish_reason is types.FinishReason.Length
+
+
+def test_a_text_may_end_at_its_deadline_without_a_token() -> None:
+    event = types.StreamResponse.model_validate(
+        {
+            "index": 3,
+            "token": {"id": 0, "text": "", "logprob": 0.0, "special": True},
+            "generated_text": "ab",
+            "details": {
+                "finish_reason": "deadline",
+                "generated_tokens": 2,
+                "seed": None,
+                "cached_tokens": 1,
+                "input_length": 4,
+            },
+        }
+    )
+    assert event.details is not None and event.details.finish_reason is types.FinishReason.Deadline
+    assert (event.details.generated_tokens, event.details.cached_tokens, event.token.special) == (2, 1, True)

@@ -9,6 +9,8 @@ class FinishReason(StrEnum):
     Length = "length"
     EndOfSequenceToken = "eos_token"
     StopSequence = "stop_sequence"
+    # The server's time for the request ran out; the text is what there was of it. TGI has no such reason.
+    Deadline = "deadline"
 
 
 class InputToken(BaseModel):
@@ -41,6 +43,8 @@ class Details(BaseModel):
     generated_tokens: int
     # None if the request was greedy.
     seed: int | None = None
+    # Tokens of the prompt that the server had computed before; TGI does not say.
+    cached_tokens: int | None = None
     # Empty unless `decoder_input_details` was asked.
     prefill: list[InputToken]
     tokens: list[Token]
@@ -60,6 +64,8 @@ class StreamDetails(BaseModel):
     seed: int | None = None
     # Tokens of the prompt; servers before TGI 2 do not say.
     input_length: int | None = None
+    # Those of them that the server had computed before; TGI does not say.
+    cached_tokens: int | None = None
 
 
 class StreamResponse(BaseModel):

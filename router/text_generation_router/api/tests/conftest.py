@@ -18,6 +18,7 @@ from text_generation_router.app import create_app
 from text_generation_router.config import RouterConfig
 from text_generation_router.errors import InferenceError
 from text_generation_router.metrics import Metrics
+from text_generation_router.scheduling.admission import AdmissionMode
 from text_generation_router.scheduling.request import Finish, FinishReason, GenerationRequest, Token, TokenEvent
 from text_generation_router.text.chat_template import ChatTemplate
 from text_generation_router.text.tokenization import TextTokenizer
@@ -40,6 +41,8 @@ class Script:
     error_after: tuple[int, InferenceError] | None = None  # tokens, then this
     hang_after: int | None = None  # tokens, then silence
     stop_after: int | None = None  # tokens, then an end without `finish`
+    expires: bool = False  # ends with an event that has no token
+    cached_tokens: int = 0
 
 
 class FakeStream:
@@ -61,10 +64,12 @@ class FakeStream:
             await asyncio.Event().wait()
         if script.error_after is not None and at == script.error_after[0]:
             raise script.error_after[1]
-        if at in (script.stop_after, len(script.texts)):
+        if at in (script.stop_after, len(script.texts) + script.expires):
             raise StopAsyncIteration
         self.position += 1
-        last = self.position == len(script.texts)
+        if at == len(script.texts):
+            return TokenEvent(None, finish=self._finish())
+        last = self.position == len(script.texts) and not script.expires
         token = self._token(at, last)
         top = (token,) * self.request.sampling.top_n_tokens
         return TokenEvent(token, top, self._finish() if last else None)
@@ -76,7 +81,8 @@ class FakeStream:
         texts = self.script.texts[:-1] if self.script.last_is_special else self.script.texts
         sampling = self.request.sampling
         seed = None if sampling.is_greedy else sampling.seed
-        return Finish(self.script.reason, "".join(texts), len(self.script.texts), seed, 0.25, 0.5)
+        reason = FinishReason.DEADLINE if self.script.expires else self.script.reason
+        return Finish(reason, "".join(texts), len(self.script.texts), seed, 0.25, 0.5, self.script.cached_tokens)
 
 
 @dataclass(frozen=True)
@@ -99,11 +105,18 @@ class FakeEngine:
         self.scripts: list[Script] = []  # used up first, one per request
         self.streams: list[FakeStream] = []
         self.healthy = True
+        self.pause_s = 1  # for the refused
+        self.refusal: InferenceError | None = None
 
     def submit(self, request: GenerationRequest) -> FakeStream:
+        if self.refusal is not None:
+            raise self.refusal
         stream = FakeStream(request, self.scripts.pop(0) if self.scripts else self.script)
         self.streams.append(stream)
         return stream
+
+    def retry_after_s(self) -> int:
+        return self.pause_s
 
     async def is_healthy(self) -> bool:
         return self.healthy
@@ -130,6 +143,32 @@ class Answer:
         assert lines.pop() == ""
         assert all(line.startswith("data: ") for line in lines)
         return [line[6:] if line == "data: [DONE]" else json.loads(line[6:]) for line in lines]
+
+
+@dataclass(frozen=True)
+class Route:
+    """One that generates, and a body that it takes."""
+
+    path: str
+    body: dict[str, Any]
+
+    @property
+    def is_openais(self) -> bool:
+        return self.path.startswith("/v1/")
+
+    @property
+    def fails_as_event(self) -> bool:
+        """Even what is wrong from the start."""
+        return self.path == "/generate_stream"
+
+
+ROUTES = (
+    Route("/", {"inputs": "Hi"}),
+    Route("/generate", {"inputs": "Hi"}),
+    Route("/generate_stream", {"inputs": "Hi"}),
+    Route("/v1/completions", {"prompt": "Hi"}),
+    Route("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+)
 
 
 class Server:
@@ -167,6 +206,9 @@ class Server:
     def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> Answer:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         return asyncio.run(self.call("POST", path, content, headers))
+
+    def ask(self, route: Route, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
+        return self.post(route.path, route.body | fields, {"content-type": "application/json"} | (headers or {}))
 
     async def call(
         self,
@@ -241,6 +283,9 @@ def make_config(**changes: Any) -> RouterConfig:
         "max_batch_total_tokens": None,
         "max_waiting_tokens": 20,
         "max_batch_size": None,
+        "max_queued_tokens": None,
+        "admission": AdmissionMode.PAST_FUTURE,
+        "prefix_caching": True,
         "validation_workers": 1,
         "payload_limit": 10_000,
         "hostname": "127.0.0.1",
@@ -286,6 +331,11 @@ def server(tokenizer: Tokenizer) -> Server:
 def session_server(tokenizer: Tokenizer) -> Server:
     """For property tests, which run many examples in one test."""
     return Server(tokenizer)
+
+
+@pytest.fixture(params=ROUTES, ids=lambda route: route.path)
+def route(request: pytest.FixtureRequest) -> Route:
+    return request.param
 
 
 @pytest.fixture

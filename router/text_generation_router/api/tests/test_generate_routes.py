@@ -3,7 +3,8 @@ import json
 
 import pytest
 
-from text_generation_router.errors import GenerationError
+from text_generation_router.api.errors import error_headers
+from text_generation_router.errors import GenerationError, OverloadedError
 from text_generation_router.scheduling.request import FinishReason
 
 MUST_SAMPLE = {"best_of": 2, "do_sample": True}
@@ -21,7 +22,7 @@ def test_details_have_the_bytes_of_the_contract(server):
     bang = '{"id":701,"text":"!","logprob":-0.25,"special":false}'
     expected = (
         '{"generated_text":" there!","details":{"finish_reason":"length","generated_tokens":2,"seed":null,'
-        f'"prefill":[],"tokens":[{there},{bang}],"top_tokens":[[{there}],[{bang}]]}}}}'
+        f'"cached_tokens":0,"prefill":[],"tokens":[{there},{bang}],"top_tokens":[[{there}],[{bang}]]}}}}'
     )
     assert server.post("/generate", body).body.decode() == expected
 
@@ -41,7 +42,7 @@ def test_stream_has_the_bytes_of_the_contract(server):
     )
     last = (
         '{"index":2,"token":{"id":701,"text":"!","logprob":-0.25,"special":false},"generated_text":" there!",'
-        '"details":{"finish_reason":"length","generated_tokens":2,"seed":null,"input_length":2}}'
+        '"details":{"finish_reason":"length","generated_tokens":2,"seed":null,"cached_tokens":0,"input_length":2}}'
     )
     assert [chunk.decode() for chunk in answer.chunks] == [f"data: {first}\n\n", f"data: {last}\n\n"]
     assert answer.headers["content-type"] == "text/event-stream"
@@ -150,8 +151,19 @@ def test_overload_is_429_or_an_event(make_server):
     error = {"error": "Model is overloaded", "error_type": "overloaded"}
     answer = server.post("/generate", {"inputs": ""})  # before validation
     assert (answer.status, answer.json, answer.headers["retry-after"]) == (429, error, "1")
+    server.engine.pause_s = 7
+    assert server.post("/generate", {"inputs": "Hi"}).headers["retry-after"] == "7"
     assert server.post("/generate_stream", {"inputs": "Hi"}).events == [error]
-    assert server.failures("overloaded") == 2
+    assert server.failures("overloaded") == 3
+
+
+def test_an_engine_that_takes_no_more_is_overloaded_too(server):
+    server.engine.refusal = OverloadedError(retry_after_s=30)
+    for path in ("/generate", "/v1/completions"):
+        answer = server.post(path, {"inputs": "Hi", "prompt": "Hi"})
+        assert (answer.status, answer.headers["retry-after"]) == (429, "30")
+    assert server.permits.left == 4 and server.failures("overloaded") == 2
+    assert error_headers(OverloadedError(retry_after_s=0)) == {"retry-after": "1"}
 
 
 def test_a_failure_of_the_shards_is_424_or_the_last_event(server):

@@ -110,7 +110,7 @@ def test_nothing_of_the_body_is_read_without_a_key(guarded):
 
 def test_preflight_requests_need_no_key(guarded):
     answer = guarded[True].get("/generate", "OPTIONS", {"origin": "https://a.example"})
-    assert (answer.status, answer.headers["access-control-allow-headers"]) == (200, "content-type,authorization")
+    assert answer.status == 200 and "authorization" in answer.headers["access-control-allow-headers"].split(",")
 
 
 def test_a_browser_may_read_the_refusal(guarded):

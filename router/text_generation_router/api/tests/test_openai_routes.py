@@ -13,6 +13,11 @@ def chat(**fields):
     return {"messages": USER} | fields
 
 
+def usage(prompt, made, cached=0):
+    total = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+    return total | {"prompt_tokens_details": {"cached_tokens": cached}}
+
+
 def without_time(value):
     assert value.pop("created") > 1_600_000_000
     return value
@@ -27,7 +32,7 @@ def test_completion_has_the_shape_of_the_contract(server):
         "model": "local/model",
         "system_fingerprint": "1.2.3-native",
         "choices": [{"index": 0, "text": " there!", "logprobs": None, "finish_reason": "length"}],
-        "usage": {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4},
+        "usage": usage(2, 2),
     }
     assert answer.headers["x-prompt-tokens"] == "2"
 
@@ -40,7 +45,7 @@ def test_several_prompts_are_answered_in_order_and_summed(server):
     ]
     answer = server.post("/v1/completions", {"prompt": ["Hi", "Ho!"], "max_tokens": 4})
     assert [(choice["index"], choice["text"]) for choice in answer.json["choices"]] == [(0, "abcd"), (1, "z")]
-    assert answer.json["usage"] == {"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10}
+    assert answer.json["usage"] == usage(5, 5)
     assert answer.headers["x-compute-characters"] == "5" and answer.headers["x-queue-time"] == "500"
     assert server.metric("tgi_request_count_total") == 3
 
@@ -59,7 +64,7 @@ def test_completion_stream_sends_one_sum_where_it_is_asked_for(server):
     body = {"prompt": ["Hi", "Ho!"], "stream": True, "stream_options": {"include_usage": True}}
     *events, last, done = server.post("/v1/completions", body).events
     assert done == "[DONE]" and last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+    assert last["usage"] == usage(5, 4)
     assert all(event.get("usage") is None for event in events)
 
 
@@ -74,6 +79,14 @@ def test_completion_logprobs_are_openais(server):
     assert server.post("/v1/completions", body).json["choices"][0]["logprobs"] == expected
     events = server.post("/v1/completions", body | {"stream": True}).events[:-1]
     assert [event["choices"][0]["logprobs"]["text_offset"] for event in events] == [[0], [6]]
+
+
+def test_cached_tokens_are_summed_over_the_prompts(server):
+    script = type(server.engine.script)
+    server.engine.scripts = [script(cached_tokens=1), script(cached_tokens=2), script(cached_tokens=9)]
+    assert server.post("/v1/completions", {"prompt": ["Hi", "Ho!"]}).json["usage"] == usage(5, 4, cached=3)
+    details = server.post("/v1/chat/completions", chat()).json["usage"]["prompt_tokens_details"]
+    assert details == {"cached_tokens": 9}
 
 
 def test_suffix_and_too_many_prompts_have_tgis_own_errors(server):
@@ -107,7 +120,7 @@ def test_chat_has_the_shape_of_the_contract(server):
                 "finish_reason": "length",
             }
         ],
-        "usage": {"prompt_tokens": 23, "completion_tokens": 2, "total_tokens": 25},
+        "usage": usage(23, 2),
     } | {"usage": answer.json["usage"]}
     assert server.metric("tgi_request_count_total") == 2
 
@@ -128,7 +141,8 @@ def test_chat_stream_has_the_bytes_of_the_contract(server):
         '"usage":null}\n\n',
         head + '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":"stop"}],'
         '"usage":null}\n\n',
-        head + f'],"usage":{{"prompt_tokens":{tokens},"completion_tokens":2,"total_tokens":{tokens + 2}}}}}\n\n',
+        head + f'],"usage":{{"prompt_tokens":{tokens},"completion_tokens":2,"total_tokens":{tokens + 2},'
+        '"prompt_tokens_details":{"cached_tokens":0}}}\n\n',
         "data: [DONE]\n\n",
     ]
 

@@ -1,19 +1,17 @@
-import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from text_generation_router.scheduling.admission import AdmissionMode
+from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
-from text_generation_router.scheduling.scheduler import Limits, Scheduler
+from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step
 
 CAPACITY = 64
 
 
-def make_request(length: int, new: int) -> GenerationRequest:
-    return GenerationRequest(tuple(range(length)), new)
+def make_request(length: int, new: int, first: int = 0) -> GenerationRequest:
+    return GenerationRequest(tuple(range(first, first + length)), new)
 
 
 def make_scheduler(**limits: object) -> Scheduler:
@@ -51,7 +49,7 @@ def test_a_request_is_prefilled_once_and_decoded_to_its_limit() -> None:
     assert [step.decode_ids for step in others if isinstance(step, ForwardStep)] == [(1,), (1,)]
     assert isinstance(last, FilterStep) and last.keep == ()
     assert running.output_ids == [0, 0, 0]
-    assert scheduler.slots.num_used == 0 and scheduler.is_idle
+    assert scheduler.num_held == 0 and scheduler.is_idle
 
 
 def test_two_steps_may_be_in_flight_and_no_row_runs_past_its_limit() -> None:
@@ -67,7 +65,7 @@ def test_long_prompts_come_in_chunks_while_others_go_on() -> None:
     scheduler = make_scheduler()
     short = scheduler.add(make_request(2, 20))
     answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
-    scheduler.add(make_request(40, 1))
+    scheduler.add(make_request(40, 1, first=100))
     chunks = [step for step in run_to_end(scheduler) if isinstance(step, ForwardStep) and step.chunks]
     assert [(c.start, c.end, c.last) for step in chunks for c in step.chunks] == [
         (0, 16, False),
@@ -77,10 +75,10 @@ def test_long_prompts_come_in_chunks_while_others_go_on() -> None:
     assert all(step.decode_ids == (short.id,) for step in chunks)
 
 
-def test_a_request_waits_until_everything_it_may_need_is_free() -> None:
-    scheduler = make_scheduler()
-    first = scheduler.add(make_request(8, 40))
-    second = scheduler.add(make_request(8, 10))
+def test_where_all_is_reserved_a_request_waits_until_everything_it_may_need_is_free() -> None:
+    scheduler = make_scheduler(admission=AdmissionMode.RESERVE)
+    first = scheduler.add(make_request(8, 41))
+    second = scheduler.add(make_request(8, 10, first=100))
     step = scheduler.next_step()
     assert isinstance(step, ForwardStep)
     assert [c.request_id for c in step.chunks] == [first.id]
@@ -101,7 +99,7 @@ def test_slots_return_only_when_the_last_step_that_holds_them_has_answered() -> 
     assert scheduler.slots.num_used == 5
     assert scheduler.confirm(running.id, 7) is None
     scheduler.answered(second.number)  # type: ignore[union-attr]
-    assert scheduler.slots.num_used == 0
+    assert scheduler.num_held == 0
 
 
 @pytest.mark.parametrize(("ratio", "joins"), [(0.3, True), (1.2, False)])
@@ -140,7 +138,7 @@ def test_after_a_failed_step_everybody_starts_again_from_what_is_confirmed() -> 
     assert chunk.first is not None and chunk.first.ids == (0, 1, 2, 3, 0) and chunk.first.prompt_length == 4
     given_up = scheduler.put_back(step.request_ids)
     scheduler.clear()
-    assert given_up == [running] and scheduler.slots.num_used == 0
+    assert given_up == [running] and scheduler.num_held == 0
 
 
 def test_suspects_start_alone_so_that_a_second_failure_names_the_culprit() -> None:
@@ -180,10 +178,10 @@ def test_a_paused_request_is_left_out_and_keeps_its_slots() -> None:
     answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
     paused.paused = True
     run_to_end(scheduler)
-    assert len(other.output_ids) == 6 and len(paused.output_ids) == 1 and scheduler.slots.num_used == 4
+    assert len(other.output_ids) == 6 and len(paused.output_ids) == 1 and scheduler.num_held == 4
     paused.paused = False
     run_to_end(scheduler)
-    assert len(paused.output_ids) == 6 and scheduler.slots.num_used == 0
+    assert len(paused.output_ids) == 6 and scheduler.num_held == 0
 
 
 def test_paused_requests_keep_nobody_from_joining() -> None:
@@ -215,132 +213,6 @@ def test_a_new_generation_starts_with_empty_slots_and_gives_up_what_cannot_fit()
     large, small = scheduler.add(make_request(20, 20)), scheduler.add(make_request(4, 6))
     answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
     assert scheduler.put_back(()) == [] and scheduler.begin_generation(20) == [large]
-    assert scheduler.num_reserved == 0 and scheduler.slots.num_used == 0
+    assert scheduler.num_reserved == 0 and scheduler.num_held == 0
     (first, *_) = run_to_end(scheduler)
     assert first.number == 1 and len(small.output_ids) == 6 and large.ended
-
-
-class SchedulerMachine(RuleBasedStateMachine):
-    """Requests come, go and end while up to two steps are in flight; a model of the shard checks every step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scheduler = make_scheduler()
-        self.alive: list[Running] = []
-        self.in_flight: list[Step] = []
-        self.answered = 0
-        self.rows: dict[int, dict[int, int]] = {}  # request → position → slot, as the shard knows it
-
-    @rule(length=st.integers(1, 40), new=st.integers(1, 20))
-    def add(self, length: int, new: int) -> None:
-        if length + new <= CAPACITY:
-            self.alive.append(self.scheduler.add(make_request(length, new)))
-
-    @precondition(lambda self: self.alive)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        running = self.alive.pop(data.draw(st.integers(0, len(self.alive) - 1)))
-        self.scheduler.end(running, self.answered)
-
-    @precondition(lambda self: len(self.in_flight) < 2)
-    @rule()
-    def decide(self) -> None:
-        step = self.scheduler.next_step()
-        if step is None:
-            return
-        self.in_flight.append(step)
-        if isinstance(step, FilterStep):
-            self.rows = {i: row for i, row in self.rows.items() if i in step.keep}
-            assert set(step.keep) == set(self.rows)
-        elif isinstance(step, ForwardStep):
-            self.place(step)
-
-    def place(self, step: ForwardStep) -> None:
-        assert sum(c.end - c.start for c in step.chunks) <= 16
-        for chunk in step.chunks:
-            if chunk.first is not None:
-                assert chunk.request_id not in self.rows
-                self.rows[chunk.request_id] = dict(enumerate(chunk.first.slots.tolist()))
-        for request_id, slot in zip(step.decode_ids, step.decode_slots.tolist(), strict=True):
-            self.rows[request_id][len(self.rows[request_id])] = slot
-        assert len(self.rows) <= 8
-
-    @precondition(lambda self: self.in_flight)
-    @rule(data=st.data())
-    def answer(self, data: st.DataObject) -> None:
-        step = self.in_flight.pop(0)
-        if isinstance(step, ForwardStep):
-            for request_id in sampled(step):
-                running = self.scheduler.confirm(request_id, 1)
-                if running is None:
-                    continue
-                at_limit = len(running.output_ids) == running.request.max_new_tokens
-                assert len(running.output_ids) <= running.request.max_new_tokens
-                if at_limit or data.draw(st.integers(0, 9)) == 0:
-                    self.alive.remove(running)
-                    self.scheduler.end(running, step.number)
-        self.answered = step.number
-        self.scheduler.answered(step.number)
-
-    @precondition(lambda self: self.in_flight and isinstance(self.in_flight[0], ForwardStep))
-    @rule()
-    def fail(self) -> None:
-        failed = self.in_flight.pop(0)
-        assert isinstance(failed, ForwardStep)
-        self.in_flight.clear()
-        given_up, clear = self.scheduler.put_back(failed.request_ids), self.scheduler.clear()
-        assert isinstance(clear, ClearStep)
-        self.rows.clear()
-        self.answered = clear.number
-        self.alive = [running for running in self.alive if running not in given_up]
-        assert self.scheduler.slots.num_used == 0
-
-    @precondition(lambda self: self.in_flight)
-    @rule()
-    def shards_die(self) -> None:
-        """A new generation begins; the step that was running may be to blame."""
-        aboard = self.in_flight[0].request_ids if isinstance(self.in_flight[0], ForwardStep) else ()
-        self.in_flight.clear()
-        given_up = self.scheduler.put_back(aboard)
-        assert self.scheduler.begin_generation(CAPACITY) == []
-        self.rows.clear()
-        self.answered = 0
-        self.alive = [running for running in self.alive if running not in given_up]
-
-    @precondition(lambda self: self.alive)
-    @rule(data=st.data(), paused=st.booleans())
-    def pause(self, data: st.DataObject, paused: bool) -> None:
-        self.alive[data.draw(st.integers(0, len(self.alive) - 1))].paused = paused
-
-    @invariant()
-    def no_slot_is_used_by_two_that_are_computed(self) -> None:
-        held = [r for r in self.alive if r.num_slots]
-        slots = np.concatenate([r.slots[: r.num_slots] for r in held]) if held else np.empty(0)
-        assert len(set(slots.tolist())) == len(slots)
-        for step in self.in_flight:
-            if isinstance(step, ForwardStep):
-                used = {slot for i in step.request_ids for slot in self.rows.get(i, {}).values()}
-                assert all(self.scheduler.slots._holders[slot] for slot in used)
-
-    @invariant()
-    def nothing_is_promised_twice(self) -> None:
-        assert self.scheduler.num_reserved <= CAPACITY
-        assert self.scheduler.slots.num_used <= self.scheduler.num_reserved
-
-    def teardown(self) -> None:
-        """Nobody starves, and in the end nothing is left."""
-        for running in self.alive:
-            running.paused = False
-        for _ in range(2000):
-            while len(self.in_flight) < 2 and (step := self.scheduler.next_step()):
-                self.in_flight.append(step)
-            if not self.in_flight:
-                break
-            step = self.in_flight.pop(0)
-            answer(self.scheduler, step)
-        assert self.scheduler.is_idle and self.scheduler.slots.num_used == 0 and self.scheduler.num_reserved == 0
-        assert all(len(r.output_ids) == r.request.max_new_tokens for r in self.alive)
-
-
-TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,7 @@
+"""How long state machines run: some 5,000 steps of the scheduler's in the tests, 100,000 and more in `make fuzz`."""
+
+from hypothesis import settings
+
+settings.register_profile("test", max_examples=120, stateful_step_count=50, deadline=None)
+settings.register_profile("fuzz", max_examples=3000, stateful_step_count=60, deadline=None)
+settings.load_profile("test")

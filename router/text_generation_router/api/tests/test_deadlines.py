@@ -1,0 +1,152 @@
+"""How long a request may take: said in its header or its parameters, and what it is told when that is over."""
+
+import pytest
+
+from text_generation_router.errors import DeadlineError
+
+BAD_HEADER = "Input validation error: `X-Request-Timeout` must be seconds > 0 and < 1000000000, written as 30 or 0.5"
+
+
+def error_of(route, answer):
+    return answer.events[0] if route.fails_as_event else answer.json
+
+
+def timeout_of(server, route, header=None, **fields):
+    """What the engine is told."""
+    server.ask(route, {} if header is None else {"x-request-timeout": header}, **fields)
+    return server.engine.streams[-1].request.timeout_s
+
+
+def test_the_header_reaches_the_engine_less_what_has_passed(server, route):
+    assert timeout_of(server, route) is None
+    assert 0 < timeout_of(server, route, header=" 60.5 ") < 60.5
+
+
+def test_of_header_and_parameter_the_smaller_one_counts(server, route):
+    if route.is_openais:  # they have no such parameter, and leave unknown fields alone
+        assert timeout_of(server, route, parameters={"timeout": 100}, timeout=100) is None
+        return
+    assert 10 < timeout_of(server, route, parameters={"timeout": 100}) < 100
+    assert 0 < timeout_of(server, route, "10", parameters={"timeout": 100}) < 10
+    assert 0 < timeout_of(server, route, "100", parameters={"timeout": 10.0}) < 10
+    assert timeout_of(server, route, parameters={"timeout": None}) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *["0", "0.0", "-1", "+1", "nan", "inf", "1e3", "1_0", "30s", "0x10", "1.", ".5", "1,5", "1 2", "now"],
+        *["\u0661", "1000000000", "9" * 10_000, "1." + "0" * 10_000, "x" * 10_000],
+    ],
+)
+def test_what_is_no_number_of_seconds_is_refused_by_the_headers_name(server, route, value):
+    answer = server.ask(route, {"x-request-timeout": value})
+    assert error_of(route, answer) == {"error": BAD_HEADER, "error_type": "validation"}
+    assert answer.status == (200 if route.fails_as_event else 422)
+    assert not server.engine.streams and server.permits.left == 4 and server.failures("validation") == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "text"),
+    [
+        (b"0", 422, "`timeout` must be strictly positive"),
+        (b"-0.5", 422, "`timeout` must be strictly positive"),
+        (b"1e-60", 422, "`timeout` must be strictly positive"),
+        (b"1e300", 422, "parameters.timeout: Input should fit a 32-bit float"),
+        (b"true", 422, "parameters.timeout: "),
+        (b'"1"', 422, "parameters.timeout: "),
+        (b"NaN", 400, "Failed to parse"),
+        (b"1e999", 400, "Failed to parse"),
+    ],
+)
+def test_a_timeout_among_the_parameters_is_a_positive_number(server, value, status, text):
+    answer = server.post("/generate", b'{"inputs":"Hi","parameters":{"timeout":%b}}' % value)
+    assert answer.status == status and text in answer.json["error"]
+    assert not server.engine.streams
+
+
+def test_a_request_whose_time_is_over_never_waits(server, route):
+    answer = server.ask(route, {"x-request-timeout": "0.000000001"})
+    assert error_of(route, answer) == {
+        "error": "The request's time ran out before its first token: allow more, or send it again later",
+        "error_type": "deadline",
+    }
+    assert answer.status == (200 if route.fails_as_event else 504) and "retry-after" not in answer.headers
+    assert not server.engine.streams and server.permits.left == 4 and server.failures("deadline") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_that_expires_in_the_queue_is_told_so(server, route, stream):
+    server.engine.script.error_after = (0, DeadlineError())
+    answer = server.ask(route, stream=stream)
+    native = {"error": DeadlineError().text, "error_type": "deadline"}
+    if route.path == "/generate" or not (stream or route.fails_as_event):
+        assert (answer.status, answer.json) == (504, native)
+    elif route.is_openais:
+        assert answer.events == [{"error": {"message": DeadlineError().text, "http_status_code": 504}}, "[DONE]"]
+    else:
+        assert answer.events == [native]
+    assert server.permits.left == 4
+
+
+def test_an_expired_text_ends_as_it_is(server):
+    server.engine.script.expires = True
+    parameters = {"details": True, "top_n_tokens": 1}
+    answer = server.post("/generate", {"inputs": "Hi", "parameters": parameters}).json
+    details = answer["details"]
+    assert (answer["generated_text"], details["finish_reason"]) == (" there!", "deadline")
+    assert len(details["tokens"]) == len(details["top_tokens"]) == details["generated_tokens"] == 2
+    assert server.metric("tgi_request_success_total") == 1
+
+
+def test_the_last_event_of_an_expired_stream_has_an_empty_special_token(server):
+    server.engine.script.expires = True
+    body = {"inputs": "Hi", "parameters": {"details": True, "top_n_tokens": 1}}
+    *tokens, last = server.post("/generate_stream", body).events
+    assert [event["token"]["text"] for event in tokens] == [" there", "!"]
+    assert all(event["generated_text"] is None and event["top_tokens"] for event in tokens)
+    assert last == {
+        "index": 3,
+        "token": {"id": 0, "text": "", "logprob": 0.0, "special": True},
+        "generated_text": " there!",
+        "details": {
+            "finish_reason": "deadline",
+            "generated_tokens": 2,
+            "seed": None,
+            "cached_tokens": 0,
+            "input_length": 2,
+        },
+    }
+
+
+@pytest.mark.parametrize("prompt", ["Hi", ["Hi", "Ho!"]])
+def test_an_expired_completion_stream_ends_with_an_empty_text(server, prompt):
+    server.engine.script.expires = True
+    body = {"prompt": prompt, "logprobs": 1, "stream": True}
+    *events, done = server.post("/v1/completions", body).events
+    assert done == "[DONE]"
+    for index in range(len([prompt] if isinstance(prompt, str) else prompt)):
+        chunks = [event for event in events if event["choices"][0]["index"] == index]
+        assert [chunk["choices"][0]["text"] for chunk in chunks] == [" there", "!", ""]
+        empty = {"index": index, "text": "", "logprobs": None, "finish_reason": "deadline"}
+        assert chunks[-1]["choices"] == [empty] and chunks[-1]["usage"]["completion_tokens"] == 2
+
+
+def test_an_expired_chat_stream_ends_with_an_empty_delta(server):
+    server.engine.script.expires = True
+    body = {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "stream": True}
+    *chunks, usage, _ = server.post("/v1/chat/completions", body | {"stream_options": {"include_usage": True}}).events
+    assert [chunk["choices"][0]["delta"]["content"] for chunk in chunks] == [" there", "!", ""]
+    empty = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": "deadline"}
+    assert chunks[-1]["choices"] == [empty] and usage["usage"]["completion_tokens"] == 2
+
+
+def test_an_expired_answer_in_one_piece_has_its_reason_and_its_logprobs(server):
+    server.engine.script.expires = True
+    for path, body in (
+        ("/v1/completions", {"prompt": "Hi", "logprobs": 1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True}),
+    ):
+        [choice] = server.post(path, body).json["choices"]
+        logprobs = choice["logprobs"]
+        assert choice["finish_reason"] == "deadline" and len(logprobs.get("tokens") or logprobs["content"]) == 2

@@ -1,0 +1,55 @@
+"""Looks at the books when there is nothing else to do: does every slot belong to somebody, do the shards agree?"""
+
+import asyncio
+import logging
+import time
+
+from text_generation_router.errors import ShardsError
+from text_generation_router.metrics import Metrics
+from text_generation_router.scheduling.scheduler import Scheduler
+from text_generation_router.shards import ShardGroup
+
+log = logging.getLogger("text_generation_router")
+
+# The shards are asked at most once in so many seconds.
+ASK_S = 10.0
+
+
+class Audit:
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._asked_s = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
+
+    def note_idle(self, scheduler: Scheduler, shards: ShardGroup) -> None:
+        """Nothing runs, nothing waits, no step is in flight."""
+        if (wrong := scheduler.books()) is not None:
+            self._complain(wrong)
+        now = time.monotonic()
+        if now - self._asked_s >= ASK_S and (self._asking is None or self._asking.done()):
+            self._asked_s = now
+            self._asking = asyncio.create_task(self._ask(scheduler, shards), name="audit")
+
+    async def _ask(self, scheduler: Scheduler, shards: ShardGroup) -> None:
+        steps = scheduler.num_steps
+        try:
+            views = await shards.views()
+        except ShardsError:
+            return  # whoever watches them will say so
+        if scheduler.num_steps != steps or not scheduler.is_idle:
+            return  # what they said is about something else by now
+        for rank, view in enumerate(views):
+            if view.rows or view.slots < scheduler.slots.capacity:
+                self._complain(
+                    f"shard {rank} holds {view.rows} rows and {view.slots} slots, the router none of"
+                    f" {scheduler.slots.capacity}"
+                )
+
+    def _complain(self, wrong: str) -> None:
+        self._metrics.books_errors.inc()
+        log.error("the books of the token slots are wrong: %s", wrong)
+
+    async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)

@@ -1,0 +1,135 @@
+"""Who joins the running batch, and when.
+
+TGI's rule says when: at once if nothing runs; else when enough wait for those that run, or after enough decode steps.
+Whoever's turn it is then joins, as long as rows, memory and the step's budget of prompt tokens last. Nobody overtakes
+one for whom they do not.
+"""
+
+from collections.abc import Mapping
+
+from text_generation_router.scheduling.admission import Admission, Estimate
+from text_generation_router.scheduling.chunks import guaranteed_share
+from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.memory import Memory
+from text_generation_router.scheduling.queue import WINDOW, Queue
+from text_generation_router.scheduling.running import Running
+
+# One who does not fit is looked at again when somebody has left, or after so many steps.
+RETRY_STEPS = 8
+
+
+class Joining:
+    def __init__(self, limits: Limits, memory: Memory, queue: Queue, admission: Admission) -> None:
+        self.reason: str | None = None  # why the last ones joined running ones, in TGI's words
+        self._limits = limits
+        self._memory = memory
+        self._queue = queue
+        self._admission = admission
+        self._preempted: list[Running] = []
+        self._waiting_tokens = 0  # decode steps since somebody joined
+        self._forwards = 0
+        self._retry_at = 0  # until then nobody fits, unless somebody leaves
+
+    def note_forward(self, steps: int, with_chunks: bool) -> None:
+        self._forwards += steps
+        if not with_chunks:
+            self._waiting_tokens += steps
+
+    def retry(self) -> None:
+        """Memory has been given back."""
+        self._retry_at = 0
+
+    def take_preempted(self) -> list[Running]:
+        """Running requests that have to make room."""
+        preempted, self._preempted = self._preempted, []
+        return preempted
+
+    def quiet_steps(self, running: Mapping[int, Running]) -> int:
+        """For how many decode steps nobody joins, whatever happens in them. `running` pause not and prefill not."""
+        if not len(self._queue) or len(running) >= self._limits.max_running:
+            return self._limits.capacity
+        if not self._are_enough(len(running)):
+            return max(0, self._limits.max_waiting_tokens - self._waiting_tokens)
+        return max(0, self._retry_at - self._forwards)
+
+    def choose(self, running: Mapping[int, Running]) -> list[Running]:
+        """Takes them out of the queue, and memory for their histories."""
+        self._memory.begin_step()
+        if not len(self._queue) or self._forwards < self._retry_at:
+            return []
+        num_active = sum(not request.paused for request in running.values())
+        again = self._queue.again()
+        # Who begins again alone has waited enough.
+        waited = self._waiting_tokens >= self._limits.max_waiting_tokens or bool(again and again.failures)
+        if num_active and not waited and not self._are_enough(num_active):
+            self._blame("rule")
+            return []
+        joined = self._take(dict(running))
+        if self._forwards < self._retry_at:
+            # Nobody waits for slow readers: they would not notice that they wait themselves.
+            self._preempted = [request for request in running.values() if request.paused]
+        if joined:
+            # Tested here, where it is known: TGI counts who joined, and why, only where others were running.
+            self.reason = ("wait_exceeded" if waited else "backpressure") if num_active else None
+            self._waiting_tokens = 0
+        return joined
+
+    def _are_enough(self, num_running: int) -> bool:
+        return len(self._queue) >= int(num_running * self._limits.waiting_served_ratio)
+
+    def _take(self, running: dict[int, Running]) -> list[Running]:
+        joined: list[Running] = []
+        prefilling = [r for r in running.values() if r.is_prefilling]
+        if any(r.failures for r in prefilling):
+            return joined
+        budget = self._limits.max_batch_prefill_tokens
+        promised = sum(guaranteed_share(r.num_uncomputed, budget) for r in prefilling)
+        estimate: Estimate | None = None
+        skipped: set[int] = set()
+        for request in self._queue.candidates(skipped):
+            if request.failures and (joined or prefilling):
+                break
+            if len(running) >= self._limits.max_running or len(joined) >= WINDOW:
+                self._blame("rows", request)
+                break
+            if self._memory.should_wait(request):
+                self._blame("prefix", request)
+                skipped.add(request.id)
+                continue
+            share = guaranteed_share(request.num_tokens - self._memory.cached_length(request), budget)
+            if promised + share > budget:
+                self._blame("budget", request)
+                break
+            self._memory.hold(request)
+            estimate = estimate or Estimate(self._admission, list(running.values()), self._memory, budget)
+            if not (self._is_alone(request) or estimate.admits(request)):
+                self._memory.let_go(request)
+                self._no_memory(request)
+                break
+            promised += share
+            self._start(request)
+            joined.append(request)
+            running[request.id] = request
+            if request.failures:
+                break
+        return joined
+
+    def _is_alone(self, request: Running) -> bool:
+        """Nobody holds anything but itself. It fits, then: others are not even queued."""
+        return self._memory.num_held == self._memory.num_exclusive(request)
+
+    def _start(self, request: Running) -> None:
+        self._queue.take(request, request.num_uncomputed)
+        self._memory.forget_match(request)
+        self._memory.add(request, request.num_uncomputed)
+        self._memory.announce(request)
+        request.begin(self._admission.expect(request))
+
+    def _no_memory(self, request: Running) -> None:
+        self._blame("memory", request)
+        self._retry_at = self._forwards + RETRY_STEPS
+
+    def _blame(self, reason: str, request: Running | None = None) -> None:
+        request = request or next(self._queue.waiting(), None)
+        if request is not None:
+            request.waited_for = reason

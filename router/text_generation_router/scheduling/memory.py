@@ -1,0 +1,136 @@
+"""Token memory: the pool of slots, the prefix cache, and what each request holds of both."""
+
+from text_generation_router.scheduling.pending import PendingPrefixes
+from text_generation_router.scheduling.prefix_cache import PrefixCache
+from text_generation_router.scheduling.radix_tree import NOTHING, Ids, Node
+from text_generation_router.scheduling.running import Running
+from text_generation_router.scheduling.slots import Slots, TokenSlots
+
+# Matches of waiting requests in one step.
+MAX_LOOKS = 32
+
+
+class Memory:
+    """Every slot is free, or the cache's, or one request's. Cached tokens that nobody holds are as good as free."""
+
+    def __init__(self, capacity: int, prefix_caching: bool) -> None:
+        self.slots = TokenSlots(capacity)
+        self.cache = PrefixCache(self.slots)
+        self._prefix_caching = prefix_caching
+        self._pending = PendingPrefixes()
+        self._under_way: dict[int, Node] = {}  # request → its place among the pending
+        self._remembered: dict[int, tuple[int, int]] = {}  # waiting request → version of the cache, length of the match
+        self._looks = 0  # at the cache, for those that wait, that are left in this step
+
+    @property
+    def capacity(self) -> int:
+        return self.slots.capacity
+
+    @property
+    def num_available(self) -> int:
+        return self.slots.num_free + self.cache.num_evictable
+
+    @property
+    def num_held(self) -> int:
+        """Slots that somebody needs; shared ones once."""
+        return self.capacity - self.num_available
+
+    def allocate(self, count: int) -> Slots:
+        """The caller has made sure that so many are available."""
+        if (missing := count - self.slots.num_free) > 0:
+            self.cache.evict(missing)
+        return self.slots.allocate(count)
+
+    def begin_step(self) -> None:
+        self._looks = MAX_LOOKS
+
+    def cached_length(self, request: Running) -> int:
+        """How much of a waiting request need not be computed; remembered until the cache changes, and longer if too
+        many want to know in one step."""
+        version, length = self._remembered.get(request.id, (-1, 0))
+        if version != self.cache.version and self._looks:
+            self._looks -= 1
+            length = self.cache.match(request.request.namespace, _matchable(request))
+            self._remembered[request.id] = self.cache.version, length
+        return length
+
+    def forget_match(self, request: Running) -> None:
+        """It waits no longer."""
+        self._remembered.pop(request.id, None)
+
+    def should_wait(self, request: Running) -> bool:
+        """Whether a good part of it is being computed for somebody else."""
+        cached = self.cached_length(request)
+        return self._prefix_caching and self._pending.is_worth_waiting(
+            request.request.namespace, _matchable(request), cached
+        )
+
+    def hold(self, request: Running) -> None:
+        """The cached part of its history stays, and is its own too."""
+        node, slots = None, NOTHING
+        if self._prefix_caching:
+            node, slots = self.cache.lock(request.request.namespace, _matchable(request))
+        request.start(node, slots)
+
+    def let_go(self, request: Running) -> None:
+        """It does not start after all: `hold` is undone."""
+        holding = request.holding
+        assert holding is not None and not holding.num_private
+        request.holding = None
+        if holding.node is not None:
+            self.cache.unlock(holding.node)
+
+    def announce(self, request: Running) -> None:
+        """Its prompt is being computed: others may wait for it."""
+        if self._prefix_caching:
+            self._under_way[request.id] = self._pending.add(request.request.namespace, request.history)
+
+    def add(self, request: Running, count: int) -> None:
+        assert request.holding is not None
+        request.holding.add(self.allocate(count))
+
+    def num_exclusive(self, request: Running) -> int:
+        """Slots that would be available if it left now."""
+        holding = request.holding
+        if holding is None:
+            return 0
+        return holding.num_private + (self.cache.exclusive(holding.node) if holding.node else 0)
+
+    def holds_what_one_held(self, request: Running) -> bool:
+        """Whether something that only one other held is now held by two."""
+        node = request.holding.node if request.holding else None
+        return node is not None and any(held.locks == 2 for held in node.path())
+
+    def keep(self, request: Running) -> None:
+        """What has been confirmed of it enters the cache."""
+        holding, end = request.holding, request.num_computed
+        assert holding is not None and end <= holding.count
+        if holding.node is None or end <= holding.kept or not request.is_good:
+            return
+        history = request.history[:end]
+        holding.node, known = self.cache.insert(request.request.namespace, history, holding.slots[:end], holding.node)
+        holding.hand_over(known, end)
+        holding.kept = end
+
+    def prefill_done(self, request: Running) -> None:
+        """Or over: nobody waits for it any longer."""
+        if (node := self._under_way.pop(request.id, None)) is not None:
+            self._pending.remove(node)
+
+    def release(self, request: Running) -> None:
+        """Everything it holds. What is confirmed of it stays in the cache, unless it is no good."""
+        holding = request.holding
+        assert holding is not None
+        self.prefill_done(request)
+        self.keep(request)
+        self.slots.release(holding.private())
+        request.holding, request.most_computed = None, request.num_computed
+        if holding.node is not None:
+            self.cache.unlock(holding.node)
+            if not request.is_good:
+                self.cache.forget(request.request.namespace, request.history, request.cached_tokens)
+
+
+def _matchable(request: Running) -> Ids:
+    """One token is always computed: the next one comes from it."""
+    return request.history[:-1]

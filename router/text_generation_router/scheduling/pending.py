@@ -1,0 +1,39 @@
+"""Prefixes that are being computed now: who needs one of them had better wait for it."""
+
+from text_generation_router.scheduling.radix_tree import NOTHING, Ids, Node, RadixTree
+
+# So many tokens have to be saved at least by waiting a step or more for them.
+WORTH_WAITING = 16
+
+
+class PendingPrefixes:
+    """The prompts under way. Locks say how many go through a node; at none it is gone."""
+
+    def __init__(self) -> None:
+        self._tree = RadixTree()
+
+    def add(self, namespace: str, ids: Ids) -> Node:
+        """To be given back with `remove`."""
+        node = self._tree.root(namespace)
+        found = self._tree.find(namespace, ids)
+        assert found is not None
+        node = found.node if found.inside == len(found.node) else self._tree.split(found.node, found.inside)
+        if found.length < len(ids):
+            node = self._tree.add(node, ids[found.length :], NOTHING)
+        for held in node.path():
+            held.locks += 1
+        return node
+
+    def remove(self, node: Node) -> None:
+        for held in list(node.path()):
+            held.locks -= 1
+            if not held.locks:
+                if held.parent is not None:
+                    self._tree.remove(held)
+                else:
+                    self._tree.drop_empty_root(held)
+
+    def is_worth_waiting(self, namespace: str, ids: Ids, cached: int) -> bool:
+        """Whether somebody computes much more of this prompt than the `cached` tokens that are there."""
+        found = self._tree.find(namespace, ids)
+        return found is not None and found.length >= cached + WORTH_WAITING

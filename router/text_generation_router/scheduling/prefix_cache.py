@@ -1,0 +1,166 @@
+"""Keys and values that are there already, by the token ids that lead to them.
+
+What enters has been confirmed by the answer of a step; the caller sees to that. What nobody holds is free memory that
+remembers something: it counts as such, and is given up, least recently used first, when slots are wanted.
+"""
+
+import heapq
+
+import numpy as np
+
+from text_generation_router.scheduling.radix_tree import Found, Ids, Node, RadixTree
+from text_generation_router.scheduling.slots import Slots, TokenSlots
+
+
+class PrefixCache:
+    """A radix tree whose nodes own the slots of their tokens. Slots that it gives up go back to `pool`."""
+
+    def __init__(self, pool: TokenSlots) -> None:
+        self.num_tokens = 0
+        self.num_evictable = 0  # held by nobody
+        self.version = 0  # changes whenever a sequence may match more or less than before
+        self._pool = pool
+        self._tree = RadixTree()
+        self._now = 0
+        # Leaves that nobody holds, by last use; entries whose leaf has changed since are skipped when they come up.
+        self._leaves: list[tuple[int, int, Node]] = []
+        self._pushed = 0
+        self._num_nodes = 0
+
+    def match(self, namespace: str, ids: Ids) -> int:
+        """How many of the first tokens are here."""
+        found = self._tree.find(namespace, ids)
+        return found.length if found else 0
+
+    def lock(self, namespace: str, ids: Ids) -> tuple[Node, Slots]:
+        """Holds as much of the beginning of `ids` as there is; its slots. To be given back with `unlock`."""
+        node = self._node_at(self._tree.find(namespace, ids) or Found(self._tree.root(namespace), 0, 0))
+        self._hold(node)
+        return node, slots_to(node)
+
+    def unlock(self, node: Node) -> None:
+        self._now += 1
+        for held in node.path():
+            held.locks -= 1
+            assert held.locks >= 0, "a node was unlocked twice"
+            if not held.locks:
+                held.used = self._now
+                self.num_evictable += len(held)
+                self._note_leaf(held)
+        self._tree.drop_empty_root(node)
+
+    def insert(self, namespace: str, ids: Ids, slots: Slots, held: Node) -> tuple[Node, int]:
+        """Takes in a sequence whose beginning is held at `held`: from then on the hold is at the returned node, the
+        end of the sequence. The second value says how many tokens were here before: of the others, and only of
+        them, the tree owns the slots now."""
+        found = self._tree.find(namespace, ids)
+        assert found is not None
+        known = found.length
+        node = self._node_at(found)
+        self._hold(node)
+        self.unlock(held)
+        if known < len(ids):
+            node = self._append(node, ids[known:].copy(), slots[known:].copy())
+        return node, known
+
+    def _append(self, node: Node, ids: Ids, slots: Slots) -> Node:
+        """Below a node that the caller holds; who holds it alone makes it longer."""
+        self.version += 1
+        self.num_tokens += len(ids)
+        if node.parent is not None and not node.children and node.locks == 1:
+            node.ids, node.slots = _joined(node.ids, ids), _joined(node.slots, slots)
+            return node
+        leaf = self._tree.add(node, ids, slots)
+        leaf.locks = 1
+        self._num_nodes += 1
+        return leaf
+
+    def evict(self, count: int) -> None:
+        """Gives up at least `count` tokens, from the ends of sequences."""
+        assert count <= self.num_evictable
+        self.version += 1
+        while count > 0:
+            used, _, leaf = heapq.heappop(self._leaves)
+            if not _is_evictable(leaf) or leaf.used != used:
+                continue
+            kept = max(0, len(leaf) - count)
+            count -= len(leaf) - kept
+            self._trim(leaf, kept)
+            self._note_leaf(leaf)
+
+    def _trim(self, leaf: Node, kept: int) -> None:
+        """Its first `kept` tokens stay. The parent of one that goes may be the next leaf."""
+        freed = leaf.slots[kept:]
+        self._pool.release(freed)
+        self.num_tokens -= len(freed)
+        self.num_evictable -= len(freed)
+        if kept:
+            leaf.ids, leaf.slots = leaf.ids[:kept].copy(), leaf.slots[:kept].copy()
+            return
+        parent = leaf.parent
+        self._tree.remove(leaf)
+        self._num_nodes -= 1
+        if parent is not None:
+            self._note_leaf(parent)
+
+    def forget(self, namespace: str, ids: Ids, start: int) -> None:
+        """What a sequence computed from token `start` on is not worth keeping, nor what follows it. What others hold
+        of it stays: they find out by themselves."""
+        found = self._tree.find(namespace, ids[: start + 1])
+        if found is None or found.length <= start:
+            return
+        if found.inside > 1:
+            self._node_at(Found(found.node, found.inside - 1, start))
+        self.version += 1
+        below = [found.node]
+        for node in below:
+            below.extend(node.children.values())
+        for node in reversed(below):
+            if not (node.locks or node.children):
+                self._trim(node, 0)
+
+    def exclusive(self, node: Node) -> int:
+        """How many tokens only the one holder of `node` holds."""
+        count = 0
+        for held in node.path():
+            if held.locks != 1:
+                break
+            count += len(held)
+        return count
+
+    def _node_at(self, found: Found) -> Node:
+        """The node that ends where the match ends."""
+        if found.inside == len(found.node):
+            return found.node
+        self._num_nodes += 1
+        upper = self._tree.split(found.node, found.inside)
+        return upper
+
+    def _hold(self, node: Node) -> None:
+        for held in node.path():
+            if not held.locks:
+                self.num_evictable -= len(held)
+            held.locks += 1
+
+    def _note_leaf(self, node: Node) -> None:
+        if not _is_evictable(node):
+            return
+        self._pushed += 1
+        heapq.heappush(self._leaves, (node.used, self._pushed, node))
+        if len(self._leaves) > 2 * self._num_nodes + 64:
+            self._leaves = [entry for entry in self._leaves if _is_evictable(entry[2]) and entry[0] == entry[2].used]
+            heapq.heapify(self._leaves)
+
+
+def _is_evictable(node: Node) -> bool:
+    return node.parent is not None and not node.children and not node.locks
+
+
+def _joined(one: Slots, other: Slots) -> Slots:
+    return np.concatenate([one, other])
+
+
+def slots_to(node: Node) -> Slots:
+    """Of all tokens from the root to the end of `node`."""
+    runs = [held.slots for held in node.path()]
+    return np.concatenate(runs[::-1])

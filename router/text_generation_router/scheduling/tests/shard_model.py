@@ -1,0 +1,86 @@
+"""What a shard would hold: which tokens' keys lie in which slot. It notices when a step reads what is not there."""
+
+from dataclasses import dataclass, field
+
+from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step
+
+# The keys of a token depend on it and on all tokens before it.
+Keys = tuple[int, ...]
+
+
+@dataclass
+class Row:
+    ids: list[int]
+    slots: list[int]
+
+
+@dataclass
+class ShardModel:
+    """Runs steps in order, as they are answered. A model's next token depends on the history alone."""
+
+    max_rows: int
+    rows: dict[int, Row] = field(default_factory=dict)
+    keys: dict[int, Keys] = field(default_factory=dict)  # slot → what it holds
+
+    def run(self, step: Step) -> dict[int, int]:
+        """The tokens it makes."""
+        if isinstance(step, ClearStep):
+            self.rows.clear()
+        elif isinstance(step, FilterStep):
+            assert set(step.keep) <= set(self.rows)
+            self.rows = {i: row for i, row in self.rows.items() if i in step.keep}
+        else:
+            return self._forward(step)
+        return {}
+
+    def fail(self, step: ForwardStep) -> None:
+        """It raises half-way: nobody knows what is in the slots it was to write."""
+        for slot in step.decode_slots.tolist():
+            self.keys[slot] = (-1,)
+        for chunk in step.chunks:
+            slots = chunk.first.slots.tolist() if chunk.first else self.rows[chunk.request_id].slots
+            for slot in slots[chunk.start : chunk.end]:
+                self.keys[slot] = (-1,)
+
+    def _forward(self, step: ForwardStep) -> dict[int, int]:
+        self._place(step)
+        made = []
+        for request_id in step.decode_ids:
+            self._compute(self.rows[request_id], len(self.rows[request_id].ids) - 1, len(self.rows[request_id].ids))
+            made.append(request_id)
+        for chunk in step.chunks:
+            row = self.rows[chunk.request_id]
+            self._compute(row, chunk.start, chunk.end)
+            if chunk.last:
+                assert chunk.end == len(row.ids)
+                made.append(chunk.request_id)
+        return {request_id: self._sample(self.rows[request_id]) for request_id in made}
+
+    def _place(self, step: ForwardStep) -> None:
+        for request_id, slot in zip(step.decode_ids, step.decode_slots.tolist(), strict=True):
+            self.rows[request_id].slots.append(slot)
+        for chunk in step.chunks:
+            if chunk.first is not None:
+                assert chunk.request_id not in self.rows
+                self.rows[chunk.request_id] = Row(list(chunk.first.ids), chunk.first.slots.tolist())
+        assert len(self.rows) <= self.max_rows
+        written = [*step.decode_slots.tolist()]
+        for chunk in step.chunks:
+            written += self.rows[chunk.request_id].slots[chunk.start : chunk.end]
+        assert len(set(written)) == len(written), "two tokens of a step are written to the same slot"
+
+    def _compute(self, row: Row, start: int, end: int) -> None:
+        assert 0 <= start < end <= len(row.slots)
+        for position, slot in enumerate(row.slots[:start]):
+            assert self.keys.get(slot) == tuple(row.ids[: position + 1]), "a slot does not hold what the request needs"
+        for position in range(start, end):
+            self.keys[row.slots[position]] = tuple(row.ids[: position + 1])
+
+    def _sample(self, row: Row) -> int:
+        row.ids.append(next_token(row.ids))
+        return row.ids[-1]
+
+
+def next_token(ids: list[int]) -> int:
+    """Few tokens, so that histories are often alike."""
+    return (sum(ids) * 7 + len(ids)) % 2

@@ -1,0 +1,167 @@
+"""Requests come, go, pause and end while up to two steps are in flight, steps fail and shards die; a model of the shard
+checks that every step finds the keys it needs, and nothing else."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from text_generation_router.scheduling.admission import AdmissionMode
+from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.running import Running
+from text_generation_router.scheduling.scheduler import Scheduler
+from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step
+from text_generation_router.scheduling.tests.shard_model import ShardModel, next_token
+
+CAPACITY, MAX_ROWS, BUDGET = 64, 6, 16
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        mode=st.sampled_from(AdmissionMode),
+        prefix_caching=st.booleans(),
+        ratio=st.sampled_from([0.0, 0.3, 1.2]),
+        learned=st.booleans(),
+    )
+    def begin(self, mode: AdmissionMode, prefix_caching: bool, ratio: float, learned: bool) -> None:
+        limits = Limits(CAPACITY, MAX_ROWS, BUDGET, ratio, 5, admission=mode, prefix_caching=prefix_caching)
+        self.scheduler = Scheduler(limits)
+        self.mode = mode
+        if learned:
+            # Lies: outputs are longer than that, so that memory runs out.
+            for length in range(1, 41):
+                self.scheduler._admission.learn(length % 5 + 1)
+        self.shard = ShardModel(MAX_ROWS)
+        self.alive: dict[int, Running] = {}
+        self.in_flight: list[Step] = []
+        self.answered = 0
+        self.disturbed = False  # what admission has not foreseen
+
+    @rule(
+        length=st.integers(1, 40),
+        new=st.integers(1, 20),
+        twos=st.integers(0, 3),
+        tenant=st.sampled_from("ab"),
+        priority=st.integers(0, 1),
+        namespace=st.sampled_from(["", "", "salt"]),
+    )
+    def add(self, length: int, new: int, twos: int, tenant: str, priority: int, namespace: str) -> None:
+        if length + new - 1 <= CAPACITY:
+            ids = [1] * (length - min(length, twos)) + [2] * min(length, twos)
+            request = GenerationRequest(tuple(ids), new, tenant=tenant, priority=priority, namespace=namespace)
+            running = self.scheduler.add(request)
+            self.alive[running.id] = running
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        request = self.alive.pop(data.draw(st.sampled_from(sorted(self.alive))))
+        self.scheduler.end(request, self.answered, finished=False)
+
+    @precondition(lambda self: len(self.in_flight) < 2)
+    @rule()
+    def decide(self) -> None:
+        step = self.scheduler.next_step()
+        if step is not None:
+            self.in_flight.append(step)
+        if isinstance(step, ForwardStep):
+            assert sum(chunk.end - chunk.start for chunk in step.chunks) <= BUDGET
+            assert not {i for i in step.request_ids if i in self.alive and self.alive[i].paused} & set(step.decode_ids)
+
+    @precondition(lambda self: self.in_flight)
+    @rule(eos=st.integers(0, 9), poisoned=st.integers(0, 19))
+    def answer(self, eos: int, poisoned: int) -> None:
+        step = self.in_flight.pop(0)
+        for place, (request_id, token) in enumerate(self.shard.run(step).items()):
+            if place == poisoned and request_id in self.alive:
+                self.scheduler.end(self.alive.pop(request_id), step.number, finished=False, is_good=False)
+                continue
+            request = self.scheduler.confirm(request_id, token)
+            if request is None:
+                assert request_id not in self.alive
+                continue
+            made = len(request.output_ids)
+            assert made <= request.request.max_new_tokens
+            if made == request.request.max_new_tokens or place == eos:
+                self.end(request, step.number)
+        self.answered = step.number
+        self.scheduler.answered(step.number)
+
+    def end(self, request: Running, number: int) -> None:
+        del self.alive[request.id]
+        self.scheduler.end(request, number)
+        history = list(request.request.input_ids)
+        for token in request.output_ids:
+            assert token == next_token(history), "a text is not what it would have been alone"
+            history.append(token)
+
+    @precondition(lambda self: self.in_flight and isinstance(self.in_flight[0], ForwardStep))
+    @rule()
+    def fail(self) -> None:
+        failed = self.in_flight.pop(0)
+        assert isinstance(failed, ForwardStep)
+        self.in_flight.clear()
+        self.shard.fail(failed)
+        given_up, clear = self.scheduler.put_back(failed.request_ids), self.scheduler.clear()
+        assert isinstance(clear, ClearStep)
+        self.in_flight.append(clear)
+        self.forget(given_up)
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def shards_die(self) -> None:
+        """A new generation begins; the step that was running may be to blame."""
+        aboard = self.in_flight[0].request_ids if isinstance(self.in_flight[0], ForwardStep) else ()
+        self.in_flight.clear()
+        given_up = self.scheduler.put_back(aboard)
+        assert self.scheduler.begin_generation(CAPACITY) == []
+        self.shard = ShardModel(MAX_ROWS)
+        self.answered = 0
+        self.forget(given_up)
+
+    def forget(self, given_up: list[Running]) -> None:
+        self.disturbed = True
+        for request in given_up:
+            del self.alive[request.id]
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), paused=st.booleans())
+    def pause(self, data: st.DataObject, paused: bool) -> None:
+        self.alive[data.draw(st.sampled_from(sorted(self.alive)))].paused = paused
+        self.disturbed |= paused
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        scheduler = self.scheduler
+        assert scheduler.books() is None
+        owned = scheduler.slots.num_used - scheduler.cache.num_tokens
+        held = [r for r in [*scheduler._running.values(), *scheduler._leaving] if r.holding]
+        private = [slot for r in held if r.holding for slot in r.holding.private().tolist()]
+        assert len(private) == len(set(private)) == owned
+        assert len(scheduler._running) <= MAX_ROWS
+
+    @invariant()
+    def what_was_promised_is_kept(self) -> None:
+        """Where admission counts on nothing but what requests may ask for, nobody is ever sent away."""
+        if not self.disturbed and self.mode is not AdmissionMode.PAST_FUTURE:
+            assert self.scheduler.counters.preemptions == 0
+
+    def teardown(self) -> None:
+        """Everybody reads again, and everybody comes to an end."""
+        if not hasattr(self, "scheduler"):
+            return
+        for request in self.alive.values():
+            request.paused = False
+        for _ in range(20_000):
+            if len(self.in_flight) < 2 and (step := self.scheduler.next_step()):
+                self.in_flight.append(step)
+            elif self.in_flight:
+                self.answer(99, 99)
+            else:
+                break
+        assert not self.alive, "somebody waits for ever"
+        assert self.scheduler.is_idle and self.scheduler.num_held == 0
+        assert not self.shard.rows and self.scheduler.books() is None
+        assert isinstance(self.scheduler.next_step(), FilterStep | None)
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase

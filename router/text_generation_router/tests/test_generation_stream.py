@@ -1,0 +1,91 @@
+"""One request's stream, from the engine's side: how it ends when its time is over."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from text_generation_router.errors import DeadlineError
+from text_generation_router.generation import GenerationStream
+from text_generation_router.scheduling.request import FinishReason, GenerationRequest, Sampling, TokenEvent
+from text_generation_router.scheduling.running import Running
+from text_generation_router.text.detokenization import Vocabulary
+
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+E_ACUTE = [ALPHABET.index(char) for char in "Ã©"]  # the two bytes of é, as byte-level tokenizers write them
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(ALPHABET)}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    return Vocabulary.of(tokenizer, [])
+
+
+def make_stream(vocabulary: Vocabulary, **sampling: Any) -> GenerationStream:
+    running = Running(1, GenerationRequest((1, 2, 3), 9, Sampling(**sampling)))
+    return GenerationStream(running, vocabulary, lambda running: None, lambda: None)
+
+
+def push(stream: GenerationStream, *token_ids: int, at: float = 0.0) -> None:
+    for token_id in token_ids:
+        stream.running.output_ids.append(token_id)
+        stream.push(token_id, -1.0, (), at)
+
+
+async def read(stream: GenerationStream) -> list[TokenEvent]:
+    return [event async for event in stream]
+
+
+def test_an_expired_text_ends_without_a_token_and_with_all_it_has_said(vocabulary):
+    async def run() -> None:
+        stream = make_stream(vocabulary, do_sample=True, seed=5)
+        stream.running.cached_tokens = 2
+        stream.begin(10.0)
+        push(stream, ALPHABET.index("a"), ALPHABET.index("b"), at=11.0)
+        assert stream.expire(12.0)
+        first, second, last = await read(stream)
+        assert first.token is not None and second.token is not None and last.token is None
+        assert (first.finish, second.finish, last.top_tokens) == (None, None, ())
+        assert last.finish is not None
+        assert (last.finish.reason, last.finish.generated_text) == (FinishReason.DEADLINE, "ab")
+        assert (last.finish.generated_tokens, last.finish.cached_tokens, last.finish.seed) == (2, 2, 5)
+        assert last.finish.inference_s == 2.0
+
+    asyncio.run(run())
+
+
+def test_half_a_character_that_was_held_back_is_not_lost(vocabulary):
+    async def run() -> None:
+        stream = make_stream(vocabulary)
+        push(stream, ALPHABET.index("a"), *E_ACUTE, E_ACUTE[0])
+        assert stream.expire(1.0)
+        *tokens, last = await read(stream)
+        assert "".join(event.token.text for event in tokens) == "aé"
+        assert last.finish.generated_text == "aé\ufffd"
+
+    asyncio.run(run())
+
+
+def test_an_expired_request_that_has_said_nothing_fails(vocabulary):
+    async def run() -> None:
+        stream = make_stream(vocabulary)
+        reading = asyncio.create_task(read(stream))
+        await asyncio.sleep(0)
+        assert not stream.expire(1.0)
+        with pytest.raises(DeadlineError):
+            await reading
+
+    asyncio.run(run())
+
+
+def test_every_end_tells_what_was_cached(vocabulary):
+    async def run() -> None:
+        stream = make_stream(vocabulary)
+        stream.running.cached_tokens = 3
+        push(stream, *[ALPHABET.index("a")] * 9)
+        *_, last = await read(stream)
+        assert (last.finish.reason, last.finish.cached_tokens) == (FinishReason.LENGTH, 3)
+
+    asyncio.run(run())
