@@ -73,13 +73,13 @@ class Admission:
         made, most = len(request.output_ids), request.request.max_new_tokens
         if not self.uses_history:
             return np.full(DRAWS, most, dtype=np.int64)
+        if made < request.least_expected:
+            return request.expected
         expected = request.expected
-        if not len(expected):
-            expected = self._lengths.draw(made, most)
-        elif int(expected.min()) <= made < most:
-            expected = np.where(expected <= made, self._lengths.draw(made, most), expected)
-        request.expected = expected
-        return expected
+        drawn = self._lengths.draw(made, most)
+        request.expected = np.where(expected <= made, drawn, expected) if len(expected) else drawn
+        request.least_expected = int(request.expected.min())
+        return request.expected
 
 
 class Estimate:

@@ -5,7 +5,9 @@ Whoever's turn it is then joins, as long as rows, memory and the step's budget o
 one for whom they do not.
 """
 
+from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 
 from text_generation_router.scheduling.admission import Admission, Estimate
 from text_generation_router.scheduling.chunks import guaranteed_share
@@ -29,6 +31,8 @@ class Joining:
         self._waiting_tokens = 0  # decode steps since somebody joined
         self._forwards = 0
         self._retry_at = 0  # until then nobody fits, unless somebody leaves
+        self._favoured: Running | None = None  # others make room for it, and
+        self._victims: list[Running] = []  # these are they
 
     def note_forward(self, steps: int, with_chunks: bool) -> None:
         self._forwards += steps
@@ -68,6 +72,8 @@ class Joining:
         if self._forwards < self._retry_at:
             # Nobody waits for slow readers: they would not notice that they wait themselves.
             self._preempted = [request for request in running.values() if request.paused]
+        if self._forwards < self._retry_at or len(running) >= self._limits.max_running:
+            self._make_room(running)
         if joined:
             # Tested here, where it is known: TGI counts who joined, and why, only where others were running.
             self.reason = ("wait_exceeded" if waited else "backpressure") if num_active else None
@@ -84,9 +90,12 @@ class Joining:
             return joined
         budget = self._limits.max_batch_prefill_tokens
         promised = sum(guaranteed_share(r.num_uncomputed, budget) for r in prefilling)
+        if len(running) >= self._limits.max_running:
+            self._blame("rows")
+            return joined
         estimate: Estimate | None = None
         skipped: set[int] = set()
-        for request in self._queue.candidates(skipped):
+        for request in chain(self._first(), self._queue.candidates(skipped)):
             if request.failures and (joined or prefilling):
                 break
             if len(running) >= self._limits.max_running or len(joined) >= WINDOW:
@@ -102,7 +111,7 @@ class Joining:
                 break
             self._memory.hold(request)
             estimate = estimate or Estimate(self._admission, list(running.values()), self._memory, budget)
-            if not (self._is_alone(request) or estimate.admits(request)):
+            if not (estimate.admits(request) or self._is_alone(request)):
                 self._memory.let_go(request)
                 self._no_memory(request)
                 break
@@ -113,6 +122,34 @@ class Joining:
             if request.failures:
                 break
         return joined
+
+    def _first(self) -> list[Running]:
+        """Before everybody else: the one that others made room for."""
+        if self._favoured is not None and (self._favoured.ended or self._favoured.holding is not None):
+            self._favoured = None
+        return [self._favoured] if self._favoured is not None else []
+
+    def _make_room(self, running: Mapping[int, Running]) -> None:
+        """A tenant that has nothing running gets a place at once, from those who have several."""
+        if any(victim.holding is not None for victim in self._victims):
+            return  # what they hold is on its way
+        request = self._queue.shut_out()
+        if request is None:
+            return
+        places = Counter(r.tenant for r in running.values())
+        missing = request.num_tokens + int(self._admission.expect(request).mean()) - self._memory.num_available
+        by_cost = sorted(running.values(), key=lambda r: (-r.tenant.num_running, self._memory.num_exclusive(r), -r.id))
+        victims = []
+        for victim in by_cost:
+            if victims and missing <= 0:
+                break
+            if places[victim.tenant] > 1 and victim not in self._preempted:
+                places[victim.tenant] -= 1
+                missing -= self._memory.num_exclusive(victim)
+                victims.append(victim)
+        if victims:
+            self._favoured, self._victims = request, victims
+            self._preempted += victims
 
     def _is_alone(self, request: Running) -> bool:
         """Nobody holds anything but itself. It fits, then: others are not even queued."""

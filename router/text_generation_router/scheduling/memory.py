@@ -102,15 +102,16 @@ class Memory:
         return node is not None and any(held.locks == 2 for held in node.path())
 
     def keep(self, request: Running) -> None:
-        """What has been confirmed of it enters the cache."""
+        """What has been confirmed of it enters the cache, unless the same is there already."""
         holding, end = request.holding, request.num_computed
         assert holding is not None and end <= holding.count
-        if holding.node is None or end <= holding.kept or not request.is_good:
+        start = holding.kept
+        if holding.node is None or end <= start or not request.is_good:
             return
-        history = request.history[:end]
-        holding.node, known = self.cache.insert(request.request.namespace, history, holding.slots[:end], holding.node)
-        holding.hand_over(known, end)
-        holding.kept = end
+        node = self.cache.extend(holding.node, request.history[start:end], holding.slots[start:end])
+        if node is not None:
+            holding.node, holding.kept = node, end
+            holding.hand_over(start, end)
 
     def prefill_done(self, request: Running) -> None:
         """Or over: nobody waits for it any longer."""
@@ -119,16 +120,20 @@ class Memory:
 
     def release(self, request: Running) -> None:
         """Everything it holds. What is confirmed of it stays in the cache, unless it is no good."""
-        holding = request.holding
+        holding, end = request.holding, request.num_computed
         assert holding is not None
         self.prefill_done(request)
         self.keep(request)
+        namespace = request.request.namespace
+        if holding.node is not None and request.is_good and end > holding.kept:
+            known = self.cache.insert(namespace, request.history[:end], holding.slots[:end])
+            holding.hand_over(known, end)
         self.slots.release(holding.private())
-        request.holding, request.most_computed = None, request.num_computed
+        request.holding, request.most_computed = None, end
         if holding.node is not None:
             self.cache.unlock(holding.node)
             if not request.is_good:
-                self.cache.forget(request.request.namespace, request.history, request.cached_tokens)
+                self.cache.forget(namespace, request.history, request.cached_tokens)
 
 
 def _matchable(request: Running) -> Ids:

@@ -49,31 +49,34 @@ class PrefixCache:
                 self._note_leaf(held)
         self._tree.drop_empty_root(node)
 
-    def insert(self, namespace: str, ids: Ids, slots: Slots, held: Node) -> tuple[Node, int]:
-        """Takes in a sequence whose beginning is held at `held`: from then on the hold is at the returned node, the
-        end of the sequence. The second value says how many tokens were here before: of the others, and only of
-        them, the tree owns the slots now."""
-        found = self._tree.find(namespace, ids)
-        assert found is not None
-        known = found.length
-        node = self._node_at(found)
-        self._hold(node)
-        self.unlock(held)
-        if known < len(ids):
-            node = self._append(node, ids[known:].copy(), slots[known:].copy())
-        return node, known
-
-    def _append(self, node: Node, ids: Ids, slots: Slots) -> Node:
-        """Below a node that the caller holds; who holds it alone makes it longer."""
+    def extend(self, held: Node, ids: Ids, slots: Slots) -> Node | None:
+        """More tokens of the sequence that is held at `held`: the tree owns their slots from now on, and the hold is at
+        the returned node. None, and nothing has changed: somebody else was first, and there is nothing to be gained
+        from holding the same twice."""
+        if int(ids[0]) in held.children:
+            return None
         self.version += 1
         self.num_tokens += len(ids)
-        if node.parent is not None and not node.children and node.locks == 1:
-            node.ids, node.slots = _joined(node.ids, ids), _joined(node.slots, slots)
-            return node
-        leaf = self._tree.add(node, ids, slots)
+        if held.parent is not None and not held.children and held.locks == 1:
+            # Who holds a leaf alone makes it longer, so that chunks do not become nodes.
+            held.ids, held.slots = np.concatenate([held.ids, ids]), np.concatenate([held.slots, slots])
+            return held
+        leaf = self._tree.add(held, ids.copy(), slots.copy())
         leaf.locks = 1
         self._num_nodes += 1
         return leaf
+
+    def insert(self, namespace: str, ids: Ids, slots: Slots) -> int:
+        """A whole sequence that nobody needs any more. How many of its tokens were here before: of the others, and
+        only of them, the tree owns the slots from now on."""
+        found = self._tree.find(namespace, ids) or Found(self._tree.root(namespace), 0, 0)
+        known = found.length
+        if known < len(ids):
+            node = self._node_at(found)
+            self._now += 1
+            self._hold(node)
+            self.unlock(self.extend(node, ids[known:], slots[known:]) or node)
+        return known
 
     def evict(self, count: int) -> None:
         """Gives up at least `count` tokens, from the ends of sequences."""
@@ -154,10 +157,6 @@ class PrefixCache:
 
 def _is_evictable(node: Node) -> bool:
     return node.parent is not None and not node.children and not node.locks
-
-
-def _joined(one: Slots, other: Slots) -> Slots:
-    return np.concatenate([one, other])
 
 
 def slots_to(node: Node) -> Slots:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from text_generation_router.scheduling.radix_tree import NOTHING, Ids, Node
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.slots import Slots
+from text_generation_router.scheduling.tenant import Tenant
 
 Flags = npt.NDArray[np.bool_]
 Lengths = npt.NDArray[np.int64]
@@ -33,6 +34,10 @@ class Holding:
     def add(self, slots: Slots) -> None:
         self.slots[self.count : self.count + len(slots)] = slots
         self.count += len(slots)
+
+    def add_one(self, slot: int) -> None:
+        self.slots[self.count] = slot
+        self.count += 1
 
     def add_cached(self, slots: Slots) -> None:
         end = self.count + len(slots)
@@ -73,19 +78,19 @@ class Running:
     has_begun: bool = False  # it has run, and may have been put back
     cached_tokens: int = 0  # of the prompt, found in the prefix cache when it began
     expected: Lengths = field(default_factory=lambda: NO_LENGTHS)  # draws of how many tokens it will have made
+    least_expected: int = 0  # of them; as soon as it has made so many, a guess was wrong
     estimate: int = 0  # the mean of them when it began
     waited_for: str = ""  # what last kept it in the queue
     is_good: bool = True  # what was computed for it may be kept
     is_known_to_shards: bool = False  # its first chunk has been sent
     most_computed: int = 0  # so much of it had been computed when it was last put back
+    num_tokens: int = 0  # prompt and output
+    tenant: Tenant = field(default_factory=lambda: Tenant("", 0.0))  # whose counter it moves; the queue gives it
     _ids: Ids = field(default_factory=lambda: NOTHING)
 
     def __post_init__(self) -> None:
         self._ids = np.array(self.request.input_ids, dtype=np.int32)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.request.input_ids) + len(self.output_ids)
+        self.num_tokens = len(self._ids)
 
     @property
     def history(self) -> Ids:
@@ -109,7 +114,7 @@ class Running:
     @property
     def wants_token(self) -> bool:
         """Whether another decode step may carry it: somebody reads, and its end is not yet on its way."""
-        return not (self.paused or self.is_prefilling) and self.num_sent < self.request.max_new_tokens
+        return self.prefilled >= self.prefill_to and self.num_sent < self.request.max_new_tokens and not self.paused
 
     @property
     def slots(self) -> Slots:
@@ -135,18 +140,17 @@ class Running:
             self.cached_tokens, self.estimate = self.prefilled, round(float(expected.mean()))
         self.has_begun, self.preempted = True, False
 
-    def add_slots(self, slots: Slots) -> None:
-        assert self.holding is not None
-        self.holding.add(slots)
-
     def add_token(self, token_id: int) -> None:
         """A confirmed one. Its own keys are computed by the step that it goes into."""
-        self.add_tokens(token_id, 1)
+        self._ids[self.num_tokens] = token_id
+        self.num_computed = self.num_tokens
+        self.num_tokens += 1
+        self.output_ids.append(token_id)
+        self.failures = 0
 
     def add_tokens(self, token_id: int, count: int) -> None:
         """The same one several times over."""
-        end = self.num_tokens + count
-        self._ids[self.num_tokens : end] = token_id
+        self._ids[self.num_tokens : self.num_tokens + count] = token_id
+        self.num_tokens += count
+        self.num_computed = self.num_tokens - 1
         self.output_ids.extend([token_id] * count)
-        self.num_computed = end - 1
-        self.failures = 0

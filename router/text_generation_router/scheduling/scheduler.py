@@ -136,17 +136,18 @@ class Scheduler:
             self._preempt(request)
 
     def _forward(self) -> ForwardStep | None:
-        prefilling = [r for r in self._running.values() if r.is_prefilling]
+        running = self._running.values()
+        prefilling = [r for r in running if r.prefilled < r.prefill_to]
         # A request that was aboard a failed step starts alone, so that a second failure names the culprit.
         alone = any(r.failures for r in prefilling)
-        decoding = [] if alone else self._with_room([r for r in self._running.values() if r.wants_token])
+        decoding = [] if alone else self._with_room([r for r in running if r.wants_token])
         if not (prefilling or decoding):
             return None
         number = self._take_number()
         chunks = tuple(self._chunks(prefilling, number))
         slots = self._memory.allocate(len(decoding))
-        for i, request in enumerate(decoding):
-            request.add_slots(slots[i : i + 1])
+        for request, slot in zip(decoding, slots.tolist(), strict=True):
+            request.holding.add_one(slot)  # type: ignore[union-attr]  # who runs holds something
             request.num_sent += 1
             request.last_step = number
         self._joining.note_forward(1, with_chunks=bool(chunks))
@@ -220,7 +221,7 @@ class Scheduler:
 
     def confirm(self, request_id: int, token_id: int) -> Running | None:
         """A step has answered with this token. None: the request ended while the step was under way."""
-        request = self._running.get(request_id) or next((r for r in self._leaving if r.id == request_id), None)
+        request = self._aboard(request_id)
         if request is None or request.ended:
             return None
         request.add_token(token_id)
@@ -239,15 +240,18 @@ class Scheduler:
             self._release(request)
 
     def _confirm_chunk(self, chunk: Chunk) -> None:
-        request = self._running.get(chunk.request_id) or next(
-            (r for r in self._leaving if r.id == chunk.request_id), None
-        )
+        request = self._aboard(chunk.request_id)
         if request is None:
             return
         request.num_computed = max(request.num_computed, chunk.end)
         self._memory.keep(request)
         if chunk.last:
             self._memory.prefill_done(request)
+
+    def _aboard(self, request_id: int) -> Running | None:
+        """It runs, or it is leaving."""
+        running = self._running.get(request_id)
+        return running if running is not None else next((r for r in self._leaving if r.id == request_id), None)
 
     def clear(self) -> ClearStep:
         """The step that empties the shards, after a failed one."""
@@ -327,7 +331,7 @@ class Scheduler:
         self._next_number += steps
         self._answered += steps
         for request in self._running.values():
-            request.add_slots(self._memory.allocate(steps))
+            self._memory.add(request, steps)
             request.num_sent += steps
             request.last_step += steps
             request.add_tokens(token_of(request), steps)

@@ -1,6 +1,12 @@
-import pytest
+from collections import deque
+from dataclasses import replace
 
-from text_generation_router.scheduling.admission import AdmissionMode
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from text_generation_router.scheduling.admission import ENOUGH, AdmissionMode
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
@@ -216,3 +222,169 @@ def test_a_new_generation_starts_with_empty_slots_and_gives_up_what_cannot_fit()
     assert scheduler.num_reserved == 0 and scheduler.num_held == 0
     (first, *_) = run_to_end(scheduler)
     assert first.number == 1 and len(small.output_ids) == 6 and large.ended
+
+
+def test_a_long_prompt_does_not_keep_short_ones_from_starting() -> None:
+    scheduler = make_scheduler(capacity=2000, max_batch_prefill_tokens=64)
+    long = scheduler.add(make_request(1000, 1))
+    answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    short = [scheduler.add(make_request(10, 1, first=2000 + 10 * i)) for i in range(3)]
+    step = scheduler.next_step()
+    assert isinstance(step, ForwardStep)
+    assert {c.request_id for c in step.chunks if c.last} == {request.id for request in short}
+    assert [c.end - c.start for c in step.chunks if c.request_id == long.id] == [64 - 30]
+
+
+def test_requests_with_the_same_beginning_wait_for_the_one_that_computes_it() -> None:
+    scheduler = make_scheduler(capacity=4000, max_rows=40, max_batch_prefill_tokens=100)
+    for i in range(32):
+        scheduler.add(GenerationRequest((*range(500), 1000 + i), 2))
+    run_to_end(scheduler)
+    assert scheduler.counters.prefilled_tokens == 500 + 32
+
+
+def outlive_history(scheduler: Scheduler) -> None:
+    """Outputs have been short so far."""
+    for _ in range(ENOUGH):
+        scheduler._admission.learn(1)
+
+
+def test_who_has_least_to_lose_makes_room_and_goes_on_where_it_stood() -> None:
+    scheduler = make_scheduler()
+    outlive_history(scheduler)
+    large, small = scheduler.add(make_request(20, 30)), scheduler.add(make_request(8, 30, first=100))
+    run_to_end(scheduler)
+    counters = scheduler.counters
+    assert len(large.output_ids) == len(small.output_ids) == 30
+    assert counters.preemptions == 1 and small.most_computed > 8
+    # What it had said was still in the cache, but for what the other one took of it.
+    assert counters.recomputed_tokens < small.most_computed
+
+
+def test_while_somebody_waits_to_go_on_nobody_else_joins() -> None:
+    scheduler = make_scheduler()
+    outlive_history(scheduler)
+    first = [scheduler.add(make_request(length, 30, first)) for length, first in ((20, 0), (8, 100))]
+    newcomer: Running | None = None
+    while step := scheduler.next_step():
+        if isinstance(step, ForwardStep) and newcomer is not None and newcomer.id in step.request_ids:
+            break
+        answer(scheduler, step)
+        if scheduler.counters.preemptions and newcomer is None:
+            newcomer = scheduler.add(make_request(1, 1, first=200))
+    assert newcomer is not None and all(request.ended or request.num_sent > 8 for request in first)
+
+
+def steps_until(scheduler: Scheduler, request: Running) -> int:
+    """How many steps come before its first one."""
+    for steps in range(10):
+        step = scheduler.next_step()
+        answer(scheduler, step)  # type: ignore[arg-type]
+        if isinstance(step, ForwardStep) and request.id in step.request_ids:
+            return steps
+    raise AssertionError("it does not begin")
+
+
+def test_a_tenant_with_nothing_running_gets_a_row_at_once() -> None:
+    scheduler = make_scheduler(capacity=1000, max_rows=4)
+    many = [scheduler.add(replace(make_request(2, 60, 10 * i), tenant="many")) for i in range(50)]
+    for _ in range(6):
+        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    one = scheduler.add(replace(make_request(2, 5, first=900), tenant="one"))
+    steps = steps_until(scheduler, one)
+    assert steps <= 2, "one filter, then its prompt"
+    run_to_end(scheduler)
+    assert all(len(request.output_ids) == 60 for request in many) and scheduler.counters.preemptions == 1
+
+
+def test_a_tenant_with_nothing_running_gets_memory_at_once() -> None:
+    scheduler = make_scheduler(admission=AdmissionMode.RESERVE, max_rows=8)
+    many = [scheduler.add(replace(make_request(2, 15, 10 * i), tenant="many")) for i in range(12)]
+    for _ in range(6):
+        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    one = scheduler.add(replace(make_request(10, 20, first=900), tenant="one"))
+    steps = steps_until(scheduler, one)
+    assert steps <= 4
+    run_to_end(scheduler)
+    assert all(len(request.output_ids) == 15 for request in many) and len(one.output_ids) == 20
+
+
+def test_nothing_of_a_request_that_was_not_finite_stays() -> None:
+    scheduler = make_scheduler()
+    good = scheduler.add(make_request(20, 2))
+    run_to_end(scheduler)
+    bad = scheduler.add(GenerationRequest((*range(10), *range(50, 80)), 5))
+    step = scheduler.next_step()
+    assert isinstance(step, ForwardStep)
+    scheduler.answered(step.number)
+    assert bad.cached_tokens == 10 and scheduler.cache.num_tokens > 21
+    step = scheduler.next_step()
+    scheduler.end(bad, step.number, finished=False, is_good=False)  # type: ignore[union-attr]
+    scheduler.answered(step.number)  # type: ignore[union-attr]
+    assert scheduler.cache.num_tokens == 21 and good.ended and scheduler.books() is None
+
+
+def test_a_request_that_was_cancelled_in_its_prompt_leaves_only_what_was_confirmed() -> None:
+    scheduler = make_scheduler()
+    gone = scheduler.add(make_request(40, 5))
+    first, second = scheduler.next_step(), scheduler.next_step()
+    answer(scheduler, first)  # type: ignore[arg-type]
+    scheduler.end(gone, first.number, finished=False)  # type: ignore[union-attr]
+    assert scheduler.cache.num_tokens == 16
+    scheduler.answered(second.number)  # type: ignore[union-attr]
+    assert scheduler.cache.num_tokens == 32 and scheduler.num_held == 0
+
+
+@given(st.integers(0, 2**32), st.sampled_from(AdmissionMode))
+def test_a_jump_is_many_steps(seed: int, mode: AdmissionMode) -> None:
+    """The same requests come to the same schedulers at the same steps; one jumps whenever nothing can change."""
+    assert play(seed, mode, jumps=True) == play(seed, mode, jumps=False)
+
+
+def play(seed: int, mode: AdmissionMode, jumps: bool) -> tuple[object, ...]:
+    """Two steps in flight; requests end at lengths that only they know."""
+    random = np.random.default_rng(seed)
+    arrivals = sorted((int(t), int(n), int(o)) for t, n, o in random.integers((0, 1, 1), (150, 40, 20), size=(25, 3)))
+    scheduler = make_scheduler(capacity=100, max_rows=5, admission=mode)
+    lengths: dict[int, int] = {}
+    ends: list[tuple[int, int]] = []
+    in_flight: deque[Step] = deque()
+    now = 0
+
+    def answer_oldest() -> None:
+        step = in_flight.popleft()
+        if isinstance(step, ForwardStep):
+            for request_id in sampled(step):
+                request = scheduler.confirm(request_id, request_id)
+                if request and len(request.output_ids) == lengths[request_id]:
+                    scheduler.end(request, step.number)
+                    ends.append((now, request_id))
+        scheduler.answered(step.number)
+
+    while arrivals or not scheduler.is_idle or in_flight:
+        while arrivals and arrivals[0][0] <= now:
+            _, length, made = arrivals.pop(0)
+            lengths[scheduler.add(make_request(length, 20, first=length * 7)).id] = made
+        while len(in_flight) < 2 and (step := scheduler.next_step()):
+            in_flight.append(step)
+        if jumps and len(in_flight) == 2 and (steps := jumpable(scheduler, lengths, arrivals, now)):
+            answer_oldest()
+            scheduler.jump(steps, lambda request: request.id)
+            in_flight = deque(replace(step, number=step.number + steps) for step in in_flight)
+            now += steps + 1
+        elif in_flight:
+            answer_oldest()
+            now += 1
+        else:
+            now = arrivals[0][0]
+    return ends, scheduler.counters, scheduler.slots.num_free, scheduler.cache.num_tokens
+
+
+def jumpable(scheduler: Scheduler, lengths: dict[int, int], arrivals: list[tuple[int, int, int]], now: int) -> int:
+    """As many steps as nothing happens in; asked when two are in flight, of which the first will have been answered."""
+    quiet = scheduler.quiet_steps()
+    if not quiet:
+        return 0
+    until_end = min(lengths[r.id] - len(r.output_ids) for r in scheduler._running.values()) - 2
+    until_arrival = arrivals[0][0] - now - 1 if arrivals else quiet
+    return max(0, min(quiet, until_end, until_arrival))

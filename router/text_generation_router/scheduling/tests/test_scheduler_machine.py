@@ -21,8 +21,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching=st.booleans(),
         ratio=st.sampled_from([0.0, 0.3, 1.2]),
         learned=st.booleans(),
+        tenants=st.sampled_from(["a", "ab", "abc"]),
     )
-    def begin(self, mode: AdmissionMode, prefix_caching: bool, ratio: float, learned: bool) -> None:
+    def begin(self, mode: AdmissionMode, prefix_caching: bool, ratio: float, learned: bool, tenants: str) -> None:
         limits = Limits(CAPACITY, MAX_ROWS, BUDGET, ratio, 5, admission=mode, prefix_caching=prefix_caching)
         self.scheduler = Scheduler(limits)
         self.mode = mode
@@ -34,20 +35,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.alive: dict[int, Running] = {}
         self.in_flight: list[Step] = []
         self.answered = 0
-        self.disturbed = False  # what admission has not foreseen
+        self.tenants = tenants
+        self.disturbed = len(tenants) > 1  # by what admission has not foreseen
 
     @rule(
         length=st.integers(1, 40),
         new=st.integers(1, 20),
         twos=st.integers(0, 3),
-        tenant=st.sampled_from("ab"),
+        tenant=st.integers(0, 2),
         priority=st.integers(0, 1),
         namespace=st.sampled_from(["", "", "salt"]),
     )
-    def add(self, length: int, new: int, twos: int, tenant: str, priority: int, namespace: str) -> None:
+    def add(self, length: int, new: int, twos: int, tenant: int, priority: int, namespace: str) -> None:
         if length + new - 1 <= CAPACITY:
             ids = [1] * (length - min(length, twos)) + [2] * min(length, twos)
-            request = GenerationRequest(tuple(ids), new, tenant=tenant, priority=priority, namespace=namespace)
+            whose = self.tenants[tenant % len(self.tenants)]
+            request = GenerationRequest(tuple(ids), new, tenant=whose, priority=priority, namespace=namespace)
             running = self.scheduler.add(request)
             self.alive[running.id] = running
 

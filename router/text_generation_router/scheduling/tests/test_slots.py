@@ -1,3 +1,4 @@
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,14 +12,13 @@ def test_allocated_slots_are_distinct_and_contiguous_at_first() -> None:
     assert pool.num_free == 0
 
 
-def test_a_shared_slot_is_free_when_its_last_holder_lets_go() -> None:
-    pool = TokenSlots(4)
-    slots = pool.allocate(2)
-    pool.retain(slots)
-    pool.release(slots)
-    assert pool.num_free == 2
-    pool.release(slots)
-    assert pool.num_free == 4
+def test_many_slots_at_once_come_in_runs_when_there_are_any() -> None:
+    pool = TokenSlots(200)
+    one, other = pool.allocate(100), pool.allocate(100)
+    pool.release(np.random.default_rng(0).permutation(one))
+    assert pool.allocate(40).tolist() == list(range(40)) and pool.num_free == 60
+    pool.release(other)
+    assert (np.diff(pool.allocate(100)) == 1).sum() > 90
 
 
 @given(st.lists(st.integers(0, 12), max_size=60), st.randoms(use_true_random=False))
@@ -31,7 +31,5 @@ def test_no_slot_has_two_owners_and_none_leaks(sizes: list[int], random: object)
             assert not {int(s) for s in slots} & {s for other in held for s in other}
             held.append(slots.tolist())
         elif held:
-            import numpy as np
-
             pool.release(np.array(held.pop(random.randrange(len(held))), dtype=np.int32))  # type: ignore[attr-defined]
         assert pool.num_used == sum(map(len, held))

@@ -1,0 +1,16 @@
+"""Who shares the server fairly with others."""
+
+# Tokens that are made count twice as much as those that are read: about what they cost (Sheng et al., VTC).
+OUTPUT_WEIGHT = 2
+
+
+class Tenant:
+    """The tokens it has been served, and how many requests it has running and waiting."""
+
+    __slots__ = ("name", "num_running", "num_waiting", "served")
+
+    def __init__(self, name: str, served: float) -> None:
+        self.name = name
+        self.served = served
+        self.num_running = 0
+        self.num_waiting = 0

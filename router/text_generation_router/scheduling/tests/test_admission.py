@@ -1,0 +1,60 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from text_generation_router.scheduling.admission import DRAWS, ENOUGH, Admission, AdmissionMode, OutputLengths, peak
+from text_generation_router.scheduling.chunks import shares
+from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.running import Running
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=12))
+def test_the_peak_is_the_most_that_is_ever_held(requests: list[tuple[int, int]]) -> None:
+    """Against walking through time: everybody grows by one a step, and stays for `left` steps."""
+    held, left = (np.array(values) for values in zip(*requests, strict=True))
+    steps = range(1, int(left.max()) + 1)
+    walked = max(int(sum(h + t for h, stays in requests if stays >= t)) for t in steps)
+    assert peak(held, left[None, :]) == walked
+
+
+def test_of_several_futures_the_worst_counts() -> None:
+    held, left = np.array([5, 5]), np.array([[1, 1], [10, 10], [2, 3]])
+    assert peak(held, left) == 5 + 5 + 20
+
+
+def test_draws_are_recent_lengths_that_are_longer_than_what_has_been_made() -> None:
+    lengths = OutputLengths()
+    for length in (10, 20, 30, 300):
+        lengths.add(length)
+    drawn = {int(length) for _ in range(200) for length in lengths.draw(longer_than=15, most=100)}
+    assert drawn == {20, 30, 100}
+    assert set(lengths.draw(longer_than=300, most=400)) == {400}
+
+
+def test_little_history_is_not_believed() -> None:
+    admission = Admission(AdmissionMode.PAST_FUTURE)
+    request = Running(1, GenerationRequest((1,), 500))
+    for _ in range(ENOUGH):
+        assert set(admission.expect(request)) == {500}
+        admission.learn(7)
+    assert set(admission.expect(request)) == {7} and len(admission.expect(request)) == DRAWS
+
+
+def test_only_guesses_that_were_outlived_are_drawn_anew() -> None:
+    admission = Admission(AdmissionMode.PAST_FUTURE)
+    for i in range(200):
+        admission.learn(i % 100 + 1)
+    request = Running(1, GenerationRequest((1,), 500))
+    before = admission.expect(request).copy()
+    request.output_ids.extend([0] * int(np.sort(before)[3]))
+    after = admission.expect(request)
+    outlived = before <= len(request.output_ids)
+    assert (after[~outlived] == before[~outlived]).all() and (after > len(request.output_ids)).all()
+
+
+@given(st.lists(st.integers(1, 50), max_size=12), st.integers(1, 100))
+def test_the_budget_is_shared_and_nobody_gets_less_than_somebody_who_needs_more(needs: list[int], budget: int) -> None:
+    given_out = shares(needs, budget)
+    assert sum(given_out) == min(budget, sum(needs))
+    unserved = [share for share, need in zip(given_out, needs, strict=True) if share < need]
+    assert not unserved or min(unserved) >= max(given_out) - 1

@@ -1,0 +1,203 @@
+"""The prefix cache against a plain dictionary of sequences, and its promises one by one."""
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from text_generation_router.scheduling.pending import PendingPrefixes
+from text_generation_router.scheduling.prefix_cache import PrefixCache
+from text_generation_router.scheduling.radix_tree import Ids, Node
+from text_generation_router.scheduling.slots import Slots, TokenSlots
+
+
+def ids(*tokens: int) -> Ids:
+    return np.array(tokens, dtype=np.int32)
+
+
+class Holder:
+    """A sequence under way, as a request is: what the cache had of it, and slots of its own."""
+
+    def __init__(self, cache: PrefixCache, pool: TokenSlots, tokens: Ids, namespace: str = "") -> None:
+        self.cache, self.pool, self.tokens, self.namespace = cache, pool, tokens, namespace
+        self.node, self.cached = cache.lock(namespace, tokens)
+
+    def compute(self) -> "Holder":
+        """The rest of it."""
+        own = self.pool.allocate(len(self.tokens) - len(self.cached))
+        self.slots = np.concatenate([self.cached, own])
+        start = len(self.cached)
+        node = self.cache.extend(self.node, self.tokens[start:], own) if len(own) else None
+        self.node, self.private = (node, own[:0]) if node else (self.node, own)
+        return self
+
+    def leave(self) -> Slots:
+        if len(self.private):
+            known = self.cache.insert(self.namespace, self.tokens, self.slots)
+            self.pool.release(self.private[: known - len(self.cached)])
+        self.cache.unlock(self.node)
+        return self.slots
+
+
+@pytest.fixture
+def pool() -> TokenSlots:
+    return TokenSlots(100)
+
+
+@pytest.fixture
+def cache(pool: TokenSlots) -> PrefixCache:
+    return PrefixCache(pool)
+
+
+def test_a_sequence_is_found_again_as_far_as_it_is_the_same(cache: PrefixCache, pool: TokenSlots) -> None:
+    slots = Holder(cache, pool, ids(1, 2, 3, 4)).compute().leave()
+    later = Holder(cache, pool, ids(1, 2, 7))
+    assert later.cached.tolist() == slots[:2].tolist()
+    assert cache.match("", ids(1, 2, 3, 4, 5)) == 4 and cache.match("", ids(2)) == 0
+
+
+def test_namespaces_share_nothing_and_leave_nothing_behind(cache: PrefixCache, pool: TokenSlots) -> None:
+    Holder(cache, pool, ids(1, 2, 3), "one").compute().leave()
+    assert cache.match("one", ids(1, 2)) == 2 and cache.match("other", ids(1, 2)) == 0
+    cache.evict(3)
+    assert not cache._tree._roots and pool.num_free == 100
+
+
+def test_what_is_held_is_not_given_up(cache: PrefixCache, pool: TokenSlots) -> None:
+    Holder(cache, pool, ids(1, 2, 3, 4)).compute().leave()
+    held = Holder(cache, pool, ids(1, 2))
+    assert cache.num_evictable == 2
+    cache.evict(2)
+    assert cache.match("", ids(1, 2, 3, 4)) == 2
+    cache.unlock(held.node)
+    assert cache.num_evictable == 2
+
+
+def test_the_least_recently_used_goes_first_and_from_its_end(cache: PrefixCache, pool: TokenSlots) -> None:
+    Holder(cache, pool, ids(1, 1, 1)).compute().leave()
+    Holder(cache, pool, ids(2, 2, 2)).compute().leave()
+    Holder(cache, pool, ids(1, 1, 1)).compute().leave()
+    cache.evict(2)
+    assert cache.match("", ids(2, 2, 2)) == 1 and cache.match("", ids(1, 1, 1)) == 3
+
+
+def test_chunks_of_a_sequence_do_not_become_nodes(cache: PrefixCache, pool: TokenSlots) -> None:
+    node, _ = cache.lock("", ids(5))
+    for i in range(10):
+        grown = cache.extend(node, ids(5, i), pool.allocate(2))
+        assert grown is not None
+        node = grown
+    assert len(node) == 20 and len(list(node.path())) == 2
+
+
+def test_nobody_holds_the_same_twice(cache: PrefixCache, pool: TokenSlots) -> None:
+    """Two that computed the same: the second keeps what it has to itself, and frees it in the end."""
+    one, other = (Holder(cache, pool, ids(1, 2, 3)) for _ in range(2))
+    one.compute()
+    other.compute()
+    assert len(other.private) == 3 and cache.num_tokens == 3
+    other.leave()
+    assert pool.num_used == 3 and cache.num_evictable == 0
+    one.leave()
+    assert pool.num_used == 3 and cache.num_evictable == 3
+
+
+def test_what_is_not_worth_keeping_goes_with_all_that_follows_it(cache: PrefixCache, pool: TokenSlots) -> None:
+    Holder(cache, pool, ids(1, 2, 3, 4)).compute().leave()
+    Holder(cache, pool, ids(1, 2, 3, 5)).compute().leave()
+    Holder(cache, pool, ids(1, 9)).compute().leave()
+    cache.forget("", ids(1, 2, 3, 4), 1)
+    assert cache.match("", ids(1, 2, 3, 5)) == 1 and cache.match("", ids(1, 9)) == 2 and pool.num_used == 2
+
+
+def test_only_what_nobody_else_holds_is_exclusive(cache: PrefixCache, pool: TokenSlots) -> None:
+    one = Holder(cache, pool, ids(1, 2, 3, 4)).compute()
+    assert cache.exclusive(one.node) == 4
+    other = Holder(cache, pool, ids(1, 2, 9)).compute()
+    assert (cache.exclusive(one.node), cache.exclusive(other.node)) == (2, 1)
+
+
+def test_who_would_save_much_waits_for_the_one_who_computes_it() -> None:
+    pending = PendingPrefixes()
+    shared = np.arange(100, dtype=np.int32)
+    node = pending.add("", np.append(shared, np.int32(7)))
+    asked = np.append(shared, np.int32(8))
+    assert pending.is_worth_waiting("", asked, cached=0) and not pending.is_worth_waiting("", asked, cached=95)
+    assert not pending.is_worth_waiting("other", asked, cached=0)
+    pending.remove(node)
+    assert not pending.is_worth_waiting("", asked, cached=0) and not pending._tree._roots
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Sequences over two tokens come, are computed and leave; `content` is what each slot holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = TokenSlots(60)
+        self.cache = PrefixCache(self.pool)
+        self.pending = PendingPrefixes()
+        self.under_way: list[tuple[Holder, Node]] = []
+        self.computed: list[Holder] = []
+        self.content: dict[int, tuple[str, tuple[int, ...]]] = {}
+
+    @rule(tokens=st.lists(st.integers(1, 2), min_size=1, max_size=12), namespace=st.sampled_from("ab"))
+    def begin(self, tokens: list[int], namespace: str) -> None:
+        holder = Holder(self.cache, self.pool, ids(*tokens), namespace)
+        self.check(holder, holder.cached)
+        assert self.cache.match(namespace, holder.tokens) == len(holder.cached)
+        self.under_way.append((holder, self.pending.add(namespace, holder.tokens)))
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data())
+    def compute(self, data: st.DataObject) -> None:
+        holder, place = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
+        self.pending.remove(place)
+        wanted = len(holder.tokens) - len(holder.cached)
+        if wanted > self.pool.num_free + self.cache.num_evictable:
+            self.cache.unlock(holder.node)
+            return
+        if wanted > self.pool.num_free:
+            self.cache.evict(wanted - self.pool.num_free)
+        holder.compute()
+        for position in range(len(holder.cached), len(holder.tokens)):
+            written = holder.namespace, tuple(holder.tokens[: position + 1].tolist())
+            self.content[int(holder.slots[position])] = written
+        self.computed.append(holder)
+
+    @precondition(lambda self: self.computed)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        holder = self.computed.pop(data.draw(st.integers(0, len(self.computed) - 1)))
+        self.check(holder, holder.slots)
+        holder.leave()
+
+    @precondition(lambda self: self.cache.num_evictable)
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        free, count = self.pool.num_free, data.draw(st.integers(1, self.cache.num_evictable))
+        self.cache.evict(count)
+        assert self.pool.num_free == free + count
+
+    def check(self, holder: Holder, slots: Slots) -> None:
+        for position, slot in enumerate(slots.tolist()):
+            assert self.content[slot] == (holder.namespace, tuple(holder.tokens[: position + 1].tolist()))
+
+    @invariant()
+    def every_slot_is_accounted_for(self) -> None:
+        private = sum(len(holder.private) for holder in self.computed)
+        assert self.pool.num_used == self.cache.num_tokens + private
+        assert 0 <= self.cache.num_evictable <= self.cache.num_tokens
+
+    def teardown(self) -> None:
+        for holder, place in self.under_way:
+            self.pending.remove(place)
+            self.cache.unlock(holder.node)
+        for holder in self.computed:
+            holder.leave()
+        assert self.cache.num_evictable == self.cache.num_tokens == self.pool.num_used
+        if self.cache.num_tokens:
+            self.cache.evict(self.cache.num_tokens)
+        assert self.pool.num_used == 0 and not self.cache._tree._roots and not self.pending._tree._roots
+
+
+TestCacheMachine = CacheMachine.TestCase
