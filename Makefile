@@ -11,7 +11,7 @@ GPU_ARCHITECTURE ?= x86_64
 GPU_PACKAGES := fastapi httptools httpx orjson uvicorn uvloop
 CODE := benchmark clients/python integration-tests launcher router server hatch_build.py
 
-.PHONY: install run test check proto bench bench-peers gpu-wheels gpu-check chaos test-clients clean
+.PHONY: install run test check proto fuzz bench bench-peers gpu-wheels gpu-check chaos test-clients clean
 
 install: .venv/installed
 
@@ -33,6 +33,11 @@ check: install
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy benchmark/text_generation_benchmark clients/python/text_generation launcher/text_generation_launcher \
 		router/text_generation_router server/text_generation_server
+
+# The scheduler's and the prefix cache's state machines, 100,000 steps and more of each.
+fuzz: install
+	$(BIN)/pytest router/text_generation_router/scheduling/tests/test_scheduler_machine.py \
+		router/text_generation_router/scheduling/tests/test_prefix_cache.py --hypothesis-profile=fuzz $(ARGS)
 
 # The stubs are made whenever the package is built or installed; this makes them again.
 proto: install

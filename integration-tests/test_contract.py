@@ -32,6 +32,11 @@ def test_the_demo_model_answers_and_stops_by_itself(server: ServerProcess) -> No
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
+def cached(usage: dict[str, Any]) -> int:
+    """Takes it out of there."""
+    return int(usage.pop("prompt_tokens_details")["cached_tokens"])
+
+
 def test_the_chat_stream_is_the_chat_answer(server: ServerProcess) -> None:
     body = chat("Tell me a story about a fox.", max_tokens=50, stream=True, stream_options={"include_usage": True})
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as response:
@@ -41,6 +46,8 @@ def test_the_chat_stream_is_the_chat_answer(server: ServerProcess) -> None:
     whole = httpx.post(f"{server.url}/v1/chat/completions", json=body | {"stream": False}, timeout=60).json()
     text = "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
     assert text == whole["choices"][0]["message"]["content"]
+    # The second one finds more of its prompt in the cache.
+    assert cached(usage["usage"]) < cached(whole["usage"])
     assert usage["choices"] == [] and usage["usage"] == whole["usage"]
 
 

@@ -17,6 +17,15 @@ Timeout = Annotated[
     ),
 ]
 
+CacheSalt = Annotated[
+    str | None,
+    Field(
+        max_length=128,
+        description="Cached prefixes are shared only among requests with the same salt, so that nobody else can tell"
+        " from an answer's speed what has been asked before. Default: none, shared with all who have none.",
+    ),
+]
+
 
 class GenerateParameters(Body):
     best_of: U64 | None = None
@@ -41,6 +50,7 @@ class GenerateParameters(Body):
     ignore_eos_token: bool = False
     priority: Priority = None
     timeout: Timeout = None
+    cache_salt: CacheSalt = None
 
     def sampling_parameters(self) -> Parameters:
         return Parameters(
@@ -61,6 +71,7 @@ class GenerateParameters(Body):
             ignore_eos_token=self.ignore_eos_token,
             priority=self.priority,
             timeout=self.timeout,
+            cache_salt=self.cache_salt,
         )
 
 
@@ -97,6 +108,7 @@ class OpenAIRequest(Body):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     priority: Priority = None
+    cache_salt: CacheSalt = None
 
     @property
     def include_usage(self) -> bool:
@@ -117,6 +129,7 @@ class OpenAIRequest(Body):
             top_n_tokens=top_n_tokens,
             ignore_eos_token=bool(self.ignore_eos),
             priority=self.priority,
+            cache_salt=self.cache_salt,
         )
 
 

@@ -85,7 +85,7 @@ class Joining:
 
     def _take(self, running: dict[int, Running]) -> list[Running]:
         joined: list[Running] = []
-        prefilling = [r for r in running.values() if r.is_prefilling]
+        prefilling = [r for r in running.values() if r.prefilled < r.prefill_to]
         if any(r.failures for r in prefilling):
             return joined
         budget = self._limits.max_batch_prefill_tokens
@@ -105,12 +105,12 @@ class Joining:
                 self._blame("prefix", request)
                 skipped.add(request.id)
                 continue
-            share = guaranteed_share(request.num_tokens - self._memory.cached_length(request), budget)
+            share = guaranteed_share(request.num_tokens - self._memory.cached_length_now(request), budget)
             if promised + share > budget:
                 self._blame("budget", request)
                 break
             self._memory.hold(request)
-            estimate = estimate or Estimate(self._admission, list(running.values()), self._memory, budget)
+            estimate = estimate or Estimate(self._admission, running.values(), self._memory, budget)
             if not (estimate.admits(request) or self._is_alone(request)):
                 self._memory.let_go(request)
                 self._no_memory(request)
@@ -139,7 +139,7 @@ class Joining:
         places = Counter(r.tenant for r in running.values())
         missing = request.num_tokens + int(self._admission.expect(request).mean()) - self._memory.num_available
         by_cost = sorted(running.values(), key=lambda r: (-r.tenant.num_running, self._memory.num_exclusive(r), -r.id))
-        victims = []
+        victims: list[Running] = []
         for victim in by_cost:
             if victims and missing <= 0:
                 break
@@ -161,6 +161,7 @@ class Joining:
         self._memory.add(request, request.num_uncomputed)
         self._memory.announce(request)
         request.begin(self._admission.expect(request))
+        self._admission.join(request)
 
     def _no_memory(self, request: Running) -> None:
         self._blame("memory", request)

@@ -6,8 +6,8 @@ from text_generation_router.scheduling.radix_tree import NOTHING, Ids, Node
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.slots import Slots, TokenSlots
 
-# Matches of waiting requests in one step.
-MAX_LOOKS = 32
+# Matches in one step for the sake of their order alone.
+MAX_LOOKS = 8
 
 
 class Memory:
@@ -45,11 +45,17 @@ class Memory:
         self._looks = MAX_LOOKS
 
     def cached_length(self, request: Running) -> int:
-        """How much of a waiting request need not be computed; remembered until the cache changes, and longer if too
-        many want to know in one step."""
+        """About how much of a waiting request need not be computed: some of those who ask in one step are told what
+        was right a few steps ago."""
         version, length = self._remembered.get(request.id, (-1, 0))
         if version != self.cache.version and self._looks:
             self._looks -= 1
+            return self.cached_length_now(request)
+        return length
+
+    def cached_length_now(self, request: Running) -> int:
+        version, length = self._remembered.get(request.id, (-1, 0))
+        if version != self.cache.version:
             length = self.cache.match(request.request.namespace, _matchable(request))
             self._remembered[request.id] = self.cache.version, length
         return length
@@ -60,7 +66,7 @@ class Memory:
 
     def should_wait(self, request: Running) -> bool:
         """Whether a good part of it is being computed for somebody else."""
-        cached = self.cached_length(request)
+        cached = self.cached_length_now(request)
         return self._prefix_caching and self._pending.is_worth_waiting(
             request.request.namespace, _matchable(request), cached
         )
@@ -94,7 +100,11 @@ class Memory:
         holding = request.holding
         if holding is None:
             return 0
-        return holding.num_private + (self.cache.exclusive(holding.node) if holding.node else 0)
+        count, node = holding.count - holding.num_cached, holding.node
+        while node is not None and node.locks == 1:
+            count += len(node.ids)
+            node = node.parent
+        return count
 
     def holds_what_one_held(self, request: Running) -> bool:
         """Whether something that only one other held is now held by two."""

@@ -78,7 +78,7 @@ class Running:
     has_begun: bool = False  # it has run, and may have been put back
     cached_tokens: int = 0  # of the prompt, found in the prefix cache when it began
     expected: Lengths = field(default_factory=lambda: NO_LENGTHS)  # draws of how many tokens it will have made
-    least_expected: int = 0  # of them; as soon as it has made so many, a guess was wrong
+    seat: int = 0  # where they are while it runs
     estimate: int = 0  # the mean of them when it began
     waited_for: str = ""  # what last kept it in the queue
     is_good: bool = True  # what was computed for it may be kept

@@ -191,6 +191,7 @@ class Scheduler:
         del self._running[request.id]
         self._departed.add(request.id)
         self._queue.left(request)
+        self._admission.leave(request)
         if request.last_step > answered:
             self._leaving.append(request)
         else:
@@ -273,6 +274,7 @@ class Scheduler:
             request.ended = True
         for request in self._running.values():
             self._queue.left(request)
+            self._admission.leave(request)
         for request in [*self._running.values(), *self._leaving]:
             self._release(request)
         self._running.clear()

@@ -29,6 +29,7 @@ class Parameters:
     top_n_tokens: int | None = None
     ignore_eos_token: bool = False
     priority: int | None = None
+    cache_salt: str | None = None
     timeout: float | None = None  # seconds
 
     @property
@@ -94,6 +95,7 @@ class Validator:
             parameters.stop,
             parameters.ignore_eos_token,
             priority=parameters.priority or 0,
+            namespace=parameters.cache_salt or "",
             timeout_s=parameters.timeout,
         )
 

@@ -97,3 +97,11 @@ def test_a_priority_is_an_integer_of_32_bits(server, route, value):
     assert (answer.status, answer.json["error_type"]) == (422, "unprocessable")
     field = "priority" if route.is_openais else "parameters.priority"
     assert f"type: {field}: " in answer.json["error"] and not server.engine.streams
+
+
+def test_a_cache_salt_reaches_the_engine_and_is_bounded(server, route):
+    for given, told in ((None, ""), ("mine", "mine")):
+        server.ask(route, cache_salt=given, parameters={"cache_salt": given})
+        assert server.engine.streams[-1].request.namespace == told
+    for given in ("x" * 129, 7):
+        assert server.ask(route, cache_salt=given, parameters={"cache_salt": given}).status == 422

@@ -2,8 +2,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from text_generation_router.scheduling.admission import DRAWS, ENOUGH, Admission, AdmissionMode, OutputLengths, peak
+from text_generation_router.scheduling.admission import Admission, AdmissionMode, peak
 from text_generation_router.scheduling.chunks import shares
+from text_generation_router.scheduling.futures import DRAWS, ENOUGH, Futures, OutputLengths
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
 
@@ -22,13 +23,16 @@ def test_of_several_futures_the_worst_counts() -> None:
     assert peak(held, left) == 5 + 5 + 20
 
 
+def draws(lengths: OutputLengths, longer_than: int, most: int) -> set[int]:
+    return set(lengths.draw(np.full(500, longer_than), np.full(500, most)).tolist())
+
+
 def test_draws_are_recent_lengths_that_are_longer_than_what_has_been_made() -> None:
     lengths = OutputLengths()
     for length in (10, 20, 30, 300):
         lengths.add(length)
-    drawn = {int(length) for _ in range(200) for length in lengths.draw(longer_than=15, most=100)}
-    assert drawn == {20, 30, 100}
-    assert set(lengths.draw(longer_than=300, most=400)) == {400}
+    assert draws(lengths, longer_than=15, most=100) == {20, 30, 100}
+    assert draws(lengths, longer_than=300, most=400) == {400}
 
 
 def test_little_history_is_not_believed() -> None:
@@ -41,15 +45,23 @@ def test_little_history_is_not_believed() -> None:
 
 
 def test_only_guesses_that_were_outlived_are_drawn_anew() -> None:
-    admission = Admission(AdmissionMode.PAST_FUTURE)
+    lengths = OutputLengths()
     for i in range(200):
-        admission.learn(i % 100 + 1)
-    request = Running(1, GenerationRequest((1,), 500))
-    before = admission.expect(request).copy()
-    request.output_ids.extend([0] * int(np.sort(before)[3]))
-    after = admission.expect(request)
-    outlived = before <= len(request.output_ids)
-    assert (after[~outlived] == before[~outlived]).all() and (after > len(request.output_ids)).all()
+        lengths.add(i % 100 + 1)
+    futures = Futures(lengths)
+    requests = [Running(i, GenerationRequest((1,), 500)) for i in range(100)]
+    for request in requests:
+        futures.join(request)
+    before = futures.totals(requests)
+    for request, guesses in zip(requests, before, strict=True):
+        request.output_ids.extend([0] * int(np.sort(guesses)[2]))
+    after = futures.totals(requests)
+    made = np.array([[len(request.output_ids)] for request in requests])
+    outlived = before <= made
+    assert (after[~outlived] == before[~outlived]).all() and (after > made).all() and outlived.any(axis=1).all()
+    for request in requests:
+        futures.leave(request)
+    assert (requests[3].expected == after[3]).all()
 
 
 @given(st.lists(st.integers(1, 50), max_size=12), st.integers(1, 100))

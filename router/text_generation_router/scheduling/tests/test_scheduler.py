@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from text_generation_router.scheduling.admission import ENOUGH, AdmissionMode
+from text_generation_router.scheduling.admission import AdmissionMode
+from text_generation_router.scheduling.futures import ENOUGH
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running

@@ -1,0 +1,119 @@
+"""What a decision of the scheduler costs: 256 requests running, 2,000 waiting, and prompts that share prefixes."""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.prefix_cache import PrefixCache
+from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.scheduler import Scheduler
+from text_generation_router.scheduling.slots import TokenSlots
+from text_generation_router.scheduling.step import ForwardStep, Step
+
+RUNNING, WAITING, MOST_TOKENS = 256, 2000, 512
+VOCABULARY = 32_000
+PREFIXES, PREFIX_TOKENS = 20, 200
+MATCHED_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Seconds, each many times."""
+
+    decisions_s: npt.NDArray[np.float64]
+    answers_s: npt.NDArray[np.float64]
+    match_s: npt.NDArray[np.float64]
+
+    def as_markdown(self) -> str:
+        rows = (
+            (f"to choose a step ({RUNNING} running, {WAITING:,} waiting)", self.decisions_s),
+            ("to take a step's answer", self.answers_s),
+            (f"to match a cached prefix of {MATCHED_TOKENS:,} tokens", self.match_s),
+        )
+        lines = ["| microseconds | median | 90 % | 99 % |", "|---|---|---|---|"]
+        for name, times in rows:
+            lines.append(
+                f"| {name} | " + " | ".join(f"{np.quantile(times, q) * 1e6:.0f}" for q in (0.5, 0.9, 0.99)) + " |"
+            )
+        return "\n".join(lines)
+
+
+def measure(steps: int) -> Speed:
+    """CPU time of this thread, so that what else the machine does counts less."""
+    load = Load()
+    while load.scheduler.num_running < RUNNING:
+        load.step()
+    load.decisions_s.clear()
+    load.answers_s.clear()
+    for _ in range(steps):
+        load.step()
+    return Speed(np.array(load.decisions_s), np.array(load.answers_s), match_times(1000))
+
+
+class Load:
+    """For everyone who ends another one comes, so that the queue stays as long as it is."""
+
+    def __init__(self) -> None:
+        self.random = np.random.default_rng(0)
+        capacity = RUNNING * MOST_TOKENS
+        self.scheduler = Scheduler(Limits(capacity, RUNNING, max_batch_prefill_tokens=4096))
+        self.prefixes = [self._tokens(PREFIX_TOKENS) for _ in range(PREFIXES)]
+        self.lengths: dict[int, int] = {}  # of outputs
+        self.in_flight: deque[Step] = deque()
+        self.decisions_s: list[float] = []
+        self.answers_s: list[float] = []
+        for _ in range(RUNNING + WAITING):
+            self._arrive()
+
+    def _tokens(self, count: int) -> tuple[int, ...]:
+        return tuple(self.random.integers(0, VOCABULARY, count).tolist())
+
+    def _arrive(self) -> None:
+        prefix = self.prefixes[int(self.random.integers(PREFIXES))]
+        prompt = prefix + self._tokens(int(self.random.integers(50, 300)))
+        running = self.scheduler.add(GenerationRequest(prompt, MOST_TOKENS))
+        self.lengths[running.id] = int(np.clip(self.random.lognormal(5, 0.6), 1, MOST_TOKENS))
+
+    def step(self) -> None:
+        """Two are in flight, as in the engine."""
+        while sum(isinstance(step, ForwardStep) for step in self.in_flight) < 2:
+            started = time.thread_time()
+            step = self.scheduler.next_step()
+            if step is None:
+                break
+            self.in_flight.append(step)
+            if isinstance(step, ForwardStep):
+                self.decisions_s.append(time.thread_time() - started)
+        started = time.thread_time()
+        ended = self._answer(self.in_flight.popleft())
+        self.answers_s.append(time.thread_time() - started)
+        for _ in range(ended):
+            self._arrive()
+
+    def _answer(self, step: Step) -> int:
+        ended = 0
+        if isinstance(step, ForwardStep):
+            for request_id in (*step.decode_ids, *(chunk.request_id for chunk in step.chunks if chunk.last)):
+                request = self.scheduler.confirm(request_id, 7)
+                if request is not None and len(request.output_ids) >= self.lengths[request_id]:
+                    self.scheduler.end(request, step.number)
+                    ended += 1
+        self.scheduler.answered(step.number)
+        return ended
+
+
+def match_times(repeats: int) -> npt.NDArray[np.float64]:
+    pool = TokenSlots(MATCHED_TOKENS)
+    cache = PrefixCache(pool)
+    ids = np.arange(MATCHED_TOKENS, dtype=np.int32)
+    cache.insert("", ids, pool.allocate(MATCHED_TOKENS))
+    times = []
+    for _ in range(repeats):
+        started = time.thread_time()
+        assert cache.match("", ids) == MATCHED_TOKENS
+        times.append(time.thread_time() - started)
+    return np.array(times)
