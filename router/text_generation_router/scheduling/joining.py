@@ -59,9 +59,11 @@ class Joining:
     def choose(self, running: Mapping[int, Running]) -> list[Running]:
         """Takes them out of the queue, and memory for their histories."""
         self._memory.begin_step()
-        if not len(self._queue) or self._forwards < self._retry_at:
+        if not len(self._queue):
             return []
         num_active = sum(not request.paused for request in running.values())
+        if num_active and self._forwards < self._retry_at:
+            return []
         again = self._queue.again()
         # Who begins again alone has waited enough.
         waited = self._waiting_tokens >= self._limits.max_waiting_tokens or bool(again and again.failures)
@@ -143,7 +145,7 @@ class Joining:
         for victim in by_cost:
             if victims and missing <= 0:
                 break
-            if places[victim.tenant] > 1 and victim not in self._preempted:
+            if places[victim.tenant] > 1 and victim not in self._preempted and not victim.is_ending:
                 places[victim.tenant] -= 1
                 missing -= self._memory.num_exclusive(victim)
                 victims.append(victim)

@@ -117,6 +117,11 @@ class Running:
         return self.prefilled >= self.prefill_to and self.num_sent < self.request.max_new_tokens and not self.paused
 
     @property
+    def is_ending(self) -> bool:
+        """Its last token is on its way."""
+        return self.num_sent == self.request.max_new_tokens
+
+    @property
     def slots(self) -> Slots:
         """As many as it holds, in order of position."""
         return self.holding.slots[: self.holding.count] if self.holding else NOTHING

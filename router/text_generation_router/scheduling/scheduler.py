@@ -167,7 +167,8 @@ class Scheduler:
         and another, until there is room for the rest."""
         memory = self._memory
         while (missing := len(decoding) - memory.num_available) > 0:
-            soon = sum(memory.num_exclusive(request) for request in self._leaving)
+            ending = [request for request in self._running.values() if request.is_ending]
+            soon = sum(memory.num_exclusive(request) for request in [*self._leaving, *ending])
             victim = self._victim()
             if soon >= missing or victim is None:
                 return decoding[:-missing]
@@ -179,7 +180,8 @@ class Scheduler:
         """Who has the least work to lose, and nobody who is alone. One whose reader is slow goes first."""
         if len(self._running) < 2:
             return None
-        return min(self._running.values(), key=lambda r: (not r.paused, self._memory.num_exclusive(r), -r.id))
+        able = (request for request in self._running.values() if not request.is_ending)
+        return min(able, key=lambda r: (not r.paused, self._memory.num_exclusive(r), -r.id), default=None)
 
     def _preempt(self, request: Running) -> None:
         """Its memory is wanted. It goes on, from where it stood, when there is room again."""
