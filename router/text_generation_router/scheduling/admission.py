@@ -4,7 +4,7 @@ The estimate is the peak of the future: requests shrink the memory by a token a 
 they end. Sorted by how long they stay, the most that is ever held is at one of the ends.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -15,6 +15,8 @@ from text_generation_router.scheduling.running import Lengths, Running
 
 # Share of the slots that is not given away on the strength of draws.
 RESERVE = 0.05
+# For so many steps a forecast is good enough.
+GOOD_STEPS = 16
 
 
 class AdmissionMode(StrEnum):
@@ -56,72 +58,76 @@ class Admission:
         return np.array([[r.request.max_new_tokens] for r in requests], dtype=np.int64).reshape(-1, 1)
 
 
-class Estimate:
-    """The futures of those that run; D draws, N requests. Made once a step, grows with those that join in it."""
+class Forecast:
+    """The most that will ever be held, if nobody else joins; D futures, N requests.
 
-    def __init__(self, admission: Admission, running: Iterable[Running], memory: Memory, budget: int) -> None:
+    It can only become less by itself, so an exact one is good for a while: who is small enough to fit on top of it
+    joins without another.
+    """
+
+    def __init__(self, admission: Admission, memory: Memory, budget: int) -> None:
+        self.missing = 0  # slots that the last one who was turned away would have needed
         self._admission = admission
         self._memory = memory
         self._budget = budget
-        self._members: list[Running] = []
-        self._resting = 0  # nobody knows when those who pause will go on, or leave
-        self._uncomputed = 0
-        sent, prefilling = [], []
-        for request in running:
-            if request.paused:
-                self._resting += request.most_slots - len(request.slots)
-                continue
-            if is_prefilling := request.prefilled < request.prefill_to:
-                self._uncomputed += request.num_uncomputed
-            self._members.append(request)
-            prefilling.append(is_prefilling)
-            # The last chunk of a prompt makes a token as well.
-            sent.append(request.num_sent + is_prefilling)
-        self._held_N = self._held(self._members)
-        self._is_prefilling_N = np.array(prefilling, dtype=np.bool_)
-        self._growth_DN = _growth(admission.totals(self._members), np.array(sent, dtype=np.int64))
+        self._bound: int | None = None  # nothing above it is to be expected, and
+        self._good_until = 0  # so long, in steps
 
-    def admits(self, candidate: Running) -> bool:
-        """Whether memory lasts if it starts now, holding what the cache has of it. If so, it counts from now on.
+    def admits(
+        self, candidate: Running, running: Collection[Running], prefilling: Collection[Running], now: int
+    ) -> bool:
+        """Whether memory lasts if it starts now, holding what the cache has of it: `running` are all that run already,
+        `prefilling` those of them whose prompts are under way, `now` is the number of the step. If so, it is counted
+        from now on."""
+        if self._memory.num_available < candidate.num_uncomputed:
+            self.missing = candidate.num_uncomputed - self._memory.num_available
+            return False
+        return self._fits_on_top(candidate, prefilling, now) or self._fits(candidate, running, now)
 
-        If not, this estimate is of no use any more.
-        """
-        memory, wanted = self._memory, candidate.num_uncomputed
-        if memory.holds_what_one_held(candidate):
-            self._held_N = self._held(self._members)
-        self._members.append(candidate)
-        held_N = np.append(self._held_N, memory.num_exclusive(candidate))
-        apart = memory.num_held - int(held_N.sum()) + self._resting  # shared, or of those who are leaving
-        held_N[-1] += wanted  # its prompt counts as held in full
-        self._held_N = held_N
-        self._growth_DN = np.hstack(
-            [self._growth_DN, _growth(self._admission.expect(candidate)[None], candidate.num_sent + 1)]
-        )
-        self._is_prefilling_N = np.append(self._is_prefilling_N, True)
-        self._uncomputed += wanted
-        return memory.num_available >= wanted and apart + self._peak() <= self._limit
+    def _fits_on_top(self, candidate: Running, prefilling: Collection[Running], now: int) -> bool:
+        """It adds to a peak at most what it holds, and a slot for each of its steps."""
+        if self._bound is None or now >= self._good_until or self._memory.holds_what_one_held(candidate):
+            return False
+        chunks = -(-candidate.num_uncomputed // self._budget)
+        all_chunks = chunks + sum(-(-r.num_uncomputed // self._budget) for r in prefilling)
+        growth = int(self._admission.expect(candidate).max()) - candidate.num_sent
+        steps = growth + all_chunks + chunks * len(prefilling)  # and the others' last chunks come so much later
+        bound = self._bound + candidate.num_uncomputed + self._memory.num_exclusive(candidate) + steps
+        if bound > self._limit:
+            return False
+        self._bound = bound
+        return True
+
+    def _fits(self, candidate: Running, running: Collection[Running], now: int) -> bool:
+        highest = self._highest(candidate, running)
+        self.missing = highest - self._limit
+        self._bound, self._good_until = (highest, now + GOOD_STEPS) if self.missing <= 0 else (None, 0)
+        return self.missing <= 0
 
     @property
     def _limit(self) -> int:
         capacity = self._memory.capacity
         return capacity - int(capacity * RESERVE) if self._admission.uses_history else capacity
 
-    def _held(self, requests: Sequence[Running]) -> Lengths:
-        return np.fromiter(map(self._memory.num_exclusive, requests), np.int64, len(requests))
-
-    def _peak(self) -> int:
-        everything = int(self._held_N.sum()) + int(self._growth_DN.sum(axis=1).max())
+    def _highest(self, candidate: Running, running: Collection[Running]) -> int:
+        members = [r for r in running if not r.paused]
+        # Nobody knows when those who pause will go on, or leave.
+        resting = sum(r.most_slots - len(r.slots) for r in running if r.paused)
+        totals_ND = np.vstack([self._admission.totals(members), self._admission.expect(candidate)])
+        members.append(candidate)
+        is_prefilling_N = np.fromiter((r.prefilled < r.prefill_to for r in members), np.bool_, len(members))
+        sent_N = np.fromiter((r.num_sent for r in members), np.int64, len(members))
+        # Slots to take, one with each decode step. The last chunk of a prompt makes a token as well.
+        growth_DN = np.maximum(totals_ND.T - sent_N - is_prefilling_N, 0)
+        held_N = np.array(self._memory.exclusives(members), dtype=np.int64)
+        apart = self._memory.num_held - int(held_N.sum()) + resting  # shared, or of those who are leaving
+        held_N[-1] += candidate.num_uncomputed  # its prompt counts as held in full
+        everything = int(held_N.sum()) + int(growth_DN.sum(axis=1).max())
         if self._admission.mode is AdmissionMode.RESERVE:
-            return everything
-        chunks = -(-self._uncomputed // self._budget)
-        left_DN = self._growth_DN + 1 + chunks * self._is_prefilling_N
-        return min(everything, peak(self._held_N, left_DN))
-
-
-def _growth(totals_ND: Lengths, sent: Lengths | int) -> Lengths:
-    """Slots that requests are still to take, each with a decode step."""
-    growth_DN: Lengths = np.maximum(totals_ND.T - sent, 0)
-    return growth_DN
+            return apart + everything
+        uncomputed = sum(members[i].num_uncomputed for i in np.flatnonzero(is_prefilling_N).tolist())
+        left_DN = growth_DN + 1 + -(-uncomputed // self._budget) * is_prefilling_N
+        return apart + min(everything, peak(held_N, left_DN))
 
 
 def peak(held_N: Lengths, left_DN: Lengths) -> int:

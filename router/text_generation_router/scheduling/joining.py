@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import chain
 
-from text_generation_router.scheduling.admission import Admission, Estimate
+from text_generation_router.scheduling.admission import Admission, Forecast
 from text_generation_router.scheduling.chunks import guaranteed_share
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.memory import Memory
 from text_generation_router.scheduling.queue import WINDOW, Queue
 from text_generation_router.scheduling.running import Running
 
-# One who does not fit is looked at again when somebody has left, or after so many steps.
+# One who does not fit is looked at again when others have given back what was missing, or after so many steps.
 RETRY_STEPS = 8
 
 
@@ -27,10 +27,12 @@ class Joining:
         self._memory = memory
         self._queue = queue
         self._admission = admission
+        self._forecast = Forecast(admission, memory, limits.max_batch_prefill_tokens)
         self._preempted: list[Running] = []
         self._waiting_tokens = 0  # decode steps since somebody joined
         self._forwards = 0
-        self._retry_at = 0  # until then nobody fits, unless somebody leaves
+        self._retry_at = 0  # until then nobody fits, unless others give back
+        self._missing = 0  # so many slots
         self._favoured: Running | None = None  # others make room for it, and
         self._victims: list[Running] = []  # these are they
 
@@ -39,9 +41,14 @@ class Joining:
         if not with_chunks:
             self._waiting_tokens += steps
 
-    def retry(self) -> None:
-        """Memory has been given back."""
-        self._retry_at = 0
+    def retry(self, slots: int) -> None:
+        """So many have been given back."""
+        self._missing -= slots
+        made_room = bool(self._victims) and all(victim.holding is None for victim in self._victims)
+        if made_room:
+            self._victims = []
+        if self._missing <= 0 or made_room:
+            self._retry_at = 0
 
     def take_preempted(self) -> list[Running]:
         """Running requests that have to make room."""
@@ -95,7 +102,6 @@ class Joining:
         if len(running) >= self._limits.max_running:
             self._blame("rows")
             return joined
-        estimate: Estimate | None = None
         skipped: set[int] = set()
         for request in chain(self._first(), self._queue.candidates(skipped)):
             if request.failures and (joined or prefilling):
@@ -112,8 +118,8 @@ class Joining:
                 self._blame("budget", request)
                 break
             self._memory.hold(request)
-            estimate = estimate or Estimate(self._admission, running.values(), self._memory, budget)
-            if not (estimate.admits(request) or self._is_alone(request)):
+            fits = self._forecast.admits(request, running.values(), [*prefilling, *joined], self._forwards)
+            if not (fits or self._is_alone(request)):
                 self._memory.let_go(request)
                 self._no_memory(request)
                 break
@@ -133,7 +139,7 @@ class Joining:
 
     def _make_room(self, running: Mapping[int, Running]) -> None:
         """A tenant that has nothing running gets a place at once, from those who have several."""
-        if any(victim.holding is not None for victim in self._victims):
+        if self._victims:
             return  # what they hold is on its way
         request = self._queue.shut_out()
         if request is None:
@@ -168,6 +174,7 @@ class Joining:
     def _no_memory(self, request: Running) -> None:
         self._blame("memory", request)
         self._retry_at = self._forwards + RETRY_STEPS
+        self._missing = self._forecast.missing
 
     def _blame(self, reason: str, request: Running | None = None) -> None:
         request = request or next(self._queue.waiting(), None)

@@ -1,5 +1,7 @@
 """Token memory: the pool of slots, the prefix cache, and what each request holds of both."""
 
+from collections.abc import Iterable
+
 from text_generation_router.scheduling.pending import PendingPrefixes
 from text_generation_router.scheduling.prefix_cache import PrefixCache
 from text_generation_router.scheduling.radix_tree import NOTHING, Ids, Node
@@ -97,14 +99,22 @@ class Memory:
 
     def num_exclusive(self, request: Running) -> int:
         """Slots that would be available if it left now."""
-        holding = request.holding
-        if holding is None:
-            return 0
-        count, node = holding.count - holding.num_cached, holding.node
-        while node is not None and node.locks == 1:
-            count += len(node.ids)
-            node = node.parent
-        return count
+        return self.exclusives([request])[0]
+
+    def exclusives(self, requests: Iterable[Running]) -> list[int]:
+        """The same, of each."""
+        counts = []
+        for request in requests:
+            holding = request.holding
+            if holding is None:
+                counts.append(0)
+                continue
+            count, node = holding.count - holding.num_cached, holding.node
+            while node is not None and node.locks == 1:
+                count += len(node.ids)
+                node = node.parent
+            counts.append(count)
+        return counts
 
     def holds_what_one_held(self, request: Running) -> bool:
         """Whether something that only one other held is now held by two."""

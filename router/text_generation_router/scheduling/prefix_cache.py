@@ -122,15 +122,6 @@ class PrefixCache:
             if not (node.locks or node.children):
                 self._trim(node, 0)
 
-    def exclusive(self, node: Node) -> int:
-        """How many tokens only the one holder of `node` holds."""
-        count = 0
-        for held in node.path():
-            if held.locks != 1:
-                break
-            count += len(held)
-        return count
-
     def _node_at(self, found: Found) -> Node:
         """The node that ends where the match ends."""
         if found.inside == len(found.node):

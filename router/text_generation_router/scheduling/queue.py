@@ -115,10 +115,11 @@ class Queue:
 
     def candidates(self, skipped: set[int]) -> Iterator[Running]:
         """Who may join, in this order; the caller takes each (see `take`), or adds it to `skipped`, or stops."""
-        while (request := self._next(skipped)) is not None:
+        orders: dict[tuple[int, Tenant], list[Running]] = {}
+        while (request := self._next(skipped, orders)) is not None:
             yield request
 
-    def _next(self, skipped: set[int]) -> Running | None:
+    def _next(self, skipped: set[int], orders: dict[tuple[int, Tenant], list[Running]]) -> Running | None:
         if self.again() is not None:
             return next((request for request in self._may_go_on() if request.id not in skipped), None)
         if (request := self.overdue()) is not None and request.id not in skipped:
@@ -126,13 +127,18 @@ class Queue:
         for priority in sorted(self._classes):
             tenants = self._classes[priority]
             for tenant in sorted(tenants, key=_turn):
-                if (request := self._best(tenants[tenant], skipped)) is not None:
-                    return request
+                if (priority, tenant) not in orders:
+                    orders[priority, tenant] = self._by_cached_length(tenants[tenant])
+                order = orders[priority, tenant]
+                while order and (order[-1].id in skipped or order[-1].id not in self._new):
+                    order.pop()
+                if order:
+                    return order[-1]
         return None
 
-    def _best(self, waiting: Mapping[int, Running], skipped: set[int]) -> Running | None:
-        first = islice(waiting.values(), WINDOW)
-        return max((r for r in first if r.id not in skipped), key=self._cached_length, default=None)
+    def _by_cached_length(self, waiting: Mapping[int, Running]) -> list[Running]:
+        """The first few, the best one last."""
+        return sorted(islice(waiting.values(), WINDOW), key=lambda r: (self._cached_length(r), -r.id))
 
     def _lowest(self) -> float:
         """The counter of the waiting tenant that was served least."""

@@ -35,10 +35,6 @@ class Holding:
         self.slots[self.count : self.count + len(slots)] = slots
         self.count += len(slots)
 
-    def add_one(self, slot: int) -> None:
-        self.slots[self.count] = slot
-        self.count += 1
-
     def add_cached(self, slots: Slots) -> None:
         end = self.count + len(slots)
         self.is_cached[self.count : end] = True

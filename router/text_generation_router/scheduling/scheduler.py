@@ -147,7 +147,10 @@ class Scheduler:
         chunks = tuple(self._chunks(prefilling, number))
         slots = self._memory.allocate(len(decoding))
         for request, slot in zip(decoding, slots.tolist(), strict=True):
-            request.holding.add_one(slot)  # type: ignore[union-attr]  # who runs holds something
+            holding = request.holding
+            assert holding is not None
+            holding.slots[holding.count] = slot
+            holding.count += 1
             request.num_sent += 1
             request.last_step = number
         self._joining.note_forward(1, with_chunks=bool(chunks))
@@ -301,8 +304,9 @@ class Scheduler:
 
     def _release(self, request: Running) -> None:
         """All it holds, now that no step needs it any more."""
+        before = self._memory.num_available
         self._memory.release(request)
-        self._joining.retry()
+        self._joining.retry(self._memory.num_available - before)
         if not request.ended:
             self._queue.put_back(request)
 

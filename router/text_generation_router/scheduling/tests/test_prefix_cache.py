@@ -110,13 +110,6 @@ def test_what_is_not_worth_keeping_goes_with_all_that_follows_it(cache: PrefixCa
     assert cache.match("", ids(1, 2, 3, 5)) == 1 and cache.match("", ids(1, 9)) == 2 and pool.num_used == 2
 
 
-def test_only_what_nobody_else_holds_is_exclusive(cache: PrefixCache, pool: TokenSlots) -> None:
-    one = Holder(cache, pool, ids(1, 2, 3, 4)).compute()
-    assert cache.exclusive(one.node) == 4
-    other = Holder(cache, pool, ids(1, 2, 9)).compute()
-    assert (cache.exclusive(one.node), cache.exclusive(other.node)) == (2, 1)
-
-
 def test_who_would_save_much_waits_for_the_one_who_computes_it() -> None:
     pending = PendingPrefixes()
     shared = np.arange(100, dtype=np.int32)
