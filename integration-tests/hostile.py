@@ -31,6 +31,9 @@ NATIVE = (
     "seed",
     "top_n_tokens",
     "adapter_id",
+    "priority",
+    "timeout",
+    "cache_salt",
 )
 OPENAI = (
     "max_tokens",
@@ -42,6 +45,8 @@ OPENAI = (
     "stream",
     "stream_options",
     "logprobs",
+    "priority",
+    "cache_salt",
 )
 # Values as JSON text, because not all of them are values.
 NO_VALUES = (
@@ -103,6 +108,20 @@ class Body:
     content_type: str = JSON
 
 
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """Of a good request. They are refused, or mean nothing bad."""
+
+    name: str
+    headers: list[tuple[bytes, bytes]]
+    refused: bool
+
+
+def headers() -> list[Headers]:
+    """Who asks, and for how long, said as nobody should."""
+    return [*_tenants(), *_timeouts()]
+
+
 def bodies(seed: int = 0, num_damaged: int = 300) -> list[Body]:
     """Distinct in content and type: those that are made by hand, and `num_damaged` by chance."""
     rng = random.Random(seed)
@@ -111,6 +130,23 @@ def bodies(seed: int = 0, num_damaged: int = 300) -> list[Body]:
     for body in itertools.chain(_syntax(), _types(), _media_types(), _strange(), by_chance):
         found.setdefault((body.content, body.content_type), body)
     return list(found.values())
+
+
+def _tenants() -> Iterator[Headers]:
+    for value in (b"two words", b"a" * 129, "é".encode(), b"\xff\xfe", b"\xc0\xaf", b"a\tb"):
+        yield Headers(f"tenant {value[:20]!r}", [(b"x-tenant", value)], True)
+    yield Headers("two tenants", [(b"x-tenant", b"a"), (b"x-tenant", b"b")], True)
+    for value in (b"", b"a" * 128, b"../../etc/passwd", b"{{7*7}}", b"'+OR+1=1+--", b"a,b"):
+        yield Headers(f"tenant {value[:20]!r}", [(b"x-tenant", value)], False)
+
+
+def _timeouts() -> Iterator[Headers]:
+    numbers = b"0 -1 +1 nan inf -inf 1e9 1e400 0x10 1_000 30s .5 1. 1,1 1.2.3 null 0.0000000000001".split()
+    for value in (*numbers, b"1 2", b"9" * 5000, "\u0663".encode(), "½".encode(), b"Thu, 1 Jan"):
+        yield Headers(f"timeout {value[:20]!r}", [(b"x-request-timeout", value)], True)
+    yield Headers("two timeouts", [(b"x-request-timeout", b"1"), (b"x-request-timeout", b"1")], True)
+    for value in (b"", b"999999999.999999999", b"000000001"):
+        yield Headers(f"timeout {value[:20]!r}", [(b"x-request-timeout", value)], False)
 
 
 def _request(**replaced: str) -> str:

@@ -1,16 +1,21 @@
-"""`text-generation-benchmark` measures shards, as TGI's; its `compare` the server, beside its peers."""
+"""`text-generation-benchmark` measures shards, as TGI's; its `compare` the server, beside its peers; its `simulate`
+tries the scheduler without either."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from text_generation_benchmark.shards.cli import benchmark_shards
+from text_generation_benchmark.simulation.cli import replay, simulate
 
 START, END = "<!-- table: start -->", "<!-- table: end -->"
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 app.callback(invoke_without_command=True)(benchmark_shards)
+app.command()(simulate)
+app.command()(replay)
 
 
 @app.command()
@@ -21,15 +26,10 @@ def compare(
     llama_cpp: Annotated[Path, typer.Option(help="One with llama-cpp-python's server.")] = Path(".venv-llama-cpp"),
 ) -> None:
     """Tokens per second beside vLLM, llama.cpp, transformers' generate and the memory's speed, in one run."""
-    from importlib.util import find_spec
-
     from text_generation_benchmark.compare import Folders
     from text_generation_benchmark.compare import compare as run
 
-    server = find_spec("text_generation_server")
-    assert server is not None and server.submodule_search_locations is not None
-    demo_model = Path(server.submodule_search_locations[0]) / "demo_model"
-    table = run(Folders(demo_model, vllm, llama_cpp), only or ()).as_markdown()
+    table = run(Folders(demo_model(), vllm, llama_cpp), only or ()).as_markdown()
     typer.echo(table)
     if write is not None:
         write.write_text(replace_table(write.read_text(), table))
@@ -49,13 +49,21 @@ def profile(
     typer.echo(as_markdown(profile_step(model_id, rows, context, steps, dtype)))
 
 
-def replace_table(text: str, table: str) -> str:
-    """`text` with what stands between the marks replaced. ValueError if the marks are not there."""
-    before, start, rest = text.partition(START)
-    _, end, after = rest.partition(END)
+def demo_model() -> Path:
+    """The one that ships with the server."""
+    server = find_spec("text_generation_server")
+    assert server is not None and server.submodule_search_locations is not None
+    return Path(server.submodule_search_locations[0]) / "demo_model"
+
+
+def replace_table(text: str, table: str, name: str = "table") -> str:
+    """`text` with what stands between the marks of that name replaced. ValueError if they are not there."""
+    first, last = START.replace("table", name), END.replace("table", name)
+    before, start, rest = text.partition(first)
+    _, end, after = rest.partition(last)
     if not start or not end:
-        raise ValueError(f"there is no {START} … {END} to write into")
-    return f"{before}{START}\n{table}\n{END}{after}"
+        raise ValueError(f"there is no {first} … {last} to write into")
+    return f"{before}{first}\n{table}\n{last}{after}"
 
 
 def main() -> None:

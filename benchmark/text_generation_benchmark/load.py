@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
+import uvloop
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,5 +141,5 @@ def run_load(port: int, dialect: Dialect, prompts: list[str], new_tokens: int) -
         return await asyncio.gather(*(stream_once(port, dialect, prompt, new_tokens) for prompt in prompts))
 
     started = time.perf_counter()
-    streams = asyncio.run(run())
+    streams = uvloop.run(run())
     return LoadResult(tuple(streams), time.perf_counter() - started)

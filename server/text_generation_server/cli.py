@@ -93,6 +93,7 @@ def serve(
         graph_sizes=_variable(environment, "CUDA_GRAPHS", _sizes, None),
         memory_fraction=_variable(environment, "CUDA_MEMORY_FRACTION", _fraction, 1.0),
         load_format=load_format,
+        step_log=_variable(environment, "STEP_LOG", Path, None),
     )
     if load_format != "dummy":
         verify(config.model_path)

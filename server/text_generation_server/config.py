@@ -27,3 +27,4 @@ class ShardConfig:
     load_format: str = "auto"  # one of LOAD_FORMATS; dummy: random weights, of which no file is read
     quantize: str | None = None  # one of QUANTIZATIONS
     kv_cache_dtype: str | None = None  # one of KV_CACHE_DTYPES; None: the type the model computes in
+    step_log: Path | None = None  # rank 0 appends a line to it for each forward step

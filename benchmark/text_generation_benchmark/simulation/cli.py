@@ -1,0 +1,165 @@
+"""`text-generation-benchmark simulate` and `replay`: what is asked for, and where the results go."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from text_generation_benchmark.shards.cli import fail, has_view
+from text_generation_benchmark.simulation.cluster import simulate as run_engines
+from text_generation_benchmark.simulation.cost import SimulatedModel
+from text_generation_benchmark.simulation.devices import MODELS, OVERHEAD_S
+from text_generation_benchmark.simulation.fit import fit as fit_steps
+from text_generation_benchmark.simulation.fit import read_log
+from text_generation_benchmark.simulation.metrics import Targets, summarize
+from text_generation_benchmark.simulation.report import Run, Setting, as_markdown
+from text_generation_benchmark.simulation.trace import Trace, read_csv, write_csv
+from text_generation_benchmark.simulation.workloads import WORKLOADS, generate
+from text_generation_router.scheduling.admission import AdmissionMode
+from text_generation_router.scheduling.limits import Limits
+
+BUCKETS = 240  # of time, in which the use of memory is added up
+
+Flag = typer.Option
+
+
+def simulate(
+    workload: Annotated[str | None, Flag(help=f"{', '.join(WORKLOADS)}.")] = None,
+    trace: Annotated[Path | None, Flag(help="Or a CSV: arrival_s, prompt_tokens, output_tokens and more.")] = None,
+    rate: Annotated[list[float] | None, Flag(min=0.001, help="Requests a second; may be repeated.")] = None,
+    duration: Annotated[float, Flag(min=1, help="Seconds in which requests arrive.")] = 600,
+    seed: Annotated[int, Flag(min=0, help="Of the arrivals and lengths.")] = 0,
+    engines: Annotated[int, Flag(min=1)] = 1,
+    model: Annotated[str, Flag(help=f"{', '.join(MODELS)}, or a file of --write-model.")] = "h200-8b",
+    policy: Annotated[list[AdmissionMode] | None, Flag(help="How requests are admitted; may be repeated.")] = None,
+    ttft_limit: Annotated[float, Flag(min=0, help="Seconds to the first token of a good request.")] = 5.0,
+    tbt_limit: Annotated[float, Flag(min=0, help="Seconds between any two of its tokens.")] = 0.5,
+    slots: Annotated[int | None, Flag(min=1, help="Token slots of an engine; the model's own if not given.")] = None,
+    max_rows: Annotated[int, Flag(min=1, help="Requests that an engine runs at once.")] = 256,
+    max_batch_prefill_tokens: Annotated[int, Flag(min=1)] = 4096,
+    waiting_served_ratio: Annotated[float, Flag(min=0)] = 0.3,
+    max_waiting_tokens: Annotated[int, Flag(min=0)] = 20,
+    png: Annotated[Path | None, Flag(help="Draws the results; needs tgi-py[plots].")] = None,
+    write: Annotated[Path | None, Flag(help="A Markdown file whose table of this load is replaced.")] = None,
+    write_trace: Annotated[Path | None, Flag(help="A CSV, for the trace of the last rate.")] = None,
+    fit: Annotated[Path | None, Flag(help="A shard's STEP_LOG: simulates nothing, and fits a model to it.")] = None,
+    write_model: Annotated[Path | None, Flag(help="The JSON file that --fit writes.")] = None,
+) -> None:
+    """The router's scheduler under a load, against a cost model of a step: no server, no GPU."""
+    try:
+        if fit is not None:
+            _fit_model(fit, slots, write_model)
+            return
+        if png is not None and find_spec("matplotlib") is None:
+            raise ValueError("--png needs matplotlib: install tgi-py[plots]")
+        name, traces = _traces(workload, trace, rate or [], duration, seed)
+        simulated = _model(model)
+        limits = Limits(
+            slots or simulated.slots, max_rows, max_batch_prefill_tokens, waiting_served_ratio, max_waiting_tokens
+        )
+        about = f"{name} ({WORKLOADS[name]}), Poisson arrivals" if trace is None else name
+        longest_s = max(each.duration_s for each in traces.values())
+        setting = Setting(about, longest_s, simulated, engines, limits, Targets(ttft_limit, tbt_limit))
+        policies = list(dict.fromkeys(policy or [AdmissionMode.PAST_FUTURE]))
+        bucket_s = max(longest_s, 1.0) / BUCKETS
+        runs = [run for at, each in traces.items() for run in _runs(setting, each, at, policies, bucket_s)]
+        _show(setting, runs, name, write)
+        if write_trace is not None:
+            write_csv(list(traces.values())[-1], write_trace)
+        if png is not None:
+            from text_generation_benchmark.simulation.plots import draw
+
+            draw(setting, runs, bucket_s, png)
+    except (ValueError, OSError) as error:
+        fail(str(error))
+
+
+def replay(
+    model_id: Annotated[Path | None, Flag(help="A directory with the model; the demo model if not given.")] = None,
+    rate: Annotated[float, Flag(min=0.1, help="Requests a second.")] = 20.0,
+    duration: Annotated[float, Flag(min=5, help="Seconds in which requests arrive.")] = 30,
+    seed: Annotated[int, Flag(min=0)] = 0,
+    write: Annotated[Path | None, Flag(help="A Markdown file whose table `replay` is replaced.")] = None,
+    write_model: Annotated[Path | None, Flag(help="A JSON file for the fitted model.")] = None,
+) -> None:
+    """A trace on a real server, which it starts, beside the same trace simulated with a cost model fitted to it."""
+    from text_generation_benchmark.cli import demo_model
+    from text_generation_benchmark.simulation.replay import compare_with_server
+
+    try:
+        compared = compare_with_server(model_id or demo_model(), rate, duration, seed)
+        _echo(compared.as_markdown(), "replay", write)
+        if write_model is not None:
+            compared.fitted.write(write_model)
+    except (ValueError, OSError, RuntimeError) as error:
+        fail(str(error))
+
+
+def _traces(
+    workload: str | None, path: Path | None, rates: Sequence[float], duration_s: float, seed: int
+) -> tuple[str, dict[float, Trace]]:
+    """The load's name, and its trace for each rate."""
+    if (workload is None) == (path is None):
+        raise ValueError("choose a load: one of --workload and --trace")
+    if path is not None:
+        if rates:
+            raise ValueError("--rate does nothing to a --trace, which has arrivals of its own: leave it out")
+        read = read_csv(path)
+        return path.stem, {round(len(read) / max(read.duration_s, 1e-9), 3): read}
+    assert workload is not None
+    if workload not in WORKLOADS:
+        raise ValueError(f"there is no workload {workload}: choose {', '.join(WORKLOADS)}")
+    if not rates:
+        raise ValueError("--rate is missing: say how many requests arrive a second")
+    return workload, {rate: generate(WORKLOADS[workload], rate, duration_s, seed) for rate in rates}
+
+
+def _model(name: str) -> SimulatedModel:
+    if name in MODELS:
+        return MODELS[name]
+    path = Path(name)
+    if not path.is_file():
+        raise ValueError(f"there is no model {name}: choose {', '.join(MODELS)}, or a file that --write-model wrote")
+    return SimulatedModel.read(path)
+
+
+def _runs(setting: Setting, trace: Trace, rate: float, policies: Sequence[AdmissionMode], bucket_s: float) -> list[Run]:
+    if not len(trace):
+        raise ValueError(f"nothing arrives at {rate:g} requests a second: choose a longer --duration")
+    limits = {policy.value: replace(setting.limits, admission=policy) for policy in policies}
+    outcomes = run_engines(trace, setting.model.cost, limits, setting.engines, bucket_s)
+    return [
+        Run(name, rate, summarize(each, trace.duration_s, bucket_s, setting.model.overhead_s, setting.targets))
+        for name, each in outcomes.items()
+    ]
+
+
+def _fit_model(log: Path, slots: int | None, path: Path | None) -> None:
+    if slots is None or path is None:
+        raise ValueError("--fit needs --slots, which the log does not know, and --write-model")
+    fitted = fit_steps(read_log(log.read_text().splitlines()))
+    about = f"fitted to {fitted.num_steps:,} steps, median error {fitted.error:.1%}; the overhead is assumed"
+    model = SimulatedModel(path.stem, fitted.cost, slots, OVERHEAD_S, about)
+    model.write(path)
+    typer.echo(f"{path}: {model.source}")
+
+
+def _show(setting: Setting, runs: Sequence[Run], name: str, write: Path | None) -> None:
+    _echo(as_markdown(setting, runs), f"simulation {name}", write)
+    if has_view():
+        from rich.console import Console
+
+        from text_generation_benchmark.simulation.view import picture
+
+        Console().print(picture(runs))
+
+
+def _echo(table: str, mark: str, write: Path | None) -> None:
+    from text_generation_benchmark.cli import replace_table  # not above: it registers the commands of this file
+
+    typer.echo(table)
+    if write is not None:
+        write.write_text(replace_table(write.read_text(), table, mark))

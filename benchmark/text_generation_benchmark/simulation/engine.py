@@ -1,0 +1,214 @@
+"""One engine, simulated: the router's scheduler decides, a cost model says how long each step takes.
+
+Two steps are in flight, as in the router's engine: a step is decided when the one before it starts to run, so it knows
+neither that one's tokens nor who has arrived while it runs. Steps in which nothing can change are not decided one by
+one: the scheduler says how many there are, and jumps.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from math import inf
+
+from text_generation_benchmark.simulation.cost import StepCost, positions
+from text_generation_benchmark.simulation.metrics import Books, Outcome
+from text_generation_benchmark.simulation.trace import Requests, Trace
+from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.running import Running
+from text_generation_router.scheduling.scheduler import Scheduler
+from text_generation_router.scheduling.step import ForwardStep, Step
+
+MAX_IN_FLIGHT = 2
+# Whatever is said, its length is what counts.
+TOKEN = 7
+# A jump over fewer steps saves nothing.
+FEWEST_STEPS = 2
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A request that has arrived and has not made all its tokens, or has, and is still aboard a step."""
+
+    index: int  # in the trace
+    running: Running
+    prompt_tokens: int
+    output_tokens: int  # that it is going to make
+    first_s: float = -1.0
+    last_s: float = -1.0
+    longest_gap_s: float = 0.0
+
+    @property
+    def left(self) -> int:
+        return self.output_tokens - len(self.running.output_ids)
+
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    step: Step
+    number: int  # the step's own, and as many more as were jumped over since
+    seconds: float | None = None  # known once it runs
+
+
+class SimulatedEngine:
+    """Runs a trace to its end, once. `jumps=False` decides every step, and comes to the same."""
+
+    def __init__(self, trace: Trace, cost: StepCost, limits: Limits, bucket_s: float, jumps: bool = True) -> None:
+        self._scheduler = Scheduler(limits)
+        self._cost = cost
+        self._limits = limits
+        self._jumps = jumps
+        self._requests = Requests(trace)
+        self._output_tokens = trace.output_tokens.tolist()
+        self._arrivals = [*trace.arrival_s.tolist(), inf]
+        self._num_arrived = 0
+        self._now = 0.0
+        self._in_flight: deque[InFlight] = deque()
+        self._num_forwards = 0  # of those in flight
+        self._live: dict[int, Live] = {}
+        # Who had a row in the step that ran last, and how many tokens these attended to.
+        self._aboard_ids: tuple[int, ...] = ()
+        self._aboard: list[Live] = []
+        self._kv_tokens = 0
+        self._books = Books(trace, bucket_s)
+
+    def run(self) -> Outcome:
+        """ValueError for a request that the slots can never hold."""
+        while True:
+            self._take_arrivals()
+            if self._jumps and self._jump():
+                self._take_arrivals()
+            self._decide()
+            if self._in_flight:
+                self._finish_oldest()
+            elif self._arrivals[self._num_arrived] < inf:
+                self._now = self._arrivals[self._num_arrived]
+            else:
+                break
+        assert self._scheduler.is_idle and not self._live, "requests were forgotten"
+        return self._books.outcome(self._limits.capacity, self._scheduler.counters)
+
+    def _take_arrivals(self) -> None:
+        while self._arrivals[self._num_arrived] <= self._now:
+            index = self._num_arrived
+            self._num_arrived += 1
+            request = self._requests.make(index)
+            needed = len(request.input_ids) + request.max_new_tokens
+            if needed > self._limits.capacity:
+                raise ValueError(
+                    f"request {index + 1} of an engine's trace may need {needed} token slots, and there are"
+                    f" {self._limits.capacity}: a router refuses it, so leave it out"
+                )
+            running = self._scheduler.add(request)
+            self._live[running.id] = Live(index, running, len(request.input_ids), self._output_tokens[index])
+
+    def _decide(self) -> None:
+        while self._num_forwards < MAX_IN_FLIGHT and (step := self._scheduler.next_step()):
+            self._in_flight.append(InFlight(step, step.number))
+            self._num_forwards += isinstance(step, ForwardStep)
+
+    def _finish_oldest(self) -> None:
+        """Runs it, from now on. Steps that only drop rows take no time."""
+        sent = self._in_flight.popleft()
+        step = sent.step
+        if not isinstance(step, ForwardStep):
+            self._scheduler.answered(sent.number)
+            return
+        self._num_forwards -= 1
+        seconds = self._seconds(step) if sent.seconds is None else sent.seconds
+        self._books.note_step(self._now, seconds, self._num_held)
+        self._now += seconds
+        self._take_tokens(step, sent.number)
+        self._scheduler.answered(sent.number)
+
+    @property
+    def _num_held(self) -> int:
+        """Slots that requests hold; what is only cached is as good as free."""
+        scheduler = self._scheduler
+        return self._limits.capacity - scheduler.slots.num_free - scheduler.cache.num_evictable
+
+    def _seconds(self, step: ForwardStep) -> float:
+        """Of a step that starts now: all before it have answered."""
+        rows = len(step.decode_ids)
+        if step.decode_ids == self._aboard_ids:
+            self._kv_tokens += rows
+        else:
+            self._aboard_ids = step.decode_ids
+            self._aboard = [self._live[request_id] for request_id in step.decode_ids]
+            self._kv_tokens = sum(one.prompt_tokens + len(one.running.output_ids) for one in self._aboard)
+        if not step.chunks:
+            return self._cost.seconds(rows, self._kv_tokens)
+        prompt_tokens = sum(chunk.end - chunk.start for chunk in step.chunks)
+        prompt_positions = sum(positions(chunk.start, chunk.end) for chunk in step.chunks)
+        return self._cost.seconds(rows, self._kv_tokens, prompt_tokens, prompt_positions)
+
+    def _take_tokens(self, step: ForwardStep, number: int) -> None:
+        """Of the step that has just ended."""
+        confirm = self._scheduler.confirm
+        for one in self._aboard:
+            if confirm(one.running.id, TOKEN) is None:
+                self._books.wasted_rows += 1
+                del self._live[one.running.id]
+            else:
+                self._note_token(one, number)
+        for chunk in step.chunks:
+            if chunk.last:
+                confirm(chunk.request_id, TOKEN)
+                self._note_token(self._live[chunk.request_id], number)
+
+    def _note_token(self, one: Live, number: int) -> None:
+        now = self._now
+        if one.first_s < 0:
+            one.first_s = now
+        elif now - one.last_s > one.longest_gap_s:
+            one.longest_gap_s = now - one.last_s
+        one.last_s = now
+        if len(one.running.output_ids) == one.output_tokens:
+            self._scheduler.end(one.running, number)
+            self._books.note_end(one.index, one.first_s, now, one.longest_gap_s)
+            if not self._is_aboard(one.running.id):
+                del self._live[one.running.id]
+
+    def _is_aboard(self, request_id: int) -> bool:
+        """Whether it has a row in a step that has been decided already."""
+        steps = (sent.step for sent in self._in_flight)
+        return any(request_id in step.decode_ids for step in steps if isinstance(step, ForwardStep))
+
+    def _jump(self) -> bool:
+        """To where the next step needs deciding, if that is some steps away.
+
+        A step is decided when the one before it starts. So one step is in flight here, about to run, and one is when
+        this has returned: the last for which nobody can have arrived when it was decided, and before which nobody ends.
+        """
+        if len(self._in_flight) != 1:
+            return False
+        (sent,) = self._in_flight
+        if not isinstance(sent.step, ForwardStep) or sent.step.chunks:
+            return False
+        seconds = sent.seconds = self._seconds(sent.step)
+        most, arrival_s = min(one.left for one in self._aboard) - 1, self._arrivals[self._num_arrived]
+        if most < FEWEST_STEPS or arrival_s <= self._now + seconds:
+            return False
+        most = min(most, self._scheduler.quiet_steps())
+        if most < FEWEST_STEPS:
+            return False
+        steps, sent.seconds = self._run_unseen(seconds, most, arrival_s)
+        self._scheduler.jump(steps, lambda running: TOKEN)
+        sent.number += steps
+        return True
+
+    def _run_unseen(self, seconds: float, most: int, arrival_s: float) -> tuple[int, float]:
+        """Lets time pass, `most` steps at most, from one of `seconds` on. How many it were, and those of the next."""
+        rows, held = len(self._aboard), self._num_held
+        steps, longest_s, first_s = 0, 0.0, self._now + seconds
+        while steps < most and self._now < arrival_s:
+            held += rows
+            self._books.note_step(self._now, seconds, held)
+            before_s, self._now = self._now, self._now + seconds
+            if steps and self._now - before_s > longest_s:
+                longest_s = self._now - before_s
+            self._kv_tokens += rows
+            seconds = self._cost.seconds(rows, self._kv_tokens)
+            steps += 1
+        for one in self._aboard:
+            one.longest_gap_s = max(one.longest_gap_s, first_s - one.last_s, longest_s)
+            one.last_s = self._now
+        return steps, seconds

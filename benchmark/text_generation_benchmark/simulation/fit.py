@@ -1,0 +1,79 @@
+"""A cost model from a shard's own log of steps, by least squares without negative coefficients."""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+from text_generation_benchmark.simulation.cost import StepCost
+from text_generation_benchmark.simulation.trace import Floats
+
+COLUMNS = ("rows", "kv_tokens", "prompt_tokens", "prompt_positions")
+# The first steps after a start, or a rest, compile, allocate, and fill caches.
+SKIPPED_STEPS = 20
+FEWEST_STEPS = 50
+REFINEMENTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What steps carried, and how long each took."""
+
+    loads: Floats  # [steps, COLUMNS]
+    seconds: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    cost: StepCost
+    num_steps: int
+    error: float  # median of |predicted - measured| / measured
+
+
+def read_log(lines: list[str]) -> StepTimes:
+    """What happened without a break. ValueError if it is too short.
+
+    All that lies between the ends of two steps belongs to the second: a router that was late too, since it made rows
+    wait that could have gone on. Where there were none, there was nothing to do.
+    """
+    steps = [json.loads(line) for line in lines[SKIPPED_STEPS:]]
+    if len(steps) < FEWEST_STEPS:
+        raise ValueError(f"the log has {len(steps)} steps, and a fit needs {FEWEST_STEPS}: run more requests")
+    loads = np.array([[step[column] for column in COLUMNS] for step in steps], dtype=np.float64)
+    at_s = np.array([step["at_ns"] for step in steps]) / 1e9
+    idle_s = np.array([0 if step["rows"] else step["gap_ns"] for step in steps]) / 1e9
+    return StepTimes(loads[1:], np.diff(at_s) - idle_s[1:])
+
+
+def joined(parts: list[StepTimes]) -> StepTimes:
+    return StepTimes(np.concatenate([part.loads for part in parts]), np.concatenate([part.seconds for part in parts]))
+
+
+def fit(times: StepTimes) -> Fit:
+    """Errors count relative to what a step of this load takes, so that the many short steps are not drowned by the few
+    long ones, and the sum of all steps still comes out right."""
+    loads = np.column_stack([np.ones(len(times.seconds)), times.loads])
+    predicted = np.ones(len(times.seconds))
+    for _ in range(REFINEMENTS):
+        solution = least_squares(loads / predicted[:, None], times.seconds / predicted)
+        predicted = loads @ solution
+    constant, row, kv_token, prompt_token, prompt_position = solution.tolist()
+    cost = StepCost(constant, 0.0, 0.0, row, kv_token, prompt_token, prompt_position)
+    return Fit(cost, len(times.seconds), float(np.median(np.abs(predicted / times.seconds - 1))))
+
+
+def least_squares(matrix: Floats, target: Floats) -> Floats:
+    """The x without a negative element that brings matrix · x nearest to target. For a few columns only: tries which
+    of them are 0."""
+    columns = matrix.shape[1]
+    best, best_error = np.zeros(columns), float(target @ target)
+    scale = np.linalg.norm(matrix, axis=0)
+    scale[scale == 0] = 1
+    for chosen in range(1, 2**columns):
+        used = [i for i in range(columns) if chosen >> i & 1]
+        solution = np.linalg.lstsq(matrix[:, used] / scale[used], target, rcond=None)[0]
+        error = float(np.sum((matrix[:, used] / scale[used] @ solution - target) ** 2))
+        if (solution >= 0).all() and error < best_error:
+            best, best_error = np.zeros(columns), error
+            best[used] = solution / scale[used]
+    return best

@@ -1,0 +1,155 @@
+"""What came of a simulation: the times of every request, the use of memory, the work that was thrown away."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from text_generation_benchmark.simulation.trace import Floats, Ints, Trace
+from text_generation_router.scheduling.scheduler import SchedulerCounters
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """A column for each; seconds on the trace's clock. The overhead of HTTP is not in them."""
+
+    arrival_s: Floats
+    first_s: Floats  # when the first token was there
+    last_s: Floats
+    longest_gap_s: Floats  # between two tokens
+    output_tokens: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one engine."""
+
+    times: RequestTimes
+    slots: int
+    end_s: float  # when the last step had ended
+    held_slot_s: Floats  # slots that requests held × seconds, in each of the buckets of time
+    most_held: int
+    steps: int
+    prefilled_tokens: int
+    prefix_hit_tokens: int
+    recomputed_tokens: int  # after preemptions
+    wasted_rows: int  # decoded after their request's end
+    preemptions: int
+
+
+class Books:
+    """What an engine notes while it runs."""
+
+    def __init__(self, trace: Trace, bucket_s: float) -> None:
+        self.wasted_rows = 0
+        self._trace = trace
+        self._first_s, self._last_s, self._longest_gap_s = ([0.0] * len(trace) for _ in range(3))
+        self._bucket_s = bucket_s
+        self._held_slot_s: list[float] = [0.0]
+        self._most_held = 0
+        self._steps = 0
+        self._end_s = 0.0
+
+    def note_step(self, starts_s: float, seconds: float, held: int) -> None:
+        """All of it counts for the bucket in which it starts."""
+        self._steps += 1
+        self._end_s = starts_s + seconds
+        bucket = int(starts_s / self._bucket_s)
+        while bucket >= len(self._held_slot_s):
+            self._held_slot_s.append(0.0)
+        self._held_slot_s[bucket] += held * seconds
+        if held > self._most_held:
+            self._most_held = held
+
+    def note_end(self, index: int, first_s: float, last_s: float, longest_gap_s: float) -> None:
+        self._first_s[index], self._last_s[index], self._longest_gap_s[index] = first_s, last_s, longest_gap_s
+
+    def outcome(self, slots: int, counters: SchedulerCounters) -> Outcome:
+        first_s, last_s, longest_gap_s = map(np.array, (self._first_s, self._last_s, self._longest_gap_s))
+        return Outcome(
+            RequestTimes(self._trace.arrival_s, first_s, last_s, longest_gap_s, self._trace.output_tokens),
+            slots=slots,
+            end_s=self._end_s,
+            held_slot_s=np.array(self._held_slot_s),
+            most_held=self._most_held,
+            steps=self._steps,
+            prefilled_tokens=counters.prefilled_tokens,
+            prefix_hit_tokens=counters.prefix_hit_tokens,
+            recomputed_tokens=counters.recomputed_tokens,
+            wasted_rows=self.wasted_rows,
+            preemptions=counters.preemptions,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """A request is good when its first token comes in time, and none after it makes one wait for longer."""
+
+    first_token_s: float
+    gap_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Of all engines together."""
+
+    output_tokens_per_s: float
+    requests_per_s: float
+    goodput: float  # good requests a second, of the time in which requests arrived
+    first_token_s: Floats  # of every request, HTTP included, sorted
+    mean_gap_s: Floats  # of every request with two tokens or more, sorted
+    longest_gap_s: Floats
+    kv_use: float  # mean share of the slots that requests held
+    most_kv_use: float
+    kv_use_over_time: Floats  # the mean in each bucket
+    preemptions: int
+    recomputed_tokens: int
+    wasted_rows: int
+    prefilled_tokens: int
+    prefix_hit_tokens: int
+    steps: int
+
+
+def summarize(
+    outcomes: Sequence[Outcome], duration_s: float, bucket_s: float, overhead_s: float, targets: Targets
+) -> Summary:
+    """`duration_s`: in which requests arrived."""
+    arrival_s, first_s, last_s, longest, tokens = (
+        np.concatenate([getattr(outcome.times, column) for outcome in outcomes])
+        for column in ("arrival_s", "first_s", "last_s", "longest_gap_s", "output_tokens")
+    )
+    first_token_s = first_s - arrival_s + overhead_s
+    is_good = (first_token_s <= targets.first_token_s) & (longest <= targets.gap_s)
+    end_s = max(outcome.end_s for outcome in outcomes)
+    several = tokens > 1
+    slots = sum(outcome.slots for outcome in outcomes)
+    over_time = _held(outcomes) / (slots * bucket_s)
+    return Summary(
+        output_tokens_per_s=float(tokens.sum()) / end_s,
+        requests_per_s=len(tokens) / end_s,
+        goodput=float(is_good.sum()) / duration_s,
+        first_token_s=np.sort(first_token_s),
+        mean_gap_s=np.sort((last_s - first_s)[several] / (tokens[several] - 1)),
+        longest_gap_s=np.sort(longest[several]),
+        kv_use=float(over_time.sum()) * bucket_s / end_s,
+        most_kv_use=max(outcome.most_held / outcome.slots for outcome in outcomes),
+        kv_use_over_time=over_time,
+        preemptions=sum(outcome.preemptions for outcome in outcomes),
+        recomputed_tokens=sum(outcome.recomputed_tokens for outcome in outcomes),
+        wasted_rows=sum(outcome.wasted_rows for outcome in outcomes),
+        prefilled_tokens=sum(outcome.prefilled_tokens for outcome in outcomes),
+        prefix_hit_tokens=sum(outcome.prefix_hit_tokens for outcome in outcomes),
+        steps=sum(outcome.steps for outcome in outcomes),
+    )
+
+
+def percentile(ordered: Floats, percent: float) -> float:
+    """Of sorted values; 0 if there are none."""
+    return float(ordered[min(len(ordered) - 1, int(percent / 100 * len(ordered)))]) if len(ordered) else 0.0
+
+
+def _held(outcomes: Sequence[Outcome]) -> Floats:
+    held = np.zeros(max(len(outcome.held_slot_s) for outcome in outcomes))
+    for outcome in outcomes:
+        held[: len(outcome.held_slot_s)] += outcome.held_slot_s
+    return held

@@ -1,0 +1,140 @@
+"""Simulated time is what the rules of steps in flight make of it, and jumping over steps changes nothing."""
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from text_generation_benchmark.simulation.cost import StepCost
+from text_generation_benchmark.simulation.engine import SimulatedEngine
+from text_generation_benchmark.simulation.metrics import Outcome
+from text_generation_benchmark.simulation.trace import NO_PREFIX, Trace
+from text_generation_benchmark.simulation.workloads import LogNormal, Uniform, Workload, generate
+from text_generation_router.scheduling.admission import AdmissionMode
+from text_generation_router.scheduling.limits import Limits
+
+# A step takes a second, and a hundredth for each token of a prompt.
+SECONDS = StepCost(1, 0, 0, 0, 0, 0.01, 0)
+EVERYTHING = StepCost(1e-3, 4e-3, 2e-5, 1e-5, 1e-7, 1e-5, 1e-9)
+
+
+def trace_of(*requests: tuple[float, int, int, int]) -> Trace:
+    """Arrival, prompt, output and limit of each."""
+    arrival_s, *columns = (np.array(column) for column in zip(*requests, strict=True))
+    none = np.zeros(len(requests), dtype=np.int64)
+    return Trace(arrival_s.astype(np.float64), *columns, none + NO_PREFIX, none, none)
+
+
+def run(trace: Trace, jumps: bool = True, cost: StepCost = SECONDS, **limits: object) -> Outcome:
+    defaults: dict[str, object] = {"capacity": 1000, "max_rows": 8, "max_batch_prefill_tokens": 100}
+    return SimulatedEngine(trace, cost, Limits(**{**defaults, **limits}), 1.0, jumps).run()  # type: ignore[arg-type]
+
+
+def test_the_first_token_ends_the_prefill_and_every_step_makes_one_more() -> None:
+    outcome = run(trace_of((3.0, 50, 5, 5)))
+    assert outcome.times.first_s.tolist() == [4.5] and outcome.times.last_s.tolist() == [8.5]
+    assert outcome.times.longest_gap_s.tolist() == [1.0] and outcome.steps == 5 and outcome.wasted_rows == 0
+
+
+def test_who_arrives_in_a_step_is_seen_when_it_ends_and_runs_after_the_one_that_was_decided_already() -> None:
+    # Steps end at 1.1, 2.1, 3.1, …: at 2.5 the third runs, and the fourth has been decided.
+    outcome = run(trace_of((0.0, 10, 9, 9), (2.5, 20, 1, 1)), waiting_served_ratio=0.0)
+    assert outcome.times.first_s.tolist() == pytest.approx([1.1, 4.1 + 1.2])
+    assert outcome.times.longest_gap_s.tolist() == pytest.approx([1.2, 0])
+
+
+def test_a_text_that_ends_before_its_limit_costs_a_row() -> None:
+    outcome = run(trace_of((0.0, 10, 4, 50)))
+    assert outcome.wasted_rows == 1 and outcome.times.last_s.tolist() == pytest.approx([4.1])
+    assert outcome.end_s == pytest.approx(5.1)
+
+
+def test_slots_are_held_from_the_prompt_to_the_end() -> None:
+    # Of the two steps the first holds the prompt and, decided already, the token of the second.
+    outcome = run(trace_of((0.0, 10, 2, 2)))
+    assert outcome.most_held == 11 and outcome.held_slot_s.tolist() == pytest.approx([11 * 1.1, 11 * 1.0])
+
+
+def test_a_request_that_can_never_be_held_is_named() -> None:
+    with pytest.raises(ValueError, match=r"request 2 .* 1001 token slots, and there are 1000"):
+        run(trace_of((0.0, 1, 1, 1), (0.0, 501, 1, 500)))
+
+
+def assert_same(one: Outcome, other: Outcome) -> None:
+    for column in fields(one.times):
+        assert getattr(one.times, column.name).tolist() == getattr(other.times, column.name).tolist(), column.name
+    for column in fields(one):
+        if column.name not in ("times", "held_slot_s"):
+            assert getattr(one, column.name) == getattr(other, column.name), column.name
+    assert one.held_slot_s.tolist() == other.held_slot_s.tolist()
+
+
+def test_too_little_memory_is_survived_by_preempting() -> None:
+    # The last ones go on for long after what the history says.
+    requests = [(0.5 * i, 4, 3, 90) for i in range(40)] + [(30.0, 4, 90, 90)] * 8
+    stepped, jumped = (run(trace_of(*requests), jumps, capacity=300) for jumps in (False, True))
+    assert stepped.preemptions > 0 and stepped.most_held <= 300
+    assert_same(stepped, jumped)
+
+
+WORKLOADS = st.builds(
+    Workload,
+    prompt=st.sampled_from([Uniform(1, 30), LogNormal(40, 0.8, 1, 200)]),
+    output=st.sampled_from([Uniform(1, 60), LogNormal(20, 1.0, 1, 150)]),
+    max_new_tokens=st.sampled_from([1, 150, 400]),
+    num_prefixes=st.sampled_from([0, 2]),
+    prefix=st.just(Uniform(20, 60)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    workload=WORKLOADS,
+    rate=st.sampled_from([0.5, 5, 50, 400]),
+    seed=st.integers(0, 1000),
+    admission=st.sampled_from(AdmissionMode),
+    capacity=st.sampled_from([700, 1500, 10_000]),
+    max_rows=st.sampled_from([2, 8, 64]),
+    ratio=st.sampled_from([0.0, 0.3, 1.2]),
+    prefix_caching=st.booleans(),
+)
+def test_a_simulation_that_jumps_comes_to_exactly_the_same(
+    workload: Workload,
+    rate: float,
+    seed: int,
+    admission: AdmissionMode,
+    capacity: int,
+    max_rows: int,
+    ratio: float,
+    prefix_caching: bool,
+) -> None:
+    trace = generate(workload, rate, 30 / rate + 1, seed)
+    stepped, jumped = (
+        run(
+            trace,
+            jumps,
+            EVERYTHING,
+            capacity=capacity,
+            max_rows=max_rows,
+            admission=admission,
+            waiting_served_ratio=ratio,
+            prefix_caching=prefix_caching,
+        )
+        for jumps in (False, True)
+    )
+    assert_same(stepped, jumped)
+
+
+def test_jumping_saves_most_decisions() -> None:
+    decided = []
+
+    class Counting(SimulatedEngine):
+        def _finish_oldest(self) -> None:
+            decided.append(1)
+            super()._finish_oldest()
+
+    limits = Limits(1000, 8, 100)
+    outcome = Counting(trace_of((0.0, 10, 400, 400)), SECONDS, limits, 1.0).run()
+    assert outcome.steps == 400 and len(decided) < 10

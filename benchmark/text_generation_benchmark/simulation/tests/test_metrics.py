@@ -1,0 +1,59 @@
+"""What a summary says of all engines together."""
+
+import numpy as np
+import pytest
+
+from text_generation_benchmark.simulation.metrics import Outcome, RequestTimes, Summary, Targets, percentile, summarize
+
+
+def outcome(*requests: tuple[float, float, float, float, int], held: tuple[float, ...] = (50.0, 25.0)) -> Outcome:
+    """Arrival, first and last token, longest gap, tokens of each."""
+    columns = [np.array(column) for column in zip(*requests, strict=True)]
+    return Outcome(RequestTimes(*columns), 100, 10.0, np.array(held), 60, 7, 40, 10, 3, 2, 1)
+
+
+def summary(*outcomes: Outcome, overhead_s: float = 0.0) -> Summary:
+    return summarize(outcomes, 5.0, 1.0, overhead_s, Targets(first_token_s=1.0, gap_s=0.5))
+
+
+GOOD = (0.0, 1.0, 2.0, 0.5, 6)
+LATE = (0.0, 1.1, 2.0, 0.5, 6)
+HALTING = (0.0, 1.0, 2.0, 0.6, 6)
+
+
+def test_a_request_is_good_if_it_meets_both_limits_and_goodput_is_of_the_time_of_arrivals() -> None:
+    assert summary(outcome(GOOD, LATE, HALTING)).goodput == pytest.approx(1 / 5)
+    assert summary(outcome(GOOD, GOOD), outcome(GOOD)).goodput == pytest.approx(3 / 5)
+
+
+def test_what_is_outside_the_steps_counts_for_the_first_token() -> None:
+    late = summary(outcome(GOOD), overhead_s=0.1)
+    assert late.goodput == 0 and late.first_token_s.tolist() == pytest.approx([1.1])
+
+
+def test_throughput_is_of_the_time_until_the_last_step() -> None:
+    both = summary(outcome(GOOD, LATE), outcome(GOOD))
+    assert both.output_tokens_per_s == pytest.approx(18 / 10) and both.requests_per_s == pytest.approx(3 / 10)
+
+
+def test_a_request_with_one_token_has_no_time_between_tokens() -> None:
+    one = summary(outcome((0.0, 1.0, 1.0, 0.0, 1), GOOD))
+    assert one.mean_gap_s.tolist() == pytest.approx([0.2]) and one.longest_gap_s.tolist() == [0.5]
+
+
+def test_memory_in_use_is_a_share_of_all_slots() -> None:
+    both = summary(outcome(GOOD), outcome(GOOD, held=(50.0,)))
+    assert both.kv_use_over_time.tolist() == pytest.approx([0.5, 0.125]) and both.most_kv_use == 0.6
+    assert both.kv_use == pytest.approx(125 / (10 * 200))
+
+
+def test_counts_add_up() -> None:
+    both = summary(outcome(GOOD), outcome(GOOD))
+    assert (both.steps, both.prefilled_tokens, both.prefix_hit_tokens) == (14, 80, 20)
+    assert (both.recomputed_tokens, both.wasted_rows, both.preemptions) == (6, 4, 2)
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    values = np.arange(100.0)
+    assert (percentile(values, 50), percentile(values, 99), percentile(values, 100)) == (50, 99, 99)
+    assert percentile(np.empty(0), 50) == 0

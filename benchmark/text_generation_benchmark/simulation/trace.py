@@ -1,0 +1,117 @@
+"""A trace: when requests arrive, how long they are, and which prompts begin alike. Read from and written to CSV."""
+
+import csv
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from text_generation_router.scheduling.request import GenerationRequest
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+NO_PREFIX = -1
+# Ids of prompts. What makes one of its own begins with a token that no other has; the rest may be the same in all.
+FIRST_PREFIX_ID = 1_000_000
+FIRST_OWN_ID = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in order of arrival, a column for each of their properties. ValueError for what cannot be."""
+
+    arrival_s: Floats
+    prompt_tokens: Ints  # the shared prefix included
+    output_tokens: Ints  # that it makes, however many it asks for
+    max_new_tokens: Ints
+    prefix_id: Ints  # prompts with the same one begin alike; NO_PREFIX: it shares nothing
+    prefix_tokens: Ints
+    tenant: Ints
+
+    def __post_init__(self) -> None:
+        shared = self.prefix_id != NO_PREFIX
+        self._check(np.diff(self.arrival_s, prepend=0) < 0, "arrives before the one above it, or before 0")
+        self._check(self.output_tokens < 1, "makes no token: let it make at least 1")
+        self._check(self.max_new_tokens < self.output_tokens, "makes more tokens than its max_new_tokens")
+        self._check(self.prompt_tokens <= self.prefix_tokens, "has no token of its own after its prefix")
+        self._check(shared != (self.prefix_tokens > 0), "has a prefix without an id or a length")
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    def _check(self, wrong: npt.NDArray[np.bool_], what: str) -> None:
+        if wrong.any():
+            raise ValueError(f"request {int(wrong.argmax()) + 1} of the trace {what}")
+
+    @property
+    def duration_s(self) -> float:
+        """Until the last one arrives."""
+        return float(self.arrival_s[-1]) if len(self) else 0.0
+
+    def dealt(self, engine: int, engines: int) -> "Trace":
+        """What one of several engines gets when requests are dealt to them in turn."""
+        return Trace(*(getattr(self, column.name)[engine::engines] for column in fields(self)))
+
+    def with_exact_lengths(self) -> "Trace":
+        """For a server that cannot be told where a text ends: every request asks for what it will make."""
+        return replace(self, max_new_tokens=self.output_tokens)
+
+
+class Requests:
+    """The requests of a trace, made one by one: a prompt's ids live no longer than its request."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._longest = int(trace.prompt_tokens.max(initial=1))
+        self._filler = tuple(range(self._longest))
+        # Lists: reading one number out of an array costs more than all the rest here.
+        self._prompt_tokens, self._prefix_tokens = trace.prompt_tokens.tolist(), trace.prefix_tokens.tolist()
+        self._max_new_tokens, self._prefix_id = trace.max_new_tokens.tolist(), trace.prefix_id.tolist()
+        self._tenants = [str(tenant) for tenant in trace.tenant.tolist()]
+
+    def make(self, index: int) -> GenerationRequest:
+        prefix = self._prefix_tokens[index]
+        own = (FIRST_OWN_ID + index, *self._filler[: self._prompt_tokens[index] - prefix - 1])
+        ids = (FIRST_PREFIX_ID + self._prefix_id[index], *self._filler[: prefix - 1], *own) if prefix else own
+        return GenerationRequest(ids, self._max_new_tokens[index], tenant=self._tenants[index])
+
+
+def write_csv(trace: Trace, path: Path) -> None:
+    columns = [column.name for column in fields(Trace)]
+    with path.open("w", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(columns)
+        writer.writerows(zip(*(getattr(trace, column).tolist() for column in columns), strict=True))
+
+
+def read_csv(path: Path) -> Trace:
+    """`prefix_id`, `prefix_tokens` and `tenant` may be left out, and `max_new_tokens`: then it is the output's length.
+    ValueError for anything else."""
+    with path.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    if not rows:
+        raise ValueError(f"{path} has no requests: write one a line below the names of the columns")
+    missing = {"arrival_s", "prompt_tokens", "output_tokens"} - rows[0].keys()
+    if missing:
+        raise ValueError(f"{path} has no column {', '.join(sorted(missing))}: name the columns in its first line")
+
+    def column(name: str, read: Callable[[str], Any], default: Any = None) -> Any:
+        try:
+            return np.array([read(row[name]) for row in rows]) if name in rows[0] else default
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}, column {name}: {error}") from None
+
+    none = np.zeros(len(rows), dtype=np.int64)
+    output_tokens = column("output_tokens", int)
+    return Trace(
+        column("arrival_s", float),
+        column("prompt_tokens", int),
+        output_tokens,
+        column("max_new_tokens", int, output_tokens),
+        column("prefix_id", int, none + NO_PREFIX),
+        column("prefix_tokens", int, none),
+        column("tenant", int, none),
+    )

@@ -1,0 +1,309 @@
+"""The scheduler in whole servers: no text shows what it did, shared prompts are computed once, no client pushes out
+another."""
+
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import hostile
+import httpx
+import pytest
+from calls import at_once, events_of, generate, metric, metrics, stream, token_ids, tokenizer
+from server_process import ServerProcess, wait_until
+from streams import WORDS, Ask
+
+BASE = ("--dtype", "float32", "--max-concurrent-requests", "320")
+Said = tuple[list[int], list[float], str]  # ids, log-probabilities, text
+PREFIX_TOKENS = 1500
+BUDGET, ROWS = 48, 64  # of the narrow server: prompt tokens in a step, requests that run
+# Each ends soon, by itself.
+QUESTION = "<|user|>What is 2 + 3?</s><|assistant|>"
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[ServerProcess]:
+    with ServerProcess(*BASE, "--no-prefix-caching") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def caching() -> Iterator[ServerProcess]:
+    with ServerProcess(*BASE) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[ServerProcess]:
+    """Small steps, few rows, a short queue."""
+    steps = ("--max-batch-prefill-tokens", str(BUDGET), "--max-batch-size", str(ROWS))
+    with ServerProcess(*BASE, *steps, "--max-queued-tokens", "8000") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tight() -> Iterator[ServerProcess]:
+    """Fewer slots than its requests come to want."""
+    with ServerProcess(*BASE, "--max-total-tokens", "512", "--max-batch-total-tokens", "1280") as server:
+        yield server
+
+
+def asks() -> list[Ask]:
+    """Every second one is sampled with a seed of its own; some share a good part of their prompts."""
+    rng = random.Random(5)
+    shared = " ".join(rng.choice(WORDS) for _ in range(60))
+    prompts = [" ".join(rng.choice(WORDS) for _ in range(1 + 2 * i)) for i in range(40)]
+    prompts = [f"{shared} {prompt}" if i % 5 == 0 else prompt for i, prompt in enumerate(prompts)]
+    return [Ask(prompt, i if i % 2 else None, rng.choice((16, 32, 64))) for i, prompt in enumerate(prompts)]
+
+
+def growth_of(server: ServerProcess, *names: str) -> Callable[[], list[float]]:
+    """Says how much these metrics have grown since."""
+    before = metrics(server.url, *names)
+    return lambda: [now - was for now, was in zip(metrics(server.url, *names), before, strict=True)]
+
+
+def call(ask: Ask) -> Any:
+    return stream(ask.prompt, **ask.body()["parameters"])
+
+
+def said(events: list[Any]) -> Said:
+    assert [event["index"] for event in events] == list(range(1, len(events) + 1))
+    tokens = [event["token"] for event in events]
+    return [token["id"] for token in tokens], [token["logprob"] for token in tokens], events[-1]["generated_text"]
+
+
+def cached_tokens(events: list[Any]) -> int:
+    return int(events[-1]["details"]["cached_tokens"])
+
+
+def leavers() -> list[Any]:
+    """Clients that go away at any time. What they leave in the cache is used by those who ask for the same."""
+    rng = random.Random(6)
+
+    def leaver(ask: Ask, num_heard: int) -> Any:
+        async def listen(client: httpx.AsyncClient) -> None:
+            async with client.stream("POST", "/generate_stream", json=ask.body()) as response:
+                async for event in events_of(response):
+                    if event["index"] >= num_heard:
+                        return
+
+        return listen
+
+    return [leaver(Ask(ask.prompt, rng.randint(50, 99), 100), rng.randint(0, 40)) for ask in asks()[::2]]
+
+
+def crowd(server: ServerProcess) -> list[list[Any]]:
+    """What the forty hear, all at once, while others come and go."""
+    asked, others = list(map(call, asks())), leavers()
+    mixed = [*others[:10], *asked, *others[10:]]
+    heard: list[list[Any]] = at_once(server.url, *mixed)[10:-10]
+    return heard
+
+
+@pytest.fixture(scope="module")
+def cold(plain: ServerProcess) -> list[Said]:
+    """One at a time, and nothing is kept."""
+    heard = [at_once(plain.url, call(ask))[0] for ask in asks()]
+    assert all(cached_tokens(events) == 0 for events in heard)
+    return [said(events) for events in heard]
+
+
+def test_batched_is_cold(plain: ServerProcess, cold: list[Said]) -> None:
+    assert len(cold) == 40
+    assert list(map(said, crowd(plain))) == cold
+
+
+def test_warm_is_cold(caching: ServerProcess, cold: list[Said]) -> None:
+    assert list(map(said, crowd(caching))) == cold
+    warm = at_once(caching.url, *map(call, asks()))
+    assert list(map(said, warm)) == cold
+    assert all(cached_tokens(events) >= events[-1]["details"]["input_length"] - 1 > 0 for events in warm)
+
+
+def test_chunked_is_cold(narrow: ServerProcess, cold: list[Said]) -> None:
+    grown = growth_of(narrow, 'tgi_batch_inference_count{method="prefill"}', "tgi_prefilled_tokens")
+    assert list(map(said, crowd(narrow))) == cold
+    steps, tokens = grown()
+    assert tokens / BUDGET <= steps
+
+
+def test_preempted_is_cold(tight: ServerProcess, cold: list[Said]) -> None:
+    for _ in range(2):
+        # It is taught that texts are short, and then they are not.
+        at_once(tight.url, *[generate(QUESTION) for _ in range(64)])
+        assert list(map(said, crowd(tight))) == cold
+    preemptions, recomputed = metrics(tight.url, "tgi_request_preemptions", "tgi_recomputed_tokens")
+    print(f"{preemptions:.0f} preemptions, {recomputed:.0f} tokens computed again")
+    assert preemptions > 0
+
+
+def one_token_words() -> list[str]:
+    vocabulary = tokenizer().get_vocab()
+    return sorted(word.replace("Ġ", " ") for word in vocabulary if word[0] == "Ġ" and word[1:].isalpha())
+
+
+def prompts_with_shared_prefix(seed: int) -> tuple[list[str], int]:
+    """32 prompts that part where their prefix ends, and how many tokens are each one's own."""
+    rng, words = random.Random(seed), one_token_words()
+    prefix = "".join(rng.choice(words) for _ in range(PREFIX_TOKENS - 1))  # and the token that every prompt begins with
+    firsts = rng.sample(words, 32)
+    tails = [first + "".join(rng.choice(words) for _ in range(i % 7)) for i, first in enumerate(firsts)]
+    prompts = [prefix + tail for tail in tails]
+    num_tokens = sum(len(encoding.ids) for encoding in tokenizer().encode_batch(prompts))
+    return prompts, num_tokens - 32 * PREFIX_TOKENS
+
+
+@pytest.mark.parametrize("num_first", [0, 1], ids=["all at once", "one before the others"])
+def test_a_shared_prefix_is_computed_once(caching: ServerProcess, num_first: int) -> None:
+    prompts, num_private = prompts_with_shared_prefix(num_first)
+    asked = [generate(prompt, max_new_tokens=4, ignore_eos_token=True) for prompt in prompts]
+    grown = growth_of(caching, "tgi_prefilled_tokens", "tgi_prefix_hit_tokens")
+    answers = [*at_once(caching.url, *asked[:num_first]), *at_once(caching.url, *asked[num_first:])]
+    computed, hit = grown()
+    found = sorted(answer["details"]["cached_tokens"] for answer in answers)
+    # Earlier tests may have left the token that every prompt begins with.
+    assert found[0] in (0, 1) and found[1:] == [PREFIX_TOKENS] * 31
+    assert computed == PREFIX_TOKENS - found[0] + num_private
+    assert hit == sum(found)
+
+
+def test_whoever_has_another_salt_finds_nothing(caching: ServerProcess) -> None:
+    def found(salt: str) -> int:
+        answer = at_once(caching.url, generate(prompt, max_new_tokens=1, cache_salt=salt))[0]
+        return int(answer["details"]["cached_tokens"])
+
+    prompt = "".join(one_token_words()[:50])
+    assert [found("mine"), found("yours"), found("mine"), found("yours")] == [0, 0, 50, 50]
+
+
+def body_of(prompt: str, new_tokens: int) -> dict[str, Any]:
+    return {"inputs": prompt, "parameters": {"max_new_tokens": new_tokens, "ignore_eos_token": True}}
+
+
+def waits_of(response: httpx.Response) -> tuple[int, int]:
+    """Milliseconds in the queue, and until the text was complete."""
+    response.raise_for_status()
+    return int(response.headers["x-queue-time"]), int(response.headers["x-total-time"])
+
+
+def ask_as_greedy(prompt: str, new_tokens: int) -> Any:
+    async def post(client: httpx.AsyncClient) -> tuple[int, int]:
+        headers = {"X-Tenant": "greedy"}
+        return waits_of(await client.post("/generate", json=body_of(prompt, new_tokens), headers=headers))
+
+    return post
+
+
+def modest_waits(server: ServerProcess) -> list[tuple[int, int]]:
+    """Of a client that wants one text at a time, and is content with its first token."""
+    with httpx.Client(base_url=server.url, headers={"X-Tenant": "modest"}, timeout=60) as client:
+        return [waits_of(client.post("/generate", json=body_of(f"{i} and no more", 1))) for i in range(16)]
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What the modest client saw while others were waiting."""
+
+    waits: list[tuple[int, int]]
+    step_ms: float
+    still_waiting: float
+
+
+def beside_many(server: ServerProcess) -> Beside:
+    wait_until(lambda: metric(server.url, "tgi_queue_size") >= 150, 30, "a long queue")
+    began_s, steps = time.perf_counter(), num_steps(server)
+    waits = modest_waits(server)
+    step_ms = 1000 * (time.perf_counter() - began_s) / (num_steps(server) - steps)
+    return Beside(waits, step_ms, metric(server.url, "tgi_queue_size"))
+
+
+def test_one_with_many_requests_does_not_push_out_another(narrow: ServerProcess) -> None:
+    async def beside(_: httpx.AsyncClient) -> Beside:
+        return await asyncio.to_thread(beside_many, narrow)  # apart from the many, which keep this loop busy
+
+    alone, alone_total = map(statistics.median, zip(*modest_waits(narrow), strict=True))
+    # Some of them end in nearly every step.
+    many = [ask_as_greedy(f"{i} of many", 32 + i % 16) for i in range(200 + ROWS)]
+    *others, seen = at_once(narrow.url, *many, beside)
+    wait, total = map(statistics.median, zip(*seen.waits, strict=True))
+    theirs = statistics.median(queued for queued, _ in others)
+    print(f"in the queue {wait} ms beside 200, {alone} ms alone, theirs {theirs} ms; a step {seen.step_ms:.1f} ms")
+    print(f"until the first token {total} ms, {alone_total} ms alone; {seen.still_waiting:.0f} still waiting")
+    assert seen.still_waiting > 0, "they were gone before it had all its answers"
+    # Steps are decided one at a time, and a row has to be given back: it is next, and that is all it waits for.
+    assert wait <= 2 * alone + 2 * seen.step_ms
+    assert wait < theirs / 10
+
+
+def num_steps(server: ServerProcess) -> float:
+    return sum(metrics(server.url, *(f'tgi_batch_inference_count{{method="{m}"}}' for m in ("prefill", "decode"))))
+
+
+def test_at_its_deadline_a_text_ends_and_a_prompt_is_not_even_computed(narrow: ServerProcess) -> None:
+    grown = growth_of(narrow, "tgi_prefilled_tokens", 'tgi_request_failure{err="deadline"}')
+
+    async def in_vain(client: httpx.AsyncClient) -> httpx.Response:
+        async with asyncio.timeout(10):
+            while metric(narrow.url, "tgi_batch_current_size") < ROWS:
+                await asyncio.sleep(0.02)
+        body = {"inputs": "One that never begins", "parameters": {"max_new_tokens": 4}}
+        return await client.post("/generate", json=body, headers={"X-Request-Timeout": "0.3"})
+
+    prompts = [f"{i}" for i in range(ROWS)]
+    busy = [generate(prompt, max_new_tokens=2000, ignore_eos_token=True, timeout=2) for prompt in prompts]
+    *texts, late = at_once(narrow.url, *busy, in_vain)
+    assert late.status_code == 504 and late.json()["error_type"] == "deadline"
+    assert {text["details"]["finish_reason"] for text in texts} == {"deadline"}
+    computed, failed = grown()
+    assert failed == 1
+    assert computed <= sum(len(encoding.ids) for encoding in tokenizer().encode_batch(prompts))
+    wholes = at_once(narrow.url, *[generate(p, max_new_tokens=8, ignore_eos_token=True) for p in prompts])
+    for text, whole in zip(texts, wholes, strict=True):
+        assert 8 < text["details"]["generated_tokens"] < 2000 and token_ids(text)[:8] == token_ids(whole)
+
+
+def test_a_flood_is_told_to_come_back_and_who_got_in_is_served(narrow: ServerProcess) -> None:
+    async def post(client: httpx.AsyncClient) -> httpx.Response:
+        return await client.post("/generate", json=body_of(prompt, 48))
+
+    prompt = "".join(one_token_words()[:999])  # eight of them may wait
+    responses = at_once(narrow.url, *[post] * 300)
+    served = [response for response in responses if response.status_code == 200]
+    refused = [response for response in responses if response.status_code == 429]
+    print(f"{len(served)} served, {len(refused)} refused")
+    assert len(served) >= 8 and len(refused) >= 50 and len(served) + len(refused) == 300
+    assert {response.headers["x-generated-tokens"] for response in served} == {"48"}
+    assert all(int(response.headers["retry-after"]) >= 1 for response in refused)
+    assert {response.json()["error_type"] for response in refused} == {"overloaded"}
+
+
+def test_hostile_headers_are_refused_or_of_no_effect(narrow: ServerProcess) -> None:
+    async def throw(client: httpx.AsyncClient) -> list[int]:
+        body = {"inputs": "Hi", "parameters": {"max_new_tokens": 1}}
+        return [(await client.post("/generate", json=body, headers=case.headers)).status_code for case in cases]
+
+    cases = hostile.headers()
+    for case, status in zip(cases, at_once(narrow.url, throw)[0], strict=True):
+        assert status == 422 if case.refused else status < 500, f"{case.name}: {status}"
+
+
+def is_idle(server: ServerProcess) -> bool:
+    return metrics(server.url, "tgi_slots_used", "tgi_queue_size", "tgi_batch_current_size") == [0, 0, 0]
+
+
+def test_when_all_is_over_every_slot_is_free_or_cached(
+    plain: ServerProcess, caching: ServerProcess, narrow: ServerProcess, tight: ServerProcess
+) -> None:
+    servers: Sequence[ServerProcess] = (plain, caching, narrow, tight)
+    for server in servers:
+        wait_until(lambda server=server: is_idle(server), 10, "idle again")
+        names = ("tgi_slots_cached", "tgi_slots_free", "tgi_batch_max_total_tokens", "tgi_books_errors")
+        cached, free, capacity, errors = metrics(server.url, *names)
+        assert cached + free == capacity and errors == 0
+        assert (cached > 0) == (server is not plain)
+        assert metric(server.url, 'tgi_batch_inference_failure{method="decode"}') == 0
+        assert "books of the token slots" not in server.log()
