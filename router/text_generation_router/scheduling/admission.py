@@ -85,14 +85,15 @@ class Forecast:
         return self._fits_on_top(candidate, prefilling, now) or self._fits(candidate, running, now)
 
     def _fits_on_top(self, candidate: Running, prefilling: Collection[Running], now: int) -> bool:
-        """It adds to a peak at most what it holds, and a slot for each of its steps."""
-        if self._bound is None or now >= self._good_until or self._memory.holds_what_one_held(candidate):
+        """It adds to a peak at most what it holds, and a slot for each of its steps; as long as all prompts are done in
+        this one, so that it makes nobody stay longer than was foreseen."""
+        uncomputed = sum(r.num_uncomputed for r in prefilling) + candidate.num_uncomputed
+        if self._bound is None or now >= self._good_until or uncomputed > self._budget:
             return False
-        chunks = -(-candidate.num_uncomputed // self._budget)
-        all_chunks = chunks + sum(-(-r.num_uncomputed // self._budget) for r in prefilling)
+        if self._memory.holds_what_one_held(candidate):
+            return False
         growth = int(self._admission.expect(candidate).max()) - candidate.num_sent
-        steps = growth + all_chunks + chunks * len(prefilling)  # and the others' last chunks come so much later
-        bound = self._bound + candidate.num_uncomputed + self._memory.num_exclusive(candidate) + steps
+        bound = self._bound + candidate.num_uncomputed + self._memory.num_exclusive(candidate) + growth + 1
         if bound > self._limit:
             return False
         self._bound = bound
