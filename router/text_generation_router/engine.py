@@ -408,5 +408,6 @@ class Engine:
 
     def _rest(self) -> None:
         self._counts.resting(self._scheduler)
+        self._queue_speed.note_empty()
         if self._scheduler.is_idle and self._shards is not None:
             self._audit.note_idle(self._scheduler, self._shards)

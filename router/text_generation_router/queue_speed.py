@@ -14,6 +14,10 @@ class QueueSpeed:
         """A request has begun."""
         self._began.append((now, tokens))
 
+    def note_empty(self) -> None:
+        """Nobody waits: what was before says nothing about the next queue."""
+        self._began.clear()
+
     def seconds_for(self, tokens: int, now: float) -> float:
         """How long so many prompt tokens will wait, if it goes on like this. 0: nobody knows."""
         if len(self._began) < 2:

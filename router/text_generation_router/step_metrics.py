@@ -54,6 +54,7 @@ class StepMetrics:
         self._metrics.batch_current_size.set(0)
         self._metrics.batch_current_max_tokens.set(0)
         self._memory(scheduler)
+        self._happened(scheduler.counters)
 
     def began(self, request: Running, queue_s: float) -> None:
         reason = request.waited_for or "turn"

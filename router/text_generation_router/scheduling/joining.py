@@ -18,6 +18,8 @@ from text_generation_router.scheduling.running import Running
 
 # One who does not fit is looked at again when others have given back what was missing, or after so many steps.
 RETRY_STEPS = 8
+# Nobody makes room for another tenant before it has made so many tokens.
+FEWEST_TOKENS = 4
 
 
 class Joining:
@@ -50,6 +52,10 @@ class Joining:
         if self._missing <= 0 or made_room:
             self._retry_at = 0
 
+    def retry_now(self) -> None:
+        """Somebody has come who is not to wait for that."""
+        self._retry_at = 0
+
     def take_preempted(self) -> list[Running]:
         """Running requests that have to make room."""
         preempted, self._preempted = self._preempted, []
@@ -57,8 +63,12 @@ class Joining:
 
     def quiet_steps(self, running: Mapping[int, Running]) -> int:
         """For how many decode steps nobody joins, whatever happens in them. `running` pause not and prefill not."""
-        if not len(self._queue) or len(running) >= self._limits.max_running:
+        if not len(self._queue):
             return self._limits.capacity
+        if len(running) >= self._limits.max_running and self._queue.shut_out() is None:
+            return self._limits.capacity
+        if (again := self._queue.again()) is not None and again.failures:
+            return 0
         if not self._are_enough(len(running)):
             return max(0, self._limits.max_waiting_tokens - self._waiting_tokens)
         return max(0, self._retry_at - self._forwards)
@@ -78,10 +88,10 @@ class Joining:
             self._blame("rule")
             return []
         joined = self._take(dict(running))
-        if self._forwards < self._retry_at:
-            # Nobody waits for slow readers: they would not notice that they wait themselves.
-            self._preempted = [request for request in running.values() if request.paused]
         if self._forwards < self._retry_at or len(running) >= self._limits.max_running:
+            # Nobody who can go on waits for slow readers: they would not notice that they wait themselves.
+            if self._queue.somebody_may_go_on:
+                self._preempted = [request for request in running.values() if request.paused]
             self._make_room(running)
         if joined:
             # Tested here, where it is known: TGI counts who joined, and why, only where others were running.
@@ -93,12 +103,11 @@ class Joining:
         return len(self._queue) >= int(num_running * self._limits.waiting_served_ratio)
 
     def _take(self, running: dict[int, Running]) -> list[Running]:
+        """Those who join are among `running` from then on."""
         joined: list[Running] = []
         prefilling = [r for r in running.values() if r.prefilled < r.prefill_to]
         if any(r.failures for r in prefilling):
             return joined
-        budget = self._limits.max_batch_prefill_tokens
-        promised = sum(guaranteed_share(r.num_uncomputed, budget) for r in prefilling)
         if len(running) >= self._limits.max_running:
             self._blame("rows")
             return joined
@@ -106,30 +115,35 @@ class Joining:
         for request in chain(self._first(), self._queue.candidates(skipped)):
             if request.failures and (joined or prefilling):
                 break
-            if len(running) >= self._limits.max_running or len(joined) >= WINDOW:
-                self._blame("rows", request)
-                break
-            if self._memory.should_wait(request):
-                self._blame("prefix", request)
+            obstacle = self._obstacle(request, running, [*prefilling, *joined])
+            if obstacle is None:
+                self._start(request)
+                joined.append(request)
+                running[request.id] = request
+            else:
+                self._blame(obstacle, request)
                 skipped.add(request.id)
-                continue
-            share = guaranteed_share(request.num_tokens - self._memory.cached_length_now(request), budget)
-            if promised + share > budget:
-                self._blame("budget", request)
-                break
-            self._memory.hold(request)
-            fits = self._forecast.admits(request, running.values(), [*prefilling, *joined], self._forwards)
-            if not (fits or self._is_alone(request)):
-                self._memory.let_go(request)
-                self._no_memory(request)
-                break
-            promised += share
-            self._start(request)
-            joined.append(request)
-            running[request.id] = request
-            if request.failures:
+            if obstacle not in (None, "prefix") or request.failures or len(joined) + len(skipped) >= WINDOW:
                 break
         return joined
+
+    def _obstacle(self, request: Running, running: Mapping[int, Running], prefilling: list[Running]) -> str | None:
+        """What it has to wait for. None: nothing, and it holds what the cache has of it."""
+        memory, budget = self._memory, self._limits.max_batch_prefill_tokens
+        if len(running) >= self._limits.max_running:
+            return "rows"
+        if memory.should_wait(request):
+            return "prefix"
+        promised = sum(guaranteed_share(r.num_uncomputed, budget) for r in prefilling)
+        if promised + guaranteed_share(request.num_tokens - memory.cached_length_now(request), budget) > budget:
+            return "budget"
+        memory.hold(request)
+        if self._forecast.admits(request, running.values(), prefilling, self._forwards) or self._is_alone(request):
+            return None
+        memory.let_go(request)
+        self._retry_at = self._forwards + RETRY_STEPS
+        self._missing = self._forecast.missing
+        return "memory"
 
     def _first(self) -> list[Running]:
         """Before everybody else: the one that others made room for."""
@@ -151,13 +165,24 @@ class Joining:
         for victim in by_cost:
             if victims and missing <= 0:
                 break
-            if places[victim.tenant] > 1 and victim not in self._preempted and not victim.is_ending:
+            if places[victim.tenant] > 1 and self._may_be_sent_away(victim, request):
                 places[victim.tenant] -= 1
                 missing -= self._memory.num_exclusive(victim)
                 victims.append(victim)
         if victims:
             self._favoured, self._victims = request, victims
             self._preempted += victims
+        else:
+            self._retry_at = min(self._retry_at, self._forwards + 1)  # somebody may soon have got somewhere
+
+    def _may_be_sent_away(self, victim: Running, request: Running) -> bool:
+        """For the sake of `request`; not again before it has got somewhere, and not by one that matters less."""
+        return (
+            victim.request.priority >= request.request.priority
+            and victim.num_sent - victim.num_sent_at_start >= FEWEST_TOKENS
+            and victim not in self._preempted
+            and not victim.is_ending
+        )
 
     def _is_alone(self, request: Running) -> bool:
         """Nobody holds anything but itself. It fits, then: others are not even queued."""
@@ -170,11 +195,6 @@ class Joining:
         self._memory.announce(request)
         request.begin(self._admission.expect(request))
         self._admission.join(request)
-
-    def _no_memory(self, request: Running) -> None:
-        self._blame("memory", request)
-        self._retry_at = self._forwards + RETRY_STEPS
-        self._missing = self._forecast.missing
 
     def _blame(self, reason: str, request: Running | None = None) -> None:
         request = request or next(self._queue.waiting(), None)

@@ -6,8 +6,9 @@ within a tenant, the longest cached prefix among the first few, then arrival. No
 """
 
 import bisect
+import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from text_generation_router.scheduling.running import Running
@@ -15,10 +16,26 @@ from text_generation_router.scheduling.tenant import OUTPUT_WEIGHT, Tenant
 
 # Among so many of a tenant's first requests, and in so many at most of all in a step, cached prefixes are looked for.
 WINDOW = 32
-# A request that so many younger ones have passed goes before all others that have not run yet.
+# Whom so many have passed, of its own tenant or of better priorities, goes before them.
 MAX_PASSED = 256
 # Tenants without requests whose counters are remembered.
 MAX_IDLE_TENANTS = 10_000
+
+
+class Line:
+    """What one tenant waits for, in one class of priority."""
+
+    __slots__ = ("passed", "requests")
+
+    def __init__(self) -> None:
+        self.requests: OrderedDict[int, Running] = OrderedDict()  # by arrival
+        self.passed = 0  # how many have joined since the first one is the first
+
+    def in_turn(self, cached_length: Callable[[Running], int]) -> list[Running]:
+        """The first few, the best one last."""
+        first = list(islice(self.requests.values(), WINDOW))
+        by_length = sorted(first, key=lambda r: (cached_length(r), -r.id))
+        return [*by_length, first[0]] if self.passed >= MAX_PASSED else by_length
 
 
 class Queue:
@@ -29,11 +46,9 @@ class Queue:
         self._cached_length = cached_length
         self._again: list[Running] = []  # have run before, by arrival
         self._new: OrderedDict[int, Running] = OrderedDict()  # the others, by arrival
-        self._due: dict[int, int] = {}  # id → how many must have joined before it goes first
-        self._num_joined = 0
         self._tenants: dict[str, Tenant] = {}
-        # Priority → its tenants that wait → their requests, by arrival.
-        self._classes: dict[int, dict[Tenant, OrderedDict[int, Running]]] = {}
+        self._classes: dict[int, dict[Tenant, Line]] = {}  # priority → its tenants that wait
+        self._passed: dict[int, int] = {}  # priority → how many of better ones have joined since one of it did
         self._floor = 0.0  # the counter of who was served last
 
     def __len__(self) -> int:
@@ -49,9 +64,8 @@ class Queue:
             # It saves nothing up while it asks for nothing.
             tenant.served = max(tenant.served, self._lowest())
         tenant.num_waiting += 1
-        waiting = self._classes.setdefault(request.request.priority, {}).setdefault(tenant, OrderedDict())
-        waiting[request.id] = request
-        self._due[request.id] = self._num_joined + len(self._new) + MAX_PASSED
+        tenants = self._classes.setdefault(request.request.priority, {})
+        tenants.setdefault(tenant, Line()).requests[request.id] = request
         self._new[request.id] = request
         self.num_tokens += request.num_tokens
 
@@ -68,18 +82,21 @@ class Queue:
         if self._new.pop(request.id, None) is None:
             self._again.remove(request)
             return
-        del self._due[request.id]
         tenants = self._classes[priority]
-        del tenants[tenant][request.id]
-        if not tenants[tenant]:
+        line = tenants[tenant]
+        if next(iter(line.requests)) == request.id:
+            line.passed = 0
+        del line.requests[request.id]
+        if not line.requests:
             del tenants[tenant]
-            if not tenants:
-                del self._classes[priority]
+        if not tenants:
+            del self._classes[priority]
+            self._passed.pop(priority, None)
 
     def take(self, request: Running, computed: int) -> None:
         """It joins, and `computed` tokens of its history will be computed."""
         if request.id in self._new:
-            self._num_joined += 1
+            self._note_passed(request)
         self.remove(request)
         request.tenant.num_running += 1
         request.tenant.served += computed
@@ -100,45 +117,53 @@ class Queue:
     def _may_go_on(self) -> Iterator[Running]:
         return (request for request in self._again if not request.paused)
 
-    def overdue(self) -> Running | None:
-        """The oldest, if too many have passed it."""
-        request = next(iter(self._new.values()), None)
-        return request if request is not None and self._due[request.id] <= self._num_joined else None
+    def _note_passed(self, request: Running) -> None:
+        """Who could have joined instead."""
+        priority = request.request.priority
+        self._classes[priority][request.tenant].passed += 1
+        self._passed[priority] = 0
+        for other in self._classes:
+            if other > priority:
+                self._passed[other] = self._passed.get(other, 0) + 1
 
     def shut_out(self) -> Running | None:
         """The first request of somebody who has nothing running, in the class whose turn it is."""
-        for priority in sorted(self._classes)[:1]:
-            tenants = self._classes[priority]
-            for tenant in sorted((t for t in tenants if not t.num_running), key=_turn):
-                return next(iter(tenants[tenant].values()))
-        return None
+        if not self._classes:
+            return None
+        tenants = self._classes[min(self._classes)]
+        tenant = min((tenant for tenant in tenants if not tenant.num_running), key=_turn, default=None)
+        return next(iter(tenants[tenant].requests.values())) if tenant is not None else None
+
+    @property
+    def somebody_may_go_on(self) -> bool:
+        return bool(self._new) or self.again() is not None
 
     def candidates(self, skipped: set[int]) -> Iterator[Running]:
         """Who may join, in this order; the caller takes each (see `take`), or adds it to `skipped`, or stops."""
-        orders: dict[tuple[int, Tenant], list[Running]] = {}
-        while (request := self._next(skipped, orders)) is not None:
+        while self.again() is not None:
+            request = next((request for request in self._may_go_on() if request.id not in skipped), None)
+            if request is None:
+                return
             yield request
+        for priority in sorted(self._classes, key=lambda p: (self._passed.get(p, 0) < MAX_PASSED, p)):
+            yield from self._of_class(priority, skipped)
 
-    def _next(self, skipped: set[int], orders: dict[tuple[int, Tenant], list[Running]]) -> Running | None:
-        if self.again() is not None:
-            return next((request for request in self._may_go_on() if request.id not in skipped), None)
-        if (request := self.overdue()) is not None and request.id not in skipped:
-            return request
-        for priority in sorted(self._classes):
-            tenants = self._classes[priority]
-            for tenant in sorted(tenants, key=_turn):
-                if (priority, tenant) not in orders:
-                    orders[priority, tenant] = self._by_cached_length(tenants[tenant])
-                order = orders[priority, tenant]
-                while order and (order[-1].id in skipped or order[-1].id not in self._new):
-                    order.pop()
-                if order:
-                    return order[-1]
-        return None
-
-    def _by_cached_length(self, waiting: Mapping[int, Running]) -> list[Running]:
-        """The first few, the best one last."""
-        return sorted(islice(waiting.values(), WINDOW), key=lambda r: (self._cached_length(r), -r.id))
+    def _of_class(self, priority: int, skipped: set[int]) -> Iterator[Running]:
+        """Tenants in turn, which changes with each that joins."""
+        lines = self._classes.get(priority, {})
+        turns = [(*_turn(tenant), i, tenant) for i, tenant in enumerate(lines)]
+        heapq.heapify(turns)
+        orders: dict[Tenant, list[Running]] = {}
+        while turns:
+            *_, i, tenant = heapq.heappop(turns)
+            if tenant not in orders:
+                orders[tenant] = lines[tenant].in_turn(self._cached_length)
+            order = orders[tenant]
+            while order and (order[-1].id in skipped or order[-1].id not in self._new):
+                order.pop()
+            if order:
+                yield order[-1]
+                heapq.heappush(turns, (*_turn(tenant), i, tenant))
 
     def _lowest(self) -> float:
         """The counter of the waiting tenant that was served least."""

@@ -66,6 +66,7 @@ class Running:
     prefilled: int = 0  # how much of it has been sent
     num_computed: int = 0  # tokens whose keys and values an answered step has confirmed
     num_sent: int = 0  # output tokens whose step has been sent, confirmed or not
+    num_sent_at_start: int = 0
     last_step: int = 0  # the last step sent that contains it
     failures: int = 0  # failed steps since its last confirmed token
     ended: bool = False
@@ -132,7 +133,7 @@ class Running:
         self.holding.kept = len(cached)
         self.prefill_to = self.num_tokens
         self.prefilled = self.num_computed = len(cached)
-        self.num_sent = len(self.output_ids)
+        self.num_sent = self.num_sent_at_start = len(self.output_ids)
         self.is_known_to_shards = False
 
     def begin(self, expected: Lengths) -> None:

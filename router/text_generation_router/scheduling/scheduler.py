@@ -105,6 +105,8 @@ class Scheduler:
         assert self.can_hold(running), "validation lets through what can never fit"
         self._next_id += 1
         self._queue.append(running)
+        if not running.tenant.num_running:
+            self._joining.retry_now()
         return running
 
     def end(self, request: Running, answered: int, finished: bool = True, is_good: bool = True) -> None:
@@ -141,6 +143,7 @@ class Scheduler:
         # A request that was aboard a failed step starts alone, so that a second failure names the culprit.
         alone = any(r.failures for r in prefilling)
         decoding = [] if alone else self._with_room([r for r in running if r.wants_token])
+        prefilling = [r for r in prefilling if r.id in self._running]  # one of them may just have made room
         if not (prefilling or decoding):
             return None
         number = self._take_number()
@@ -161,9 +164,11 @@ class Scheduler:
         return step
 
     def _count_start(self, request: Running) -> None:
-        again = min(request.most_computed, request.prefill_to) - request.prefilled
-        self.counters.recomputed_tokens += max(0, again)
-        self.counters.prefix_hit_tokens += request.prefilled
+        if request.most_computed:
+            again = min(request.most_computed, request.prefill_to) - request.prefilled
+            self.counters.recomputed_tokens += max(0, again)
+        else:
+            self.counters.prefix_hit_tokens += request.prefilled
 
     def _with_room(self, decoding: list[Running]) -> list[Running]:
         """As many as there are slots for. If nobody is about to give some back, one that has cost least is preempted,
@@ -194,7 +199,8 @@ class Scheduler:
 
     def _leave(self, request: Running, answered: int) -> None:
         del self._running[request.id]
-        self._departed.add(request.id)
+        if request.is_known_to_shards:
+            self._departed.add(request.id)
         self._queue.left(request)
         self._admission.leave(request)
         if request.last_step > answered:
