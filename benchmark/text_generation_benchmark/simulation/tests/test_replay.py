@@ -65,7 +65,8 @@ def test_every_request_is_sent_with_its_own_length_when_its_time_has_come() -> N
         played = play(port, trace, [f"prompt {i}" for i in range(len(trace))])
     lengths = {body["inputs"]: body["parameters"]["max_new_tokens"] for body in asked}  # type: ignore[index]
     assert lengths == {f"prompt {i}": tokens for i, tokens in enumerate(trace.output_tokens.tolist())}
-    assert played.num_tokens == trace.output_tokens.sum() and played.end_s >= trace.duration_s
+    assert played.num_tokens == trace.output_tokens.sum()
+    assert played.end_s >= trace.duration_s - 0.01  # the loop's clock is coarse
     assert len(played.first_token_s) == len(trace) and len(played.token_s) == (trace.output_tokens > 1).sum()
 
 

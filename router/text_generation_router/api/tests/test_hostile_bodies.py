@@ -38,6 +38,8 @@ def test_no_hostile_body_is_a_server_error_or_comes_back(make_server, hostile, p
     async def verdict(body) -> str:
         headers = {"content-type": body.content_type}
         answer = await server.call("POST", path, body.content, headers)
+        if answer.status == 504:  # a deadline of almost no time, kept to the letter
+            return "" if body.name.startswith("timeout = ") else f"{body.name}: 504"
         if answer.status >= 500 or (body.refused and not 400 <= answer.status < 500):
             return f"{body.name}: {answer.status}"
         if answer.status >= 400:
