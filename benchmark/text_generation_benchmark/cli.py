@@ -49,6 +49,20 @@ def profile(
     typer.echo(as_markdown(profile_step(model_id, rows, context, steps, dtype)))
 
 
+@app.command()
+def decide(
+    steps: Annotated[int, typer.Option(min=1)] = 2000,
+    write: Annotated[Path | None, typer.Option(help="A Markdown file whose marked table is replaced.")] = None,
+) -> None:
+    """What a decision of the scheduler costs, with a long queue."""
+    from text_generation_benchmark.scheduler_speed import measure
+
+    table = measure(steps).as_markdown()
+    typer.echo(table)
+    if write is not None:
+        write.write_text(replace_table(write.read_text(), table, "decide"))
+
+
 def demo_model() -> Path:
     """The one that ships with the server."""
     server = find_spec("text_generation_server")

@@ -71,7 +71,6 @@ class Running:
     failures: int = 0  # failed steps since its last confirmed token
     ended: bool = False
     paused: bool = False  # its reader is so far behind that it gets no more tokens for now
-    preempted: bool = False  # it waits to go on; its memory was wanted by others
     has_begun: bool = False  # it has run, and may have been put back
     cached_tokens: int = 0  # of the prompt, found in the prefix cache when it began
     expected: Lengths = field(default_factory=lambda: NO_LENGTHS)  # draws of how many tokens it will have made
@@ -98,10 +97,6 @@ class Running:
     def most_slots(self) -> int:
         """At its longest: nobody needs the keys of the last token."""
         return len(self.request.input_ids) + self.request.max_new_tokens - 1
-
-    @property
-    def is_prefilling(self) -> bool:
-        return self.prefilled < self.prefill_to
 
     @property
     def num_uncomputed(self) -> int:
@@ -140,7 +135,7 @@ class Running:
         """It has joined, and is expected to have made so many tokens in the end."""
         if not self.has_begun:
             self.cached_tokens, self.estimate = self.prefilled, round(float(expected.mean()))
-        self.has_begun, self.preempted = True, False
+        self.has_begun = True
 
     def add_token(self, token_id: int) -> None:
         """A confirmed one. Its own keys are computed by the step that it goes into."""

@@ -2,6 +2,10 @@
 
 The rules of design section 5a: a step is decided without knowing the tokens of the one before it; slots return when
 the last step that contains their request has answered; a failed step sends everybody through a fresh start.
+
+A request is one of four: *waiting* in the queue, holding nothing; *running*, with a row and slots; *leaving*, ended or
+preempted while a step that carries it is under way, so that it holds its slots still; *gone*. Rows of those who left
+are *departed* until the shards are told.
 """
 
 from collections import deque
@@ -193,7 +197,6 @@ class Scheduler:
 
     def _preempt(self, request: Running) -> None:
         """Its memory is wanted. It goes on, from where it stood, when there is room again."""
-        request.preempted = True
         self.counters.preemptions += 1
         self._leave(request, self._answered)
 
