@@ -38,9 +38,10 @@ class Joining:
         self._favoured: Running | None = None  # others make room for it, and
         self._victims: list[Running] = []  # these are they
 
-    def note_forward(self, steps: int, with_chunks: bool) -> None:
+    def note_forward(self, steps: int, decodes: bool) -> None:
+        """`decodes`: those who run make a token in each, whether it carries chunks or not."""
         self._forwards += steps
-        if not with_chunks:
+        if decodes:
             self._waiting_tokens += steps
 
     def retry(self, slots: int) -> None:

@@ -8,6 +8,8 @@ from text_generation_router.scheduling.radix_tree import NOTHING, Ids, Node
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.slots import Slots, TokenSlots
 
+# The cache gives its slots up in portions of so small a share of all: a few at a time would cost more than their worth.
+PORTIONS = 50
 # Matches in one step for the sake of their order alone.
 MAX_LOOKS = 8
 
@@ -19,6 +21,7 @@ class Memory:
         self.slots = TokenSlots(capacity)
         self.cache = PrefixCache(self.slots)
         self._prefix_caching = prefix_caching
+        self._portion = max(1, capacity // PORTIONS)
         self._pending = PendingPrefixes()
         self._under_way: dict[int, Node] = {}  # request → its place among the pending
         self._remembered: dict[int, tuple[int, int]] = {}  # waiting request → version of the cache, length of the match
@@ -40,7 +43,8 @@ class Memory:
     def allocate(self, count: int) -> Slots:
         """The caller has made sure that so many are available."""
         if (missing := count - self.slots.num_free) > 0:
-            self.cache.evict(missing)
+            portions = -(-missing // self._portion)
+            self.cache.evict(min(portions * self._portion, self.cache.num_evictable))
         return self.slots.allocate(count)
 
     def begin_step(self) -> None:

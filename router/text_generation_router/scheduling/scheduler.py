@@ -160,7 +160,7 @@ class Scheduler:
             holding.count += 1
             request.num_sent += 1
             request.last_step = number
-        self._joining.note_forward(1, with_chunks=bool(chunks))
+        self._joining.note_forward(1, decodes=bool(decoding))
         joined, self._num_joined = self._num_joined, 0
         reason = self._joining.reason if joined else None
         step = ForwardStep(number, tuple(r.id for r in decoding), slots, chunks, joined, reason)
@@ -347,13 +347,15 @@ class Scheduler:
         self._sent = deque(replace(step, number=step.number + steps) for step in self._sent)
         self._next_number += steps
         self._answered += steps
-        for request in self._running.values():
-            self._memory.add(request, steps)
+        slots = self._memory.allocate(steps * len(self._running))
+        for i, request in enumerate(self._running.values()):
+            assert request.holding is not None
+            request.holding.add(slots[i * steps : (i + 1) * steps])
             request.num_sent += steps
             request.last_step += steps
             request.add_tokens(token_of(request), steps)
             self._queue.served(request, steps)
-        self._joining.note_forward(steps, with_chunks=False)
+        self._joining.note_forward(steps, decodes=True)
 
 
 def _first_chunk(request: Running) -> FirstChunk:

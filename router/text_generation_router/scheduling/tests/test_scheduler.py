@@ -121,6 +121,18 @@ def test_the_waiting_interrupt_the_running_only_when_there_are_enough(ratio: flo
     assert step.concat_reason == ("backpressure" if joins else None)
 
 
+def test_steps_with_chunks_count_too_for_who_waits_beside_a_long_prompt() -> None:
+    scheduler = make_scheduler(capacity=2000, waiting_served_ratio=1.2, max_waiting_tokens=5)
+    for i in range(3):
+        scheduler.add(make_request(2, 90, first=10 * i))
+    answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    for i in range(4):
+        scheduler.add(make_request(200, 5, first=1000 * (i + 1)))
+    answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    short = scheduler.add(make_request(2, 5, first=900))
+    assert steps_until(scheduler, short) <= 6
+
+
 def test_after_max_waiting_tokens_anybody_may_join() -> None:
     scheduler = make_scheduler(waiting_served_ratio=1.2, max_waiting_tokens=5)
     for _ in range(3):
