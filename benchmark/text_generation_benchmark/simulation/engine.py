@@ -114,16 +114,10 @@ class SimulatedEngine:
             return
         self._num_forwards -= 1
         seconds = self._seconds(step) if sent.seconds is None else sent.seconds
-        self._books.note_step(self._now, seconds, self._num_held)
+        self._books.note_step(self._now, seconds, self._scheduler.num_held)
         self._now += seconds
         self._take_tokens(step, sent.number)
         self._scheduler.answered(sent.number)
-
-    @property
-    def _num_held(self) -> int:
-        """Slots that requests hold; what is only cached is as good as free."""
-        scheduler = self._scheduler
-        return self._limits.capacity - scheduler.slots.num_free - scheduler.cache.num_evictable
 
     def _seconds(self, step: ForwardStep) -> float:
         """Of a step that starts now: all before it have answered."""
@@ -197,7 +191,7 @@ class SimulatedEngine:
 
     def _run_unseen(self, seconds: float, most: int, arrival_s: float) -> tuple[int, float]:
         """Lets time pass, `most` steps at most, from one of `seconds` on. How many it were, and those of the next."""
-        rows, held = len(self._aboard), self._num_held
+        rows, held = len(self._aboard), self._scheduler.num_held
         steps, longest_s, first_s = 0, 0.0, self._now + seconds
         while steps < most and self._now < arrival_s:
             held += rows
