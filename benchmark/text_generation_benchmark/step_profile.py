@@ -1,18 +1,20 @@
 """Where the time of a decode step goes on a CPU: one shard in this process, and a clock around each of its kernels."""
 
+import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
+import numpy as np
 import torch
 
 from text_generation_server.batch import PromptChunk, StepBatch
 from text_generation_server.config import ShardConfig
-from text_generation_server.kernels import Backend, select_backend
-from text_generation_server.kernels.interface import Kernels
+from text_generation_server.kernels import Backend
+from text_generation_server.kernels.cpu.backend import CpuKernels
+from text_generation_server.kernels.cpu.library import Call, Library, Word, usable_targets
 from text_generation_server.load import load_shard
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.parameters import Parameters
@@ -23,12 +25,13 @@ WARM_STEPS = 3
 NO_SLOTS = torch.empty(0, dtype=torch.int32)
 # What the table says of each kernel.
 PARTS = {
-    "linear": "matrix products",
-    "attend_decode": "attention",
-    "rope_and_store_kv": "rotary, storing keys and values",
+    "gemm": "matrix products",
+    "attend": "attention",
+    "rope_and_store": "rotary, storing keys and values",
     "rms_norm": "norms",
-    "add_rms_norm": "norms",
-    "sample": "sampling",
+    "silu_mul": "silu and its product",
+    "check_finite": "sampling",
+    "draw": "sampling",
     "embed": "embedding, places, advance",
     "place": "embedding, places, advance",
     "advance": "embedding, places, advance",
@@ -41,55 +44,57 @@ class StepProfile:
     kernels: str
     rows: int
     context: int
-    step_s: float  # the median
+    step_s: float  # the mean
     parts: dict[str, float]  # seconds of a step, by PARTS and REST
     weight_bytes: int  # what a step has to read: weights of the products, and keys and values
     kv_bytes: int
 
 
-class Stopwatch:
-    """Seconds by part, of what is called through `timed`."""
+class TimedLibrary(Library):
+    """Adds up seconds by part, of single calls and of programs."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
         self.seconds: dict[str, float] = defaultdict(float)
-
-    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            started = time.perf_counter()
-            result = function(*arguments)
-            self.seconds[part] += time.perf_counter() - started
-            return result
-
-        return call
-
-
-class TimedKernels:
-    """`interface.Kernels` with a stopwatch in hand."""
-
-    def __init__(self, kernels: Kernels, stopwatch: Stopwatch) -> None:
-        self._kernels = kernels
-        self._stopwatch = stopwatch
         self.weight_bytes = 0
+        self._programs: dict[bytes, list[Call]] = {}
 
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(self._kernels, name)
-        return self._stopwatch.timed(PARTS[name], function) if name in PARTS else function
+    def call(self, threads: int, kernel: str, *words: Word) -> None:
+        started = time.perf_counter()
+        super().call(threads, kernel, *words)
+        self._add(Call(kernel, words), time.perf_counter() - started)
 
-    def linear(self, weight: torch.Tensor, *how: Any) -> Callable[..., Any] | None:
-        self.weight_bytes += weight.nbytes
-        product = self._kernels.linear(weight, *how)
-        return product and self._stopwatch.timed(PARTS["linear"], product)
+    def pack(self, calls: Sequence[Call]) -> bytes:
+        packed = super().pack(calls)
+        self._programs[packed] = list(calls)
+        return packed
+
+    def run(self, packed: bytes, threads: int, ends: int | None = None) -> None:
+        calls = self._programs[packed]
+        times = np.empty(len(calls) + 1)
+        times[0] = time.monotonic()
+        super().run(packed, threads, times[1:].ctypes.data)
+        for call, seconds in zip(calls, np.diff(times).tolist(), strict=True):
+            self._add(call, seconds)
+
+    def _add(self, call: Call, seconds: float) -> None:
+        self.seconds[PARTS.get(call.kernel, REST)] += seconds
+        if call.kernel == "gemm":
+            _, _, inputs, _, outputs, is_int8, *_ = call.words
+            self.weight_bytes += int(inputs * outputs * (1 if is_int8 else 2))
 
 
 def profile_step(model: Path, rows: int, context: int, steps: int, dtype: str) -> StepProfile:
-    """The median step of `steps`, in which so many rows see about so many tokens each."""
-    stopwatch = Stopwatch()
-    timed: list[TimedKernels] = []
+    """The mean of the middle half of `steps`, in which so many rows see about so many tokens each. RuntimeError where
+    no kernels were compiled."""
+    targets = usable_targets()
+    if not targets:
+        raise RuntimeError("there is nothing to profile: no C compiler (cc) was there when the package was installed")
+    library = TimedLibrary(targets[0])
 
     def select(device: torch.device) -> Backend:
-        backend = select_backend(device)
-        timed.append(TimedKernels(backend.kernels, stopwatch))
-        return Backend(backend.name, cast(Kernels, timed[0]))
+        kernels = CpuKernels(library, torch.get_num_threads())
+        return Backend(kernels.name, kernels)
 
     longest = context + steps + WARM_STEPS + 2
     config = ShardConfig(
@@ -100,19 +105,22 @@ def profile_step(model: Path, rows: int, context: int, steps: int, dtype: str) -
     shard.runner.warmup(max(PREFILL_TOKENS, longest), longest, rows, rows * longest)
     first = [row * longest for row in range(rows)]
     _prefill(shard.runner, first, context)
-    times: list[tuple[float, dict[str, float]]] = []
+    measured: list[tuple[float, dict[str, float]]] = []
     for step in range(WARM_STEPS + steps):
-        stopwatch.seconds.clear()
+        library.seconds.clear()
+        library.weight_bytes = 0
         slots = torch.tensor([slot + context + step for slot in first], dtype=torch.int32)
         started = time.perf_counter()
         shard.runner.step([StepBatch(0, list(range(rows)))], slots, 0, []).wait()
-        times.append((time.perf_counter() - started, dict(stopwatch.seconds)))
-    times = sorted(times[WARM_STEPS:], key=lambda measured: measured[0])
-    seconds, parts = times[len(times) // 2]
+        measured.append((time.perf_counter() - started, dict(library.seconds)))
+    measured = sorted(measured[WARM_STEPS:], key=lambda step: step[0])
+    middle = measured[len(measured) // 4 : len(measured) - len(measured) // 4]
+    seconds = statistics.mean(step_s for step_s, _ in middle)
+    parts = {part: statistics.mean(of[part] for _, of in middle) for part in middle[0][1]}
     config_ = shard.model_config
     kv_bytes = rows * context * config_.num_layers * 2 * config_.num_kv_heads * config_.head_size * shard.dtype.itemsize
-    parts[REST] = seconds - sum(parts.values())
-    return StepProfile(shard.kernels, rows, context, seconds, parts, timed[0].weight_bytes, kv_bytes)
+    parts[REST] = parts.get(REST, 0) + seconds - sum(parts.values())
+    return StepProfile(shard.kernels, rows, context, seconds, parts, library.weight_bytes, kv_bytes)
 
 
 def _prefill(runner: ModelRunner, first: list[int], context: int) -> None:

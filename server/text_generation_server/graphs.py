@@ -33,6 +33,16 @@ class Recording(Protocol):
     def replay(self) -> None: ...
 
 
+class Graphs(Protocol):
+    """How decode steps are run; see `DecodeGraphs`, or on CPUs `kernels.cpu.programs`."""
+
+    def size(self, rows: int) -> int: ...
+
+    def run(self, size: int, forward: Forward, on_layer: Signal) -> Tensor: ...
+
+    def clear(self) -> None: ...
+
+
 class CudaRecording:
     def __init__(self, graph: torch.cuda.CUDAGraph, output: Tensor) -> None:
         self.output = output

@@ -12,9 +12,11 @@ from tokenizers import Tokenizer
 from text_generation_server.config import ShardConfig
 from text_generation_server.distributed import Group, join_group
 from text_generation_server.errors import ModelError
-from text_generation_server.graphs import DEFAULT_SIZES, CudaRecorder, DecodeGraphs, no_graphs
+from text_generation_server.graphs import DEFAULT_SIZES, CudaRecorder, DecodeGraphs, Graphs, no_graphs
 from text_generation_server.host import usable_cores
 from text_generation_server.kernels import Backend, select_backend
+from text_generation_server.kernels.cpu.backend import CpuKernels
+from text_generation_server.kernels.cpu.programs import DecodePrograms
 from text_generation_server.models import get_model
 from text_generation_server.models.config import DTYPES, ModelConfig, read_config
 from text_generation_server.models.dummy import DummyFiles
@@ -76,7 +78,7 @@ def load_shard(
     sampler = Sampler(backend.kernels, config.watermark_gamma, config.watermark_delta, worker.advance_progress)
     runner = ModelRunner(
         model, model_config, backend, sampler, group, device, dtype, longest, worker.advance_progress,
-        _graphs(config, device, group, worker), moments_of(device), config.memory_fraction, kv_dtype,
+        _graphs(config, device, group, worker, backend), moments_of(device), config.memory_fraction, kv_dtype,
     )  # fmt: skip
     tokenizer = Tokenizer.from_file(str(config.model_path / "tokenizer.json"))
     return Shard(runner, group, tokenizer, model_config, dtype, device, backend.name)
@@ -89,14 +91,17 @@ def _files(config: ShardConfig, model_config: ModelConfig, device: torch.device,
     return SafetensorsFiles(config.model_path)
 
 
-def _graphs(config: ShardConfig, device: torch.device, group: Group, worker: Worker) -> DecodeGraphs:
+def _graphs(config: ShardConfig, device: torch.device, group: Group, worker: Worker, backend: Backend) -> Graphs:
     if device.type == "cuda":
         sizes = DEFAULT_SIZES if config.graph_sizes is None else config.graph_sizes
         return DecodeGraphs(sizes, CudaRecorder(), group.all_agree, partial(worker.during, "capture"))
     if config.graph_sizes and config.rank == 0:
-        log.info("--cuda-graphs has no effect: there is no GPU")
+        log.info("--cuda-graphs: without a GPU decode steps of all sizes are recorded, or with 0 none")
     if config.memory_fraction != 1.0 and config.rank == 0:
         log.info("--cuda-memory-fraction has no effect: there is no GPU")
+    # What ranks say to each other is not a kernel's work.
+    if isinstance(backend.kernels, CpuKernels) and group.size == 1 and config.graph_sizes != ():
+        return DecodePrograms(backend.kernels.library, backend.kernels.threads)
     return no_graphs()
 
 

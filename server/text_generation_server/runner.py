@@ -10,7 +10,7 @@ from text_generation_launcher import faults
 from text_generation_server.batch import Batches, PromptChunk, Rows, StepBatch
 from text_generation_server.distributed import Group
 from text_generation_server.errors import StepError
-from text_generation_server.graphs import DecodeGraphs, Signal, no_graphs
+from text_generation_server.graphs import Graphs, Signal, no_graphs
 from text_generation_server.kernels import Backend
 from text_generation_server.kernels.interface import KvLayer
 from text_generation_server.kv_cache import (
@@ -67,7 +67,7 @@ class ModelRunner:
         dtype: torch.dtype,
         max_total_tokens: int,
         on_progress: Signal,
-        graphs: DecodeGraphs | None = None,
+        graphs: Graphs | None = None,
         mark: Callable[[], Moment] = HostMoment,
         memory_fraction: float = 1.0,
         kv_dtype: torch.dtype | None = None,

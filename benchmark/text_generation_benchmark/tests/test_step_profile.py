@@ -17,7 +17,7 @@ def demo_model() -> Path:
 def test_the_parts_of_a_step_are_all_of_it() -> None:
     profile = profile_step(demo_model(), rows=3, context=20, steps=3, dtype="bfloat16")
     assert set(profile.parts) <= {*PARTS.values(), REST}
-    assert {PARTS["attend_decode"], PARTS["sample"], REST} <= set(profile.parts)
+    assert {PARTS["attend"], PARTS["draw"], REST} <= set(profile.parts)
     assert all(seconds > 0 for seconds in profile.parts.values())
     assert sum(profile.parts.values()) == pytest.approx(profile.step_s)
     # 5 layers, 2 of keys and values, 4 heads of 32 numbers of 2 bytes.

@@ -45,20 +45,18 @@ class SampledOnHost:
 def read_out(sampled: Sampled) -> SampledOnHost:
     """The tensors of `sampled` are on the host. Best tokens without any likelihood are left out."""
     top_counts = list(sampled.top_counts)
+    top_ids, top_logprobs = sampled.top_ids_AK.flatten(), sampled.top_logprobs_AK.flatten()
     asking = [i for i, count in enumerate(top_counts) if count]
-    possible = sampled.top_logprobs_AK.isfinite().sum(dim=1).tolist()
-    for i, most in zip(asking, possible, strict=True):
-        top_counts[i] = min(top_counts[i], most)
-    taken_A1 = torch.tensor([top_counts[i] for i in asking], dtype=torch.int64).unsqueeze(1)
-    taken_AK = torch.arange(sampled.top_ids_AK.shape[1]) < taken_A1
-    return SampledOnHost(
-        sampled.ids_R,
-        sampled.logprobs_R,
-        top_counts,
-        sampled.top_ids_AK[taken_AK],
-        sampled.top_logprobs_AK[taken_AK],
-        (~sampled.finite_R).nonzero().flatten().tolist(),
-    )
+    if asking:
+        possible = sampled.top_logprobs_AK.isfinite().sum(dim=1).tolist()
+        for i, most in zip(asking, possible, strict=True):
+            top_counts[i] = min(top_counts[i], most)
+        taken_A1 = torch.tensor([top_counts[i] for i in asking], dtype=torch.int64).unsqueeze(1)
+        taken = (torch.arange(sampled.top_ids_AK.shape[1]) < taken_A1).flatten()
+        top_ids, top_logprobs = top_ids[taken], top_logprobs[taken]
+    finite = sampled.finite_R.tolist()
+    not_finite = [] if all(finite) else [i for i, is_finite in enumerate(finite) if not is_finite]
+    return SampledOnHost(sampled.ids_R, sampled.logprobs_R, top_counts, top_ids, top_logprobs, not_finite)
 
 
 class Sampler:

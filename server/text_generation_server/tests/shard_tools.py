@@ -9,7 +9,7 @@ import torch
 
 from text_generation_server.batch import PromptChunk, StepBatch
 from text_generation_server.distributed import Alone, Group
-from text_generation_server.kernels import select_backend
+from text_generation_server.kernels import Backend, select_backend
 from text_generation_server.models import get_model
 from text_generation_server.models.config import read_config
 from text_generation_server.results import StepOutput
@@ -59,10 +59,11 @@ def make_runner(
     group: Group = ALONE,
     on_tensor: Callable[[], None] = lambda: None,
     on_progress: Callable[[], None] = lambda: None,
+    backend: Backend | None = None,
     **options: Any,
 ) -> ModelRunner:
     config = read_config(path)
-    backend = select_backend(CPU)
+    backend = backend or select_backend(CPU)
     model = get_model(SafetensorsFiles(path), config, backend.kernels, group, CPU, dtype, max_total_tokens, on_tensor)
     sampler = Sampler(backend.kernels, 0.5, 2.0)
     return ModelRunner(model, config, backend, sampler, group, CPU, dtype, max_total_tokens, on_progress, **options)

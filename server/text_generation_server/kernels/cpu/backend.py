@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from text_generation_server.kernels import reference
-from text_generation_server.kernels.cpu.library import TYPES, Library
+from text_generation_server.kernels.cpu.library import TYPES, Library, Word
 from text_generation_server.kernels.cpu.linear import PackedLinear, Scratch, can_pack
 from text_generation_server.kernels.interface import Choices, Chosen, KvLayer, Segments
 
@@ -14,6 +14,8 @@ LANES = 16
 MAX_HEAD_SIZE = 256
 # From so many tokens on the matrix unit pays.
 SHORTEST_CHUNK = 8
+# From so many numbers on it pays to wake the other threads.
+WORTH_THREADS = 32768
 CHUNK_KEYS = 128  # KEYS of chunk.c
 
 Run = tuple[int, int, int]
@@ -24,23 +26,21 @@ class CpuKernels:
 
     def __init__(self, library: Library, threads: int) -> None:
         self.name = f"cpu ({library.target})"
-        self._library = library
-        self._threads = threads
+        self.library = library
+        self.threads = threads
         self._scratch = Scratch()
 
     def linear(
         self, weight: Tensor, bias: Tensor | None, scales_N: Tensor | None, gated: bool, dtype: torch.dtype
     ) -> PackedLinear | None:
-        if not self._library.has_gemm or weight.dtype == torch.float32 or not can_pack(weight, gated):
+        if not self.library.has("gemm") or weight.dtype == torch.float32 or not can_pack(weight, gated):
             return None
-        return PackedLinear(self._library, self._threads, self._scratch, weight, bias, scales_N, gated, dtype)
+        return PackedLinear(self.library, self.threads, self._scratch, weight, bias, scales_N, gated, dtype)
 
     def embed(self, ids_T: Tensor, weight_VH: Tensor) -> Tensor:
         out = torch.empty((len(ids_T), weight_VH.shape[1]), dtype=weight_VH.dtype)
         row_bytes = weight_VH.shape[1] * weight_VH.element_size()
-        self._library.embed(
-            ids_T.data_ptr(), len(ids_T), weight_VH.data_ptr(), row_bytes, out.data_ptr(), self._threads
-        )
+        self._call(out.nbytes, "embed", ids_T.data_ptr(), len(ids_T), weight_VH.data_ptr(), row_bytes, out.data_ptr())
         return out
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
@@ -57,8 +57,16 @@ class CpuKernels:
         return x_TH, residual_TH
 
     def _norm(self, x: Tensor, residual: int, weight: Tensor, eps: float, out: Tensor) -> None:
-        self._library.rms_norm(
-            x.data_ptr(), residual, *x.shape, TYPES[x.dtype], weight.data_ptr(), eps, out.data_ptr(), self._threads
+        self._call(
+            x.numel(),
+            "rms_norm",
+            x.data_ptr(),
+            residual,
+            *x.shape,
+            TYPES[x.dtype],
+            weight.data_ptr(),
+            eps,
+            out.data_ptr(),
         )
 
     def rope_and_store_kv(
@@ -74,9 +82,9 @@ class CpuKernels:
         if not _fits(size):
             return reference.rope_and_store_kv(qkv, heads, rotary, positions_T, kv, slots_T)
         cos, sin = rotary
-        self._library.rope_and_store(
-            qkv.data_ptr(), tokens, *heads, size, TYPES[qkv.dtype], cos.data_ptr(), sin.data_ptr(),
-            positions_T.data_ptr(), *_pointers(kv), TYPES[kv.heads.dtype], slots_T.data_ptr(), self._threads,
+        self._call(
+            qkv.numel(), "rope_and_store", qkv.data_ptr(), tokens, *heads, size, TYPES[qkv.dtype], cos.data_ptr(),
+            sin.data_ptr(), positions_T.data_ptr(), *_pointers(kv), TYPES[kv.heads.dtype], slots_T.data_ptr(),
         )  # fmt: skip
         return qkv.view(tokens, -1, size)[:, : heads[0]]
 
@@ -88,14 +96,15 @@ class CpuKernels:
             return reference.attend_decode(q_THD, kv, table, rows_R, lengths_R, scale)
         out = torch.empty((tokens, heads, size), dtype=q_THD.dtype)
         self._attend_tokens(q_THD, kv, table, rows_R, lengths_R, scale, out)
-        out[len(rows_R) :] = 0
+        if tokens > len(rows_R):
+            out[len(rows_R) :] = 0
         return out
 
     def attend_prefill(self, q_THD: Tensor, kv: KvLayer, table: Tensor, segments: Segments, scale: float) -> Tensor:
         if not _fits(q_THD.shape[2]):
             return reference.attend_prefill(q_THD, kv, table, segments, scale)
         out = torch.empty(q_THD.shape, dtype=q_THD.dtype)
-        as_chunks = self._library.has_attend_chunk and q_THD.dtype == torch.bfloat16 and q_THD.shape[2] % 32 == 0
+        as_chunks = self.library.has("attend_chunk") and q_THD.dtype == torch.bfloat16 and q_THD.shape[2] % 32 == 0
         first = 0
         # Decode rows, and what else is short, by the very same code as in a decode step.
         for short, group in groupby(segments.runs, lambda run: not as_chunks or run[2] - run[1] < SHORTEST_CHUNK):
@@ -114,10 +123,10 @@ class CpuKernels:
         self, q_THD: Tensor, kv: KvLayer, table: Tensor, rows: Tensor, lengths: Tensor, scale: float, out: Tensor
     ) -> None:
         _, heads, size = q_THD.shape
-        self._library.attend(
-            q_THD.data_ptr(), q_THD.stride(0), TYPES[q_THD.dtype], out.data_ptr(), len(rows), heads, *_pointers(kv),
-            kv.kv_heads, size, TYPES[kv.heads.dtype], table.data_ptr(), table.stride(0), rows.data_ptr(),
-            lengths.data_ptr(), scale, self._threads,
+        self.library.call(
+            self.threads, "attend", q_THD.data_ptr(), q_THD.stride(0), TYPES[q_THD.dtype], out.data_ptr(), len(rows),
+            heads, *_pointers(kv), kv.kv_heads, size, TYPES[kv.heads.dtype], table.data_ptr(), table.stride(0),
+            rows.data_ptr(), lengths.data_ptr(), scale,
         )  # fmt: skip
 
     def _attend_chunks(
@@ -129,10 +138,10 @@ class CpuKernels:
         scratch = torch.empty(2 * kv.kv_heads * size * longest, dtype=torch.bfloat16)
         first = 0
         for row, start, end in runs:
-            self._library.attend_chunk(
-                q_THD[first:].data_ptr(), q_THD.stride(0), out[first:].data_ptr(), heads, *_pointers(kv), kv.kv_heads,
-                size, TYPES[kv.heads.dtype], table[row].data_ptr(), start, end, scale, scratch.data_ptr(),
-                self._threads,
+            self.library.call(
+                self.threads, "attend_chunk", q_THD[first:].data_ptr(), q_THD.stride(0), out[first:].data_ptr(), heads,
+                *_pointers(kv), kv.kv_heads, size, TYPES[kv.heads.dtype], table[row].data_ptr(), start, end, scale,
+                scratch.data_ptr(),
             )  # fmt: skip
             first += end - start
 
@@ -141,22 +150,23 @@ class CpuKernels:
         if width % LANES:
             return reference.silu_mul(gate_up)
         out = torch.empty((tokens, width), dtype=gate_up.dtype)
-        self._library.silu_mul(gate_up.data_ptr(), tokens, width, TYPES[out.dtype], out.data_ptr(), self._threads)
+        self._call(out.numel(), "silu_mul", gate_up.data_ptr(), tokens, width, TYPES[out.dtype], out.data_ptr())
         return out
 
     def sample(self, logits_RV: Tensor, choices: Choices) -> Chosen:
         rows, size = logits_RV.shape
         stride = logits_RV.stride(0)
         finite = torch.empty(rows, dtype=torch.bool)
-        self._library.check_finite(logits_RV.data_ptr(), rows, size, stride, finite.data_ptr(), self._threads)
+        self._call(logits_RV.numel(), "check_finite", logits_RV.data_ptr(), rows, size, stride, finite.data_ptr())
         broken_R = None if bool(finite.all()) else ~finite
         reference.process(logits_RV, choices)
         if broken_R is not None:
             logits_RV.masked_fill_(broken_R.unsqueeze(1), 0)
         ids, logprobs = torch.empty(rows, dtype=torch.int32), torch.empty(rows)
-        self._library.draw(
-            logits_RV.data_ptr(), rows, size, stride, choices.draws_R.data_ptr(), choices.seeds_R.data_ptr(),
-            choices.lengths.data_ptr(), choices.rows_R.data_ptr(), ids.data_ptr(), logprobs.data_ptr(), self._threads,
+        self._call(
+            logits_RV.numel(), "draw", logits_RV.data_ptr(), rows, size, stride, choices.draws_R.data_ptr(),
+            choices.seeds_R.data_ptr(), choices.lengths.data_ptr(), choices.rows_R.data_ptr(), ids.data_ptr(),
+            logprobs.data_ptr(),
         )  # fmt: skip
         if broken_R is not None:
             ids.masked_fill_(broken_R, 0)
@@ -168,16 +178,22 @@ class CpuKernels:
     ) -> tuple[Tensor, Tensor, Tensor]:
         out = torch.empty((3, len(rows_R)), dtype=torch.int32)
         ids, positions, row_lengths = out
-        self._library.place(
-            rows_R.data_ptr(), slots_R.data_ptr(), len(rows_R), history.data_ptr(), table.data_ptr(), table.stride(0),
-            lengths.data_ptr(), ids.data_ptr(), positions.data_ptr(), row_lengths.data_ptr(),
+        self._call(
+            len(rows_R), "place", rows_R.data_ptr(), slots_R.data_ptr(), len(rows_R), history.data_ptr(),
+            table.data_ptr(), table.stride(0), lengths.data_ptr(), ids.data_ptr(), positions.data_ptr(),
+            row_lengths.data_ptr(),
         )  # fmt: skip
         return ids, positions, row_lengths
 
     def advance(self, history: Tensor, lengths: Tensor, rows_R: Tensor, ids_R: Tensor) -> None:
-        self._library.advance(
-            history.data_ptr(), history.stride(0), lengths.data_ptr(), rows_R.data_ptr(), ids_R.data_ptr(), len(ids_R)
-        )
+        self._call(
+            len(ids_R), "advance", history.data_ptr(), history.stride(0), lengths.data_ptr(), rows_R.data_ptr(),
+            ids_R.data_ptr(), len(ids_R),
+        )  # fmt: skip
+
+    def _call(self, work: int, kernel: str, *words: Word) -> None:
+        """With as many threads as are worth waking for so many numbers."""
+        self.library.call(self.threads if work > WORTH_THREADS else 1, kernel, *words)
 
 
 def _tokens(runs: list[Run]) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,11 @@
 
 import ctypes
 import logging
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -20,38 +24,79 @@ NEEDS = {
 # The numbers of `enum type` in vectors.h.
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
 
-_P, _L, _I, _F = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
-_SIGNATURES = {
-    "embed": [_P, _L, _P, _L, _P, _I],
-    "rms_norm": [_P, _P, _L, _L, _I, _P, _F, _P, _I],
-    "silu_mul": [_P, _L, _L, _I, _P, _I],
-    "rope_and_store": [_P, _L, _L, _L, _L, _I, _P, _P, _P, _P, _P, _I, _P, _I],
-    "attend": [_P, _L, _I, _P, _L, _L, _P, _P, _L, _L, _I, _P, _L, _P, _P, _F, _I],
-    "place": [_P, _P, _L, _P, _P, _L, _P, _P, _P, _P],
-    "advance": [_P, _L, _P, _P, _P, _L],
-    "draw": [_P, _L, _L, _L, _P, _P, _P, _P, _P, _P, _I],
-    "check_finite": [_P, _L, _L, _L, _P, _I],
+# The words of each kernel: P a pointer, q an integer, d a floating-point number.
+POINTER = "P"
+WORDS = {
+    "embed": "PqPqP",
+    "rms_norm": "PPqqqPdP",
+    "silu_mul": "PqqqP",
+    "rope_and_store": "PqqqqqPPPPPqP",
+    "attend": "PqqPqqPPqqqPqPPd",
+    "place": "PPqPPqPPPP",
+    "advance": "PqPPPq",
+    "draw": "PqqqPPPPPP",
+    "check_finite": "PqqqP",
+    # Only libraries for processors with the instructions have these.
+    "gemm": "PqqPqqPPqqPP",
+    "attend_chunk": "PqPqPPqqqPqqdP",
 }
-# Only libraries for processors with the instructions have these.
-_OPTIONAL_SIGNATURES = {
-    "gemm": [_P, _L, _L, _P, _L, _I, _P, _P, _I, _I, _P, _P, _I],
-    "attend_chunk": [_P, _L, _P, _L, _P, _P, _L, _L, _I, _P, _L, _L, _F, _P, _I],
-}
+MOST_WORDS = 16  # MOST_WORDS of team.h
+
+Word = int | float
 
 
-class Library(ctypes.CDLL):
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A kernel and its arguments."""
+
+    kernel: str
+    words: tuple[Word, ...]
+
+
+class Listener(Protocol):
+    """Told of every call that is made."""
+
+    def heard(self, call: Call) -> None: ...
+
+
+class Library:
     """The functions of csrc/, and the name of the processor they were compiled for."""
 
     def __init__(self, target: str) -> None:
         # torch has loaded the OpenMP run-time of that name already, so its threads are the ones that compute here.
-        super().__init__(str(library_path(target)))
+        functions = ctypes.CDLL(str(library_path(target)))
         self.target = target
-        optional = {name: s for name, s in _OPTIONAL_SIGNATURES.items() if hasattr(self, name)}
-        self.has_gemm = "gemm" in optional
-        self.has_attend_chunk = "attend_chunk" in optional
-        for name, arguments in (_SIGNATURES | optional).items():
-            function = getattr(self, name)
-            function.argtypes, function.restype = arguments, None
+        self.listener: Listener | None = None
+        self._run = functions.run
+        self._run.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_void_p]
+        self._run.restype = None
+        self._addresses = {
+            name: ctypes.cast(getattr(functions, name), ctypes.c_void_p).value
+            for name in WORDS
+            if hasattr(functions, name)
+        }
+        self._packers = {name: struct.Struct(f"P{w}{(MOST_WORDS - len(w)) * 8}x") for name, w in WORDS.items()}
+
+    def has(self, kernel: str) -> bool:
+        return kernel in self._addresses
+
+    def call(self, threads: int, kernel: str, *words: Word) -> None:
+        self._run(self._packers[kernel].pack(self._addresses[kernel], *words), 1, threads, None)
+        if self.listener is not None:
+            self.listener.heard(Call(kernel, words))
+
+    def pack(self, calls: Sequence[Call]) -> bytes:
+        return b"".join(self._packers[c.kernel].pack(self._addresses[c.kernel], *c.words) for c in calls)
+
+    def run(self, packed: bytes, threads: int, ends: int | None = None) -> None:
+        """Calls one after the other, without a way back to Python in between.
+
+        `ends`: where to put the time after each, float64, seconds of the monotonic clock.
+        """
+        self._run(packed, len(packed) // CALL_BYTES, threads, ends)
+
+
+CALL_BYTES = (MOST_WORDS + 1) * 8
 
 
 def usable_targets() -> list[str]:

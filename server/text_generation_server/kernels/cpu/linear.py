@@ -8,21 +8,30 @@ from text_generation_server.arena import empty
 from text_generation_server.kernels.cpu.library import TYPES, Library
 
 PANEL = 16
+CPU = torch.device("cpu")
+# Of gemm.c: up to so many rows x is taken as it lies; more inputs are multiplied part by part, with sums of so many rows
+# kept between them.
+FEW_ROWS = 16
+WHOLE_INPUTS = 2048
+MOST_SUMMED_ROWS = 576
 BLOCK = 2 * PANEL  # the matrix product takes outputs and inputs in pairs of panels
 
 
 class Scratch:
-    """Memory that all products use one after the other, as large as the largest needs it."""
+    """Memory that all products use one after the other, as large as the largest needs it.
+
+    What was handed out once stays: a program may have the address.
+    """
 
     def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.bfloat16)
+        self._memory = [empty((0,), torch.bfloat16, CPU)]
 
     def reserve(self, count: int) -> None:
-        if count > len(self._memory):
-            self._memory = torch.empty(count, dtype=torch.bfloat16)
+        if count > len(self._memory[-1]):
+            self._memory.append(empty((max(count, 2 * len(self._memory[-1])),), torch.bfloat16, CPU))
 
     def data_ptr(self) -> int:
-        return self._memory.data_ptr()
+        return self._memory[-1].data_ptr()
 
 
 class PackedLinear:
@@ -50,25 +59,41 @@ class PackedLinear:
         self._weight = _panels(weight if order is None else weight[order])
         self._scales = _aligned(scales_N, order)
         self._bias = _aligned(bias, order)
-        is_int8 = weight.dtype == torch.int8
+        self._is_int8 = weight.dtype == torch.int8
         self._scratch = scratch
-        if is_int8:
-            scratch.reserve(threads * BLOCK * self._inputs)  # each thread unpacks two panels at a time
         rows = self._weight.shape[0] * PANEL
         self._width = rows // 2 if gated else rows
         self._tail = (
-            self._weight.data_ptr(), rows, int(is_int8), _pointer(self._scales), _pointer(self._bias), int(gated),
+            self._weight.data_ptr(), rows, int(self._is_int8), _pointer(self._scales), _pointer(self._bias), int(gated),
             TYPES[dtype],
         )  # fmt: skip
 
     def __call__(self, x: Tensor) -> Tensor:
         count = x.shape[0]
         x = x.contiguous()
+        self._scratch.reserve(self._scratch_numbers(count))
         y = torch.empty((count, self._width), dtype=self._dtype)
-        self._library.gemm(
-            x.data_ptr(), count, self._inputs, *self._tail, y.data_ptr(), self._scratch.data_ptr(), self._threads
+        self._library.call(
+            self._threads,
+            "gemm",
+            x.data_ptr(),
+            count,
+            self._inputs,
+            *self._tail,
+            y.data_ptr(),
+            self._scratch.data_ptr(),
         )
         return y if self._width == self._outputs else y[:, : self._outputs].contiguous()
+
+    def _scratch_numbers(self, count: int) -> int:
+        """What `gemm` asks for, in gemm.c."""
+        rows = -(-count // BLOCK) * BLOCK
+        numbers = self._threads * 4 * BLOCK * self._inputs if self._is_int8 else 0
+        if count > FEW_ROWS:
+            numbers += rows * self._inputs
+            if self._inputs > WHOLE_INPUTS:
+                numbers += 2 * self._weight.shape[0] * PANEL * min(rows, MOST_SUMMED_ROWS)
+        return numbers
 
 
 def can_pack(weight: Tensor, gated: bool) -> bool:

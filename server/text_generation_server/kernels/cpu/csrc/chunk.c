@@ -2,11 +2,10 @@
    them, once for all queries; then blocks of 32 queries walk over them, 128 keys at a time, with a running softmax.
 
    A query's result does not depend on the chunk it came in. */
+#include "team.h"
 #include "vectors.h"
 
 #if defined(__AMX_BF16__)
-
-#include <omp.h>
 
 #include "tiles.h"
 
@@ -39,6 +38,12 @@ INLINE void fetch_head(const void *heads, const float *scales, enum type type, l
   }
 }
 
+INLINE vu halves(const bf16 *p) {
+  vu16 h;
+  memcpy(&h, p, sizeof h);
+  return __builtin_convertvector(h, vu);
+}
+
 /* 32 positions from `first` on. */
 static void lay_out(const void *heads, const float *scales, enum type type, long kv_heads, long kv_head, long size,
                     const int32_t *slots, long first, long end, struct laid_out *to) {
@@ -59,20 +64,19 @@ static void lay_out(const void *heads, const float *scales, enum type type, long
         }
       } else {
         for (long d = 0; d < size; d += 16) {
-          uint16_t *row = values + d * 32 + i / 2 * 32;
-          for (int e = 0; e < 16; e++) {
-            row[2 * e] = states[0][d + e];
-            row[2 * e + 1] = states[1][d + e];
-          }
+          vu pairs = halves(states[0] + d) | halves(states[1] + d) << 16;
+          memcpy(values + d * 32 + i / 2 * 32, &pairs, sizeof pairs);
         }
       }
     }
   }
 }
 
+/* Tiles in the order of their columns, each with rows of 64 bytes one behind the other: far apart, as rows of a matrix, they
+   would drive each other out of the cache. */
 struct block {
-  bf16 q[QUERIES][MAX_SIZE], weights[QUERIES][KEYS];
-  float scores[QUERIES][KEYS], out[QUERIES][MAX_SIZE], peaks[QUERIES], sums[QUERIES];
+  bf16 q[MAX_SIZE / 32][QUERIES][32], weights[KEYS / 32][QUERIES][32];
+  float scores[KEYS / 16][QUERIES][16], out[MAX_SIZE / 16][QUERIES][16], peaks[QUERIES], sums[QUERIES];
 } __attribute__((aligned(64)));
 
 static void score(struct block *b, const bf16 *keys, long size) {
@@ -84,8 +88,8 @@ static void score(struct block *b, const bf16 *keys, long size) {
     _tile_zero(2);
     _tile_zero(3);
     for (long d = 0; d < size; d += 32) {
-      _tile_loadd(4, b->q[0] + d, sizeof b->q[0]);
-      _tile_loadd(5, b->q[16] + d, sizeof b->q[0]);
+      _tile_loadd(4, b->q[d / 32][0], 64);
+      _tile_loadd(5, b->q[d / 32][16], 64);
       _tile_loadd(6, first + d * 16, 64);
       _tile_loadd(7, second + d * 16, 64);
       _tile_dpbf16ps(0, 4, 6);
@@ -93,12 +97,26 @@ static void score(struct block *b, const bf16 *keys, long size) {
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
-    _tile_stored(0, b->scores[0] + k, sizeof b->scores[0]);
-    _tile_stored(1, b->scores[0] + k + 16, sizeof b->scores[0]);
-    _tile_stored(2, b->scores[16] + k, sizeof b->scores[0]);
-    _tile_stored(3, b->scores[16] + k + 16, sizeof b->scores[0]);
+    _tile_stored(0, b->scores[k / 16][0], 64);
+    _tile_stored(1, b->scores[k / 16 + 1][0], 64);
+    _tile_stored(2, b->scores[k / 16][16], 64);
+    _tile_stored(3, b->scores[k / 16 + 1][16], 64);
   }
   MEMORY_IS_WRITTEN;
+}
+
+/* 2^x for x up to 0: a polynomial for the fraction (relative error 4e-6), which is far below what rounding to bfloat16 makes
+   of it. Below -126: 0; NaN stays. */
+INLINE vf weight_of(vf x) {
+  vf whole = (vf)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  vf f = x - whole;
+  vf y = splat(0.0096663684f);
+  y = y * f + 0.055921976f;
+  y = y * f + 0.2402235f;
+  y = y * f + 0.69312102f;
+  y = y * f + 1.0f;
+  __mmask16 seen = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126), _CMP_NLT_UQ);
+  return (vf)_mm512_maskz_scalef_ps(seen, (__m512)y, (__m512)whole);
 }
 
 /* One query sees the first `visible` keys of the tile. */
@@ -106,7 +124,7 @@ INLINE void weigh(struct block *b, int i, long visible, float scale, long size) 
   const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   vf scores[KEYS / LANES], peaks = splat(-INFINITY), sums = {};
   for (int k = 0; k < KEYS / LANES; k++) {
-    vf s = load(b->scores[i], k * LANES, F32) * scale;
+    vf s = load(b->scores[k][i], 0, F32) * scale;
     scores[k] = choose(lanes + k * LANES < (int)visible, s, splat(-INFINITY));
     peaks = max_of(peaks, scores[k]);
   }
@@ -114,12 +132,12 @@ INLINE void weigh(struct block *b, int i, long visible, float scale, long size) 
   if (!(peak <= b->peaks[i])) {
     vf shrink = exp2_of(splat(b->peaks[i] - peak));
     b->sums[i] *= shrink[0];
-    for (long d = 0; d < size; d += LANES) store(b->out[i], d, load(b->out[i], d, F32) * shrink, F32);
+    for (long d = 0; d < size / LANES; d++) store(b->out[d][i], 0, load(b->out[d][i], 0, F32) * shrink, F32);
     b->peaks[i] = peak;
   }
   for (int k = 0; k < KEYS / LANES; k++) {
-    vf w = exp2_of(scores[k] - b->peaks[i]);
-    store_bf16(b->weights[i] + k * LANES, w);
+    vf w = weight_of(scores[k] - b->peaks[i]);
+    store_bf16(b->weights[k / 2][i] + k % 2 * LANES, w);
     sums += w;
   }
   b->sums[i] += sum_of(sums);
@@ -129,16 +147,16 @@ static void add_values(struct block *b, const bf16 *values, long size) {
   MEMORY_IS_WRITTEN;
   for (long d = 0; d < size; d += 32) {
     int second = d + 16 < size;
-    _tile_loadd(0, b->out[0] + d, sizeof b->out[0]);
-    _tile_loadd(2, b->out[16] + d, sizeof b->out[0]);
+    _tile_loadd(0, b->out[d / 16][0], 64);
+    _tile_loadd(2, b->out[d / 16][16], 64);
     if (second) {
-      _tile_loadd(1, b->out[0] + d + 16, sizeof b->out[0]);
-      _tile_loadd(3, b->out[16] + d + 16, sizeof b->out[0]);
+      _tile_loadd(1, b->out[d / 16 + 1][0], 64);
+      _tile_loadd(3, b->out[d / 16 + 1][16], 64);
     }
     for (int k = 0; k < KEYS; k += 32) {
       const bf16 *v = values + k * size + d * 32;
-      _tile_loadd(4, b->weights[0] + k, sizeof b->weights[0]);
-      _tile_loadd(5, b->weights[16] + k, sizeof b->weights[0]);
+      _tile_loadd(4, b->weights[k / 32][0], 64);
+      _tile_loadd(5, b->weights[k / 32][16], 64);
       _tile_loadd(6, v, 64);
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(2, 5, 6);
@@ -148,11 +166,11 @@ static void add_values(struct block *b, const bf16 *values, long size) {
         _tile_dpbf16ps(3, 5, 7);
       }
     }
-    _tile_stored(0, b->out[0] + d, sizeof b->out[0]);
-    _tile_stored(2, b->out[16] + d, sizeof b->out[0]);
+    _tile_stored(0, b->out[d / 16][0], 64);
+    _tile_stored(2, b->out[d / 16][16], 64);
     if (second) {
-      _tile_stored(1, b->out[0] + d + 16, sizeof b->out[0]);
-      _tile_stored(3, b->out[16] + d + 16, sizeof b->out[0]);
+      _tile_stored(1, b->out[d / 16 + 1][0], 64);
+      _tile_stored(3, b->out[d / 16 + 1][16], 64);
     }
   }
   MEMORY_IS_WRITTEN;
@@ -164,8 +182,8 @@ static void attend_block(const struct chunk *c, long kv_head, long first, struct
   long count = all - first < QUERIES ? all - first : QUERIES;
   for (long i = 0; i < QUERIES; i++) {
     long query = first + (i < count ? i : 0), token = query / group, head = kv_head * group + query % group;
-    memcpy(b->q[i], c->q + token * c->q_stride + head * size, size * sizeof(bf16));
-    memset(b->out[i], 0, size * sizeof(float));
+    for (long d = 0; d < size; d += 32) memcpy(b->q[d / 32][i], c->q + token * c->q_stride + head * size + d, 64);
+    for (long d = 0; d < size; d += LANES) memset(b->out[d / 16][i], 0, 64);
     b->peaks[i] = -INFINITY;
     b->sums[i] = 0;
   }
@@ -181,16 +199,21 @@ static void attend_block(const struct chunk *c, long kv_head, long first, struct
   for (long i = 0; i < count; i++) {
     long token = (first + i) / group, head = kv_head * group + (first + i) % group;
     for (long d = 0; d < size; d += LANES)
-      store_bf16(c->out + (token * c->heads + head) * size + d, load(b->out[i], d, F32) / b->sums[i]);
+      store_bf16(c->out + (token * c->heads + head) * size + d, load(b->out[d / 16][i], 0, F32) / b->sums[i]);
   }
 }
 
 /* Queries q [end - start, heads, size] at positions start … end - 1 of a row with these slots, each over the row's
    positions up to its own; out is like q, without gaps. size is a multiple of 32. `scratch` has room for keys and values
    of the row, rounded up to whole blocks of KEYS positions. */
-EXPORT void attend_chunk(const bf16 *q, long q_stride, bf16 *out, long heads, const void *kv, const float *scales,
-                         long kv_heads, long size, int kv_type, const int32_t *slots, long start, long end, float scale,
-                         bf16 *scratch, int threads) {
+EXPORT void attend_chunk(const union word *w, struct team *team, int me) {
+  const bf16 *q = w[0].p;
+  long q_stride = w[1].i, heads = w[3].i, kv_heads = w[6].i, size = w[7].i, start = w[10].i, end = w[11].i;
+  bf16 *out = w[2].p, *scratch = w[13].p;
+  const void *kv = w[4].p;
+  const float *scales = w[5].p;
+  enum type kv_type = w[8].i;
+  const int32_t *slots = w[9].p;
   struct laid_out rows[kv_heads];
   long length = padded(end), group = heads / kv_heads;
   long blocks = ((end - start) * group + QUERIES - 1) / QUERIES;
@@ -198,21 +221,16 @@ EXPORT void attend_chunk(const bf16 *q, long q_stride, bf16 *out, long heads, co
     rows[h].keys = scratch + 2 * h * size * length;
     rows[h].values = rows[h].keys + size * length;
   }
-  struct chunk c = {q, q_stride, heads, kv_heads, size, start, end, out, scale * LOG2E, rows};
-#pragma omp parallel num_threads(threads)
-  {
-#pragma omp for schedule(dynamic)
-    for (long item = 0; item < kv_heads * (length / 32); item++)
-      lay_out(kv, scales, kv_type, kv_heads, item % kv_heads, size, slots, item / kv_heads * 32, end,
-              &rows[item % kv_heads]);
-    struct block b;
-    configure_tiles(16, 16);
-    /* The last queries have the most keys: they begin. */
-#pragma omp for schedule(dynamic)
-    for (long item = 0; item < kv_heads * blocks; item++)
-      attend_block(&c, item % kv_heads, (blocks - 1 - item / kv_heads) * QUERIES, &b);
-    _tile_release();
-  }
+  struct chunk c = {q, q_stride, heads, kv_heads, size, start, end, out, (float)w[12].f * LOG2E, rows};
+  SHARE(item, kv_heads * (length / 32), 1, team)
+    lay_out(kv, scales, kv_type, kv_heads, item % kv_heads, size, slots, item / kv_heads * 32, end, &rows[item % kv_heads]);
+  meet(team);
+  struct block b;
+  configure_tiles(16, 16);
+  /* The last queries have the most keys: they begin. */
+  SHARE(item, kv_heads * blocks, 1, team)
+    attend_block(&c, item % kv_heads, (blocks - 1 - item / kv_heads) * QUERIES, &b);
+  _tile_release();
 }
 
 #endif

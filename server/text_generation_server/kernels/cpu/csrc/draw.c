@@ -1,5 +1,6 @@
 /* The choice of a token: the best of logit + Gumbel noise, and its log-probability. The noise is a pure function of (seed,
    position, token), the same integers as in reference.py, so that no draw depends on anything else. */
+#include "team.h"
 #include "vectors.h"
 
 #define GOLDEN 0x9e3779b1u
@@ -98,18 +99,25 @@ static void choose_one(float *row, long size, int draws, int64_t seed, int32_t p
   *logprob = row[*id] - peak - logf(sum_of(sums));
 }
 
-/* ids and logprobs of each row of logits [rows, size]; position of row i is lengths[index[i]]. */
-EXPORT void draw(float *logits, long rows, long size, long stride, const uint8_t *draws, const int64_t *seeds, const int32_t *lengths,
-                 const int32_t *index, int32_t *ids, float *logprobs, int threads) {
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (rows > 1)
-  for (long r = 0; r < rows; r++)
-    choose_one(logits + r * stride, size, draws[r], seeds[r], lengths[index[r]], ids + r, logprobs + r);
+/* ids and logprobs of each row of logits [rows, size]; position of row i is lengths[index[i]].
+   logits, rows, size, stride, draws, seeds, lengths, index, ids, logprobs */
+EXPORT void draw(const union word *w, struct team *team, int me) {
+  float *logits = w[0].p, *logprobs = w[9].p;
+  long rows = w[1].i, size = w[2].i, stride = w[3].i;
+  const uint8_t *draws = w[4].p;
+  const int64_t *seeds = w[5].p;
+  const int32_t *lengths = w[6].p, *index = w[7].p;
+  int32_t *ids = w[8].p;
+  SHARE(r, rows, 1, team)
+  choose_one(logits + r * stride, size, draws[r], seeds[r], lengths[index[r]], ids + r, logprobs + r);
 }
 
-/* Whether all of a row is finite; a row that is not becomes zeros. */
-EXPORT void check_finite(float *logits, long rows, long size, long stride, uint8_t *finite, int threads) {
-#pragma omp parallel for num_threads(threads) if (rows > 1)
-  for (long r = 0; r < rows; r++) {
+/* Whether all of a row is finite; a row that is not becomes zeros. logits, rows, size, stride, finite */
+EXPORT void check_finite(const union word *w, struct team *team, int me) {
+  float *logits = w[0].p;
+  long rows = w[1].i, size = w[2].i, stride = w[3].i;
+  uint8_t *finite = w[4].p;
+  SHARE(r, rows, 1, team) {
     vf sum = {};
     for (long i = 0; i < size; i += LANES) {
       vf x = i + LANES <= size ? load(logits + r * stride, i, F32) : (vf){};

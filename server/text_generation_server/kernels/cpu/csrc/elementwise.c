@@ -1,12 +1,17 @@
 /* What happens between the matrix products and attention, a token or a row at a time. */
+#include "team.h"
 #include "vectors.h"
 
-/* From so many numbers on it pays to wake the other threads. */
-#define WORTH_THREADS 32768
+/* Tokens that a thread takes at a time. */
+#define GRAIN 4
 
-EXPORT void embed(const int32_t *ids, long tokens, const char *weight, long row_bytes, char *out, int threads) {
-#pragma omp parallel for num_threads(threads) if (tokens * row_bytes > WORTH_THREADS)
-  for (long t = 0; t < tokens; t++) memcpy(out + t * row_bytes, weight + ids[t] * row_bytes, row_bytes);
+/* ids, tokens, weight, bytes of its rows, out */
+EXPORT void embed(const union word *w, struct team *team, int me) {
+  const int32_t *ids = w[0].p;
+  long tokens = w[1].i, bytes = w[3].i;
+  const char *weight = w[2].p;
+  char *out = w[4].p;
+  SHARE(t, tokens, GRAIN, team) memcpy(out + t * bytes, weight + ids[t] * bytes, bytes);
 }
 
 INLINE vf rounded(vf x, enum type type) {
@@ -34,11 +39,16 @@ INLINE void norm_row(const void *x, void *residual, const void *weight, long siz
     store(out, i, rounded(load(from, i, type) * factor, type) * load(weight, i, type), type);
 }
 
-EXPORT void rms_norm(const char *x, char *residual, long tokens, long size, int type, const void *weight, float eps,
-                     char *out, int threads) {
+/* x [tokens, size], residual or null, tokens, size, type, weight, eps, out */
+EXPORT void rms_norm(const union word *w, struct team *team, int me) {
+  const char *x = w[0].p;
+  char *residual = w[1].p, *out = w[7].p;
+  long tokens = w[2].i, size = w[3].i;
+  enum type type = w[4].i;
+  const void *weight = w[5].p;
+  float eps = w[6].f;
   long bytes = size * size_of(type);
-#pragma omp parallel for num_threads(threads) if (tokens * size > WORTH_THREADS)
-  for (long t = 0; t < tokens; t++) {
+  SHARE(t, tokens, GRAIN, team) {
     char *r = residual ? residual + t * bytes : 0;
     if (type == BF16)
       norm_row(x + t * bytes, r, weight, size, BF16, eps, out + t * bytes);
@@ -47,10 +57,14 @@ EXPORT void rms_norm(const char *x, char *residual, long tokens, long size, int 
   }
 }
 
-EXPORT void silu_mul(const char *gate_up, long tokens, long size, int type, char *out, int threads) {
+/* gate_up [tokens, 2 * size], tokens, size, type, out */
+EXPORT void silu_mul(const union word *w, struct team *team, int me) {
+  const char *gate_up = w[0].p;
+  char *out = w[4].p;
+  long tokens = w[1].i, size = w[2].i;
+  enum type type = w[3].i;
   long bytes = size * size_of(type);
-#pragma omp parallel for num_threads(threads) if (tokens * size > WORTH_THREADS)
-  for (long t = 0; t < tokens; t++) {
+  SHARE(t, tokens, GRAIN, team) {
     const char *gate = gate_up + t * 2 * bytes;
     for (long i = 0; i < size; i += LANES) {
       vf g = rounded(silu(load(gate, i, type)), type);
@@ -63,7 +77,13 @@ EXPORT void silu_mul(const char *gate_up, long tokens, long size, int type, char
 #define SMALLEST_SCALE 1e-6f
 
 INLINE void rotate(float *head, long half, const float *cos, const float *sin) {
-  for (long i = 0; i < half; i++) {
+  long i = 0;
+  for (; i + LANES <= half; i += LANES) {
+    vf first = load(head, i, F32), second = load(head, half + i, F32), c = load(cos, i, F32), s = load(sin, i, F32);
+    store(head, i, first * c - second * s, F32);
+    store(head, half + i, second * c + first * s, F32);
+  }
+  for (; i < half; i++) {
     float first = head[i], second = head[half + i];
     head[i] = first * cos[i] - second * sin[i];
     head[half + i] = second * cos[i] + first * sin[i];
@@ -90,36 +110,57 @@ INLINE void store_head(const float *head, long size, char *to, float *scale, enu
   }
 }
 
-/* Turns queries and keys in qkv [tokens, heads + 2 * kv_heads, size], queries in place; keys and values go into their
-   slots of the cache [slots, 2 * kv_heads, size]. */
-EXPORT void rope_and_store(char *qkv, long tokens, long heads, long kv_heads, long size, int type, const float *cos,
-                           const float *sin, const int32_t *positions, char *kv, float *scales, int kv_type,
-                           const int32_t *slots, int threads) {
-  long all = heads + 2 * kv_heads, bytes = size * size_of(type);
-#pragma omp parallel for num_threads(threads) if (tokens * all * size > WORTH_THREADS)
-  for (long t = 0; t < tokens; t++) {
-    float head[MAX_SIZE] __attribute__((aligned(64)));
-    const float *c = cos + positions[t] * (size / 2), *s = sin + positions[t] * (size / 2);
-    for (long h = 0; h < all; h++) {
-      char *from = qkv + (t * all + h) * bytes;
-      for (long i = 0; i < size; i += LANES) store(head, i, load(from, i, type), F32);
-      if (h < heads + kv_heads) rotate(head, size / 2, c, s);
-      if (h < heads) {
-        for (long i = 0; i < size; i += LANES) store(from, i, load(head, i, F32), type);
-      } else {
-        /* Through the model's own type, as if it had been written there. */
-        for (long i = 0; i < size; i += LANES) store(head, i, rounded(load(head, i, F32), type), F32);
-        long at = (long)slots[t] * 2 * kv_heads + h - heads;
-        store_head(head, size, kv + at * size * size_of(kv_type), scales ? scales + at : 0, kv_type);
-      }
+struct heads {
+  char *qkv; /* [tokens, heads + 2 * kv_heads, size] */
+  long heads, kv_heads, size;
+  char *kv; /* [slots, 2 * kv_heads, size] */
+  float *scales;
+  enum type kv_type;
+};
+
+INLINE void turn_and_store(const struct heads *to, enum type type, long token, long slot, const float *cos,
+                           const float *sin) {
+  float head[MAX_SIZE] __attribute__((aligned(64)));
+  long all = to->heads + 2 * to->kv_heads, size = to->size, bytes = size * size_of(type);
+  for (long h = 0; h < all; h++) {
+    char *from = to->qkv + (token * all + h) * bytes;
+    for (long i = 0; i < size; i += LANES) store(head, i, load(from, i, type), F32);
+    if (h < to->heads + to->kv_heads) rotate(head, size / 2, cos, sin);
+    if (h < to->heads) {
+      for (long i = 0; i < size; i += LANES) store(from, i, load(head, i, F32), type);
+    } else {
+      /* Through the model's own type, as if it had been written there. */
+      for (long i = 0; i < size; i += LANES) store(head, i, rounded(load(head, i, F32), type), F32);
+      long at = slot * 2 * to->kv_heads + h - to->heads;
+      store_head(head, size, to->kv + at * size * size_of(to->kv_type), to->scales ? to->scales + at : 0, to->kv_type);
     }
   }
 }
 
-/* table[row, length - 1] = slot; the newest token of each row, its position and its length come out. */
-EXPORT void place(const int32_t *rows, const int32_t *slots, long count, const int32_t *history, int32_t *table, long width,
-                  const int32_t *lengths, int32_t *ids, int32_t *positions, int32_t *row_lengths) {
-  for (long i = 0; i < count; i++) {
+/* Turns queries and keys in qkv, queries in place; keys and values go into their slots of the cache.
+   qkv, tokens, heads, kv_heads, size, type, cos, sin, positions, kv, scales or null, their type, slots */
+EXPORT void rope_and_store(const union word *w, struct team *team, int me) {
+  struct heads to = {w[0].p, w[2].i, w[3].i, w[4].i, w[9].p, w[10].p, w[11].i};
+  enum type type = w[5].i;
+  const float *cos = w[6].p, *sin = w[7].p;
+  const int32_t *positions = w[8].p, *slots = w[12].p;
+  long tokens = w[1].i, half = to.size / 2;
+  SHARE(t, tokens, GRAIN, team) {
+    const float *c = cos + positions[t] * half, *s = sin + positions[t] * half;
+    if (type == BF16)
+      turn_and_store(&to, BF16, t, slots[t], c, s);
+    else
+      turn_and_store(&to, F32, t, slots[t], c, s);
+  }
+}
+
+/* table[row, length - 1] = slot; the newest token of each row, its position and its length come out.
+   rows, slots, count, history, table, width of both, lengths, ids, positions, row_lengths */
+EXPORT void place(const union word *w, struct team *team, int me) {
+  const int32_t *rows = w[0].p, *slots = w[1].p, *history = w[3].p, *lengths = w[6].p;
+  int32_t *table = w[4].p, *ids = w[7].p, *positions = w[8].p, *row_lengths = w[9].p;
+  long count = w[2].i, width = w[5].i;
+  SHARE(i, count, count, team) {
     long row = rows[i], position = lengths[row] - 1;
     table[row * width + position] = slots[i];
     ids[i] = history[row * width + position];
@@ -128,8 +169,12 @@ EXPORT void place(const int32_t *rows, const int32_t *slots, long count, const i
   }
 }
 
-EXPORT void advance(int32_t *history, long width, int32_t *lengths, const int32_t *rows, const int32_t *ids, long count) {
-  for (long i = 0; i < count; i++) {
+/* history, its width, lengths, rows, ids, count */
+EXPORT void advance(const union word *w, struct team *team, int me) {
+  int32_t *history = w[0].p, *lengths = w[2].p;
+  const int32_t *rows = w[3].p, *ids = w[4].p;
+  long width = w[1].i, count = w[5].i;
+  SHARE(i, count, count, team) {
     long row = rows[i];
     history[row * width + lengths[row]] = ids[i];
     lengths[row]++;

@@ -15,7 +15,7 @@
 #define LANES 8
 #endif
 #define INLINE static inline __attribute__((always_inline))
-#define EXPORT __attribute__((visibility("default")))
+
 
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));

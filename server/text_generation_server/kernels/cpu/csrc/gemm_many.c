@@ -1,0 +1,275 @@
+/* The product of many rows on the matrix unit.
+
+   x is packed into tiles first. The product is then done in parts of the inputs, of which a block of rows of x stays in the
+   second-level cache while the weights pass by, a pair of panels at a time. While the matrix unit works on one pair, the
+   other units of the core do what else there is to do, a bit at every step: they fetch the next pair from memory, and finish
+   the sums of the rows before. */
+#include "vectors.h"
+
+#if defined(__AMX_BF16__)
+
+#include "product.h"
+#include "tiles.h"
+
+#define TILE 512  /* numbers in bfloat16 */
+#define STRIP 32  /* rows that are computed together */
+#define WHOLE 2048 /* inputs that are not divided */
+#define PART 1024  /* inputs, about, of each part where there are more */
+
+/* Sums of one strip by one pair: rows 0-15 by the first panel, by the second, rows 16-31 likewise. */
+typedef float strip_sums[4][16][16];
+
+/* How a large product is divided. */
+struct plan {
+  long part, parts;  /* inputs of a part; the last may have less */
+  long strips;       /* of x */
+  long block;        /* strips of a block */
+  long group;        /* pairs of panels that a thread takes together: those that write into the same 64 bytes of y */
+  bf16 *x;           /* [parts][strips][part / 32][2][16][32], zeros past the last row */
+  strip_sums *sums;  /* [pairs][block], between one part and the next */
+  bf16 *widened;     /* for int8, two groups of panels of a part for each thread */
+};
+
+/* Weights that will be wanted next. A line is 64 bytes of them in bfloat16. */
+struct coming {
+  const char *from; /* the next line */
+  bf16 *to;         /* for int8 */
+  long left, pace;  /* lines, and how many of them come in each step */
+  long lines, here; /* of a panel, and left of this one */
+  long gap;         /* bytes from the end of one panel's part to the next panel's */
+};
+
+/* Sums on their way into y. */
+struct leaving {
+  strip_sums sums;
+  char *y;
+  long pair;
+  int rows, at;
+};
+
+struct beside {
+  struct coming coming;
+  struct leaving leaving;
+  const struct product *g;
+};
+
+static struct plan divide(const struct product *g) {
+  struct plan d;
+  long pieces = g->k <= WHOLE ? 1 : (g->k + PART - 1) / PART, most;
+  d.part = (g->k / 32 + pieces - 1) / pieces * 32;
+  d.parts = (g->k + d.part - 1) / d.part;
+  d.strips = (g->m + STRIP - 1) / STRIP;
+  most = BLOCK / d.part / STRIP;
+  if (most < 1) most = 1;
+  pieces = (d.strips + most - 1) / most;
+  d.block = (d.strips + pieces - 1) / pieces;
+  d.group = g->e.gated && g->n % (2 * PAIR) == 0 ? 2 : 1;
+  d.x = g->scratch;
+  d.sums = (strip_sums *)(d.x + d.strips * STRIP * g->k);
+  d.widened = (bf16 *)(d.sums + (d.parts > 1 ? d.block * (g->n / PAIR) : 0));
+  return d;
+}
+
+/* The inputs in a part, of which the last may have less. */
+INLINE long inputs_of(const struct product *g, const struct plan *d, long part) {
+  long left = g->k - part * d->part;
+  return left < d->part ? left : d->part;
+}
+
+/* One part of one strip of x. */
+INLINE bf16 *packed(const struct product *g, const struct plan *d, long part, long strip) {
+  return d->x + (part * d->part * d->strips + strip * inputs_of(g, d, part)) * STRIP;
+}
+
+#define PIECE 512 /* inputs of a strip that a thread packs at a time */
+
+static void pack(const struct product *g, long strip, long from, long to, bf16 *out) {
+  for (long r = 0; r < STRIP; r++) {
+    long row = strip * STRIP + r;
+    bf16 *at = out + r * 32;
+    const bf16 *x = g->x + row * g->k;
+    for (long i = from; i < to; i += 32, at += 2 * TILE) {
+      __m512i line = {};
+      if (row < g->m) memcpy(&line, x + i, 64);
+      memcpy(at, &line, 64);
+    }
+  }
+}
+
+static void pack_all(const struct product *g, const struct plan *d, struct team *team) {
+  long pieces = (d->part + PIECE - 1) / PIECE, each = d->parts * pieces;
+  SHARE(item, d->strips * each, 1, team) {
+    long strip = item / each, part = item % each / pieces, skip = item % pieces * PIECE;
+    long start = part * d->part, count = inputs_of(g, d, part), end = skip + PIECE < count ? skip + PIECE : count;
+    pack(g, strip, start + skip, start + end, packed(g, d, part, strip) + skip * STRIP);
+  }
+}
+
+/* One step's share. */
+INLINE void bring(struct coming *c) {
+  long count = c->pace < c->left ? c->pace : c->left, size = c->to ? 32 : 64;
+  c->left -= count;
+  for (; count > 0; count--) {
+    if (c->to) {
+      _mm_prefetch(c->from + 1024, _MM_HINT_T1);
+      widen_line((const int8_t *)c->from, c->to);
+      c->to += 32;
+    } else {
+      _mm_prefetch(c->from, _MM_HINT_T1);
+    }
+    c->from += size;
+    if (--c->here == 0) {
+      c->here = c->lines;
+      c->from += c->gap;
+    }
+  }
+}
+
+INLINE void put_one(struct leaving *l, const struct product *g) {
+  int tile = l->at / 16 * 2, r = l->at % 16;
+  put(l->y, l->pair, load(l->sums[tile][r], 0, F32), load(l->sums[tile + 1][r], 0, F32), &g->e);
+  l->y += g->y_stride;
+  l->at++;
+}
+
+INLINE void put_rest(struct beside *s) {
+  while (s->leaving.at < s->leaving.rows) put_one(&s->leaving, s->g);
+}
+
+INLINE void bring_rest(struct beside *s) {
+  while (s->coming.left) bring(&s->coming);
+}
+
+/* Tiles 0-3: sums. 4, 5: rows of x. 6, 7: weights. */
+INLINE void steps(const bf16 *x, const bf16 *w0, const bf16 *w1, long k, int whole, struct beside *s) {
+  for (long i = 0; i < k; i += 32, x += 2 * TILE, w0 += TILE, w1 += TILE) {
+    _tile_loadd(4, x, 64);
+    _tile_loadd(6, w0, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, w1, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    if (whole) {
+      _tile_loadd(5, x + TILE, 64);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    if (s->coming.left) bring(&s->coming);
+    if (s->leaving.at < s->leaving.rows) put_one(&s->leaving, s->g);
+  }
+}
+
+/* A strip by a pair of panels. `from`: the sums so far, or null. */
+static void multiply(const bf16 *x, const bf16 *w0, const bf16 *w1, long k, int whole, strip_sums *from, strip_sums *to,
+                     struct beside *s) {
+  MEMORY_IS_WRITTEN;
+  if (from) {
+    _tile_loadd(0, (*from)[0], 64);
+    _tile_loadd(1, (*from)[1], 64);
+    _tile_loadd(2, (*from)[2], 64);
+    _tile_loadd(3, (*from)[3], 64);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  if (whole)
+    steps(x, w0, w1, k, 1, s);
+  else
+    steps(x, w0, w1, k, 0, s);
+  put_rest(s);
+  _tile_stored(0, (*to)[0], 64);
+  _tile_stored(1, (*to)[1], 64);
+  _tile_stored(2, (*to)[2], 64);
+  _tile_stored(3, (*to)[3], 64);
+  MEMORY_IS_WRITTEN;
+}
+
+/* One part of the inputs. */
+struct turn {
+  const struct product *g;
+  const struct plan *d;
+  long part, k;
+  const char *weights; /* the part's, of the first panel */
+  long panel;          /* bytes from one panel to the next */
+  bf16 *own;           /* for int8: the pair at work and the coming one */
+};
+
+INLINE bf16 *widened(const struct turn *t, int which) { return t->own + which * t->d->group * PAIR * t->k; }
+
+/* The weights of an item: a block of rows by a group of pairs. `which` of the two places they are widened into. */
+INLINE struct coming come(const struct turn *t, long group, int which) {
+  const struct plan *d = t->d;
+  long lines = t->k / 2, bytes = lines * (t->g->is_int8 ? 32 : 64);
+  return (struct coming){
+      .from = t->weights + group * d->group * 2 * t->panel,
+      .to = t->g->is_int8 ? widened(t, which) : 0,
+      .left = 2 * d->group * lines,
+      .pace = (32 + d->block - 1) / d->block, /* a step of one strip uses up 32 */
+      .lines = lines,
+      .here = lines,
+      .gap = t->panel - bytes,
+  };
+}
+
+INLINE void leave(struct beside *s, const struct product *g, long strip, long pair) {
+  s->leaving.y = g->y + strip * STRIP * g->y_stride;
+  s->leaving.pair = pair;
+  s->leaving.rows = g->m - strip * STRIP < STRIP ? g->m - strip * STRIP : STRIP;
+  s->leaving.at = 0;
+}
+
+static void multiply_item(const struct turn *t, long block, long group, int which, struct beside *s) {
+  const struct product *g = t->g;
+  const struct plan *d = t->d;
+  long first = block * d->block, end = first + d->block < d->strips ? first + d->block : d->strips;
+  const char *weights = g->is_int8 ? (const char *)widened(t, which) : t->weights + group * d->group * 2 * t->panel;
+  long panel = g->is_int8 ? t->k * PANEL * (long)sizeof(bf16) : t->panel;
+  int last = t->part == d->parts - 1;
+  for (long strip = first; strip < end; strip++) {
+    for (long i = 0; i < d->group; i++) {
+      long pair = group * d->group + i;
+      const bf16 *w0 = (const bf16 *)(weights + 2 * i * panel), *w1 = (const bf16 *)((const char *)w0 + panel);
+      strip_sums *kept = d->sums + pair * d->block + strip - first;
+      multiply(packed(g, d, t->part, strip), w0, w1, t->k, g->m - strip * STRIP > 16, t->part ? kept : 0,
+               last ? &s->leaving.sums : kept, s);
+      if (last) leave(s, g, strip, pair);
+    }
+  }
+}
+
+/* All rows of blocks `first` … `end` by one part of the inputs. An item is taken while the one before is worked on. */
+static void multiply_part(const struct product *g, const struct plan *d, long first, long end, long part, struct team *team,
+                          int me) {
+  long size = g->is_int8 ? 1 : sizeof(bf16), groups = g->n / PAIR / d->group, count = (end - first) * groups;
+  struct turn t = {g, d, part, inputs_of(g, d, part), (const char *)g->weights + part * d->part * PANEL * size,
+                   g->k * PANEL * size, d->widened + me * 2L * d->group * PAIR * d->part};
+  struct beside s = {.g = g};
+  int which = 0;
+  long item = take(team, 1);
+  if (item < count) s.coming = come(&t, item % groups, which);
+  while (item < count) {
+    if (g->is_int8) bring_rest(&s);
+    long next = take(team, 1);
+    s.coming = (struct coming){0};
+    if (next < count) s.coming = come(&t, next % groups, !which);
+    multiply_item(&t, first + item / groups, item % groups, which, &s);
+    item = next;
+    which = !which;
+  }
+  put_rest(&s);
+}
+
+void multiply_many(const struct product *g, struct team *team, int me) {
+  struct plan d = divide(g);
+  long blocks = (d.strips + d.block - 1) / d.block, span = d.parts > 1 ? 1 : blocks;
+  pack_all(g, &d, team);
+  for (long b = 0; b < blocks; b += span) {
+    for (long part = 0; part < d.parts; part++) {
+      meet(team);
+      multiply_part(g, &d, b, b + span, part, team, me);
+    }
+  }
+}
+
+#endif

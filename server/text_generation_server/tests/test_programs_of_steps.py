@@ -1,0 +1,62 @@
+"""Decode steps as programs on the CPU: the same tokens and log-probabilities as kernel by kernel, to the bit."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from shard_tools import CPU, SAMPLED, Client, make_checkpoint, make_runner, random_ids, scattered_slots
+
+import text_generation_server
+from text_generation_server.config import ShardConfig
+from text_generation_server.graphs import no_graphs
+from text_generation_server.kernels import select_backend
+from text_generation_server.kernels.cpu.backend import CpuKernels
+from text_generation_server.kernels.cpu.programs import DecodePrograms
+from text_generation_server.load import load_shard
+from text_generation_server.results import StepOutput
+from text_generation_server.runner import ModelRunner
+from text_generation_server.sampling.parameters import Parameters
+from text_generation_server.worker import Worker
+
+DEMO_MODEL = Path(text_generation_server.__file__).parent / "demo_model"
+
+
+def steps_of(runner: ModelRunner) -> list[StepOutput]:
+    """Requests come and go, so that sizes come again with other rows."""
+    runner.warmup(128, None, 16, None)
+    client = Client(runner, scattered_slots(runner))
+    outputs = [client.step([], [client.first_chunk(1, random_ids(9, 1)), client.first_chunk(2, random_ids(70, 2))])]
+    outputs += [client.step([1, 2]) for _ in range(3)]
+    outputs.append(client.step([1, 2], [client.first_chunk(3, random_ids(33, 3), parameters=SAMPLED)]))
+    outputs += [client.step([1, 2, 3]) for _ in range(3)]
+    outputs += [client.step([2, 3]) for _ in range(3)]
+    outputs.append(client.step([2, 3], [client.first_chunk(4, random_ids(5, 4), parameters=Parameters())]))
+    return outputs + [client.step([2, 3, 4]) for _ in range(3)]
+
+
+def said(outputs: list[StepOutput]) -> list[tuple[list[int], list[int], list[float]]]:
+    return [(list(o.request_ids), o.token_ids.tolist(), o.logprobs.tolist()) for o in outputs]
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8])
+def test_steps_by_program_are_those_kernel_by_kernel(tmp_path: Path, kv_dtype: torch.dtype) -> None:
+    backend = select_backend(CPU)
+    if not isinstance(backend.kernels, CpuKernels) or not backend.kernels.library.has("gemm"):
+        pytest.skip("needs compiled matrix products: a C compiler (cc) at install and a processor with avx512_bf16")
+    make_checkpoint(tmp_path)
+    programs = DecodePrograms(backend.kernels.library, backend.kernels.threads)
+    plain = make_runner(tmp_path, torch.bfloat16, kv_dtype=kv_dtype, graphs=no_graphs())
+    fast = make_runner(tmp_path, torch.bfloat16, kv_dtype=kv_dtype, graphs=programs, backend=backend)
+    assert said(steps_of(fast)) == said(steps_of(plain))
+    assert set(programs._programs) == {1, 2, 3}
+
+
+@pytest.mark.parametrize(("sizes", "recorded"), [(None, True), ((1, 2), True), ((), False)])
+def test_steps_are_recorded_unless_cuda_graphs_is_0(sizes: tuple[int, ...] | None, recorded: bool) -> None:
+    if not isinstance(select_backend(CPU).kernels, CpuKernels):
+        pytest.skip("needs a C compiler (cc) when the package is installed")
+    config = ShardConfig(
+        model_path=DEMO_MODEL, uds_path="", rank=0, world_size=1, generation=1, dtype="bfloat16", max_total_tokens=64,
+        rope_scaling=None, rope_factor=None, watermark_gamma=0.5, watermark_delta=2.0, graph_sizes=sizes,
+    )  # fmt: skip
+    assert isinstance(load_shard(config, Worker(1)).runner._graphs, DecodePrograms) == recorded
