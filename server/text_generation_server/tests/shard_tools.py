@@ -60,11 +60,14 @@ def make_runner(
     on_tensor: Callable[[], None] = lambda: None,
     on_progress: Callable[[], None] = lambda: None,
     backend: Backend | None = None,
+    int8: bool = False,
     **options: Any,
 ) -> ModelRunner:
     config = read_config(path)
     backend = backend or select_backend(CPU)
-    model = get_model(SafetensorsFiles(path), config, backend.kernels, group, CPU, dtype, max_total_tokens, on_tensor)
+    model = get_model(
+        SafetensorsFiles(path), config, backend.kernels, group, CPU, dtype, max_total_tokens, on_tensor, int8
+    )
     sampler = Sampler(backend.kernels, 0.5, 2.0)
     return ModelRunner(model, config, backend, sampler, group, CPU, dtype, max_total_tokens, on_progress, **options)
 

@@ -22,33 +22,53 @@ DEMO_MODEL = Path(text_generation_server.__file__).parent / "demo_model"
 
 
 def steps_of(runner: ModelRunner) -> list[StepOutput]:
-    """Requests come and go, so that sizes come again with other rows."""
-    runner.warmup(128, None, 16, None)
+    """Requests come and go, so that sizes come again with other rows; then all once more after another Warmup."""
+    return [output for tokens in (128, 600) for output in _round(runner, tokens)]
+
+
+def _round(runner: ModelRunner, prefill_tokens: int) -> list[StepOutput]:
+    runner.warmup(prefill_tokens, None, 24, None)
     client = Client(runner, scattered_slots(runner))
     outputs = [client.step([], [client.first_chunk(1, random_ids(9, 1)), client.first_chunk(2, random_ids(70, 2))])]
     outputs += [client.step([1, 2]) for _ in range(3)]
     outputs.append(client.step([1, 2], [client.first_chunk(3, random_ids(33, 3), parameters=SAMPLED)]))
     outputs += [client.step([1, 2, 3]) for _ in range(3)]
-    outputs += [client.step([2, 3]) for _ in range(3)]
-    outputs.append(client.step([2, 3], [client.first_chunk(4, random_ids(5, 4), parameters=Parameters())]))
-    return outputs + [client.step([2, 3, 4]) for _ in range(3)]
+    many = list(range(4, 21))
+    outputs.append(client.step([1, 2, 3], [client.first_chunk(i, random_ids(i, i)) for i in many]))
+    outputs += [client.step([1, 2, 3, *many]) for _ in range(3)]
+    outputs += [client.step([1, 2, *many[:6]]) for _ in range(3)]
+    # A prompt that needs more memory than any before it.
+    outputs.append(client.step([2, 3], [client.first_chunk(30, random_ids(300, 4), parameters=Parameters())]))
+    outputs += [client.step([2, 3, *many]) for _ in range(2)]
+    return outputs + [client.step([1, 2, 3, *many]) for _ in range(2)]
 
 
 def said(outputs: list[StepOutput]) -> list[tuple[list[int], list[int], list[float]]]:
     return [(list(o.request_ids), o.token_ids.tolist(), o.logprobs.tolist()) for o in outputs]
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8])
-def test_steps_by_program_are_those_kernel_by_kernel(tmp_path: Path, kv_dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("kv_dtype", "int8"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.int8, False)])
+def test_steps_by_program_are_those_kernel_by_kernel(tmp_path: Path, kv_dtype: torch.dtype, int8: bool) -> None:
     backend = select_backend(CPU)
     if not isinstance(backend.kernels, CpuKernels) or not backend.kernels.library.has("gemm"):
         pytest.skip("needs compiled matrix products: a C compiler (cc) at install and a processor with avx512_bf16")
     make_checkpoint(tmp_path)
     programs = DecodePrograms(backend.kernels.library, backend.kernels.threads)
-    plain = make_runner(tmp_path, torch.bfloat16, kv_dtype=kv_dtype, graphs=no_graphs())
-    fast = make_runner(tmp_path, torch.bfloat16, kv_dtype=kv_dtype, graphs=programs, backend=backend)
+    plain = make_runner(tmp_path, torch.bfloat16, int8=int8, kv_dtype=kv_dtype, graphs=no_graphs())
+    fast = make_runner(tmp_path, torch.bfloat16, int8=int8, kv_dtype=kv_dtype, graphs=programs, backend=backend)
     assert said(steps_of(fast)) == said(steps_of(plain))
-    assert set(programs._programs) == {1, 2, 3}
+    assert set(programs._programs) == {1, 2, 3, 8, 19, 20}
+
+
+def test_where_torch_computes_the_products_steps_run_kernel_by_kernel(tmp_path: Path) -> None:
+    backend = select_backend(CPU)
+    if not isinstance(backend.kernels, CpuKernels):
+        pytest.skip("needs a C compiler (cc) when the package is installed")
+    make_checkpoint(tmp_path)
+    programs = DecodePrograms(backend.kernels.library, backend.kernels.threads)
+    fast = make_runner(tmp_path, torch.float32, graphs=programs, backend=backend)
+    assert said(steps_of(fast)) == said(steps_of(make_runner(tmp_path, torch.float32, graphs=no_graphs())))
+    assert not programs._programs
 
 
 @pytest.mark.parametrize(("sizes", "recorded"), [(None, True), ((1, 2), True), ((), False)])

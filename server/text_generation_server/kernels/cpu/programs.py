@@ -6,7 +6,6 @@ only for as long as it is used.
 """
 
 import logging
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,41 +26,80 @@ LAYERS_AT_ONCE = 8
 ALIGNMENT = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Bytes from the start of the so-many-th tensor that the step made."""
+
+    tensor: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """A call, with places instead of the addresses that will be others."""
+
+    kernel: str
+    words: tuple[Word | Place, ...]
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Hears the calls of a step, and what torch does beside them.
 
-    That may be making tensors and looking at them in another way; all else would be missing from a program.
+    That may be making tensors and looking at them in another way; all else would be missing from a program. No tensor
+    is kept: where one lay, the next one may lie.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[Call] = []
-        self.tensors: list[Tensor] = []  # made during the step
+        self.calls: list[RecordedCall] = []
+        self.sizes: list[int] = []  # bytes of the tensors that were made
         self.ends_of_layers: list[int] = []  # numbers of calls
         self.missed: str | None = None  # what no program could do again
+        self._newest: dict[int, int] = {}  # by address, the tensor that was made there last
 
     def heard(self, call: Call) -> None:
-        self.calls.append(call)
+        words = zip(WORDS[call.kernel], call.words, strict=True)
+        placed = (self.place(int(word)) or word if kind == POINTER else word for kind, word in words)
+        self.calls.append(RecordedCall(call.kernel, tuple(placed)))
 
     def layer_ended(self) -> None:
         self.ends_of_layers.append(len(self.calls))
 
+    def place(self, address: int) -> Place | None:
+        """None: it was there before the step."""
+        for start, tensor in self._newest.items():
+            if start <= address < start + self.sizes[tensor]:
+                return Place(tensor, address - start)
+        return None
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.overloadpacket in (torch.ops.aten.empty, torch.ops.aten.empty_like):
-            self.tensors.append(result)
-        elif not func.is_view:
+            self._made(result)
+        elif not (func.is_view and _share_memory(result, args[0])):
             self.missed = self.missed or func.name()
         return result
+
+    def _made(self, tensor: Tensor) -> None:
+        start, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        gone = [at for at, old in self._newest.items() if at < end and start < at + self.sizes[old]]
+        for at in gone:
+            del self._newest[at]
+        self._newest[start] = len(self.sizes)
+        self.sizes.append(tensor.nbytes)
+
+
+def _share_memory(result: Any, argument: Tensor) -> bool:
+    """What torch calls a view may be a copy, such as that of `contiguous`."""
+    views = result if isinstance(result, (list, tuple)) else [result]
+    memory = argument.untyped_storage().data_ptr()
+    return all(view.untyped_storage().data_ptr() == memory for view in views)
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`ends_of_layers` are numbers of calls; `output` lies in the arena, which it keeps alive."""
-
-    calls: tuple[Call, ...]
     packed: tuple[bytes, ...]  # to be run one after the other, with a sign of life after each
-    output: Tensor
+    output: Tensor  # in the arena, which it keeps alive
 
 
 class DecodePrograms:
@@ -90,6 +128,7 @@ class DecodePrograms:
     def clear(self) -> None:
         """The addresses are no longer good."""
         self._programs.clear()
+        self._gave_up = False
 
     def _record(self, size: int, forward: Callable[[Signal], Tensor], on_layer: Signal) -> Tensor:
         recorder = Recorder()
@@ -104,77 +143,58 @@ class DecodePrograms:
                 output = forward(layer_ended)
         finally:
             self._library.listener = None
-        if recorder.missed is None:
-            self._programs[size] = self._program(recorder, output)
+        place = recorder.place(output.data_ptr())
+        if recorder.missed is None and place is not None:
+            self._programs[size] = self._program(recorder, output, place)
         else:
             self._gave_up = True
-            log.info("decode steps run kernel by kernel: %s is not one of ours", recorder.missed)
+            log.info("decode steps run kernel by kernel: %s is not one of ours", recorder.missed or "their result")
         return output
 
-    def _program(self, recorder: Recorder, output: Tensor) -> Program:
-        moves = plan(recorder.calls, recorder.tensors, output)
-        if moves.size > len(self._arena):
+    def _program(self, recorder: Recorder, output: Tensor, made_as: Place) -> Program:
+        offsets, size = plan(recorder.calls, recorder.sizes, made_as.tensor)
+        if size > len(self._arena):
             # The programs before this one keep the smaller arena, so it grows in large steps.
-            self._arena = empty((2 * moves.size,), torch.uint8, torch.device("cpu"))
+            self._arena = empty((2 * size,), torch.uint8, torch.device("cpu"))
+        # Smaller ones than a huge page begin anywhere.
         base = -self._arena.data_ptr() % ALIGNMENT
-        calls = [Call(c.kernel, moves.applied(c, self._arena.data_ptr() + base)) for c in recorder.calls]
+
+        def address(place: Place) -> int:
+            return self._arena.data_ptr() + base + offsets[place.tensor] + place.offset
+
+        calls = [
+            Call(call.kernel, tuple(address(word) if isinstance(word, Place) else word for word in call.words))
+            for call in recorder.calls
+        ]
         cuts = [*recorder.ends_of_layers[LAYERS_AT_ONCE - 1 : -1 : LAYERS_AT_ONCE], len(calls)]
         packed = [self._library.pack(calls[a:b]) for a, b in zip([0, *cuts], cuts, strict=False)]
-        offset = base + moves.offset(output.data_ptr())
-        place = self._arena[offset : offset + output.nbytes].view(output.dtype)
-        return Program(tuple(calls), tuple(packed), place.view(output.shape))
+        first = address(made_as) - self._arena.data_ptr()
+        there = self._arena[first : first + output.nbytes].view(output.dtype).view(output.shape)
+        return Program(tuple(packed), there)
 
 
-class Moves:
-    """Where tensors go: from addresses to offsets in an arena of `size` bytes."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        sized = sorted((t.data_ptr(), t.nbytes) for t in tensors if t.nbytes)
-        self._starts = [start for start, _ in sized]
-        self._sizes = [-(-size // ALIGNMENT) * ALIGNMENT for _, size in sized]
-        self._offsets = [0] * len(sized)
-        self.size = 0
-
-    def which(self, address: int) -> int | None:
-        i = bisect_right(self._starts, address) - 1
-        return i if i >= 0 and address < self._starts[i] + self._sizes[i] else None
-
-    def offset(self, address: int) -> int:
-        i = self.which(address)
-        if i is None:
-            raise ValueError("the step returned a tensor that was not made in it")
-        return self._offsets[i] + address - self._starts[i]
-
-    def put(self, tensor: int, beside: Sequence[int]) -> None:
-        """Into the first gap between the tensors that are in use at the same time."""
-        offset = 0
-        for start, size in sorted((self._offsets[other], self._sizes[other]) for other in beside):
-            if offset + self._sizes[tensor] <= start:
-                break
-            offset = max(offset, start + size)
-        self._offsets[tensor] = offset
-        self.size = max(self.size, offset + self._sizes[tensor])
-
-    def applied(self, call: Call, base: int) -> tuple[Word, ...]:
-        return tuple(
-            base + self.offset(int(word)) if kind == POINTER and self.which(int(word)) is not None else word
-            for kind, word in zip(WORDS[call.kernel], call.words, strict=True)
-        )
-
-
-def plan(calls: Sequence[Call], tensors: Sequence[Tensor], output: Tensor) -> Moves:
-    """Tensors lie where others were that no later call uses. The output is used until the end."""
-    moves = Moves(tensors)
+def plan(calls: Sequence[RecordedCall], sizes: Sequence[int], output: int) -> tuple[dict[int, int], int]:
+    """Offsets of the tensors in an arena, and its size, in bytes: a tensor may lie where others were that no later call
+    uses. The output is used until the end."""
     uses: dict[int, tuple[int, int]] = {}  # the first call and the last
     for number, call in enumerate(calls):
-        for kind, word in zip(WORDS[call.kernel], call.words, strict=True):
-            if kind == POINTER and (tensor := moves.which(int(word))) is not None:
-                uses[tensor] = (uses.get(tensor, (number,))[0], number)
-    made = moves.which(output.data_ptr())
-    if made is not None:
-        uses[made] = (uses[made][0], len(calls))
-    placed: list[int] = []
-    for tensor, (first, _) in uses.items():
-        moves.put(tensor, [other for other in placed if uses[other][1] >= first])
-        placed.append(tensor)
-    return moves
+        for word in call.words:
+            if isinstance(word, Place):
+                uses[word.tensor] = (uses.get(word.tensor, (number,))[0], number)
+    uses[output] = (uses.get(output, (0,))[0], len(calls))
+    rounded = {tensor: -(-sizes[tensor] // ALIGNMENT) * ALIGNMENT for tensor in uses}
+    offsets: dict[int, int] = {}
+    for tensor, (first, _) in sorted(uses.items(), key=lambda use: use[1]):
+        beside = [(offsets[other], rounded[other]) for other in offsets if uses[other][1] >= first]
+        offsets[tensor] = _first_gap(rounded[tensor], beside)
+    return offsets, max(offsets[tensor] + rounded[tensor] for tensor in uses) + ALIGNMENT
+
+
+def _first_gap(size: int, taken: Sequence[tuple[int, int]]) -> int:
+    """The lowest offset with so many bytes that none of the (offset, size) reach into."""
+    offset = 0
+    for start, length in sorted(taken):
+        if offset + size <= start:
+            break
+        offset = max(offset, start + length)
+    return offset

@@ -157,6 +157,19 @@ def test_head_sizes_need_not_be_powers_of_two(subject: Subject, size: int) -> No
     close(filled[1], pool.attend(0, q[1], 69), subject.dtype)
 
 
+@pytest.mark.parametrize("contiguous", [False, True], ids=["scattered", "contiguous"])
+@pytest.mark.parametrize("group", [1, 4, 7])
+def test_heads_of_the_usual_size_attend_over_tiles_and_splits(subject: Subject, group: int, contiguous: bool) -> None:
+    lengths = [600, 70, 16, 257, 1]
+    pool = Pool(subject, lengths, 64, contiguous=contiguous)
+    q = queries(subject, len(lengths), group, 64)
+    out = pool.decode(subject, q, list(range(len(lengths))))
+    for row, length in enumerate(lengths):
+        close(out[row], pool.attend(row, q[row], length - 1), subject.dtype)
+        if subject.backend.startswith("cpu"):
+            assert torch.equal(pool.decode(subject, q[row : row + 1], [row])[0], out[row])
+
+
 @pytest.mark.parametrize("cache", [INT8, FP8], ids=["int8", "fp8"])
 def test_scales_of_an_8_bit_cache_are_part_of_its_numbers(subject: Subject, cache: torch.dtype) -> None:
     pool = Pool(subject, [1, 64, 65, 300], cache=cache)

@@ -8,9 +8,11 @@ from torch import Tensor
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
-from text_generation_server.kernels.cpu.linear import PackedLinear
+from text_generation_server.kernels.cpu.linear import PackedLinear, Scratch
 from text_generation_server.layers.linear import make_linear, quantize
 
+NAN = float("nan")
+GUARD = 77.0
 # One row and some by dot products, then up to one tile, two, several and a rest.
 ROWS = [1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 64, 70]
 # (inputs, outputs): one panel pair; a rest of outputs; more inputs than outputs.
@@ -84,6 +86,46 @@ def test_8_bit_weights_are_multiplied_by_their_scales(kernels: CpuKernels, gated
             gate, up = expected.chunk(2, dim=1)
             expected = F.silu(gate) * up
         torch.testing.assert_close(linear(x).double(), expected, atol=1e-3, rtol=1e-5)
+
+
+class GuardedScratch(Scratch):
+    """Poisoned, exactly as large as it has to be, and with a guard behind it."""
+
+    def reserve(self, count: int) -> None:
+        self.memory = torch.full((count + 32 + 64,), NAN, dtype=torch.bfloat16)
+        self.start = -self.memory.data_ptr() // 2 % 32  # a multiple of 64 bytes
+        self.memory[self.start + count :] = GUARD
+        self.count = count
+
+    def data_ptr(self) -> int:
+        return self.memory[self.start :].data_ptr()
+
+    def is_whole(self) -> bool:
+        return bool((self.memory[self.start + self.count :] == GUARD).all())
+
+
+# Inputs in several parts, rows in several blocks, both, and rests of everything.
+@pytest.mark.parametrize(("inputs", "rows"), [(2080, 33), (2080, 600), (4128, 1200), (2048, 400), (768, 1100)])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("int8", [False, True])
+def test_large_products_are_made_of_parts_that_add_up(
+    kernels: CpuKernels, monkeypatch: pytest.MonkeyPatch, inputs: int, rows: int, gated: bool, int8: bool
+) -> None:
+    scratch = GuardedScratch()
+    monkeypatch.setattr(kernels, "_scratch", scratch)
+    weight, x = random(128, inputs) * 0.1, random(rows, inputs)
+    stored = weight.double()
+    if int8:
+        numbers, scales = quantize(weight)
+        stored = numbers.double() * scales.double().unsqueeze(1)
+    linear = make_linear(kernels, weight, int8=int8, gated=gated, dtype=torch.float32)
+    y, expected = linear(x), exact(x, stored, None)
+    if gated:
+        gate, up = expected.chunk(2, dim=1)
+        expected = F.silu(gate) * up
+    torch.testing.assert_close(y.double(), expected, atol=2e-3, rtol=1e-4)
+    assert scratch.is_whole()
+    assert torch.equal(linear(x[:17]), y[:17])
 
 
 def test_8_bits_round_to_the_nearest_of_255_steps() -> None:

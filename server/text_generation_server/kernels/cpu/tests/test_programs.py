@@ -10,8 +10,15 @@ from torch import Tensor
 
 from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
-from text_generation_server.kernels.cpu.library import Call
-from text_generation_server.kernels.cpu.programs import ALIGNMENT, LAYERS_AT_ONCE, DecodePrograms, Signal, plan
+from text_generation_server.kernels.cpu.programs import (
+    ALIGNMENT,
+    LAYERS_AT_ONCE,
+    DecodePrograms,
+    Place,
+    RecordedCall,
+    Signal,
+    plan,
+)
 
 HIDDEN = 64
 WEIGHT = torch.randn((100, HIDDEN), generator=torch.Generator().manual_seed(0))
@@ -129,29 +136,58 @@ def test_after_clear_the_addresses_are_forgotten(kernels: CpuKernels, programs: 
     assert torch.equal(said, by_hand(kernels, [2], 1))
 
 
+@pytest.mark.parametrize("change", ["to", "contiguous", "add"])
+def test_a_copy_that_torch_calls_a_view_is_no_part_of_a_program(
+    kernels: CpuKernels, programs: DecodePrograms, change: str
+) -> None:
+    ids = torch.tensor([1, 2], dtype=torch.int32)
+    changes: dict[str, Callable[[Tensor], Tensor]] = {
+        "to": lambda x: x.to(torch.bfloat16).to(torch.float32),
+        "contiguous": lambda x: x[:, :32].contiguous(),
+        "add": lambda x: x + 0,
+    }
+
+    def forward(on_layer: Signal) -> Tensor:
+        return kernels.rms_norm(
+            changes[change](kernels.embed(ids, WEIGHT)), NORM[:32] if change == "contiguous" else NORM, 1
+        )
+
+    with torch.inference_mode():
+        programs.run(2, forward, lambda: None)
+        ids.fill_(8)
+        assert torch.equal(programs.run(2, forward, lambda: None), forward(lambda: None))
+
+
+def test_one_thread_and_all_make_the_same(kernels: CpuKernels) -> None:
+    ids = torch.arange(50, dtype=torch.int32)
+    forward = forward_of(kernels, ids, 3)
+    for threads in (1, kernels.threads, kernels.threads + 3):
+        programs = DecodePrograms(kernels.library, threads)
+        programs.run(50, forward, lambda: None)
+        assert torch.equal(programs.run(50, never([]), lambda: None), by_hand(kernels, ids.tolist(), 3))
+
+
 @st.composite
-def uses(draw: st.DrawFn) -> tuple[list[Tensor], list[list[int]]]:
-    """Tensors, and which of them each call uses; all are used."""
-    sizes = draw(st.lists(st.integers(1, 300), min_size=1, max_size=12))
-    calls = draw(st.lists(st.lists(st.integers(0, len(sizes) - 1), min_size=1, max_size=3), min_size=1, max_size=20))
-    return [torch.empty(size, dtype=torch.uint8) for size in sizes], [*calls, list(range(len(sizes)))[:1]]
+def steps(draw: st.DrawFn) -> tuple[list[int], list[list[int]], int]:
+    """Sizes of tensors, which of them each call uses, and which is the output."""
+    sizes = draw(st.lists(st.integers(0, 300), min_size=1, max_size=12))
+    tensors = st.integers(0, len(sizes) - 1)
+    calls = draw(st.lists(st.lists(tensors, min_size=1, max_size=4), min_size=1, max_size=20))
+    return sizes, calls, draw(tensors)
 
 
-@given(uses())
-def test_tensors_that_are_in_use_at_the_same_time_lie_apart(drawn: tuple[list[Tensor], list[list[int]]]) -> None:
-    tensors, used = drawn
-    calls = [Call("advance", (tensors[u].data_ptr(), 0, 0, 0, 0, 0)) for call in used for u in call]
-    output = tensors[used[-1][-1]]
-    moves = plan(calls, tensors, output)
-    numbers = [u for call in used for u in call]
-    spans = {t: [numbers.index(t), len(numbers) - 1 - numbers[::-1].index(t)] for t in set(numbers)}
-    spans[used[-1][-1]][1] = len(numbers)
-    places = {t: (moves.offset(tensors[t].data_ptr()), tensors[t].nbytes) for t in spans}
-    for a, b in pairs(list(spans)):
-        if spans[a][0] <= spans[b][1] and spans[b][0] <= spans[a][1]:
-            (at, size), (other, other_size) = places[a], places[b]
-            assert at + size <= other or other + other_size <= at
-    assert all(at % ALIGNMENT == 0 and at + size <= moves.size for at, size in places.values())
+@given(steps())
+def test_tensors_that_are_in_use_at_the_same_time_lie_apart(drawn: tuple[list[int], list[list[int]], int]) -> None:
+    sizes, used, output = drawn
+    calls = [RecordedCall("place", tuple(Place(tensor, 0) for tensor in call)) for call in used]
+    offsets, size = plan(calls, sizes, output)
+    held = {t: {n for n, call in enumerate(used) if t in call} for t in {output, *(t for call in used for t in call)}}
+    held[output].add(len(used))
+    held = {t: set(range(min(numbers), max(numbers) + 1)) for t, numbers in held.items()}
+    for a, b in pairs(list(held)):
+        if held[a] & held[b]:
+            assert offsets[a] + sizes[a] <= offsets[b] or offsets[b] + sizes[b] <= offsets[a]
+    assert all(offsets[t] % ALIGNMENT == 0 and offsets[t] + sizes[t] <= size for t in held)
 
 
 def pairs(items: list[int]) -> Iterator[tuple[int, int]]:
