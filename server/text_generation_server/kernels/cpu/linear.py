@@ -9,8 +9,8 @@ from text_generation_server.kernels.cpu.library import TYPES, Library
 
 PANEL = 16
 CPU = torch.device("cpu")
-# Of gemm.c: up to so many rows x is taken as it lies; more inputs than these are multiplied part by part, with the sums of
-# so many rows kept in between.
+# Of gemm.c: rows up to which x is taken as it lies; inputs beyond which a product is done part by part; rows whose sums
+# are kept in between.
 FEW_ROWS = 16
 WHOLE_INPUTS = 2048
 MOST_SUMMED_ROWS = 576
