@@ -72,11 +72,14 @@ INLINE const bf16 *weights_of(const struct product *g, long pair, int me) {
   return own;
 }
 
+/* Pairs that a thread takes at a time: more read the memory in longer pieces, fewer let the threads end together. */
+static long grain_of(const struct product *g) { return g->n > 4096 ? 4 : g->n > 2048 ? 2 : 1; }
+
 static void multiply_dots(const struct product *g, struct team *team, int me) {
   long block = BLOCK / g->k / 4 * 4, pairs = g->n / PAIR;
   if (block < 4) block = 4;
   long blocks = (g->m + block - 1) / block;
-  SHARE(item, blocks * pairs, g->m > 64 || g->n <= 2048 ? 1 : g->n > 4096 ? 4 : 2, team) {
+  SHARE(item, blocks * pairs, g->m > 64 ? 1 : grain_of(g), team) {
     long first = item / pairs * block, end = first + block < g->m ? first + block : g->m, pair = item % pairs;
     dot_pair(g, first, end, weights_of(g, pair, me), pair);
   }
@@ -116,7 +119,7 @@ INLINE void tile_pair(const struct product *g, const bf16 *w, long pair) {
 }
 
 static void multiply_few(const struct product *g, struct team *team, int me) {
-  SHARE(pair, g->n / PAIR, g->n > 4096 ? 4 : g->n > 2048 ? 2 : 1, team) tile_pair(g, weights_of(g, pair, me), pair);
+  SHARE(pair, g->n / PAIR, grain_of(g), team) tile_pair(g, weights_of(g, pair, me), pair);
 }
 
 #endif

@@ -1,3 +1,4 @@
+/* How threads meet, and work through a list of calls. */
 #include "team.h"
 
 #include <limits.h>
