@@ -134,11 +134,12 @@ static void multiply_few(const struct product *g, struct team *team, int me) {
      2 n min(M, 576) for sums. */
 EXPORT void gemm(const union word *w, struct team *team, int me) {
   struct product g = {.x = w[0].p, .m = w[1].i, .k = w[2].i, .weights = w[3].p, .n = w[4].i, .is_int8 = w[5].i,
-                      .e = {w[6].p, w[7].p, w[8].i, w[9].i}, .y = w[10].p, .scratch = w[11].p};
+                      .e = {w[6].p, w[7].p, w[8].i, w[9].i, 0}, .y = w[10].p, .scratch = w[11].p};
   g.y_stride = (g.e.gated ? g.n / 2 : g.n) * size_of(g.e.type);
 #if defined(__AMX_BF16__)
   if (g.m > 4) {
     if (g.m > 16) {
+      g.e.passes_by = g.e.type == BF16 && (uintptr_t)g.y % 64 == 0;
       configure_tiles(16, 16);
       multiply_many(&g, team, me);
     } else {

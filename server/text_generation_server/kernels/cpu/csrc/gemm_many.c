@@ -3,7 +3,9 @@
    x is packed into tiles first. The product is then done in parts of the inputs, of which a block of rows of x stays in the
    second-level cache while the weights pass by, a pair of panels at a time. While the matrix unit works on one pair, the
    other units of the core do what else there is to do, a bit at every step: they fetch the next pair from memory, and finish
-   the sums of the rows before. */
+   the sums of the rows before.
+
+   What streams past, x and y, must not cost the weights their place in the first-level cache. */
 #include "vectors.h"
 
 #if defined(__AMX_BF16__)
@@ -39,11 +41,13 @@ struct coming {
   long gap;         /* bytes from the end of one panel's part to the next panel's */
 };
 
-/* Sums on their way into y. */
+/* Sums on their way into y: 64 bytes of each row, which one pair makes, or two where they are gated. Of two there are two
+   sets in turn, one that is finished while the other one comes. */
 struct leaving {
-  strip_sums sums;
+  strip_sums sums[2][2];
+  int turn;
   char *y;
-  long pair;
+  long pair; /* the first */
   int rows, at;
 };
 
@@ -51,6 +55,7 @@ struct beside {
   struct coming coming;
   struct leaving leaving;
   const struct product *g;
+  long group; /* of the plan */
 };
 
 static struct plan divide(const struct product *g) {
@@ -125,15 +130,25 @@ INLINE void bring(struct coming *c) {
   }
 }
 
-INLINE void put_one(struct leaving *l, const struct product *g) {
+INLINE void put_one(struct beside *s) {
+  struct leaving *l = &s->leaving;
   int tile = l->at / 16 * 2, r = l->at % 16;
-  put(l->y, l->pair, load(l->sums[tile][r], 0, F32), load(l->sums[tile + 1][r], 0, F32), &g->e);
-  l->y += g->y_stride;
+  strip_sums *sums = l->sums[l->turn];
+  vf first = load(sums[0][tile][r], 0, F32), second = load(sums[0][tile + 1][r], 0, F32);
+  if (s->group == 2)
+    put_numbers(l->y, l->pair * PANEL, gated(l->pair, first, second, &s->g->e),
+                gated(l->pair + 1, load(sums[1][tile][r], 0, F32), load(sums[1][tile + 1][r], 0, F32), &s->g->e), &s->g->e);
+  else
+    put(l->y, l->pair, first, second, &s->g->e);
+  l->y += s->g->y_stride;
   l->at++;
 }
 
+/* Which sums are not yet on their way. */
+INLINE int next_turn(const struct beside *s) { return s->group == 2 ? !s->leaving.turn : s->leaving.turn; }
+
 INLINE void put_rest(struct beside *s) {
-  while (s->leaving.at < s->leaving.rows) put_one(&s->leaving, s->g);
+  while (s->leaving.at < s->leaving.rows) put_one(s);
 }
 
 INLINE void bring_rest(struct beside *s) {
@@ -143,18 +158,18 @@ INLINE void bring_rest(struct beside *s) {
 /* Tiles 0-3: sums. 4, 5: rows of x. 6, 7: weights. */
 INLINE void steps(const bf16 *x, const bf16 *w0, const bf16 *w1, long k, int whole, struct beside *s) {
   for (long i = 0; i < k; i += 32, x += 2 * TILE, w0 += TILE, w1 += TILE) {
-    _tile_loadd(4, x, 64);
+    _tile_stream_loadd(4, x, 64);
     _tile_loadd(6, w0, 64);
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, w1, 64);
     _tile_dpbf16ps(1, 4, 7);
     if (whole) {
-      _tile_loadd(5, x + TILE, 64);
+      _tile_stream_loadd(5, x + TILE, 64);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
     if (s->coming.left) bring(&s->coming);
-    if (s->leaving.at < s->leaving.rows) put_one(&s->leaving, s->g);
+    if (s->leaving.at < s->leaving.rows) put_one(s);
   }
 }
 
@@ -177,7 +192,7 @@ static void multiply(const bf16 *x, const bf16 *w0, const bf16 *w1, long k, int 
     steps(x, w0, w1, k, 1, s);
   else
     steps(x, w0, w1, k, 0, s);
-  put_rest(s);
+  if (to == s->leaving.sums[s->leaving.turn]) put_rest(s);
   _tile_stored(0, (*to)[0], 64);
   _tile_stored(1, (*to)[1], 64);
   _tile_stored(2, (*to)[2], 64);
@@ -212,7 +227,11 @@ INLINE struct coming come(const struct turn *t, long group, int which) {
   };
 }
 
-INLINE void leave(struct beside *s, const struct product *g, long strip, long pair) {
+/* All sums of a strip and a group are there. */
+INLINE void leave(struct beside *s, long strip, long pair) {
+  const struct product *g = s->g;
+  put_rest(s);
+  s->leaving.turn = next_turn(s);
   s->leaving.y = g->y + strip * STRIP * g->y_stride;
   s->leaving.pair = pair;
   s->leaving.rows = g->m - strip * STRIP < STRIP ? g->m - strip * STRIP : STRIP;
@@ -232,9 +251,9 @@ static void multiply_item(const struct turn *t, long block, long group, int whic
       const bf16 *w0 = (const bf16 *)(weights + 2 * i * panel), *w1 = (const bf16 *)((const char *)w0 + panel);
       strip_sums *kept = d->sums + pair * d->block + strip - first;
       multiply(packed(g, d, t->part, strip), w0, w1, t->k, g->m - strip * STRIP > 16, t->part ? kept : 0,
-               last ? &s->leaving.sums : kept, s);
-      if (last) leave(s, g, strip, pair);
+               last ? &s->leaving.sums[next_turn(s)][i] : kept, s);
     }
+    if (last) leave(s, strip, group * d->group);
   }
 }
 
@@ -244,7 +263,7 @@ static void multiply_part(const struct product *g, const struct plan *d, long fi
   long size = g->is_int8 ? 1 : sizeof(bf16), groups = g->n / PAIR / d->group, count = (end - first) * groups;
   struct turn t = {g, d, part, inputs_of(g, d, part), (const char *)g->weights + part * d->part * PANEL * size,
                    g->k * PANEL * size, d->widened + me * 2L * d->group * PAIR * d->part};
-  struct beside s = {.g = g};
+  struct beside s = {.g = g, .group = d->group};
   int which = 0;
   long item = take(team, 1);
   if (item < count) s.coming = come(&t, item % groups, which);
@@ -270,6 +289,7 @@ void multiply_many(const struct product *g, struct team *team, int me) {
       multiply_part(g, &d, b, b + span, part, team, me);
     }
   }
+  if (g->e.passes_by) _mm_sfence();
 }
 
 #endif

@@ -13,6 +13,7 @@ struct epilogue {
   const float *bias;   /* or null */
   int gated;           /* panels come in pairs of gate and up: y = silu(gate) * up */
   enum type type;      /* of y */
+  int passes_by;       /* y goes to memory past the caches: lines of 64 bytes, in bfloat16 */
 };
 
 struct product {
@@ -33,15 +34,28 @@ INLINE vf finish(vf sum, const struct epilogue *e, long n) {
   return sum;
 }
 
-/* `sums` are those of the pair's first panel and its second. */
-INLINE void put(char *y_row, long pair, vf sums0, vf sums1, const struct epilogue *e) {
-  vf first = finish(sums0, e, pair * PAIR), second = finish(sums1, e, pair * PAIR + PANEL);
-  if (e->gated) {
-    store(y_row, pair * PANEL, silu(first) * second, e->type);
-  } else {
-    store(y_row, pair * PAIR, first, e->type);
-    store(y_row, pair * PAIR + PANEL, second, e->type);
+/* 32 numbers of y from the n-th on. */
+INLINE void put_numbers(char *y_row, long n, vf first, vf second, const struct epilogue *e) {
+#if defined(__AMX_BF16__)
+  if (e->passes_by) {
+    _mm512_stream_si512((__m512i *)((bf16 *)y_row + n), (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
+    return;
   }
+#endif
+  store(y_row, n, first, e->type);
+  store(y_row, n + PANEL, second, e->type);
+}
+
+/* The numbers of one gated pair. `sums` are those of its first panel and its second. */
+INLINE vf gated(long pair, vf sums0, vf sums1, const struct epilogue *e) {
+  return silu(finish(sums0, e, pair * PAIR)) * finish(sums1, e, pair * PAIR + PANEL);
+}
+
+INLINE void put(char *y_row, long pair, vf sums0, vf sums1, const struct epilogue *e) {
+  if (e->gated)
+    store(y_row, pair * PANEL, gated(pair, sums0, sums1, e), e->type);
+  else
+    put_numbers(y_row, pair * PAIR, finish(sums0, e, pair * PAIR), finish(sums1, e, pair * PAIR + PANEL), e);
 }
 
 /* 32 int8 weights as bfloat16, exactly. */
