@@ -60,8 +60,10 @@ class Pool:
         size: int = HEAD,
         cache: torch.dtype | None = None,
         contiguous: bool = False,
+        kv_heads: int = KV_HEADS,
     ) -> None:
         torch.manual_seed(len(lengths))
+        self.kv_heads = kv_heads
         self.scale = size**-0.5
         self.lengths = int32(*lengths)
         self.device = subject.device
@@ -75,7 +77,7 @@ class Pool:
             mine, order = order[:length], order[length:]
             self.table[row, :length] = mine
             used[mine] = True
-        heads, scales = random_states((slots + 1, 2 * KV_HEADS, size), cache or subject.dtype)
+        heads, scales = random_states((slots + 1, 2 * kv_heads, size), cache or subject.dtype)
         if scales is None:
             heads[~used] = NAN
             self.states = heads.double()
@@ -87,9 +89,9 @@ class Pool:
     def attend(self, row: int, q_HD: Tensor, position: int) -> Tensor:
         """One query, the plain way."""
         states = self.states[self.table[row, : position + 1]]
-        group = q_HD.shape[0] // KV_HEADS
-        keys = states[:, :KV_HEADS].repeat_interleave(group, dim=1)
-        values = states[:, KV_HEADS:].repeat_interleave(group, dim=1)
+        group = q_HD.shape[0] // self.kv_heads
+        keys = states[:, : self.kv_heads].repeat_interleave(group, dim=1)
+        values = states[:, self.kv_heads :].repeat_interleave(group, dim=1)
         scores = torch.einsum("hd,lhd->hl", q_HD.double().cpu(), keys) * self.scale
         return torch.einsum("hl,lhd->hd", scores.softmax(dim=1), values)
 
@@ -158,9 +160,9 @@ def test_head_sizes_need_not_be_powers_of_two(subject: Subject, size: int) -> No
 
 
 @pytest.mark.parametrize("contiguous", [False, True], ids=["scattered", "contiguous"])
-@pytest.mark.parametrize("group", [1, 4, 7])
+@pytest.mark.parametrize("group", GROUPS)
 def test_heads_of_the_usual_size_attend_over_tiles_and_splits(subject: Subject, group: int, contiguous: bool) -> None:
-    lengths = [600, 70, 16, 257, 1]
+    lengths = [600, *EDGES, 15, 16, 17] if group == 3 else [600, 70, 16, 257, 1]
     pool = Pool(subject, lengths, 64, contiguous=contiguous)
     q = queries(subject, len(lengths), group, 64)
     out = pool.decode(subject, q, list(range(len(lengths))))
@@ -168,6 +170,15 @@ def test_heads_of_the_usual_size_attend_over_tiles_and_splits(subject: Subject, 
         close(out[row], pool.attend(row, q[row], length - 1), subject.dtype)
         if subject.backend.startswith("cpu"):
             assert torch.equal(pool.decode(subject, q[row : row + 1], [row])[0], out[row])
+
+
+def test_a_row_may_have_more_heads_than_are_read_together(subject: Subject) -> None:
+    lengths, kv_heads, size = [40, 7, 33, 64], 12, 32
+    pool = Pool(subject, lengths, size, kv_heads=kv_heads)
+    q = torch.randn(len(lengths), 2 * kv_heads, size).to(subject.dtype).to(subject.device)
+    out = pool.decode(subject, q, list(range(len(lengths))))
+    for row, length in enumerate(lengths):
+        close(out[row], pool.attend(row, q[row], length - 1), subject.dtype)
 
 
 @pytest.mark.parametrize("cache", [INT8, FP8], ids=["int8", "fp8"])

@@ -1,17 +1,58 @@
 /* Attention of queries over the slots of their rows, in place: keys and values are read once for all query heads of a
    group, wherever their slots are.
 
-   A tile's keys and values are fetched while the tile before is computed. Scores of bfloat16 queries and keys come from the
-   matrix unit where there is one.
+   A tile's keys and values are fetched while the tile before is computed. In bfloat16, attention_tiles.c does it all where
+   there is a matrix unit.
 
    Keys are reduced in tiles of 64 from position 0, tiles in splits of 512, and splits are merged in order, whoever
    computed them: a query's result has the same bits in a decode step, in a prompt chunk, alone or among others. Softmax
    is in base 2, on float32 sums. */
-#include "scores.h"
-#include "team.h"
-#include "vectors.h"
+#include "attention.h"
 
+#define TILE 64
 #define SPLIT 512
+#define MOST_TOGETHER 8
+#define GROUP 4 /* query heads at a time: their sums stay in registers */
+
+/* The products of a key and the queries [queries, size], to be summed up over the lanes. */
+INLINE void multiply(const float *q, int queries, const void *key, enum type type, long size, vf products[GROUP][LANES],
+                     int i) {
+  vf sums[GROUP] = {};
+#pragma GCC unroll 8
+  for (long d = 0; d < size; d += LANES) {
+    vf k = load(key, d, type);
+#pragma GCC unroll 4
+    for (int j = 0; j < queries; j++) sums[j] += k * load(q + j * size, d, F32);
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < queries; j++) products[j][i] = sums[j];
+}
+
+/* scores[q][key], in base 2, for `count` keys of a tile. */
+INLINE void score(const float *q, int queries, const struct cache *c, enum type type, long size,
+                  long kv_head, float scale, const int32_t *slots, int count, struct stream *next,
+                  float scores[GROUP][TILE]) {
+  for (int first = 0; first < TILE; first += LANES) {
+    if (first >= count) {
+#pragma GCC unroll 4
+      for (int j = 0; j < queries; j++) store(scores[j], first, splat(-INFINITY), F32);
+      continue;
+    }
+    vf products[GROUP][LANES], scales = splat(scale);
+#pragma GCC unroll 1
+    for (int i = 0; i < LANES; i++) {
+      long slot = slots[first + i < count ? first + i : first];
+      fetch(next, 1, type, size);
+      multiply(q, queries, head_at(c, slot, kv_head), type, size, products, i);
+      if (type == I8 || type == F8) scales[i] = scale * c->scales[slot * 2 * c->kv_heads + kv_head];
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < queries; j++) store(scores[j], first, sums_of(products[j]) * scales, F32);
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < queries; j++)
+    for (int i = count; i < TILE; i++) scores[j][i] = -INFINITY;
+}
 
 /* What a query knows after some of its keys: sum and out are relative to 2^peak. */
 struct state {
@@ -44,7 +85,7 @@ INLINE void weigh(float scores[TILE], struct state *s, long size) {
 }
 
 INLINE void add_values(const struct cache *c, enum type type, long size, long kv_head, const int32_t *slots, int count,
-                       float weights[GROUP][TILE], int queries, struct ahead *ahead, struct state *states) {
+                       float weights[GROUP][TILE], int queries, struct stream *next, struct state *states) {
   /* 64 numbers of each query at a time, so that the sums fit the registers. */
   for (long first = 0; first < size; first += 4 * LANES) {
     vf out[GROUP][4];
@@ -57,7 +98,7 @@ INLINE void add_values(const struct cache *c, enum type type, long size, long kv
       for (int i = 0; i < count; i++) {
         const void *value = head_at(c, slots[i], c->kv_heads + kv_head);
         vf v[4];
-        if (first == 0) fetch(c, type, size, ahead);
+        if (first == 0) fetch(next, 1, type, size);
 #pragma GCC unroll 4
         for (int d = 0; d < 4; d++) v[d] = load(value, first + d * LANES, type);
 #pragma GCC unroll 4
@@ -92,65 +133,53 @@ struct tile {
 };
 
 /* One tile of keys for up to GROUP queries of one position. */
-INLINE void attend_tile(const void *q, enum type q_type, int queries, const struct cache *c, enum type type, long size,
-                        const struct tile *t, struct ahead *ahead, struct state *states) {
+INLINE void attend_tile(const float *q, int queries, const struct cache *c, enum type type, long size,
+                        const struct tile *t, struct stream *next, struct state *states) {
   float scores[GROUP][TILE] __attribute__((aligned(64)));
-#if defined(__AMX_BF16__)
-  if (q_type == BF16)
-    score_in_tiles(q, queries, c, size, t->kv_head, t->scale, t->slots, t->count, ahead, scores);
-  else
-#endif
-    score(q, queries, c, type, size, t->kv_head, t->scale, t->slots, t->count, ahead, scores);
+  score(q, queries, c, type, size, t->kv_head, t->scale, t->slots, t->count, next, scores);
   for (int j = 0; j < queries; j++) weigh(scores[j], &states[j], size);
   if (type == I8 || type == F8)
     for (int i = 0; i < t->count; i++) {
       float scale = c->scales[t->slots[i] * 2L * c->kv_heads + c->kv_heads + t->kv_head];
       for (int j = 0; j < queries; j++) scores[j][i] *= scale;
     }
-  add_values(c, type, size, t->kv_head, t->slots, t->count, scores, queries, ahead, states);
+  add_values(c, type, size, t->kv_head, t->slots, t->count, scores, queries, next, states);
 }
 
-INLINE void attend_some(const void *q, enum type q_type, int queries, const struct cache *c, enum type type, long size,
-                        const struct tile *t, struct ahead *ahead, struct state *states) {
-  struct ahead a = *ahead; /* in registers */
+INLINE void attend_some(const float *q, int queries, const struct cache *c, enum type type, long size,
+                        const struct tile *t, struct stream *next, struct state *states) {
+  struct stream in_registers = *next;
   switch (queries) {
-    case 1: attend_tile(q, q_type, 1, c, type, size, t, &a, states); break;
-    case 2: attend_tile(q, q_type, 2, c, type, size, t, &a, states); break;
-    case 3: attend_tile(q, q_type, 3, c, type, size, t, &a, states); break;
-    default: attend_tile(q, q_type, 4, c, type, size, t, &a, states);
+    case 1: attend_tile(q, 1, c, type, size, t, &in_registers, states); break;
+    case 2: attend_tile(q, 2, c, type, size, t, &in_registers, states); break;
+    case 3: attend_tile(q, 3, c, type, size, t, &in_registers, states); break;
+    default: attend_tile(q, 4, c, type, size, t, &in_registers, states);
   }
-  *ahead = a;
+  *next = in_registers;
 }
 
 #if defined(__AVX512F__)
-#define BY_SIZE(Q_TYPE, TYPE)                                                         \
-  switch (c->size) {                                                                  \
-    case 64: attend_some(q, Q_TYPE, queries, c, TYPE, 64, t, ahead, states); break;   \
-    case 128: attend_some(q, Q_TYPE, queries, c, TYPE, 128, t, ahead, states); break; \
-    default: attend_some(q, Q_TYPE, queries, c, TYPE, c->size, t, ahead, states);     \
-  }                                                                                   \
+#define BY_SIZE(TYPE)                                                         \
+  switch (c->size) {                                                          \
+    case 64: attend_some(q, queries, c, TYPE, 64, t, next, states); break;   \
+    case 128: attend_some(q, queries, c, TYPE, 128, t, next, states); break; \
+    default: attend_some(q, queries, c, TYPE, c->size, t, next, states);     \
+  }                                                                           \
   break
 #else
-#define BY_SIZE(Q_TYPE, TYPE)                                          \
-  attend_some(q, Q_TYPE, queries, c, TYPE, c->size, t, ahead, states); \
+#define BY_SIZE(TYPE)                                          \
+  attend_some(q, queries, c, TYPE, c->size, t, next, states); \
   break
 #endif
 
-/* Copies of the above for each type and, where registers are many, the usual sizes. q_type is F32, or BF16 where the
-   queries are laid out for the matrix unit. */
-static void attend_keys(const void *q, enum type q_type, int queries, const struct cache *c, const struct tile *t,
-                        struct ahead *ahead, struct state *states) {
+/* Copies of the above for each type and, where registers are many, the usual sizes. */
+static void attend_keys(const float *q, int queries, const struct cache *c, const struct tile *t,
+                        struct stream *next, struct state *states) {
   switch (c->type) {
-    case F32: BY_SIZE(F32, F32);
-    case BF16:
-#if defined(__AMX_BF16__)
-      if (q_type == BF16) {
-        BY_SIZE(BF16, BF16);
-      }
-#endif
-      BY_SIZE(F32, BF16);
-    case I8: BY_SIZE(F32, I8);
-    case F8: BY_SIZE(F32, F8);
+    case F32: BY_SIZE(F32);
+    case BF16: BY_SIZE(BF16);
+    case I8: BY_SIZE(I8);
+    case F8: BY_SIZE(F8);
   }
 }
 
@@ -168,50 +197,11 @@ static void put(void *out, enum type type, const struct state *s, long size) {
   for (long d = 0; d < size; d += LANES) store(out, d, load(s->out, d, F32) / s->sum, type);
 }
 
-/* One call's arguments. */
-struct job {
-  const char *q;
-  char *out;
-  long q_stride, tokens, heads, together; /* together: key/value heads of an item of the work */
-  enum type type;                         /* of q and out */
-  struct cache cache;
-  const int32_t *table, *rows, *lengths;
-  long table_stride;
-  float scale; /* in base 2 */
-};
-
-/* Key/value heads `first` … of one token, and the query heads that belong to them. */
-struct share {
-  const int32_t *slots;
-  long token, length, first, count, group;
-};
-
-static long min(long a, long b) { return a < b ? a : b; }
-
-static long items(const struct job *job) { return job->tokens * job->cache.kv_heads / job->together; }
-
-static struct share share_of(const struct job *job, long item) {
-  long kv_heads = job->cache.kv_heads, token = item * job->together / kv_heads;
-  const int32_t *slots = job->table + job->rows[token] * job->table_stride;
-  long first = item * job->together % kv_heads;
-  return (struct share){slots, token, job->lengths[token], first, job->together, job->heads / kv_heads};
-}
-
 /* Queries of a head come in blocks of GROUP. */
 static long blocks_of(long group) { return (group + GROUP - 1) / GROUP; }
 
-/* What follows from position `start` of a share on: its next tile, or the first of the item that will be taken next. */
-static struct ahead after(const struct job *job, const struct share *s, long start, struct team *team) {
-  long left = s->length - start;
-  if (left > 0) return (struct ahead){s->slots + start, min(left, TILE), s->first, s->count, 0};
-  long next = atomic_load_explicit(&team->next, memory_order_relaxed);
-  if (next >= items(job)) return (struct ahead){};
-  struct share n = share_of(job, next);
-  return (struct ahead){n.slots, min(n.length, TILE), n.first, n.count, 0};
-}
-
 /* Up to SPLIT keys from `start` on. */
-static void attend_split(const float *blocks, enum type q_type, const struct job *job, const struct share *s, long start,
+static void attend_split(const float *blocks, const struct job *job, const struct share *s, long start,
                          struct team *team, struct state *states) {
   const struct cache *c = &job->cache;
   for (long j = 0; j < s->count * s->group; j++) {
@@ -220,40 +210,25 @@ static void attend_split(const float *blocks, enum type q_type, const struct job
     memset(states[j].out, 0, c->size * sizeof(float));
   }
   for (long i = start; i < min(start + SPLIT, s->length); i += TILE) {
-    struct ahead ahead = after(job, s, i + TILE, team);
-    const char *q = (const char *)blocks;
+    struct stream next = after(job, s, i + TILE, TILE, team);
+    const float *q = blocks;
     for (long head = 0; head < s->count; head++)
       for (long j = 0; j < s->group; j += GROUP) {
         struct tile t = {s->slots + i, (int)min(s->length - i, TILE), s->first + head, job->scale};
-        attend_keys(q, q_type, (int)min(s->group - j, GROUP), c, &t, &ahead, states + head * s->group + j);
-        q += GROUP * c->size * size_of(q_type);
+        attend_keys(q, (int)min(s->group - j, GROUP), c, &t, &next, states + head * s->group + j);
+        q += GROUP * c->size;
       }
-    while (ahead.left > 0) fetch(c, c->type, c->size, &ahead);
+    fetch(&next, 2 * s->count * TILE, c->type, c->size);
   }
 }
 
-/* Whether scores come from the matrix unit. */
-static int in_tiles(const struct job *job) {
-#if defined(__AMX_BF16__)
-  return job->type == BF16 && job->cache.type == BF16 && job->cache.size % 32 == 0;
-#endif
-  return 0;
-}
-
-/* Queries in blocks of GROUP, as `score` or `score_in_tiles` wants them. */
+/* Queries in float32. */
 static void prepare(const struct job *job, const struct share *s, const char *q, float *blocks) {
   long size = job->cache.size;
   for (long head = 0; head < s->count; head++)
     for (long j = 0; j < s->group; j += GROUP) {
       const char *from = q + (head * s->group + j) * size * size_of(job->type);
       int queries = (int)min(s->group - j, GROUP);
-#if defined(__AMX_BF16__)
-      if (in_tiles(job)) {
-        lay_out((const bf16 *)from, queries, size, (uint32_t *)blocks);
-        blocks += GROUP * size / 2;
-        continue;
-      }
-#endif
       for (long i = 0; i < queries * size; i += LANES) store(blocks, i, load(from, i, job->type), F32);
       blocks += GROUP * size;
     }
@@ -265,7 +240,7 @@ static void attend_share(const struct job *job, const struct share *s, struct te
   float blocks[s->count * blocks_of(s->group) * GROUP * size] __attribute__((aligned(64)));
   prepare(job, s, job->q + (s->token * job->q_stride + query * size) * bytes, blocks);
   for (long start = 0; start < s->length; start += SPLIT) {
-    attend_split(blocks, in_tiles(job) ? BF16 : F32, job, s, start, team, start ? later : states);
+    attend_split(blocks, job, s, start, team, start ? later : states);
     for (long j = 0; start && j < queries; j++) merge(&states[j], &later[j], size);
   }
   for (long j = 0; j < queries; j++)
@@ -283,16 +258,17 @@ EXPORT void attend(const union word *w, struct team *team, int me) {
       .cache = {.heads = w[6].p, .scales = w[7].p, .kv_heads = w[8].i, .size = w[9].i, .type = w[10].i},
       .table = w[11].p, .table_stride = w[12].i, .rows = w[13].p, .lengths = w[14].p, .scale = w[15].f * LOG2E,
   };
-  /* A token's heads together, unless that would leave threads without work. */
-  job.together = job.tokens < 2 * team->threads ? 1 : job.cache.kv_heads;
+  /* Heads of a token together, unless that would leave threads without work: they lie side by side. */
+  job.together = job.tokens < 2 * team->threads ? 1 : min(job.cache.kv_heads, MOST_TOGETHER);
+  while (job.cache.kv_heads % job.together) job.together--;
 #if defined(__AMX_BF16__)
-  if (in_tiles(&job)) configure_score_tiles();
+  if (job.type == BF16 && job.cache.type == BF16 && job.cache.size % 32 == 0) {
+    attend_in_tiles(&job, team);
+    return;
+  }
 #endif
   SHARE(item, items(&job), 1, team) {
     struct share s = share_of(&job, item);
     attend_share(&job, &s, team);
   }
-#if defined(__AMX_BF16__)
-  if (in_tiles(&job)) _tile_release();
-#endif
 }

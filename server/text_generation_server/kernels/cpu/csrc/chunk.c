@@ -105,20 +105,6 @@ static void score(struct block *b, const bf16 *keys, long size) {
   MEMORY_IS_WRITTEN;
 }
 
-/* 2^x for x up to 0: a polynomial for the fraction (relative error 4e-6), which is far below what rounding to bfloat16 makes
-   of it. Below -126: 0; NaN stays. */
-INLINE vf weight_of(vf x) {
-  vf whole = (vf)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  vf f = x - whole;
-  vf y = splat(0.0096663684f);
-  y = y * f + 0.055921976f;
-  y = y * f + 0.2402235f;
-  y = y * f + 0.69312102f;
-  y = y * f + 1.0f;
-  __mmask16 seen = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126), _CMP_NLT_UQ);
-  return (vf)_mm512_maskz_scalef_ps(seen, (__m512)y, (__m512)whole);
-}
-
 /* One query sees the first `visible` keys of the tile. */
 INLINE void weigh(struct block *b, int i, long visible, float scale, long size) {
   const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};

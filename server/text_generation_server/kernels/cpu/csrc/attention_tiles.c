@@ -1,0 +1,250 @@
+/* Attention of queries over the slots of their rows on the matrix unit, for bfloat16 queries, keys and values.
+
+   Both products of a tile of keys are small: up to 4 query heads of a group by 32 keys. So most of the work is to bring
+   numbers into the order that the unit wants. Keys stay in place: the rows of its tiles may lie apart. Values of two
+   positions are interleaved, number by number; scores come out key by key, and 4 queries are weighed together. Weights
+   are rounded to bfloat16, their sum is not. */
+#include "attention.h"
+
+#if defined(__AMX_BF16__)
+
+#include "tiles.h"
+
+#define QUERIES 4
+#define KEYS 32 /* of a tile */
+#define LINE 32 /* numbers of bfloat16 in 64 bytes */
+
+/* What queries know after some of their keys: sums and out are relative to 2^peak. Lane i is query i % 4; its sum is that
+   of the lanes. Rows of out are in the order in which `interleave` leaves columns. */
+struct block {
+  __m512 peaks, sums;
+  float out[QUERIES][MAX_SIZE];
+};
+
+/* Scores of a tile of keys, then weights. */
+struct scores {
+  float by_key[KEYS][QUERIES];
+  bf16 weights[QUERIES][KEYS];
+} __attribute__((aligned(64)));
+
+/* Values of a head, [size / 16][16 pairs of positions][16 columns][2]. */
+struct values {
+  bf16 tiles[MAX_SIZE / 16][16][LINE];
+} __attribute__((aligned(64)));
+
+/* Tiles 0, 1: scores of 16 keys by 4 queries. 2: 32 numbers of the queries, in pairs. 3, 6: 16 keys, or 16 pairs of values.
+   4, 5: 16 columns of out. 7: weights of 32 keys. */
+static void configure(void) {
+  struct tile_config c = {.palette = 1,
+                          .rows = {16, 16, 16, 16, QUERIES, QUERIES, 16, QUERIES},
+                          .bytes = {QUERIES * 4, QUERIES * 4, QUERIES * 4, 64, 64, 64, 64, 64}};
+  MEMORY_IS_WRITTEN;
+  _tile_loadconfig(&c);
+}
+
+/* [size / 2][QUERIES][2], with zeros for queries that are not there. */
+static void lay_out(const bf16 *q, long queries, long size, uint32_t *to) {
+  memset(to, 0, size / 2 * QUERIES * sizeof *to);
+  for (long j = 0; j < queries; j++)
+    for (long d = 0; d < size / 2; d++) memcpy(to + d * QUERIES + j, q + j * size + 2 * d, 4);
+}
+
+/* 16 keys, in place where their slots follow each other. */
+struct keys {
+  const bf16 *first;
+  long stride; /* bytes */
+};
+
+INLINE struct keys keys_at(const struct cache *c, long size, long kv_head, const int32_t *slots, int first, int count,
+                           bf16 *gathered) {
+  const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  if (first >= count) first = 0; /* whose scores nobody reads */
+  slots += first;
+  if (first + LANES <= count &&
+      _mm512_cmpeq_epi32_mask(_mm512_loadu_si512(slots), (__m512i)(lanes + slots[0])) == 0xffff)
+    return (struct keys){head_at(c, slots[0], kv_head), 2 * c->kv_heads * size * (long)sizeof(bf16)};
+  for (int i = 0; i < LANES; i++)
+    memcpy(gathered + i * size, head_at(c, slots[first + i < count ? i : 0], kv_head), size * sizeof(bf16));
+  return (struct keys){gathered, size * (long)sizeof(bf16)};
+}
+
+/* For each head of a tile, 64 heads of the next one are fetched: `score`, `weigh`, `interleave` and `add_values` fetch 16
+   each. Here are those between two instructions of the matrix unit. */
+INLINE void fetch_some(struct stream *next, long size) { fetch(next, size > 128 ? 1 : 128 / size, BF16, size); }
+
+INLINE void score(const uint32_t *q, const struct cache *c, long size, long kv_head, const int32_t *slots, int count,
+                  struct stream *next, struct scores *s) {
+  bf16 gathered[2][LANES * MAX_SIZE] __attribute__((aligned(64)));
+  struct keys a = keys_at(c, size, kv_head, slots, 0, count, gathered[0]);
+  struct keys b = keys_at(c, size, kv_head, slots, LANES, count, gathered[1]);
+  MEMORY_IS_WRITTEN;
+  _tile_zero(0);
+  _tile_zero(1);
+  for (long d = 0; d < size; d += 32) {
+    _tile_loadd(2, q + d / 2 * QUERIES, QUERIES * 4);
+    fetch_some(next, size);
+    _tile_loadd(3, a.first + d, a.stride);
+    fetch_some(next, size);
+    _tile_dpbf16ps(0, 3, 2);
+    _tile_loadd(6, b.first + d, b.stride);
+    fetch_some(next, size);
+    _tile_dpbf16ps(1, 6, 2);
+    fetch_some(next, size);
+  }
+  _tile_stored(0, s->by_key[0], sizeof s->by_key[0]);
+  _tile_stored(1, s->by_key[LANES], sizeof s->by_key[0]);
+  MEMORY_IS_WRITTEN;
+}
+
+/* Weights of 32 keys, in 8 vectors of 4 keys by 4 queries, become rows of the queries. */
+INLINE void by_query(const __m512 *w, bf16 (*to)[LINE]) {
+  const __m512i order = _mm512_set_epi16(31, 27, 23, 19, 15, 11, 7, 3, 30, 26, 22, 18, 14, 10, 6, 2, 29, 25, 21, 17, 13, 9, 5,
+                                         1, 28, 24, 20, 16, 12, 8, 4, 0);
+  __m512i p[4], h[4], rows[4];
+  for (int i = 0; i < 4; i++)
+    p[i] = _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(w[2 * i + 1], w[2 * i]));
+  /* Now each has 8 keys of the first query, 8 of the second, … */
+  h[0] = _mm512_shuffle_i32x4(p[0], p[1], 0x44);
+  h[1] = _mm512_shuffle_i32x4(p[2], p[3], 0x44);
+  h[2] = _mm512_shuffle_i32x4(p[0], p[1], 0xee);
+  h[3] = _mm512_shuffle_i32x4(p[2], p[3], 0xee);
+  for (int i = 0; i < 4; i += 2) {
+    rows[i] = _mm512_shuffle_i32x4(h[i], h[i + 1], 0x88);
+    rows[i + 1] = _mm512_shuffle_i32x4(h[i], h[i + 1], 0xdd);
+  }
+  for (int i = 0; i < 4; i++) memcpy(to[i], &rows[i], 64);
+}
+
+/* Scores become weights relative to the new peaks; what was summed up before shrinks accordingly. */
+INLINE void weigh(struct scores *s, int count, float scale, long size, struct stream *next, struct block *b) {
+  const vi lanes = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
+  __m512 w[KEYS / 4], peaks[4], scales = _mm512_set1_ps(scale), sums[2] = {};
+  for (int i = 0; i < KEYS / 4; i++) {
+    w[i] = _mm512_load_ps(s->by_key[4 * i]);
+    if (count < KEYS)
+      w[i] = _mm512_mask_blend_ps(_mm512_cmpgt_epi32_mask(_mm512_set1_epi32(count - 4 * i), (__m512i)lanes),
+                                  _mm512_set1_ps(-INFINITY), w[i]);
+  }
+  for (int i = 0; i < 4; i++) peaks[i] = _mm512_max_ps(w[i], w[i + 4]);
+  __m512 peak = _mm512_max_ps(_mm512_max_ps(peaks[0], peaks[1]), _mm512_max_ps(peaks[2], peaks[3]));
+  peak = _mm512_max_ps(peak, _mm512_shuffle_f32x4(peak, peak, 0x4e));
+  peak = _mm512_mul_ps(_mm512_max_ps(peak, _mm512_shuffle_f32x4(peak, peak, 0xb1)), scales);
+  if (_mm512_cmp_ps_mask(peak, b->peaks, _CMP_NLE_UQ)) {
+    peak = _mm512_max_ps(peak, b->peaks);
+    vf shrink = exp2_of((vf)_mm512_sub_ps(b->peaks, peak));
+    b->sums = _mm512_mul_ps(b->sums, (__m512)shrink);
+    for (int j = 0; j < QUERIES; j++)
+      for (long d = 0; d < size; d += LANES) store(b->out[j], d, load(b->out[j], d, F32) * shrink[j], F32);
+    b->peaks = peak;
+  }
+  for (int i = 0; i < KEYS / 4; i++) {
+    w[i] = (__m512)weight_of((vf)_mm512_fmsub_ps(w[i], scales, b->peaks));
+    sums[i % 2] = _mm512_add_ps(sums[i % 2], w[i]);
+    fetch(next, 2, BF16, size);
+  }
+  b->sums = _mm512_add_ps(b->sums, _mm512_add_ps(sums[0], sums[1]));
+  by_query(w, s->weights);
+}
+
+/* Values of all heads of the tile, two positions at a time. Columns of a line come in the order 0-3, 8-11, 16-19, 24-27 and
+   4-7, 12-15, 20-23, 28-31: within the lanes in which numbers can be interleaved. */
+INLINE void interleave(const struct cache *c, long size, long first, long heads, const int32_t *slots, int count,
+                       struct stream *next, struct values *v) {
+  static const bf16 nothing[LINE];
+  for (int i = 0; i < KEYS; i += 2) {
+    const bf16 *a = nothing, *b = nothing;
+    long a_step = 0, b_step = 0;
+    if (i < count) a = head_at(c, slots[i], c->kv_heads + first), a_step = LINE;
+    if (i + 1 < count) b = head_at(c, slots[i + 1], c->kv_heads + first), b_step = LINE;
+    for (long h = 0; h < heads; h++) {
+#pragma GCC unroll 4
+      for (long d = 0; d < size; d += LINE, a += a_step, b += b_step) {
+        __m512i x = _mm512_loadu_si512(a), y = _mm512_loadu_si512(b);
+        _mm512_store_si512(v[h].tiles[d / 16][i / 2], _mm512_unpacklo_epi16(x, y));
+        _mm512_store_si512(v[h].tiles[d / 16 + 1][i / 2], _mm512_unpackhi_epi16(x, y));
+      }
+      fetch(next, 1, BF16, size);
+    }
+  }
+}
+
+INLINE void add_values(const struct values *v, const struct scores *s, long size, struct stream *next, struct block *b) {
+  MEMORY_IS_WRITTEN;
+  _tile_loadd(7, s->weights, 64);
+  for (long d = 0; d < size; d += LINE) {
+    _tile_loadd(4, b->out[0] + d, sizeof b->out[0]);
+    _tile_loadd(3, v->tiles[d / 16], 64);
+    fetch_some(next, size);
+    _tile_dpbf16ps(4, 7, 3);
+    _tile_loadd(5, b->out[0] + d + 16, sizeof b->out[0]);
+    fetch_some(next, size);
+    _tile_loadd(6, v->tiles[d / 16 + 1], 64);
+    fetch_some(next, size);
+    _tile_dpbf16ps(5, 7, 6);
+    fetch_some(next, size);
+    _tile_stored(4, b->out[0] + d, sizeof b->out[0]);
+    _tile_stored(5, b->out[0] + d + 16, sizeof b->out[0]);
+  }
+  MEMORY_IS_WRITTEN;
+}
+
+/* One query's result, with its columns in their order again. */
+static void put(bf16 *to, const struct block *b, int query, long size) {
+  const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+  float sums[LANES];
+  memcpy(sums, &b->sums, sizeof sums);
+  vf sum = splat((sums[query] + sums[query + 4]) + (sums[query + 8] + sums[query + 12]));
+  for (long d = 0; d < size; d += LINE) {
+    __m512 x = _mm512_load_ps(b->out[query] + d), y = _mm512_load_ps(b->out[query] + d + 16);
+    store_bf16(to + d, (vf)_mm512_permutex2var_ps(x, low, y) / sum);
+    store_bf16(to + d + 16, (vf)_mm512_permutex2var_ps(x, high, y) / sum);
+  }
+}
+
+/* A block is up to QUERIES queries of one head. */
+INLINE void attend_share(const struct job *job, const struct share *s, long size, struct team *team) {
+  const struct cache *c = &job->cache;
+  long each = (s->group + QUERIES - 1) / QUERIES, count = s->count * each, query = s->first * s->group;
+  struct block blocks[count];
+  struct scores scores[count];
+  struct values values[s->count];
+  uint32_t q[count * size / 2 * QUERIES] __attribute__((aligned(64)));
+  const bf16 *from = (const bf16 *)job->q + s->token * job->q_stride + query * size;
+  for (long i = 0; i < count; i++) {
+    long head = i / each, j = i % each * QUERIES;
+    lay_out(from + (head * s->group + j) * size, min(s->group - j, QUERIES), size, q + i * size / 2 * QUERIES);
+    blocks[i].peaks = _mm512_set1_ps(-INFINITY);
+    blocks[i].sums = _mm512_setzero_ps();
+    memset(blocks[i].out, 0, sizeof blocks[i].out);
+  }
+  for (long start = 0; start < s->length; start += KEYS) {
+    const int32_t *slots = s->slots + start;
+    int keys = (int)min(s->length - start, KEYS);
+    struct stream next = after(job, s, start + KEYS, KEYS, team);
+    interleave(c, size, s->first, s->count, slots, keys, &next, values);
+    for (long i = 0; i < count; i++)
+      score(q + i * size / 2 * QUERIES, c, size, s->first + i / each, slots, keys, &next, &scores[i]);
+    for (long i = 0; i < count; i++) weigh(&scores[i], keys, job->scale, size, &next, &blocks[i]);
+    for (long i = 0; i < count; i++) add_values(&values[i / each], &scores[i], size, &next, &blocks[i]);
+    fetch(&next, 2 * KEYS * s->count, BF16, size);
+  }
+  bf16 *to = (bf16 *)job->out + (s->token * job->heads + query) * size;
+  for (long i = 0; i < s->count * s->group; i++)
+    put(to + i * size, &blocks[i / s->group * each + i % s->group / QUERIES], (int)(i % s->group % QUERIES), size);
+}
+
+void attend_in_tiles(const struct job *job, struct team *team) {
+  configure();
+  SHARE(item, items(job), 1, team) {
+    struct share s = share_of(job, item);
+    switch (job->cache.size) {
+      case 64: attend_share(job, &s, 64, team); break;
+      case 128: attend_share(job, &s, 128, team); break;
+      default: attend_share(job, &s, job->cache.size, team);
+    }
+  }
+  _tile_release();
+}
+
+#endif
