@@ -108,10 +108,7 @@ def llama_cpp(folder: Path) -> Contender:
 def compare_model(name: str, model: Path, contenders: Sequence[Contender]) -> tuple[list[Row], Overlap]:
     workloads = WORKLOADS[name]
     _say(f"{name}: this server")
-    # The memory belongs to others as well: its speed of now is what counts.
-    before = read_bandwidth()
-    ours, overlap = measure_ours(name, model, workloads)
-    bandwidth = max(before, read_bandwidth())
+    ours = measure_ours(name, model, workloads, read_bandwidth)
     theirs = {}
     for contender in contenders:
         if contender.measure is not None and name in contender.models:
@@ -120,8 +117,9 @@ def compare_model(name: str, model: Path, contenders: Sequence[Contender]) -> tu
     rows = []
     for workload in workloads:
         beside = {peer: results[workload] for peer, results in theirs.items() if workload in results}
-        rows.append(Row(name, workload, ours[workload], beside, step_bytes(model, workload), bandwidth))
-    return rows, overlap
+        bandwidth = ours.bandwidths[workload]
+        rows.append(Row(name, workload, ours.results[workload], beside, step_bytes(model, workload), bandwidth))
+    return rows, ours.overlap
 
 
 def _leave(number: int, frame: object) -> None:
@@ -150,8 +148,6 @@ def compare(folders: Folders, only: Sequence[str] = ()) -> Report:
             measured, overlap = compare_model(name, model, contenders)
         rows += measured
         overlaps.append(overlap)
-    speeds = ", ".join(dict.fromkeys(f"{row.bandwidth / 1e9:.1f}" for row in rows))
-    machine = (
-        f"bfloat16, {os.cpu_count()} cores, torch {torch.__version__}; memory reads {speeds} GB/s, model by model."
-    )
+    speeds = ", ".join(f"{row.bandwidth / 1e9:.1f}" for row in rows)
+    machine = f"bfloat16, {os.cpu_count()} cores, torch {torch.__version__}; memory reads {speeds} GB/s, load by load."
     return Report(machine, [contender.peer for contender in contenders], rows, overlaps)

@@ -3,7 +3,7 @@
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,19 +31,28 @@ def server_command(model: Path, folder: Path) -> ServerCommand:
     return ServerCommand("the server", arguments, port, "/health", start_s=300)
 
 
-def measure_ours(name: str, model: Path, workloads: Sequence[Workload]) -> tuple[dict[Workload, LoadResult], Overlap]:
-    prompts, results = Prompts(model), {}
+@dataclass(frozen=True, slots=True)
+class Ours:
+    results: dict[Workload, LoadResult]
+    bandwidths: dict[Workload, float]  # bytes per second that the memory gave before or after, whichever was more
+    overlap: Overlap
+
+
+def measure_ours(name: str, model: Path, workloads: Sequence[Workload], read_bandwidth: Callable[[], float]) -> Ours:
+    """The memory belongs to others as well: its speed is taken beside each workload."""
+    prompts, results, bandwidths = Prompts(model), {}, {}
     largest = max(workloads, key=lambda workload: workload.concurrency * workload.new_tokens)
     pages: list[str] = []
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
         command = server_command(model, Path(folder))
         with running(command, Path(folder) / "log"):
             for workload in workloads:
-                before = get(command.port, "/metrics")
+                before, bandwidth = get(command.port, "/metrics"), read_bandwidth()
                 results[workload] = measure(command.port, GenerateStream(), prompts, workload)
+                bandwidths[workload] = max(bandwidth, read_bandwidth())
                 if workload == largest:
                     pages = [before, get(command.port, "/metrics")]
-    return results, read_overlap(name, *pages)
+    return Ours(results, bandwidths, read_overlap(name, *pages))
 
 
 def read_overlap(name: str, before: str, after: str) -> Overlap:
