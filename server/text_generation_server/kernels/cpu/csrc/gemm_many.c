@@ -36,7 +36,7 @@ struct plan {
 struct coming {
   const char *from; /* the next line */
   bf16 *to;         /* for int8 */
-  long left, pace;  /* lines, and how many of them come in each step */
+  long left, pace;  /* lines, and how many of them come at a time */
   long lines, here; /* of a panel, and left of this one */
   long gap;         /* bytes from the end of one panel's part to the next panel's */
 };
@@ -110,8 +110,9 @@ static void pack_all(const struct product *g, const struct plan *d, struct team 
   }
 }
 
-/* One step's share. */
+/* Few at a time: many would hold up the loads of what is computed with. */
 INLINE void bring(struct coming *c) {
+  if (c->left == 0) return;
   long count = c->pace < c->left ? c->pace : c->left, size = c->to ? 32 : 64;
   c->left -= count;
   for (; count > 0; count--) {
@@ -159,16 +160,19 @@ INLINE void bring_rest(struct beside *s) {
 INLINE void steps(const bf16 *x, const bf16 *w0, const bf16 *w1, long k, int whole, struct beside *s) {
   for (long i = 0; i < k; i += 32, x += 2 * TILE, w0 += TILE, w1 += TILE) {
     _tile_stream_loadd(4, x, 64);
+    bring(&s->coming);
     _tile_loadd(6, w0, 64);
     _tile_dpbf16ps(0, 4, 6);
+    bring(&s->coming);
     _tile_loadd(7, w1, 64);
     _tile_dpbf16ps(1, 4, 7);
+    bring(&s->coming);
     if (whole) {
       _tile_stream_loadd(5, x + TILE, 64);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
-    if (s->coming.left) bring(&s->coming);
+    bring(&s->coming);
     if (s->leaving.at < s->leaving.rows) put_one(s);
   }
 }
@@ -220,7 +224,7 @@ INLINE struct coming come(const struct turn *t, long group, int which) {
       .from = t->weights + group * d->group * 2 * t->panel,
       .to = t->g->is_int8 ? widened(t, which) : 0,
       .left = 2 * d->group * lines,
-      .pace = (32 + d->block - 1) / d->block, /* a step of one strip uses up 32 */
+      .pace = (8 + d->block - 1) / d->block, /* a step of one strip uses up 32 lines, and is beside four parts */
       .lines = lines,
       .here = lines,
       .gap = t->panel - bytes,
