@@ -41,11 +41,11 @@ struct coming {
   long gap;         /* bytes from the end of one panel's part to the next panel's */
 };
 
-/* Sums on their way into y: 64 bytes of each row, which one pair makes, or two where they are gated. Of two there are two
-   sets in turn, one that is finished while the other one comes. */
+/* Sums on their way into y: 64 bytes of each row, which one pair of panels makes, or two pairs where they are gated. Of
+   those there are two sets, so that one is put there while the other one comes. */
 struct leaving {
-  strip_sums sums[2][2];
-  int turn;
+  strip_sums sums[2][2]; /* [set][pair] */
+  int set;
   char *y;
   long pair; /* the first */
   int rows, at;
@@ -134,7 +134,7 @@ INLINE void bring(struct coming *c) {
 INLINE void put_one(struct beside *s) {
   struct leaving *l = &s->leaving;
   int tile = l->at / 16 * 2, r = l->at % 16;
-  strip_sums *sums = l->sums[l->turn];
+  strip_sums *sums = l->sums[l->set];
   vf first = load(sums[0][tile][r], 0, F32), second = load(sums[0][tile + 1][r], 0, F32);
   if (s->group == 2)
     put_numbers(l->y, l->pair * PANEL, gated(l->pair, first, second, &s->g->e),
@@ -145,8 +145,8 @@ INLINE void put_one(struct beside *s) {
   l->at++;
 }
 
-/* Which sums are not yet on their way. */
-INLINE int next_turn(const struct beside *s) { return s->group == 2 ? !s->leaving.turn : s->leaving.turn; }
+/* The set that comes. */
+INLINE int coming_set(const struct beside *s) { return s->group == 2 ? !s->leaving.set : s->leaving.set; }
 
 INLINE void put_rest(struct beside *s) {
   while (s->leaving.at < s->leaving.rows) put_one(s);
@@ -196,7 +196,7 @@ static void multiply(const bf16 *x, const bf16 *w0, const bf16 *w1, long k, int 
     steps(x, w0, w1, k, 1, s);
   else
     steps(x, w0, w1, k, 0, s);
-  if (to == s->leaving.sums[s->leaving.turn]) put_rest(s);
+  if (to == s->leaving.sums[s->leaving.set]) put_rest(s);
   _tile_stored(0, (*to)[0], 64);
   _tile_stored(1, (*to)[1], 64);
   _tile_stored(2, (*to)[2], 64);
@@ -235,7 +235,7 @@ INLINE struct coming come(const struct turn *t, long group, int which) {
 INLINE void leave(struct beside *s, long strip, long pair) {
   const struct product *g = s->g;
   put_rest(s);
-  s->leaving.turn = next_turn(s);
+  s->leaving.set = coming_set(s);
   s->leaving.y = g->y + strip * STRIP * g->y_stride;
   s->leaving.pair = pair;
   s->leaving.rows = g->m - strip * STRIP < STRIP ? g->m - strip * STRIP : STRIP;
@@ -255,7 +255,7 @@ static void multiply_item(const struct turn *t, long block, long group, int whic
       const bf16 *w0 = (const bf16 *)(weights + 2 * i * panel), *w1 = (const bf16 *)((const char *)w0 + panel);
       strip_sums *kept = d->sums + pair * d->block + strip - first;
       multiply(packed(g, d, t->part, strip), w0, w1, t->k, g->m - strip * STRIP > 16, t->part ? kept : 0,
-               last ? &s->leaving.sums[next_turn(s)][i] : kept, s);
+               last ? &s->leaving.sums[coming_set(s)][i] : kept, s);
     }
     if (last) leave(s, strip, group * d->group);
   }
