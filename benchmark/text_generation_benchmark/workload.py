@@ -1,7 +1,7 @@
-"""What is asked of every server, and the median of some runs of it."""
+"""What is asked of every server, and how servers take turns at it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import orjson
 
@@ -9,7 +9,7 @@ from text_generation_benchmark.load import Completions, Dialect, LoadResult, run
 from text_generation_benchmark.process import request
 from text_generation_benchmark.prompts import Prompts
 
-REPETITIONS = 3
+ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +22,25 @@ class Workload:
 PREFILL = Workload(1, input_tokens=1024, new_tokens=1)
 
 
-def median(runs: Sequence[LoadResult]) -> LoadResult:
-    return sorted(runs, key=lambda run: run.wall_s)[len(runs) // 2]
+# One load, with prompts that nobody has seen.
+Run = Callable[[Workload], LoadResult]
 
 
-def measure(port: int, dialect: Dialect, prompts: Prompts, workload: Workload) -> LoadResult:
-    """The median run, after a short one: each shape of a step has been met once, compiled or warmed."""
-    run_load(port, dialect, prompts.make(workload.concurrency, workload.input_tokens), min(4, workload.new_tokens))
-    runs = []
-    for _ in range(REPETITIONS):
+def loads_on(port: int, dialect: Dialect, prompts: Prompts) -> Run:
+    def run(workload: Workload) -> LoadResult:
         asked = prompts.make(workload.concurrency, workload.input_tokens)
-        runs.append(run_load(port, dialect, asked, workload.new_tokens))
-    return median(runs)
+        return run_load(port, dialect, asked, workload.new_tokens)
+
+    return run
+
+
+def take_turns(runs: Mapping[str, Run], workload: Workload) -> dict[str, list[LoadResult]]:
+    """A result of each for every round. Before the first, a short run: each shape of a step has been met once, compiled
+    or warmed."""
+    for run in runs.values():
+        run(replace(workload, new_tokens=min(4, workload.new_tokens)))
+    rounds = [{name: run(workload) for name, run in runs.items()} for _ in range(ROUNDS)]
+    return {name: [results[name] for results in rounds] for name in runs}
 
 
 def check_counts(port: int, dialect: Completions, prompts: Prompts) -> None:

@@ -1,15 +1,16 @@
 """llama.cpp behind `llama_cpp.server`, out of a virtual environment of its own. It serves one stream at a time."""
 
+import contextlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from text_generation_benchmark.load import Completions, LoadResult
+from text_generation_benchmark.load import Completions
 from text_generation_benchmark.process import ServerCommand, free_port, running
 from text_generation_benchmark.prompts import Prompts
-from text_generation_benchmark.workload import Workload, check_counts, measure
+from text_generation_benchmark.workload import Run, check_counts, loads_on
 
 CONTEXT = 2048
 WRITER = Path(__file__).with_name("gguf_file.py")
@@ -27,14 +28,14 @@ def server_command(environment: Path, model_file: Path) -> ServerCommand:
     return ServerCommand("llama.cpp", arguments, port, "/v1/models", start_s=120)
 
 
-def measure_llama_cpp(environment: Path, model: Path, workloads: Sequence[Workload]) -> dict[Workload, LoadResult]:
-    """Those workloads that have one stream. The model is written as GGUF first."""
-    dialect, prompts = Completions("peer", {}), Prompts(model)
+@contextlib.contextmanager
+def running_llama_cpp(environment: Path, model: Path) -> Iterator[Run]:
+    """The model is written as GGUF first."""
+    dialect = Completions("peer", {})
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
         file = Path(folder) / "model.gguf"
         subprocess.run([environment / "bin" / "python", WRITER, model, file], check=True)
         command = server_command(environment, file)
         with running(command, Path(folder) / "log"):
             check_counts(command.port, dialect, Prompts(model))
-            alone = [workload for workload in workloads if workload.concurrency == 1]
-            return {workload: measure(command.port, dialect, prompts, workload) for workload in alone}
+            yield loads_on(command.port, dialect, Prompts(model))

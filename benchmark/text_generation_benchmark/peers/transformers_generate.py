@@ -1,15 +1,16 @@
 """transformers' `generate`, as a process of its own: all prompts of a run as one batch of equal length.
 
-    python -m text_generation_benchmark.peers.transformers_generate MODEL CONCURRENCY,IN,OUT …
+    python -m text_generation_benchmark.peers.transformers_generate MODEL
 
-prints one JSON line: for each workload the seconds to the first token, to the last, and in all.
+reads lines CONCURRENCY,IN,OUT and answers each with a line of JSON: seconds to the first token, to the last, in all.
 """
 
+import contextlib
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tokenizers import Tokenizer
 
 from text_generation_benchmark.load import LoadResult, StreamTimes
 from text_generation_benchmark.prompts import Prompts
-from text_generation_benchmark.workload import REPETITIONS, Workload, median
+from text_generation_benchmark.workload import Run, Workload
 
 
 class Clock:
@@ -45,39 +46,40 @@ def run_once(model: Any, ids: torch.Tensor, new_tokens: int) -> LoadResult:
     return LoadResult((stream,) * len(ids), wall)
 
 
-def measure_here(model: Any, tokenizer: Tokenizer, prompts: Prompts, workload: Workload) -> LoadResult:
-    def ids() -> torch.Tensor:
-        texts = prompts.make(workload.concurrency, workload.input_tokens)
-        return torch.tensor([tokenizer.encode(text).ids for text in texts])
+@contextlib.contextmanager
+def running_transformers(model: Path) -> Iterator[Run]:
+    command = [sys.executable, "-m", __name__, str(model)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+        assert process.stdin is not None and process.stdout is not None
+        asked, answers = process.stdin, process.stdout
 
-    run_once(model, ids(), min(4, workload.new_tokens))
-    return median([run_once(model, ids(), workload.new_tokens) for _ in range(REPETITIONS)])
+        def run(workload: Workload) -> LoadResult:
+            with contextlib.suppress(BrokenPipeError):
+                asked.write(f"{workload.concurrency},{workload.input_tokens},{workload.new_tokens}\n")
+            if not (answer := answers.readline()):
+                raise RuntimeError("transformers ended without an answer; what it said is above")
+            first, last, wall = json.loads(answer)
+            return LoadResult((StreamTimes(first, last, workload.new_tokens),) * workload.concurrency, wall)
 
-
-def measure_transformers(model: Path, workloads: Sequence[Workload]) -> dict[Workload, LoadResult]:
-    wanted = [f"{w.concurrency},{w.input_tokens},{w.new_tokens}" for w in workloads]
-    command = [sys.executable, "-m", __name__, str(model), *wanted]
-    result = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    answers = json.loads(result.stdout.splitlines()[-1])
-    return {w: _result(w, *seconds) for w, seconds in zip(workloads, answers, strict=True)}
-
-
-def _result(workload: Workload, first: float, last: float, wall: float) -> LoadResult:
-    return LoadResult((StreamTimes(first, last, workload.new_tokens),) * workload.concurrency, wall)
+        try:
+            yield run
+        finally:
+            process.kill()
 
 
 def main() -> None:
     from transformers import LlamaForCausalLM
 
-    path, *wanted = sys.argv[1:]
-    model = LlamaForCausalLM.from_pretrained(Path(path), dtype=torch.bfloat16).eval()
-    tokenizer, prompts = Tokenizer.from_file(f"{path}/tokenizer.json"), Prompts(Path(path))
-    answers = []
+    path = Path(sys.argv[1])
+    model = LlamaForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
+    tokenizer, prompts = Tokenizer.from_file(f"{path}/tokenizer.json"), Prompts(path)
     with torch.inference_mode():
-        for workload in (Workload(*map(int, text.split(","))) for text in wanted):
-            result = measure_here(model, tokenizer, prompts, workload)
-            answers.append((result.streams[0].first, result.streams[0].last, result.wall_s))
-    print(json.dumps(answers))
+        for line in sys.stdin:
+            concurrency, input_tokens, new_tokens = map(int, line.split(","))
+            texts = prompts.make(concurrency, input_tokens)
+            ids = torch.tensor([tokenizer.encode(text).ids for text in texts])
+            result = run_once(model, ids, new_tokens)
+            print(json.dumps((result.streams[0].first, result.streams[0].last, result.wall_s)), flush=True)
 
 
 if __name__ == "__main__":

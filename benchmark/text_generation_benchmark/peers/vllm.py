@@ -1,18 +1,20 @@
 """vLLM's build for CPUs, as its own server: `vllm serve` out of a virtual environment of its own."""
 
+import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from text_generation_benchmark.load import Completions, LoadResult
+from text_generation_benchmark.load import Completions
 from text_generation_benchmark.process import ServerCommand, free_port, running
 from text_generation_benchmark.prompts import Prompts
-from text_generation_benchmark.workload import Workload, check_counts, measure
+from text_generation_benchmark.workload import Run, check_counts, loads_on
 
 CONTEXT = 4096
+KV_GIB = "2"  # more than any load here needs: all servers share the memory
 START_S = 900  # it compiles the model when it starts
 # Left to itself it keeps one core for its scheduler, which is half of a machine with two.
 EVERY_CORE = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}"}
@@ -28,17 +30,16 @@ def server_command(environment: Path, model: Path, more: Mapping[str, str]) -> S
     arguments = [str((environment / "bin" / "vllm").absolute()), "serve", str(model), "--served-model-name", "peer"]
     arguments += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--max-model-len", str(context)]
     arguments += ["--no-enable-prefix-caching"]
-    settings = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "4"}
+    settings = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": KV_GIB}
     return ServerCommand("vLLM", arguments, port, "/health", START_S, settings | dict(more))
 
 
-def measure_vllm(
-    environment: Path, model: Path, workloads: Sequence[Workload], more: Mapping[str, str] = MappingProxyType({})
-) -> dict[Workload, LoadResult]:
+@contextlib.contextmanager
+def running_vllm(environment: Path, model: Path, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[Run]:
     options = {"ignore_eos": True, "stream_options": {"include_usage": True}}
-    dialect, prompts = Completions("peer", options), Prompts(model)
+    dialect = Completions("peer", options)
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
         command = server_command(environment, model, more)
         with running(command, Path(folder) / "log"):
             check_counts(command.port, dialect, Prompts(model))
-            return {workload: measure(command.port, dialect, prompts, workload) for workload in workloads}
+            yield loads_on(command.port, dialect, Prompts(model))

@@ -6,7 +6,7 @@ from text_generation_benchmark.cli import END, START, replace_table
 from text_generation_benchmark.load import LoadResult, StreamTimes
 from text_generation_benchmark.ours import Overlap, read_overlap
 from text_generation_benchmark.report import Peer, Report, Row
-from text_generation_benchmark.workload import PREFILL, Workload
+from text_generation_benchmark.workload import PREFILL, Run, Workload, take_turns
 
 PAGE = """\
 tgi_shard_decode_steps {steps}
@@ -46,20 +46,43 @@ def test_overlap_is_what_moved_between_two_pages() -> None:
 
 def test_tokens_per_second_are_compared_as_ours_over_the_peers() -> None:
     ours, theirs = result(0.1, 1.37, 128, 1.28), result(0.1, 2.56, 128, 2.56)
-    row = Row("m", Workload(1), ours, {"fast": theirs}, step_bytes=10**8, bandwidth=2e10)
+    row = Row("m", Workload(1), [ours], {"fast": [theirs]}, step_bytes=10**8, bandwidths=[2e10])
     assert row.share_of_bandwidth == pytest.approx(0.5)
     assert "| m | 1 | 100.0 | 50.0 (2.00×) | not installed | 10.00 | 100 | 50.0% |" in report(row)
 
 
 def test_first_tokens_are_compared_as_the_peers_over_ours() -> None:
-    row = Row("m", PREFILL, result(0.2, 0.2, 1, 0.2), {"fast": result(0.3, 0.3, 1, 0.4)}, 1, 1.0)
+    row = Row("m", PREFILL, [result(0.2, 0.2, 1, 0.2)], {"fast": [result(0.3, 0.3, 1, 0.4)]}, 1, [1.0])
     table = report(row)
     assert "| m | 1024 | 200 | 300 (1.50×) | not installed | 5120 |" in table
     assert "tokens in" not in table  # no empty table of the other kind
 
 
+def test_a_ratio_is_the_median_of_those_of_the_rounds() -> None:
+    """A slow minute, a fast one and one between them: ours is always twice as fast, but for one bad moment."""
+    ours = [result(0.1, 1, 128, wall) for wall in (4.0, 1.0, 9.0)]
+    theirs = [result(0.1, 1, 128, wall) for wall in (8.0, 2.0, 4.0)]
+    row = Row("m", Workload(1), ours, {"fast": theirs}, 1, [1e9, 2e9, 3e9])
+    assert "| 32.0 | 32.0 (2.00×) |" in report(row)
+
+
+def test_servers_take_turns_after_a_short_run_each() -> None:
+    calls = []
+
+    def run_of(name: str) -> Run:
+        def run(workload: Workload) -> LoadResult:
+            calls.append((name, workload.new_tokens))
+            return result(0, 1, workload.new_tokens, len(calls))
+
+        return run
+
+    results = take_turns({"a": run_of("a"), "b": run_of("b")}, Workload(1, new_tokens=9))
+    assert calls == [("a", 4), ("b", 4), *[("a", 9), ("b", 9)] * 3]
+    assert [r.wall_s for r in results["a"]] == [3, 5, 7] and [r.wall_s for r in results["b"]] == [4, 6, 8]
+
+
 def test_an_absent_peer_is_named_with_the_way_to_install_it() -> None:
-    row = Row("m", Workload(1), result(0, 1, 128, 1), {}, 1, 1.0)
+    row = Row("m", Workload(1), [result(0, 1, 128, 1)], {}, 1, [1.0])
     table = report(row)
     assert ABSENT.note in table
     assert "| – | not installed |" in table  # the first is there and has no figure for this load

@@ -12,7 +12,7 @@ from text_generation_benchmark.process import ServerCommand, free_port, running
 
 def test_a_peer_that_is_not_there_is_named_and_not_measured(tmp_path: Path) -> None:
     for contender in (*vllm(tmp_path), llama_cpp(tmp_path)):
-        assert contender.measure is None
+        assert contender.start is None
         assert contender.peer.version == ""
         assert "`make bench-peers` installs it" in contender.peer.note
 
