@@ -26,6 +26,8 @@ def server_command(model: Path, folder: Path) -> ServerCommand:
     launcher = Path(sys.executable).parent / "text-generation-launcher"
     arguments = [str(launcher), "--model-id", str(model), "--port", str(port), "--hostname", "127.0.0.1"]
     arguments += ["--shard-uds-path", f"{folder}/shard", "--dtype", "bfloat16", "--max-total-tokens", "2048"]
+    # More than any load here needs, and not all that is free: peers share the memory.
+    arguments += ["--max-batch-total-tokens", "32768"]
     return ServerCommand("the server", arguments, port, "/health", start_s=300)
 
 

@@ -14,7 +14,7 @@ from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.workload import Run, check_counts, loads_on
 
 CONTEXT = 4096
-KV_GIB = "2"  # more than any load here needs: all servers share the memory
+KV_GIB = "1"  # more than any load here needs: all servers share the memory
 START_S = 900  # it compiles the model when it starts
 # Left to itself it keeps one core for its scheduler, which is half of a machine with two.
 EVERY_CORE = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}"}
