@@ -100,7 +100,7 @@ def undisturbed(scale: Scale, num_shard: int) -> list[Heard]:
 
 def kill_shards(scale: Scale, num_shard: int, kinds: Sequence[str], seed: int, expected: Sequence[Heard]) -> Killed:
     planned = kills.plan(kinds, num_shard, scale.num_streams + scale.num_late, seed)
-    with scale.server(num_shard, environ=kills.failpoints(planned)) as server:
+    with scale.server(num_shard, "--testing", environ=kills.failpoints(planned)) as server:
         heard, _ = listen(server.url, scale.asks(), scale.num_streams)
         log = server.log()
     faults = kills.injected(log)
@@ -142,7 +142,7 @@ def raise_in_steps(scale: Scale, num_shard: int, expected: Sequence[Heard]) -> R
             f"shard.step[generation={generation},rank={num_shard - 1}]:raise@{at}"
             for generation, at in enumerate(passes_of, start=1)
         ]
-    with scale.server(num_shard, environ={"FAILPOINTS": ";".join(rules)}) as server:
+    with scale.server(num_shard, "--testing", environ={"FAILPOINTS": ";".join(rules)}) as server:
         heard, _ = listen(server.url, scale.asks()[: scale.num_streams], scale.num_streams)
         raised = [fault for fault in kills.injected(server.log()) if fault.action == "raise"]
         comparison = compare(expected[: scale.num_streams], heard)

@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from text_generation_launcher import commands
+from text_generation_launcher import commands, faults
 from text_generation_launcher.claims import claim_port, claim_sockets
 from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.errors import LauncherError
@@ -71,6 +71,8 @@ def run(config: LauncherConfig, environ: Mapping[str, str], program_directories:
     setup_logging(environ.get("LOG_LEVEL", "info"), config.json_output)
     if config.env:
         log_environment()
+    if environ.get("FAILPOINTS") and not config.testing:
+        logger.warning(faults.NOT_TESTING)
     try:
         config = resolve(config, environ)
         assert config.num_shard is not None, "resolve fills it in"

@@ -106,6 +106,7 @@ def shard(
         kv_cache_dtype=config.kv_cache_dtype,
         revision=config.revision,
         max_input_tokens=config.max_input_tokens,
+        testing=config.testing,
     )
     options += _load_format(config)
     # Unless the user says otherwise. Threads that wait for each other soon give their core away: somebody who needs it,
@@ -135,11 +136,12 @@ def router(
         master_shard_uds_path=socket_path(config.shard_uds_path, 0),
         tokenizer_name=config.model_id,
         json_output=True,
+        testing=config.testing,
         **{name: getattr(config, name) for name in ROUTER_FLAGS},
     )
     if not config.prefix_caching:
         options.append(off_flag_name("prefix_caching"))
-    env = _without(environ, "API_KEY") | _token(environ) | _variables(config, CACHE_VARIABLES)
+    env = _inherited(config, environ, "API_KEY") | _token(environ) | _variables(config, CACHE_VARIABLES)
     if config.api_key:
         env["API_KEY"] = " ".join(config.api_key)  # a command line can be read by every user of the machine
     return Command("router", (programs.router, *options), env, pass_fds=(listen_fd, launcher_fd))
@@ -170,13 +172,15 @@ def _options(**values: object) -> list[str]:
 
 
 def _server_env(config: LauncherConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    inherited = _without(environ, "LOG_LEVEL", "API_KEY")
+    inherited = _inherited(config, environ, "LOG_LEVEL", "API_KEY")
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # a bar redraws its line, which a log cannot
     return inherited | quiet | _token(environ) | _variables(config, CACHE_VARIABLES)
 
 
-def _without(environ: Mapping[str, str], *names: str) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if name not in names}
+def _inherited(config: LauncherConfig, environ: Mapping[str, str], *without: str) -> dict[str, str]:
+    """The environment, less some variables. The launcher has warned of FAILPOINTS without effect; children do not."""
+    dropped = without if config.testing else (*without, "FAILPOINTS")
+    return {name: value for name, value in environ.items() if name not in dropped}
 
 
 def _variables(config: LauncherConfig, names: Sequence[str]) -> dict[str, str]:

@@ -164,3 +164,6 @@ class LauncherConfig:
     otlp_service_name: str = flag(OTLP_SERVICE_NAME, "Name in traces; used with --otlp-endpoint only.")
     prometheus_port: int | None = flag(None, "Accepted; /metrics is served on --port.", min=0, max=65535)
     usage_stats: UsageStats | None = flag(None, "Accepted; no usage is ever sent.")
+
+    # For tests of this project. No environment variable: a variable can be inherited by accident.
+    testing: bool = flag(False, "Let processes fail at the places that FAILPOINTS names.", env=False, hidden=True)

@@ -1,8 +1,9 @@
 """Named places where a test makes a process fail: `FAILPOINTS="shard.decode[generation=2,rank=0]:kill@17"`.
 
 A rule is `point[label=value,…]:action@pass`; rules are separated by `;`. Actions: kill and stop (the signals), exit,
-raise, delay=SECONDS. It acts at the given passes through the point (`@3,9`, `@every 50`; the first when left out), in
-processes whose labels match. Without rules a point costs a look at an empty tuple. Standard library only.
+raise, delay=SECONDS. A rule acts at the given passes through the point (`@3,9`, `@every 50`; the first when left out),
+in processes whose labels match. FAILPOINTS is read by commands that were started with the hidden flag `--testing`, and
+by no other. Without rules a point costs a look at an empty tuple. Standard library only.
 """
 
 import logging
@@ -21,6 +22,10 @@ RULE = re.compile(
     r":(?P<action>kill|stop|exit|raise|delay)(?:=(?P<seconds>[0-9.]+))?"
     r"(?:@(?:every (?P<every>\d+)|(?P<passes>\d+(?:,\d+)*)))?"
 )
+
+
+# One line for every command that finds the variable and was not started with the flag.
+NOT_TESTING = "FAILPOINTS is set and has no effect: only processes that were started with --testing read it"
 
 
 class InjectedFault(Exception):
@@ -48,6 +53,14 @@ def setup(text: str, **labels: object) -> None:
     """Takes the rules that are meant for a process with these labels. ValueError for what is no rule."""
     global _rules
     _rules = tuple(rule for part in text.split(";") if part.strip() and (rule := _parse(part.strip(), labels)))
+
+
+def setup_command(text: str, testing: bool, **labels: object) -> None:
+    """`setup` for a command line: `text` is FAILPOINTS of its environment, which does nothing without `testing`."""
+    if testing:
+        setup(text, **labels)
+    elif text:
+        log.warning(NOT_TESTING)
 
 
 def point(name: str) -> None:

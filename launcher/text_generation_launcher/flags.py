@@ -14,11 +14,13 @@ def flag(
     *,
     short: str | None = None,
     env: bool = True,
+    hidden: bool = False,
     min: int | None = None,
     max: int | None = None,
 ) -> Any:
     """A dataclass field that is also a flag: `max_best_of` is `--max-best-of` and the environment's MAX_BEST_OF."""
-    return field(default=default, metadata={"help": help, "short": short, "env": env, "min": min, "max": max})
+    about = {"help": help, "short": short, "env": env, "hidden": hidden, "min": min, "max": max}
+    return field(default=default, metadata=about)
 
 
 def flag_name(field_name: str) -> str:
@@ -56,6 +58,7 @@ def _parameter(item: "Field[Any]") -> inspect.Parameter:
         *names,
         envvar=env_name(item.name) if about["env"] else None,
         help=about["help"],
+        hidden=about["hidden"],
         min=about["min"],
         max=about["max"],
     )

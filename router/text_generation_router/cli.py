@@ -78,6 +78,7 @@ def route(
     json_output: Annotated[bool, Flag("--json-output", envvar="JSON_OUTPUT")] = False,
     log_level: Annotated[str, Flag(envvar="LOG_LEVEL", hidden=True)] = "info",
     failpoints: Annotated[str, Flag(envvar="FAILPOINTS", hidden=True)] = "",
+    testing: Annotated[bool, Flag("--testing", hidden=True)] = False,
     compute_type: Annotated[str, Flag(envvar="COMPUTE_TYPE", hidden=True)] = "gpu+optimized",
     prometheus_port: Annotated[int, Flag(envvar="PROMETHEUS_PORT", help="No effect.")] = 9000,
     usage_stats: Annotated[str, Flag(envvar="USAGE_STATS", help="No effect.")] = "on",
@@ -98,7 +99,7 @@ def route(
     given = dict(locals())
     setup_logging(log_level, json_output)
     try:
-        set_up_faults(failpoints)
+        set_up_faults(failpoints, testing)
         refuse_unsupported(given)
         mention_without_effect(given)
         config = config_of(given)
@@ -108,9 +109,9 @@ def route(
         fail(str(error))
 
 
-def set_up_faults(text: str) -> None:
+def set_up_faults(text: str, testing: bool) -> None:
     try:
-        faults.setup(text)
+        faults.setup_command(text, testing)
     except ValueError as error:
         raise StartError(str(error)) from None
 

@@ -58,6 +58,7 @@ def serve(
     ] = "text-generation-inference.server",
     max_input_tokens: Annotated[int | None, typer.Option(min=1, help="Checked here, enforced by the router.")] = None,
     load_format: LoadFormat = "auto",
+    testing: Annotated[bool, typer.Option("--testing", hidden=True)] = False,
 ) -> None:
     """Run one shard of a model that is on this machine."""
     setup_logging(logger_level, json_output)
@@ -70,7 +71,7 @@ def serve(
     _check_choice("--load-format", load_format, LOAD_FORMATS)
     environment = os.environ
     _check_group(sharded, environment)
-    _set_up_faults(environment)
+    _set_up_faults(environment, testing)
     _check_lengths(max_input_tokens, environment)
 
     from text_generation_server.weights.files import verify
@@ -170,10 +171,10 @@ def _check_group(sharded: bool, environment: Mapping[str, str]) -> None:
         raise OptionError(f"RANK {rank} does not exist in a group of {world_size}: use 0 to {world_size - 1}")
 
 
-def _set_up_faults(environment: Mapping[str, str]) -> None:
+def _set_up_faults(environment: Mapping[str, str], testing: bool) -> None:
     rank, generation = environment.get("RANK", "0"), environment.get("TGI_GENERATION", "1")
     try:
-        faults.setup(environment.get("FAILPOINTS", ""), rank=rank, generation=generation)
+        faults.setup_command(environment.get("FAILPOINTS", ""), testing, rank=rank, generation=generation)
     except ValueError as error:
         raise OptionError(str(error)) from None
 

@@ -58,6 +58,22 @@ def test_what_is_no_rule_is_refused(text: str) -> None:
         faults.setup(text)
 
 
+def test_a_command_without_the_testing_flag_says_so_and_has_no_faults(caplog: pytest.LogCaptureFixture) -> None:
+    faults.setup_command("shard.step:raise; what?", testing=False)
+    assert passes_that_raise("shard.step", 3) == []
+    assert [record.getMessage() for record in caplog.records] == [faults.NOT_TESTING] and "--testing" in caplog.text
+    caplog.clear()
+    faults.setup_command("", testing=False)
+    assert not caplog.records
+
+
+def test_a_command_with_the_testing_flag_reads_the_rules() -> None:
+    faults.setup_command("shard.step[rank=1]:raise@2", testing=True, rank=1)
+    assert passes_that_raise("shard.step", 3) == [2]
+    with pytest.raises(ValueError, match="FAILPOINTS"):
+        faults.setup_command("what?", testing=True)
+
+
 def test_a_delay_delays() -> None:
     faults.setup("p:delay=0.05")
     started = time.monotonic()

@@ -170,6 +170,19 @@ def test_keys_reach_the_router_s_environment_and_nothing_else():
     assert "API_KEY" not in commands.router(PLAIN, PROGRAMS, {"API_KEY": ""}, 7, 1, 9).env
 
 
+def test_faults_reach_the_children_of_a_launcher_that_was_started_to_test():
+    environ = {"FAILPOINTS": "shard.step:kill"}
+
+    def children(config):
+        yield commands.shard(config, PROGRAMS, environ, rank=0, generation=1, cores=1)
+        yield commands.router(config, PROGRAMS, environ, listen_fd=7, port=1, launcher_fd=9)
+
+    for child in children(PLAIN):
+        assert "--testing" not in child.argv and "FAILPOINTS" not in child.env
+    for child in children(replace(PLAIN, testing=True)):
+        assert "--testing" in child.argv and child.env["FAILPOINTS"] == "shard.step:kill"
+
+
 def test_a_limit_of_zero_is_passed_on_and_not_dropped():
     command = commands.router(replace(PLAIN, max_waiting_tokens=0), PROGRAMS, {}, listen_fd=7, port=1, launcher_fd=9)
     assert options(command, 1)["--max-waiting-tokens"] == ["0"]

@@ -184,6 +184,11 @@ def test_admission_is_named_as_on_the_command_line():
     assert config_of("--admission", "peak", ADMISSION="reserve").admission is Admission.peak
 
 
+def test_testing_is_asked_for_on_the_command_line_alone():
+    assert config_of("--testing").testing is True
+    assert config_of(TESTING="true", FAILPOINTS="shard.step:kill").testing is False
+
+
 def test_version_is_printed_without_a_launch():
     result, config = invoke("-V")
     assert (result.exit_code, config) == (0, None)

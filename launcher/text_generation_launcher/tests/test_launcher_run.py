@@ -186,6 +186,13 @@ def test_the_same_port_serves_again_at_once_after_connections(site):
     site.launch("-p", port).ready()
 
 
+def test_failpoints_alone_are_one_warning(site):
+    launch = site.launch(FAILPOINTS="shard.step:kill").ready()
+    (line,) = [line for line in launch.stdout.splitlines() if "FAILPOINTS" in line]
+    assert "WARNING" in line and "--testing" in line
+    assert all("FAILPOINTS" not in entry["env"] for entry in site.events("start"))
+
+
 def test_json_output_is_one_object_a_line(site):
     launch = site.launch("--json-output").ready()
     lines = [json.loads(line) for line in launch.stdout.splitlines()]

@@ -46,7 +46,7 @@ REFUSED_TO_SERVE = [
     (["--sharded"], {}, "RANK must be set when --sharded is used"),
     (["--sharded"], {"RANK": "0"}, "WORLD_SIZE must be set when --sharded is used"),
     ([], {"WORLD_SIZE": "2", "RANK": "2"}, "RANK 2 does not exist in a group of 2"),
-    ([], {"FAILPOINTS": "shard.step"}, "FAILPOINTS: 'shard.step' is no rule"),
+    (["--testing"], {"FAILPOINTS": "shard.step"}, "FAILPOINTS: 'shard.step' is no rule"),
     ([], {"RANK": "1"}, "RANK 1 does not exist in a group of 1"),
     ([], {"RANK": "first"}, "RANK has the value 'first'"),
     ([], {"MAX_TOTAL_TOKENS": "0"}, "MAX_TOTAL_TOKENS has the value '0'"),
@@ -126,6 +126,14 @@ def test_options_and_environment_become_one_config(model, monkeypatch, one_confi
         graph_sizes=(2, 8),
         memory_fraction=0.5,
     )
+
+
+def test_faults_without_the_testing_flag_are_mentioned_and_not_read(model, monkeypatch, one_config, caplog):
+    monkeypatch.setenv("FAILPOINTS", "shard.step")
+    with caplog.at_level("WARNING"):
+        monkeypatch.setattr(cli, "setup_logging", lambda *_: None)  # leaves caplog's handler where it is
+        assert one_config("serve", str(model))
+    assert [record.getMessage() for record in caplog.records] == [cli.faults.NOT_TESTING]
 
 
 @pytest.fixture
