@@ -38,6 +38,7 @@ ROUTER_FLAGS = (
     "disable_grammar_support",
     "api_key_file",
     "closed_routes",
+    "trusted_proxy",
     "max_connections",
     "stream_write_timeout",
     "graceful_termination_timeout",

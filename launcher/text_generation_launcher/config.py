@@ -148,6 +148,9 @@ class LauncherConfig:
     )
     api_key_file: str | None = flag(None, "File with the SHA-256 of a key a line.")
     closed_routes: bool = flag(False, "Ask for the key at /metrics, /info, /docs and /v1/models, too.")
+    trusted_proxy: list[str] | None = flag(
+        None, "Address or network of a proxy whose Forwarded or X-Forwarded-For is believed, may be repeated."
+    )
     max_connections: int = flag(4096, "Connections at a time; one more gets 503.", min=1)
     stream_write_timeout: int = flag(30, "Seconds that a client may leave its stream unread.", min=1)
     ngrok: bool = flag(False, "Not supported yet.")

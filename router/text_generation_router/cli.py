@@ -9,6 +9,7 @@ import typer
 from text_generation_launcher import faults
 from text_generation_launcher.logs import setup_logging
 from text_generation_router.api.keys import digests_of
+from text_generation_router.api.peer import networks_of
 from text_generation_router.config import RouterConfig
 from text_generation_router.errors import InferenceError, ShardsError, StartError
 from text_generation_router.flags import mention_without_effect, refuse_unsupported
@@ -65,6 +66,10 @@ def route(
         bool,
         Flag("--closed-routes", envvar="CLOSED_ROUTES", help="/info, /metrics, /v1/models and /docs need a key too."),
     ] = False,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        Flag(envvar="TRUSTED_PROXY", help="Address or network whose (X-)Forwarded(-For) is believed. Repeatable."),
+    ] = None,
     max_connections: Annotated[
         int, Flag(envvar="MAX_CONNECTIONS", help="Open at once; those beyond are refused, whatever they ask for.")
     ] = 4096,
@@ -117,9 +122,10 @@ def set_up_faults(text: str, testing: bool) -> None:
 
 
 def config_of(given: dict[str, Any]) -> RouterConfig:
-    """Raises StartError for keys that are none. Of the keys only digests are kept."""
+    """Raises StartError for keys and networks that are none. Of the keys only digests are kept."""
     changed = {
         "cors_allow_origin": tuple(given["cors_allow_origin"] or ()),
+        "trusted_proxies": networks_of(given["trusted_proxy"] or ()),
         "api_key_digests": digests_of(given["api_key"] or (), given["api_key_file"]),
     }
     values = {field.name: given[field.name] for field in fields(RouterConfig) if field.name not in changed}

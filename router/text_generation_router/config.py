@@ -1,10 +1,12 @@
 """The router's settings: one frozen value, checked, built once in `cli.py`."""
 
 from dataclasses import dataclass, field
-from ipaddress import ip_address
+from ipaddress import IPv4Network, IPv6Network, ip_address
 
 from text_generation_router.errors import StartError
 from text_generation_router.scheduling.admission import AdmissionMode
+
+Network = IPv4Network | IPv6Network
 
 POSITIVE = (
     "validation_workers",
@@ -51,6 +53,7 @@ class RouterConfig:
     compute_type: str
     api_key_digests: tuple[bytes, ...] = field(repr=False)  # empty: nobody needs a key
     closed_routes: bool  # whether /info, /metrics, /v1/models and the documentation need a key too
+    trusted_proxies: tuple[Network, ...]  # their word about the client's address is taken
     max_connections: int
     stream_write_timeout: float  # seconds
     graceful_termination_timeout: float  # seconds

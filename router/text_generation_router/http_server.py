@@ -139,6 +139,7 @@ def uvicorn_config(app: FastAPI, limits: Limits, hits: LimitHits) -> uvicorn.Con
         lifespan="off",
         log_config=None,
         access_log=False,
+        proxy_headers=False,  # whose word about an address counts is `--trusted-proxy`'s matter
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
     )

@@ -10,6 +10,7 @@ from contextlib import suppress
 import uvloop
 
 from text_generation_launcher.link import Link
+from text_generation_router.api.caller import Callers
 from text_generation_router.api.engine_protocol import TokenLimits
 from text_generation_router.api.gate import Gate
 from text_generation_router.api.generation import Permits
@@ -114,8 +115,9 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         engine.on_limits = take_limits  # a later generation of shards may have room for less
         metrics.set_limits(engine.limits.max_input_tokens, engine.limits.max_total_tokens)
         inference = Inference(engine, validator, Permits(config.max_concurrent_requests), metrics)
+        callers = Callers(bool(config.api_key_digests), config.trusted_proxies)
         services = Services(
-            config, engine, inference, metrics, tokenizer, chat_template, files.sha, version(), gate, hits
+            config, engine, inference, callers, metrics, tokenizer, chat_template, files.sha, version(), gate, hits
         )
         http = uvicorn_config(create_app(services), connection_limits(config), hits)
         server = Server(

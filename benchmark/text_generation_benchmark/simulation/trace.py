@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.share import Share
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -70,13 +71,13 @@ class Requests:
         # Lists: reading one number out of an array costs more than all the rest here.
         self._prompt_tokens, self._prefix_tokens = trace.prompt_tokens.tolist(), trace.prefix_tokens.tolist()
         self._max_new_tokens, self._prefix_id = trace.max_new_tokens.tolist(), trace.prefix_id.tolist()
-        self._tenants = [str(tenant) for tenant in trace.tenant.tolist()]
+        self._shares = [Share(str(tenant)) for tenant in trace.tenant.tolist()]
 
     def make(self, index: int) -> GenerationRequest:
         prefix = self._prefix_tokens[index]
         own = (FIRST_OWN_ID + index, *self._filler[: self._prompt_tokens[index] - prefix - 1])
         ids = (FIRST_PREFIX_ID + self._prefix_id[index], *self._filler[: prefix - 1], *own) if prefix else own
-        return GenerationRequest(ids, self._max_new_tokens[index], tenant=self._tenants[index])
+        return GenerationRequest(ids, self._max_new_tokens[index], share=self._shares[index])
 
 
 def write_csv(trace: Trace, path: Path) -> None:

@@ -73,6 +73,7 @@ OWN_FLAGS = {
     "closed-routes": False,
     "load-format": "auto",
     "max-connections": 4096,
+    "trusted-proxy": None,
     "max-queued-tokens": None,
     "admission": "past-future",
     "prefix-caching": True,

@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import Request, Response
 
 from text_generation_router.api import body
-from text_generation_router.api.caller import caller_of
 from text_generation_router.api.disconnect import unless_disconnected
 from text_generation_router.api.encoding import json_response
 from text_generation_router.api.generation import Generation, close_all
@@ -46,7 +45,7 @@ class ChatRoutes:
         with self._inference.counted_failures():
             refuse(value, CHAT_REFUSALS)
             refuse_tool_calls(value)
-            caller = caller_of(request)
+            caller = self._services.callers.caller_of(request)
             asked = body.check(ChatRequest, value)
             max_tokens = requested_tokens(asked)
             prompt = await self._prompt(asked, max_tokens)

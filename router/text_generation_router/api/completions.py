@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import Request, Response
 
 from text_generation_router.api import body
-from text_generation_router.api.caller import caller_of
 from text_generation_router.api.disconnect import unless_disconnected
 from text_generation_router.api.encoding import json_response
 from text_generation_router.api.generation import Generation, Result, close_all
@@ -46,7 +45,7 @@ class CompletionRoutes:
         self._services.metrics.request_count.inc(1 + len(asked.prompt))
         with self._inference.counted_failures():
             self._refuse(value, asked)
-            caller = caller_of(request)
+            caller = self._services.callers.caller_of(request)
         parameters = asked.sampling_parameters(asked.max_tokens, asked.logprobs)
         prompts = [Prompt(text, parameters) for text in asked.prompt]
         if asked.stream:

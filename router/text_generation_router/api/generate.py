@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import Request, Response
 
 from text_generation_router.api import body
-from text_generation_router.api.caller import caller_of
 from text_generation_router.api.disconnect import unless_disconnected
 from text_generation_router.api.encoding import json_response, to_event, token_json
 from text_generation_router.api.errors import error_event
@@ -67,7 +66,7 @@ class GenerateRoutes:
         self._inference.validator.check_best_of(asked.parameters.best_of)
         with self._inference.counted_failures():
             refuse_unsupported(asked.parameters)
-            caller = caller_of(request)
+            caller = self._services.callers.caller_of(request)
         prompts = [native_prompt(asked)] * max(asked.parameters.best_of or 1, 1)
         results = await unless_disconnected(request.receive, self._inference.results(prompts, caller, started))
         # Of equals the first, as TGI's.
@@ -91,7 +90,7 @@ class GenerateRoutes:
             with self._inference.counted_failures():
                 check_streamable(asked.parameters)
                 refuse_unsupported(asked.parameters)
-                caller = caller_of(request)
+                caller = self._services.callers.caller_of(request)
             generations = await self._inference.start([native_prompt(asked)], caller, started)
             index = 0
             async for event in generations[0]:

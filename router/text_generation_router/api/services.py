@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from text_generation_router.api.caller import Callers
 from text_generation_router.api.engine_protocol import Engine
 from text_generation_router.api.gate import Gate
 from text_generation_router.api.inference import Inference
@@ -17,6 +18,7 @@ class Services:
     config: RouterConfig
     engine: Engine
     inference: Inference
+    callers: Callers
     metrics: Metrics
     tokenizer: TextTokenizer
     chat_template: ChatTemplate | None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from text_generation_router.scheduling.running import Running
+from text_generation_router.scheduling.share import Share
 from text_generation_router.scheduling.tenant import OUTPUT_WEIGHT, Tenant
 
 # Among so many of a tenant's first requests, and in so many at most of all in a step, cached prefixes are looked for.
@@ -46,7 +47,7 @@ class Queue:
         self._cached_length = cached_length
         self._again: list[Running] = []  # have run before, by arrival
         self._new: OrderedDict[int, Running] = OrderedDict()  # the others, by arrival
-        self._tenants: dict[str, Tenant] = {}
+        self._tenants: dict[Share, Tenant] = {}
         self._classes: dict[int, dict[Tenant, Line]] = {}  # priority → its tenants that wait
         self._passed: dict[int, int] = {}  # priority → how many of better ones have joined since one of it did
         self._floor = 0.0  # the counter of who was served last
@@ -59,7 +60,7 @@ class Queue:
         yield from self._new.values()
 
     def append(self, request: Running) -> None:
-        tenant = request.tenant = self._tenant(request.request.tenant)
+        tenant = request.tenant = self._tenant(request.request.share)
         if not tenant.num_waiting:
             # It saves nothing up while it asks for nothing.
             tenant.served = max(tenant.served, self._lowest())
@@ -169,17 +170,19 @@ class Queue:
         """The counter of the waiting tenant that was served least."""
         return min((tenant.served for tenants in self._classes.values() for tenant in tenants), default=self._floor)
 
-    def _tenant(self, name: str) -> Tenant:
-        if name not in self._tenants:
+    def _tenant(self, share: Share) -> Tenant:
+        if share not in self._tenants:
             self._forget_idle()
-            self._tenants[name] = Tenant(name, self._floor)
-        return self._tenants[name]
+            self._tenants[share] = Tenant(share, self._floor)
+        return self._tenants[share]
 
     def _forget_idle(self) -> None:
         if len(self._tenants) < MAX_IDLE_TENANTS:
             return
-        for name in [name for name, tenant in self._tenants.items() if not (tenant.num_waiting or tenant.num_running)]:
-            del self._tenants[name]
+        for share in [
+            share for share, tenant in self._tenants.items() if not (tenant.num_waiting or tenant.num_running)
+        ]:
+            del self._tenants[share]
 
 
 def _turn(tenant: Tenant) -> tuple[float, int]:

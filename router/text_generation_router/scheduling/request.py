@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from text_generation_router.scheduling.share import Share
+
 
 class FinishReason(StrEnum):
     LENGTH = "length"
@@ -43,7 +45,7 @@ class GenerationRequest:
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    tenant: str = ""  # whose share of the server it is counted to
+    share: Share = field(default_factory=Share)  # whose share of the server it counts to
     priority: int = 0  # lower goes first, as in vLLM
     namespace: str = ""  # prompts of different namespaces share no cached prefix
     timeout_s: float | None = None  # from submission; then the engine ends it

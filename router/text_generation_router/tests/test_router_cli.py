@@ -6,12 +6,15 @@ import sys
 
 import pytest
 import typer
+from fastapi import FastAPI
 from typer.testing import CliRunner
 
-from text_generation_router.api.limits import SEND_BUFFER_BYTES
+from text_generation_router.api.limits import SEND_BUFFER_BYTES, LimitHits, Limits
 from text_generation_router.cli import app, config_of
 from text_generation_router.config import RouterConfig, is_address
 from text_generation_router.errors import StartError
+from text_generation_router.http_server import uvicorn_config
+from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.admission import AdmissionMode
 from text_generation_router.serve import allow_descriptors, bind
 
@@ -54,6 +57,7 @@ def config(**changes) -> RouterConfig:
         "compute_type": "cpu",
         "api_key_digests": (),
         "closed_routes": False,
+        "trusted_proxies": (),
         "max_connections": 4096,
         "stream_write_timeout": 30.0,
         "graceful_termination_timeout": 90.0,
@@ -246,3 +250,18 @@ def test_the_router_loads_neither_torch_nor_transformers():
     code = "import sys, text_generation_router.cli; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
+
+
+def test_trusted_proxies_come_from_flags_and_the_environment():
+    by_flag = config_of(app_values("--trusted-proxy", "10.0.0.0/8", "--trusted-proxy", "fd00::7"))
+    assert by_flag == config_of(app_values(TRUSTED_PROXY="10.0.0.0/8 fd00::7"))
+    assert list(map(str, by_flag.trusted_proxies)) == ["10.0.0.0/8", "fd00::7/128"]
+    status, output = run("--trusted-proxy", "proxy.local")
+    assert status == 1 and "Error: --trusted-proxy proxy.local is not an IP address or network" in output
+
+
+def test_nobody_but_a_trusted_proxy_is_asked_for_addresses():
+    """uvicorn would believe whoever connects from this host."""
+    http = uvicorn_config(FastAPI(), Limits(1, 1, 1.0), LimitHits(Metrics()))
+    http.load()
+    assert isinstance(http.loaded_app, FastAPI)

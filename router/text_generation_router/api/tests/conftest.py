@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from text_generation_router.api.caller import Callers
 from text_generation_router.api.gate import Gate
 from text_generation_router.api.generation import Permits
 from text_generation_router.api.inference import Inference
@@ -189,6 +190,7 @@ class Server:
             self.config,
             self.engine,
             inference,
+            Callers(bool(self.config.api_key_digests), self.config.trusted_proxies),
             self.metrics,
             self.tokenizer,
             template,
@@ -249,6 +251,7 @@ class Server:
             "raw_path": path.encode(),
             "query_string": b"",
             "headers": raw_headers,
+            "client": ("192.0.2.1", 4711),
             "http_version": "1.1",
             "scheme": "http",
             "server": ("127.0.0.1", 80),
@@ -298,6 +301,7 @@ def make_config(**changes: Any) -> RouterConfig:
         "compute_type": "2-test-card",
         "api_key_digests": (),
         "closed_routes": False,
+        "trusted_proxies": (),
         "max_connections": 100,
         "stream_write_timeout": 30.0,
         "graceful_termination_timeout": 90.0,

@@ -6,49 +6,131 @@ import logging
 import pytest
 from starlette.requests import Request
 
-from text_generation_router.api.caller import caller_of
+from text_generation_router.api.caller import Callers
 from text_generation_router.api.keys import digests_of
-from text_generation_router.errors import ValidationError
+from text_generation_router.api.peer import networks_of, peer_of
+from text_generation_router.errors import StartError, ValidationError
+from text_generation_router.scheduling.share import Share
 
 KEY = "Secret-Key-1"
+PROXIES = networks_of(["10.0.0.0/8", "fd00::7"])
 
 
-def caller(*headers: tuple[str, str]):
+def request(*headers: tuple[str, str], client: str | None = "192.0.2.1") -> Request:
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers]
-    return caller_of(Request({"type": "http", "headers": raw}))
+    return Request({"type": "http", "headers": raw, "client": None if client is None else (client, 4711)})
 
 
-def test_the_tenant_reaches_the_engine_from_every_route(server, route):
+def caller(*headers: tuple[str, str], has_keys: bool = True):
+    return Callers(has_keys).caller_of(request(*headers))
+
+
+def peer(client: str | None, *headers: tuple[str, str], trusted=PROXIES) -> str:
+    return peer_of(request(*headers, client=client), trusted)
+
+
+def test_the_share_reaches_the_engine_from_every_route(server, route):
     for headers, tenant in (({}, ""), ({"x-tenant": "team-a"}, "team-a")):
         server.ask(route, headers)
-        assert server.engine.streams[-1].request.tenant == tenant
+        assert server.engine.streams[-1].request.share == Share("peer 192.0.2.1", tenant)
 
 
-def test_all_prompts_of_a_call_have_its_tenant(server):
+def test_all_prompts_of_a_call_have_its_share(server):
     headers = {"content-type": "application/json", "x-tenant": "t"}
     server.post("/v1/completions", {"prompt": ["a", "b"]}, headers)
-    assert [stream.request.tenant for stream in server.engine.streams] == ["t", "t"]
+    assert [stream.request.share.tenant for stream in server.engine.streams] == ["t", "t"]
 
 
-def test_without_a_name_it_is_the_key_that_counts_and_never_shows():
-    tenant = caller(("authorization", f"Bearer {KEY}")).tenant
-    assert tenant == caller(("authorization", f"bearer   {KEY} ")).tenant != ""
-    assert tenant != caller(("authorization", f"Bearer {KEY}2")).tenant
-    assert KEY not in tenant and hashlib.sha256(KEY.encode()).hexdigest() not in tenant and len(tenant) < 32
-    assert caller(("authorization", f"Bearer {KEY}"), ("x-tenant", "a")).tenant == "a"
-    assert caller(("authorization", f"Bearer {KEY}"), ("x-tenant", "")).tenant == tenant
+def test_the_key_owns_the_share_and_never_shows():
+    share = caller(("authorization", f"Bearer {KEY}")).share
+    assert share == caller(("authorization", f"bearer   {KEY} ")).share
+    assert share.owner != caller(("authorization", f"Bearer {KEY}2")).share.owner
+    assert KEY not in share.owner and hashlib.sha256(KEY.encode()).hexdigest() not in share.owner
+    assert len(share.owner) < 32 and share.tenant == ""
 
 
-def test_nobody_can_name_itself_as_the_holder_of_a_key():
-    tenant = caller(("authorization", f"Bearer {KEY}")).tenant
-    with pytest.raises(ValidationError):
-        caller(("x-tenant", tenant))
+def test_a_tenant_divides_its_keys_share_and_no_other():
+    one, other = (("authorization", f"Bearer {KEY}{i}") for i in (1, 2))
+    assert caller(one, ("x-tenant", "a")).share == Share(caller(one).share.owner, "a")
+    assert caller(one, ("x-tenant", "a")).share != caller(other, ("x-tenant", "a")).share
+    assert caller(one, ("x-tenant", "")).share == caller(one).share
 
 
-@pytest.mark.parametrize("value", ["", "Bearer", "Bearer ", "Basic dTpw", KEY, "\xff\xfe"])
-def test_what_is_no_key_is_nobody(value):
-    assert caller(("authorization", value)).tenant == ""
-    assert caller().tenant == ""
+@pytest.mark.parametrize("value", ["", "Bearer", "Bearer x", "Basic dTpw", KEY, "\xff\xfe"])
+def test_without_keys_a_made_up_one_makes_no_new_share(value):
+    assert caller(("authorization", value), has_keys=False).share == Share("peer 192.0.2.1")
+
+
+def test_a_peer_is_its_address_and_an_ipv6_peer_its_network():
+    assert peer("192.0.2.1") == peer("::ffff:192.0.2.1") == "192.0.2.1"
+    assert peer("2001:db8:0:1::1") == peer("2001:db8:0:1:ffff::2") == "2001:db8:0:1::/64"
+    assert peer("2001:db8:0:2::1") == "2001:db8:0:2::/64" and peer("fe80::1%eth0") == "fe80::/64"
+    assert peer(None) == peer("") == ""
+
+
+FORWARDED = [
+    ("x-forwarded-for", "{}"),
+    ("forwarded", "for={}"),
+    ("forwarded", 'proto=https;FOR="{}";by=10.0.0.9'),
+]
+
+
+@pytest.mark.parametrize(("header", "form"), FORWARDED)
+def test_a_forwarded_address_counts_from_a_trusted_proxy_only(header, form):
+    line = header, form.format("198.51.100.7")
+    assert peer("10.0.0.1", line) == peer("fd00::7", line) == "198.51.100.7"
+    assert peer("192.0.2.1", line) == "192.0.2.1" and peer("fd00::8", line) == "fd00::/64"
+    assert peer("10.0.0.1", line, trusted=()) == "10.0.0.1"
+
+
+@pytest.mark.parametrize(("header", "form"), FORWARDED)
+def test_of_several_hops_the_rightmost_that_is_not_trusted_counts(header, form):
+    """What stands left of it came from the client itself."""
+    chain = ", ".join(form.format(address) for address in ("203.0.113.9", "198.51.100.7", "10.0.0.2"))
+    assert peer("10.0.0.1", (header, chain)) == "198.51.100.7"
+    lines = [(header, form.format(address)) for address in ("203.0.113.9", "198.51.100.7", "10.0.0.2")]
+    assert peer("10.0.0.1", *lines) == "198.51.100.7"
+    assert peer("10.0.0.1", (header, form.format("10.0.0.3"))) == "10.0.0.3"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("198.51.100.7:80", "198.51.100.7"),
+        ("[2001:db8::1]", "2001:db8::/64"),
+        ("[2001:db8::1]:80", "2001:db8::/64"),
+        ("2001:db8::1", "2001:db8::/64"),
+        ("::ffff:198.51.100.7", "198.51.100.7"),
+    ],
+)
+def test_every_form_of_an_address_is_read(text, expected):
+    assert peer("10.0.0.1", ("x-forwarded-for", text)) == peer("10.0.0.1", ("forwarded", f'for="{text}"')) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "unknown", "_hidden", "1.2.3", "1.2.3.4.5", "a" * 10_000, "[::1", "]", ";", '"', "=,="]
+)
+def test_a_wrong_header_of_a_trusted_proxy_counts_to_the_last_known_hop(text):
+    assert peer("10.0.0.1", ("x-forwarded-for", text)) == peer("10.0.0.1", ("forwarded", f"for={text}")) == "10.0.0.1"
+    assert peer("10.0.0.1", ("forwarded", text)) == "10.0.0.1"
+    assert peer("10.0.0.1", ("x-forwarded-for", f"1.1.1.1, {text} , 10.0.0.2")) == "10.0.0.2"
+
+
+def test_of_two_headers_that_disagree_neither_is_believed():
+    """The proxy writes one of them; the other may be the client's."""
+    xff, forwarded = ("x-forwarded-for", "198.51.100.7"), ("forwarded", "for=203.0.113.9")
+    assert peer("10.0.0.1", xff, forwarded) == "10.0.0.1"
+    assert peer("10.0.0.1", xff, ("forwarded", "for=198.51.100.7")) == "198.51.100.7"
+
+
+def test_a_long_chain_of_trusted_hops_ends_somewhere():
+    assert peer("10.0.0.1", ("x-forwarded-for", "9.9.9.9" + ", 10.0.0.2" * 5_000)) == "10.0.0.2"
+
+
+@pytest.mark.parametrize("word", ["", "proxy.local", "10.0.0.1/8", "10.0.0.0/33", "10.0.0.1:80"])
+def test_what_is_no_network_is_no_trusted_proxy(word):
+    with pytest.raises(StartError, match=f"--trusted-proxy {word} is not an IP address or network"):
+        networks_of([word])
 
 
 @pytest.mark.parametrize("value", ["a" * 129, "a" * 10_000, "a b", "\xe9", "a\x7fb", "a\tb", "a\x00", "\xff" * 10_000])
@@ -62,7 +144,7 @@ def test_a_tenant_that_is_none_is_refused_by_the_headers_name(server, route, val
 
 
 def test_a_tenant_may_have_128_characters():
-    assert caller(("x-tenant", "~" * 128)).tenant == "~" * 128
+    assert caller(("x-tenant", "~" * 128)).share.tenant == "~" * 128
 
 
 @pytest.mark.parametrize("name", ["X-Tenant", "X-Request-Timeout"])

@@ -1,6 +1,7 @@
 from text_generation_router.scheduling.queue import MAX_IDLE_TENANTS, MAX_PASSED, Queue
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
+from text_generation_router.scheduling.share import Share
 
 
 class Waiting:
@@ -13,7 +14,7 @@ class Waiting:
 
     def add(self, tenant: str = "", priority: int = 0, length: int = 10) -> Running:
         self.last_id += 1
-        request = Running(self.last_id, GenerationRequest((1,) * length, 5, tenant=tenant, priority=priority))
+        request = Running(self.last_id, GenerationRequest((1,) * length, 5, share=Share(tenant), priority=priority))
         self.queue.append(request)
         return request
 
@@ -71,7 +72,7 @@ def test_tenants_are_served_the_same_number_of_tokens() -> None:
         waiting.add("many")
     for _ in range(10):
         waiting.add("few", length=20)
-    taken = [waiting.take().request.tenant for _ in range(30)]
+    taken = [waiting.take().request.share.owner for _ in range(30)]
     assert taken.count("few") == 10 and taken.index("few") <= 1
 
 
@@ -81,7 +82,7 @@ def test_output_counts_too() -> None:
         waiting.add(tenant)
     first = waiting.take()
     waiting.queue.served(first, tokens=100)
-    assert [waiting.take().request.tenant for _ in range(3)] == ["b", "b", "a"]
+    assert [waiting.take().request.share.owner for _ in range(3)] == ["b", "b", "a"]
 
 
 def test_who_asks_for_nothing_saves_nothing_up() -> None:
@@ -94,7 +95,7 @@ def test_who_asks_for_nothing_saves_nothing_up() -> None:
     for _ in range(4):
         waiting.add("busy")
         waiting.add("late")
-    taken = [waiting.take().request.tenant for _ in range(8)]
+    taken = [waiting.take().request.share.owner for _ in range(8)]
     assert taken.count("late") == 4 and taken[:4].count("late") <= 3
 
 

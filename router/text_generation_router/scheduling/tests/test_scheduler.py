@@ -12,6 +12,7 @@ from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
+from text_generation_router.scheduling.share import Share
 from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step
 
 CAPACITY = 64
@@ -300,10 +301,10 @@ def steps_until(scheduler: Scheduler, request: Running) -> int:
 
 def test_a_tenant_with_nothing_running_gets_a_row_at_once() -> None:
     scheduler = make_scheduler(capacity=1000, max_rows=4)
-    many = [scheduler.add(replace(make_request(2, 60, 10 * i), tenant="many")) for i in range(50)]
+    many = [scheduler.add(replace(make_request(2, 60, 10 * i), share=Share("many"))) for i in range(50)]
     for _ in range(6):
         answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
-    one = scheduler.add(replace(make_request(2, 5, first=900), tenant="one"))
+    one = scheduler.add(replace(make_request(2, 5, first=900), share=Share("one")))
     steps = steps_until(scheduler, one)
     assert steps <= 2, "one filter, then its prompt"
     run_to_end(scheduler)
@@ -312,10 +313,10 @@ def test_a_tenant_with_nothing_running_gets_a_row_at_once() -> None:
 
 def test_a_tenant_with_nothing_running_gets_memory_at_once() -> None:
     scheduler = make_scheduler(admission=AdmissionMode.RESERVE, max_rows=8)
-    many = [scheduler.add(replace(make_request(2, 15, 10 * i), tenant="many")) for i in range(12)]
+    many = [scheduler.add(replace(make_request(2, 15, 10 * i), share=Share("many"))) for i in range(12)]
     for _ in range(6):
         answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
-    one = scheduler.add(replace(make_request(10, 20, first=900), tenant="one"))
+    one = scheduler.add(replace(make_request(10, 20, first=900), share=Share("one")))
     steps = steps_until(scheduler, one)
     assert steps <= 4
     run_to_end(scheduler)

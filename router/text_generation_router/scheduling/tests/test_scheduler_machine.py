@@ -9,6 +9,7 @@ from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
+from text_generation_router.scheduling.share import Share
 from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step
 from text_generation_router.scheduling.tests.shard_model import ShardModel, next_token
 
@@ -50,7 +51,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if length + new - 1 <= CAPACITY:
             ids = [1] * (length - min(length, twos)) + [2] * min(length, twos)
             whose = self.tenants[tenant % len(self.tenants)]
-            request = GenerationRequest(tuple(ids), new, tenant=whose, priority=priority, namespace=namespace)
+            request = GenerationRequest(tuple(ids), new, share=Share(whose), priority=priority, namespace=namespace)
             running = self.scheduler.add(request)
             self.alive[running.id] = running
 
