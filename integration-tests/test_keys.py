@@ -30,3 +30,20 @@ def test_keys_close_every_route_but_the_open_ones_and_stand_on_no_command_line(t
         assert not any("-key" in word for child in children for word in child.cmdline() if "api-key-file" not in word)
         assert not any("API_KEY" in shard.environ() for shard in shards)
         assert "first-key" not in server.log()
+
+
+def test_no_answer_tells_of_a_prompt_that_came_with_another_key() -> None:
+    """A secret in one key's prompt cannot be found out piece by piece through another key's `cached_tokens`."""
+    secret = (
+        "The door opens with the number 4927, as it did last year and the year before. Nobody has changed it since."
+    )
+
+    def cached(client: httpx.Client, key: str) -> int:
+        body = {"inputs": secret, "parameters": {"max_new_tokens": 1, "details": True}}
+        answer = client.post("/generate", json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
+        return int(answer.json()["details"]["cached_tokens"])
+
+    flags = ("--api-key", "one", "--api-key", "two", "--max-total-tokens", "256")
+    with ServerProcess(*flags) as server, httpx.Client(base_url=server.url) as client:
+        first, again, other, other_again = (cached(client, key) for key in ("one", "one", "two", "two"))
+        assert first == other == 0 and again == other_again > 10

@@ -31,6 +31,7 @@ ROUTER_FLAGS = (
     "max_queued_tokens",
     "admission",
     "prefix_caching",
+    "prefix_cache_scope",
     "max_client_batch_size",
     "payload_limit",
     "hostname",

@@ -67,6 +67,12 @@ class Admission(StrEnum):
     past_future = "past-future"
 
 
+class PrefixCacheScope(StrEnum):
+    all = "all"
+    key = "key"
+    tenant = "tenant"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherConfig:
     # What is served
@@ -136,6 +142,11 @@ class LauncherConfig:
     )
     # TGI's variable, and no flag there.
     prefix_caching: bool = flag(True, "Keep what was computed for a prompt, for those that begin with the same tokens.")
+    prefix_cache_scope: PrefixCacheScope = flag(
+        PrefixCacheScope.key,
+        "Among whose requests it is shared: those of one API key (key; without keys: all), of one key and X-Tenant "
+        "(tenant), or all.",
+    )
     max_client_batch_size: int = flag(4, "Inputs of one client call at most.", min=0)
     payload_limit: int = flag(2_000_000, "Bytes of a request body at most.", min=0)
 

@@ -8,6 +8,7 @@ import typer
 
 from text_generation_launcher import faults
 from text_generation_launcher.logs import setup_logging
+from text_generation_router.api.caller import CacheScope
 from text_generation_router.api.keys import digests_of
 from text_generation_router.api.peer import networks_of
 from text_generation_router.config import RouterConfig
@@ -49,6 +50,9 @@ def route(
         bool,
         Flag("--prefix-caching/--no-prefix-caching", envvar="PREFIX_CACHING", help="Compute shared prompts once."),
     ] = True,
+    prefix_cache_scope: Annotated[
+        CacheScope, Flag(envvar="PREFIX_CACHE_SCOPE", help="Among whose requests cached prefixes are shared.")
+    ] = CacheScope.KEY,
     validation_workers: Annotated[int, Flag(envvar="VALIDATION_WORKERS", help="Threads that tokenize.")] = 2,
     payload_limit: Annotated[int, Flag(envvar="PAYLOAD_LIMIT", help="Bytes of a body at most.")] = 2_000_000,
     hostname: Annotated[str, Flag(envvar="HOSTNAME", help="IP address to listen on.")] = "0.0.0.0",

@@ -1,12 +1,12 @@
 """The router's settings: one frozen value, checked, built once in `cli.py`."""
 
 from dataclasses import dataclass, field
-from ipaddress import IPv4Network, IPv6Network, ip_address
+from ipaddress import ip_address
 
+from text_generation_router.api.caller import CacheScope
+from text_generation_router.api.peer import Network
 from text_generation_router.errors import StartError
 from text_generation_router.scheduling.admission import AdmissionMode
-
-Network = IPv4Network | IPv6Network
 
 POSITIVE = (
     "validation_workers",
@@ -41,6 +41,7 @@ class RouterConfig:
     max_queued_tokens: int | None  # None: 16 times the token slots
     admission: AdmissionMode
     prefix_caching: bool
+    prefix_cache_scope: CacheScope
     validation_workers: int
     payload_limit: int  # bytes
     hostname: str

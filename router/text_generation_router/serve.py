@@ -115,7 +115,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         engine.on_limits = take_limits  # a later generation of shards may have room for less
         metrics.set_limits(engine.limits.max_input_tokens, engine.limits.max_total_tokens)
         inference = Inference(engine, validator, Permits(config.max_concurrent_requests), metrics)
-        callers = Callers(bool(config.api_key_digests), config.trusted_proxies)
+        callers = Callers(bool(config.api_key_digests), config.trusted_proxies, config.prefix_cache_scope)
         services = Services(
             config, engine, inference, callers, metrics, tokenizer, chat_template, files.sha, version(), gate, hits
         )

@@ -131,6 +131,7 @@ def test_router_gets_its_flags_and_the_bound_socket():
         "--max-batch-prefill-tokens": ["2048"],
         "--max-waiting-tokens": ["20"],
         "--admission": ["past-future"],
+        "--prefix-cache-scope": ["key"],
         "--prefix-caching": [],
         "--max-client-batch-size": ["4"],
         "--payload-limit": ["2000000"],

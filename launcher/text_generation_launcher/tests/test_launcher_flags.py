@@ -77,6 +77,7 @@ OWN_FLAGS = {
     "max-queued-tokens": None,
     "admission": "past-future",
     "prefix-caching": True,
+    "prefix-cache-scope": "key",
     "stream-write-timeout": 30,
 }
 ALL_FLAGS = TGI_FLAGS | OTHER_FLAGS | OWN_FLAGS

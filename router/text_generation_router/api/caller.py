@@ -3,37 +3,58 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from starlette.requests import Request
 
 from text_generation_router.api.keys import name_of_key
 from text_generation_router.api.peer import Network, peer_of
 from text_generation_router.errors import ValidationError
+from text_generation_router.scheduling.request import Namespace
 from text_generation_router.scheduling.share import Share
 
 TENANT = re.compile(r"[!-~]{0,128}")
 SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
+class CacheScope(StrEnum):
+    """Among whose requests cached prefixes are shared."""
+
+    ALL = "all"
+    KEY = "key"  # everybody's, where the server has no keys
+    TENANT = "tenant"  # the requests of one key with the same `X-Tenant`
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     share: Share
+    cache_domain: Namespace  # whose cached prefixes it shares
     timeout_s: float | None  # from the receipt of the request
 
 
 class Callers:
     """Reads the caller out of a request. `has_keys`: every request that gets here carries one of the server's API keys.
     Without keys an `Authorization` header proves nothing (its client could send another one each time), so the owner
-    is the peer address; `trusted_proxies` are those whose word about it is taken."""
+    is the peer address; `trusted_proxies` are those whose word about it is taken.
 
-    def __init__(self, has_keys: bool, trusted_proxies: Sequence[Network] = ()) -> None:
+    An address bounds what one client can take, but it is not an identity: behind one address there may be many users,
+    and one user may come from several. So it divides no cache: without keys prefixes are shared by all (who has secrets
+    gives them a `cache_salt`)."""
+
+    def __init__(self, has_keys: bool, trusted_proxies: Sequence[Network], cache_scope: CacheScope) -> None:
         self._has_keys = has_keys
+        self._cache_scope = cache_scope
         self._trusted_proxies = trusted_proxies
 
     def caller_of(self, request: Request) -> Caller:
         """Raises ValidationError naming the header that is wrong."""
         tenant, timeout_s = _tenant(request), _timeout_s(request)
-        return Caller(Share(self._owner(request), tenant), timeout_s)
+        share = Share(self._owner(request), tenant)
+        return Caller(share, self._cache_domain(share), timeout_s)
+
+    def _cache_domain(self, share: Share) -> Namespace:
+        owner = share.owner if self._has_keys and self._cache_scope is not CacheScope.ALL else ""
+        return owner, share.tenant if self._cache_scope is CacheScope.TENANT else ""
 
     def _owner(self, request: Request) -> str:
         if self._has_keys:

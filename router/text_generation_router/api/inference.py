@@ -51,7 +51,9 @@ class Inference:
 
     def _submit(self, prompt: Prompt, request: GenerationRequest, caller: Caller, started: float) -> Generation:
         left_s = _time_left_s((request.timeout_s, caller.timeout_s), started)
-        request = replace(request, share=caller.share, timeout_s=left_s)
+        # A tuple, so that no salt can be made up that gives the name of another caller's cache.
+        namespace = (*caller.cache_domain, *request.namespace)
+        request = replace(request, share=caller.share, namespace=namespace, timeout_s=left_s)
         self._metrics.request_input_length.observe(len(request.input_ids))
         self._metrics.request_max_new_tokens.observe(request.max_new_tokens)
         return Generation(

@@ -21,8 +21,9 @@ CacheSalt = Annotated[
     str | None,
     Field(
         max_length=128,
-        description="Cached prefixes are shared only among requests with the same salt, so that nobody else can tell"
-        " from an answer's speed what has been asked before. Default: none, shared with all who have none.",
+        description="Cached prefixes are shared only among requests with the same API key and the same salt, so that"
+        " nobody else can tell from an answer's speed what has been asked before. Default: none, shared with the key's"
+        " requests that have none; without keys, with everybody's.",
     ),
 ]
 

@@ -1,5 +1,7 @@
 """Prefixes that are being computed now: who needs one of them had better wait for it."""
 
+from collections.abc import Hashable
+
 from text_generation_router.scheduling.radix_tree import NOTHING, Ids, Node, RadixTree
 
 # So many tokens have to be saved at least by waiting a step or more for them.
@@ -12,7 +14,7 @@ class PendingPrefixes:
     def __init__(self) -> None:
         self._tree = RadixTree()
 
-    def add(self, namespace: str, ids: Ids) -> Node:
+    def add(self, namespace: Hashable, ids: Ids) -> Node:
         """To be given back with `remove`."""
         node = self._tree.root(namespace)
         found = self._tree.find(namespace, ids)
@@ -33,7 +35,7 @@ class PendingPrefixes:
                 else:
                     self._tree.drop_empty_root(held)
 
-    def is_worth_waiting(self, namespace: str, ids: Ids, cached: int) -> bool:
+    def is_worth_waiting(self, namespace: Hashable, ids: Ids, cached: int) -> bool:
         """Whether somebody computes much more of this prompt than the `cached` tokens that are there."""
         found = self._tree.find(namespace, ids)
         return found is not None and found.length >= cached + WORTH_WAITING

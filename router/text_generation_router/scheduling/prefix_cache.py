@@ -5,6 +5,7 @@ remembers something: it counts as such, and is given up, least recently used fir
 """
 
 import heapq
+from collections.abc import Hashable
 
 import numpy as np
 
@@ -27,12 +28,12 @@ class PrefixCache:
         self._pushed = 0
         self._num_nodes = 0
 
-    def match(self, namespace: str, ids: Ids) -> int:
+    def match(self, namespace: Hashable, ids: Ids) -> int:
         """How many of the first tokens are here."""
         found = self._tree.find(namespace, ids)
         return found.length if found else 0
 
-    def lock(self, namespace: str, ids: Ids) -> tuple[Node, Slots]:
+    def lock(self, namespace: Hashable, ids: Ids) -> tuple[Node, Slots]:
         """Holds as much of the beginning of `ids` as there is; its slots. To be given back with `unlock`."""
         node = self._node_at(self._tree.find(namespace, ids) or Found(self._tree.root(namespace), 0, 0))
         self._hold(node)
@@ -66,7 +67,7 @@ class PrefixCache:
         self._num_nodes += 1
         return leaf
 
-    def insert(self, namespace: str, ids: Ids, slots: Slots) -> int:
+    def insert(self, namespace: Hashable, ids: Ids, slots: Slots) -> int:
         """A whole sequence that nobody needs any more. How many of its tokens were here before: of the others, and
         only of them, the tree owns the slots from now on."""
         found = self._tree.find(namespace, ids) or Found(self._tree.root(namespace), 0, 0)
@@ -106,7 +107,7 @@ class PrefixCache:
         if parent is not None:
             self._note_leaf(parent)
 
-    def forget(self, namespace: str, ids: Ids, start: int) -> None:
+    def forget(self, namespace: Hashable, ids: Ids, start: int) -> None:
         """What a sequence computed from token `start` on is not worth keeping, nor what follows it. What others hold
         of it stays: they find out by themselves."""
         found = self._tree.find(namespace, ids[: start + 1])

@@ -4,7 +4,7 @@ A node stands for a run of tokens, and its slots, if it has any, lie beside them
 above it. Runs are compared as arrays, never token by token.
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ class Node:
 
     __slots__ = ("children", "ids", "locks", "namespace", "parent", "slots", "used")
 
-    def __init__(self, parent: "Node | None", ids: Ids, slots: Slots, namespace: str = "") -> None:
+    def __init__(self, parent: "Node | None", ids: Ids, slots: Slots, namespace: Hashable = "") -> None:
         self.parent = parent
         self.namespace = namespace
         self.ids = ids
@@ -54,12 +54,12 @@ class RadixTree:
     """One tree for each namespace: nothing is shared between two of them."""
 
     def __init__(self) -> None:
-        self._roots: dict[str, Node] = {}
+        self._roots: dict[Hashable, Node] = {}
 
-    def root(self, namespace: str) -> Node:
+    def root(self, namespace: Hashable) -> Node:
         return self._roots.setdefault(namespace, Node(None, NOTHING, NOTHING, namespace))
 
-    def find(self, namespace: str, ids: Ids) -> Found | None:
+    def find(self, namespace: Hashable, ids: Ids) -> Found | None:
         """None: nobody has used this namespace."""
         node = self._roots.get(namespace)
         if node is None:

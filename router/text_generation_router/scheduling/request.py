@@ -5,6 +5,8 @@ from enum import StrEnum
 
 from text_generation_router.scheduling.share import Share
 
+Namespace = tuple[str, ...]
+
 
 class FinishReason(StrEnum):
     LENGTH = "length"
@@ -47,7 +49,7 @@ class GenerationRequest:
     ignore_eos: bool = False
     share: Share = field(default_factory=Share)  # whose share of the server it counts to
     priority: int = 0  # lower goes first, as in vLLM
-    namespace: str = ""  # prompts of different namespaces share no cached prefix
+    namespace: Namespace = ()  # prompts of different namespaces share no cached prefix
     timeout_s: float | None = None  # from submission; then the engine ends it
 
 

@@ -9,6 +9,7 @@ import typer
 from fastapi import FastAPI
 from typer.testing import CliRunner
 
+from text_generation_router.api.caller import CacheScope
 from text_generation_router.api.limits import SEND_BUFFER_BYTES, LimitHits, Limits
 from text_generation_router.cli import app, config_of
 from text_generation_router.config import RouterConfig, is_address
@@ -45,6 +46,7 @@ def config(**changes) -> RouterConfig:
         "max_queued_tokens": None,
         "admission": AdmissionMode.PAST_FUTURE,
         "prefix_caching": True,
+        "prefix_cache_scope": CacheScope.KEY,
         "validation_workers": 2,
         "payload_limit": 1,
         "hostname": "127.0.0.1",

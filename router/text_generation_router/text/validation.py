@@ -95,7 +95,7 @@ class Validator:
             parameters.stop,
             parameters.ignore_eos_token,
             priority=parameters.priority or 0,
-            namespace=parameters.cache_salt or "",
+            namespace=(parameters.cache_salt or "",),
             timeout_s=parameters.timeout,
         )
 

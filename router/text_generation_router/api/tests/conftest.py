@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from text_generation_router.api.caller import Callers
+from text_generation_router.api.caller import CacheScope, Callers
 from text_generation_router.api.gate import Gate
 from text_generation_router.api.generation import Permits
 from text_generation_router.api.inference import Inference
@@ -190,7 +190,7 @@ class Server:
             self.config,
             self.engine,
             inference,
-            Callers(bool(self.config.api_key_digests), self.config.trusted_proxies),
+            Callers(bool(self.config.api_key_digests), self.config.trusted_proxies, self.config.prefix_cache_scope),
             self.metrics,
             self.tokenizer,
             template,
@@ -289,6 +289,7 @@ def make_config(**changes: Any) -> RouterConfig:
         "max_queued_tokens": None,
         "admission": AdmissionMode.PAST_FUTURE,
         "prefix_caching": True,
+        "prefix_cache_scope": CacheScope.KEY,
         "validation_workers": 1,
         "payload_limit": 10_000,
         "hostname": "127.0.0.1",

@@ -6,7 +6,7 @@ import logging
 import pytest
 from starlette.requests import Request
 
-from text_generation_router.api.caller import Callers
+from text_generation_router.api.caller import CacheScope, Callers
 from text_generation_router.api.keys import digests_of
 from text_generation_router.api.peer import networks_of, peer_of
 from text_generation_router.errors import StartError, ValidationError
@@ -21,8 +21,8 @@ def request(*headers: tuple[str, str], client: str | None = "192.0.2.1") -> Requ
     return Request({"type": "http", "headers": raw, "client": None if client is None else (client, 4711)})
 
 
-def caller(*headers: tuple[str, str], has_keys: bool = True):
-    return Callers(has_keys).caller_of(request(*headers))
+def caller(*headers: tuple[str, str], has_keys: bool = True, scope: CacheScope = CacheScope.KEY):
+    return Callers(has_keys, (), scope).caller_of(request(*headers))
 
 
 def peer(client: str | None, *headers: tuple[str, str], trusted=PROXIES) -> str:
@@ -184,6 +184,38 @@ def test_a_priority_is_an_integer_of_32_bits(server, route, value):
 def test_a_cache_salt_reaches_the_engine_and_is_bounded(server, route):
     for given, told in ((None, ""), ("mine", "mine")):
         server.ask(route, cache_salt=given, parameters={"cache_salt": given})
-        assert server.engine.streams[-1].request.namespace == told
+        assert server.engine.streams[-1].request.namespace == ("", "", told)
     for given in ("x" * 129, 7):
         assert server.ask(route, cache_salt=given, parameters={"cache_salt": given}).status == 422
+
+
+def domain(key: str, tenant: str, scope: CacheScope, has_keys: bool = True):
+    return caller(("authorization", f"Bearer {key}"), ("x-tenant", tenant), has_keys=has_keys, scope=scope).cache_domain
+
+
+def test_cached_prefixes_are_shared_within_a_key_unless_a_flag_says_otherwise():
+    ones, tenants, others = (("one", "a"), ("one", "b"), ("two", "a"))
+    key, by_tenant, everybody = CacheScope.KEY, CacheScope.TENANT, CacheScope.ALL
+    assert domain(*ones, key) == domain(*tenants, key) != domain(*others, key)
+    assert len({domain(*who, by_tenant) for who in (ones, tenants, others)}) == 3
+    assert len({domain(*who, everybody) for who in (ones, tenants, others)}) == 1
+
+
+def test_without_keys_cached_prefixes_are_shared_by_all():
+    assert domain("one", "a", CacheScope.KEY, has_keys=False) == domain("two", "b", CacheScope.KEY, has_keys=False)
+    assert domain("one", "a", CacheScope.TENANT, has_keys=False) != domain(
+        "one", "b", CacheScope.TENANT, has_keys=False
+    )
+
+
+def test_no_salt_and_no_tenant_make_the_name_of_another_cache(make_server, route):
+    server = make_server(api_key_digests=digests_of(["one", "two"], None), prefix_cache_scope=CacheScope.TENANT)
+    seen = set()
+    wanted = [
+        (key, tenant, salt) for key in ("one", "two") for tenant in ("", "a", "ab") for salt in ("", "b", "a", "ab")
+    ]
+    for key, tenant, salt in wanted:
+        headers = {"authorization": f"Bearer {key}", "x-tenant": tenant}
+        server.ask(route, headers, cache_salt=salt, parameters={"cache_salt": salt})
+        seen.add(server.engine.streams[-1].request.namespace)
+    assert len(seen) == len(wanted)
