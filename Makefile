@@ -9,17 +9,40 @@ GPU_PYTHON ?= 3.12
 GPU_ARCHITECTURE ?= x86_64
 # What our own processes import and torch, transformers, grpcio, protobuf and prometheus_client do not bring.
 GPU_PACKAGES := fastapi httptools httpx orjson uvicorn uvloop
+QUIET := --quiet --disable-pip-version-check
+LOCK := .venv/tools/bin/uv pip compile --quiet --universal --upgrade --python-version 3.11 --generate-hashes --no-config \
+	--no-header
+AUDIT := .venv/tools/bin/pip-audit --strict --disable-pip --no-deps --progress-spinner off
+LOCKED := --require-hashes --no-deps
+# An editable package, with the stubs and the CPU kernels that hatch_build.py makes.
+define INSTALL_PACKAGE
+rm -rf .venv/build/wheels
+.venv/build/bin/python -m hatchling build --target wheel:editable --directory .venv/build/wheels
+$(BIN)/pip install $(QUIET) --no-deps --force-reinstall .venv/build/wheels/*.whl
+endef
 CODE := benchmark clients/python integration-tests launcher router server hatch_build.py
 
-.PHONY: install run test check proto fuzz bench bench-peers gpu-wheels gpu-check chaos test-clients clean
+.PHONY: install run test check proto lock sbom audit fuzz bench bench-peers gpu-wheels gpu-check chaos test-clients clean
 
 install: .venv/installed
 
-# torch goes first and exactly, so that everybody has the build the tests were run with.
-.venv/installed: pyproject.toml hatch_build.py proto/generate.proto
+# Every file is checked against the hashes in requirements/ (see requirements/README.md), torch excepted.
+.venv/installed: $(wildcard requirements/*.txt) .venv/build/installed
+	$(BIN)/pip install $(QUIET) $(LOCKED) --requirement requirements/locked.txt
+	$(BIN)/pip install $(QUIET) --requirement requirements/torch.txt
+	$(INSTALL_PACKAGE)
+	touch $@
+
+# What builds the package stays apart from what it runs with: the two need different versions of protobuf.
+.venv/build/installed: pyproject.toml hatch_build.py proto/generate.proto requirements/build.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(PYTHON) -m venv .venv/build
+	.venv/build/bin/pip install $(QUIET) $(LOCKED) --requirement requirements/build.txt
+	touch $@
+
+.venv/tools/installed: requirements/tools.txt | install
+	$(PYTHON) -m venv .venv/tools
+	.venv/tools/bin/pip install $(QUIET) $(LOCKED) --requirement requirements/tools.txt
 	touch $@
 
 run: install
@@ -41,7 +64,25 @@ fuzz: install
 
 # The stubs are made whenever the package is built or installed; this makes them again.
 proto: install
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(INSTALL_PACKAGE)
+
+# Takes the newest versions that pyproject.toml allows into requirements/*.txt; look at the difference and run the tests.
+lock: .venv/tools/installed
+	$(LOCK) --extra test --overrides requirements/without-torch.in pyproject.toml requirements/torch-needs.in \
+		--output-file requirements/locked.txt
+	$(LOCK) requirements/build.in --output-file requirements/build.txt
+	$(LOCK) requirements/tools.in --output-file requirements/tools.txt
+
+# The bill of materials of .venv, as CycloneDX JSON.
+sbom: .venv/tools/installed
+	mkdir -p dist
+	.venv/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--output-file dist/sbom.cdx.json $(BIN)/python
+
+# Fails where a version is known to be vulnerable, and where the advisory database does not answer for one.
+audit: .venv/tools/installed
+	$(AUDIT) --requirement requirements/locked.txt --requirement requirements/build.txt --requirement requirements/tools.txt
+	$(AUDIT) --requirement requirements/torch.txt
 
 # Prints tokens per second beside the peers that are there, and writes the table into benchmark/README.md.
 bench: install
