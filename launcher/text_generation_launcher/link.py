@@ -1,8 +1,9 @@
 """The line between launcher and router: an inherited socketpair, one JSON object a line. Standard library only.
 
-Launcher to router: `ready` (the shards of this generation answer) and `lost` (they are gone, or will be at once).
-Router to launcher: `listening` (requests are served), `confirmed` (a step of this generation made tokens; said once
-for each) and `restart` (this generation is of no use any more). The end of the line is the end of the other process.
+Launcher to router: `ready` (the shards of this generation answer), `lost` (they are gone, or will be at once) and
+`ping`. Router to launcher: `listening` (requests are served, and pings are answered), `pong` (the event loop's answer
+to a ping), `confirmed` (a step of this generation made tokens; said once for each) and `restart` (this generation is of
+no use any more). The end of the line is the end of the other process.
 """
 
 import asyncio
@@ -21,6 +22,8 @@ class Event(StrEnum):
     LISTENING = "listening"
     CONFIRMED = "confirmed"
     RESTART = "restart"
+    PING = "ping"
+    PONG = "pong"
 
 
 @dataclass(frozen=True, slots=True)

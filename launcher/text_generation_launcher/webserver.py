@@ -1,4 +1,7 @@
-"""Keeps the router alive, and holds the launcher's end of the line to it. The port stays with the launcher."""
+"""Keeps the router alive, and holds the launcher's end of the line to it. The port stays with the launcher.
+
+A router that does not answer any more is killed, and from then on has died like any other.
+"""
 
 import asyncio
 import logging
@@ -7,9 +10,10 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from text_generation_launcher.errors import LauncherError, WebserverFailed
+from text_generation_launcher.errors import WebserverCannotStart, WebserverFailed
 from text_generation_launcher.link import Event, Link, Message
 from text_generation_launcher.process import Child, log_last_lines
+from text_generation_launcher.pulse import Pulse, until_it_hangs
 from text_generation_launcher.restarts import Restarts
 from text_generation_launcher.tasks import cancelled
 
@@ -40,6 +44,7 @@ class Webserver:
         self._link: Link | None = None
         self._ready: Message | None = None  # about the living group, for a router that comes later
         self._has_had_shards = False
+        self._has_hung = False  # the router of now
         self.has_listened = False
 
     def announce(self, message: Message) -> None:
@@ -62,7 +67,7 @@ class Webserver:
         while True:
             try:
                 await self._life_of_a_router()
-            except LauncherError as error:
+            except WebserverCannotStart as error:
                 if not self.has_listened:
                     raise
                 logger.error("Webserver cannot start: %s", error.reason)
@@ -74,6 +79,7 @@ class Webserver:
             logger.info("Starting Webserver")
 
     async def _life_of_a_router(self) -> None:
+        self._has_hung = False
         ours, theirs = socket.socketpair()
         self._link = link = await Link.open(ours)
         try:
@@ -87,7 +93,7 @@ class Webserver:
         finally:
             link.close()
             self._link = self._child = None
-        if not self._stopping.is_set() or child.exited.result() not in ASKED_ENDS:
+        if not self._stopping.is_set() or self._has_hung or child.exited.result() not in ASKED_ENDS:
             log_last_lines(f"Webserver {child.how_it_ended}", child)
             logger.error("Webserver Crashed")
             if self._stopping.is_set():
@@ -95,19 +101,26 @@ class Webserver:
 
     async def _hear_out(self, link: Link, child: Child) -> None:
         """Returns when the router has ended."""
-        listening = asyncio.create_task(self._listen(link, child))
+        pulse = Pulse(lambda: link.send(Message(Event.PING)))
+        listening = asyncio.create_task(self._listen(link, child, pulse))
+        watching = asyncio.create_task(self._watch(pulse, child))
+        # A router that closes the line is about to end, and answers nothing any more.
+        listening.add_done_callback(lambda _: watching.cancel())
         try:
             await asyncio.wait([child.exited])
             await asyncio.wait([listening], timeout=LAST_WORDS_S)
         finally:
-            await cancelled(listening)
+            await cancelled(listening, watching)
 
-    async def _listen(self, link: Link, child: Child) -> None:
+    async def _listen(self, link: Link, child: Child, pulse: Pulse) -> None:
         try:
             while (message := await link.receive()) is not None:
                 if message.event is Event.LISTENING:
                     self.has_listened = True
                     self._restarts.came_up()
+                    pulse.begin()
+                elif message.event is Event.PONG:
+                    pulse.answered()
                 else:
                     if message.event is Event.CONFIRMED:
                         self._restarts.succeeded()
@@ -115,6 +128,12 @@ class Webserver:
         except (ValueError, KeyError, TypeError) as error:
             logger.error("The webserver says what is no message (%s): killing it", error)
             child.send(signal.SIGKILL)
+
+    async def _watch(self, pulse: Pulse, child: Child) -> None:
+        reason = await until_it_hangs(pulse, child.pid)
+        logger.error("The webserver hangs (%s): killing it", reason)
+        self._has_hung = True
+        child.send(signal.SIGKILL)
 
     async def _wait(self) -> None:
         """Until the next start or until `stop`; raises when there should be no start."""

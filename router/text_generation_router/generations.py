@@ -81,6 +81,8 @@ class LaunchedGenerations:
             if message.event is Event.READY:
                 self._ready = message.generation
                 self._changed.set()
+            elif message.event is Event.PING:
+                self._send(Event.PONG)
             elif message.event is Event.LOST and self._group and self._group.generation == message.generation:
                 self._group.lose(message.reason)
         self._launcher_ended = True

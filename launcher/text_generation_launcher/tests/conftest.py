@@ -93,6 +93,10 @@ def talk():
     line = socket.socket(fileno=int(value("--launcher-fd")))
     for text in line.makefile():
         message = json.loads(text)
+        if message["event"] == "ping":
+            if mode != "deaf":
+                say(line, "pong")
+            continue
         journal("heard", message=message)
         if message["event"] == "ready":
             if mode == "fail_when_ready":

@@ -57,6 +57,18 @@ def launched(path: Path, use: Callable[[LaunchedGenerations, Link], Awaitable[No
     asyncio.run(run())
 
 
+def test_a_ping_is_answered_before_and_after_there_are_shards(tmp_path: Path) -> None:
+    async def use(generations: LaunchedGenerations, launcher: Link) -> None:
+        for _ in range(2):
+            launcher.send(Message(Event.PING))
+            assert await launcher.receive() == Message(Event.PONG)
+        generations.listening()
+        launcher.send(Message(Event.PING))
+        assert [await launcher.receive() for _ in range(2)] == [Message(Event.LISTENING), Message(Event.PONG)]
+
+    launched(tmp_path / "s-0", use)
+
+
 def test_a_generation_is_handed_out_once_and_when_the_launcher_says_so(tmp_path: Path) -> None:
     path = tmp_path / "s-0"
 

@@ -1,0 +1,100 @@
+"""A router that is stopped or stuck is replaced; one that was stopped for a moment or does not serve yet is not."""
+
+import os
+import signal
+import time
+
+import psutil
+
+# From the signal to the next router; what the README promises.
+REPLACED_S = 5.0
+
+
+def routers(site) -> list[int]:
+    return [entry["pid"] for entry in site.starts("router")]
+
+
+def shards(site) -> list[int]:
+    return [entry["pid"] for entry in site.starts("shard")]
+
+
+def test_a_stopped_router_is_replaced_and_the_shards_are_kept(site):
+    launch = site.launch().ready()
+    (first,) = routers(site)
+    os.kill(first, signal.SIGSTOP)
+    stopped_s = time.monotonic()
+    site.wait_for_start("router", 2)
+    assert time.monotonic() - stopped_s < REPLACED_S
+    assert not site.is_alive(first)
+    site.wait_until(
+        lambda: site.heard() == [("ready", 1), ("ready", 1)], "the second router does not hear of the shards"
+    )
+    assert len(shards(site)) == 1 and site.is_alive(shards(site)[0])
+    (line,) = [line for line in launch.stdout.splitlines() if "The webserver hangs" in line]
+    assert "ERROR" in line and "its process has been stopped for" in line
+    assert "Webserver was ended by signal 9" in launch.stdout
+    assert launch.end(signal.SIGTERM) == 0
+
+
+def test_a_router_that_answers_no_ping_is_replaced(site):
+    launch = site.launch(FAKE_ROUTER="START=1 deaf").ready()
+    site.wait_for_start("router", 2)
+    assert "The webserver hangs (its event loop has not answered for 8." in launch.stdout
+
+
+def test_a_router_that_is_stopped_for_two_seconds_goes_on(site):
+    launch = site.launch().ready()
+    (router,) = routers(site)
+    for _ in range(2):
+        os.kill(router, signal.SIGSTOP)
+        time.sleep(2.0)
+        os.kill(router, signal.SIGCONT)
+        time.sleep(1.0)
+    assert routers(site) == [router] and site.is_alive(router)
+    assert "hangs" not in launch.stdout
+    assert launch.end(signal.SIGTERM) == 0
+
+
+def test_a_router_that_does_not_serve_yet_may_stand_still(site):
+    launch = site.launch(FAKE_SHARD="loads_for_ever").wait_for("a plain line")
+    (router,) = routers(site)
+    os.kill(router, signal.SIGSTOP)
+    time.sleep(REPLACED_S)
+    assert routers(site) == [router] and psutil.Process(router).status() == psutil.STATUS_STOPPED
+    launch.end(signal.SIGTERM)
+
+
+def test_a_launcher_that_was_stopped_blames_nobody(site):
+    launch = site.launch().ready()
+    (router,) = routers(site)
+    launch.process.send_signal(signal.SIGSTOP)
+    os.kill(router, signal.SIGSTOP)
+    time.sleep(3.0)
+    launch.process.send_signal(signal.SIGCONT)
+    time.sleep(0.5)
+    os.kill(router, signal.SIGCONT)
+    time.sleep(1.0)
+    assert routers(site) == [router] and "hangs" not in launch.stdout
+    assert launch.end(signal.SIGTERM) == 0
+
+
+def test_a_router_that_is_stopped_while_it_drains_ends_the_server_as_failed(site):
+    launch = site.launch(FAKE_ROUTER="drain").ready()
+    launch.process.send_signal(signal.SIGTERM)
+    site.wait_until(lambda: site.events("stop") != [], "the router has not heard of the end")
+    os.kill(routers(site)[0], signal.SIGSTOP)
+    assert launch.end() == 1
+    assert launch.stderr == "Error: WebserverFailed\n"
+    assert "The webserver hangs" in launch.stdout
+    site.assert_no_children()
+    assert site.left_behind() == []
+
+
+def test_a_router_that_crashes_while_it_drains_ends_the_server_as_failed(site):
+    launch = site.launch(FAKE_ROUTER="drain").ready()
+    launch.process.send_signal(signal.SIGTERM)
+    site.wait_until(lambda: site.events("stop") != [], "the router has not heard of the end")
+    os.kill(routers(site)[0], signal.SIGSEGV)
+    assert launch.end() == 1
+    assert launch.stderr == "Error: WebserverFailed\n"
+    assert "Webserver was ended by signal 11" in launch.stdout

@@ -1,0 +1,188 @@
+"""What is a hang of the router: answers, silences and what the kernel says, on a clock of the test's own."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from text_generation_launcher import pulse as pulse_module
+from text_generation_launcher.pulse import LOOK_S, Pulse, Vitals, idle_s, read_vitals, until_it_hangs
+
+SLEEPS = Vitals("S", 1.0, 0.0)
+
+
+class Watched:
+    """A router whose answers and vitals are the test's, looked at every LOOK_S unless the test says otherwise."""
+
+    def __init__(self, begun: bool = True) -> None:
+        self.now_s = 100.0
+        self.pings = 0
+        self.pulse = Pulse(self._ask, self.now_s)
+        self.ran_s = self.waited_s = 0.0
+        if begun:
+            self.pulse.begin()
+
+    def _ask(self) -> None:
+        self.pings += 1
+
+    def pass_s(
+        self,
+        seconds: float,
+        state: str = "S",
+        *,
+        answers: bool = False,
+        running: float = 0.0,
+        waiting: float = 0.0,
+        look_s: float = LOOK_S,
+        known: bool = True,
+    ) -> tuple[float, str] | None:
+        """After how many seconds it is called hung, and why. `running` and `waiting` are shares of the time."""
+        started_s = self.now_s
+        while self.now_s < started_s + seconds - 1e-9:
+            self.now_s += look_s
+            self.ran_s += running * look_s
+            self.waited_s += waiting * look_s
+            if answers:
+                self.pulse.answered()
+            vitals = Vitals(state, self.ran_s, self.waited_s) if known else None
+            reason = self.pulse.look(self.now_s, vitals)
+            if reason is not None:
+                return self.now_s - started_s, reason
+        return None
+
+
+def test_a_router_that_answers_lives_for_ever_and_is_asked_once_a_look() -> None:
+    router = Watched()
+    assert router.pass_s(1000, answers=True) is None
+    assert router.pings == 1000 / LOOK_S
+
+
+def test_a_stopped_router_is_seen_after_three_seconds_and_one_stopped_for_two_is_not() -> None:
+    router = Watched()
+    for _ in range(5):
+        assert router.pass_s(3, answers=True) is None
+        assert router.pass_s(2.25, "T") is None
+    assert router.pass_s(3, answers=True) is None
+    assert router.pass_s(10, "T") == (2.75, "its process has been stopped for 2.5 s")
+
+
+def test_a_silent_event_loop_is_seen_whether_it_sleeps_or_burns() -> None:
+    for state, running in (("S", 0.0), ("D", 0.0), ("R", 1.0)):
+        router = Watched()
+        router.pass_s(5, answers=True)
+        when_s, reason = router.pass_s(60, state, running=running) or (0.0, "")
+        assert 8.0 <= when_s <= 8.5 and reason == "its event loop has not answered for 8.0 s"
+
+
+def test_a_router_that_does_not_answer_has_one_ping_waiting_and_no_more() -> None:
+    router = Watched()
+    router.pass_s(7)
+    assert router.pings == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "running", "waiting"),
+    [
+        ("R", 0.0, 0.0),  # waits for a processor all the time: the kernel counts a wait when it is over
+        ("R", 0.1, 0.9),
+        ("S", 0.05, 0.95),
+    ],
+)
+def test_a_starved_router_is_left_alone_for_a_minute(state: str, running: float, waiting: float) -> None:
+    router = Watched()
+    router.pass_s(5, answers=True)
+    assert router.pass_s(60, state, running=running, waiting=waiting) is None
+
+
+def test_a_starved_router_that_hangs_is_seen_when_it_has_had_its_time() -> None:
+    router = Watched()
+    when_s, _ = router.pass_s(600, "R", running=0.2, waiting=0.8) or (0.0, "")
+    assert 40 <= when_s <= 41
+
+
+def test_a_launcher_that_was_stopped_itself_begins_anew() -> None:
+    """What it sees first after its gap is as old as the gap."""
+    router = Watched()
+    assert router.pass_s(2.25, "T") is None
+    assert router.pass_s(10, "T", look_s=10) is None
+    assert router.pass_s(2, "T") is None
+    router = Watched()
+    assert router.pass_s(7.5) is None
+    assert router.pass_s(10, look_s=10) is None
+    assert router.pass_s(7.5) is None
+
+
+def test_nothing_is_expected_of_a_router_that_does_not_serve_yet() -> None:
+    router = Watched(begun=False)
+    assert router.pass_s(600) is None
+    assert router.pass_s(600, "T") is None
+    assert router.pings == 0
+    router.pulse.begin()
+    assert router.pass_s(7.5) is None and router.pings == 1
+    assert router.pass_s(1) is not None
+
+
+def test_without_the_kernel_s_word_silence_alone_counts() -> None:
+    when_s, _ = Watched().pass_s(60, known=False) or (0.0, "")
+    assert 8.0 <= when_s <= 8.5
+
+
+def test_idle_time_is_never_negative_and_never_longer_than_the_gap() -> None:
+    assert idle_s(0.25, Vitals("S", 1, 1), Vitals("S", 1, 2)) == 0.0
+    assert idle_s(0.25, Vitals("R", 1, 1), Vitals("R", 3, 1)) == 0.25
+    assert idle_s(0.25, SLEEPS, SLEEPS) == idle_s(0.25, None, SLEEPS) == idle_s(0.25, SLEEPS, None) == 0.25
+
+
+def child(code: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-S", "-c", code])
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline_s, "not in time"
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="there is no /proc here")
+def test_the_kernel_s_word_about_a_process() -> None:
+    with child("while True: pass") as process:
+        try:
+            wait_for(lambda: (vitals := read_vitals(process.pid)) is not None and vitals.ran_s > 0.1)
+            assert (read_vitals(process.pid) or SLEEPS).state == "R"
+            os.kill(process.pid, signal.SIGSTOP)
+            wait_for(lambda: (read_vitals(process.pid) or SLEEPS).state == "T")
+        finally:
+            process.kill()
+    assert read_vitals(process.pid) is None  # it has ended
+
+
+def test_a_kernel_without_scheduler_statistics_still_tells_state_and_time(tmp_path: Path) -> None:
+    thread = tmp_path / "7" / "task" / "7"
+    thread.mkdir(parents=True)
+    (thread / "stat").write_text("7 (a) b) R " + " ".join(["0"] * 10) + " 150 50 " + "0 " * 30)
+    assert read_vitals(7, tmp_path) == Vitals("R", 200 * pulse_module.TICK_S, 0.0)
+    (thread / "schedstat").write_text("1500000000 250000000 9\n")
+    assert read_vitals(7, tmp_path) == Vitals("R", 1.5, 0.25)
+    assert read_vitals(8, tmp_path) is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="there is no /proc here")
+def test_a_process_that_is_stopped_is_found_by_the_clock_on_the_wall() -> None:
+    async def run(pid: int) -> str:
+        pulse = Pulse(lambda: pulse.answered())
+        pulse.begin()
+        os.kill(pid, signal.SIGSTOP)
+        return await asyncio.wait_for(until_it_hangs(pulse, pid), 30)
+
+    with child("import time; time.sleep(60)") as process:
+        try:
+            assert asyncio.run(run(process.pid)).startswith("its process has been stopped for ")
+        finally:
+            process.kill()
