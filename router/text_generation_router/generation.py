@@ -102,19 +102,21 @@ class GenerationStream:
         if not self.running.output_ids:
             self.fail(DeadlineError())
             return False
-        self._events.append(TokenEvent(None, finish=self._finish(FinishReason.DEADLINE, now)))
+        held_back = self._text.flush()
+        self._events.append(TokenEvent(None, held_back, finish=self._finish(FinishReason.DEADLINE, now)))
         self._unread += 1
         self._end()
         return True
 
     def push(self, token_id: int, logprob: float, top_tokens: tuple[Token, ...], now: float) -> bool:
         """Takes a confirmed token. Returns whether it was the last one."""
-        text, stopped = self._text.push(token_id)
+        shown, plain, stopped = self._text.push(token_id)
         reason = self._finish_reason(token_id, stopped)
         if reason is not None and not stopped:
-            text += self._text.flush()
-        token = Token(token_id, text, logprob, token_id in self._vocabulary.special_ids)
-        self._events.append(TokenEvent(token, top_tokens, self._finish(reason, now) if reason else None))
+            held_back = self._text.flush()
+            shown, plain = shown + held_back, plain + held_back
+        token = Token(token_id, shown, logprob, token_id in self._vocabulary.special_ids)
+        self._events.append(TokenEvent(token, plain, top_tokens, self._finish(reason, now) if reason else None))
         self._unread += 1 + len(top_tokens)
         self.running.paused = self._unread >= MAX_UNREAD
         self.last_token_s = now

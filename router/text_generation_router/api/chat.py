@@ -96,7 +96,7 @@ def _chunk_choice(event: TokenEvent, asked: ChatRequest) -> dict[str, Any]:
     rows = [] if token is None else [(token, event.top_tokens)]
     return {
         "index": 0,
-        "delta": {"role": "assistant", "content": "" if token is None or token.special else token.text},
+        "delta": {"role": "assistant", "content": event.text},
         "logprobs": chat_logprobs(rows) if asked.logprobs and rows else None,
         "finish_reason": None if event.finish is None else finish_reason(event.finish.reason),
     }

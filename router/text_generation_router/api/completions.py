@@ -112,7 +112,7 @@ def _chunk_choice(index: int, event: TokenEvent, asked: CompletionRequest, offse
     rows = [] if token is None else [(token, event.top_tokens)]
     return {
         "index": index,
-        "text": "" if token is None else token.text,
+        "text": event.text if token is None else token.text,
         "logprobs": completion_logprobs(rows, offset) if asked.logprobs is not None and rows else None,
         "finish_reason": "" if event.finish is None else finish_reason(event.finish.reason),
     }

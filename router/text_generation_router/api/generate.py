@@ -24,9 +24,6 @@ from text_generation_router.errors import (
 from text_generation_router.scheduling.request import Finish, Token, TokenEvent
 from text_generation_router.text.validation import Prompt
 
-# Of the event that ends a text at its deadline: clients demand a token in every one, and leave special ones out.
-NO_TOKEN = Token(id=0, text="", logprob=0.0, special=True)
-
 
 class GenerateRoutes:
     def __init__(self, services: Services) -> None:
@@ -130,7 +127,7 @@ def event_json(
     index: int, event: TokenEvent, asked: GenerateRequest, prompt_tokens: int, full_text: bool
 ) -> dict[str, Any]:
     """Once per token: keep it lean."""
-    value: dict[str, Any] = {"index": index, "token": token_json(event.token or NO_TOKEN)}
+    value: dict[str, Any] = {"index": index, "token": token_json(event.token or deadline_token(event.text))}
     if event.top_tokens:
         value["top_tokens"] = [token_json(token) for token in event.top_tokens]
     finish = event.finish
@@ -140,6 +137,11 @@ def event_json(
     value["generated_text"] = asked.inputs + finish.generated_text if full_text else finish.generated_text
     value["details"] = finish_json(finish) | {"input_length": prompt_tokens} if asked.parameters.details else None
     return value
+
+
+def deadline_token(text: str) -> Token:
+    """Stands where no token was made: clients demand one in every event. They leave special ones out."""
+    return Token(id=0, text=text, logprob=0.0, special=not text)
 
 
 def finish_json(finish: Finish) -> dict[str, Any]:

@@ -80,5 +80,8 @@ class TokenEvent:
     """One generated token; the last event of a request has `finish`. It has no token if the reason is DEADLINE."""
 
     token: Token | None
+    # What the event adds to the generated text: the token's text. Without a token, or with a special one: what was held
+    # back before it.
+    text: str
     top_tokens: tuple[Token, ...] = ()
     finish: Finish | None = None

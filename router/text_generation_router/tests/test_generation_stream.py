@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from text_generation_router.errors import DeadlineError
 from text_generation_router.generation import GenerationStream
@@ -16,15 +16,19 @@ ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 E_ACUTE = [ALPHABET.index(char) for char in "Ã©"]  # the two bytes of é, as byte-level tokenizers write them
 
 
+EOS = len(ALPHABET)
+
+
 @pytest.fixture(scope="module")
 def vocabulary() -> Vocabulary:
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(ALPHABET)}, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
-    return Vocabulary.of(tokenizer, [])
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
+    return Vocabulary.of(tokenizer, [EOS])
 
 
-def make_stream(vocabulary: Vocabulary, **sampling: Any) -> GenerationStream:
-    running = Running(1, GenerationRequest((1, 2, 3), 9, Sampling(**sampling)))
+def make_stream(vocabulary: Vocabulary, max_new_tokens: int = 9, **sampling: Any) -> GenerationStream:
+    running = Running(1, GenerationRequest((1, 2, 3), max_new_tokens, Sampling(**sampling)))
     return GenerationStream(running, vocabulary, lambda running: None, lambda: None)
 
 
@@ -63,7 +67,34 @@ def test_half_a_character_that_was_held_back_is_not_lost(vocabulary):
         assert stream.expire(1.0)
         *tokens, last = await read(stream)
         assert "".join(event.token.text for event in tokens) == "aé"
-        assert last.finish.generated_text == "aé\ufffd"
+        assert last.text == "\ufffd" and last.finish.generated_text == "aé\ufffd"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.EOS_TOKEN, FinishReason.DEADLINE])
+def test_the_events_texts_add_up_to_the_text_at_every_end(vocabulary, reason):
+    async def run() -> None:
+        stream = make_stream(vocabulary, max_new_tokens=4 if reason is FinishReason.LENGTH else 9)
+        push(stream, ALPHABET.index("a"), *E_ACUTE, E_ACUTE[0])
+        if reason is FinishReason.EOS_TOKEN:
+            push(stream, EOS)
+        elif reason is FinishReason.DEADLINE:
+            assert stream.expire(1.0)
+        events = await read(stream)
+        finish = events[-1].finish
+        assert finish is not None and finish.reason is reason
+        assert "".join(event.text for event in events) == finish.generated_text == "aé\ufffd"
+
+    asyncio.run(run())
+
+
+def test_a_special_token_that_ends_the_text_shows_what_was_held_back_and_itself(vocabulary):
+    async def run() -> None:
+        stream = make_stream(vocabulary)
+        push(stream, E_ACUTE[0], EOS)
+        _, last = await read(stream)
+        assert (last.token.text, last.text, last.token.special) == ("\ufffd</s>", "\ufffd", True)
 
     asyncio.run(run())
 

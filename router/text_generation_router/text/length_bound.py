@@ -5,6 +5,7 @@ byte-fallback BPE whose normalizer and pre-tokenizer neither delete nor merge wi
 whitespace, unknown-token runs, …) one token may cover any number of characters, and the payload limit is the only cap.
 """
 
+from itertools import count
 from typing import Any
 
 # Unicode composition joins at most this many code points into one (the longest canonical decomposition).
@@ -65,7 +66,8 @@ def _has_all_bytes(model: dict[str, Any], vocab: dict[str, int], steps: list[dic
 
 
 def byte_symbols() -> list[str]:
-    """The 256 characters byte-level vocabularies write bytes with (GPT-2's table): printable ones stand for themselves,
-    the others move up to U+0100 and beyond."""
+    """The characters in which byte-level vocabularies write the bytes 0 to 255 (GPT-2's table): printable ones stand
+    for themselves, the others move up to U+0100 and beyond."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    return [chr(byte) for byte in sorted(printable)] + [chr(256 + n) for n in range(256 - len(printable))]
+    moved = count(256)
+    return [chr(byte if byte in printable else next(moved)) for byte in range(256)]

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -39,6 +39,7 @@ class Script:
     logprobs: tuple[float, ...] = (-0.5, -0.25)
     reason: FinishReason = FinishReason.LENGTH
     last_is_special: bool = False
+    held_back: str = ""  # comes with the last event, before the text of a special token
     error_after: tuple[int, InferenceError] | None = None  # tokens, then this
     hang_after: int | None = None  # tokens, then silence
     stop_after: int | None = None  # tokens, then an end without `finish`
@@ -69,11 +70,14 @@ class FakeStream:
             raise StopAsyncIteration
         self.position += 1
         if at == len(script.texts):
-            return TokenEvent(None, finish=self._finish())
+            return TokenEvent(None, script.held_back, finish=self._finish())
         last = self.position == len(script.texts) and not script.expires
         token = self._token(at, last)
         top = (token,) * self.request.sampling.top_n_tokens
-        return TokenEvent(token, top, self._finish() if last else None)
+        held_back = script.held_back if last else ""
+        shown, plain = (held_back + token.text, held_back) if token.special else (token.text + held_back,) * 2
+        token = replace(token, text=shown)
+        return TokenEvent(token, plain, top, self._finish() if last else None)
 
     def _token(self, at: int, last: bool) -> Token:
         return Token(700 + at, self.script.texts[at], self.script.logprobs[at], last and self.script.last_is_special)
@@ -83,7 +87,8 @@ class FakeStream:
         sampling = self.request.sampling
         seed = None if sampling.is_greedy else sampling.seed
         reason = FinishReason.DEADLINE if self.script.expires else self.script.reason
-        return Finish(reason, "".join(texts), len(self.script.texts), seed, 0.25, 0.5, self.script.cached_tokens)
+        text = "".join(texts) + self.script.held_back
+        return Finish(reason, text, len(self.script.texts), seed, 0.25, 0.5, self.script.cached_tokens)
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,13 @@ def test_the_last_event_of_an_expired_stream_has_an_empty_special_token(server):
     }
 
 
+def test_what_was_held_back_is_shown_by_the_last_event_of_an_expired_stream(server):
+    server.engine.script.expires, server.engine.script.held_back = True, "\ufffd"
+    *_, last = server.post("/generate_stream", {"inputs": "Hi"}).events
+    assert last["token"] == {"id": 0, "text": "\ufffd", "logprob": 0.0, "special": False}
+    assert last["generated_text"] == " there!\ufffd"
+
+
 @pytest.mark.parametrize("prompt", ["Hi", ["Hi", "Ho!"]])
 def test_an_expired_completion_stream_ends_with_an_empty_text(server, prompt):
     server.engine.script.expires = True

@@ -147,6 +147,26 @@ def test_chat_stream_has_the_bytes_of_the_contract(server):
     ]
 
 
+ENDS = [
+    {"texts": ("OK", "</s>"), "last_is_special": True, "reason": FinishReason.EOS_TOKEN},
+    {"texts": ("OK", "!")},
+    {"texts": ("OK", "!"), "expires": True},
+]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=["end token", "length", "deadline"])
+def test_streams_lose_nothing_that_comes_with_their_end(server, end):
+    server.engine.script = type(server.engine.script)(**end, held_back="\ufffd")
+    message = server.post("/v1/chat/completions", chat()).json["choices"][0]["message"]
+    chunks = server.post("/v1/chat/completions", chat(stream=True)).events[:-1]
+    content = "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
+    assert content == message["content"] and content.endswith("\ufffd")
+    whole = server.post("/v1/completions", {"prompt": "Hi"}).json["choices"][0]["text"]
+    chunks = server.post("/v1/completions", {"prompt": "Hi", "stream": True}).events[:-1]
+    text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+    assert text == whole + ("</s>" if "last_is_special" in end else "")  # TGI shows the end token here
+
+
 def test_chat_uses_the_template_without_more_special_tokens(server):
     chunks = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": chunks, "name": None, "tool_calls": None}]

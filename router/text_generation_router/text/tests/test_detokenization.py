@@ -31,8 +31,8 @@ def stream_text(ids: list[int], *stop: str) -> tuple[list[str], bool, TextStream
     stream = TextStream(VOCABULARY, PROMPT, stop)
     pieces = []
     for token_id in ids:
-        text, stopped = stream.push(token_id)
-        pieces.append(text)
+        shown, _, stopped = stream.push(token_id)
+        pieces.append(shown)
         if stopped:
             return pieces, True, stream
     pieces.append(stream.flush())

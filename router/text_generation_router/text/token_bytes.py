@@ -1,0 +1,121 @@
+"""What each token adds to a text, in bytes. A token may hold a part of a character, so texts are added up as bytes."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from tokenizers import Tokenizer
+
+from text_generation_router.text.length_bound import byte_symbols
+
+BYTE_OF_SYMBOL = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
+BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayout:
+    """A decoder that treats every token by itself; the first token of a text may differ from the others."""
+
+    byte_level: bool = False  # every character of a token is one byte, in GPT-2's table
+    byte_fallback: bool = False  # <0x0A> is the byte 0x0A
+    replacements: tuple[tuple[str, str], ...] = ()
+    first_drops: str = ""  # Metaspace: a character that stands for a space, and for nothing in the first token
+    first_strips: tuple[str, int] = ("", 0)  # Strip: a character, and how many of it the first token loses at its start
+
+    def bytes_of(self, token: str, is_first: bool) -> bytes:
+        data = self._raw_bytes(token, is_first)
+        character, count = self.first_strips if is_first else ("", 0)
+        for _ in range(count):
+            data = data.removeprefix(character.encode())
+        return data
+
+    def _raw_bytes(self, token: str, is_first: bool) -> bytes:
+        if self.byte_level:
+            return symbols_to_bytes(token)
+        if self.byte_fallback and (match := BYTE_TOKEN.fullmatch(token)):
+            return bytes([int(match[1], 16)])
+        if self.first_drops:
+            token = token.replace(self.first_drops, "" if is_first else " ")
+        for old, new in self.replacements:
+            token = token.replace(old, new)
+        return token.encode()
+
+
+def symbols_to_bytes(token: str) -> bytes:
+    """A token that is not written in the table's characters stands for itself: an added token with a space in it."""
+    try:
+        return bytes([BYTE_OF_SYMBOL[symbol] for symbol in token])
+    except KeyError:
+        return token.encode()
+
+
+def read_layout(decoder: dict[str, Any] | None) -> DecoderLayout | None:
+    """`decoder` is the decoder's entry in tokenizer.json. None: it does not treat every token by itself."""
+    if decoder is None:
+        return None
+    steps = _flatten(decoder)
+    if [step["type"] for step in steps] == ["ByteLevel"]:
+        return DecoderLayout(byte_level=True)
+    values: dict[str, Any] = {"replacements": ()}
+    is_fused = False
+    for step in steps:
+        match step:
+            case {"type": "Fuse"}:
+                is_fused = True
+            case {"type": "ByteFallback"}:
+                values["byte_fallback"] = True
+            case {"type": "Replace", "pattern": {"String": pattern}, "content": content}:
+                values["replacements"] += ((pattern, content),)
+            case {"type": "Strip", "content": content, "start": count, "stop": 0} if is_fused:
+                values["first_strips"] = (content, count)
+            case {"type": "Metaspace", "replacement": symbol, "prepend_scheme": "never"}:
+                values["replacements"] += ((symbol, " "),)
+            case {"type": "Metaspace", "replacement": symbol}:
+                values["first_drops"] = symbol
+            case _:
+                return None
+    return DecoderLayout(**values)
+
+
+def _flatten(step: dict[str, Any]) -> list[dict[str, Any]]:
+    if step["type"] == "Sequence":
+        return [inner for part in step["decoders"] for inner in _flatten(part)]
+    return [step]
+
+
+class TokenBytes:
+    """The table of one tokenizer's tokens; it fills as tokens are met."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        state = None if tokenizer.decoder is None else tokenizer.decoder.__getstate__()
+        self._layout = read_layout(None if state is None else orjson.loads(state))
+        self._bytes: dict[int, bytes] = {}
+
+    def of(self, token_id: int, previous: int | None) -> bytes:
+        """What the token adds behind the token `previous`; None: it is the text's first. Special tokens count as
+        neither. Ids that the tokenizer does not know add nothing."""
+        if self._layout is None:
+            return self._difference(token_id, previous)
+        if previous is None:
+            return self._layout.bytes_of(self._token(token_id), is_first=True)
+        data = self._bytes.get(token_id)
+        if data is None:
+            data = self._bytes[token_id] = self._layout.bytes_of(self._token(token_id), is_first=False)
+        return data
+
+    def _token(self, token_id: int) -> str:
+        return self._tokenizer.id_to_token(token_id) or ""
+
+    def _difference(self, token_id: int, previous: int | None) -> bytes:
+        """For the decoders that look at neighbours (WordPiece, an end-of-word suffix, spaces between all tokens): they
+        know no parts of characters."""
+        before = "" if previous is None else self._decode([previous])
+        both = before if previous is None else self._decode([previous, token_id])
+        if previous is not None and both.startswith(before):
+            return both[len(before) :].encode()
+        return self._decode([token_id]).encode()
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
