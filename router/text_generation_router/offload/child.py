@@ -1,0 +1,147 @@
+"""A child process of the pool: reads jobs from stdin, answers on stdout, and ends with its parent.
+
+Started as `python -m text_generation_router.offload.child PARENT_PID MEMORY_BYTES MODULE:FUNCTION`. The function gets
+the pool's setup bytes and returns the handlers by name; a handler takes bytes and returns bytes.
+"""
+
+import ctypes
+import gc
+import importlib
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import BinaryIO, NoReturn
+
+from text_generation_router.offload.frames import ANSWER_HEAD, LENGTH, Outcome
+
+Handler = Callable[[bytes], bytes]
+MakeHandlers = Callable[[bytes], Mapping[str, Handler]]
+
+PR_SET_PDEATHSIG = 1
+PAGE_BYTES = resource.getpagesize()
+# Resident memory that finished jobs may leave behind in a child.
+KEPT_BYTES = 16 * 2**20
+# CPU seconds of one job. The pool's own deadline is shorter: this one ends a child whose parent is stopped.
+CPU_S = 30
+
+
+def main() -> None:
+    parent, memory_bytes, entry = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    _end_with(parent)
+    # The router's process group gets these signals: the router finishes its requests first, and needs its children.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    jobs, answers = sys.stdin.buffer, _take_stdout()
+    handlers = _handlers(entry, _read_frame(jobs))
+    gc.collect()
+    gc.freeze()
+    _limit_memory(memory_bytes)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold prompts
+    resident = _resident_bytes()
+    _write(answers, Outcome.DONE, False, b"")  # ready
+    while True:
+        name = _read_frame(jobs).decode()
+        content = _read_frame(jobs)
+        _limit_cpu()
+        outcome, answer = _run(handlers, name, content)
+        del content
+        ends_now = _has_grown(resident + len(answer))
+        _write(answers, outcome, ends_now, answer)
+        del answer
+        if ends_now:
+            _end()
+
+
+def _write(answers: BinaryIO, outcome: Outcome, ends_now: bool, answer: bytes) -> None:
+    answers.write(ANSWER_HEAD.pack(outcome, ends_now, len(answer)))
+    answers.write(answer)
+    answers.flush()
+
+
+def _run(handlers: Mapping[str, Handler], name: str, content: bytes) -> tuple[Outcome, bytes]:
+    try:
+        return Outcome.DONE, handlers[name](content)
+    except Exception as error:  # told to the pool, whose caller answers the client
+        return Outcome.FAILED, type(error).__name__.encode()
+
+
+def _has_grown(resident_before: int) -> bool:
+    """Whether much memory of finished jobs is still held, although it was asked back. Such a child ends: memory that
+    an attack has taken is given back by its end, if by nothing else."""
+    if _resident_bytes() - resident_before <= KEPT_BYTES:
+        return False
+    gc.collect()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+        if trim is not None:
+            trim(0)
+    return _resident_bytes() - resident_before > KEPT_BYTES
+
+
+def _handlers(entry: str, setup: bytes) -> Mapping[str, Handler]:
+    module, _, function = entry.partition(":")
+    make: MakeHandlers = getattr(importlib.import_module(module), function)
+    return make(setup)
+
+
+def _take_stdout() -> BinaryIO:
+    """What anybody prints from now on goes to stderr: stdout is for answers alone."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return answers
+
+
+def _read_frame(stream: BinaryIO) -> bytes:
+    (length,) = LENGTH.unpack(_read(stream, LENGTH.size))
+    return _read(stream, length)
+
+
+def _read(stream: BinaryIO, size: int) -> bytes:
+    content = stream.read(size)
+    if len(content) < size:
+        _end()  # the pool has closed its end, or is gone
+    return content
+
+
+def _end() -> NoReturn:
+    """At once: nothing is left to be written, and to tidy up a large heap takes time."""
+    os._exit(0)
+
+
+def _end_with(parent: int) -> None:
+    """The kernel kills this process when its parent ends, even in the middle of a job. Linux only: elsewhere it ends
+    when it asks for the next job."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        _end()
+
+
+def _limit_memory(more_bytes: int) -> None:
+    """Of data, from now on. Where the kernel does not say how much there is already, there is no limit."""
+    if sys.platform == "linux":
+        data_pages = int(_statm()[5])
+        resource.setrlimit(resource.RLIMIT_DATA, (data_pages * PAGE_BYTES + more_bytes,) * 2)
+
+
+def _limit_cpu() -> None:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = int(usage.ru_utime + usage.ru_stime) + CPU_S
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+def _resident_bytes() -> int:
+    return int(_statm()[1]) * PAGE_BYTES if sys.platform == "linux" else 0
+
+
+def _statm() -> list[bytes]:
+    """Pages: size, resident, shared, text, library, data, dirty."""
+    with open("/proc/self/statm", "rb", buffering=0) as file:
+        return file.read().split()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""A pool of child processes. Each does one job at a time, and is replaced when it dies or takes too long.
+
+For work that holds the interpreter lock for long, which a thread cannot take off the event loop, and for work that may
+never end, which a thread cannot be stopped from.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from text_generation_router.offload.errors import BusyError, JobError, JobLostError, JobTimeoutError
+from text_generation_router.offload.process import ChildProcess
+from text_generation_router.offload.waiting import Job, Waiting
+
+logger = logging.getLogger(__name__)
+
+# Between two tries to start a child, where the first failed.
+START_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    children: int
+    waiting: int  # jobs that wait for a child; and as many heavy ones
+    wait_s: float = 10.0  # that a job may wait for a child
+    memory_bytes: int = 256 * 2**20  # of one child, beyond what it needs to begin
+    max_answer_bytes: int = 64 * 2**20
+
+
+class Pool:
+    """`start` it before the first `run`, and `close` it. Heavy jobs are those that take long: one child never gets
+    them where there are two or more, so that the others do not wait behind them."""
+
+    def __init__(self, entry: str, setup: bytes, limits: PoolLimits) -> None:
+        """`entry`: MODULE:FUNCTION, which is given `setup` in each child and returns its handlers by name."""
+        self._entry = entry
+        self._setup = setup
+        self._limits = limits
+        self._light, self._heavy = Waiting(limits.waiting), Waiting(limits.waiting)
+        self._changed = asyncio.Condition()
+        self._keepers: list[asyncio.Task[None]] = []
+        self._closed = False
+
+    def start(self) -> None:
+        for number in range(self._limits.children):
+            lanes = [self._light] if number == 0 and self._limits.children > 1 else [self._heavy, self._light]
+            self._keepers.append(asyncio.create_task(self._keep(lanes), name=f"offload child {number}"))
+
+    async def run(self, name: str, content: bytes, timeout_s: float, tenant: str = "", heavy: bool = False) -> bytes:
+        """What handler `name` makes of `content`, or a JobError. `timeout_s` begins when a child gets the job. A caller
+        that is cancelled gives up its place; a job that runs is left to end, within its timeout."""
+        if self._closed:
+            raise BusyError
+        loop = asyncio.get_running_loop()
+        job = Job(name, content, tenant, timeout_s, loop.create_future())
+        job.patience = loop.call_later(self._limits.wait_s, _fail, job, BusyError())
+        lane = self._heavy if heavy else self._light
+        if (refused := lane.put(job)) is not None:
+            _fail(refused, BusyError())
+        try:
+            async with self._changed:
+                self._changed.notify_all()
+            return await job.answer
+        finally:
+            job.patience.cancel()
+            lane.remove(job)
+
+    async def close(self) -> None:
+        """Kills the children. Jobs that wait or run end with JobLostError. May be called again."""
+        self._closed = True
+        keepers, self._keepers = self._keepers, []
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+        for lane in (self._light, self._heavy):
+            while (job := lane.take()) is not None:
+                _fail(job, JobLostError())
+
+    async def _keep(self, lanes: list[Waiting]) -> None:
+        """Has one child at any time, and one job for it."""
+        job: Job | None = None
+        try:
+            while True:
+                async with self._child() as child:
+                    while child.is_usable:
+                        job = job or await self._next(lanes)
+                        if child.is_usable:  # else it was killed from outside, and the next child does the job
+                            await self._do(job, child)
+                            job = None
+        finally:
+            if job is not None:
+                _fail(job, JobLostError())
+
+    @asynccontextmanager
+    async def _child(self) -> AsyncGenerator[ChildProcess, None]:
+        """Tries until there is one. Jobs that wait meanwhile lose patience by themselves."""
+        while True:
+            try:
+                child = await ChildProcess.start(self._entry, self._limits.memory_bytes, self._limits.max_answer_bytes)
+                try:
+                    await child.set_up(self._setup)
+                    yield child
+                    return
+                finally:
+                    await child.end()
+            except (OSError, JobError, TimeoutError) as error:
+                logger.error("a child process did not start (%s): trying again", type(error).__name__)
+                await asyncio.sleep(START_AGAIN_S)
+
+    async def _next(self, lanes: list[Waiting]) -> Job:
+        async with self._changed:
+            while True:
+                for lane in lanes:
+                    if (job := lane.take()) is not None:
+                        return job
+                await self._changed.wait()
+
+    async def _do(self, job: Job, child: ChildProcess) -> None:
+        assert job.patience is not None
+        job.patience.cancel()
+        if job.answer.done():  # nobody waits for it any more
+            return
+        try:
+            async with asyncio.timeout(job.timeout_s):
+                answer = await child.ask(job.name, job.content)
+        except TimeoutError:
+            logger.warning("a child was killed: a job (%s) took longer than %g s", job.name, job.timeout_s)
+            _fail(job, JobTimeoutError())
+        except JobError as error:
+            if isinstance(error, JobLostError):
+                logger.warning("a child died while it worked on a job (%s)", job.name)
+            _fail(job, error)
+        else:
+            if not job.answer.done():
+                job.answer.set_result(answer)
+
+
+def _fail(job: Job, error: JobError) -> None:
+    if not job.answer.done():
+        job.answer.set_exception(error)
