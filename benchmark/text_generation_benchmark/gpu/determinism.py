@@ -4,6 +4,7 @@ Linear layers are not among them: a GPU's library for products promises nothing 
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import fields, replace
 
 import torch
@@ -14,6 +15,7 @@ from text_generation_benchmark.gpu.findings import Context, Finding
 from text_generation_benchmark.gpu.pool import Pool
 from text_generation_benchmark.gpu.sampling import neutral, variants
 from text_generation_server.kernels.interface import Bias, Choices
+from text_generation_server.kernels.triton.interpreter import products_in_fixed_order
 
 TABLE = "A row alone and in a batch, to the bit"
 LENGTHS = (1, 64, 257, 1000, 2049, 77, 5000, 300)
@@ -23,6 +25,11 @@ FEW_RUNS = ((0, 64, 65), (1, 0, 3), (2, 30, 40))
 
 
 def compare_all(context: Context) -> Iterator[Finding]:
+    with nullcontext() if context.on_gpu else products_in_fixed_order():
+        yield from _compare_all(context)
+
+
+def _compare_all(context: Context) -> Iterator[Finding]:
     for dtype in (torch.float16, torch.bfloat16) if context.on_gpu else (torch.float16,):
         caches = (dtype, torch.int8) if context.on_gpu else (dtype,)
         for cache in caches:

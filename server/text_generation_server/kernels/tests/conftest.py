@@ -1,6 +1,6 @@
 """Every backend, with each type of numbers that it can be tested in, as one fixture: a test that has it runs on all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -60,3 +60,15 @@ def subject(request: pytest.FixtureRequest) -> Subject:
     backend, dtype = request.param
     device = torch.device("cuda" if GPU and backend == "triton" else "cpu")
     return Subject(backend, LOADERS[backend](), dtype, device)
+
+
+@pytest.fixture
+def ordered_products(subject: Subject) -> Iterator[None]:
+    """Lets the interpreter keep the promise of equal bits, which numpy's products do not on every processor."""
+    if not subject.interpreted:
+        yield
+        return
+    from text_generation_server.kernels.triton.interpreter import products_in_fixed_order
+
+    with products_in_fixed_order():
+        yield

@@ -204,6 +204,7 @@ def test_padding_rows_of_a_decode_disturb_nobody(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("subject", EXACT, indirect=True, ids=str)
+@pytest.mark.usefixtures("ordered_products")
 def test_a_decoding_row_does_not_depend_on_its_neighbours_or_its_place(subject: Subject) -> None:
     pool = Pool(subject, [5, 64, 257, 130])
     q = queries(subject, 4, 3)
@@ -215,6 +216,7 @@ def test_a_decoding_row_does_not_depend_on_its_neighbours_or_its_place(subject: 
 
 
 @pytest.mark.parametrize("subject", EXACT, indirect=True, ids=str)
+@pytest.mark.usefixtures("ordered_products")
 def test_a_run_does_not_depend_on_its_neighbours_its_place_or_its_cut(subject: Subject) -> None:
     pool = Pool(subject, [65, 3, 130, 40])
     runs = [(0, 64, 65), (1, 0, 3), (2, 0, 130), (3, 30, 40)]
