@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import departures
+import hung_router
 import kills
 import scenarios
 from attacks import Attacked, fuzz, throw_bodies
@@ -31,6 +32,7 @@ def streams_under_faults(scale: Scale, seed: int) -> Iterator[tuple[str, Run]]:
         yield "exceptions in steps", partial(scenarios.raise_in_steps, scale, num_shard, expected)
         if num_shard == 1:
             yield "SIGTERM, default flags", partial(scenarios.terminate, scale, expected)
+            yield from hung_router.everything(expected, scale)
 
 
 def everything(scale: Scale, seed: int, examples: int) -> Iterator[tuple[str, Run]]:

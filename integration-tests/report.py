@@ -9,11 +9,24 @@ from typing import Any
 
 from attacks import Attacked
 from departures import MIB, Gone, LauncherKilled, NeverRead, RouterKilled
+from hung_router import LeftAlone, Replaced
 from scenarios import Killed, Raised, Stopped, Terminated
 from shard_figures import ShardFigures, total_mib
 from streams import Comparison
 
-Result = Killed | Stopped | Raised | Terminated | RouterKilled | LauncherKilled | NeverRead | Gone | Attacked
+Result = (
+    Killed
+    | Stopped
+    | Raised
+    | Terminated
+    | RouterKilled
+    | LauncherKilled
+    | NeverRead
+    | Gone
+    | Attacked
+    | Replaced
+    | LeftAlone
+)
 
 
 def as_markdown(results: Sequence[tuple[str, Result]], figures: Sequence[ShardFigures]) -> str:
@@ -90,6 +103,13 @@ def _sentence(result: Result) -> Iterator[str]:
         )
     elif isinstance(result, Gone):
         yield f"{result.clients} clients: all slots free after {result.freed_s:.2f} s"
+    elif isinstance(result, Replaced):
+        shards = "kept" if result.shards_kept else "started again"
+        yield f"replaced after {result.replaced_s:.1f} s, serving again after {result.back_s:.1f} s, shards {shards}"
+    elif isinstance(result, LeftAlone):
+        _, lost, wrong_tokens, other_texts = _counts(result.comparison)
+        router = "replaced" if result.replaced else "kept"
+        yield f"router {router}, {lost} streams lost, {wrong_tokens} wrong tokens, {other_texts} other texts"
 
 
 def _names(left_over: Sequence[str]) -> str:

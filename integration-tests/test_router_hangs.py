@@ -1,0 +1,37 @@
+"""A router that hangs is replaced, and one that is only late is not. `make chaos` also starves it for a minute."""
+
+from functools import partial
+
+import hung_router
+import pytest
+import scenarios
+from scale import SHORT
+from streams import Heard
+
+
+@pytest.fixture(scope="module")
+def in_peace() -> list[Heard]:
+    return scenarios.undisturbed(SHORT, 1)
+
+
+def test_a_stopped_router_is_replaced_within_five_seconds_and_the_shard_is_kept() -> None:
+    assert hung_router.replace_stopped(SHORT).failures() == []
+
+
+def test_a_router_whose_event_loop_is_stuck_is_replaced() -> None:
+    assert hung_router.replace_stuck(SHORT).failures() == []
+
+
+def test_a_router_that_was_stopped_for_two_seconds_goes_on_and_no_stream_notices(in_peace: list[Heard]) -> None:
+    harm = partial(hung_router.stop_router_for, 2.0)
+    assert hung_router.leave_alone(SHORT, "2 s", harm, in_peace).failures() == []
+
+
+def test_a_launcher_that_was_stopped_for_ten_seconds_blames_nobody(in_peace: list[Heard]) -> None:
+    harm = partial(hung_router.stop_launcher_for, 10.0)
+    assert hung_router.leave_alone(SHORT, "10 s", harm, in_peace).failures() == []
+
+
+def test_a_starved_router_goes_on(in_peace: list[Heard]) -> None:
+    harm = partial(hung_router.starve_for, 5.0)
+    assert hung_router.leave_alone(SHORT, "5 s", harm, in_peace).failures() == []
