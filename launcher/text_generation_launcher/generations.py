@@ -60,9 +60,14 @@ class Generations:
             await self._wait_after(loss, group)
 
     def confirm(self, generation: int) -> None:
-        """The router has seen a step of `generation`, which may be dead by now, and was of use all the same."""
+        """The router has an answer to a step of `generation`, which may be dead by now, and was of use all the same."""
         if generation == self._number:
             self._restarts.succeeded()
+
+    def excuse(self) -> None:
+        """The router has ended the request of which the last generations died: that is no fault of the shards, and the
+        next request finds a clean record. The word may come after the next generation has begun."""
+        self._restarts.succeeded()
 
     def end_generation(self, generation: int, reason: str) -> None:
         """The router has no use for `generation`; it may speak of one that is over."""

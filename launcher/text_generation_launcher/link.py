@@ -2,8 +2,9 @@
 
 Launcher to router: `ready` (the shards of this generation answer), `lost` (they are gone, or will be at once) and
 `ping`. Router to launcher: `listening` (requests are served, and pings are answered), `pong` (the event loop's answer
-to a ping), `confirmed` (a step of this generation made tokens; said once for each) and `restart` (this generation is of
-no use any more). The end of the line is the end of the other process.
+to a ping), `confirmed` (a step of this generation made tokens or computed chunks; said once for each generation),
+`blamed` (a request has ended because this generation died of it) and `restart` (this generation is of no use any more).
+The end of the line is the end of the other process.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ class Event(StrEnum):
     LOST = "lost"
     LISTENING = "listening"
     CONFIRMED = "confirmed"
+    BLAMED = "blamed"
     RESTART = "restart"
     PING = "ping"
     PONG = "pong"

@@ -19,7 +19,7 @@ from text_generation_launcher.janitor import Janitor
 from text_generation_launcher.link import Event, Message
 from text_generation_launcher.process import Child, log_last_lines
 from text_generation_launcher.resolve import available_cores, with_prefill_budget
-from text_generation_launcher.restarts import Restarts
+from text_generation_launcher.restarts import MOST_DEATHS, Restarts
 from text_generation_launcher.tasks import cancelled
 from text_generation_launcher.webserver import Webserver
 
@@ -58,7 +58,7 @@ class Supervisor:
         self._webserver = Webserver(self._start_router, self._on_message, self._on_router_end, Restarts())
         paths = [socket_path(config.shard_uds_path, rank) for rank in range(self._num_shard)]
         self._generations = Generations(
-            paths, self._start_shard, self._webserver.announce, self._remove_files, Restarts()
+            paths, self._start_shard, self._webserver.announce, self._remove_files, Restarts(most_failures=MOST_DEATHS)
         )
 
     async def run(self) -> None:
@@ -134,6 +134,8 @@ class Supervisor:
     def _on_message(self, message: Message) -> None:
         if message.event is Event.CONFIRMED:
             self._generations.confirm(message.generation)
+        elif message.event is Event.BLAMED:
+            self._generations.excuse()
         elif message.event is Event.RESTART:
             self._generations.end_generation(message.generation, message.reason)
 

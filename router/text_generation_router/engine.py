@@ -30,6 +30,7 @@ from text_generation_router.generations import Generations
 from text_generation_router.metrics import Metrics
 from text_generation_router.queue_speed import QueueSpeed
 from text_generation_router.scheduling.admission import AdmissionMode
+from text_generation_router.scheduling.blame import MAX_COUNTS, MAX_LOSSES
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.request import GenerationRequest, Token
 from text_generation_router.scheduling.running import Running
@@ -47,6 +48,11 @@ MAX_IN_FLIGHT = 2
 QUEUED_CAPACITIES = 16
 # Nobody's deadline is later, in seconds; the loop's clock takes no more.
 LATEST_DEADLINE_S = 10.0**8
+# What the client of a request hears that is blamed for the last of these losses.
+LOST_TOO_OFTEN = (
+    f"the shards died, or failed a step, {MAX_LOSSES} times in a row while they worked on this request, the last"
+    f" {MAX_COUNTS} times on nothing else"
+)
 # What a client is told that comes too early, at most.
 MAX_RETRY_AFTER_S = 60
 
@@ -80,6 +86,11 @@ class InFlight:
     step: Step
     answer: asyncio.Task[StepAnswer | None]
     sent_s: float
+
+    @property
+    def has_answered(self) -> bool:
+        """False while it is under way, and when it failed."""
+        return self.answer.done() and not self.answer.cancelled() and self.answer.exception() is None
 
 
 class Engine:
@@ -121,7 +132,7 @@ class Engine:
             )
         )
         self._shards: ShardGroup | None = None  # None while there are none that are ready
-        self._confirmed = False  # whether this generation has made a token
+        self._confirmed = False  # whether this generation has answered a forward step
         self._lost_s: float | None = None  # when the last one was lost
         self._streams: dict[int, GenerationStream] = {}
         self._in_flight: deque[InFlight] = deque()
@@ -292,16 +303,17 @@ class Engine:
     async def _lose(self, shards: ShardGroup, reason: str) -> None:
         """The group is gone, and with it every row: all requests go back to the queue, and wait for the next one."""
         log.error("shards of generation %d are lost: %s", shards.generation, reason)
+        while self._in_flight and self._in_flight[0].has_answered:
+            await self._receive()  # what was computed before the loss counts
         self._shards = None
         self._metrics.shard_losses.inc()
         self._lost_s = self._lost_s or time.perf_counter()
         self._generations.lost(shards, reason)
-        # Only what ran may be to blame: the oldest step that has not answered.
-        oldest = self._in_flight[0].step if self._in_flight else None
-        aboard = oldest.request_ids if isinstance(oldest, ForwardStep) else ()
+        unanswered = [sent.step for sent in self._in_flight]
         await self._drop_in_flight()
         await shards.close()
-        self._put_back(aboard, f"the shards died twice while they worked on this request: {reason}")
+        if self._put_back(unanswered, reason):
+            self._generations.blamed(shards)
 
     def _send(self, step: Step) -> None:
         assert self._shards is not None
@@ -326,6 +338,7 @@ class Engine:
         self._in_flight.popleft()
         if isinstance(oldest.step, ForwardStep):
             self._forwards -= 1
+            self._note_confirmed()
         received = time.perf_counter()
         if answer is not None and isinstance(oldest.step, ForwardStep):
             self._take_tokens(answer, received)
@@ -339,7 +352,6 @@ class Engine:
         first_top = 0
         gaps_s: Counter[float] = Counter()  # since each one's token before, and how many waited so long
         logprobs = answer.logprobs.tolist()
-        self._note_confirmed(answer)
         for i, request_id in enumerate(answer.request_ids):
             tops, first_top = slice(first_top, first_top + answer.top_counts[i]), first_top + answer.top_counts[i]
             if request_id in answer.not_finite_ids:
@@ -358,8 +370,9 @@ class Engine:
                 self._counts.finished(running)
         self._counts.waited_between_tokens(gaps_s)
 
-    def _note_confirmed(self, answer: StepAnswer) -> None:
-        if not self._confirmed and answer.request_ids and self._shards is not None:
+    def _note_confirmed(self) -> None:
+        """A step has made tokens or computed chunks: these shards are of use."""
+        if not self._confirmed and self._shards is not None:
             self._confirmed = True
             self._generations.confirmed(self._shards)
 
@@ -385,16 +398,18 @@ class Engine:
             del self._in_flight[1]
         self._in_flight.clear()
         self._forwards = 0
-        self._put_back(failed.request_ids if isinstance(failed, ForwardStep) else (), reason)
+        self._put_back([failed], reason)  # no other step was run
         self._send(self._scheduler.clear())
 
-    def _put_back(self, blamed: Iterable[int], reason: str) -> None:
+    def _put_back(self, unanswered: Iterable[Step], reason: str) -> int:
+        """How many requests end, because the loss is held against them."""
         running = self._scheduler.num_running
-        given_up = self._scheduler.put_back(blamed)
+        given_up = self._scheduler.put_back([step for step in unanswered if isinstance(step, ForwardStep)])
         for request in given_up:
-            self._fail(request, f"Server error: {reason}")
+            self._fail(request, f"Server error: {LOST_TOO_OFTEN}: {reason}")
         self._metrics.request_resumes.inc(running - len(given_up))
         self._counts.waiting(self._scheduler)
+        return len(given_up)
 
     def _fail(self, request: Running, reason: str) -> None:
         """Tells the client of a request that the scheduler has ended."""

@@ -20,7 +20,10 @@ class Generations(Protocol):
         """This group is of no use any more."""
 
     def confirmed(self, group: ShardGroup) -> None:
-        """A step of this group has made tokens. Said once for each."""
+        """A step of this group has made tokens or computed chunks. Said once for each group."""
+
+    def blamed(self, group: ShardGroup) -> None:
+        """The loss of this group has been held against a request, which has ended over it."""
 
     def listening(self) -> None:
         """The router serves requests from now on."""
@@ -64,6 +67,9 @@ class LaunchedGenerations:
 
     def confirmed(self, group: ShardGroup) -> None:
         self._send(Event.CONFIRMED, group.generation)
+
+    def blamed(self, group: ShardGroup) -> None:
+        self._send(Event.BLAMED, group.generation)
 
     def listening(self) -> None:
         self._send(Event.LISTENING)
@@ -116,6 +122,9 @@ class StandaloneGenerations:
         pass  # there is nobody to tell
 
     def confirmed(self, group: ShardGroup) -> None:
+        pass
+
+    def blamed(self, group: ShardGroup) -> None:
         pass
 
     def listening(self) -> None:

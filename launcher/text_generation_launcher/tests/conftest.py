@@ -98,6 +98,8 @@ def talk():
                 say(line, "pong")
             continue
         journal("heard", message=message)
+        if message["event"] == "lost" and mode == "blames":
+            say(line, "blamed", message["generation"])
         if message["event"] == "ready":
             if mode == "fail_when_ready":
                 complain(3)

@@ -66,8 +66,9 @@ def test_five_failed_starts_end_the_server_with_the_culprit_s_last_lines(site):
     assert site.left_behind() == []
 
 
-def test_five_deaths_end_the_server_unless_steps_were_confirmed_between_them(site):
-    launch = site.launch("-g", "1", FAKE_SHARD="die_later", FAKE_ROUTER="confirm")
+@pytest.mark.parametrize("router", ["confirm", "blames"])
+def test_deaths_do_not_add_up_where_steps_are_confirmed_between_them_or_requests_end_over_them(site, router):
+    launch = site.launch("-g", "1", FAKE_SHARD="die_later", FAKE_ROUTER=router)
     site.wait_for_start("shard", 6)
     assert launch.process.poll() is None
     waits = [line.rpartition(" in ")[2] for line in launch.stdout.splitlines() if "Starting generation" in line]

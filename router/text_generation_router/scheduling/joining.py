@@ -37,6 +37,7 @@ class Joining:
         self._missing = 0  # so many slots
         self._favoured: Running | None = None  # others make room for it, and
         self._victims: list[Running] = []  # these are they
+        self._suspect: Running | None = None  # the last request that started to run alone
 
     def note_forward(self, steps: int, decodes: bool) -> None:
         """`decodes`: those who run make a token in each, whether it carries chunks or not."""
@@ -68,7 +69,7 @@ class Joining:
             return self._limits.capacity
         if len(running) >= self._limits.max_running and self._queue.shut_out() is None:
             return self._limits.capacity
-        if (again := self._queue.again()) is not None and again.failures:
+        if (again := self._queue.again()) is not None and again.blame.runs_alone:
             return 0
         if not self._are_enough(len(running)):
             return max(0, self._limits.max_waiting_tokens - self._waiting_tokens)
@@ -83,8 +84,8 @@ class Joining:
         if num_active and self._forwards < self._retry_at:
             return []
         again = self._queue.again()
-        # Who begins again alone has waited enough.
-        waited = self._waiting_tokens >= self._limits.max_waiting_tokens or bool(again and again.failures)
+        # A suspect starts as soon as it can: it has waited enough.
+        waited = self._waiting_tokens >= self._limits.max_waiting_tokens or bool(again and again.blame.runs_alone)
         if num_active and not waited and not self._are_enough(num_active):
             self._blame("rule")
             return []
@@ -100,6 +101,13 @@ class Joining:
             self._waiting_tokens = 0
         return joined
 
+    def suspect(self, running: Mapping[int, Running]) -> Running | None:
+        """The request that runs alone, if there is one. The rows of the others rest meanwhile."""
+        request = self._suspect
+        if request is not None and not (request.blame.runs_alone and request.id in running):
+            request = self._suspect = None
+        return request
+
     def _are_enough(self, num_running: int) -> bool:
         return len(self._queue) >= int(num_running * self._limits.waiting_served_ratio)
 
@@ -107,14 +115,14 @@ class Joining:
         """Those who join are among `running` from then on."""
         joined: list[Running] = []
         prefilling = [r for r in running.values() if r.prefilled < r.prefill_to]
-        if any(r.failures for r in prefilling):
+        if self.suspect(running) is not None:
             return joined
         if len(running) >= self._limits.max_running:
             self._blame("rows")
             return joined
         skipped: set[int] = set()
         for request in chain(self._first(), self._queue.candidates(skipped)):
-            if request.failures and (joined or prefilling):
+            if request.blame.runs_alone and (joined or prefilling):
                 break
             obstacle = self._obstacle(request, running, [*prefilling, *joined])
             if obstacle is None:
@@ -124,7 +132,7 @@ class Joining:
             else:
                 self._blame(obstacle, request)
                 skipped.add(request.id)
-            if obstacle not in (None, "prefix") or request.failures or len(joined) + len(skipped) >= WINDOW:
+            if obstacle not in (None, "prefix") or request.blame.runs_alone or len(joined) + len(skipped) >= WINDOW:
                 break
         return joined
 
@@ -194,6 +202,8 @@ class Joining:
         self._memory.forget_match(request)
         self._memory.add(request, request.num_uncomputed)
         self._memory.announce(request)
+        if request.blame.runs_alone:
+            self._suspect = request
         request.begin(self._admission.expect(request))
         self._admission.join(request)
 

@@ -71,8 +71,8 @@ class Queue:
         self.num_tokens += request.num_tokens
 
     def put_back(self, request: Running) -> None:
-        """One that has run: among its like, before everything that arrived later."""
-        bisect.insort(self._again, request, key=lambda waiting: waiting.id)
+        """One that has run: before everything that arrived later, but for suspects, which let the others go first."""
+        bisect.insort(self._again, request, key=lambda waiting: (waiting.blame.turn, waiting.id))
         request.tenant.num_waiting += 1
         self.num_tokens += request.num_tokens
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from text_generation_router.scheduling.blame import Blame
 from text_generation_router.scheduling.radix_tree import NOTHING, Ids, Node
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.share import Share
@@ -69,7 +70,7 @@ class Running:
     num_sent: int = 0  # output tokens whose step has been sent, confirmed or not
     num_sent_at_start: int = 0
     last_step: int = 0  # the last step sent that contains it
-    failures: int = 0  # failed steps since its last confirmed token
+    blame: Blame = field(default_factory=Blame)
     ended: bool = False
     paused: bool = False  # its reader is so far behind that it gets no more tokens for now
     has_begun: bool = False  # it has run, and may have been put back
@@ -144,7 +145,7 @@ class Running:
         self.num_computed = self.num_tokens
         self.num_tokens += 1
         self.output_ids.append(token_id)
-        self.failures = 0
+        self.blame.note_token()
 
     def add_tokens(self, token_id: int, count: int) -> None:
         """The same one several times over."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from text_generation_router.scheduling.admission import Admission
+from text_generation_router.scheduling.blame import reaches
 from text_generation_router.scheduling.chunks import shares
 from text_generation_router.scheduling.joining import Joining
 from text_generation_router.scheduling.limits import Limits
@@ -23,9 +24,6 @@ from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.slots import TokenSlots
 from text_generation_router.scheduling.step import Chunk, ClearStep, FilterStep, FirstChunk, ForwardStep, Step
-
-# A request is given up when this many steps in a row failed with it aboard.
-MAX_FAILURES = 2
 
 
 @dataclass(slots=True)
@@ -142,11 +140,13 @@ class Scheduler:
             self._preempt(request)
 
     def _forward(self) -> ForwardStep | None:
-        running = self._running.values()
+        suspect = self._joining.suspect(self._running)
+        if suspect is not None and self._is_anybody_else_aboard(suspect):
+            return None
+        running = self._running.values() if suspect is None else [suspect]
         prefilling = [r for r in running if r.prefilled < r.prefill_to]
-        # A request that was aboard a failed step starts alone, so that a second failure names the culprit.
-        alone = any(r.failures for r in prefilling)
-        decoding = [] if alone else self._with_room([r for r in running if r.wants_token])
+        # A suspect's next token is not asked for before its first one is there: others may go on then.
+        decoding = self._with_room([r for r in running if r.wants_token]) if suspect is None else []
         prefilling = [r for r in prefilling if r.id in self._running]  # one of them may just have made room
         if not (prefilling or decoding):
             return None
@@ -166,6 +166,10 @@ class Scheduler:
         step = ForwardStep(number, tuple(r.id for r in decoding), slots, chunks, joined, reason)
         self._sent.append(step)
         return step
+
+    def _is_anybody_else_aboard(self, suspect: Running) -> bool:
+        """A loss is held against a suspect only if no step of another request could have caused it."""
+        return any(request_id != suspect.id for step in self._sent for request_id in step.request_ids)
 
     def _count_start(self, request: Running) -> None:
         if request.most_computed:
@@ -259,6 +263,7 @@ class Scheduler:
         if request is None:
             return
         request.num_computed = max(request.num_computed, chunk.end)
+        request.blame.note_chunk(chunk.end)
         self._memory.keep(request)
         if chunk.last:
             self._memory.prefill_done(request)
@@ -272,18 +277,13 @@ class Scheduler:
         """The step that empties the shards, after a failed one."""
         return ClearStep(self._take_number())
 
-    def put_back(self, blamed: Iterable[int]) -> list[Running]:
+    def put_back(self, unanswered: Iterable[ForwardStep]) -> list[Running]:
         """When no step is in flight and the shards' rows are void: everybody starts again from what is confirmed.
 
-        `blamed` were aboard the step in which it happened; those for whom it is the second time in a row are given up,
-        and returned.
+        The cause lies in one of the `unanswered` steps, or outside. Requests that this loss ends (see `blame.py`) are
+        returned.
         """
-        given_up = []
-        for request_id in blamed:
-            if request := self._running.get(request_id):
-                request.failures += 1
-                if request.failures >= MAX_FAILURES:
-                    given_up.append(request)
+        given_up = self._blame(reaches(unanswered))
         for request in given_up:
             request.ended = True
         for request in self._running.values():
@@ -297,6 +297,12 @@ class Scheduler:
         self._sent.clear()
         self._num_joined = 0
         return given_up
+
+    def _blame(self, reached: dict[int, int]) -> list[Running]:
+        aboard = {i: r for i in reached if (r := self._aboard(i)) is not None and not r.ended}
+        for i, request in aboard.items():
+            request.blame.meet_loss(reached[i], was_alone=len(reached) == 1)
+        return [request for request in aboard.values() if request.blame.ends_request]
 
     def begin_generation(self, capacity: int) -> list[Running]:
         """New shards, with room for `capacity` tokens and nothing in it. Everybody waits (see `put_back`).

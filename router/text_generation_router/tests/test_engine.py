@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from text_generation_router.errors import (
 )
 from text_generation_router.generation import GenerationStream
 from text_generation_router.metrics import Metrics
-from text_generation_router.scheduling.request import FinishReason, GenerationRequest
+from text_generation_router.scheduling.request import FinishReason, GenerationRequest, TokenEvent
 from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step
 from text_generation_router.shards import Capacity, ModelInfo, ShardView, StepAnswer
 from text_generation_router.text.detokenization import Vocabulary
@@ -40,6 +41,10 @@ def next_token(history: list[int]) -> int:
     return (sum(history) * 31 + len(history)) % 60 + 10
 
 
+def top_id(request_id: int, rank: int) -> int:
+    return 10 * request_id + rank
+
+
 class FakeShards:
     """Answers after some turns of the event loop. `fail(step)` may raise, as a step in a shard does."""
 
@@ -50,6 +55,7 @@ class FakeShards:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.capacity = capacity
         self.poisoned: set[int] = set()  # requests whose logits are not finite
+        self.top_counts: dict[int, int] = {}  # best tokens beside those of a request
         self.rows_left = 0  # what it says it holds when nothing runs
         self.steps: list[Step] = []
         self.histories: dict[int, list[int]] = {}
@@ -99,7 +105,10 @@ class FakeShards:
             self.histories[request_id].append(tokens[-1])
         zeros = np.zeros(len(ids), dtype=np.float32)
         poisoned = [i for i in ids if i in self.poisoned]
-        return StepAnswer(step.number, ids, tokens, zeros, [0] * len(ids), [], zeros[:0], 1, 1, 1, True, poisoned)
+        counts = [self.top_counts.get(i, 0) for i in ids]
+        tops = [top_id(i, rank) for i, count in zip(ids, counts, strict=True) for rank in range(count)]
+        top_logprobs = np.zeros(len(tops), dtype=np.float32)
+        return StepAnswer(step.number, ids, tokens, zeros, counts, tops, top_logprobs, 1, 1, 1, True, poisoned)
 
     async def warmup(self, *wanted: int | None) -> Capacity:
         return Capacity(self.capacity, self.capacity)
@@ -134,6 +143,9 @@ class FakeGenerations:
 
     def confirmed(self, group: FakeShards) -> None:
         self.events.append("confirmed")
+
+    def blamed(self, group: FakeShards) -> None:
+        self.events.append("blamed")
 
     async def close(self) -> None:
         pass
@@ -337,14 +349,92 @@ def test_without_shards_the_engine_is_not_healthy_and_requests_wait() -> None:
     serve(use)
 
 
-def test_a_request_whose_steps_kill_the_shards_twice_in_a_row_is_given_up_and_nobody_else() -> None:
+def test_four_kills_from_outside_in_a_row_lose_no_stream_and_the_next_token_makes_good_for_them() -> None:
     async def use(engine: Engine, generations: FakeGenerations) -> None:
-        streams = [engine.submit(GenerationRequest(tuple(prompt(i)), 8)) for i in range(6)]
-        results = await asyncio.gather(*map(collect, streams), return_exceptions=True)
-        assert isinstance(results[2], GenerationError) and "died twice" in str(results[2])
-        assert all(results[i] == expected_tokens(prompt(i), 8) for i in range(6) if i != 2)
+        streams = [engine.submit(GenerationRequest(tuple(prompt(i)), 20)) for i in range(6)]
+        assert await asyncio.gather(*map(collect, streams)) == [expected_tokens(prompt(i), 20) for i in range(6)]
+        assert engine._metrics.shard_losses._value.get() == 8 and "blamed" not in generations.events
 
-    serve(use, dies_at(0, {3}), dies_at(0, {3}), FakeShards)
+    four = [dies_at(3), dies_at(1), dies_at(1), dies_at(1)]
+    serve(use, *four, *four, FakeShards)
+
+
+def test_a_stream_that_is_alone_survives_four_kills_in_a_row_too() -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        assert await collect(engine.submit(GenerationRequest((5, 6), 9))) == expected_tokens([5, 6], 9)
+
+    serve(use, *[dies_at(1)] * 4, FakeShards)
+
+
+@pytest.mark.parametrize("neighbours", [0, 5, 15])
+def test_a_request_that_kills_the_shards_each_time_is_ended_by_name_and_nobody_else(neighbours: int) -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        bad, *good = [engine.submit(GenerationRequest(tuple(prompt(i)), 8)) for i in range(neighbours + 1)]
+        with pytest.raises(GenerationError, match="5 times in a row") as ended:
+            await collect(bad)
+        assert "the last 3 times on nothing else: connection reset" in str(ended.value)
+        assert await asyncio.gather(*map(collect, good)) == [
+            expected_tokens(prompt(i + 1), 8) for i in range(len(good))
+        ]
+        assert engine._metrics.shard_losses._value.get() == 5 and generations.events.count("blamed") == 1
+        if neighbours:
+            deaths = "".join("d" if event.startswith("lost") else event[0] for event in generations.events)
+            assert "dddd" not in deaths, "a neighbour gets on between two deaths alone"
+
+    serve(use, *[dies_at(0, {1})] * 5, FakeShards)
+
+
+def test_a_confirmed_chunk_is_told_before_any_token() -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        stream = engine.submit(GenerationRequest(tuple([7] * 200), 3))
+        while not generations.events:
+            await asyncio.sleep(0.001)
+        assert generations.events == ["confirmed"] and not stream.running.output_ids
+        assert await collect(stream) == expected_tokens([7] * 200, 3)
+        assert generations.events == ["confirmed"], "once for each generation"
+
+    serve(use)
+
+
+def test_an_answer_that_came_before_the_loss_counts() -> None:
+    """The shards end right after each answer: the stream gets on by a token in each generation."""
+
+    class AnswersOnce(FakeShards):
+        async def run(self, step: Step) -> StepAnswer | None:
+            answer = await super().run(step)
+            if not self.lost.done():
+                self.lost.set_result("shard 0 was ended by signal 9")
+                await asyncio.sleep(0)  # the engine hears of both in one turn of its loop
+            return answer
+
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        assert await collect(engine.submit(GenerationRequest((5, 6), 12))) == expected_tokens([5, 6], 12)
+        assert len(generations.made) <= 12
+
+    serve(use, *[AnswersOnce] * 30)
+
+
+def test_top_tokens_are_their_own_requests_also_beside_one_whose_logits_are_not_finite() -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        shards = generations.made[0]
+        shards.poisoned, shards.top_counts = {2}, {1: 1, 2: 3, 3: 2, 4: 0}
+        asked = [GenerationRequest(tuple(prompt(i)), 6) for i in range(4)]
+        events = await asyncio.gather(*(heard(engine.submit(request)) for request in asked))
+        for request_id in (1, 3, 4):
+            for event in events[request_id - 1]:
+                best = [top_id(request_id, rank) for rank in range(shards.top_counts[request_id])]
+                assert [token.id for token in event.top_tokens] == best
+
+    serve(use)
+
+
+async def heard(stream: GenerationStream) -> list[TokenEvent]:
+    """Up to its end, or its error."""
+    events = []
+    with suppress(GenerationError):
+        async for event in stream:
+            events.append(event)
+    return events
 
 
 def test_a_token_between_two_deaths_clears_a_request() -> None:

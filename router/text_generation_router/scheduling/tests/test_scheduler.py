@@ -1,4 +1,5 @@
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from text_generation_router.scheduling.admission import AdmissionMode
+from text_generation_router.scheduling.blame import MAX_LOSSES, MAX_SUSPICIONS
 from text_generation_router.scheduling.futures import ENOUGH
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.request import GenerationRequest
@@ -144,52 +146,181 @@ def test_after_max_waiting_tokens_anybody_may_join() -> None:
     assert reasons[:6] == [None] * 5 + ["wait_exceeded"]
 
 
-def test_after_a_failed_step_everybody_starts_again_from_what_is_confirmed() -> None:
+def lose(scheduler: Scheduler, *unanswered: Step) -> list[Running]:
+    """The shards die, or a step fails, with these steps unanswered."""
+    given_up = scheduler.put_back([step for step in unanswered if isinstance(step, ForwardStep)])
+    scheduler.clear()
+    return given_up
+
+
+def test_after_a_loss_everybody_starts_again_from_what_is_confirmed() -> None:
     scheduler = make_scheduler()
-    running = scheduler.add(make_request(4, 10))
+    scheduler.add(make_request(4, 10))
     answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
     failed = scheduler.next_step()
     assert isinstance(failed, ForwardStep)
-    given_up, clear = scheduler.put_back(failed.request_ids), scheduler.clear()
+    given_up, clear = scheduler.put_back([failed]), scheduler.clear()
     assert isinstance(clear, ClearStep) and clear.number == failed.number + 1 and not given_up
     step = scheduler.next_step()
     assert isinstance(step, ForwardStep)
     (chunk,) = step.chunks
     assert chunk.first is not None and chunk.first.ids == (0, 1, 2, 3, 0) and chunk.first.prompt_length == 4
-    given_up = scheduler.put_back(step.request_ids)
-    scheduler.clear()
-    assert given_up == [running] and scheduler.num_held == 0
 
 
-def test_suspects_start_alone_so_that_a_second_failure_names_the_culprit() -> None:
+def test_four_losses_in_a_row_end_nobody_and_the_fifth_ends_the_one_that_is_always_alone() -> None:
     scheduler = make_scheduler()
-    bad, good = scheduler.add(make_request(4, 3)), scheduler.add(make_request(4, 3))
-    step = scheduler.next_step()
-    assert isinstance(step, ForwardStep)
-    scheduler.put_back(step.request_ids)
-    scheduler.clear()
-    given_up: list[Running] = []
-    while step := scheduler.next_step():
-        if isinstance(step, ForwardStep) and bad.id in step.request_ids:
-            given_up += scheduler.put_back(step.request_ids)
+    only = scheduler.add(make_request(4, 10))
+    answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    for _ in range(MAX_LOSSES - 1):
+        assert lose(scheduler, scheduler.next_step()) == []  # type: ignore[arg-type]
+    assert lose(scheduler, scheduler.next_step()) == [only]  # type: ignore[arg-type]
+    assert scheduler.num_held == 0 and scheduler.is_idle
+
+
+def test_a_token_between_losses_clears_a_request() -> None:
+    scheduler = make_scheduler()
+    only = scheduler.add(make_request(4, 30))
+    for _ in range(25):
+        for _ in range(MAX_LOSSES - 1):
+            assert lose(scheduler, scheduler.next_step()) == []  # type: ignore[arg-type]
+        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    assert len(only.output_ids) == 25
+
+
+def serve_beside(scheduler: Scheduler, bad: Running, kills: Callable[[ForwardStep], bool]) -> list[int]:
+    """Runs everything to its end, two steps in flight; each step that `kills` is a loss of all that are unanswered.
+    How many requests were aboard each loss."""
+    losses: list[int] = []
+    in_flight: deque[Step] = deque()
+    while not bad.ended or not scheduler.is_idle:
+        while len(in_flight) < 2 and (step := scheduler.next_step()):
+            in_flight.append(step)
+        step = in_flight[0]
+        if isinstance(step, ForwardStep) and kills(step):
+            losses.append(len({i for s in in_flight if isinstance(s, ForwardStep) for i in s.request_ids}))
+            given_up = lose(scheduler, *in_flight)
+            assert given_up in ([], [bad])
+            in_flight.clear()
         else:
+            answer(scheduler, in_flight.popleft())
+    return losses
+
+
+@pytest.mark.parametrize(("rows", "neighbours"), [(40, 32), (4, 32), (40, 1), (40, 0)])
+def test_a_request_that_kills_its_shards_ends_after_two_losses_in_company_and_three_alone(
+    rows: int, neighbours: int
+) -> None:
+    scheduler = make_scheduler(capacity=2000, max_rows=rows, max_batch_prefill_tokens=64)
+    others = [scheduler.add(make_request(4 + i, 12, first=10 * i)) for i in range(neighbours)]
+    for _ in range(3):
+        if step := scheduler.next_step():
             answer(scheduler, step)
-    assert given_up == [bad] and good.output_ids == [0, 0, 0]
+    bad = scheduler.add(make_request(6, 5, first=900))
+    losses = serve_beside(scheduler, bad, lambda step: bad.id in step.request_ids)
+    assert len(losses) == MAX_LOSSES and losses[2:] == [1, 1, 1]
+    assert all(len(request.output_ids) == 12 for request in others) and bad.output_ids == []
+
+
+def test_a_request_whose_second_chunk_kills_its_shards_is_found_too() -> None:
+    """The chunk before it is confirmed in every replay, which is no progress after the first time."""
+    scheduler = make_scheduler(capacity=2000, max_rows=40, max_batch_prefill_tokens=64)
+    others = [scheduler.add(make_request(4 + i, 60, first=10 * i)) for i in range(8)]
+    bad = scheduler.add(make_request(100, 5, first=900))
+
+    def kills(step: ForwardStep) -> bool:
+        return any(chunk.request_id == bad.id and chunk.start <= 80 < chunk.end for chunk in step.chunks)
+
+    losses = serve_beside(scheduler, bad, kills)
+    assert losses[-3:] == [1, 1, 1] and len(losses) <= MAX_LOSSES + 2, "two more while its chunks still have other ends"
+    assert all(len(request.output_ids) == 60 for request in others)
+
+
+def test_a_long_prompt_that_gets_a_chunk_further_each_time_is_never_ended() -> None:
+    scheduler = make_scheduler(capacity=2000, max_batch_prefill_tokens=16)
+    long = scheduler.add(make_request(16 * 40, 3))
+    for reached in range(1, 40):
+        for _ in range(reached):
+            answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+        assert lose(scheduler, scheduler.next_step()) == []  # type: ignore[arg-type]
+        scheduler.begin_generation(2000)
+    run_to_end(scheduler)
+    assert len(long.output_ids) == 3
+
+
+def test_losses_in_what_a_replay_repeats_speak_against_nobody() -> None:
+    scheduler = make_scheduler(capacity=2000, max_batch_prefill_tokens=16)
+    long = scheduler.add(make_request(16 * 10, 3))
+    for _ in range(9):
+        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    for step_lost in (0, 1, 2, 3) * 10:
+        assert lose(scheduler, *[scheduler.next_step() for _ in range(1)]) == []  # type: ignore[misc]
+        scheduler.begin_generation(2000)
+        for _ in range(step_lost):
+            answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    run_to_end(scheduler)
+    assert len(long.output_ids) == 3
+
+
+def suspects_of(scheduler: Scheduler, *requests: GenerationRequest) -> list[Running]:
+    """Requests that have met as many losses in company as make them run alone."""
+    suspects = [scheduler.add(request) for request in requests]
+    for _ in range(MAX_SUSPICIONS):
+        steps = []
+        while scheduler.num_waiting:
+            steps.append(scheduler.next_step())
+        assert lose(scheduler, *steps) == []  # type: ignore[arg-type]
+    return suspects
 
 
 def test_suspects_follow_each_other_without_waiting_for_others_to_decode() -> None:
     scheduler = make_scheduler(capacity=1000, max_rows=16, max_batch_prefill_tokens=64)
-    for _ in range(16):
-        scheduler.add(make_request(4, 30))
-    step = scheduler.next_step()
-    assert isinstance(step, ForwardStep) and len(step.chunks) == 16
-    scheduler.put_back(step.request_ids)
-    scheduler.clear()
+    suspects_of(scheduler, *[make_request(4, 30)] * 16)
     steps = []
     while scheduler.num_waiting:
         steps.append(scheduler.next_step())
         answer(scheduler, steps[-1])  # type: ignore[arg-type]
     assert len(steps) == 16 and all(isinstance(step, ForwardStep) and len(step.chunks) == 1 for step in steps)
+
+
+def test_a_suspect_starts_only_when_all_steps_of_others_have_answered_and_goes_on_alone_until_its_token() -> None:
+    scheduler = make_scheduler(capacity=1000, max_rows=8, max_batch_prefill_tokens=16)
+    suspect, *_ = suspects_of(scheduler, make_request(40, 9), make_request(4, 9))
+    first, second = scheduler.next_step(), scheduler.next_step()
+    assert isinstance(first, ForwardStep) and isinstance(second, ForwardStep)
+    assert {*first.request_ids, *second.request_ids} == {suspect.id}
+    answer(scheduler, first)
+    third = scheduler.next_step()
+    assert isinstance(third, ForwardStep) and third.chunks[0].last
+    answer(scheduler, second)
+    assert scheduler.next_step() is None, "neither its second token nor another suspect"
+    answer(scheduler, third)
+    assert isinstance(fourth := scheduler.next_step(), ForwardStep) and fourth.request_ids != (suspect.id,)
+
+
+def test_after_a_loss_alone_the_others_go_first() -> None:
+    scheduler = make_scheduler(capacity=1000, max_rows=8, max_batch_prefill_tokens=16)
+    first, second, third = suspects_of(scheduler, *[make_request(4, 9, 10 * i) for i in range(3)])
+    order = []
+    for _ in range(6):
+        step = scheduler.next_step()
+        assert isinstance(step, ForwardStep)
+        order += step.request_ids
+        lose(scheduler, step)
+    assert order == [first.id, second.id, third.id] * 2
+
+
+def test_nobody_starves_while_others_run_alone() -> None:
+    scheduler = make_scheduler(capacity=4000, max_rows=64, max_batch_prefill_tokens=16)
+    suspects = suspects_of(scheduler, *[make_request(40, 5, 100 * i) for i in range(12)])
+    newcomers, steps = [], 0
+    while not scheduler.is_idle:
+        steps += 1
+        if len(newcomers) < 40:
+            newcomers.append(scheduler.add(make_request(4, 5, 5000 + 10 * steps)))
+        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+        if steps == 12 * 3 + 2:
+            assert all(request.output_ids for request in suspects) and newcomers[0].has_begun
+    assert all(len(request.output_ids) == 5 for request in [*suspects, *newcomers])
 
 
 def test_a_paused_request_is_left_out_and_keeps_its_slots() -> None:
@@ -218,10 +349,7 @@ def test_paused_requests_keep_nobody_from_joining() -> None:
 
 def test_a_suspect_shares_no_step_even_when_its_prompt_takes_several() -> None:
     scheduler = make_scheduler(capacity=1000, max_rows=8, max_batch_prefill_tokens=16)
-    suspects = [scheduler.add(make_request(length, 3)) for length in (40, 4, 20)]
-    while scheduler.num_waiting:
-        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
-    scheduler.put_back([request.id for request in suspects])
+    suspects = suspects_of(scheduler, *[make_request(length, 3, 100 * length) for length in (40, 4, 20)])
     innocent = scheduler.add(make_request(4, 3))
     prefills = [step for step in run_to_end(scheduler) if isinstance(step, ForwardStep) and step.chunks]
     assert all(len(step.request_ids) == 1 for step in prefills if step.chunks[0].request_id != innocent.id)
@@ -273,6 +401,29 @@ def test_who_has_least_to_lose_makes_room_and_goes_on_where_it_stood() -> None:
     assert counters.preemptions == 1 and small.most_computed > 8
     # What it had said was still in the cache, but for what the other one took of it.
     assert counters.recomputed_tokens < small.most_computed
+
+
+def test_nobody_makes_room_while_somebody_is_about_to_give_enough_back() -> None:
+    scheduler = make_scheduler(capacity=20, prefix_caching=False)
+    outlive_history(scheduler)
+    ending, needs_room = scheduler.add(make_request(8, 3)), scheduler.add(make_request(8, 11, first=100))
+    for _ in range(2):
+        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    last = scheduler.next_step()
+    assert ending.is_ending and scheduler.slots.num_free == 0
+    assert scheduler.next_step() is None
+    answer(scheduler, last)  # type: ignore[arg-type]
+    run_to_end(scheduler)
+    assert len(needs_room.output_ids) == 11 and scheduler.counters.preemptions == 0
+
+
+def test_of_two_that_have_as_much_to_lose_the_newer_makes_room() -> None:
+    scheduler = make_scheduler(capacity=30, prefix_caching=False)
+    outlive_history(scheduler)
+    older, newer = scheduler.add(make_request(8, 20)), scheduler.add(make_request(8, 20, first=100))
+    run_to_end(scheduler)
+    assert scheduler.counters.preemptions == 1 and newer.most_computed and not older.num_sent_at_start
+    assert len(older.output_ids) == len(newer.output_ids) == 20
 
 
 def test_while_somebody_waits_to_go_on_nobody_else_joins() -> None:
@@ -336,6 +487,18 @@ def test_nothing_of_a_request_that_was_not_finite_stays() -> None:
     scheduler.end(bad, step.number, finished=False, is_good=False)  # type: ignore[union-attr]
     scheduler.answered(step.number)  # type: ignore[union-attr]
     assert scheduler.cache.num_tokens == 21 and good.ended and scheduler.books() is None
+
+
+def test_nothing_of_a_request_that_was_not_finite_is_matched_while_its_last_step_is_under_way() -> None:
+    scheduler = make_scheduler()
+    bad = scheduler.add(make_request(12, 5))
+    first, second = scheduler.next_step(), scheduler.next_step()
+    scheduler.end(bad, first.number, finished=False, is_good=False)  # type: ignore[union-attr]
+    scheduler.answered(first.number)  # type: ignore[union-attr]
+    twin = scheduler.add(make_request(12, 2))
+    while not twin.has_begun:
+        scheduler.next_step()
+    assert twin.cached_tokens == 0 and second is not None
 
 
 def test_a_request_that_was_cancelled_in_its_prompt_leaves_only_what_was_confirmed() -> None:

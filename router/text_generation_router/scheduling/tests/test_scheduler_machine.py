@@ -1,10 +1,13 @@
 """Requests come, go, pause and end while up to two steps are in flight, steps fail and shards die; a model of the shard
 checks that every step finds the keys it needs, and nothing else."""
 
+from dataclasses import dataclass
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from text_generation_router.scheduling.admission import AdmissionMode
+from text_generation_router.scheduling.blame import MAX_COUNTS, MAX_LOSSES
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
@@ -14,6 +17,18 @@ from text_generation_router.scheduling.step import ClearStep, FilterStep, Forwar
 from text_generation_router.scheduling.tests.shard_model import ShardModel, next_token
 
 CAPACITY, MAX_ROWS, BUDGET = 64, 6, 16
+
+
+@dataclass
+class Record:
+    """Kept beside the scheduler: losses with a request aboard since anything new of it was confirmed."""
+
+    losses: int = 0
+    alone: int = 0
+    furthest: int = 0  # end of the furthest chunk that was confirmed
+
+    def clear(self) -> None:
+        self.losses = self.alone = 0
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -34,6 +49,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.scheduler._admission.learn(length % 5 + 1)
         self.shard = ShardModel(MAX_ROWS)
         self.alive: dict[int, Running] = {}
+        self.deadly: set[int] = set()  # each step that carries one of them kills the shards
+        self.records: dict[int, Record] = {}
         self.in_flight: list[Step] = []
         self.answered = 0
         self.tenants = tenants
@@ -46,14 +63,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant=st.integers(0, 2),
         priority=st.integers(0, 1),
         namespace=st.sampled_from(["", "", "salt"]),
+        kills=st.integers(0, 9),
     )
-    def add(self, length: int, new: int, twos: int, tenant: int, priority: int, namespace: str) -> None:
+    def add(self, length: int, new: int, twos: int, tenant: int, priority: int, namespace: str, kills: int) -> None:
         if length + new - 1 <= CAPACITY:
             ids = [1] * (length - min(length, twos)) + [2] * min(length, twos)
             whose = self.tenants[tenant % len(self.tenants)]
             request = GenerationRequest(tuple(ids), new, share=Share(whose), priority=priority, namespace=namespace)
             running = self.scheduler.add(request)
             self.alive[running.id] = running
+            self.records[running.id] = Record()
+            if kills == 0:
+                self.deadly.add(running.id)
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
@@ -70,10 +91,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         if isinstance(step, ForwardStep):
             assert sum(chunk.end - chunk.start for chunk in step.chunks) <= BUDGET
             assert not {i for i in step.request_ids if i in self.alive and self.alive[i].paused} & set(step.decode_ids)
+            self.suspects_run_alone()
+
+    def suspects_run_alone(self) -> None:
+        aboard = self.aboard(self.in_flight)
+        alone = [i for i in aboard if i in self.alive and self.alive[i].blame.runs_alone]
+        assert len(aboard) == 1 or not alone, "what happens to a suspect now might be the work of another"
+
+    @staticmethod
+    def aboard(steps: list[Step]) -> set[int]:
+        return {i for step in steps if isinstance(step, ForwardStep) for i in step.request_ids}
 
     @precondition(lambda self: self.in_flight)
     @rule(eos=st.integers(0, 9), poisoned=st.integers(0, 19))
     def answer(self, eos: int, poisoned: int) -> None:
+        if self.aboard(self.in_flight[:1]) & self.deadly:
+            self.shards_die()
+            return
         step = self.in_flight.pop(0)
         for place, (request_id, token) in enumerate(self.shard.run(step).items()):
             if place == poisoned and request_id in self.alive:
@@ -83,12 +117,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             if request is None:
                 assert request_id not in self.alive
                 continue
+            self.records[request_id].clear()
             made = len(request.output_ids)
             assert made <= request.request.max_new_tokens
             if made == request.request.max_new_tokens or place == eos:
                 self.end(request, step.number)
         self.answered = step.number
         self.scheduler.answered(step.number)
+        for chunk in step.chunks if isinstance(step, ForwardStep) else ():
+            record = self.records[chunk.request_id]
+            if chunk.end > record.furthest:
+                record.furthest = chunk.end
+                record.clear()
 
     def end(self, request: Running, number: int) -> None:
         del self.alive[request.id]
@@ -105,27 +145,31 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert isinstance(failed, ForwardStep)
         self.in_flight.clear()
         self.shard.fail(failed)
-        given_up, clear = self.scheduler.put_back(failed.request_ids), self.scheduler.clear()
-        assert isinstance(clear, ClearStep)
-        self.in_flight.append(clear)
-        self.forget(given_up)
+        self.lose([failed])
+        self.in_flight.append(self.scheduler.clear())
+        assert isinstance(self.in_flight[0], ClearStep)
 
-    @precondition(lambda self: self.in_flight)
     @rule()
     def shards_die(self) -> None:
-        """A new generation begins; the step that was running may be to blame."""
-        aboard = self.in_flight[0].request_ids if isinstance(self.in_flight[0], ForwardStep) else ()
-        self.in_flight.clear()
-        given_up = self.scheduler.put_back(aboard)
+        """A new generation begins. The cause may be anything: any step that was under way, or something outside."""
+        unanswered, self.in_flight = self.in_flight, []
+        self.lose(unanswered)
         assert self.scheduler.begin_generation(CAPACITY) == []
         self.shard = ShardModel(MAX_ROWS)
         self.answered = 0
-        self.forget(given_up)
 
-    def forget(self, given_up: list[Running]) -> None:
+    def lose(self, unanswered: list[Step]) -> None:
         self.disturbed = True
-        for request in given_up:
+        aboard = self.aboard(unanswered)
+        for request_id in aboard:
+            self.records[request_id].losses += 1
+            self.records[request_id].alone += len(aboard) == 1
+        for request in self.scheduler.put_back([step for step in unanswered if isinstance(step, ForwardStep)]):
             del self.alive[request.id]
+            record = self.records[request.id]
+            assert record.losses >= MAX_LOSSES and record.alone >= MAX_COUNTS, "it ends over what may be others' doing"
+        for request_id in self.deadly & self.alive.keys():
+            assert self.records[request_id].losses < MAX_LOSSES, "it goes on killing"
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data(), paused=st.booleans())
@@ -150,7 +194,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.scheduler.counters.preemptions == 0
 
     def teardown(self) -> None:
-        """Everybody reads again, and everybody comes to an end."""
+        """Everybody reads again, and everybody comes to an end, also those that kill the shards each time."""
         if not hasattr(self, "scheduler"):
             return
         for request in self.alive.values():

@@ -1,0 +1,78 @@
+"""Blame goes by company: what a loss says about a request, and what clears it again."""
+
+import numpy as np
+import pytest
+
+from text_generation_launcher.restarts import MOST_DEATHS
+from text_generation_router.scheduling.blame import DECODED, MAX_COUNTS, MAX_LOSSES, MAX_SUSPICIONS, Blame, reaches
+from text_generation_router.scheduling.step import Chunk, ForwardStep
+
+
+def suspect() -> Blame:
+    blame = Blame()
+    for _ in range(MAX_SUSPICIONS):
+        blame.meet_loss(reach=8, was_alone=False)
+    return blame
+
+
+def step(number: int, decode_ids: tuple[int, ...], *chunks: tuple[int, int, int]) -> ForwardStep:
+    slots = np.arange(len(decode_ids), dtype=np.int32)
+    return ForwardStep(number, decode_ids, slots, tuple(Chunk(i, a, b, False, None) for i, a, b in chunks))
+
+
+def test_losses_in_company_end_nobody() -> None:
+    blame = suspect()
+    for _ in range(20):
+        blame.meet_loss(reach=8, was_alone=False)
+    assert blame.runs_alone and not blame.ends_request
+
+
+@pytest.mark.parametrize("was_alone", [True, False])
+def test_the_first_losses_only_raise_a_suspicion_whoever_was_aboard(was_alone: bool) -> None:
+    blame = Blame()
+    for number in range(1, MAX_LOSSES + 1):
+        assert not blame.ends_request and blame.runs_alone == (number > MAX_SUSPICIONS)
+        blame.meet_loss(reach=8, was_alone=was_alone or blame.runs_alone)
+    assert blame.ends_request
+
+
+def test_a_token_clears_everything_and_a_chunk_all_but_that_it_runs_alone() -> None:
+    by_chunk, by_token = suspect(), suspect()
+    by_chunk.note_chunk(4)
+    by_token.note_token()
+    assert (by_chunk.runs_alone, by_token.runs_alone) == (True, False)
+    for blame in (by_chunk, by_token):
+        for _ in range(MAX_LOSSES - 1):
+            blame.meet_loss(reach=8, was_alone=True)
+            assert not blame.ends_request
+
+
+def test_a_repeated_chunk_clears_nothing_and_a_loss_in_what_is_proven_says_nothing() -> None:
+    blame = Blame()
+    blame.note_chunk(8)
+    for _ in range(3 * MAX_LOSSES):
+        blame.meet_loss(reach=8, was_alone=True)
+    assert blame == Blame(proven=8)
+    for _ in range(MAX_LOSSES):
+        blame.note_chunk(8)
+        blame.meet_loss(reach=16, was_alone=True)
+    assert blame.ends_request
+
+
+def test_who_runs_alone_comes_after_the_others_and_the_more_counts_against_it_the_later() -> None:
+    blames = [Blame(), suspect(), suspect(), suspect()]
+    for number, blame in enumerate(blames[1:]):
+        for _ in range(number):
+            blame.meet_loss(reach=8, was_alone=True)
+    turns = [blame.turn for blame in blames]
+    assert turns == sorted(set(turns))
+
+
+def test_how_far_steps_reach() -> None:
+    steps = [step(1, (5,), (6, 0, 4), (7, 0, 3)), step(2, (5, 6), (7, 3, 9))]
+    assert reaches(steps) == {5: DECODED, 6: DECODED, 7: 9}
+    assert reaches([]) == {}
+
+
+def test_the_launcher_does_not_give_up_over_one_request_and_fewer_than_five_kills_beside_it() -> None:
+    assert MAX_COUNTS + MAX_SUSPICIONS == MAX_LOSSES == 5 and MAX_LOSSES + 4 < MOST_DEATHS
