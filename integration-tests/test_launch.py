@@ -1,5 +1,6 @@
 """Starting and stopping: what an operator sees."""
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -83,6 +84,14 @@ def test_a_broken_model_is_named_in_one_line(tmp_path: Path, breakage: str, name
 def test_what_cannot_be_served_is_refused_with_its_name(arguments: list[str], named: str) -> None:
     status, output = run_to_its_end(ServerProcess(*arguments))
     assert status == 1 and named in output and "Traceback" not in output
+
+
+def test_a_quantized_checkpoint_is_refused_in_one_line_before_anything_starts(tmp_path: Path) -> None:
+    settings = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": settings}))
+    status, output = run_to_its_end(ServerProcess("--model-id", str(tmp_path)))
+    (line,) = output.splitlines()
+    assert status == 1 and line.startswith("Error: ") and "quantized as compressed-tensors (pack-quantized)" in line
 
 
 def test_only_the_shard_has_torch_in_memory(server: ServerProcess) -> None:

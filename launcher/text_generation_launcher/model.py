@@ -6,8 +6,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from text_generation_launcher import quantization
 from text_generation_launcher.config import DEMO_MODEL, LauncherConfig
 from text_generation_launcher.errors import ArgumentValidation
+from text_generation_launcher.model_files import read_model_file
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # A hub id never starts so; a path that does not exist should be told as one.
@@ -15,8 +17,15 @@ PATH_STARTS = ("/", "./", "../", "~")
 
 
 def locate(config: LauncherConfig) -> str:
-    """The model id for the children: an absolute directory that holds a readable config.json, or a hub id."""
+    """The model id for the children: an absolute directory that holds a readable config.json, or a hub id.
+
+    ArgumentValidation for a directory whose weights are quantized in a way that we do not serve. What the hub has is
+    checked when it is here, before its weights are downloaded.
+    """
     directory = demo_directory() if config.model_id == DEMO_MODEL else Path(config.model_id)
+    served = Path(config.weights_cache_override or directory)
+    if served.is_dir():
+        _refuse_quantized(served)
     if directory.is_dir():
         read_json(directory / "config.json")
         return str(directory.absolute())
@@ -33,13 +42,18 @@ def demo_directory() -> Path:
     return Path(spec.submodule_search_locations[0]) / "demo_model"
 
 
+def _refuse_quantized(directory: Path) -> None:
+    if reason := quantization.refusal(directory, read_json(directory / "config.json")):
+        raise ArgumentValidation(reason)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_model_file(path))
     except OSError as error:
         reason = error.strerror or error
         raise ArgumentValidation(f"cannot read {path}: {reason}; a model directory needs its config.json") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArgumentValidation(f"{path} is no valid JSON ({error}): fetch it again") from error
     if not isinstance(content, dict):
         raise ArgumentValidation(f"{path} holds no JSON object: fetch it again")

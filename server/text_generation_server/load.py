@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from text_generation_launcher.model_files import read_model_file
 from text_generation_server.config import ShardConfig
 from text_generation_server.distributed import Group, join_group
 from text_generation_server.errors import ModelError
@@ -17,6 +18,7 @@ from text_generation_server.host import usable_cores
 from text_generation_server.kernels import Backend, select_backend
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.programs import DecodePrograms
+from text_generation_server.layers.rotary import stretched_theta
 from text_generation_server.models import get_model
 from text_generation_server.models.config import DTYPES, ModelConfig, read_config
 from text_generation_server.models.dummy import DummyFiles
@@ -29,6 +31,7 @@ from text_generation_server.worker import Worker
 
 log = logging.getLogger("text_generation_server")
 
+MAX_MENTIONED = 10  # fields of config.json; a file may have any number of them
 KV_TYPES = {"fp8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}
 
 
@@ -64,6 +67,8 @@ def load_shard(
             f"`max_total_tokens` must be <= {model_config.max_positions}, the longest sequence this model was made for."
             f" Given: {longest}. --rope-scaling and --rope-factor stretch it"
         )
+    if config.rank == 0:
+        _mention(model_config, longest)
     kv_dtype = _choose_kv_dtype(config.kv_cache_dtype, dtype, device)
     _check_quantize(config.quantize, dtype, device)
     backend = select(device)
@@ -80,8 +85,35 @@ def load_shard(
         model, model_config, backend, sampler, group, device, dtype, longest, worker.advance_progress,
         _graphs(config, device, group, worker, backend), moments_of(device), config.memory_fraction, kv_dtype,
     )  # fmt: skip
-    tokenizer = Tokenizer.from_file(str(config.model_path / "tokenizer.json"))
+    tokenizer = _read_tokenizer(config.model_path / "tokenizer.json")
     return Shard(runner, group, tokenizer, model_config, dtype, device, backend.name)
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_buffer(read_model_file(path))
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    except Exception as error:  # tokenizers raises bare Exception
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"{path} cannot be read as a tokenizer: {reason}; download the model again") from None
+
+
+def _mention(config: ModelConfig, longest: int) -> None:
+    """What an operator would not expect of this model's files."""
+    for name in config.unknown_fields[:MAX_MENTIONED]:
+        log.warning("config.json has a field that is not known and has no effect: %s", name)
+    if more := len(config.unknown_fields[MAX_MENTIONED:]):
+        log.warning("config.json has %d more such fields", more)
+    arguments = config.rope_theta, config.rope_scaling, config.rope_base_positions, longest
+    theta = stretched_theta(config.head_size, *arguments)
+    if theta != config.rope_theta:
+        log.warning(
+            "dynamic rope scaling: rope_theta is stretched once, from %g to %g, for max_total_tokens %d; transformers "
+            "stretches it for each text that is longer than the trained %d tokens, so texts of other lengths get other "
+            "log-probabilities here. With --max-total-tokens %d they are the same",
+            config.rope_theta, theta, longest, config.rope_base_positions, config.rope_base_positions,
+        )  # fmt: skip
 
 
 def _files(config: ShardConfig, model_config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Files:

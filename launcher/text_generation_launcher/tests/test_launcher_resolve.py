@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from dataclasses import replace
 
 import pytest
@@ -278,6 +279,21 @@ def test_a_directory_without_a_readable_config_is_refused(config, tmp_path, cont
     assert told in error
     assert str(tmp_path) in error
     assert "\n" not in error
+
+
+def test_a_quantized_model_is_refused_by_its_format_wherever_it_lies(config, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "gptq", "bits": 4}}))
+    for changes in ({"model_id": str(other)}, {"weights_cache_override": str(other)}):
+        error = error_of(config, **changes)
+        assert "quantized as gptq, which is not supported yet" in error and "\n" not in error
+
+
+def test_a_config_that_is_a_pipe_is_refused_at_once(config, tmp_path):
+    (tmp_path / "config.json").unlink()
+    os.mkfifo(tmp_path / "config.json")
+    assert "not a regular file" in error_of(config)
 
 
 def test_a_socket_path_that_the_kernel_cannot_hold_is_refused(config):

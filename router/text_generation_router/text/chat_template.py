@@ -9,6 +9,7 @@ from typing import Any
 import jinja2
 import orjson
 
+from text_generation_launcher.model_files import read_model_file
 from text_generation_router.errors import StartError, TemplateError
 from text_generation_router.text.template_environment import RaisedError, TemplateEnvironment
 
@@ -98,13 +99,19 @@ def _template_of(config: dict[str, Any]) -> str | None:
     """A string, or a list of named ones, of which `default` counts."""
     template = config.get("chat_template")
     if isinstance(template, list):
-        template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
+        named = [entry for entry in template if isinstance(entry, dict)]
+        template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
     return template if isinstance(template, str) else None
 
 
 def _jinja_file(folder: Path) -> str | None:
     path = folder / "chat_template.jinja"
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        return read_model_file(path).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"{path} cannot be read: {error}; repair it or give another file") from error
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
@@ -121,7 +128,7 @@ def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
     if not path.is_file() and not required:
         return {}
     try:
-        value = orjson.loads(path.read_bytes())
+        value = orjson.loads(read_model_file(path))
     except (OSError, orjson.JSONDecodeError) as error:
         raise StartError(f"{path} cannot be read: {error}; repair it or give another file") from error
     if not isinstance(value, dict):

@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 import orjson
 from tokenizers import Encoding, Tokenizer
 
+from text_generation_launcher.model_files import read_model_file
 from text_generation_router.errors import StartError, ValidationError
 from text_generation_router.text.length_bound import max_chars_per_token
 
@@ -48,7 +49,7 @@ class TextTokenizer:
             )
         try:
             # Read as bytes: tokenizer.json is UTF-8 whatever the locale says.
-            content = path.read_bytes()
+            content = read_model_file(path)
             tokenizer = Tokenizer.from_buffer(content)
             bound = max_chars_per_token(orjson.loads(content))
         except Exception as error:  # tokenizers raises bare Exception

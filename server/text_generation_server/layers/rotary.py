@@ -21,16 +21,25 @@ class RopeScaling:
 def inverse_frequencies(
     head_size: int, theta: float, scaling: RopeScaling, max_positions: int, max_total_tokens: int
 ) -> Tensor:
-    """float32 [head_size / 2]. `dynamic` (NTK) raises theta once, for the longest history this server will hold."""
-    if scaling.kind == "dynamic" and max_total_tokens > max_positions:
-        stretch = scaling.factor * max_total_tokens / max_positions - (scaling.factor - 1)
-        theta = theta * stretch ** (head_size / (head_size - 2))
+    """float32 [head_size / 2]."""
+    theta = stretched_theta(head_size, theta, scaling, max_positions, max_total_tokens)
     frequencies = 1.0 / theta ** (torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size)
     if scaling.kind == "linear":
         return frequencies / scaling.factor
     if scaling.kind == "llama3":
         return _llama3(frequencies, scaling)
     return frequencies
+
+
+def stretched_theta(
+    head_size: int, theta: float, scaling: RopeScaling, max_positions: int, max_total_tokens: int
+) -> float:
+    """`dynamic` (NTK) raises theta once, for the longest history that this server will hold: `max_total_tokens`. Up to
+    `max_positions`, the trained length, it is the theta of config.json, and so it is with every other kind."""
+    if scaling.kind != "dynamic" or max_total_tokens <= max_positions:
+        return theta
+    stretch = scaling.factor * max_total_tokens / max_positions - (scaling.factor - 1)
+    return float(theta * stretch ** (head_size / (head_size - 2)))
 
 
 def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:

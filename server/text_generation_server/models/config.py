@@ -1,17 +1,30 @@
 """Reads config.json and generation_config.json. transformers is not needed, and not imported, to serve."""
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from text_generation_launcher import quantization
 from text_generation_server.errors import ModelError
 from text_generation_server.layers.rotary import RopeScaling
+from text_generation_server.models.fields import READ, unknown_fields
+from text_generation_server.models.rope_config import MAX_FACTOR, MAX_POSITIONS, read_rope
+from text_generation_server.models.values import Fields, described, is_whole, read_object
 
-ROPE_KINDS = ("default", "linear", "dynamic", "llama3")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# What checkpoints say beside these: no type in particular, or one that we compute in float32.
+OTHER_DTYPES = {"auto": torch.float32, "float64": torch.float32}
+
+# Several times the sizes of the largest models there are, and little enough to work with before anything is allocated.
+MAX_VOCABULARY = 2**24
+MAX_WIDTH = 2**20
+MAX_LAYERS = 2**12
+MAX_HEADS = 2**12
+MAX_HEAD_SIZE = 2**12
+MAX_TOKEN_ID = 2**31 - 1
+DEFAULT_POSITIONS = 2048  # transformers' for a Llama
+DEFAULT_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,88 +47,105 @@ class ModelConfig:
     mlp_bias: bool
     dtype: torch.dtype
     eos_token_ids: tuple[int, ...]
+    unknown_fields: tuple[str, ...] = ()  # of config.json: nobody knows what they mean, and nothing comes of them
 
 
 def read_config(path: Path, rope_scaling: str | None = None, rope_factor: float | None = None) -> ModelConfig:
-    """`rope_scaling` and `rope_factor` are the launcher's flags; they win over the file. ModelError names the field."""
-    raw = _read_json(path / "config.json")
+    """`rope_scaling` and `rope_factor` are the launcher's flags; they win over the file. ModelError, in one line, names
+    the field that is missing, wrong or not supported."""
+    file = path / "config.json"
+    raw = read_object(file)
     if raw is None:
         raise ModelError(f"{path} has no config.json: is it a model directory?")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise ModelError(f"{path / 'config.json'}: hidden_act {raw['hidden_act']!r} is not supported yet, only 'silu'")
-    positions = int(raw.get("max_position_embeddings", 2048))
-    theta, scaling = _rope(raw, path)
-    longest = round(positions * scaling.factor) if scaling.kind == "dynamic" else positions
-    if rope_scaling or rope_factor:
-        scaling = RopeScaling(rope_scaling or "linear", rope_factor or 1.0)
-        longest = round(positions * scaling.factor)
-    try:
-        hidden, heads = int(raw["hidden_size"]), int(raw["num_attention_heads"])
-        return ModelConfig(
-            model_type=str(raw["model_type"]),
-            vocab_size=int(raw["vocab_size"]),
-            hidden_size=hidden,
-            intermediate_size=int(raw["intermediate_size"]),
-            num_layers=int(raw["num_hidden_layers"]),
-            num_heads=heads,
-            num_kv_heads=int(raw.get("num_key_value_heads") or heads),
-            head_size=int(raw.get("head_dim") or hidden // heads),
-            max_positions=longest,
-            rope_theta=theta,
-            rope_scaling=scaling,
-            rope_base_positions=positions,
-            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            attention_bias=bool(raw.get("attention_bias", False)),
-            mlp_bias=bool(raw.get("mlp_bias", False)),
-            dtype=_dtype(raw),
-            eos_token_ids=_eos_token_ids(raw, _read_json(path / "generation_config.json") or {}),
-        )
-    except KeyError as missing:
-        raise ModelError(f"{path / 'config.json'} has no field {missing}") from None
+    fields = Fields(raw, str(file))
+    model_type = fields.word("model_type")
+    if model_type not in READ:
+        raise ModelError(f"{file}: model type {described(model_type)} is not supported yet, only: {', '.join(READ)}")
+    if reason := quantization.refusal(path, raw):
+        raise ModelError(reason)
+    generation = Fields(read_object(path / "generation_config.json") or {}, str(path / "generation_config.json"))
+    config = _config(fields, generation)
+    unknown = unknown_fields(raw, model_type, config, str(file))
+    return replace(_stretched(config, rope_scaling, rope_factor), unknown_fields=unknown)
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return content
-
-
-def _rope(raw: dict[str, Any], path: Path) -> tuple[float, RopeScaling]:
-    """(theta, scaling), in the spelling of transformers 5 (rope_parameters) or before (rope_theta, rope_scaling)."""
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    theta = float(rope.get("rope_theta", raw.get("rope_theta", 10000.0)))
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ROPE_KINDS:
-        raise ModelError(
-            f"{path / 'config.json'}: rope type {kind!r} is not supported yet, only {', '.join(ROPE_KINDS)}"
-        )
-    scaling = RopeScaling(
-        kind=kind,
-        factor=float(rope.get("factor", 1.0)),
-        original_max_positions=int(rope.get("original_max_position_embeddings", 0)),
-        low_freq_factor=float(rope.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(rope.get("high_freq_factor", 4.0)),
+def _config(fields: Fields, generation: Fields) -> ModelConfig:
+    """As the files say; `max_positions` is what the weights were trained for."""
+    if fields.word("hidden_act", "silu") != "silu":
+        raise fields.error("hidden_act", '"silu": no other is supported yet')
+    positions = fields.whole("max_position_embeddings", 1, MAX_POSITIONS, DEFAULT_POSITIONS)
+    theta, scaling = read_rope(fields, positions)
+    hidden = fields.whole("hidden_size", 1, MAX_WIDTH)
+    heads = fields.whole("num_attention_heads", 1, MAX_HEADS)
+    return ModelConfig(
+        model_type=fields.word("model_type"),
+        vocab_size=fields.whole("vocab_size", 1, MAX_VOCABULARY),
+        hidden_size=hidden,
+        intermediate_size=fields.whole("intermediate_size", 1, MAX_WIDTH),
+        num_layers=fields.whole("num_hidden_layers", 1, MAX_LAYERS),
+        num_heads=heads,
+        num_kv_heads=_kv_heads(fields, heads),
+        head_size=_head_size(fields, hidden, heads),
+        max_positions=positions,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        rope_base_positions=positions,
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-12, 1, DEFAULT_EPS),
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
+        attention_bias=fields.flag("attention_bias"),
+        mlp_bias=fields.flag("mlp_bias"),
+        dtype=_dtype(fields),
+        eos_token_ids=tuple(sorted({*_token_ids(fields), *_token_ids(generation)})),
     )
-    if kind == "llama3" and not scaling.original_max_positions:
-        raise ModelError(f"{path / 'config.json'}: llama3 scaling needs original_max_position_embeddings")
-    return theta, scaling
 
 
-def _dtype(raw: dict[str, Any]) -> torch.dtype:
-    name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
-    return DTYPES.get(name, torch.float32)
+def _kv_heads(fields: Fields, heads: int) -> int:
+    kv_heads = fields.whole("num_key_value_heads", 1, heads, heads)
+    if heads % kv_heads:
+        raise fields.error("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    return kv_heads
 
 
-def _eos_token_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
-    ids: set[int] = set()
-    for source in (config, generation):
-        value = source.get("eos_token_id")
-        ids.update(value if isinstance(value, list) else [value] if value is not None else [])
-    return tuple(sorted(ids))
+def _head_size(fields: Fields, hidden: int, heads: int) -> int:
+    if not fields.has("head_dim") and hidden % heads:
+        raise fields.error("hidden_size", f"a multiple of num_attention_heads ({heads}) where there is no head_dim")
+    size = fields.whole("head_dim", 2, MAX_HEAD_SIZE, hidden // heads)
+    if size % 2 or size < 2 or size > MAX_HEAD_SIZE:
+        raise ModelError(f"{fields.where}: heads of size {size} are not supported: it must be even (rotary positions)")
+    return size
+
+
+def _dtype(fields: Fields) -> torch.dtype:
+    field = "dtype" if fields.has("dtype") else "torch_dtype"
+    known = DTYPES | OTHER_DTYPES
+    name = fields.word(field, "auto").removeprefix("torch.")
+    if name not in known:
+        raise fields.error(field, f"one of {', '.join(known)}")
+    return known[name]
+
+
+def _token_ids(fields: Fields) -> list[int]:
+    """eos_token_id: one id, or a list of them."""
+    value = fields.raw.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(is_whole(id, 0, MAX_TOKEN_ID) for id in ids):
+        raise fields.error("eos_token_id", "a token id (a whole number from 0), or a list of them")
+    return ids
+
+
+def _stretched(config: ModelConfig, flag_kind: str | None, flag_factor: float | None) -> ModelConfig:
+    """With the longest sequence that the scaling makes of the trained one."""
+    scaling = config.rope_scaling
+    if flag_kind or flag_factor is not None:
+        factor = 1.0 if flag_factor is None else flag_factor
+        if not 1 <= factor <= MAX_FACTOR:
+            raise ModelError(f"--rope-factor {factor:g} is not supported: it must be from 1 to {MAX_FACTOR:g}")
+        scaling = RopeScaling(flag_kind or "linear", factor)
+    elif scaling.kind != "dynamic":
+        return config
+    longest = round(config.rope_base_positions * scaling.factor)
+    if longest > MAX_POSITIONS:
+        raise ModelError(
+            f"rope scaling by {scaling.factor:g} makes sequences of {longest} tokens: the most is {MAX_POSITIONS}"
+        )
+    return replace(config, rope_scaling=scaling, max_positions=longest)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from text_generation_server.models.config import ModelConfig
+from text_generation_server.models.tensors import shapes
 
 DEVIATION = 0.02
 
@@ -24,6 +25,9 @@ class DummyFiles:
     def names(self) -> list[str]:
         return sorted(self._shapes)
 
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        return self._shapes.get(name)
+
     def get(self, name: str) -> Tensor:
         return self._make(name, self._shapes[name], name)
 
@@ -36,31 +40,3 @@ class DummyFiles:
         if name.endswith("norm.weight"):
             return tensor.fill_(1)
         return tensor.normal_(std=DEVIATION, generator=torch.Generator(self._device).manual_seed(crc32(seed.encode())))
-
-
-def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Of all tensors of a Llama, by name."""
-    hidden, wide = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
-    linears = {
-        "self_attn.q_proj": (queries, hidden, config.attention_bias),
-        "self_attn.k_proj": (keys, hidden, config.attention_bias),
-        "self_attn.v_proj": (keys, hidden, config.attention_bias),
-        "self_attn.o_proj": (hidden, queries, config.attention_bias),
-        "mlp.gate_proj": (wide, hidden, config.mlp_bias),
-        "mlp.up_proj": (wide, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, wide, config.mlp_bias),
-    }
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
-    if not config.tie_word_embeddings:
-        found["lm_head.weight"] = (config.vocab_size, hidden)
-    found["model.norm.weight"] = (hidden,)
-    for i in range(config.num_layers):
-        layer = f"model.layers.{i}"
-        for name, (outputs, inputs, has_bias) in linears.items():
-            found[f"{layer}.{name}.weight"] = (outputs, inputs)
-            if has_bias:
-                found[f"{layer}.{name}.bias"] = (outputs,)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            found[f"{layer}.{name}.weight"] = (hidden,)
-    return found

@@ -18,6 +18,7 @@ from text_generation_server.models.config import ModelConfig
 from text_generation_server.models.loading import Loader
 from text_generation_server.models.split import Split, split_model
 from text_generation_server.models.step import StepInput
+from text_generation_server.models.tensors import HEAD
 
 
 class LlamaAttention:
@@ -84,7 +85,12 @@ class Llama:
         layers = range(config.num_layers)
         self._blocks = [LlamaBlock(config, split, kernels, loader, f"model.layers.{i}") for i in layers]
         self._norm = loader.whole("model.norm.weight")
-        head = embedding if config.tie_word_embeddings else vocabulary_part("lm_head.weight")
+        head = embedding
+        if not config.tie_word_embeddings or loader.has(HEAD):
+            head = vocabulary_part(HEAD)
+            # A head of its own is taken though the configuration calls it tied, as transformers does.
+            if config.tie_word_embeddings and torch.equal(head, embedding):
+                head = embedding
         self._head = Head(head, config.vocab_size, kernels, group)
         frequencies = inverse_frequencies(
             config.head_size, config.rope_theta, config.rope_scaling, config.rope_base_positions, max_total_tokens

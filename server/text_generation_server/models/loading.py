@@ -20,6 +20,8 @@ class Files(Protocol):
     @property
     def names(self) -> list[str]: ...
 
+    def shape(self, name: str) -> tuple[int, ...] | None: ...
+
     def get(self, name: str) -> Tensor: ...
 
     def get_slice(self, name: str, dim: int, start: int, stop: int) -> Tensor: ...
@@ -45,6 +47,9 @@ class Loader:
         self._on_tensor = on_tensor
         self._int8 = int8  # of the linear layers' weights; embedding and head stay
         self._half = max(1, len(files.names) // 2)
+
+    def has(self, name: str) -> bool:
+        return self._files.shape(name) is not None
 
     def whole(self, name: str) -> Tensor:
         return self._place(self._files.get(name))

@@ -13,7 +13,8 @@ from text_generation_server.errors import WeightsError
 from text_generation_server.kernels import select_backend
 from text_generation_server.models import get_model
 from text_generation_server.models.config import read_config
-from text_generation_server.models.dummy import DummyFiles, shapes
+from text_generation_server.models.dummy import DummyFiles
+from text_generation_server.models.tensors import shapes
 from text_generation_server.weights.access import HubAccess
 from text_generation_server.weights.prepare import prepare_without_weights
 

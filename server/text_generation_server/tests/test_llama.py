@@ -65,6 +65,19 @@ def test_greedy_text_and_logprobs_equal_transformers(tmp_path: Path, variant: st
         torch.testing.assert_close(torch.tensor(client.logprobs[7]), ours, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("max_total_tokens", [100, 128])
+def test_dynamic_rope_within_the_trained_length_equals_transformers(tmp_path: Path, max_total_tokens: int) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    model = make_checkpoint(tmp_path, rope_parameters=rope, max_position_embeddings=128)
+    runner = warm_runner(tmp_path, max_total_tokens=max_total_tokens)
+    for length in (1, 30, max_total_tokens - 8):
+        client = generate(runner, random_ids(length), 8)
+        expected = teacher_forced(model, random_ids(length), client.tokens[7])
+        ours = expected.gather(1, torch.tensor(client.tokens[7]).unsqueeze(1)).squeeze(1)
+        assert (expected.max(dim=1).values - ours).max() <= 1e-4
+        torch.testing.assert_close(torch.tensor(client.logprobs[7]), ours, atol=1e-4, rtol=1e-4)
+
+
 def test_dynamic_rope_is_resolved_once_for_the_longest_history(tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     model = make_checkpoint(tmp_path, rope_parameters=rope, max_position_embeddings=128)

@@ -8,19 +8,30 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from text_generation_launcher.model_files import read_model_file
 from text_generation_server.errors import WeightsError
+from text_generation_server.weights.formats import refuse_quantized, refuse_quantized_tensors
 from text_generation_server.weights.names import INDEX, is_plain, missing_parts, safetensors_names
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_AGAIN_WHOLE = "download the model again"
 _AGAIN = "delete it and download the model again"
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor as its file describes it; `type` in safetensors' spelling, such as BF16."""
+
+    type: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
-    tensors: frozenset[str]
+    tensors: Mapping[str, Stored]
     metadata: Mapping[str, str]
 
 
@@ -28,8 +39,9 @@ class SafetensorsFiles:
     """The tensors of a model directory. Files are opened when the first of their tensors is read.
 
     A file's metadata may say that one name stands for another tensor (`{"lm_head.weight": "model.embed…"}`, written by
-    the conversion for tied weights); both names can be read. WeightsError for files that are missing or broken, at
-    construction, and for a tensor that is not there. `bytes_read` counts the tensor data that was asked for.
+    the conversion for tied weights); both names can be read. WeightsError at construction for files that are missing or
+    broken, and for tensors that only quantized weights have; later for a tensor that is not there. `bytes_read` counts
+    the tensor data that was asked for.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,9 +49,12 @@ class SafetensorsFiles:
         self._path = path
         self._handles: dict[Path, Any] = {}
         self._where: dict[str, Path] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._aliases: dict[str, str] = {}
         for file in weight_files(path):
             header = read_header(file)
+            refuse_quantized_tensors(file, {name: stored.type for name, stored in header.tensors.items()})
+            self._shapes |= {name: stored.shape for name, stored in header.tensors.items()}
             self._where |= dict.fromkeys(header.tensors, file)
             self._aliases |= {alias: name for alias, name in header.metadata.items() if name in header.tensors}
         for name, file_name in (read_index(path / INDEX) or {}).items():
@@ -49,6 +64,10 @@ class SafetensorsFiles:
     @property
     def names(self) -> list[str]:
         return sorted(self._where.keys() | self._aliases.keys())
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Of the whole tensor; None if there is none of that name. Reads nothing."""
+        return self._shapes.get(name if name in self._shapes else self._aliases.get(name, name))
 
     def get(self, name: str) -> "Tensor":
         """The whole tensor, on the CPU, in the file's type."""
@@ -91,7 +110,7 @@ def weight_files(path: Path) -> list[Path]:
         raise WeightsError(f"{path} has no .safetensors weights: is it the directory of a model?")
     missing = [name for name in names if not (path / name).is_file()] or missing_parts(names)
     if missing:
-        raise WeightsError(f"{path / missing[0]} is missing ({len(missing)} of the weights files are): download again")
+        raise WeightsError(f"{path / missing[0]} is missing, one of the weights files: {_AGAIN_WHOLE}")
     return [path / name for name in names]
 
 
@@ -117,10 +136,12 @@ def read_index(file: Path) -> dict[str, str] | None:
 
 def read_json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_model_file(file))
     except FileNotFoundError:
         raise WeightsError(f"{file.parent} has no {file.name}: is it the directory of a model?") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise WeightsError(f"{file} cannot be read ({error.strerror}): {_AGAIN}") from None
+    except (ValueError, RecursionError) as error:
         raise WeightsError(f"{file} cannot be read ({error}): {_AGAIN}") from None
     if not isinstance(content, dict):
         raise WeightsError(f"{file} is not a JSON object: {_AGAIN}")
@@ -139,6 +160,7 @@ def read_header(file: Path) -> Header:
         metadata = header.pop("__metadata__", {})
         if not all(isinstance(text, str) for text in metadata.values()):
             raise ValueError("metadata is text")
+        tensors = {name: _stored(entry) for name, entry in header.items()}
         asked = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
     except OSError as error:
         raise WeightsError(f"{file} cannot be read: {error.strerror}") from None
@@ -146,10 +168,18 @@ def read_header(file: Path) -> Header:
         raise WeightsError(f"{file} is broken: its safetensors header cannot be read; {_AGAIN}") from None
     if size != asked:
         raise WeightsError(f"{file} is broken: {size} bytes where its header asks for {asked}; {_AGAIN}")
-    return Header(frozenset(header), metadata)
+    return Header(tensors, metadata)
+
+
+def _stored(entry: Mapping[str, Any]) -> Stored:
+    type, shape = entry["dtype"], entry["shape"]
+    if not isinstance(type, str) or not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise ValueError("no description of a tensor")
+    return Stored(type, tuple(shape))
 
 
 def verify(path: Path) -> None:
-    """config.json can be read, all weights files are there and whole. Reads only headers. WeightsError names a file."""
-    read_json(path / "config.json")
+    """config.json can be read, all weights files are there and whole, and none is quantized in a way that we do not
+    serve. Reads only headers. WeightsError names a file."""
+    refuse_quantized(path, read_json(path / "config.json"))
     SafetensorsFiles(path)

@@ -9,6 +9,8 @@ from huggingface_hub import constants, try_to_load_from_cache
 from text_generation_server.errors import WeightsError
 from text_generation_server.weights import names
 from text_generation_server.weights.access import HubAccess, described, hub_errors
+from text_generation_server.weights.files import read_json
+from text_generation_server.weights.formats import refuse_quantized
 from text_generation_server.weights.snapshot import Snapshot
 from text_generation_server.weights.transfer import Retries
 
@@ -80,6 +82,8 @@ def download(
 
 def _fetch(snapshot: Snapshot, pickles_too: bool) -> Path:
     snapshot.fetch_side_files(names.side_files(snapshot.listing))
+    if "config.json" in snapshot.listing:  # before any of the weights: they are large
+        refuse_quantized(snapshot.path, read_json(snapshot.path / "config.json"))
     if not snapshot.fetch_weights(names.INDEX, names.safetensors_names):
         if not pickles_too:
             raise WeightsError(f"{snapshot.model} has no .safetensors weights, and --no-auto-convert is set")

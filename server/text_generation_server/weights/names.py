@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable, Set
 
+from text_generation_server.errors import WeightsError
+
 INDEX = "model.safetensors.index.json"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 
@@ -10,6 +12,9 @@ PICKLE_INDEX = "pytorch_model.bin.index.json"
 SIDE_FILES = (
     "config.json",
     "generation_config.json",
+    "quantize_config.json",
+    "quant_config.json",
+    "hf_quant_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -28,6 +33,8 @@ SLOW_TOKENIZER_FILES = (
 )
 
 _PART = re.compile(r"-(\d+)-of-(\d+)\.")
+MAX_PARTS = 100_000  # a thousand times what the largest models have
+MAX_DIGITS = 18  # of such a number, zeros in front included
 
 
 def side_files(listing: Iterable[str]) -> list[str]:
@@ -65,12 +72,19 @@ def is_plain(name: str) -> bool:
 
 
 def missing_parts(names: Iterable[str]) -> list[str]:
-    """Absent files of a set like model-00001-of-00003.safetensors, so that half a model is not taken for one."""
-    present = set(names)
-    missing: set[str] = set()
-    for name in present:
+    """The first absent file of each set like model-00001-of-00003.safetensors, so that half a model is not taken for
+    one. A name that claims a large set costs no more than others. WeightsError beyond MAX_PARTS."""
+    present: dict[tuple[str, str, str, int], set[int]] = {}
+    for name in names:
         if match := _PART.search(name):
-            digits, total = len(match[1]), match[2]
-            parts = (f"-{i:0{digits}}-of-{total}." for i in range(1, int(total) + 1))
-            missing |= {name.replace(match[0], part) for part in parts} - present
+            digits = len(match[1])
+            if max(digits, len(match[2])) > MAX_DIGITS or int(match[2]) > MAX_PARTS:
+                raise WeightsError(f"{name[:80]!r} says that its model has more than {MAX_PARTS} files: remove it")
+            part_of = (name[: match.start()], match[2], name[match.end() :], digits)
+            present.setdefault(part_of, set()).add(int(match[1]))
+    missing: list[str] = []
+    for (before, total, after, digits), numbers in present.items():
+        absent = next((number for number in range(1, int(total) + 1) if number not in numbers), None)
+        if absent is not None:
+            missing.append(f"{before}-{absent:0{digits}}-of-{total}.{after}")
     return sorted(missing)

@@ -43,9 +43,9 @@ def test_views_transposed_parameters_and_empty_tensors_keep_their_values(tmp_pat
 
 
 def test_files_of_old_pytorch_are_converted_too(tmp_path):
-    torch.save({"w": torch.arange(5)}, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    torch.save({"w": torch.arange(5.0)}, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     convert(tmp_path, tmp_path)
-    assert torch.equal(SafetensorsFiles(tmp_path).get("w"), torch.arange(5))
+    assert torch.equal(SafetensorsFiles(tmp_path).get("w"), torch.arange(5.0))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
 from text_generation_server.errors import WeightsError
-from text_generation_server.weights.files import SafetensorsFiles, read_header, verify
+from text_generation_server.weights.files import SafetensorsFiles, Stored, read_header, verify
 from text_generation_server.weights.names import missing_parts, pickle_names, safetensors_names, side_files
 
 GOOD = save({"w": torch.arange(6.0)})
@@ -20,7 +20,7 @@ GOOD = save({"w": torch.arange(6.0)})
 def model(tmp_path):
     """Two parts and an index: a [4, 6] in one, b [3] in the other."""
     save_file({"a": torch.arange(24.0).view(4, 6)}, tmp_path / "model-00001-of-00002.safetensors")
-    save_file({"b": torch.arange(3)}, tmp_path / "model-00002-of-00002.safetensors", metadata={"b.tied": "b"})
+    save_file({"b": torch.arange(3.0)}, tmp_path / "model-00002-of-00002.safetensors", metadata={"b.tied": "b"})
     weight_map = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     (tmp_path / "config.json").write_text("{}")
@@ -31,7 +31,7 @@ def test_tensors_are_found_in_whichever_file_holds_them(model):
     files = SafetensorsFiles(model)
     assert files.names == ["a", "b", "b.tied"]
     assert torch.equal(files.get("a"), torch.arange(24.0).view(4, 6))
-    assert torch.equal(files.get("b"), torch.arange(3)) and torch.equal(files.get("b.tied"), torch.arange(3))
+    assert torch.equal(files.get("b"), torch.arange(3.0)) and torch.equal(files.get("b.tied"), torch.arange(3.0))
     with pytest.raises(WeightsError, match=r"has no tensor model\.norm\.weight"):
         files.get("model.norm.weight")
 
@@ -124,7 +124,7 @@ def test_no_shorter_file_is_taken_for_a_whole_one(tmp_path):
         with pytest.raises(WeightsError, match="is broken"):
             read_header(file)
     file.write_bytes(GOOD)
-    assert read_header(file).tensors == {"w"}
+    assert read_header(file).tensors == {"w": Stored("F32", (6,))}
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -165,3 +165,21 @@ def test_the_files_to_serve_are_chosen_by_name():
     assert side_files(["config.json", "tokenizer.json", "tokenizer.model"]) == ["config.json", "tokenizer.json"]
     assert side_files(["config.json", "tokenizer.model"]) == ["config.json", "tokenizer.model"]
     assert missing_parts(["m-00001-of-00003.bin", "m-00003-of-00003.bin", "x.bin"]) == ["m-00002-of-00003.bin"]
+
+
+def test_a_set_of_parts_is_told_by_the_first_that_is_absent():
+    assert missing_parts(["m-1-of-3.bin", "m-2-of-3.bin", "m-3-of-3.bin"]) == []
+    assert missing_parts(["m-2-of-3.bin", "n-1-of-2.bin"]) == ["m-1-of-3.bin", "n-2-of-2.bin"]
+    assert missing_parts(["m-099998-of-100000.bin"]) == ["m-000001-of-100000.bin"]
+
+
+@pytest.mark.parametrize("total", ["100001", "999999999999", "9" * 200])
+def test_a_name_that_claims_a_huge_set_is_refused(tmp_path, total):
+    with pytest.raises(WeightsError, match="more than 100000 files") as refused:
+        missing_parts([f"model-1-of-{total}.safetensors"])
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_many_names_that_claim_large_sets_cost_no_more_than_their_number():
+    names = [f"model-{number}-of-{total}.bin" for total in range(99_000, 100_000) for number in (1, 2)]
+    assert len(missing_parts(names)) == 1000

@@ -1,0 +1,79 @@
+"""By which format the weights of a model are quantized, as the files beside them say, and whether we serve it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from text_generation_launcher.model_files import read_model_file
+
+# The formats of checkpoints that are served as they are.
+SERVED: frozenset[str] = frozenset()
+
+# Where the format is announced: fields of config.json, then files of their own (of AutoGPTQ, AutoAWQ and ModelOpt).
+FIELDS = ("quantization_config", "compression_config")
+FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+
+# What names the format where no `quant_method` does: the first field of these that is there.
+MARKS: tuple[tuple[str, str], ...] = (
+    ("quant_algo", "modelopt"),
+    ("config_groups", "compressed-tensors"),
+    ("w_bit", "awq"),
+    ("zero_point", "awq"),
+    ("load_in_4bit", "bitsandbytes"),
+    ("load_in_8bit", "bitsandbytes"),
+    ("activation_scale_ub", "fbgemm_fp8"),
+    ("bits", "gptq"),
+)
+# The field that says which kind of the format it is.
+KINDS: Mapping[str, str] = {
+    "compressed-tensors": "format",
+    "modelopt": "quant_algo",
+    "bitsandbytes": "bnb_4bit_quant_type",
+    "awq": "version",
+    "gptq": "checkpoint_format",
+}
+LONGEST_NAME = 60
+
+
+def refusal(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """One line that names the format, or None where the weights are not quantized or we serve them so. `config` is the
+    content of the folder's config.json."""
+    for where, settings in _announcements(folder, config):
+        name = format_name(settings)
+        if name not in SERVED:
+            return (
+                f"{folder / where}: the weights are quantized as {name}, which is not supported yet: choose the same "
+                "model with unquantized weights (--quantize int8 makes them smaller on CPUs)"
+            )
+    return None
+
+
+def _announcements(folder: Path, config: Mapping[str, Any]) -> list[tuple[str, object]]:
+    found: list[tuple[str, object]] = [("config.json", config[field]) for field in FIELDS if config.get(field)]
+    return found + [(name, _content(folder / name)) for name in FILES if (folder / name).exists()]
+
+
+def _content(file: Path) -> object:
+    try:
+        return json.loads(read_model_file(file))
+    except (OSError, ValueError, RecursionError):
+        return None  # such a file is there for quantized weights only
+
+
+def format_name(settings: object) -> str:
+    """Such as `gptq`, or `compressed-tensors (pack-quantized)`."""
+    if not isinstance(settings, dict):
+        return "an unknown format"
+    if isinstance(inner := settings.get("quantization"), dict):  # ModelOpt's own file
+        settings = inner
+    named = settings.get("quant_method")
+    method = named or next((name for field, name in MARKS if field in settings), "an unknown format")
+    kind = settings.get(KINDS.get(method, "")) if isinstance(method, str) else None
+    return _short(method) + (f" ({_short(kind)})" if kind else "")
+
+
+def _short(value: object) -> str:
+    """On one line, whatever the file holds."""
+    text = value if isinstance(value, str) and value.isascii() and value.isprintable() else json.dumps(value)
+    return text[:LONGEST_NAME]

@@ -1,0 +1,147 @@
+"""The fields of config.json in three lists: those we read, those that change nothing here, and the rest.
+
+One of the rest may change what the model computes: it is refused if transformers knows it (`transformers_fields.txt`)
+or its name sounds like it, unless its value says that nothing is changed. Any other is left to a warning.
+"""
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from text_generation_server.errors import ModelError
+from text_generation_server.models.values import described, is_number, shown_name
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# By model_type, what `read_config` reads. A kind of model that is not here is not served.
+READ: Mapping[str, frozenset[str]] = {
+    "llama": _names("""
+        attention_bias compression_config dtype eos_token_id head_dim hidden_act hidden_size intermediate_size
+        max_position_embeddings mlp_bias model_type num_attention_heads num_hidden_layers num_key_value_heads
+        quantization_config rms_norm_eps rope_parameters rope_scaling rope_theta tie_word_embeddings torch_dtype
+        vocab_size
+    """),
+}
+
+OF_TRAINING = _names("""
+    embd_pdrop gradient_checkpointing init_std initializer_range output_router_logits pretraining_tp resid_pdrop
+    router_aux_loss_coef unsloth_fixed unsloth_version
+""")
+OF_OTHER_TASKS = _names("finetuning_task id2label label2id num_labels problem_type task_specific_params")
+OF_TRANSFORMERS = _names("""
+    _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
+    _flash_attn_2_enabled _name_or_path architectures attn_implementation cache_implementation chunk_size_feed_forward
+    is_decoder is_llama_config keys_to_ignore_at_inference name_or_path output_attentions output_hidden_states
+    return_dict tokenizer_class torchscript transformers.js_config transformers_version use_bfloat16 use_cache
+    use_return_dict
+""")
+TOKEN_IDS = _names("""
+    bos_token_id cls_token_id decoder_start_token_id mask_token_id pad_token_id sep_token_id unk_token_id
+""")
+# Before generation_config.json there was, they stood here. A request says how to sample.
+OF_SAMPLING = _names("""
+    bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
+    exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty max_length max_new_tokens
+    min_length no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores prefix
+    remove_invalid_values repetition_penalty return_dict_in_generate suppress_tokens temperature tf_legacy_loss top_k
+    top_p typical_p
+""")
+# Beside max_position_embeddings, which counts.
+LENGTHS = _names("""
+    max_seq_len max_seq_length max_sequence_length model_max_length n_ctx n_positions seq_len seq_length
+""")
+HARMLESS = OF_TRAINING | OF_OTHER_TASKS | OF_TRANSFORMERS | TOKEN_IDS | OF_SAMPLING | LENGTHS
+HARMLESS_WORDS = ("dropout",)  # of training
+TELLING_WORDS = ("rope", "attn", "attention", "scale", "multiplier", "norm", "window", "cap", "quant", "bias")
+WINDOWS = ("sliding_window", "sliding_window_size", "attention_window", "window_size")
+
+
+class Sizes(Protocol):
+    """What a neutral value may depend on."""
+
+    @property
+    def head_size(self) -> int: ...
+
+    @property
+    def max_positions(self) -> int: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+
+def unknown_fields(raw: Mapping[str, Any], model_type: str, sizes: Sizes, where: str) -> tuple[str, ...]:
+    """The names of fields that nobody knows, for a warning. ModelError names the first one that must be refused."""
+    rest = [
+        name
+        for name, value in raw.items()
+        if name not in READ[model_type] and not _is_harmless(name) and not _is_neutral(name, value, raw, sizes)
+    ]
+    for name in rest:
+        if name in transformers_fields() or any(word in name.lower() for word in TELLING_WORDS):
+            raise ModelError(
+                f"{where}: {shown_name(name)} is {described(raw[name])}, which is not supported for {model_type}: if "
+                "the model computes the same without this field, remove it"
+            )
+    return tuple(shown_name(name) for name in rest)
+
+
+@cache
+def transformers_fields() -> frozenset[str]:
+    return frozenset(Path(__file__).with_name("transformers_fields.txt").read_text().split())
+
+
+def _is_harmless(name: str) -> bool:
+    return name in HARMLESS or any(word in name for word in HARMLESS_WORDS)
+
+
+def _is_neutral(name: str, value: object, raw: Mapping[str, Any], sizes: Sizes) -> bool:
+    """Whether a model with this value computes what one without the field does."""
+    if value is None or value is False or value in ([], {}, ""):
+        return True
+    if name in WINDOWS or name == "max_window_layers":
+        return _sees_everything(raw, sizes)
+    if name == "layer_types":
+        return isinstance(value, list) and all(kind == "full_attention" for kind in value)
+    if name == "no_rope_layers":  # 1 means that the layer has positions
+        return isinstance(value, list) and all(is_number(kind) and kind == 1 for kind in value)
+    neutral = _neutral_values(sizes).get(name)
+    if isinstance(neutral, float):
+        return is_number(value) and math.isclose(value, neutral, rel_tol=1e-6)  # type: ignore[arg-type]
+    return neutral is not None and value == neutral
+
+
+def _sees_everything(raw: Mapping[str, Any], sizes: Sizes) -> bool:
+    """No layer has a window, or it is as long as the longest sequence."""
+    if raw.get("use_sliding_window") is False:
+        return True
+    widths = [raw[name] for name in WINDOWS if raw.get(name) is not None]
+    return all(is_number(width) and width >= sizes.max_positions for width in widths)
+
+
+def _neutral_values(sizes: Sizes) -> Mapping[str, float | str]:
+    scale, size = sizes.head_size**-0.5, float(sizes.head_size)
+    return {
+        "attention_multiplier": scale,
+        "attention_scale": scale,
+        "embedding_multiplier": 1.0,
+        "head_size": size,
+        "hidden_activation": "silu",
+        "key_multiplier": 1.0,
+        "lm_head_multiplier": 1.0,
+        "logit_scale": 1.0,
+        "logits_scaling": 1.0,
+        "num_experts": 0.0,
+        "num_local_experts": 0.0,
+        "original_max_position_embeddings": float(sizes.max_positions),
+        "partial_rotary_factor": 1.0,
+        "position_embedding_type": "rope",
+        "query_pre_attn_scalar": size,
+        "residual_multiplier": 1.0,
+        "rotary_dim": size,
+        "rotary_pct": 1.0,
+    }

@@ -1,0 +1,66 @@
+"""The rotary positions that config.json asks for, in transformers' spelling of version 5 (rope_parameters) or of
+before (rope_theta, rope_scaling)."""
+
+from collections.abc import Mapping
+
+from text_generation_server.errors import ModelError
+from text_generation_server.layers.rotary import RopeScaling
+from text_generation_server.models.values import Fields, described, is_number, shown_name
+
+DEFAULT_THETA = 10000.0
+MAX_THETA = 1e15
+MAX_FACTOR = 1e6
+MAX_POSITIONS = 2**24  # more than the longest context of any model (10 million tokens)
+
+# By kind, the fields that it reads beside rope_theta; linear has no use for the last one, which some files have.
+KINDS: Mapping[str, frozenset[str]] = {
+    "default": frozenset(),
+    "linear": frozenset({"factor", "original_max_position_embeddings"}),
+    "dynamic": frozenset({"factor"}),
+    "llama3": frozenset({"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}),
+}
+NAMES = frozenset({"rope_theta", "rope_type", "type"})
+# What changes nothing: the value that means "as without it", of fields that the kind does not read.
+NEUTRAL: Mapping[str, float] = {"factor": 1.0, "partial_rotary_factor": 1.0, "attention_factor": 1.0}
+
+
+def read_rope(config: Fields, positions: int) -> tuple[float, RopeScaling]:
+    """(theta, scaling). ModelError names the field; `positions` is max_position_embeddings."""
+    rope = _object(config)
+    theta = rope if rope.has("rope_theta") else config
+    kind = rope.word("rope_type" if rope.has("rope_type") else "type", "default")
+    if kind not in KINDS:
+        raise ModelError(f"{rope.where}: {described(kind)} is not supported yet, only {', '.join(KINDS)}")
+    _refuse_others(rope, kind, positions)
+    reads = KINDS[kind]
+    scaling = RopeScaling(
+        kind=kind,
+        factor=rope.number("factor", 1, MAX_FACTOR) if "factor" in reads else 1.0,
+        original_max_positions=(
+            rope.whole("original_max_position_embeddings", 1, MAX_POSITIONS) if kind == "llama3" else 0
+        ),
+        low_freq_factor=rope.number("low_freq_factor", 1e-6, MAX_FACTOR, 1.0) if kind == "llama3" else 1.0,
+        high_freq_factor=rope.number("high_freq_factor", 1e-6, MAX_FACTOR, 4.0) if kind == "llama3" else 4.0,
+    )
+    if kind == "llama3" and scaling.low_freq_factor >= scaling.high_freq_factor:
+        raise rope.error("high_freq_factor", f"more than low_freq_factor ({scaling.low_freq_factor:g})")
+    return theta.number("rope_theta", 1, MAX_THETA, DEFAULT_THETA), scaling
+
+
+def _object(config: Fields) -> Fields:
+    new, old = config.inner("rope_parameters"), config.inner("rope_scaling")
+    if new.raw and old.raw and new.raw != old.raw:
+        raise ModelError(f"{config.where}: rope_parameters and rope_scaling say different things: remove one of them")
+    return new if new.raw else old
+
+
+def _refuse_others(rope: Fields, kind: str, positions: int) -> None:
+    """What the kind does not read may only say what is so without it."""
+    neutral = {**NEUTRAL, "original_max_position_embeddings": positions}
+    for name, value in rope.raw.items():
+        if name in KINDS[kind] or name in NAMES or value is None:
+            continue
+        if not is_number(value) or value != neutral.get(name):
+            raise ModelError(
+                f"{rope.where}: {shown_name(name)} {described(value)} is not supported with rope type {kind}"
+            )

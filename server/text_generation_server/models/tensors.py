@@ -1,0 +1,63 @@
+"""Which tensors a Llama has and of which shapes, and whether the weights files hold just these."""
+
+from collections.abc import Callable, Iterable
+
+from text_generation_server.errors import ModelError
+from text_generation_server.models.config import ModelConfig
+from text_generation_server.weights.formats import BUFFERS
+
+HEAD = "lm_head.weight"
+
+
+def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Of all tensors of a Llama, by name."""
+    hidden, wide = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+    linears = {
+        "self_attn.q_proj": (queries, hidden, config.attention_bias),
+        "self_attn.k_proj": (keys, hidden, config.attention_bias),
+        "self_attn.v_proj": (keys, hidden, config.attention_bias),
+        "self_attn.o_proj": (hidden, queries, config.attention_bias),
+        "mlp.gate_proj": (wide, hidden, config.mlp_bias),
+        "mlp.up_proj": (wide, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, wide, config.mlp_bias),
+    }
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    if not config.tie_word_embeddings:
+        found[HEAD] = (config.vocab_size, hidden)
+    found["model.norm.weight"] = (hidden,)
+    for i in range(config.num_layers):
+        layer = f"model.layers.{i}"
+        for name, (outputs, inputs, has_bias) in linears.items():
+            found[f"{layer}.{name}.weight"] = (outputs, inputs)
+            if has_bias:
+                found[f"{layer}.{name}.bias"] = (outputs,)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            found[f"{layer}.{name}.weight"] = (hidden,)
+    return found
+
+
+def check_tensors(config: ModelConfig, names: Iterable[str], shape_of: Callable[[str], tuple[int, ...] | None]) -> None:
+    """ModelError for the first tensor that is missing, of another shape, or of another kind of model. Every rank checks
+    whole tensors, though it reads parts of them; nothing is read here."""
+    expected = shapes(config)
+    for name, shape in expected.items():
+        _check_shape(name, shape, shape_of(name))
+    for name in names:
+        if name == HEAD:  # of a tied model that was saved with its head: see Llama
+            _check_shape(name, expected["model.embed_tokens.weight"], shape_of(name))
+        elif name not in expected and not BUFFERS.search(name):
+            raise ModelError(
+                f"the weights files have a tensor {ascii(name)[1:-1]}, which a {config.model_type} with this"
+                " config.json does not have: the weights belong to another config.json, or to another kind of model"
+            )
+
+
+def _check_shape(name: str, expected: tuple[int, ...], stored: tuple[int, ...] | None) -> None:
+    if stored is None:
+        raise ModelError(f"the weights files have no tensor {name}: do they belong to this config.json?")
+    if stored != expected:
+        raise ModelError(
+            f"the tensor {name} has the shape {list(stored)} in the weights files, and config.json makes it"
+            f" {list(expected)}: do the weights belong to this config.json?"
+        )

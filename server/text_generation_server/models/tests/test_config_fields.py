@@ -1,0 +1,111 @@
+"""No field of config.json that may change what a model computes is passed over in silence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers_fields import known_to_transformers
+
+from text_generation_server.errors import ModelError
+from text_generation_server.models.config import read_config
+from text_generation_server.models.fields import HARMLESS, transformers_fields
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+def unknown(folder: Path, **changes: Any) -> tuple[str, ...]:
+    (folder / "config.json").write_text(json.dumps(LLAMA | changes))
+    return read_config(folder).unknown_fields
+
+
+def test_the_list_holds_every_field_that_the_installed_transformers_knows() -> None:
+    new = known_to_transformers() - transformers_fields()
+    assert new == set(), "run server/text_generation_server/tests/transformers_fields.py"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("sliding_window", 511),
+        ("attention_multiplier", 0.5),
+        ("attention_multiplier", True),
+        ("logits_scaling", 8.0),
+        ("logits_scaling", 0),
+        ("residual_multiplier", 0.22),
+        ("embedding_multiplier", 12.0),
+        ("partial_rotary_factor", 0.5),
+        ("layer_types", ["full_attention", "sliding_attention", "full_attention"]),
+        ("no_rope_layers", [1, 1, 0]),
+        ("attn_logit_softcapping", 50.0),
+        ("final_logit_softcapping", 30.0),
+        ("query_pre_attn_scalar", 256),
+        ("use_qk_norm", True),
+        ("qk_layernorm", True),
+        ("clip_qkv", 8.0),
+        ("hidden_activation", "gelu_pytorch_tanh"),
+        ("num_local_experts", 8),
+        ("per_layer_config", {"0": {"head_dim": 8}}),
+        ("num_nextn_predict_layers", 1),
+        ("original_max_position_embeddings", 128),
+        # Not known to transformers: refused for what their names say.
+        ("my_rope_variant", 1),
+        ("special_attn", "yes"),
+        ("my_bias", 0.5),
+        ("LogitCap", 30),
+        ("QuantBits", 4),
+    ],
+)
+def test_a_field_that_may_change_the_result_is_refused_by_name(tmp_path: Path, field: str, value: object) -> None:
+    with pytest.raises(ModelError, match=f"config.json: {field} is .*, which is not supported for llama") as refused:
+        unknown(tmp_path, **{field: value})
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("sliding_window", None),
+        ("sliding_window", 512),
+        ("attention_multiplier", 0.25),
+        ("logits_scaling", 1.0),
+        ("residual_multiplier", 1),
+        ("partial_rotary_factor", 1.0),
+        ("layer_types", ["full_attention"] * 3),
+        ("no_rope_layers", [1, 1, 1]),
+        ("attn_logit_softcapping", None),
+        ("query_pre_attn_scalar", 16),
+        ("use_qk_norm", False),
+        ("rope_interleaved", False),
+        ("pruned_heads", {}),
+        ("hidden_activation", "silu"),
+        ("original_max_position_embeddings", 512),
+        ("attention_dropout", 0.1),
+        ("pretraining_tp", 2),
+        ("_attn_implementation", "sdpa"),
+        ("max_sequence_length", 16384),
+    ],
+)
+def test_a_value_that_changes_nothing_is_accepted_without_a_warning(tmp_path: Path, field: str, value: object) -> None:
+    assert unknown(tmp_path, **{field: value}) == ()
+
+
+def test_a_window_that_is_switched_off_is_no_window(tmp_path: Path) -> None:
+    off = {"sliding_window": 128, "max_window_layers": 2, "use_sliding_window": False}
+    assert unknown(tmp_path, **off) == ()
+    for changes in ({"use_sliding_window": True}, {"use_sliding_window": None}):
+        with pytest.raises(ModelError, match="sliding_window"):
+            unknown(tmp_path, **off | changes)
+
+
+def test_a_field_that_nobody_knows_is_left_to_a_warning_with_its_name(tmp_path: Path) -> None:
+    assert unknown(tmp_path, my_note="trained on a Tuesday", another_one={"a": 1}) == ("my_note", "another_one")
+    assert unknown(tmp_path, **{"two\nlines": 1}) == ('"two\\nlines"',)
+
+
+def test_what_a_scale_would_be_is_on_no_list_of_harmless_fields() -> None:
+    words = ("rope", "scale", "multiplier", "norm", "window", "cap", "quant", "bias")
+    assert not [name for name in HARMLESS if any(word in name for word in words)]

@@ -1,0 +1,161 @@
+"""A model whose weights are not those that config.json describes is refused before anything of them is read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from shard_tools import ALONE, CPU, make_checkpoint
+
+from text_generation_server.distributed import Alone, Group
+from text_generation_server.errors import ModelError
+from text_generation_server.kernels import select_backend
+from text_generation_server.models import get_model
+from text_generation_server.models.config import read_config
+from text_generation_server.models.llama import Llama
+from text_generation_server.weights.files import SafetensorsFiles
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    make_checkpoint(tmp_path)
+    return tmp_path
+
+
+def change_config(path: Path, **changes: Any) -> None:
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def change_tensors(path: Path, **changes: torch.Tensor | None) -> None:
+    """A double underscore stands for a dot; None removes a tensor."""
+    tensors = load_file(path / "model.safetensors")
+    for name, tensor in changes.items():
+        tensors.pop(name.replace("__", "."), None)
+        if tensor is not None:
+            tensors[name.replace("__", ".")] = tensor
+    save_file(tensors, path / "model.safetensors")
+
+
+def load(path: Path, group: Group = ALONE) -> Llama:
+    files, read = SafetensorsFiles(path), []
+    try:
+        return get_model(
+            files, read_config(path), select_backend(CPU).kernels, group, CPU, torch.float32, 64,
+            lambda: read.append(1),
+        )  # fmt: skip
+    except ModelError as refused:
+        assert read == [] and files.bytes_read == 0 and len(str(refused).splitlines()) == 1
+        raise
+
+
+RANKS = pytest.mark.parametrize("group", [Group(rank, size, Alone()) for size in (1, 2) for rank in range(size)])
+
+
+@RANKS
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("intermediate_size", 80, "mlp.gate_proj.weight has the shape [160, 64] in the weights files, and config.json"),
+        ("intermediate_size", 320, "mlp.gate_proj.weight has the shape [160, 64]"),
+        ("vocab_size", 300, "model.embed_tokens.weight has the shape [320, 64]"),
+        ("vocab_size", 321, "config.json makes it [321, 64]"),
+        (
+            "head_dim",
+            8,
+            "self_attn.q_proj.weight has the shape [64, 64] in the weights files, and config.json makes it",
+        ),
+        ("head_dim", 32, "config.json makes it [128, 64]"),
+        ("hidden_size", 60, "[320, 64] in the weights files, and config.json makes it [320, 60]"),
+        ("hidden_size", 68, "config.json makes it [320, 68]"),
+        ("num_key_value_heads", 4, "self_attn.k_proj.weight has the shape [32, 64]"),
+        ("num_key_value_heads", 1, "self_attn.k_proj.weight has the shape [32, 64]"),
+        ("num_hidden_layers", 2, "have a tensor model.layers.2."),
+        ("num_hidden_layers", 4, "have no tensor model.layers.3."),
+        ("attention_bias", True, "have no tensor model.layers.0.self_attn.q_proj.bias"),
+    ],
+)
+def test_sizes_that_are_not_the_weights_are_refused_by_every_rank(
+    model: Path, group: Group, field: str, value: object, named: str
+) -> None:
+    change_config(model, **{field: value})
+    with pytest.raises(ModelError) as refused:
+        load(model, group)
+    assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["self_attn.q_norm.weight", "self_attn.q_proj.bias", "mlp.down_proj.bias", "post_feedforward_layernorm.weight"],
+)
+def test_a_tensor_of_another_kind_of_model_is_refused_by_name(model: Path, name: str) -> None:
+    change_tensors(model, **{f"model.layers.1.{name}": torch.zeros(16)})
+    with pytest.raises(ModelError, match=rf"have a tensor model\.layers\.1\.{name}"):
+        load(model)
+
+
+def test_a_shape_with_the_same_number_of_elements_is_another_shape(model: Path) -> None:
+    change_tensors(model, model__norm__weight=torch.ones(8, 8))
+    with pytest.raises(ModelError, match=r"model\.norm\.weight has the shape \[8, 8\]"):
+        load(model)
+
+
+def test_buffers_of_old_checkpoints_are_passed_over(model: Path) -> None:
+    change_tensors(model, **{f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(8) for i in range(3)})
+    load(model)
+
+
+@RANKS
+def test_a_vocabulary_that_is_padded_for_the_ranks_is_the_files(tmp_path: Path, group: Group) -> None:
+    make_checkpoint(tmp_path, vocab_size=321)
+    load(tmp_path, group)
+
+
+def test_a_tied_model_that_was_saved_with_its_head_is_tied(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, tie_word_embeddings=True)
+    embedding = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    ids = torch.randn(2, 64)
+    expected = load(tmp_path).logits(ids)
+    change_tensors(tmp_path, lm_head__weight=embedding.clone())
+    assert torch.equal(load(tmp_path).logits(ids), expected)
+    change_tensors(tmp_path, lm_head__weight=embedding[:-1].clone())
+    with pytest.raises(ModelError, match=r"lm_head\.weight has the shape \[319, 64\]"):
+        load(tmp_path)
+
+
+def test_a_head_of_its_own_counts_though_config_json_calls_it_tied(tmp_path: Path) -> None:
+    """As in transformers, which warns and does not tie."""
+    from transformers import LlamaForCausalLM
+
+    make_checkpoint(tmp_path)
+    change_config(tmp_path, tie_word_embeddings=True)
+    theirs = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).lm_head.weight.detach()
+    hidden = torch.randn(2, 64)
+    torch.testing.assert_close(load(tmp_path).logits(hidden), hidden @ theirs.T)
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        {
+            "torch_dtype": "bfloat16",
+            "dtype": None,
+            "rope_theta": 10000.0,
+            "rope_scaling": None,
+            "rope_parameters": None,
+        },
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None, "pretraining_tp": 2},
+        {"num_key_value_heads": 2, "_name_or_path": "x", "_attn_implementation_autoset": True, "head_dim": None},
+    ],
+    ids=["version 4.31", "version 4.34", "version 4.48"],
+)
+def test_what_older_versions_of_transformers_wrote_is_loaded(model: Path, spelling: dict[str, Any]) -> None:
+    change_config(model, **spelling)
+    assert read_config(model).unknown_fields == ()
+    load(model)
+
+
+def test_what_transformers_writes_now_is_read_without_a_warning(model: Path) -> None:
+    assert read_config(model).unknown_fields == ()

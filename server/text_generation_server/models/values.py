@@ -1,0 +1,107 @@
+"""Values out of config.json, which is somebody else's data: of the right kind and in bounds, or one line that says why
+not. Null is the same as absent, as in transformers."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from text_generation_launcher.model_files import read_model_file
+from text_generation_server.errors import ModelError
+
+LONGEST_VALUE = 40  # characters of a value that a message repeats
+
+
+class Fields:
+    """One JSON object. `where` begins every message: the file, and inside which field of it."""
+
+    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
+        self.raw = raw
+        self.where = where
+
+    def has(self, name: str) -> bool:
+        return self.raw.get(name) is not None
+
+    def whole(self, name: str, least: int, most: int, default: int | None = None) -> int:
+        """A whole number from `least` to `most`."""
+        value = self._value(name, default)
+        if not is_whole(value, least, most):
+            raise self.error(name, f"a whole number from {least} to {most}")
+        return int(value)
+
+    def number(self, name: str, least: float, most: float, default: float | None = None) -> float:
+        """A finite number from `least` to `most`."""
+        value = self._value(name, default)
+        if not (is_number(value) and least <= value <= most):
+            raise self.error(name, f"a number from {least:g} to {most:g}")
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        value = self._value(name, False)
+        if not isinstance(value, bool):
+            raise self.error(name, "true or false")
+        return value
+
+    def word(self, name: str, default: str | None = None) -> str:
+        value = self._value(name, default)
+        if not isinstance(value, str):
+            raise self.error(name, "a string")
+        return value
+
+    def inner(self, name: str) -> "Fields":
+        """The object that is the field's value; an empty one where there is none."""
+        value = self._value(name, {})
+        if not isinstance(value, dict):
+            raise self.error(name, "an object")
+        return Fields(value, f"{self.where}: {name}")
+
+    def error(self, name: str, wanted: str) -> ModelError:
+        return ModelError(f"{self.where}: {shown_name(name)} is {described(self.raw.get(name))}, and must be {wanted}")
+
+    def _value(self, name: str, default: Any) -> Any:
+        value = self.raw.get(name)
+        if value is not None:
+            return value
+        if default is None:
+            what = f": {name} is null, and needs a value" if name in self.raw else f" has no field {name}"
+            raise ModelError(self.where + what)
+        return default
+
+
+def is_number(value: object) -> bool:
+    """Neither true or false, which Python counts among the numbers, nor NaN or an infinity."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+
+
+def is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def described(value: object) -> str:
+    """What kind of value it is, and a number or a string as it stands there; one line of ASCII."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    text = json.dumps(value)  # NaN and Infinity in JavaScript's spelling, as the file has them
+    text = text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
+    return f"the string {text}" if isinstance(value, str) else text
+
+
+def shown_name(name: str) -> str:
+    """A field's name on one line, whatever the file has."""
+    return name[:LONGEST_VALUE] if name.isascii() and name.isprintable() else json.dumps(name)[:LONGEST_VALUE]
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """None if there is no such file."""
+    try:
+        content = json.loads(read_model_file(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    return content

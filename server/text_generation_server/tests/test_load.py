@@ -1,0 +1,67 @@
+"""What the start of a shard says about the model's files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shard_tools import make_checkpoint
+from tokenizers import Tokenizer, models
+
+from text_generation_server.config import ShardConfig
+from text_generation_server.errors import ModelError
+from text_generation_server.load import MAX_MENTIONED, load_shard
+from text_generation_server.worker import Worker
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+
+
+def load(folder: Path, max_total_tokens: int | None = 256) -> None:
+    config = ShardConfig(
+        model_path=folder, uds_path=str(folder / "s"), rank=0, world_size=1, generation=1, dtype="float32",
+        quantize=None, kv_cache_dtype=None, max_total_tokens=max_total_tokens, rope_scaling=None, rope_factor=None,
+        watermark_gamma=0.5, watermark_delta=2.0,
+    )  # fmt: skip
+    load_shard(config, Worker(1))
+
+
+def make(folder: Path, **changes: Any) -> None:
+    make_checkpoint(folder, max_position_embeddings=128)
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(folder / "tokenizer.json"))
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_dynamic_rope_beyond_the_trained_length_is_told_with_both_numbers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path, rope_parameters=DYNAMIC)
+    load(tmp_path, 512)
+    (told,) = warnings(caplog)
+    assert "max_total_tokens 512" in told and "trained 128 tokens" in told and "--max-total-tokens 128" in told
+    caplog.clear()
+    load(tmp_path, 128)
+    assert warnings(caplog) == []
+
+
+def test_each_unknown_field_is_named_once_and_many_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path, **{f"note_{i}": i + 1 for i in range(MAX_MENTIONED + 2)})
+    load(tmp_path, 128)
+    told = warnings(caplog)
+    assert [f"note_{i}" in text for i, text in enumerate(told)] == [True] * MAX_MENTIONED + [False]
+    assert told[-1] == "config.json has 2 more such fields"
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b'{"model": 1}'])
+def test_a_broken_tokenizer_is_told_in_one_line(tmp_path: Path, content: bytes) -> None:
+    make(tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read as a tokenizer") as refused:
+        load(tmp_path, 128)
+    assert len(str(refused.value).splitlines()) == 1

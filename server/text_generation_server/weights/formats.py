@@ -1,0 +1,74 @@
+"""Which weights we do not serve as they are stored: by what config.json says, by a tensor's type, by its name."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from text_generation_launcher import quantization
+from text_generation_server.errors import WeightsError
+
+SERVED_TYPES = frozenset({"BF16", "F16", "F32", "F64"})
+# safetensors' names of the types that quantized weights are stored in, as torch and people call them.
+TYPE_NAMES: Mapping[str, str] = {
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F4": "float4_e2m1fn_x2",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "U8": "uint8",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+    "BOOL": "bool",
+    "C64": "complex64",
+}
+
+# How the names of tensors end that stand beside, or instead of, quantized weights, and whose they are.
+QUANTIZED_NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"\.(qweight|qzeros|scales)$", "gptq or awq"),
+        (r"\.g_idx$", "gptq"),
+        (r"\.weight_(packed|shape|zero_point|g_idx|global_scale)$", "compressed-tensors"),
+        (r"\.(SCB|weight_format|absmax|quant_map|nested_absmax|nested_quant_map)$", "bitsandbytes"),
+        (r"\.weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..+)$", "bitsandbytes"),
+        (r"_(blocks|scales)$", "mxfp4"),
+        (r"scale_inv$", "fp8"),
+        (r"[._](k_scale|v_scale|q_scale|prob_scale)$", "a quantized KV cache"),
+        (r"(^|[._])scale$", "fp8 or compressed-tensors"),
+    )
+)
+
+# Buffers that old versions of transformers saved, which are computed from config.json.
+BUFFERS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
+_INSTEAD = "choose the same model with unquantized weights"
+
+
+def refuse_quantized(path: Path, config: Mapping[str, Any]) -> None:
+    """WeightsError if config.json, or a file beside it, names a format that we do not serve."""
+    if reason := quantization.refusal(path, config):
+        raise WeightsError(reason)
+
+
+def refuse_quantized_tensors(file: Path, types: Mapping[str, str]) -> None:
+    """WeightsError for the first tensor that only quantized weights have; `types` in safetensors' spelling."""
+    for name, type in sorted(types.items()):
+        if BUFFERS.search(name):
+            continue
+        for pattern, format in QUANTIZED_NAMES:
+            if pattern.search(name):
+                raise WeightsError(
+                    f"{file}: the tensor {ascii(name)[1:-1]} belongs to weights quantized as {format}, which is not"
+                    f" supported yet: {_INSTEAD}"
+                )
+        if type not in SERVED_TYPES:
+            called = TYPE_NAMES.get(type, ascii(type)[1:-1])
+            raise WeightsError(
+                f"{file}: the tensor {ascii(name)[1:-1]} is stored as {called}, which is not supported yet: {_INSTEAD}"
+            )
