@@ -32,6 +32,7 @@ ROUTER_FLAGS = (
     "admission",
     "prefix_caching",
     "prefix_cache_scope",
+    "priority_between_tenants",
     "max_client_batch_size",
     "payload_limit",
     "hostname",

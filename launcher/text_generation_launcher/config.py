@@ -147,6 +147,9 @@ class LauncherConfig:
         "Among whose requests it is shared: those of one API key (key; without keys: all), of one key and X-Tenant "
         "(tenant), or all.",
     )
+    priority_between_tenants: bool = flag(
+        False, "A request's priority counts before the fair shares of tenants; otherwise within its tenant only."
+    )
     max_client_batch_size: int = flag(4, "Inputs of one client call at most.", min=0)
     payload_limit: int = flag(2_000_000, "Bytes of a request body at most.", min=0)
 

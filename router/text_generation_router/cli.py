@@ -53,6 +53,14 @@ def route(
     prefix_cache_scope: Annotated[
         CacheScope, Flag(envvar="PREFIX_CACHE_SCOPE", help="Among whose requests cached prefixes are shared.")
     ] = CacheScope.KEY,
+    priority_between_tenants: Annotated[
+        bool,
+        Flag(
+            "--priority-between-tenants",
+            envvar="PRIORITY_BETWEEN_TENANTS",
+            help="A request's `priority` counts before fair shares; otherwise within one tenant only.",
+        ),
+    ] = False,
     validation_workers: Annotated[int, Flag(envvar="VALIDATION_WORKERS", help="Threads that tokenize.")] = 2,
     payload_limit: Annotated[int, Flag(envvar="PAYLOAD_LIMIT", help="Bytes of a body at most.")] = 2_000_000,
     hostname: Annotated[str, Flag(envvar="HOSTNAME", help="IP address to listen on.")] = "0.0.0.0",

@@ -42,6 +42,7 @@ class RouterConfig:
     admission: AdmissionMode
     prefix_caching: bool
     prefix_cache_scope: CacheScope
+    priority_between_tenants: bool
     validation_workers: int
     payload_limit: int  # bytes
     hostname: str

@@ -71,6 +71,7 @@ class EngineConfig:
     max_batch_size: int | None
     prefix_caching: bool = True
     admission: AdmissionMode = AdmissionMode.PAST_FUTURE
+    priority_between_tenants: bool = False
     max_queued_tokens: int | None = None  # prompt tokens that may wait; None: QUEUED_CAPACITIES times the slots
 
 
@@ -129,6 +130,7 @@ class Engine:
                 max_batch_size=config.max_batch_size,
                 admission=config.admission,
                 prefix_caching=config.prefix_caching,
+                priority_between_tenants=config.priority_between_tenants,
             )
         )
         self._shards: ShardGroup | None = None  # None while there are none that are ready

@@ -163,6 +163,7 @@ def engine_config(config: RouterConfig) -> EngineConfig:
         max_queued_tokens=config.max_queued_tokens,
         admission=config.admission,
         prefix_caching=config.prefix_caching,
+        priority_between_tenants=config.priority_between_tenants,
     )
 
 

@@ -78,6 +78,7 @@ OWN_FLAGS = {
     "admission": "past-future",
     "prefix-caching": True,
     "prefix-cache-scope": "key",
+    "priority-between-tenants": False,
     "stream-write-timeout": 30,
 }
 ALL_FLAGS = TGI_FLAGS | OTHER_FLAGS | OWN_FLAGS

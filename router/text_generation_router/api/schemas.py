@@ -8,7 +8,9 @@ from text_generation_router.api.fields import F32, I32, U32, U64, Body, Texts
 from text_generation_router.errors import ValidationError
 from text_generation_router.text.validation import Parameters
 
-Priority = Annotated[I32 | None, Field(description="Of the requests that wait, lower ones go first. Default: 0.")]
+Priority = Annotated[
+    I32 | None, Field(description="Of one tenant's requests that wait, lower ones go first. Default: 0.")
+]
 Timeout = Annotated[
     F32 | None,
     Field(

@@ -12,13 +12,15 @@ from itertools import chain
 from text_generation_router.scheduling.admission import Admission, Forecast
 from text_generation_router.scheduling.chunks import guaranteed_share
 from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.lines import WINDOW
 from text_generation_router.scheduling.memory import Memory
-from text_generation_router.scheduling.queue import WINDOW, Queue
+from text_generation_router.scheduling.queue import Queue
 from text_generation_router.scheduling.running import Running
+from text_generation_router.scheduling.tenant import Account
 
 # One who does not fit is looked at again when others have given back what was missing, or after so many steps.
 RETRY_STEPS = 8
-# Nobody makes room for another tenant before it has made so many tokens.
+# A request that makes room for another tenant's has made this many tokens since it joined, or more.
 FEWEST_TOKENS = 4
 
 
@@ -161,21 +163,25 @@ class Joining:
         return [self._favoured] if self._favoured is not None else []
 
     def _make_room(self, running: Mapping[int, Running]) -> None:
-        """A tenant that has nothing running gets a place at once, from those who have several."""
+        """An owner that has nothing running gets a place at once, from an owner that has several; a tenant that has
+        nothing running, from a tenant of the same owner that has several."""
         if self._victims:
             return  # what they hold is on its way
         request = self._queue.shut_out()
         if request is None:
             return
-        places = Counter(r.tenant for r in running.values())
+        between_owners = not request.tenant.owner.num_running
+        payers = [r for r in running.values() if between_owners or r.tenant.owner is request.tenant.owner]
+        places = Counter(_payer(r, between_owners) for r in payers)
         missing = request.num_tokens + int(self._admission.expect(request).mean()) - self._memory.num_available
-        by_cost = sorted(running.values(), key=lambda r: (-r.tenant.num_running, self._memory.num_exclusive(r), -r.id))
+        by_cost = sorted(payers, key=lambda r: (*_crowding(r, between_owners), self._memory.num_exclusive(r), -r.id))
         victims: list[Running] = []
         for victim in by_cost:
             if victims and missing <= 0:
                 break
-            if places[victim.tenant] > 1 and self._may_be_sent_away(victim, request):
-                places[victim.tenant] -= 1
+            payer = _payer(victim, between_owners)
+            if places[payer] > 1 and self._may_be_sent_away(victim, request):
+                places[payer] -= 1
                 missing -= self._memory.num_exclusive(victim)
                 victims.append(victim)
         if victims:
@@ -185,9 +191,10 @@ class Joining:
             self._retry_at = min(self._retry_at, self._forwards + 1)  # somebody may soon have got somewhere
 
     def _may_be_sent_away(self, victim: Running, request: Running) -> bool:
-        """For the sake of `request`; not again before it has got somewhere, and not by one that matters less."""
+        """For the sake of another tenant's `request`; not again before it has got somewhere, and not by one that
+        matters less, where priorities count between tenants."""
         return (
-            victim.request.priority >= request.request.priority
+            (victim.request.priority >= request.request.priority or not self._limits.priority_between_tenants)
             and victim.num_sent - victim.num_sent_at_start >= FEWEST_TOKENS
             and victim not in self._preempted
             and not victim.is_ending
@@ -211,3 +218,13 @@ class Joining:
         request = request or next(self._queue.waiting(), None)
         if request is not None:
             request.waited_for = reason
+
+
+def _payer(victim: Running, between_owners: bool) -> Account:
+    """Who gives up a place if it makes room."""
+    return victim.tenant.owner if between_owners else victim.tenant
+
+
+def _crowding(victim: Running, between_owners: bool) -> tuple[int, int]:
+    """Those who have most running make room first."""
+    return -victim.tenant.owner.num_running if between_owners else 0, -victim.tenant.num_running

@@ -18,6 +18,7 @@ class Limits:
     max_batch_size: int | None = None
     admission: AdmissionMode = AdmissionMode.PAST_FUTURE
     prefix_caching: bool = True
+    priority_between_tenants: bool = False  # else it orders the requests within one tenant only
 
     @property
     def max_running(self) -> int:

@@ -8,9 +8,8 @@ import numpy.typing as npt
 from text_generation_router.scheduling.blame import Blame
 from text_generation_router.scheduling.radix_tree import NOTHING, Ids, Node
 from text_generation_router.scheduling.request import GenerationRequest
-from text_generation_router.scheduling.share import Share
 from text_generation_router.scheduling.slots import Slots
-from text_generation_router.scheduling.tenant import Tenant
+from text_generation_router.scheduling.tenant import Owner, Tenant
 
 Flags = npt.NDArray[np.bool_]
 Lengths = npt.NDArray[np.int64]
@@ -83,7 +82,7 @@ class Running:
     is_known_to_shards: bool = False  # its first chunk has been sent
     most_computed: int = 0  # so much of it had been computed when it was last put back
     num_tokens: int = 0  # prompt and output
-    tenant: Tenant = field(default_factory=lambda: Tenant(Share(), 0.0))  # whose counter it moves; the queue gives it
+    tenant: Tenant = field(default_factory=lambda: Tenant(Owner(0.0)))  # whose counter it moves; the queue gives it
     _ids: Ids = field(default_factory=lambda: NOTHING)
 
     def __post_init__(self) -> None:

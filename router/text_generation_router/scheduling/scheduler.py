@@ -42,7 +42,7 @@ class Scheduler:
         self.limits = limits
         self.counters = SchedulerCounters()
         self._admission = Admission(limits.admission, seed)
-        self._queue = Queue(lambda request: self._memory.cached_length(request))
+        self._queue = Queue(lambda request: self._memory.cached_length(request), limits.priority_between_tenants)
         self._running: dict[int, Running] = {}  # hold a row and slots, in order of joining
         self._leaving: list[Running] = []  # ended or preempted; their last step has not answered
         self._departed: set[int] = set()  # their rows are still in the shards

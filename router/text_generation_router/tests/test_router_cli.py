@@ -47,6 +47,7 @@ def config(**changes) -> RouterConfig:
         "admission": AdmissionMode.PAST_FUTURE,
         "prefix_caching": True,
         "prefix_cache_scope": CacheScope.KEY,
+        "priority_between_tenants": False,
         "validation_workers": 2,
         "payload_limit": 1,
         "hostname": "127.0.0.1",

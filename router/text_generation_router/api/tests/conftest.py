@@ -295,6 +295,7 @@ def make_config(**changes: Any) -> RouterConfig:
         "admission": AdmissionMode.PAST_FUTURE,
         "prefix_caching": True,
         "prefix_cache_scope": CacheScope.KEY,
+        "priority_between_tenants": False,
         "validation_workers": 1,
         "payload_limit": 10_000,
         "hostname": "127.0.0.1",

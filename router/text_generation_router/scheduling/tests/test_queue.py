@@ -1,20 +1,32 @@
-from text_generation_router.scheduling.queue import MAX_IDLE_TENANTS, MAX_PASSED, Queue
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from text_generation_router.scheduling.lines import MAX_PASSED
+from text_generation_router.scheduling.queue import MAX_IDLE_TENANTS, Queue
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.tenant import Account
+from text_generation_router.scheduling.turns import Turns
 
 
 class Waiting:
     """A queue, and who comes out of it. `cached` says how much of a request the cache would have."""
 
-    def __init__(self) -> None:
+    def __init__(self, priority_between_tenants: bool = False) -> None:
         self.cached: dict[int, int] = {}
-        self.queue = Queue(lambda request: self.cached.get(request.id, 0))
+        self.queue = Queue(lambda request: self.cached.get(request.id, 0), priority_between_tenants)
         self.last_id = 0
 
-    def add(self, tenant: str = "", priority: int = 0, length: int = 10) -> Running:
+    def add(self, owner: str = "", priority: int = 0, length: int = 10, tenant: str = "") -> Running:
         self.last_id += 1
-        request = Running(self.last_id, GenerationRequest((1,) * length, 5, share=Share(tenant), priority=priority))
+        share = Share(owner, tenant)
+        request = Running(self.last_id, GenerationRequest((1,) * length, 5, share=share, priority=priority))
         self.queue.append(request)
         return request
 
@@ -37,8 +49,9 @@ def test_the_longest_cached_prefix_goes_first_among_the_first_few() -> None:
     assert [waiting.take() for _ in range(3)] == [added[7], added[3], added[0]]
 
 
-def test_nobody_is_passed_over_for_ever() -> None:
-    waiting = Waiting()
+@pytest.mark.parametrize("between_tenants", [False, True])
+def test_nobody_is_passed_over_for_ever(between_tenants: bool) -> None:
+    waiting = Waiting(between_tenants)
     unlucky = waiting.add(priority=1)
     taken = []
     while unlucky not in taken:
@@ -51,6 +64,24 @@ def test_lower_priorities_go_first() -> None:
     waiting = Waiting()
     added = [waiting.add(priority=priority) for priority in (5, 0, -3)]
     assert [waiting.take() for _ in range(3)] == added[::-1]
+
+
+def test_a_priority_gives_a_tenant_no_more_than_its_share() -> None:
+    """It orders the tenant's own requests, and nobody else's."""
+    waiting = Waiting()
+    for i in range(40):
+        waiting.add("pushes", priority=-5 - i)
+    modest = [waiting.add("modest") for _ in range(5)]
+    taken = [waiting.take() for _ in range(10)]
+    assert [request for request in taken if request in modest] == modest
+    assert [r.request.priority for r in taken if r not in modest] == [-44, -43, -42, -41, -40]
+
+
+def test_priorities_go_before_shares_where_the_server_is_told_so() -> None:
+    waiting = Waiting(priority_between_tenants=True)
+    urgent = [waiting.add("pushes", priority=-1) for _ in range(3)]
+    waiting.add("modest")
+    assert [waiting.take() for _ in range(3)] == urgent
 
 
 def test_who_has_run_before_goes_first_and_while_it_waits_nobody_else() -> None:
@@ -74,6 +105,24 @@ def test_tenants_are_served_the_same_number_of_tokens() -> None:
         waiting.add("few", length=20)
     taken = [waiting.take().request.share.owner for _ in range(30)]
     assert taken.count("few") == 10 and taken.index("few") <= 1
+
+
+def test_shares_go_first_between_owners_then_between_their_tenants() -> None:
+    waiting = Waiting()
+    for i in range(60):
+        waiting.add("many names", tenant=f"name {i % 20}")
+        waiting.add("one name")
+        waiting.add("two names", tenant="x" if i % 10 else "y")
+    taken = [waiting.take().request.share for _ in range(30)]
+    assert set(Counter(share.owner for share in taken).values()) == {10}
+    assert len({share.tenant for share in taken if share.owner == "many names"}) == 10
+    assert Counter(share.tenant for share in taken if share.owner == "two names") == {"x": 5, "y": 5}
+
+
+def test_a_tenant_of_the_same_name_under_another_owner_is_another() -> None:
+    waiting = Waiting()
+    first, second = waiting.add("a", tenant="x"), waiting.add("b", tenant="x")
+    assert first.tenant is not second.tenant and first.tenant.owner is not second.tenant.owner
 
 
 def test_output_counts_too() -> None:
@@ -104,7 +153,7 @@ def test_tenants_without_requests_are_forgotten_when_there_are_many() -> None:
     stays = waiting.add("stays")
     for i in range(MAX_IDLE_TENANTS + 10):
         waiting.queue.remove(waiting.add(f"passing {i}"))
-    assert len(waiting.queue._tenants) <= MAX_IDLE_TENANTS and waiting.take() is stays
+    assert len(waiting.queue._accounts.owners) <= MAX_IDLE_TENANTS and waiting.take() is stays
 
 
 def test_a_tenant_with_nothing_running_is_shut_out() -> None:
@@ -116,3 +165,95 @@ def test_a_tenant_with_nothing_running_is_shut_out() -> None:
     first = waiting.add("one")
     waiting.add("one")
     assert waiting.queue.shut_out() is first
+
+
+def test_an_owner_with_nothing_running_comes_before_a_crowded_tenant() -> None:
+    waiting = Waiting()
+    for _ in range(3):
+        waiting.queue.take(waiting.add("many", tenant="x"), 10)
+    crowded = waiting.add("many", tenant="y")
+    assert waiting.queue.shut_out() is crowded
+    alone = waiting.add("other")
+    assert waiting.queue.shut_out() is alone
+    waiting.queue.take(alone, 10)
+    waiting.queue.take(crowded, 10)
+    waiting.add("other", tenant="z")
+    assert waiting.queue.shut_out() is None  # its owner has one request running, which is not one too many
+
+
+def _best(rivals: list[Running], chosen: Running, rank: Callable[[Running], Any]) -> list[Running]:
+    """Those as good as `chosen`, than which none is better."""
+    assert rank(chosen) == min(map(rank, rivals))
+    return [r for r in rivals if rank(r) == rank(chosen)]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"), st.integers(0, 2), st.integers(1, 9), st.booleans()),
+        max_size=60,
+    ),
+    st.booleans(),
+)
+def test_whoever_goes_next_was_served_least(steps: list[tuple[str, str, int, int, bool]], between: bool) -> None:
+    """Against the rule in its plainest form: the best priority if it counts between tenants, then the owner that was
+    served least, then its tenant that was served least, then the better priority, then arrival."""
+    waiting = Waiting(between)
+    running: list[Running] = []
+    for owner, tenant, priority, length, adds in steps:
+        if adds:
+            waiting.add(owner, priority, length, tenant)
+        elif len(waiting.queue):
+            chosen = next(waiting.queue.candidates(set()))
+            rivals = list(waiting.queue.waiting())
+            by_class = _best(rivals, chosen, lambda r: r.request.priority * between)
+            by_owner = _best(by_class, chosen, lambda r: r.tenant.owner.served)
+            own = [r for r in by_owner if r.tenant.owner is chosen.tenant.owner]
+            by_tenant = _best(own, chosen, lambda r: r.tenant.served)
+            own = [r for r in by_tenant if r.tenant is chosen.tenant]
+            assert _best(own, chosen, lambda r: (r.request.priority, r.id)) == [chosen]
+            request = waiting.take()
+            assert request is chosen
+            running.append(request)
+        elif running:
+            request = running.pop(priority % len(running))
+            waiting.queue.served(request, length)
+            waiting.queue.left(request)
+    for request in list(waiting.queue.waiting()):
+        waiting.queue.remove(request)
+    assert not len(waiting.queue) and waiting.queue.num_tokens == 0 and not len(waiting.queue._classes)
+
+
+class Counted:
+    """A member that counts how often it is looked at."""
+
+    looks = 0
+
+    def __init__(self) -> None:
+        self._account = Account(0.0)
+
+    @property
+    def account(self) -> Account:
+        Counted.looks += 1
+        return self._account
+
+
+@pytest.mark.parametrize("members", [10, 10_000])
+def test_a_turn_costs_the_same_among_few_and_among_many(members: int) -> None:
+    turns: Turns[Counted] = Turns()
+    for i in range(members):
+        turns.add(str(i), Counted())
+    Counted.looks = 0
+    for _ in range(1_000):
+        first = turns.first()
+        assert first is not None
+        first._account.served += 1
+    assert Counted.looks <= 10 * 1_000
+
+
+def test_those_who_come_and_go_leave_nothing_behind() -> None:
+    turns: Turns[Counted] = Turns()
+    turns.add("stays", Counted())
+    for i in range(10_000):
+        turns.add(str(i), Counted())
+        turns.remove(str(i))
+    assert len(turns) == 1 and len(turns._heap) < 100

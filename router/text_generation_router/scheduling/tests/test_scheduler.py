@@ -474,6 +474,44 @@ def test_a_tenant_with_nothing_running_gets_memory_at_once() -> None:
     assert all(len(request.output_ids) == 15 for request in many) and len(one.output_ids) == 20
 
 
+def full_house(*shares: Share, max_rows: int = 4) -> tuple[Scheduler, list[Running]]:
+    """Every row runs a long text, in turn for each of these shares, and more wait; some tokens have been made."""
+    scheduler = make_scheduler(capacity=1000, max_rows=max_rows)
+    texts = [scheduler.add(replace(make_request(2, 60, 10 * i), share=shares[i % len(shares)])) for i in range(20)]
+    for _ in range(6):
+        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    return scheduler, texts
+
+
+def test_a_tenants_priority_does_not_keep_its_rows_from_others() -> None:
+    scheduler = make_scheduler(capacity=1000, max_rows=4)
+    for i in range(20):
+        scheduler.add(replace(make_request(2, 60, 10 * i), share=Share("pushes"), priority=-5))
+    for _ in range(6):
+        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    one = scheduler.add(replace(make_request(2, 5, first=900), share=Share("one")))
+    assert steps_until(scheduler, one) <= 2
+
+
+def test_an_owner_of_many_tenants_makes_room_for_another_owner() -> None:
+    scheduler, _ = full_house(*(Share("many", str(i)) for i in range(4)))
+    one = scheduler.add(replace(make_request(2, 5, first=900), share=Share("one")))
+    assert steps_until(scheduler, one) <= 2 and scheduler.counters.preemptions == 1
+
+
+def test_a_crowded_tenant_gets_room_from_its_own_owner_only() -> None:
+    scheduler, _ = full_house(Share("a", "x"), Share("b"))
+    crowded = scheduler.add(replace(make_request(2, 5, first=900), share=Share("a", "y")))
+    assert steps_until(scheduler, crowded) <= 2 and scheduler.counters.preemptions == 1
+    running = [r.request.share for r in scheduler._running.values()]
+    assert running.count(Share("b")) == 2 and running.count(Share("a", "x")) == 1
+    scheduler, _ = full_house(Share("a", "x"), Share("b"), max_rows=2)
+    scheduler.add(replace(make_request(2, 5, first=900), share=Share("a", "y")))
+    for _ in range(20):
+        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    assert scheduler.counters.preemptions == 0  # `a` has a row already, and what it does with it is its own affair
+
+
 def test_nothing_of_a_request_that_was_not_finite_stays() -> None:
     scheduler = make_scheduler()
     good = scheduler.add(make_request(20, 2))

@@ -1,6 +1,7 @@
 """Requests come, go, pause and end while up to two steps are in flight, steps fail and shards die; a model of the shard
 checks that every step finds the keys it needs, and nothing else."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
@@ -17,6 +18,10 @@ from text_generation_router.scheduling.step import ClearStep, FilterStep, Forwar
 from text_generation_router.scheduling.tests.shard_model import ShardModel, next_token
 
 CAPACITY, MAX_ROWS, BUDGET = 64, 6, 16
+ONE_TENANT = [Share("a")]
+TWO_OWNERS = [Share("a"), Share("b")]
+TWO_TENANTS = [Share("a", "x"), Share("a", "y")]
+MIXED = [Share("a", "x"), Share("a", "y"), Share("b", "x"), Share("c")]
 
 
 @dataclass
@@ -37,10 +42,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching=st.booleans(),
         ratio=st.sampled_from([0.0, 0.3, 1.2]),
         learned=st.booleans(),
-        tenants=st.sampled_from(["a", "ab", "abc"]),
+        shares=st.sampled_from([ONE_TENANT, TWO_OWNERS, TWO_TENANTS, MIXED]),
+        priority_between_tenants=st.booleans(),
     )
-    def begin(self, mode: AdmissionMode, prefix_caching: bool, ratio: float, learned: bool, tenants: str) -> None:
-        limits = Limits(CAPACITY, MAX_ROWS, BUDGET, ratio, 5, admission=mode, prefix_caching=prefix_caching)
+    def begin(
+        self,
+        mode: AdmissionMode,
+        prefix_caching: bool,
+        ratio: float,
+        learned: bool,
+        shares: list[Share],
+        priority_between_tenants: bool,
+    ) -> None:
+        limits = Limits(CAPACITY, MAX_ROWS, BUDGET, ratio, 5, None, mode, prefix_caching, priority_between_tenants)
         self.scheduler = Scheduler(limits)
         self.mode = mode
         if learned:
@@ -53,23 +67,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.records: dict[int, Record] = {}
         self.in_flight: list[Step] = []
         self.answered = 0
-        self.tenants = tenants
-        self.disturbed = len(tenants) > 1  # by what admission has not foreseen
+        self.shares = shares
+        self.disturbed = len(shares) > 1  # by what admission has not foreseen
 
     @rule(
         length=st.integers(1, 40),
         new=st.integers(1, 20),
         twos=st.integers(0, 3),
-        tenant=st.integers(0, 2),
+        whose=st.integers(0, 3),
         priority=st.integers(0, 1),
         namespace=st.sampled_from(["", "", "salt"]),
         kills=st.integers(0, 9),
     )
-    def add(self, length: int, new: int, twos: int, tenant: int, priority: int, namespace: str, kills: int) -> None:
+    def add(self, length: int, new: int, twos: int, whose: int, priority: int, namespace: str, kills: int) -> None:
         if length + new - 1 <= CAPACITY:
             ids = [1] * (length - min(length, twos)) + [2] * min(length, twos)
-            whose = self.tenants[tenant % len(self.tenants)]
-            request = GenerationRequest(tuple(ids), new, share=Share(whose), priority=priority, namespace=namespace)
+            share = self.shares[whose % len(self.shares)]
+            request = GenerationRequest(tuple(ids), new, share=share, priority=priority, namespace=(namespace,))
             running = self.scheduler.add(request)
             self.alive[running.id] = running
             self.records[running.id] = Record()
@@ -186,6 +200,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         private = [slot for r in held if r.holding for slot in r.holding.private().tolist()]
         assert len(private) == len(set(private)) == owned
         assert len(scheduler._running) <= MAX_ROWS
+
+    @invariant()
+    def the_accounts_are_right(self) -> None:
+        """Owners and tenants are told of everything that runs and waits."""
+        running, waiting = (
+            Counter(r.request.share for r in requests)
+            for requests in (self.scheduler._running.values(), self.scheduler._queue.waiting())
+        )
+        for name, owner in self.scheduler._queue._accounts.owners.items():
+            for tenant_name, tenant in owner.tenants.items():
+                share = Share(name, tenant_name)
+                assert (tenant.num_running, tenant.num_waiting) == (running[share], waiting[share])
+            tenants = owner.tenants.values()
+            assert owner.num_running == sum(tenant.num_running for tenant in tenants)
+            assert owner.num_waiting == sum(tenant.num_waiting for tenant in tenants)
+            assert owner.num_tenants_running == sum(tenant.num_running > 0 for tenant in tenants)
 
     @invariant()
     def what_was_promised_is_kept(self) -> None:

@@ -1,0 +1,199 @@
+"""New requests that wait: by owner, by tenant of the owner, by priority within the tenant, by arrival."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Generic, TypeVar
+
+from text_generation_router.scheduling.running import Running
+from text_generation_router.scheduling.tenant import Owner, Tenant
+from text_generation_router.scheduling.turns import Turns
+
+# Cached prefixes are looked up for this many first requests of a tenant, and in one step for this many of all at most.
+WINDOW = 32
+# A request, or a priority, that this many others of the same tenant have overtaken goes next.
+MAX_PASSED = 256
+
+T = TypeVar("T")
+
+
+class Priorities(Generic[T]):
+    """Things by priority: the lowest number goes first, but none is overtaken more than MAX_PASSED times."""
+
+    def __init__(self) -> None:
+        self._things: dict[int, T] = {}
+        self._passed: dict[int, int] = {}  # priority → joins of better ones since it has joined last
+
+    def __len__(self) -> int:
+        return len(self._things)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._things.values())
+
+    def get(self, priority: int, make: Callable[[], T]) -> T:
+        """`make` makes it if there is none."""
+        if priority not in self._things:
+            self._things[priority] = make()
+        return self._things[priority]
+
+    def __getitem__(self, priority: int) -> T:
+        return self._things[priority]
+
+    def remove(self, priority: int) -> None:
+        del self._things[priority]
+        self._passed.pop(priority, None)
+
+    def first(self) -> T:
+        return self._things[min(self._things)]
+
+    def in_turn(self) -> list[T]:
+        order = sorted(self._things, key=lambda priority: (self._passed.get(priority, 0) < MAX_PASSED, priority))
+        return [self._things[priority] for priority in order]
+
+    def note_joined(self, priority: int) -> None:
+        """Those of worse priorities have been overtaken."""
+        self._passed[priority] = 0
+        for other in self._things:
+            if other > priority:
+                self._passed[other] = self._passed.get(other, 0) + 1
+
+
+class Line:
+    """What one tenant waits for, with one priority."""
+
+    __slots__ = ("passed", "requests")
+
+    def __init__(self) -> None:
+        self.requests: OrderedDict[int, Running] = OrderedDict()  # by arrival
+        self.passed = 0  # how many have joined since the first one is the first
+
+    def in_turn(self, cached_length: Callable[[Running], int], most: int) -> list[Running]:
+        """`most` of the first few, longest cached prefix first."""
+        first = list(islice(self.requests.values(), most))
+        by_length = sorted(first, key=lambda request: (-cached_length(request), request.id))
+        return [first[0], *by_length] if self.passed >= MAX_PASSED else by_length
+
+
+class TenantLines:
+    """What one tenant waits for."""
+
+    __slots__ = ("account", "lines")
+
+    def __init__(self, account: Tenant) -> None:
+        self.account = account
+        self.lines: Priorities[Line] = Priorities()
+
+    def add(self, request: Running) -> None:
+        self.lines.get(request.request.priority, Line).requests[request.id] = request
+
+    def remove(self, request: Running) -> None:
+        priority = request.request.priority
+        line = self.lines[priority]
+        if next(iter(line.requests)) == request.id:
+            line.passed = 0
+        del line.requests[request.id]
+        if not line.requests:
+            self.lines.remove(priority)
+
+    def note_joined(self, request: Running) -> None:
+        self.lines[request.request.priority].passed += 1
+        self.lines.note_joined(request.request.priority)
+
+    def first(self) -> Running:
+        return next(iter(self.lines.first().requests.values()))
+
+    def in_turn(self, cached_length: Callable[[Running], int]) -> list[Running]:
+        """The first few. One of them may stand there twice."""
+        order: list[Running] = []
+        for line in self.lines.in_turn():
+            if len(order) >= WINDOW:
+                break
+            order += line.in_turn(cached_length, WINDOW - len(order))
+        return order
+
+
+class OwnerLines:
+    """What the tenants of one owner wait for."""
+
+    __slots__ = ("account", "tenants")
+
+    def __init__(self, account: Owner) -> None:
+        self.account = account
+        self.tenants: Turns[TenantLines] = Turns()
+
+
+class FairLines:
+    """All of one class: owners take turns, and the tenants of an owner take turns when it is the owner's."""
+
+    def __init__(self) -> None:
+        self.owners: Turns[OwnerLines] = Turns()
+        self._disturbed: list[OwnerLines] = []  # some of their tenants are set aside
+
+    def add(self, request: Running) -> None:
+        share, tenant = request.request.share, request.tenant
+        if (owner := self.owners.get(share.owner)) is None:
+            owner = OwnerLines(tenant.owner)
+            self.owners.add(share.owner, owner)
+        if (lines := owner.tenants.get(share.tenant)) is None:
+            lines = TenantLines(tenant)
+            owner.tenants.add(share.tenant, lines)
+        lines.add(request)
+
+    def remove(self, request: Running) -> None:
+        share = request.request.share
+        owner, lines = self._lines_of(request)
+        lines.remove(request)
+        if not lines.lines:
+            owner.tenants.remove(share.tenant)
+        if not owner.tenants:
+            self.owners.remove(share.owner)
+
+    def note_joined(self, request: Running) -> None:
+        self._lines_of(request)[1].note_joined(request)
+
+    def _lines_of(self, request: Running) -> tuple[OwnerLines, TenantLines]:
+        share = request.request.share
+        owner = self.owners.get(share.owner)
+        lines = owner.tenants.get(share.tenant) if owner is not None else None
+        assert owner is not None and lines is not None, "it does not wait"
+        return owner, lines
+
+    def in_turn(
+        self, cached_length: Callable[[Running], int], is_settled: Callable[[Running], bool]
+    ) -> Iterator[Running]:
+        """Requests that are not settled. Whose turn it is changes with each that joins: the caller settles each request
+        before it asks for the next one. Afterwards `restore` is due."""
+        orders: dict[Tenant, list[Running]] = {}
+        while (owner := self.owners.first()) is not None:
+            lines = owner.tenants.first()
+            if lines is None:
+                self.owners.set_aside()
+                continue
+            if lines.account not in orders:
+                orders[lines.account] = lines.in_turn(cached_length)[::-1]
+            order = orders[lines.account]
+            while order and is_settled(order[-1]):
+                order.pop()
+            if order:
+                yield order[-1]
+            else:
+                owner.tenants.set_aside()
+                self._disturbed.append(owner)
+
+    def restore(self) -> None:
+        """Whoever was set aside in a round of `in_turn` has its turn again."""
+        self.owners.restore()
+        for owner in self._disturbed:
+            owner.tenants.restore()
+        self._disturbed = []
+
+    def shut_out(self) -> Running | None:
+        """The first request of the owner that was served least of those with nothing running, else of a tenant with
+        nothing running while others of its owner have several requests running."""
+        owners = [owner for owner in self.owners if not owner.account.num_running]
+        if owners:
+            lines = min(owners, key=lambda owner: owner.account.served).tenants.first()
+            return lines.first() if lines is not None else None
+        crowded = (lines for owner in self.owners for lines in owner.tenants if lines.account.is_crowded_out)
+        least = min(crowded, key=lambda lines: lines.account.served, default=None)
+        return least.first() if least is not None else None
