@@ -22,7 +22,7 @@ $(BIN)/pip install $(QUIET) --no-deps --force-reinstall .venv/build/wheels/*.whl
 endef
 CODE := benchmark clients/python integration-tests launcher router server hatch_build.py
 
-.PHONY: install run test check proto lock sbom audit fuzz bench bench-peers gpu-wheels gpu-check chaos test-clients clean
+.PHONY: install run test check proto lock sbom audit fuzz bench bench-peers gpu-wheels gpu-check chaos attacks test-clients clean
 
 install: .venv/installed
 
@@ -113,6 +113,11 @@ gpu-check:
 # Kills, stops and starves a server under 64 streams, and writes what its clients noticed into integration-tests/README.md.
 chaos: install
 	$(BIN)/python integration-tests/chaos.py --write integration-tests/README.md $(ARGS)
+
+# One tenant attacks, another one is served: every assault for 24 s, and the table in integration-tests/README.md. About
+# 40 minutes. An older version beside it, in turns: ARGS="--before ../older/.venv/bin/text-generation-launcher".
+attacks: install
+	$(BIN)/python integration-tests/make_attacks.py --write integration-tests/README.md $(ARGS)
 
 # The official clients, each in a virtual environment of its own, against a server on the demo model.
 test-clients: install

@@ -43,6 +43,7 @@ class ServerProcess:
         port: int | None = None,
         uds_path: str | None = None,
         environ: Mapping[str, str] | None = None,
+        launcher: Path = LAUNCHER,
     ) -> None:
         self.port = port or free_port()
         self._folder = Path(tempfile.mkdtemp(prefix="tgi-"))
@@ -51,7 +52,7 @@ class ServerProcess:
         self.log_file = self._folder / "log"
         self._environ = dict(os.environ) | dict(environ or {})
         self.command = [
-            str(LAUNCHER if LAUNCHER.exists() else LAUNCHER.name),
+            str(launcher if launcher.exists() else launcher.name),
             *("--hostname", "127.0.0.1", "--port", str(self.port), "--shard-uds-path", self.uds_path, *arguments),
         ]
         self.process: subprocess.Popen[bytes] | None = None

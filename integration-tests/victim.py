@@ -1,0 +1,138 @@
+"""What an assault does to somebody else: first tokens of a small request, the answers of /live, the router's memory."""
+
+import asyncio
+import http.client
+import json
+import math
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import httpx
+import processes
+import psutil
+from server_process import ServerProcess
+
+PROMPT = "Once upon a time there was a fox"
+TOKENS = 4
+PATIENCE_S = 60.0
+LIVE_EVERY_S = 0.02
+MEMORY_EVERY_S = 0.1
+MIB = 1 << 20
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that `share` of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]
+
+
+async def first_token_s(client: httpx.AsyncClient, prompt: str = PROMPT, tokens: int = TOKENS) -> float:
+    """Seconds until the first token of a stream; infinite where there is none."""
+    started_s = time.perf_counter()
+    parameters = {"max_new_tokens": tokens, "ignore_eos_token": True}
+    try:
+        body = {"inputs": prompt, "parameters": parameters}
+        async with client.stream("POST", "/generate_stream", json=body) as response:
+            first_s = math.inf
+            async for line in response.aiter_lines():
+                if not line.startswith("data:"):
+                    continue
+                if "token" not in json.loads(line.removeprefix("data:")):
+                    return math.inf
+                first_s = min(first_s, time.perf_counter() - started_s)
+            return first_s
+    except httpx.HTTPError:
+        return math.inf
+
+
+def _client(url: str, key: str) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits, headers=headers)
+
+
+def alone(url: str, key: str, count: int) -> list[float]:
+    """First-token times of requests one after the other."""
+
+    async def run() -> list[float]:
+        async with _client(url, key) as client:
+            return [await first_token_s(client) for _ in range(count)]
+
+    return asyncio.run(run())
+
+
+def regularly(url: str, key: str, count: int, every_s: float) -> list[float]:
+    """First-token times of requests that start at fixed times, whether the ones before have been answered or not."""
+
+    async def run() -> list[float]:
+        async with _client(url, key) as client:
+            asked = []
+            for _ in range(count):
+                asked.append(asyncio.create_task(first_token_s(client)))
+                await asyncio.sleep(every_s)
+            return list(await asyncio.gather(*asked))
+
+    return asyncio.run(run())
+
+
+def step_s(url: str, key: str, prompt: str, count: int = 5) -> float:
+    """The longest step of the shards: the first token of a prompt that takes a step's whole budget, alone."""
+
+    async def run() -> list[float]:
+        async with _client(url, key) as client:
+            return [await first_token_s(client, f"{i} {prompt}", 1) for i in range(count)]
+
+    return percentile(asyncio.run(run()), 0.5)
+
+
+class Watch:
+    """Asks /live in a thread, fifty times a second, and looks at the memory of the router and its children."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.live_s: list[float] = []
+        self.bytes: list[int] = []
+        self._server = server
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._ask, self._look)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+
+    def _ask(self) -> None:
+        client: http.client.HTTPConnection | None = None
+        while not self._ended.wait(LIVE_EVERY_S):
+            started_s = time.perf_counter()
+            try:
+                client = client or http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=PATIENCE_S)
+                client.request("GET", "/live")
+                answer = client.getresponse()
+                answer.read()
+                self.live_s.append(time.perf_counter() - started_s if answer.status == 200 else math.inf)
+            except (OSError, http.client.HTTPException):
+                self.live_s.append(math.inf)
+                client = None
+
+    def _look(self) -> None:
+        while not self._ended.wait(MEMORY_EVERY_S):
+            self.bytes.append(router_bytes(self._server))
+
+
+def router_bytes(server: ServerProcess) -> int:
+    """Resident bytes of the router and all that it has started; 0 while there is no router."""
+    try:
+        router = processes.router(server.pid)
+        return sum(processes.resident(process) for process in [router, *router.children(recursive=True)])
+    except (LookupError, psutil.Error):
+        return 0
