@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 log = logging.getLogger("text_generation_faults")
@@ -39,6 +39,7 @@ class Rule:
     seconds: float
     every: int  # 0: only at `at`
     at: frozenset[int]
+    token: int | None  # None: whatever a pass works on
     passed: int = field(default=0)
 
     def is_due(self) -> bool:
@@ -63,9 +64,10 @@ def setup_command(text: str, testing: bool, **labels: object) -> None:
         log.warning(NOT_TESTING)
 
 
-def point(name: str) -> None:
-    """A place that may fail."""
-    for rule in [rule for rule in _rules if rule.point == name and rule.is_due()]:
+def point(name: str, tokens: Callable[[], Iterable[int]] = tuple) -> None:
+    """A place that may fail. `tokens` are the ids it works on; asked for only where a rule wants to know."""
+    passing = [rule for rule in _rules if rule.point == name and (rule.token is None or rule.token in tokens())]
+    for rule in [rule for rule in passing if rule.is_due()]:
         log.warning("fault injected: %s %s at pass %d", name, rule.action, rule.passed)
         ACTIONS[rule.action](rule)
 
@@ -77,10 +79,14 @@ def _parse(text: str, labels: dict[str, object]) -> Rule | None:
     if (match["action"] == "delay") != (match["seconds"] is not None):
         raise ValueError(f"FAILPOINTS: {text!r}: delay takes its seconds, as delay=0.5, and nothing else does")
     wanted = dict(pair.split("=") for pair in (match["labels"] or "").split(",") if pair)
+    token = wanted.pop("token", None)
+    if token is not None and not token.isdecimal():
+        raise ValueError(f"FAILPOINTS: {text!r}: token takes an id, as token=17")
     if any(str(labels.get(name)) != value for name, value in wanted.items()):
         return None
     at = frozenset(map(int, (match["passes"] or "1").split(",")))
-    return Rule(match["point"], match["action"], float(match["seconds"] or 0), int(match["every"] or 0), at)
+    seconds, every = float(match["seconds"] or 0), int(match["every"] or 0)
+    return Rule(match["point"], match["action"], seconds, every, at, int(token) if token is not None else None)
 
 
 def _raise(rule: Rule) -> None:

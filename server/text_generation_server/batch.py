@@ -4,6 +4,7 @@ A row stays where it is from join to leave. A batch is a list of request ids ove
 batches move no data. Nothing here ends a request: only the router does.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -99,6 +100,10 @@ class Rows:
         self.history[row, :history] = ids
         self.parameters.set(row, chunk.parameters, chunk.prompt_length)
         return row
+
+    def ids(self, chunks: Sequence[PromptChunk]) -> list[int]:
+        """The tokens of these chunks, read back from the device."""
+        return [i for c in chunks for i in self.history[self.row(c.request_id), c.start : c.end].tolist()]
 
     def note_tokens(self, rows_R: npt.NDArray[np.int32]) -> None:
         """Each of these rows has been given one more token on the device."""

@@ -174,6 +174,8 @@ class ModelRunner:
             step = room.planner.prepare(decoding, slots_R, new_batch_id, chunks)
         with self._group.owing("a step"):
             faults.point("shard.step")
+            if chunks:
+                faults.point("shard.chunk", lambda: room.batches.rows.ids(chunks))
             on_layer = _then_fail(self._on_progress, "shard.prefill" if chunks else "shard.decode")
             return self._launch(step, started, self._on_progress, on_layer)
 

@@ -51,7 +51,8 @@ def test_a_rule_acts_at_its_passes_and_in_its_processes_only(rules: str, expecte
 
 
 @pytest.mark.parametrize(
-    "text", ["shard.step", "shard.step:explode", "shard.step:kill@", "x:delay", "x:kill=2", "a b:kill"]
+    "text",
+    ["shard.step", "shard.step:explode", "shard.step:kill@", "x:delay", "x:kill=2", "a b:kill", "x[token=b]:kill"],
 )
 def test_what_is_no_rule_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="FAILPOINTS"):
@@ -72,6 +73,18 @@ def test_a_command_with_the_testing_flag_reads_the_rules() -> None:
     assert passes_that_raise("shard.step", 3) == [2]
     with pytest.raises(ValueError, match="FAILPOINTS"):
         faults.setup_command("what?", testing=True)
+
+
+def test_a_rule_for_a_token_counts_only_the_passes_that_work_on_it() -> None:
+    faults.setup("shard.chunk[rank=1,token=17]:raise@2; shard.chunk[rank=0,token=17]:raise@1", rank=1)
+    raised = []
+    for number, ids in enumerate([(1, 17), (1, 2), (), (17,), (17,)], start=1):
+        try:
+            faults.point("shard.chunk", lambda ids=ids: ids)
+        except InjectedFault:
+            raised.append(number)
+    assert raised == [4]
+    faults.point("shard.chunk")  # says nothing about tokens
 
 
 def test_a_delay_delays() -> None:

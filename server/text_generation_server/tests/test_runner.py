@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from shard_tools import BATCH, Client, generate, make_checkpoint, make_runner, random_ids, scattered_slots, warm_runner
 
 from text_generation_launcher import faults
-from text_generation_server.batch import StepBatch
+from text_generation_server.batch import PromptChunk, StepBatch
 from text_generation_server.errors import StepError
 from text_generation_server.results import StepOutput
 from text_generation_server.runner import ModelRunner
@@ -167,6 +167,22 @@ def test_a_warm_up_passes_no_place_where_steps_are_made_to_fail(runner: ModelRun
         runner.warmup(64, None, 16, None)
         with pytest.raises(faults.InjectedFault):
             generate(runner, random_ids(5), 2)
+    finally:
+        faults.setup("")
+
+
+def test_a_step_can_be_made_to_fail_by_a_token_in_the_chunk_it_computes(runner: ModelRunner) -> None:
+    runner.warmup(64, None, 16, None)
+    ids = torch.arange(1, 9, dtype=torch.int32)
+    faults.setup("shard.chunk[token=7]:raise@every 1")
+    try:
+        generate(runner, ids[:6], 2)
+        for _ in range(2):
+            runner.clear(None)
+            client = Client(runner, scattered_slots(runner))
+            client.step([], [client.first_chunk(7, ids, end=6)])
+            with pytest.raises(faults.InjectedFault):
+                client.step([], [PromptChunk(7, 6, 8, last=True)])
     finally:
         faults.setup("")
 
