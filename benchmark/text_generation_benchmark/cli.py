@@ -50,6 +50,23 @@ def profile(
 
 
 @app.command()
+def turns(
+    before: Annotated[Path, typer.Option(help="The other version's text-generation-launcher.")],
+    turns: Annotated[int, typer.Option(min=6, help="How often each load is taken of each version.")] = 9,
+    model: Annotated[str, typer.Option(help="m100 or m1b.")] = "m100",
+    route: Annotated[str, typer.Option(help="generate, or chat: ten messages through the template.")] = "generate",
+) -> None:
+    """Tokens per second of this version and another one, in turns, and the median of the ratios with its interval."""
+    from text_generation_benchmark.checkpoint import SHAPES
+    from text_generation_benchmark.turns import DIALECTS, as_markdown, compare_versions
+
+    for name, given, known in (("--model", model, SHAPES), ("--route", route, DIALECTS)):
+        if given not in known:
+            raise typer.BadParameter(f"{given} is not one of {', '.join(known)}", param_hint=name)
+    typer.echo(as_markdown(compare_versions(before, model, DIALECTS[route], turns, demo_model())))
+
+
+@app.command()
 def decide(
     steps: Annotated[int, typer.Option(min=1)] = 2000,
     write: Annotated[Path | None, typer.Option(help="A Markdown file whose marked table is replaced.")] = None,

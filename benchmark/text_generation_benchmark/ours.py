@@ -21,9 +21,11 @@ class Overlap:
     mean_step_s: float
 
 
-def server_command(model: Path, folder: Path) -> ServerCommand:
+LAUNCHER = Path(sys.executable).parent / "text-generation-launcher"
+
+
+def server_command(model: Path, folder: Path, launcher: Path = LAUNCHER) -> ServerCommand:
     port = free_port()
-    launcher = Path(sys.executable).parent / "text-generation-launcher"
     arguments = [str(launcher), "--model-id", str(model), "--port", str(port), "--hostname", "127.0.0.1"]
     arguments += ["--shard-uds-path", f"{folder}/shard", "--dtype", "bfloat16", "--max-total-tokens", "2048"]
     # More than any load here needs, and not all that is free: peers share the memory.
@@ -32,10 +34,10 @@ def server_command(model: Path, folder: Path) -> ServerCommand:
 
 
 @contextlib.contextmanager
-def running_ours(model: Path) -> Iterator[int]:
-    """The server's port."""
+def running_ours(model: Path, launcher: Path = LAUNCHER) -> Iterator[int]:
+    """The server's port. `launcher`: of this version, or of another one that is installed elsewhere."""
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
-        command = server_command(model, Path(folder))
+        command = server_command(model, Path(folder), launcher)
         with running(command, Path(folder) / "log"):
             yield command.port
 

@@ -1,0 +1,54 @@
+"""The interval of a median, and turns whose order changes."""
+
+import math
+import random
+from statistics import median
+
+import pytest
+
+from text_generation_benchmark.load import LoadResult, StreamTimes
+from text_generation_benchmark.turns import as_markdown, median_interval, take_turns
+from text_generation_benchmark.workload import Workload
+
+
+def test_the_interval_of_nine_values_leaves_one_out_on_each_side():
+    interval = median_interval([9.0, 1.0, 8.0, 2.0, 7.0, 3.0, 6.0, 4.0, 5.0])
+    assert (interval.low, interval.median, interval.high) == (2.0, 5.0, 8.0)
+
+
+def test_too_few_values_have_no_interval():
+    with pytest.raises(ValueError, match="5 values"):
+        median_interval([1.0] * 5)
+
+
+@pytest.mark.parametrize("n", [6, 9, 15, 30])
+def test_the_interval_holds_the_true_median_as_often_as_it_says(n):
+    rng = random.Random(n)
+    trials = 2000
+    held = 0
+    for _ in range(trials):
+        interval = median_interval([rng.lognormvariate(0, 1) for _ in range(n)])
+        held += interval.low <= 1.0 <= interval.high
+    assert held / trials > 0.95 - 3 * math.sqrt(0.05 * 0.95 / trials)
+
+
+class Server:
+    """Makes tokens at a fixed speed, and notes when it was asked."""
+
+    def __init__(self, name: str, speed: float, calls: list[str]) -> None:
+        self.name, self.speed, self.calls = name, speed, calls
+
+    def __call__(self, workload: Workload) -> LoadResult:
+        self.calls.append(self.name)
+        times = StreamTimes(first=1 / self.speed, last=workload.new_tokens / self.speed, tokens=workload.new_tokens)
+        return LoadResult((times,), times.last)
+
+
+def test_both_versions_begin_equally_often_and_the_ratio_is_of_pairs():
+    calls: list[str] = []
+    turns = take_turns(Server("before", 100.0, calls), Server("now", 97.0, calls), Workload(1), 10)
+    pairs = calls[2:]
+    assert [pairs[0::2].count(name) for name in ("before", "now")] == [5, 5]
+    assert turns.speed.median == pytest.approx(0.97) and turns.first_token.median == pytest.approx(100 / 97)
+    assert "0.970 (0.970 to 0.970)" in as_markdown([turns])
+    assert median(result.tokens_per_s for result in turns.before) == pytest.approx(100.0)

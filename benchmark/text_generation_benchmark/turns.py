@@ -1,0 +1,132 @@
+"""This version beside another one, in turns: whether a change has cost speed."""
+
+import math
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from text_generation_benchmark.checkpoint import SHAPES, write_checkpoint
+from text_generation_benchmark.load import Dialect, Event, GenerateStream, LoadResult
+from text_generation_benchmark.ours import LAUNCHER, running_ours
+from text_generation_benchmark.prompts import Prompts
+from text_generation_benchmark.workload import Run, Workload, loads_on
+
+WORKLOADS = (Workload(1), Workload(16), Workload(64))
+CONFIDENCE = 0.95
+FEWEST_TURNS = 6  # the median of fewer has no interval of this confidence
+
+
+class TenMessages:
+    """A chat of ten messages, through the model's template."""
+
+    path = "/v1/chat/completions"
+
+    def body(self, prompt: str, new_tokens: int) -> dict[str, Any]:
+        size = -(-len(prompt) // 10)
+        texts = [prompt[i * size : (i + 1) * size] for i in range(10)]
+        roles = ["system", *["user", "assistant"] * 4, "user"]
+        messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+        fixed = {"messages": messages, "max_tokens": new_tokens, "temperature": 0, "stream": True}
+        return fixed | {"ignore_eos": True}
+
+    def read(self, event: dict[str, Any], new_tokens: int) -> Event:
+        return Event(tokens=len(event["choices"]))
+
+
+DIALECTS: dict[str, Dialect] = {"generate": GenerateStream(), "chat": TenMessages()}
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A median, and between which values the true one lies with a probability of at least CONFIDENCE."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+def median_interval(values: Sequence[float]) -> Interval:
+    """Without any assumption about how the values are spread: the true median is below the k-th smallest of n values
+    only if fewer than k of them fell below it, each with probability 1/2. ValueError for too few values."""
+    ordered = sorted(values)
+    n = len(ordered)
+    if n < FEWEST_TURNS:
+        raise ValueError(f"{n} values: an interval needs {FEWEST_TURNS}")
+    outside, below = 0.0, 0  # the probability that the interval from the next value on does not hold the median
+    while outside + 2 * math.comb(n, below) / 2**n <= 1 - CONFIDENCE:
+        outside += 2 * math.comb(n, below) / 2**n
+        below += 1
+    return Interval(median(ordered), ordered[below - 1], ordered[n - below])
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The results of one load. Those with the same index were taken one right after the other."""
+
+    workload: Workload
+    before: Sequence[LoadResult]
+    now: Sequence[LoadResult]
+
+    @property
+    def speed(self) -> Interval:
+        """Tokens per second, now ÷ before."""
+        pairs = zip(self.now, self.before, strict=True)
+        return median_interval([now.tokens_per_s / before.tokens_per_s for now, before in pairs])
+
+    @property
+    def later_ms(self) -> Interval:
+        """Time to the first token, now - before, in milliseconds."""
+        pairs = zip(self.now, self.before, strict=True)
+        return median_interval([1000 * (now.first_token_s - before.first_token_s) for now, before in pairs])
+
+    @property
+    def first_token(self) -> Interval:
+        """Time to the first token, now ÷ before."""
+        pairs = zip(self.now, self.before, strict=True)
+        return median_interval([now.first_token_s / before.first_token_s for now, before in pairs])
+
+
+def take_turns(before: Run, now: Run, workload: Workload, turns: int) -> Turns:
+    """Who begins changes with each turn: what the first load of a pair does to the machine meets both alike."""
+    for run in (before, now):
+        run(replace(workload, new_tokens=4))
+    results: dict[Run, list[LoadResult]] = {before: [], now: []}
+    for turn in range(turns):
+        for run in (before, now) if turn % 2 else (now, before):
+            results[run].append(run(workload))
+    return Turns(workload, results[before], results[now])
+
+
+def compare_versions(before: Path, shape: str, dialect: Dialect, turns: int, demo_model: Path) -> list[Turns]:
+    """`before` is the other version's text-generation-launcher. Both servers are up all the time."""
+    if turns < FEWEST_TURNS:
+        raise ValueError(f"--turns {turns}: a median with its interval needs {FEWEST_TURNS}")
+    with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder, ExitStack() as servers:
+        model = Path(folder) / shape
+        write_checkpoint(model, SHAPES[shape], demo_model)
+        prompts = Prompts(model)
+        runs = [
+            loads_on(servers.enter_context(running_ours(model, launcher)), dialect, prompts)
+            for launcher in (before, LAUNCHER)
+        ]
+        return [take_turns(runs[0], runs[1], workload, turns) for workload in WORKLOADS]
+
+
+def as_markdown(all_turns: Sequence[Turns]) -> str:
+    lines = [
+        "| streams | turns | tokens/s before | now | now ÷ before (95 %) | first token, now ÷ before (95 %) |"
+        " ms later (95 %) |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for turns in all_turns:
+        before, now = (median(r.tokens_per_s for r in results) for results in (turns.before, turns.now))
+        cells = (turns.workload.concurrency, len(turns.now), f"{before:.1f}", f"{now:.1f}", turns.speed)
+        lines.append(f"| {' | '.join(map(str, cells))} | {turns.first_token} | {turns.later_ms} |")
+    return "\n".join(lines)
