@@ -61,7 +61,10 @@ def route(
             help="A request's `priority` counts before fair shares; otherwise within one tenant only.",
         ),
     ] = False,
-    validation_workers: Annotated[int, Flag(envvar="VALIDATION_WORKERS", help="Threads that tokenize.")] = 2,
+    validation_workers: Annotated[
+        int,
+        Flag(envvar="VALIDATION_WORKERS", help="Threads that tokenize; one more is for long texts that cannot be cut."),
+    ] = 2,
     payload_limit: Annotated[int, Flag(envvar="PAYLOAD_LIMIT", help="Bytes of a body at most.")] = 2_000_000,
     hostname: Annotated[str, Flag(envvar="HOSTNAME", help="IP address to listen on.")] = "0.0.0.0",
     port: Annotated[int, Flag("--port", "-p", envvar="PORT", min=0, max=65535)] = 3000,

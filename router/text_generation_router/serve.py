@@ -97,7 +97,7 @@ def allow_descriptors(max_connections: int) -> None:
 async def serve(config: RouterConfig, listener: socket.socket) -> None:
     stop = StopOnSignal()
     files = find_model_files(config.tokenizer_name, config.revision, config.weights_cache_override)
-    tokenizer = TextTokenizer.load(files.folder, config.validation_workers)
+    tokenizer = TextTokenizer.load(files.folder, config.validation_workers, config.max_concurrent_requests)
     chat_template = load_chat_template(files.folder, config.tokenizer_config_path)
     metrics, gate = Metrics(), Gate()
     hits = LimitHits(metrics)

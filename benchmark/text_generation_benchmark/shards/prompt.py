@@ -3,6 +3,7 @@
 from itertools import cycle, islice
 
 from text_generation_router.errors import StartError
+from text_generation_router.scheduling.share import Share
 from text_generation_router.text.model_files import find_model_files
 from text_generation_router.text.tokenization import TextTokenizer
 
@@ -16,9 +17,9 @@ TEXT = (
 
 async def prompt_ids(tokenizer_name: str, revision: str, length: int) -> tuple[int, ...]:
     """Raises StartError if there is no such tokenizer."""
-    tokenizer = TextTokenizer.load(find_model_files(tokenizer_name, revision).folder, workers=1)
+    tokenizer = TextTokenizer.load(find_model_files(tokenizer_name, revision).folder, workers=1, max_waiting=1)
     try:
-        ids = await tokenizer.encode(TEXT, add_special_tokens=True)
+        ids = (await tokenizer.encode(TEXT, True, Share())).values
     finally:
         tokenizer.close()
     if not ids:

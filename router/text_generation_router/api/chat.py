@@ -26,6 +26,7 @@ from text_generation_router.api.services import Services
 from text_generation_router.api.sse import EventStream
 from text_generation_router.errors import TemplateError, ValidationError
 from text_generation_router.scheduling.request import TokenEvent
+from text_generation_router.scheduling.share import Share
 from text_generation_router.text.chat_template import Message
 from text_generation_router.text.validation import Prompt
 
@@ -48,7 +49,7 @@ class ChatRoutes:
             caller = self._services.callers.caller_of(request)
             asked = body.check(ChatRequest, value)
             max_tokens = requested_tokens(asked)
-            prompt = await self._prompt(asked, max_tokens)
+            prompt = await self._prompt(asked, max_tokens, caller.share)
         if asked.stream:
             starting = self._inference.start([prompt], caller, started)
             generations = await unless_disconnected(request.receive, starting)
@@ -66,12 +67,13 @@ class ChatRoutes:
         answer = self._head(KIND, asked) | {"choices": [choice], "usage": usage_json([result.timing])}
         return json_response(answer, timing_headers(self._services.config.compute_type, [result.timing]))
 
-    async def _prompt(self, asked: ChatRequest, max_tokens: int | None) -> Prompt:
+    async def _prompt(self, asked: ChatRequest, max_tokens: int | None, share: Share) -> Prompt:
         template = self._services.chat_template
         if template is None:
             raise TemplateError("template not found")
         messages = tuple(Message(message.role, message.content) for message in asked.messages)
-        text = await self._services.tokenizer.in_thread(lambda: template.render(messages))
+        chars = sum(len(message.content) for message in messages)
+        text = await self._services.tokenizer.in_thread(share, chars, lambda: template.render(messages))
         # Templates write special tokens themselves.
         return Prompt(text, asked.sampling_parameters(max_tokens, asked.top_logprobs), add_special_tokens=False)
 

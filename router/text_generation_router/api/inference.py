@@ -29,7 +29,7 @@ class Inference:
                 raise OverloadedError(self._engine.retry_after_s())
             generations: list[Generation] = []
             try:
-                requests = await asyncio.gather(*map(self.validator.validate, prompts))
+                requests = await asyncio.gather(*(self.validator.validate(prompt, caller.share) for prompt in prompts))
                 for prompt, request in zip(prompts, requests, strict=True):
                     generations.append(self._submit(prompt, request, caller, started))
             except BaseException:
@@ -37,6 +37,16 @@ class Inference:
                 close_all(generations)
                 raise
             return generations
+
+    @contextmanager
+    def permit(self) -> Iterator[None]:
+        """For work that is no generation. Raises OverloadedError if all permits are taken."""
+        if not self._permits.take(1):
+            raise OverloadedError(self._engine.retry_after_s())
+        try:
+            yield
+        finally:
+            self._permits.give_back(1)
 
     @contextmanager
     def counted_failures(self) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """The small routes: health, info, models, tokenize, metrics."""
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import Request, Response
@@ -7,10 +8,13 @@ from fastapi import Request, Response
 from text_generation_router.api import body
 from text_generation_router.api.disconnect import unless_disconnected
 from text_generation_router.api.encoding import json_response, to_json
+from text_generation_router.api.json_stream import JsonStream
 from text_generation_router.api.schemas import GenerateRequest
 from text_generation_router.api.services import Services
 from text_generation_router.errors import UnhealthyError
 from text_generation_router.metrics import CONTENT_TYPE, render
+from text_generation_router.scheduling.share import Share
+from text_generation_router.text.tokenization import PART_CHARS, Span
 
 # Encoded in pieces: other threads get the interpreter between two of them.
 SPANS_PER_PIECE = 2048
@@ -75,16 +79,22 @@ class ServiceRoutes:
         """The tokens of `inputs`, with the bytes each covers. `parameters` change nothing."""
         value = await body.read_json(request, self._services.config.payload_limit)
         asked = body.check(GenerateRequest, value)
-        return Response(
-            await unless_disconnected(request.receive, self._tokens(asked.inputs)), media_type="application/json"
-        )
+        pieces = self._tokens(asked.inputs, self._services.callers.caller_of(request).share)
+        first = await unless_disconnected(request.receive, anext(pieces))
+        if len(asked.inputs) > PART_CHARS:
+            return JsonStream(pieces, first)
+        await pieces.aclose()
+        return Response(b"[" + first + b"]", media_type="application/json")
 
-    async def _tokens(self, text: str) -> bytes:
-        tokenizer = self._services.tokenizer
-        spans = await tokenizer.spans(text)
+    async def _tokens(self, text: str, share: Share) -> AsyncGenerator[bytes, None]:
+        """What stands between the brackets, with commas: as much as is tokenized at once."""
+        with self._services.inference.counted_failures(), self._services.inference.permit():
+            comma = b""
+            async for piece in self._services.tokenizer.spans(text, share, _encode_spans):
+                yield comma + piece if piece else b""
+                comma = comma or (b"," if piece else b"")
 
-        def encode() -> bytes:
-            starts = range(0, len(spans), SPANS_PER_PIECE)
-            return b"[" + b",".join(to_json(spans[at : at + SPANS_PER_PIECE])[1:-1] for at in starts) + b"]"
 
-        return await tokenizer.in_thread(encode)
+def _encode_spans(spans: list[Span]) -> bytes:
+    starts = range(0, len(spans), SPANS_PER_PIECE)
+    return b",".join(to_json(spans[at : at + SPANS_PER_PIECE])[1:-1] for at in starts)

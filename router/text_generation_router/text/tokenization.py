@@ -1,22 +1,34 @@
-"""Text to ids, off the event loop."""
+"""Text to ids, off the event loop and fair between shares."""
 
-import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import orjson
 from tokenizers import Encoding, Tokenizer
 
 from text_generation_launcher.model_files import read_model_file
 from text_generation_router.errors import StartError, ValidationError
+from text_generation_router.fair_threads import FairThreads
+from text_generation_router.memory import give_back_memory
+from text_generation_router.scheduling.share import Share
+from text_generation_router.text.certain_cuts import Part, cut_into_parts
+from text_generation_router.text.joints import Joints
 from text_generation_router.text.length_bound import max_chars_per_token
 
 T = TypeVar("T")
 EncodeBatch = Callable[..., list[Encoding]]
+
+# Of a text that can be cut: what a thread works on before it may turn to another share, for some 10 ms.
+PART_CHARS = 16_384
+# Of a part that could not be cut. It takes seconds, and up to 150 bytes of memory for each of its bytes, so that such
+# parts have one thread of their own, and what they leave behind is given back.
+LARGE_PART_CHARS = 4 * PART_CHARS
+# Of a part whose tokens are told one by one, at 500 bytes of memory each.
+MAX_SPANS_PART_CHARS = 4 * LARGE_PART_CHARS
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +41,38 @@ class Span:
     stop: int
 
 
-class TextTokenizer:
-    """Encodes in `workers` threads, by the batch functions: they release the GIL, and `encode` would hold it and stall
-    every stream while a long prompt is read."""
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Of a text that has more tokens than its caller wants, only how many: at least `count` if not `is_exact`."""
 
-    def __init__(self, tokenizer: Tokenizer, max_chars_per_token: int | None, workers: int) -> None:
+    values: tuple[int, ...]
+    count: int
+    is_exact: bool = True
+
+
+class TextTokenizer:
+    """Encodes in threads, by the batch functions: they release the GIL, and `encode` would hold it and stall every
+    stream while a long prompt is read."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_chars_per_token: int | None,
+        joints: Joints | None,
+        workers: int,
+        max_waiting: int,
+        part_chars: int = PART_CHARS,
+    ) -> None:
+        """`max_waiting`: how many texts of one tenant may wait for one of the `workers` threads."""
         self.tokenizer = tokenizer
         self.max_chars_per_token = max_chars_per_token
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
+        self._joints = joints
+        self._part_chars = part_chars
+        self._threads = FairThreads(workers, max_waiting, "tokenize")
+        self._large = FairThreads(1, max_waiting, "tokenize-large")
 
     @classmethod
-    def load(cls, folder: Path, workers: int) -> Self:
+    def load(cls, folder: Path, workers: int, max_waiting: int) -> Self:
         """Raises StartError if the model has no fast tokenizer."""
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -49,47 +82,135 @@ class TextTokenizer:
             )
         try:
             # Read as bytes: tokenizer.json is UTF-8 whatever the locale says.
-            content = read_model_file(path)
-            tokenizer = Tokenizer.from_buffer(content)
-            bound = max_chars_per_token(orjson.loads(content))
+            return cls.of(Tokenizer.from_buffer(read_model_file(path)), workers, max_waiting)
         except Exception as error:  # tokenizers raises bare Exception
             raise StartError(f"{path} cannot be read as a tokenizer: {error}; download it again") from error
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, workers: int, max_waiting: int, part_chars: int = PART_CHARS) -> Self:
+        content: dict[str, Any] = orjson.loads(tokenizer.to_str())
         # What a prompt may be is this server's decision; a file that truncates or pads would hide text from it.
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        return cls(tokenizer, bound, workers)
+        bound, joints = max_chars_per_token(content), Joints.of(tokenizer, content)
+        return cls(tokenizer, bound, joints, workers, max_waiting, part_chars)
 
-    async def encode(self, text: str, add_special_tokens: bool, keep_last: int | None = None) -> tuple[int, ...]:
-        """Token ids; the last `keep_last` of them if given."""
+    async def encode(
+        self, text: str, add_special_tokens: bool, share: Share, keep_last: int | None = None, most: int | None = None
+    ) -> Ids:
+        """Token ids; the last `keep_last` of them if given. Of a text with more than `most` ids only their number."""
+        parts = await self._parts(text, share)
+        if len(parts) == 1:
+            return await self._in_turn(
+                parts[0], share, lambda: self._ids_of_whole(text, add_special_tokens, keep_last, most)
+            )
+        assert self._joints is not None
+        front, back = (self._joints.front, self._joints.back) if add_special_tokens else ((), ())
+        found: list[list[int]] = []
+        count = len(back)
+        for part in reversed(parts):
+            ids = await self._in_turn(part, share, partial(self._ids_of_part, text, part))
+            found.append(ids)
+            count += len(ids)
+            if keep_last is not None and count >= keep_last:
+                break
+            if keep_last is None and most is not None and count > most:
+                return Ids((), count, is_exact=False)
+        values = (*front, *chain.from_iterable(reversed(found)), *back)
+        values = values if keep_last is None else values[-keep_last:]
+        return Ids(values, len(values))
 
-        def work() -> tuple[int, ...]:
-            # "Fast" keeps neither offsets nor token texts, whose release alone stalls others for 80 ms at 1 MB.
-            ids = self._first(self.tokenizer.encode_batch_fast, text, add_special_tokens).ids
-            return tuple(ids if keep_last is None else ids[-keep_last:])
+    async def spans(self, text: str, share: Share, use: Callable[[list[Span]], T]) -> AsyncGenerator[T, None]:
+        """What `use` makes, in a thread, of the tokens of each part of the text. Raises ValidationError before the
+        first if there is a part that is too large."""
+        parts = await self._parts(text, share)
+        largest = max(part.stop - part.start for part in parts)
+        if largest > MAX_SPANS_PART_CHARS:
+            raise ValidationError(
+                f"`inputs` has {largest} characters without a place where it can be cut before it is tokenized, "
+                f"at most {MAX_SPANS_PART_CHARS} are supported here"
+            )
+        first_byte = 0
+        for part in parts:
+            used, first_byte = await self._in_turn(part, share, partial(self._use_spans, text, part, first_byte, use))
+            yield used
 
-        return await self.in_thread(work)
-
-    async def spans(self, text: str) -> list[Span]:
-        return await self.in_thread(lambda: _spans(self._first(self.tokenizer.encode_batch, text, True), text))
-
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def in_thread(self, share: Share, cost: float, work: Callable[[], T]) -> T:
+        return await self._threads.run(share, cost, work)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
+        self._large.close()
 
-    @staticmethod
-    def _first(encode_batch: EncodeBatch, text: str, add_special_tokens: bool) -> Encoding:
-        try:
-            return encode_batch([text], add_special_tokens=add_special_tokens)[0]
-        except Exception as error:  # tokenizers raises bare Exception
-            raise ValidationError(f"tokenizer error {error}") from error
+    async def _parts(self, text: str, share: Share) -> list[Part]:
+        """At least one."""
+        if self._joints is None or len(text) <= self._part_chars:
+            return [Part(0, len(text), False)]
+        return await self._threads.run(share, self._part_chars, lambda: cut_into_parts(text, self._part_chars))
+
+    async def _in_turn(self, part: Part, share: Share, work: Callable[[], T]) -> T:
+        chars = part.stop - part.start
+        if chars <= LARGE_PART_CHARS:
+            return await self._threads.run(share, chars, work)
+
+        def work_and_tidy() -> T:
+            try:
+                return work()
+            finally:
+                give_back_memory()
+
+        return await self._large.run(share, chars, work_and_tidy)
+
+    def _ids_of_whole(self, text: str, add_special_tokens: bool, keep_last: int | None, most: int | None) -> Ids:
+        # "Fast" keeps neither offsets nor token texts, whose release alone stalls others for 80 ms at 1 MB.
+        encoding = _first(self.tokenizer.encode_batch_fast, text, add_special_tokens)
+        count = len(encoding)
+        if keep_last is not None:
+            ids = encoding.ids[-keep_last:]
+            return Ids(tuple(ids), len(ids))
+        return Ids((), count) if most is not None and count > most else Ids(tuple(encoding.ids), count)
+
+    def _ids_of_part(self, text: str, part: Part) -> list[int]:
+        encoding = _first(self.tokenizer.encode_batch_fast, text[part.start : part.stop], add_special_tokens=False)
+        return encoding.ids[self._num_context_ids(text, part) :]
+
+    def _use_spans(self, text: str, part: Part, first_byte: int, use: Callable[[list[Span]], T]) -> tuple[T, int]:
+        """And the byte behind the part. Special tokens that every text gets are with the first and the last part."""
+        whole = part == Part(0, len(text), False)
+        piece = text[part.start : part.stop]
+        start = first_byte - part.has_context  # an ASCII letter
+        spans = _spans(_first(self.tokenizer.encode_batch, piece, add_special_tokens=whole), piece, start)
+        spans = spans[self._num_context_ids(text, part) :]
+        if not whole:
+            assert self._joints is not None
+            front = self._joints.front if part.start == 0 else ()
+            back = self._joints.back if part.stop == len(text) else ()
+            spans = [*map(_special, front), *spans, *map(_special, back)]
+        return use(spans), start + len(piece.encode())
+
+    def _num_context_ids(self, text: str, part: Part) -> int:
+        if not part.has_context:
+            return 0
+        assert self._joints is not None
+        return self._joints.ids_of_letter[text[part.start]]
 
 
-def _spans(encoding: Encoding, text: str) -> list[Span]:
+def _first(encode_batch: EncodeBatch, text: str, add_special_tokens: bool) -> Encoding:
+    try:
+        return encode_batch([text], add_special_tokens=add_special_tokens)[0]
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ValidationError(f"tokenizer error {error}") from error
+
+
+def _special(token_id: int) -> Span:
+    return Span(token_id, "", 0, 0)
+
+
+def _spans(encoding: Encoding, text: str, first_byte: int) -> list[Span]:
     """tokenizers counts characters, TGI's answer bytes."""
-    byte_at = range(len(text) + 1) if text.isascii() else [0, *accumulate(len(char.encode()) for char in text)]
+    length = len(text) + 1
+    byte_at = range(length) if text.isascii() else [0, *accumulate(len(char.encode()) for char in text)]
     return [
-        Span(id, "", 0, 0) if special else Span(id, text[start:stop], byte_at[start], byte_at[stop])
+        _special(id) if special else Span(id, text[start:stop], first_byte + byte_at[start], first_byte + byte_at[stop])
         for id, (start, stop), special in zip(encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True)
     ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from text_generation_router.errors import ValidationError
 from text_generation_router.scheduling.request import GenerationRequest, Sampling
+from text_generation_router.scheduling.share import Share
 from text_generation_router.text.tokenization import TextTokenizer
 
 
@@ -76,20 +77,25 @@ class Validator:
             ]
         )
 
-    async def validate(self, prompt: Prompt) -> GenerationRequest:
-        """Raises ValidationError with the first check that fails."""
+    async def validate(self, prompt: Prompt, share: Share) -> GenerationRequest:
+        """Raises ValidationError with the first check that fails, and OverloadedError if too many texts of the share
+        wait to be tokenized."""
         limits, parameters = self.limits, prompt.parameters
         _raise_first(parameter_checks(parameters, limits))
         _raise_first(input_checks(prompt, limits))
         self._refuse_hopeless(prompt)
-        ids = await self._tokenizer.encode(prompt.inputs, prompt.add_special_tokens, parameters.truncate)
-        length = len(ids)
+        ids = await self._tokenizer.encode(
+            prompt.inputs, prompt.add_special_tokens, share, keep_last=parameters.truncate, most=limits.max_input_tokens
+        )
+        length = ids.count
+        if not ids.is_exact:
+            raise _too_long(limits.max_input_tokens, f"at least {length}")
         wanted = parameters.max_new_tokens
         if wanted is None:
             wanted = max(limits.max_total_tokens - length, 0)
         _raise_first(length_checks(length, wanted, limits))
         return GenerationRequest(
-            ids,
+            ids.values,
             wanted,
             sampling(parameters),
             parameters.stop,
@@ -106,8 +112,8 @@ class Validator:
         if longest is None or prompt.parameters.truncate is not None:
             return
         fewest = -(-len(prompt.inputs) // longest)
-        most = self.limits.max_input_tokens
-        _raise_first([(fewest > most, f"`inputs` must have less than {most} tokens. Given: at least {fewest}")])
+        if fewest > self.limits.max_input_tokens:
+            raise _too_long(self.limits.max_input_tokens, f"at least {fewest}")
 
 
 def parameter_checks(asked: Parameters, limits: RequestLimits) -> Iterator[Check]:
@@ -148,6 +154,10 @@ def length_checks(length: int, wanted: int, limits: RequestLimits) -> Iterator[C
     yield length > most, f"`inputs` must have less than {most} tokens. Given: {length}"
     # Not a check of TGI: only tokenizers that delete text come here, with "\n" for example.
     yield length == 0, "`inputs` has no tokens"
+
+
+def _too_long(most: int, given: str) -> ValidationError:
+    return ValidationError(f"`inputs` must have less than {most} tokens. Given: {given}")
 
 
 def sampling(asked: Parameters) -> Sampling:

@@ -186,7 +186,8 @@ class Server:
         self.metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)
         self.config = make_config(**config)
         self.permits = Permits(self.config.max_concurrent_requests)
-        self.tokenizer = TextTokenizer(tokenizer, None, workers=1)
+        self.tokenizer = TextTokenizer.of(tokenizer, workers=1, max_waiting=16)
+        self.tokenizer.max_chars_per_token = None
         request_limits = RequestLimits(2, 4, 5, limits.max_input_tokens, limits.max_total_tokens)
         inference = Inference(self.engine, Validator(self.tokenizer, request_limits), self.permits, self.metrics)
         template = ChatTemplate(TEMPLATE, {})

@@ -1,4 +1,5 @@
 import asyncio
+from itertools import pairwise
 
 import pytest
 
@@ -63,6 +64,37 @@ def test_long_texts_are_tokenized_in_one_list(server):
     text = "xyz " * 1500
     tokens = server.post("/tokenize", {"inputs": text}).json
     assert "".join(token["text"] for token in tokens) == text and len(tokens) > 4096
+
+
+def test_a_text_of_several_parts_is_told_in_one_list(make_server):
+    server = make_server(payload_limit=200_000)
+    text = "hello wörld " * 4000
+    answer = server.post("/tokenize", {"inputs": text})
+    assert "content-length" not in answer.headers and answer.headers["content-type"] == "application/json"
+    assert len(answer.chunks) > 2
+    content, tokens = text.encode(), answer.json
+    assert all(content[token["start"] : token["stop"]].decode() == token["text"] for token in tokens)
+    assert (tokens[0]["start"], tokens[-1]["stop"]) == (0, len(content))
+    assert all(before["stop"] in (after["start"], after["stop"]) for before, after in pairwise(tokens))
+    assert server.permits.left == server.config.max_concurrent_requests
+
+
+def test_tokenize_takes_a_permit_and_gives_it_back(make_server):
+    server = make_server(max_concurrent_requests=1)
+    assert server.permits.take(1)
+    refused = server.post("/tokenize", {"inputs": "Hi"})
+    assert (refused.status, refused.json["error_type"]) == (429, "overloaded") and "retry-after" in refused.headers
+    assert server.failures("overloaded") == 1
+    server.permits.give_back(1)
+    assert server.post("/tokenize", {"inputs": "Hi"}).status == 200
+    assert server.permits.left == 1
+
+
+def test_a_tokenize_client_that_leaves_keeps_no_permit(make_server):
+    server = make_server(payload_limit=200_000)
+    body = b'{"inputs": "%s"}' % (b"hello world " * 10_000)
+    asyncio.run(server.call("POST", "/tokenize", body, leave_after=2))
+    assert server.permits.left == server.config.max_concurrent_requests
 
 
 def test_metrics_are_plain_text_and_move(server):

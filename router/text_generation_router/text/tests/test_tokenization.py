@@ -2,15 +2,24 @@ import asyncio
 import json
 import random
 import string
+import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from text_generation_router.errors import StartError
+from text_generation_router.errors import StartError, ValidationError
+from text_generation_router.fair_threads import FairThreads
+from text_generation_router.scheduling.share import Share
 from text_generation_router.text.length_bound import byte_symbols, max_chars_per_token
-from text_generation_router.text.tokenization import TextTokenizer
+from text_generation_router.text.tokenization import (
+    LARGE_PART_CHARS,
+    MAX_SPANS_PART_CHARS,
+    PART_CHARS,
+    Span,
+    TextTokenizer,
+)
 
 
 def trained() -> Tokenizer:
@@ -34,6 +43,17 @@ def tokenizer() -> Tokenizer:
     return trained()
 
 
+def ids_of(loaded: TextTokenizer, text: str, add_special_tokens: bool = True, keep_last: int | None = None):
+    return asyncio.run(loaded.encode(text, add_special_tokens, Share(), keep_last)).values
+
+
+def spans_of(loaded: TextTokenizer, text: str) -> list[Span]:
+    async def collect() -> list[Span]:
+        return [span async for spans in loaded.spans(text, Share(), list) for span in spans]
+
+    return asyncio.run(collect())
+
+
 def bound_of(tokenizer: Tokenizer) -> int | None:
     return max_chars_per_token(json.loads(tokenizer.to_str()))
 
@@ -41,19 +61,17 @@ def bound_of(tokenizer: Tokenizer) -> int | None:
 @pytest.fixture
 def loaded(tokenizer, tmp_path):
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    loaded = TextTokenizer.load(tmp_path, workers=2)
+    loaded = TextTokenizer.load(tmp_path, workers=2, max_waiting=8)
     yield loaded
     loaded.close()
 
 
 def test_special_tokens_are_added_on_demand(loaded):
-    plain = asyncio.run(loaded.encode("the fox", add_special_tokens=False))
-    assert asyncio.run(loaded.encode("the fox", add_special_tokens=True)) == (0, *plain)
+    assert ids_of(loaded, "the fox") == (0, *ids_of(loaded, "the fox", add_special_tokens=False))
 
 
 def test_truncation_keeps_the_tail(loaded):
-    ids = asyncio.run(loaded.encode("the lazy dog", add_special_tokens=True))
-    assert asyncio.run(loaded.encode("the lazy dog", add_special_tokens=True, keep_last=2)) == ids[-2:]
+    assert ids_of(loaded, "the lazy dog", keep_last=2) == ids_of(loaded, "the lazy dog")[-2:]
 
 
 def test_a_files_own_truncation_and_padding_are_off(tmp_path):
@@ -61,13 +79,13 @@ def test_a_files_own_truncation_and_padding_are_off(tmp_path):
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=64)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    loaded = TextTokenizer.load(tmp_path, workers=1)
-    assert 2 < len(asyncio.run(loaded.encode("the quick brown fox", add_special_tokens=True))) < 64
+    loaded = TextTokenizer.load(tmp_path, workers=1, max_waiting=8)
+    assert 2 < len(ids_of(loaded, "the quick brown fox")) < 64
 
 
 def test_spans_cover_the_text_in_bytes(loaded):
     text = "the é fox 🦊"
-    special, *spans = asyncio.run(loaded.spans(text))
+    special, *spans = spans_of(loaded, text)
     assert (special.text, special.start, special.stop) == ("", 0, 0)
     assert spans[-1].stop == len(text.encode())
     assert all(text.encode()[span.start : span.stop].decode() == span.text for span in spans)
@@ -75,11 +93,11 @@ def test_spans_cover_the_text_in_bytes(loaded):
 
 def test_without_a_fast_tokenizer_the_start_fails_in_one_line(tmp_path):
     with pytest.raises(StartError, match=r"has no tokenizer\.json") as caught:
-        TextTokenizer.load(tmp_path, workers=1)
+        TextTokenizer.load(tmp_path, workers=1, max_waiting=8)
     assert "\n" not in str(caught.value)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(StartError, match="cannot be read as a tokenizer"):
-        TextTokenizer.load(tmp_path, workers=1)
+        TextTokenizer.load(tmp_path, workers=1, max_waiting=8)
 
 
 def test_a_megabyte_of_text_does_not_stall_the_event_loop(loaded):
@@ -89,12 +107,12 @@ def test_a_megabyte_of_text_does_not_stall_the_event_loop(loaded):
 
     async def run() -> int:
         loop = asyncio.get_running_loop()
-        encoding = asyncio.ensure_future(loaded.encode(text, add_special_tokens=True))
+        encoding = asyncio.ensure_future(loaded.encode(text, True, Share()))
         while not encoding.done():
             asked = loop.time()
             await asyncio.sleep(0.001)
             lags.append(loop.time() - asked - 0.001)
-        return len(encoding.result())
+        return encoding.result().count
 
     assert asyncio.run(run()) > 100_000
     assert len(lags) > 10 and max(lags) < 0.05
@@ -142,3 +160,72 @@ def test_byte_fallback_has_a_bound_where_all_bytes_have_tokens():
     assert bound_of(Tokenizer(models.BPE(vocab, [], byte_fallback=True))) == 6
     del vocab["<0x41>"]
     assert bound_of(Tokenizer(models.BPE(vocab, [], byte_fallback=True))) is None
+
+
+UNCUTTABLE = "x" * (LARGE_PART_CHARS + 1)
+
+
+@pytest.fixture
+def blocked(loaded, monkeypatch):
+    """A tokenizer whose threads stop at texts without cuts until the gate is open."""
+    gate = threading.Event()
+    encode = loaded._ids_of_whole
+
+    def wait_and_encode(text, *others):
+        if len(text) > LARGE_PART_CHARS:
+            assert gate.wait(20)
+        return encode(text, *others)
+
+    monkeypatch.setattr(loaded, "_ids_of_whole", wait_and_encode)
+    yield loaded, gate
+    gate.set()
+
+
+def test_texts_that_cannot_be_cut_hold_up_no_other(blocked):
+    loaded, gate = blocked
+
+    async def run():
+        large = [asyncio.create_task(loaded.encode(UNCUTTABLE, False, Share("a"), 1)) for _ in range(5)]
+        await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            for text in ("the fox", "the lazy dog " * 2 * LARGE_PART_CHARS):
+                await loaded.encode(text, False, Share("b"), 1)
+            gate.set()
+            assert len({found.values for found in await asyncio.gather(*large)}) == 1
+
+    asyncio.run(run())
+
+
+def test_a_text_gives_its_turn_away_after_each_part(loaded):
+    """One thread, a text of many parts, and then a short text of another share."""
+    loaded._threads.close()
+    loaded._threads = FairThreads(1, 8, "test")
+    finished = []
+
+    async def run():
+        async def encode(name, text):
+            await loaded.encode(text, False, Share(name))
+            finished.append(name)
+
+        long = asyncio.create_task(encode("long", "the lazy dog " * 20 * PART_CHARS))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        short = asyncio.create_task(encode("short", "the fox"))
+        await asyncio.gather(long, short)
+
+    asyncio.run(run())
+    assert finished == ["short", "long"]
+
+
+def test_a_truncated_text_is_tokenized_no_further_than_it_must_be(loaded, monkeypatch):
+    parts = []
+    ids_of_part = loaded._ids_of_part
+    monkeypatch.setattr(loaded, "_ids_of_part", lambda text, part: parts.append(part) or ids_of_part(text, part))
+    text = "the quick brown fox jumps over the lazy dog " * PART_CHARS
+    assert ids_of(loaded, text, keep_last=7) == tuple(loaded.tokenizer.encode(text).ids[-7:])
+    assert len(parts) == 1 and parts[0].stop == len(text)
+
+
+def test_too_many_spans_at_once_are_refused(loaded):
+    with pytest.raises(ValidationError, match="without a place where it can be cut"):
+        spans_of(loaded, "x" * (MAX_SPANS_PART_CHARS + 1))

@@ -3,6 +3,8 @@ import asyncio
 import pytest
 
 from text_generation_router.errors import ValidationError
+from text_generation_router.scheduling.share import Share
+from text_generation_router.text.tokenization import Ids
 from text_generation_router.text.validation import Parameters, Prompt, RequestLimits, Validator
 
 LIMITS = RequestLimits(
@@ -18,15 +20,15 @@ class Letters:
     def __init__(self) -> None:
         self.encoded = 0
 
-    async def encode(self, text, add_special_tokens, keep_last=None):
+    async def encode(self, text, add_special_tokens, share, keep_last=None, most=None):
         self.encoded += 1
-        ids = tuple(map(ord, text))
-        return ids if keep_last is None else ids[-keep_last:]
+        ids = tuple(map(ord, text if keep_last is None else text[-keep_last:]))
+        return Ids(ids, len(ids))
 
 
 def validate(inputs, tokenizer=None, **parameters):
     validator = Validator(tokenizer or Letters(), LIMITS)
-    return asyncio.run(validator.validate(Prompt(inputs, Parameters(**parameters))))
+    return asyncio.run(validator.validate(Prompt(inputs, Parameters(**parameters)), Share()))
 
 
 @pytest.mark.parametrize(
@@ -103,3 +105,13 @@ def test_hopeless_prompts_are_refused_before_they_are_tokenized():
         validate("x" * 30, tokenizer)
     assert tokenizer.encoded == 1
     assert validate("x" * 999, tokenizer, truncate=3).input_ids == (ord("x"),) * 3
+
+
+def test_a_text_is_too_long_before_all_of_it_is_tokenized():
+    class Impatient(Letters):
+        async def encode(self, text, add_special_tokens, share, keep_last=None, most=None):
+            assert most == LIMITS.max_input_tokens
+            return Ids((), most + 1, is_exact=False)
+
+    with pytest.raises(ValidationError, match=r"`inputs` must have less than 10 tokens. Given: at least 11"):
+        validate("x" * 99, Impatient())

@@ -1,0 +1,37 @@
+"""A JSON array that is sent while it is made, because all of it would take too much memory."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from text_generation_router.api.disconnect import unless_disconnected
+
+
+class JsonStream(Response):
+    """`first` and then `pieces`, which have their commas, between brackets. An error after the first piece ends the
+    connection before the array ends."""
+
+    def __init__(self, pieces: AsyncGenerator[bytes, None], first: bytes) -> None:
+        self.status_code = 200
+        self.media_type = None
+        self.background = None
+        self.init_headers({"content-type": "application/json"})
+        self._pieces = pieces
+        self._first = first
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with aclosing(self._pieces):
+                await unless_disconnected(receive, self._send_all(send))
+        except ClientDisconnect:
+            pass  # the pieces are closed, and nobody is there to be told
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": b"[" + self._first, "more_body": True})
+        async for piece in self._pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"]", "more_body": False})

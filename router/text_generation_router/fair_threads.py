@@ -1,0 +1,39 @@
+"""Threads for work that releases the interpreter lock, fair between shares."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TypeVar
+
+from text_generation_router.fair_slots import FairSlots
+from text_generation_router.scheduling.share import Share
+
+T = TypeVar("T")
+
+
+class FairThreads:
+    def __init__(self, threads: int, max_waiting: int, name: str) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._slots = FairSlots(threads, max_waiting)
+
+    async def run(self, share: Share, cost: float, work: Callable[[], T]) -> T:
+        """The result of `work`. Raises OverloadedError if the tenant has too much waiting."""
+        await self._slots.acquire(share, cost)
+        loop = asyncio.get_running_loop()
+        try:
+            job = self._executor.submit(work)
+        except BaseException:
+            self._slots.release()
+            raise
+
+        def free_slot(_: object) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(self._slots.release)
+
+        # Not when the caller goes on: a caller that is cancelled leaves its thread at work.
+        job.add_done_callback(free_slot)
+        return await asyncio.wrap_future(job)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
