@@ -39,7 +39,7 @@ def make_linear(
     linear: LinearOp = Linear(weight, bias) if scales is None else Int8Linear(weight, scales, bias)
     if gated:
         linear = Gated(linear, kernels)
-    return linear if dtype is None else Cast(linear, dtype)
+    return linear if dtype is None and scales is None else Cast(linear, out_dtype)
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,7 +69,10 @@ class Linear:
 
 
 class Int8Linear:
-    """8-bit weights where there is no kernel for them: less memory, at the price of widening them in every step."""
+    """8-bit weights where there is no kernel for them: less memory, at the price of widening them in every step.
+
+    y is float32, so that scale, bias and gate round nothing: gates multiply the rounding errors of their inputs.
+    """
 
     def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         self._weight = weight
@@ -78,7 +81,7 @@ class Int8Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         y = F.linear(x, self._weight.to(x.dtype)).float() * self._scales
-        return (y if self._bias is None else y + self._bias).to(x.dtype)
+        return y if self._bias is None else y + self._bias
 
 
 class Gated:

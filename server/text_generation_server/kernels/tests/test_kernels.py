@@ -360,6 +360,34 @@ def test_the_norm_of_a_sum_is_that_of_the_rounded_sum(subject: Subject) -> None:
     close(y, normalised(summed, weight), subject.dtype)
 
 
+def test_a_comparison_fails_on_what_is_no_number() -> None:
+    for wrong in (NAN, float("inf")):
+        for dtype in TOLERANCE:
+            with pytest.raises(AssertionError):
+                close(torch.tensor([1.0, wrong]), torch.ones(2), dtype)
+
+
+@pytest.mark.parametrize("size", [8, 40, 1030])
+def test_what_is_no_number_stays_so_in_its_own_row_of_norms_and_in_its_own_place_of_gates(
+    subject: Subject, size: int
+) -> None:
+    clean = torch.randn(5, size).to(subject.dtype)
+    weight = torch.ones(size).to(subject.dtype).to(subject.device)
+    for place in (0, size // 2, size - 1):
+        x = clean.clone()
+        x[2, place] = NAN
+        on_device, zeros = x.to(subject.device), torch.zeros_like(x).to(subject.device)
+        normed = subject.kernels.rms_norm(on_device, weight, 1e-5)
+        added, _ = subject.kernels.add_rms_norm(on_device, zeros, weight, 1e-5)
+        for y in (normed.cpu(), added.cpu()):
+            assert y[2].isnan().all()
+            close(y[[0, 1, 3, 4]], normalised(clean, weight)[[0, 1, 3, 4]], subject.dtype)
+        ones = torch.ones_like(x)
+        for gate_up in (torch.cat([x, ones], dim=1), torch.cat([ones, x], dim=1)):
+            out = subject.kernels.silu_mul(gate_up.to(subject.device)).cpu()
+            assert torch.equal(out.isnan(), x.isnan())
+
+
 @pytest.mark.parametrize("size", [40, 1030])
 def test_silu_mul_takes_gate_first(subject: Subject, size: int) -> None:
     gate, up = (torch.randn(3, size).to(subject.dtype) for _ in range(2))

@@ -8,6 +8,7 @@ from torch import Tensor
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
+from text_generation_server.kernels.cpu.library import NEEDS
 from text_generation_server.kernels.cpu.linear import PackedLinear, Scratch
 from text_generation_server.layers.linear import make_linear, quantize
 
@@ -151,6 +152,30 @@ def test_without_kernels_for_it_8_bits_are_the_same_numbers() -> None:
     y = make_linear(reference, weight, bias, int8=True)(x)  # type: ignore[arg-type]
     expected = exact(x, numbers.double() * scales.double().unsqueeze(1), bias)
     torch.testing.assert_close(y.double(), expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("target", ["reference", *NEEDS])
+@pytest.mark.parametrize("size", [2.0**-12, 2.0**-14, 2.0**-16], ids=["large", "middle", "small"])
+def test_a_long_gated_product_of_8_bits_is_rounded_twice_at_most(target: str, size: float) -> None:
+    """bfloat16 keeps 8 bits, so a rounding is at most 2^-8 of a number. The sums may be rounded, then the result.
+
+    All numbers are whole multiples of `size` that float32 holds, so the sums have no error in whatever order they are
+    added up. How much of a gate's own error is left behind silu is the slope of silu.
+    """
+    kernels = reference if target == "reference" else load_kernels(target)
+    if kernels is None:
+        pytest.skip(f"needs a processor with {target}, and a C compiler when the package is installed")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(-8, 9, (8, 4096), generator=generator).bfloat16()
+    numbers = torch.randint(-127, 128, (1024, 4096), generator=generator).double()
+    numbers[:, 0] = 127  # so that the scale is `size`
+    gate, up = exact(x, numbers * size, None).chunk(2, dim=1)
+    share = torch.sigmoid(gate)
+    expected, slope = gate * share * up, gate * (share + gate * share * (1 - share)) * up
+    limit = (slope.abs() + 2 * expected.abs()) * 2**-8 * 1.01 + 1e-6
+    linear = make_linear(kernels, (numbers * size).bfloat16(), int8=True, gated=True)  # type: ignore[arg-type]
+    difference = (linear(x).double() - expected).abs()
+    assert bool((difference <= limit).all()), float((difference / limit).max())
 
 
 def test_shapes_that_fill_no_panels_are_left_to_torch(kernels: CpuKernels) -> None:
