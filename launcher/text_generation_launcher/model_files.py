@@ -17,9 +17,13 @@ LIMITS_MIB: Mapping[str, int] = {
 LIMIT_MIB = 8
 
 
+def limit_bytes(name: str) -> int:
+    return LIMITS_MIB.get(name, LIMIT_MIB) * MIB
+
+
 def read_model_file(path: Path) -> bytes:
     """OSError, with a `strerror` that says why, for what cannot be read, is not a regular file, or is too large."""
-    limit = LIMITS_MIB.get(path.name, LIMIT_MIB) * MIB
+    limit = limit_bytes(path.name)
     with open(path, "rb", buffering=0, opener=_open_without_waiting) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):

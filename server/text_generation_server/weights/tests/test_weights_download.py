@@ -45,6 +45,23 @@ def test_the_files_needed_to_serve_are_fetched_once(hub, shell, Model, tiny_file
     assert hub.log == []
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "named"),
+    [
+        ("config.json", b'{"quantization_config": {"quant_method": "gptq", "bits": 4}}', "quantized as gptq"),
+        ("quantize_config.json", b'{"bits": 4, "group_size": 128}', "quantized as gptq"),
+        ("generation_config.json", b" " * (2**26 + 1), "generation_config.json of owner/tiny has 67108865 bytes"),
+    ],
+)
+def test_what_is_not_served_is_refused_before_its_weights_are_fetched(
+    hub, shell, Model, tiny_files, one_error_line, file, content, named
+):
+    hub.models["owner/tiny"] = Model({"main": tiny_files() | {file: content}})
+    refused = shell.download("owner/tiny")
+    assert refused.returncode == 1 and named in one_error_line(refused.stderr)
+    assert hub.gets("model.safetensors") == [] and hub.gets("generation_config.json") == []
+
+
 def test_a_revision_is_its_own_download(hub, shell, Model, tiny_files, one_error_line):
     hub.models["tiny"] = Model({"main": tiny_files(0), "dev": tiny_files(1)})
     assert shell.download("tiny", "--revision", "dev").returncode == 0
