@@ -1,4 +1,5 @@
-"""Bodies that are meant to hurt a server: more than a thousand, distinct, the same for the same seed. No pytest here.
+"""Bodies that are meant to hurt a server: more than a thousand, distinct, the same for the same seed; and large ones.
+No pytest here.
 
 Those with `refused` are no request on any route, and are to be answered 4xx; the others are strange but legal, and are
 to be answered with anything but a server error.
@@ -83,6 +84,14 @@ NO_VALUES = (
     "[" * 2000 + "]" * 2000,
     "/* */ 1",
 )
+LARGE_WRONG_ITEMS = (
+    ("numbers", "1"),
+    ("objects", "{}"),
+    ("lists", "[]"),
+    ("nulls", "null"),
+    ("long numbers", "1" * 300),
+    ("reals", "1.5e-7"),
+)
 WRONG_TYPES = ("{}", "[[]]", "[null]", '{"$ref":"#"}', '[{"a":[]}]', '{"__proto__":{"x":1}}', '{"__class__":"x"}')
 STRANGE_TEXTS = (
     "\\u0000",
@@ -130,6 +139,96 @@ def bodies(seed: int = 0, num_damaged: int = 300) -> list[Body]:
     for body in itertools.chain(_syntax(), _types(), _media_types(), _strange(), by_chance):
         found.setdefault((body.content, body.content_type), body)
     return list(found.values())
+
+
+def large_bodies(size: int = 1_990_000) -> Iterator[Body]:
+    """Of about `size` bytes each, made one at a time: the payload limit's worth of what is dear to parse, to check, to
+    render or to refuse."""
+    for name, item in LARGE_WRONG_ITEMS:
+        items, half = _list_of(item, size), _list_of(item, size // 2)
+        yield Body(f"stop: a list of {name}", _request(stop=half, parameters=f'{{"stop":{half}}}').encode(), True)
+        yield Body(
+            f"all texts: a list of {name}",
+            _request(**dict.fromkeys(REQUIRED, _list_of(item, size // 3))).encode(),
+            True,
+        )
+        chunks = f'[{{"role":"user","content":{items}}}]'
+        yield Body(f"chunks: a list of {name}", _request(messages=chunks).encode(), False)
+        yield Body(f"an unknown field: a list of {name}", _request(extra=items).encode(), False)
+        yield Body(
+            f"grammar and tools: a list of {name}",
+            _request(tools=_list_of(item, size // 2), parameters=f'{{"grammar":{_list_of(item, size // 2)}}}').encode(),
+            False,
+        )
+    yield from _large_chats(size)
+    yield from _large_texts(size)
+    yield from _large_syntax(size)
+
+
+def _list_of(item: str, size: int) -> str:
+    return "[" + ",".join([item] * (size // (len(item) + 1))) + "]"
+
+
+def _large_chats(size: int) -> Iterator[Body]:
+    """The longest are legal, and are refused only where the model's context is too short for them."""
+    for content in ("a", "", "\\n"):
+        message = f'{{"role":"user","content":"{content}"}}'
+        yield Body(f"chat of messages {content!r}", _request(messages=_list_of(message, size)).encode(), False)
+    message = '{"role":"user","content":[{"type":"text","text":"a"}]}'
+    yield Body("chat of messages in chunks", _request(messages=_list_of(message, size)).encode(), False)
+    chunks = _list_of('{"type":"text","text":"a"}', size)
+    yield Body(
+        "chat of one message in chunks", _request(messages=f'[{{"role":"user","content":{chunks}}}]').encode(), False
+    )
+    chat = _list_of('{"role":"user","content":"a"}', size)
+    yield Body("chat with a bad end", _request(messages=chat[:-1] + ",1]").encode(), False)
+    yield Body("chat of one role", _request(messages=f'[{{"role":"{"a" * size}","content":"a"}}]').encode(), False)
+
+
+def _large_texts(size: int) -> Iterator[Body]:
+    for name, text in (("a", "a"), ("space", " "), ("emoji", "\U0001f600"), ("escapes", "\\u00e9"), ("lines", "\\n")):
+        long = '"' + text * (size // 3 // len(text.encode())) + '"'
+        message = f'[{{"role":"user","content":{long}}}]'
+        yield Body(f"texts of {name}", _request(inputs=long, prompt=long, messages=message).encode(), False)
+        yield Body(
+            f"truncated text of {name}",
+            _request(inputs=long, parameters='{"truncate":1,"max_new_tokens":1}').encode(),
+            False,
+        )
+    long = '"' + "a" * (size // 2) + '"'
+    yield Body(
+        "long stop strings",
+        _request(stop=f"[{long}]", parameters=f'{{"stop":[{long}],"max_new_tokens":1}}').encode(),
+        False,
+    )
+    yield Body("a long model name", _request(model=long).encode(), False)
+    yield Body("prompts", _request(prompt=_list_of('"a"', size)).encode(), False)
+    yield Body(
+        "stop strings",
+        _request(
+            stop=_list_of('"a"', size // 2), parameters=f'{{"stop":{_list_of(chr(34) + "a" + chr(34), size // 2)}}}'
+        ).encode(),
+        False,
+    )
+
+
+def _large_syntax(size: int) -> Iterator[Body]:
+    fields = ",".join(f'"{number}":{number}' for number in range(size // 27))
+    yield Body(
+        "many fields, large",
+        _request(extra="{" + fields + "}").encode()[:-1]
+        + b","
+        + fields[: size // 2].rpartition(",")[0].encode()
+        + b"}",
+        False,
+    )
+    yield Body("many equal fields", b"{" + b'"inputs":"a",' * (size // 13) + b'"inputs":"a"}', False)
+    nest = "[" * 900 + "]" * 900
+    yield Body("deep and wide", _request(extra=_list_of(nest, size)).encode(), False)
+    yield Body("too deep", b"[" * size, True)
+    yield Body("spaces", b" " * size, True)
+    yield Body("no end", _request(messages=_list_of('{"role":"user","content":"a"}', size)).encode()[:-1], True)
+    yield Body("one number", b"1" * size, True)
 
 
 def _tenants() -> Iterator[Headers]:

@@ -1,5 +1,7 @@
 """Everything that can be wrong with a request, in one small tree. `api/errors.py` turns it into HTTP."""
 
+from typing import Self
+
 
 class InferenceError(Exception):
     """Carries TGI's `error` text, `error_type` and HTTP status; `label` is the `err` of tgi_request_failure."""
@@ -12,6 +14,13 @@ class InferenceError(Exception):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text
+
+    @classmethod
+    def restored(cls, text: str) -> Self:
+        """The error with this whole text, as another process has raised it."""
+        error = cls.__new__(cls, text)
+        error.text = text
+        return error
 
 
 class ValidationError(InferenceError):
@@ -150,6 +159,16 @@ class UnprocessableError(BodyError):
     def __init__(self, path: str, reason: str) -> None:
         where = f"{path}: " if path else ""
         super().__init__(f"Failed to deserialize the JSON body into the target type: {where}{reason}")
+
+
+class TooExpensiveError(BodyError):
+    error_type, status = "unprocessable", 422
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"The request body takes more than {seconds:g} seconds, or more memory than is allowed, to be read and"
+            " rendered: send a smaller one"
+        )
 
 
 class StartError(Exception):

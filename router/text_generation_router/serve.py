@@ -10,8 +10,11 @@ from contextlib import suppress
 import uvloop
 
 from text_generation_launcher.link import Link
+from text_generation_router.api import reading_child
+from text_generation_router.api.body import Bodies
 from text_generation_router.api.caller import Callers
 from text_generation_router.api.engine_protocol import TokenLimits
+from text_generation_router.api.fields import ListLimits
 from text_generation_router.api.gate import Gate
 from text_generation_router.api.generation import Permits
 from text_generation_router.api.inference import Inference
@@ -24,6 +27,7 @@ from text_generation_router.errors import ShardsError, StartError
 from text_generation_router.generations import Generations, LaunchedGenerations, StandaloneGenerations
 from text_generation_router.http_server import Server, StopOnSignal, uvicorn_config
 from text_generation_router.metrics import Metrics
+from text_generation_router.offload.pool import Pool, PoolLimits
 from text_generation_router.text.chat_template import load_chat_template
 from text_generation_router.text.detokenization import Vocabulary
 from text_generation_router.text.model_files import find_model_files
@@ -34,6 +38,12 @@ logger = logging.getLogger(__name__)
 
 # Files, pipes and sockets of ours that are no client's connection.
 OTHER_DESCRIPTORS = 64
+# That read large bodies: one of them does so at a time, the other is for what is done quickly.
+CHILDREN = 2
+# Large bodies that wait to be read; their number bounds the memory that they take.
+WAITING_BODIES = 16
+# JSON takes as much memory at most, as objects and in its parser; a long chat less than half of it.
+MIN_CHILD_BYTES, CHILD_BYTES_PER_BODY_BYTE = 96 * 2**20, 48
 
 
 def run(config: RouterConfig) -> None:
@@ -101,10 +111,12 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
     chat_template = load_chat_template(files.folder, config.tokenizer_config_path)
     metrics, gate = Metrics(), Gate()
     hits = LimitHits(metrics)
+    pool = Pool(reading_child.ENTRY, reading_child.setup_of(chat_template), child_limits(config))
     generations = await find_generations(config)
     engine = Engine(
         generations, engine_config(config), lambda info: Vocabulary.of(tokenizer.tokenizer, info.eos_token_ids), metrics
     )
+    pool.start()
     try:
         await engine.start()
         validator = Validator(tokenizer, request_limits(config, engine.limits))
@@ -116,8 +128,20 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         metrics.set_limits(engine.limits.max_input_tokens, engine.limits.max_total_tokens)
         inference = Inference(engine, validator, Permits(config.max_concurrent_requests), metrics)
         callers = Callers(bool(config.api_key_digests), config.trusted_proxies, config.prefix_cache_scope)
+        bodies = Bodies(config.payload_limit, lambda: list_limits(config, validator.limits), callers, pool)
         services = Services(
-            config, engine, inference, callers, metrics, tokenizer, chat_template, files.sha, version(), gate, hits
+            config,
+            engine,
+            inference,
+            callers,
+            bodies,
+            metrics,
+            tokenizer,
+            chat_template,
+            files.sha,
+            version(),
+            gate,
+            hits,
         )
         http = uvicorn_config(create_app(services), connection_limits(config), hits)
         server = Server(
@@ -130,6 +154,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
     finally:
         await engine.close()
         tokenizer.close()
+        await pool.close()
 
 
 async def find_generations(config: RouterConfig) -> Generations:
@@ -174,6 +199,18 @@ def request_limits(config: RouterConfig, limits: TokenLimits) -> RequestLimits:
         max_top_n_tokens=config.max_top_n_tokens,
         max_input_tokens=limits.max_input_tokens,
         max_total_tokens=limits.max_total_tokens,
+    )
+
+
+def list_limits(config: RouterConfig, limits: RequestLimits) -> ListLimits:
+    return ListLimits(limits.max_input_tokens, config.max_client_batch_size, config.max_stop_sequences)
+
+
+def child_limits(config: RouterConfig) -> PoolLimits:
+    return PoolLimits(
+        children=CHILDREN,
+        waiting=WAITING_BODIES,
+        memory_bytes=max(MIN_CHILD_BYTES, CHILD_BYTES_PER_BODY_BYTE * config.payload_limit),
     )
 
 

@@ -49,14 +49,14 @@ class Callers:
     def caller_of(self, request: Request) -> Caller:
         """Raises ValidationError naming the header that is wrong."""
         tenant, timeout_s = _tenant(request), _timeout_s(request)
-        share = Share(self._owner(request), tenant)
+        share = Share(self.owner_of(request), tenant)
         return Caller(share, self._cache_domain(share), timeout_s)
 
     def _cache_domain(self, share: Share) -> Namespace:
         owner = share.owner if self._has_keys and self._cache_scope is not CacheScope.ALL else ""
         return owner, share.tenant if self._cache_scope is CacheScope.TENANT else ""
 
-    def _owner(self, request: Request) -> str:
+    def owner_of(self, request: Request) -> str:
         if self._has_keys:
             return "key " + name_of_key(request.headers.get("authorization", "").encode("latin-1"))
         return "peer " + peer_of(request, self._trusted_proxies)

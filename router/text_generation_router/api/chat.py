@@ -7,21 +7,19 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from text_generation_router.api import body
+from text_generation_router.api.asking import CHAT
 from text_generation_router.api.disconnect import unless_disconnected
 from text_generation_router.api.encoding import json_response
 from text_generation_router.api.generation import Generation, close_all
 from text_generation_router.api.headers import stream_headers, timing_headers
 from text_generation_router.api.openai import (
-    CHAT_REFUSALS,
     chat_logprobs,
     chunk_json,
     finish_reason,
     guarded,
-    refuse,
     usage_json,
 )
-from text_generation_router.api.schemas import ChatRequest
+from text_generation_router.api.schemas import ChatOptions, ChatRequest, RenderedChat
 from text_generation_router.api.services import Services
 from text_generation_router.api.sse import EventStream
 from text_generation_router.errors import TemplateError, ValidationError
@@ -31,6 +29,8 @@ from text_generation_router.text.chat_template import Message
 from text_generation_router.text.validation import Prompt
 
 KIND = "chat.completion"
+# As TGI counts them: the chat, and its generation.
+REQUESTS = 2
 
 
 class ChatRoutes:
@@ -41,13 +41,11 @@ class ChatRoutes:
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation through the model's chat template, at once or as a stream."""
         started = time.perf_counter()
-        value = await body.read_json(request, self._services.config.payload_limit)
-        self._services.metrics.request_count.inc(2)  # as TGI: the chat, and its generation
+        with self._inference.counted_refusals(REQUESTS):
+            asked = await self._services.bodies.read(request, CHAT)
+        self._services.metrics.request_count.inc(REQUESTS)
         with self._inference.counted_failures():
-            refuse(value, CHAT_REFUSALS)
-            refuse_tool_calls(value)
             caller = self._services.callers.caller_of(request)
-            asked = body.check(ChatRequest, value)
             max_tokens = requested_tokens(asked)
             prompt = await self._prompt(asked, max_tokens, caller.share)
         if asked.stream:
@@ -67,22 +65,26 @@ class ChatRoutes:
         answer = self._head(KIND, asked) | {"choices": [choice], "usage": usage_json([result.timing])}
         return json_response(answer, timing_headers(self._services.config.compute_type, [result.timing]))
 
-    async def _prompt(self, asked: ChatRequest, max_tokens: int | None, share: Share) -> Prompt:
+    async def _prompt(self, asked: ChatOptions, max_tokens: int | None, share: Share) -> Prompt:
+        text = asked.prompt if isinstance(asked, RenderedChat) else await self._render(asked, share)
+        # Templates write special tokens themselves.
+        return Prompt(text, asked.sampling_parameters(max_tokens, asked.top_logprobs), add_special_tokens=False)
+
+    async def _render(self, asked: ChatOptions, share: Share) -> str:
+        assert isinstance(asked, ChatRequest)
         template = self._services.chat_template
         if template is None:
             raise TemplateError("template not found")
         messages = tuple(Message(message.role, message.content) for message in asked.messages)
         chars = sum(len(message.content) for message in messages)
-        text = await self._services.tokenizer.in_thread(share, chars, lambda: template.render(messages))
-        # Templates write special tokens themselves.
-        return Prompt(text, asked.sampling_parameters(max_tokens, asked.top_logprobs), add_special_tokens=False)
+        return await self._services.tokenizer.in_thread(share, chars, lambda: template.render(messages))
 
-    def _head(self, kind: str, asked: ChatRequest) -> dict[str, Any]:
+    def _head(self, kind: str, asked: ChatOptions) -> dict[str, Any]:
         served = self._services.config.tokenizer_name
         model = served if asked.model in (None, "tgi") else asked.model
         return chunk_json(kind, model, self._services.system_fingerprint)
 
-    async def _chunks(self, asked: ChatRequest, generation: Generation) -> AsyncGenerator[dict[str, Any], None]:
+    async def _chunks(self, asked: ChatOptions, generation: Generation) -> AsyncGenerator[dict[str, Any], None]:
         head = self._head(f"{KIND}.chunk", asked)
         try:
             async for event in generation:
@@ -93,7 +95,7 @@ class ChatRoutes:
             generation.close()
 
 
-def _chunk_choice(event: TokenEvent, asked: ChatRequest) -> dict[str, Any]:
+def _chunk_choice(event: TokenEvent, asked: ChatOptions) -> dict[str, Any]:
     token = event.token
     rows = [] if token is None else [(token, event.top_tokens)]
     return {
@@ -104,14 +106,7 @@ def _chunk_choice(event: TokenEvent, asked: ChatRequest) -> dict[str, Any]:
     }
 
 
-def requested_tokens(asked: ChatRequest) -> int | None:
+def requested_tokens(asked: ChatOptions) -> int | None:
     if asked.max_tokens is not None and asked.max_completion_tokens is not None:
         raise ValidationError("`max_tokens` and `max_completion_tokens` mean the same, send one of them")
     return asked.max_tokens if asked.max_tokens is not None else asked.max_completion_tokens
-
-
-def refuse_tool_calls(value: dict[str, Any]) -> None:
-    messages = value.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        if isinstance(message, dict) and message.get("tool_calls"):
-            raise ValidationError("`tool_calls` in `messages` is not supported yet")

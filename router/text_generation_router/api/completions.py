@@ -7,25 +7,22 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from text_generation_router.api import body
+from text_generation_router.api.asking import COMPLETION
 from text_generation_router.api.disconnect import unless_disconnected
 from text_generation_router.api.encoding import json_response
 from text_generation_router.api.generation import Generation, Result, close_all
 from text_generation_router.api.headers import stream_headers, timing_headers
 from text_generation_router.api.openai import (
-    COMPLETION_REFUSALS,
     chunk_json,
     completion_logprobs,
     finish_reason,
     guarded,
     merged,
-    refuse,
     usage_json,
 )
 from text_generation_router.api.schemas import CompletionRequest
 from text_generation_router.api.services import Services
 from text_generation_router.api.sse import EventStream
-from text_generation_router.errors import SuffixError, TooManyPromptsError
 from text_generation_router.scheduling.request import TokenEvent
 from text_generation_router.text.validation import Prompt
 
@@ -40,11 +37,10 @@ class CompletionRoutes:
     async def completions(self, request: Request) -> Response:
         """Continue one or several prompts, at once or as a stream."""
         started = time.perf_counter()
-        value = await body.read_json(request, self._services.config.payload_limit)
-        asked = body.check(CompletionRequest, value)
+        with self._inference.counted_refusals(2):
+            asked = await self._services.bodies.read(request, COMPLETION)
         self._services.metrics.request_count.inc(1 + len(asked.prompt))
         with self._inference.counted_failures():
-            self._refuse(value, asked)
             caller = self._services.callers.caller_of(request)
         parameters = asked.sampling_parameters(asked.max_tokens, asked.logprobs)
         prompts = [Prompt(text, parameters) for text in asked.prompt]
@@ -60,14 +56,6 @@ class CompletionRoutes:
             "usage": usage_json(timings),
         }
         return json_response(answer, timing_headers(self._services.config.compute_type, timings))
-
-    def _refuse(self, value: dict[str, Any], asked: CompletionRequest) -> None:
-        if value.get("suffix") is not None:
-            raise SuffixError
-        limit = self._services.config.max_client_batch_size
-        if len(asked.prompt) > limit:
-            raise TooManyPromptsError(limit)
-        refuse(value, COMPLETION_REFUSALS)
 
     def _head(self) -> dict[str, Any]:
         return chunk_json(KIND, self._services.config.tokenizer_name, self._services.system_fingerprint)

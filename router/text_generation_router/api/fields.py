@@ -1,9 +1,27 @@
-"""The types of request fields: TGI's integer widths, 32-bit reals, strictly typed JSON."""
+"""The types of request fields: TGI's integer widths, 32-bit reals, strictly typed JSON, lists that end early.
+
+A list fails at its first bad item: pydantic would otherwise make an error object for each. Its length is looked at
+before its items, where a check is given `ListLimits` as its context.
+"""
 
 import struct
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+
+from text_generation_router.errors import InferenceError, TooManyPromptsError, ValidationError
+from text_generation_router.text.validation import too_many_stops
+
+
+@dataclass(frozen=True, slots=True)
+class ListLimits:
+    """How many items a request can have at most."""
+
+    messages: int
+    prompts: int
+    stops: int
 
 
 class Body(BaseModel):
@@ -25,8 +43,39 @@ def one_or_many(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _at_most(limit: Callable[[ListLimits], int], refusal: Callable[[int, int], InferenceError]) -> BeforeValidator:
+    """`refusal` is made of the limit and the length."""
+
+    def look(value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, list) and isinstance(info.context, ListLimits):
+            most = limit(info.context)
+            if len(value) > most:
+                raise refusal(most, len(value))
+        return value
+
+    return BeforeValidator(look)
+
+
+def _too_many_stops(most: int, given: int) -> ValidationError:
+    return ValidationError(too_many_stops(most, given))
+
+
+def _too_many_messages(most: int, given: int) -> ValidationError:
+    return ValidationError(
+        f"`messages` must have at most {most} messages, because each takes a token at least. Given: {given}"
+    )
+
+
+def _too_many_prompts(most: int, _: int) -> TooManyPromptsError:
+    return TooManyPromptsError(most)
+
+
 F32 = Annotated[float, Field(allow_inf_nan=False), AfterValidator(to_f32)]
 I32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 U32 = Annotated[int, Field(ge=0, lt=2**32)]
 U64 = Annotated[int, Field(ge=0, lt=2**64)]
-Texts = Annotated[list[str], BeforeValidator(one_or_many, json_schema_input_type=str | list[str])]
+Strings = Annotated[list[str], Field(fail_fast=True)]
+Texts = Annotated[Strings, BeforeValidator(one_or_many, json_schema_input_type=str | list[str])]
+STOP_LIMIT = _at_most(lambda limits: limits.stops, _too_many_stops)
+PROMPT_LIMIT = _at_most(lambda limits: limits.prompts, _too_many_prompts)
+MESSAGE_LIMIT = _at_most(lambda limits: limits.messages, _too_many_messages)

@@ -6,13 +6,13 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from text_generation_router.api import body
+from text_generation_router.api.asking import COMPAT_GENERATE, GENERATE, B, Question
 from text_generation_router.api.disconnect import unless_disconnected
 from text_generation_router.api.encoding import json_response, to_event, token_json
 from text_generation_router.api.errors import error_event
 from text_generation_router.api.generation import Generation, Result, close_all
 from text_generation_router.api.headers import stream_headers, timing_headers
-from text_generation_router.api.schemas import CompatGenerateRequest, GenerateParameters, GenerateRequest
+from text_generation_router.api.schemas import GenerateParameters, GenerateRequest
 from text_generation_router.api.services import Services
 from text_generation_router.api.sse import EventStream
 from text_generation_router.errors import (
@@ -32,18 +32,21 @@ class GenerateRoutes:
 
     async def generate(self, request: Request) -> Response:
         """Generate tokens; answers when the text is complete."""
-        asked = await self._read(GenerateRequest, request)
+        asked = await self._read(GENERATE, request)
         answer, headers = await self._generate(request, asked, asked.parameters.return_full_text or False)
         return json_response(answer, headers)
 
     async def generate_stream(self, request: Request) -> Response:
         """Generate tokens; answers with one server-sent event for each. Errors are events as well."""
-        asked = await self._read(GenerateRequest, request)
+        try:
+            asked = await self._read(GENERATE, request)
+        except ValidationError as error:
+            return EventStream(_failed(error), stream_headers(self._services.config.compute_type, 0))
         return self._stream(request, asked, asked.parameters.return_full_text or False)
 
     async def compat_generate(self, request: Request) -> Response:
         """/generate in a list of one, or /generate_stream if `stream` is true."""
-        asked = await self._read(CompatGenerateRequest, request)
+        asked = await self._read(COMPAT_GENERATE, request)
         full_text = asked.parameters.return_full_text
         # TGI's default for text-generation models, and for those of which the hub knows no task.
         full_text = True if full_text is None else full_text
@@ -52,8 +55,9 @@ class GenerateRoutes:
         answer, headers = await self._generate(request, asked, full_text)
         return json_response([answer], headers)
 
-    async def _read(self, schema: type[body.B], request: Request) -> body.B:
-        return body.check(schema, await body.read_json(request, self._services.config.payload_limit))
+    async def _read(self, question: Question[B], request: Request) -> B:
+        with self._inference.counted_refusals(1):
+            return await self._services.bodies.read(request, question)
 
     async def _generate(
         self, request: Request, asked: GenerateRequest, full_text: bool
@@ -99,6 +103,10 @@ class GenerateRoutes:
             yield error_event(error)
         finally:
             close_all(generations)
+
+
+async def _failed(error: InferenceError) -> AsyncGenerator[bytes, None]:
+    yield error_event(error)
 
 
 def native_prompt(asked: GenerateRequest) -> Prompt:

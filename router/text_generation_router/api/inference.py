@@ -59,6 +59,19 @@ class Inference:
             self._metrics.request_failure.labels(err=error.label).inc()
             raise
 
+    @contextmanager
+    def counted_refusals(self, requests: int) -> Iterator[None]:
+        """For reading a body: counts the requests and one failure where it is refused. A body that passes is counted by
+        its route, and one that is not a request at all is not counted."""
+        try:
+            with self.counted_failures():
+                yield
+        except BodyError:
+            raise
+        except InferenceError:
+            self._metrics.request_count.inc(requests)
+            raise
+
     def _submit(self, prompt: Prompt, request: GenerationRequest, caller: Caller, started: float) -> Generation:
         left_s = _time_left_s((request.timeout_s, caller.timeout_s), started)
         # A tuple, so that no salt can be made up that gives the name of another caller's cache.

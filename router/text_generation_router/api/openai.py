@@ -1,4 +1,4 @@
-"""What OpenAI's two generating routes share: refusals by name, usage, finish reasons, log-probabilities."""
+"""What OpenAI's two generating routes share: usage, finish reasons, log-probabilities."""
 
 import asyncio
 import time
@@ -10,41 +10,8 @@ import numpy as np
 from text_generation_router.api.encoding import DONE, to_event
 from text_generation_router.api.errors import openai_error_event
 from text_generation_router.api.generation import Generation, Timing
-from text_generation_router.errors import InferenceError, ValidationError
+from text_generation_router.errors import InferenceError
 from text_generation_router.scheduling.request import FinishReason, Token, TokenEvent
-
-# Fields that are not supported, and the values that ask for nothing; null never does.
-SHARED_REFUSALS: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "presence_penalty": (0, 0.0),
-    "logit_bias": ({}, []),
-    "response_format": ({"type": "text"},),
-}
-COMPLETION_REFUSALS = SHARED_REFUSALS | {"best_of": (1,), "echo": (False,)}
-CHAT_REFUSALS = SHARED_REFUSALS | {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "tool_prompt": ("",),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-}
-
-
-def refuse(value: dict[str, Any], refusals: dict[str, tuple[Any, ...]]) -> None:
-    """Raises ValidationError naming the first field that asks for what there is not."""
-    for name, neutral in refusals.items():
-        given = value.get(name)
-        # Types are compared too: true is not 1.
-        if given is not None and not any(type(given) is type(item) and given == item for item in neutral):
-            raise ValidationError(f"`{name}` is not supported yet")
 
 
 def finish_reason(reason: FinishReason) -> str:

@@ -4,7 +4,18 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from text_generation_router.api.fields import F32, I32, U32, U64, Body, Texts
+from text_generation_router.api.fields import (
+    F32,
+    I32,
+    MESSAGE_LIMIT,
+    PROMPT_LIMIT,
+    STOP_LIMIT,
+    U32,
+    U64,
+    Body,
+    Strings,
+    Texts,
+)
 from text_generation_router.errors import ValidationError
 from text_generation_router.text.validation import Parameters
 
@@ -41,7 +52,7 @@ class GenerateParameters(Body):
     do_sample: bool = False
     max_new_tokens: U32 | None = None
     return_full_text: bool | None = None
-    stop: list[str] = Field(default_factory=list)
+    stop: Annotated[Strings, STOP_LIMIT] = Field(default_factory=list)
     truncate: U64 | None = None
     watermark: bool = False
     details: bool = False
@@ -99,14 +110,14 @@ class StreamOptions(Body):
 class OpenAIRequest(Body):
     """What completions and chat have in common."""
 
-    model: str | None = None
+    model: Annotated[str | None, Field(max_length=512, description="Named in the answer; not looked at.")] = None
     max_tokens: U32 | None = None
     temperature: F32 | None = None
     top_p: F32 | None = None
     frequency_penalty: F32 | None = None
     repetition_penalty: F32 | None = None
     seed: U64 | None = None
-    stop: Texts | None = None
+    stop: Annotated[Texts | None, STOP_LIMIT] = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
@@ -137,7 +148,7 @@ class OpenAIRequest(Body):
 
 
 class CompletionRequest(OpenAIRequest):
-    prompt: Texts = Field(min_length=1)
+    prompt: Annotated[Texts, PROMPT_LIMIT] = Field(min_length=1)
     logprobs: U32 | None = None
 
 
@@ -162,8 +173,19 @@ class MessageBody(Body):
     content: Annotated[str, BeforeValidator(flatten_chunks, json_schema_input_type=str | list[dict[str, Any]])]
 
 
-class ChatRequest(OpenAIRequest):
-    messages: list[MessageBody] = Field(min_length=1)
+class ChatOptions(OpenAIRequest):
+    """Of a chat everything but what has been said."""
+
     max_completion_tokens: U32 | None = None
     logprobs: bool | None = None
     top_logprobs: U32 | None = None
+
+
+class ChatRequest(ChatOptions):
+    messages: Annotated[list[MessageBody], MESSAGE_LIMIT] = Field(min_length=1, fail_fast=True)
+
+
+class RenderedChat(ChatOptions):
+    """A chat whose template has been applied already."""
+
+    prompt: str

@@ -5,11 +5,10 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from text_generation_router.api import body
+from text_generation_router.api.asking import GENERATE
 from text_generation_router.api.disconnect import unless_disconnected
 from text_generation_router.api.encoding import json_response, to_json
 from text_generation_router.api.json_stream import JsonStream
-from text_generation_router.api.schemas import GenerateRequest
 from text_generation_router.api.services import Services
 from text_generation_router.errors import UnhealthyError
 from text_generation_router.metrics import CONTENT_TYPE, render
@@ -77,8 +76,7 @@ class ServiceRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         """The tokens of `inputs`, with the bytes each covers. `parameters` change nothing."""
-        value = await body.read_json(request, self._services.config.payload_limit)
-        asked = body.check(GenerateRequest, value)
+        asked = await self._services.bodies.read(request, GENERATE)
         pieces = self._tokens(asked.inputs, self._services.callers.caller_of(request).share)
         first = await unless_disconnected(request.receive, anext(pieces))
         if len(asked.inputs) > PART_CHARS:

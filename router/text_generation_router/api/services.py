@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from text_generation_router.api.body import Bodies
 from text_generation_router.api.caller import Callers
 from text_generation_router.api.engine_protocol import Engine
 from text_generation_router.api.gate import Gate
@@ -19,6 +20,7 @@ class Services:
     engine: Engine
     inference: Inference
     callers: Callers
+    bodies: Bodies
     metrics: Metrics
     tokenizer: TextTokenizer
     chat_template: ChatTemplate | None

@@ -1,4 +1,4 @@
-"""A child process of the pool: reads jobs from stdin, answers on stdout, and ends with its parent.
+"""A child process of the pool: reads jobs from stdin, answers on stdout (one socket), and ends with its parent.
 
 Started as `python -m text_generation_router.offload.child PARENT_PID MEMORY_BYTES MODULE:FUNCTION`. The function gets
 the pool's setup bytes and returns the handlers by name; a handler takes bytes and returns bytes.

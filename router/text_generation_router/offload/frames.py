@@ -15,7 +15,3 @@ ANSWER_HEAD = struct.Struct(">BBI")  # the outcome, whether the child ends now, 
 class Outcome(IntEnum):
     DONE = 0
     FAILED = 1
-
-
-def frame(content: bytes) -> bytes:
-    return LENGTH.pack(len(content)) + content

@@ -35,7 +35,7 @@ class ChatTemplate:
                 f"the model's chat template is not valid Jinja: {error.message} (line {error.lineno}); "
                 "give another one with --tokenizer-config-path"
             ) from error
-        self._tokens = tokens
+        self.source, self.tokens = source, tokens
 
     def render(self, messages: tuple[Message, ...]) -> str:
         """The prompt, ready for the assistant's turn; if the last message is the assistant's, it is continued."""
@@ -51,7 +51,7 @@ class ChatTemplate:
 
     def _render(self, messages: list[dict[str, str]]) -> str:
         deadline, size, pieces = time.monotonic() + MAX_RENDER_S, 0, []
-        for piece in self._template.generate(messages=messages, add_generation_prompt=True, tools=None, **self._tokens):
+        for piece in self._template.generate(messages=messages, add_generation_prompt=True, tools=None, **self.tokens):
             size += len(piece)
             if size > MAX_RENDERED_CHARS or time.monotonic() > deadline:
                 raise RaisedError(f"the prompt exceeds {MAX_RENDERED_CHARS} characters or {MAX_RENDER_S:.0f} s")

@@ -128,13 +128,17 @@ def parameter_checks(asked: Parameters, limits: RequestLimits) -> Iterator[Check
     yield _not_positive(asked.top_k), "`top_k` must be strictly positive"
     yield _not_positive(asked.max_new_tokens), "`max_new_tokens` must be strictly positive"
     most, given = limits.max_stop_sequences, len(asked.stop)
-    yield given > most, f"`stop` supports up to {most} stop sequences. Given: {given}"
+    yield given > most, too_many_stops(most, given)
     # Not a check of TGI, where an empty string ends every text at once.
     yield "" in asked.stop, "`stop` must not contain an empty string"
     yield best_of > 1 and asked.seed is not None, "`seed` must not be set when `best_of` > 1"
     most, given = limits.max_top_n_tokens, asked.top_n_tokens or 0
     yield given > most, f"`top_n_tokens` must be >= 0 and <= {most}. Given: {given}"
     yield _not_positive(asked.timeout), "`timeout` must be strictly positive"  # TGI has none
+
+
+def too_many_stops(most: int, given: int) -> str:
+    return f"`stop` supports up to {most} stop sequences. Given: {given}"
 
 
 def input_checks(prompt: Prompt, limits: RequestLimits) -> Iterator[Check]:

@@ -2,14 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from text_generation_router.api import reading_child
+from text_generation_router.api.body import Bodies
 from text_generation_router.api.caller import CacheScope, Callers
+from text_generation_router.api.fields import ListLimits
 from text_generation_router.api.gate import Gate
 from text_generation_router.api.generation import Permits
 from text_generation_router.api.inference import Inference
@@ -19,6 +22,7 @@ from text_generation_router.app import create_app
 from text_generation_router.config import RouterConfig
 from text_generation_router.errors import InferenceError
 from text_generation_router.metrics import Metrics
+from text_generation_router.offload.child import Handler
 from text_generation_router.scheduling.admission import AdmissionMode
 from text_generation_router.scheduling.request import Finish, FinishReason, GenerationRequest, Token, TokenEvent
 from text_generation_router.text.chat_template import ChatTemplate
@@ -177,6 +181,22 @@ ROUTES = (
 )
 
 
+class InProcess:
+    """Does here what children do. `failures` are raised first, one per job."""
+
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+        self.handlers = handlers
+        self.done: list[str] = []
+        self.failures: list[Exception] = []
+
+    async def run(self, name: str, content: bytes, timeout_s: float, tenant: str = "", heavy: bool = False) -> bytes:
+        self.done.append(name)
+        await asyncio.sleep(0)
+        if self.failures:
+            raise self.failures.pop(0)
+        return self.handlers[name](content)
+
+
 class Server:
     """The application and its parts. `leave_after`: the client goes away after that many body messages."""
 
@@ -192,11 +212,17 @@ class Server:
         inference = Inference(self.engine, Validator(self.tokenizer, request_limits), self.permits, self.metrics)
         template = ChatTemplate(TEMPLATE, {})
         self.gate, self.limit_hits = Gate(), LimitHits(self.metrics)
+        callers = Callers(
+            bool(self.config.api_key_digests), self.config.trusted_proxies, self.config.prefix_cache_scope
+        )
+        self.offload = InProcess(reading_child.make_handlers(reading_child.setup_of(template)))
+        lists = ListLimits(limits.max_input_tokens, self.config.max_client_batch_size, self.config.max_stop_sequences)
         services = Services(
             self.config,
             self.engine,
             inference,
-            Callers(bool(self.config.api_key_digests), self.config.trusted_proxies, self.config.prefix_cache_scope),
+            callers,
+            Bodies(self.config.payload_limit, lambda: lists, callers, self.offload),
             self.metrics,
             self.tokenizer,
             template,

@@ -1,0 +1,87 @@
+"""From the bytes of a body to what is asked for: parsed, checked, refused by name.
+
+Pure: small bodies are read by it on the event loop, large ones in a child process (`reading_child.py`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import orjson
+import pydantic
+
+from text_generation_router.api.fields import Body, ListLimits
+from text_generation_router.api.refusals import CHAT_REFUSALS, COMPLETION_REFUSALS, refuse, refuse_tool_calls
+from text_generation_router.api.schemas import (
+    ChatOptions,
+    ChatRequest,
+    CompatGenerateRequest,
+    CompletionRequest,
+    GenerateRequest,
+    RenderedChat,
+)
+from text_generation_router.errors import InvalidJsonError, SuffixError, UnprocessableError
+
+B = TypeVar("B", bound=Body)
+A = TypeVar("A", bound=Body, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Generic[A]):
+    """One kind of body. `read` makes the values of a whole body; `condensed` is the schema of what a child sends back:
+    checked values, small but for the prompt's text."""
+
+    name: str
+    read: Callable[[bytes, ListLimits], A]
+    condensed: type[A]
+
+
+def parse(content: bytes) -> dict[str, Any]:
+    try:
+        value = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise InvalidJsonError(str(error)) from error
+    if not isinstance(value, dict):
+        raise UnprocessableError("", "Input should be an object")
+    return value
+
+
+def check(schema: type[B], value: dict[str, Any], limits: ListLimits | None = None) -> B:
+    """Raises UnprocessableError naming the first wrong field. Its text holds nothing of the value. Without `limits`
+    lists may have any length."""
+    try:
+        return schema.model_validate(value, context=limits)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        path = ".".join(map(str, first["loc"]))
+        raise UnprocessableError(path, first["msg"].removeprefix("Value error, ")) from error
+
+
+def _generate(content: bytes, limits: ListLimits) -> GenerateRequest:
+    return check(GenerateRequest, parse(content), limits)
+
+
+def _compat_generate(content: bytes, limits: ListLimits) -> CompatGenerateRequest:
+    return check(CompatGenerateRequest, parse(content), limits)
+
+
+def _completion(content: bytes, limits: ListLimits) -> CompletionRequest:
+    value = parse(content)
+    asked = check(CompletionRequest, value, limits)
+    if value.get("suffix") is not None:
+        raise SuffixError
+    refuse(value, COMPLETION_REFUSALS)
+    return asked
+
+
+def _chat(content: bytes, limits: ListLimits) -> ChatRequest:
+    value = parse(content)
+    refuse(value, CHAT_REFUSALS)
+    refuse_tool_calls(value)
+    return check(ChatRequest, value, limits)
+
+
+GENERATE = Question("generate", _generate, GenerateRequest)
+COMPAT_GENERATE = Question("compat_generate", _compat_generate, CompatGenerateRequest)
+COMPLETION = Question("completion", _completion, CompletionRequest)
+CHAT: Question[ChatOptions] = Question("chat", _chat, RenderedChat)

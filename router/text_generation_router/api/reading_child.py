@@ -1,0 +1,104 @@
+"""What a child process does with a large body: reads it, renders a chat's prompt, and sends back little that is nested.
+
+Both sides of the conversation stand here. A job is one line of JSON, the limits, and the body; an answer is a JSON
+object, which has either the values under `asked`, or an error's class and text.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import orjson
+
+from text_generation_router.api.asking import CHAT, COMPAT_GENERATE, COMPLETION, GENERATE, Question, check
+from text_generation_router.api.fields import Body, ListLimits
+from text_generation_router.api.schemas import ChatRequest
+from text_generation_router.errors import (
+    InferenceError,
+    InvalidJsonError,
+    SuffixError,
+    TemplateError,
+    TooManyPromptsError,
+    UnprocessableError,
+    ValidationError,
+)
+from text_generation_router.offload.child import Handler
+from text_generation_router.text.chat_template import ChatTemplate, Message
+
+ENTRY = f"{__name__}:make_handlers"
+ERRORS: Mapping[str, type[InferenceError]] = {
+    error.__name__: error
+    for error in (
+        InvalidJsonError,
+        SuffixError,
+        TemplateError,
+        TooManyPromptsError,
+        UnprocessableError,
+        ValidationError,
+    )
+}
+
+B = TypeVar("B", bound=Body)
+
+
+# The router's side.
+
+
+def setup_of(template: ChatTemplate | None) -> bytes:
+    return orjson.dumps(None if template is None else [template.source, template.tokens])
+
+
+def job_of(content: bytes, limits: ListLimits) -> bytes:
+    return orjson.dumps(asdict(limits)) + b"\n" + content
+
+
+def read_answer(question: Question[B], answer: bytes) -> B:
+    """Raises the error that the child has found."""
+    value = orjson.loads(answer)
+    if "asked" in value:
+        return check(question.condensed, value["asked"])
+    raise ERRORS[value["error"]].restored(value["text"])
+
+
+# The child's side.
+
+
+def make_handlers(setup: bytes) -> Mapping[str, Handler]:
+    source = orjson.loads(setup)
+    template = None if source is None else ChatTemplate(*source)
+
+    def chat(content: bytes, limits: ListLimits) -> dict[str, Any]:
+        asked = CHAT.read(content, limits)
+        assert isinstance(asked, ChatRequest)
+        if template is None:
+            raise TemplateError("template not found")
+        messages = tuple(Message(message.role, message.content) for message in asked.messages)
+        values = asked.model_dump(exclude_unset=True, exclude={"messages"})
+        del asked
+        return values | {"prompt": template.render(messages)}
+
+    handlers = {question.name: _handler(_dumped(question)) for question in (GENERATE, COMPAT_GENERATE, COMPLETION)}
+    return handlers | {CHAT.name: _handler(chat)}
+
+
+def _dumped(question: Question[Body]) -> Callable[[bytes, ListLimits], dict[str, Any]]:
+    def dump(content: bytes, limits: ListLimits) -> dict[str, Any]:
+        # Only what was given: that a body has no `parameters` means something.
+        values = question.read(content, limits).model_dump(exclude_unset=True)
+        parameters = values.get("parameters") or {}
+        if parameters.get("grammar") is not None:
+            parameters["grammar"] = {}  # whatever it is, it is refused by its name; and it may be large
+        return values
+
+    return dump
+
+
+def _handler(read: Callable[[bytes, ListLimits], dict[str, Any]]) -> Handler:
+    def handle(job: bytes) -> bytes:
+        limits, _, content = job.partition(b"\n")
+        try:
+            return orjson.dumps({"asked": read(content, ListLimits(**orjson.loads(limits)))})
+        except InferenceError as error:
+            return orjson.dumps({"error": type(error).__name__, "text": error.text})
+
+    return handle

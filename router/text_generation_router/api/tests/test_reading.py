@@ -1,0 +1,240 @@
+"""Large bodies are read in a child process, and what comes of them is what would come of small ones."""
+
+import asyncio
+import json
+
+import orjson
+import pydantic
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from text_generation_router.api.asking import CHAT, COMPAT_GENERATE, COMPLETION, GENERATE, check
+from text_generation_router.api.body import LARGE_BYTES
+from text_generation_router.api.fields import ListLimits
+from text_generation_router.api.reading_child import ENTRY, job_of, make_handlers, read_answer, setup_of
+from text_generation_router.api.schemas import ChatRequest, CompletionRequest, GenerateRequest
+from text_generation_router.errors import InferenceError, InvalidJsonError
+from text_generation_router.offload.errors import BusyError, JobFailedError, JobLostError, JobTimeoutError
+from text_generation_router.offload.pool import Pool, PoolLimits
+from text_generation_router.text.chat_template import ChatTemplate, Message
+
+LIMITS = ListLimits(messages=40, prompts=3, stops=4)
+QUESTIONS = (GENERATE, COMPAT_GENERATE, COMPLETION, CHAT)
+TEMPLATE = ChatTemplate(
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ eos_token }}", {"eos_token": "$"}
+)
+HANDLERS = make_handlers(setup_of(TEMPLATE))
+PADDING = {"padding": "x" * LARGE_BYTES}
+
+
+def padded(body: dict[str, object]) -> dict[str, object]:
+    return body | PADDING
+
+
+def test_a_large_body_is_answered_as_a_small_one(make_server, route):
+    answers = []
+    for body in (route.body, padded(route.body)):
+        server = make_server(payload_limit=10**6)
+        server.engine.script.texts = ("a", "b")
+        answers.append(server.post(route.path, body))
+        assert len(server.offload.done) == (len(json.dumps(body)) > LARGE_BYTES)
+        assert server.metric("tgi_request_success_total") == 1
+    small, large = answers
+    assert small.status == large.status == 200
+    assert without_clock(small.body) == without_clock(large.body)
+
+
+def without_clock(body: bytes) -> bytes:
+    return b",".join(part for part in body.split(b",") if b"created" not in part)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/generate", {"inputs": 1}, 422),
+        ("/generate", {"inputs": "a", "parameters": {"grammar": {"type": "json", "value": {}}}}, 422),
+        ("/generate_stream", {"inputs": "a", "parameters": {"stop": ["a"] * 5}}, 200),
+        ("/generate", {"inputs": "a", "parameters": {"stop": ["a"] * 5}}, 422),
+        ("/v1/completions", {"prompt": ["a"] * 4}, 422),
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}, 422),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"1": 1}}, 422),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, 422),
+        ("/v1/chat/completions", {"messages": [{"role": "bad", "content": "a"}]}, 422),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "file"}]}]}, 422),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}] * 41}, 422),
+    ],
+)
+def test_a_large_body_is_refused_as_a_small_one_and_counted_alike(make_server, path, body, status):
+    seen = []
+    for sent in (body, padded(body)):
+        server = make_server(payload_limit=10**6)
+        answer = server.post(path, sent)
+        counts = [server.metric("tgi_request_count_total"), server.failures("validation"), server.failures("template")]
+        seen.append((answer.status, answer.body, counts))
+    assert seen[0] == seen[1] and seen[0][0] == status
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        (GenerateRequest, {"inputs": "a", "parameters": {"stop": [1] * 1000}}),
+        (CompletionRequest, {"prompt": [1] * 1000}),
+        (CompletionRequest, {"prompt": "a", "stop": [{}] * 1000}),
+        (ChatRequest, {"messages": [1] * 1000}),
+        (ChatRequest, {"messages": [{"role": 1, "content": "a"}] * 1000}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [{}] * 1000}] * 1000}),
+    ],
+)
+def test_a_list_fails_at_its_first_bad_item(schema, value):
+    with pytest.raises(pydantic.ValidationError) as caught:
+        schema.model_validate(value)
+    assert caught.value.error_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "text"),
+    [
+        (
+            GenerateRequest,
+            {"inputs": "a", "parameters": {"stop": [1] * 5}},
+            "`stop` supports up to 4 stop sequences. Given: 5",
+        ),
+        (CompletionRequest, {"prompt": "a", "stop": [1] * 5}, "`stop` supports up to 4 stop sequences. Given: 5"),
+        (CompletionRequest, {"prompt": [1] * 4}, "Number of prompts exceeds the maximum allowed batch size of 3"),
+        (ChatRequest, {"messages": [1] * 41}, "`messages` must have at most 40 messages"),
+    ],
+)
+def test_a_list_that_is_too_long_is_refused_before_its_items(schema, value, text):
+    with pytest.raises(InferenceError) as caught:
+        check(schema, value, LIMITS)
+    assert text in caught.value.text and "\n" not in caught.value.text
+
+
+def test_a_models_name_is_not_long_enough_to_fill_every_event(server):
+    answer = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "model": "m" * 513})
+    assert answer.status == 422 and "model: " in answer.json["error"]
+
+
+@pytest.mark.parametrize(
+    ("failures", "status", "error_type"),
+    [
+        ([BusyError()], 429, "overloaded"),
+        ([JobTimeoutError()], 422, "unprocessable"),
+        ([JobFailedError("MemoryError")], 422, "unprocessable"),
+        ([JobLostError(), JobLostError()], 422, "unprocessable"),
+        ([JobLostError(), BusyError()], 429, "overloaded"),
+    ],
+)
+def test_a_body_that_no_child_can_read_is_refused_by_name(make_server, failures, status, error_type):
+    server = make_server(payload_limit=10**6)
+    server.offload.failures = failures
+    answer = server.post("/generate", padded({"inputs": "Hi"}))
+    assert (answer.status, answer.json["error_type"]) == (status, error_type)
+    assert "\n" not in answer.json["error"]
+
+
+def test_a_body_whose_child_was_killed_is_read_by_the_next(make_server):
+    server = make_server(payload_limit=10**6)
+    server.offload.failures = [JobLostError()]
+    assert server.post("/generate", padded({"inputs": "Hi"})).status == 200
+
+
+def test_what_a_child_sends_back_has_nothing_nested_of_the_clients():
+    grammar = {"type": "json", "value": [[[]]] * 1000}
+    body = orjson.dumps({"inputs": "a", "parameters": {"grammar": grammar}, "extra": [1] * 1000})
+    assert len(HANDLERS[GENERATE.name](job_of(body, LIMITS))) < 100
+    chat = orjson.dumps({"messages": [{"role": "user", "content": "a"}] * 40, "metadata": [1] * 1000})
+    assert orjson.loads(HANDLERS[CHAT.name](job_of(chat, LIMITS))) == {"asked": {"prompt": "<user>a" * 40 + "$"}}
+
+
+def test_a_child_process_reads_and_renders():
+    messages = [{"role": "user", "content": "é" * 1000}] * 40
+
+    async def test() -> None:
+        pool = Pool(ENTRY, setup_of(TEMPLATE), PoolLimits(1, 4))
+        pool.start()
+        try:
+            job = job_of(orjson.dumps({"messages": messages, "seed": 2**64 - 1, "temperature": 0.1}), LIMITS)
+            asked = read_answer(CHAT, await pool.run(CHAT.name, job, 30))
+        finally:
+            await pool.close()
+        assert asked.prompt == TEMPLATE.render(tuple(Message(**message) for message in messages))
+        assert asked.seed == 2**64 - 1
+
+    asyncio.run(test())
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+names = st.sampled_from(
+    [
+        "inputs",
+        "prompt",
+        "messages",
+        "parameters",
+        "stop",
+        "seed",
+        "stream",
+        "stream_options",
+        "logprobs",
+        "suffix",
+        "tools",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "model",
+        "cache_salt",
+        "logit_bias",
+        "n",
+    ]
+)
+chats = st.lists(
+    st.fixed_dictionaries({"role": st.text(max_size=3), "content": st.text(max_size=3) | values}), max_size=4
+)
+parameters = st.dictionaries(
+    st.sampled_from(["top_k", "stop", "seed", "best_of", "grammar", "temperature", "do_sample", "timeout"]), values
+)
+bodies = st.dictionaries(names, values) | st.builds(
+    lambda known, more: {**more, **known},
+    st.fixed_dictionaries({"inputs": st.text(), "parameters": parameters, "prompt": st.text(), "messages": chats}),
+    st.dictionaries(names, values, max_size=2),
+)
+
+
+@settings(max_examples=300)
+@given(body=bodies, question=st.sampled_from(QUESTIONS))
+def test_a_child_reads_what_the_router_would(body, question):
+    content = orjson.dumps(body)
+    try:
+        read = question.read(content, LIMITS)
+        text = TEMPLATE.render(tuple(Message(m.role, m.content) for m in read.messages)) if question is CHAT else None
+    except InferenceError as error:
+        with pytest.raises(type(error)) as caught:
+            read_answer(question, HANDLERS[question.name](job_of(content, LIMITS)))
+        assert caught.value.text == error.text
+        return
+    answered = read_answer(question, HANDLERS[question.name](job_of(content, LIMITS)))
+    if question is CHAT:
+        assert answered.prompt == text
+        assert answered.model_dump(exclude={"prompt"}) == read.model_dump(exclude={"messages"})
+    elif question is not COMPLETION and read.parameters.grammar is not None:
+        assert answered.parameters.grammar is not None
+    else:
+        assert answered == read
+
+
+@settings(max_examples=200)
+@given(content=st.binary(max_size=200), question=st.sampled_from(QUESTIONS))
+def test_a_child_survives_any_bytes(content, question):
+    with pytest.raises(InferenceError):
+        read_answer(question, HANDLERS[question.name](job_of(content, LIMITS)))
+    with pytest.raises(InvalidJsonError):
+        read_answer(question, HANDLERS[question.name](job_of(b"{" + content, LIMITS)))
