@@ -21,7 +21,7 @@ MAX_VOCABULARY = 2**24
 MAX_WIDTH = 2**20
 MAX_LAYERS = 2**12
 MAX_HEADS = 2**12
-MAX_HEAD_SIZE = 2**12
+MIN_HEAD_SIZE, MAX_HEAD_SIZE = 4, 2**12
 MAX_TOKEN_ID = 2**31 - 1
 DEFAULT_POSITIONS = 2048  # transformers' for a Llama
 DEFAULT_EPS = 1e-6
@@ -47,7 +47,7 @@ class ModelConfig:
     mlp_bias: bool
     dtype: torch.dtype
     eos_token_ids: tuple[int, ...]
-    unknown_fields: tuple[str, ...] = ()  # of config.json: nobody knows what they mean, and nothing comes of them
+    unknown_fields: tuple[str, ...] = ()  # names in config.json that are on no list; they have no effect
 
 
 def read_config(path: Path, rope_scaling: str | None = None, rope_factor: float | None = None) -> ModelConfig:
@@ -107,11 +107,15 @@ def _kv_heads(fields: Fields, heads: int) -> int:
 
 
 def _head_size(fields: Fields, hidden: int, heads: int) -> int:
-    if not fields.has("head_dim") and hidden % heads:
+    if fields.has("head_dim"):
+        size = fields.whole("head_dim", MIN_HEAD_SIZE, MAX_HEAD_SIZE)
+    elif hidden % heads:
         raise fields.error("hidden_size", f"a multiple of num_attention_heads ({heads}) where there is no head_dim")
-    size = fields.whole("head_dim", 2, MAX_HEAD_SIZE, hidden // heads)
-    if size % 2 or size < 2 or size > MAX_HEAD_SIZE:
-        raise ModelError(f"{fields.where}: heads of size {size} are not supported: it must be even (rotary positions)")
+    else:
+        size = hidden // heads
+    if size % 2 or not MIN_HEAD_SIZE <= size <= MAX_HEAD_SIZE:
+        allowed = f"an even number from {MIN_HEAD_SIZE} to {MAX_HEAD_SIZE} (rotary positions turn pairs)"
+        raise ModelError(f"{fields.where}: the head size is {size}, and must be {allowed}")
     return size
 
 

@@ -75,7 +75,7 @@ class Sizes(Protocol):
 
 
 def unknown_fields(raw: Mapping[str, Any], model_type: str, sizes: Sizes, where: str) -> tuple[str, ...]:
-    """The names of fields that nobody knows, for a warning. ModelError names the first one that must be refused."""
+    """The names that are on no list, for a warning. ModelError names the first field that must be refused."""
     rest = [
         name
         for name, value in raw.items()

@@ -9,7 +9,7 @@ from text_generation_launcher import quantization
 from text_generation_server.errors import WeightsError
 
 SERVED_TYPES = frozenset({"BF16", "F16", "F32", "F64"})
-# safetensors' names of the types that quantized weights are stored in, as torch and people call them.
+# safetensors' names of the types that quantized weights are stored in, as torch calls them.
 TYPE_NAMES: Mapping[str, str] = {
     "F8_E4M3": "float8_e4m3fn",
     "F8_E4M3FNUZ": "float8_e4m3fnuz",
@@ -29,7 +29,7 @@ TYPE_NAMES: Mapping[str, str] = {
     "C64": "complex64",
 }
 
-# How the names of tensors end that stand beside, or instead of, quantized weights, and whose they are.
+# The names of tensors that stand beside quantized weights, or hold them, and the formats that have such tensors.
 QUANTIZED_NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), name)
     for pattern, name in (

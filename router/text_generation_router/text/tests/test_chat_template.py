@@ -97,3 +97,26 @@ def test_broken_files_are_named_at_start(tmp_path):
         load_chat_template(tmp_path)
     with pytest.raises(StartError, match=r"nowhere\.json cannot be read"):
         load_chat_template(tmp_path, str(tmp_path / "nowhere.json"))
+
+
+@pytest.mark.parametrize("name", ["chat_template.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_files_that_are_too_large_are_refused_unread(tmp_path, name):
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(10**10)  # sparse: it takes no room
+    with pytest.raises(StartError, match="larger than 8 MiB") as refused:
+        load_chat_template(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_template_that_is_not_text_is_named(tmp_path):
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(StartError, match=r"chat_template\.jinja cannot be read"):
+        load_chat_template(tmp_path)
+
+
+def test_what_is_no_named_template_in_a_list_is_passed_over(tmp_path):
+    named = [None, 1, "default", {"name": "default", "template": "x"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert load_chat_template(tmp_path).render(USER) == "x"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": [None]}))
+    assert load_chat_template(tmp_path) is None

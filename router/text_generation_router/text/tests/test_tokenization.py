@@ -100,6 +100,13 @@ def test_without_a_fast_tokenizer_the_start_fails_in_one_line(tmp_path):
         TextTokenizer.load(tmp_path, workers=1, max_waiting=8)
 
 
+def test_a_tokenizer_that_is_too_large_is_refused_unread(tmp_path):
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate(10**10)  # sparse: it takes no room
+    with pytest.raises(StartError, match="larger than 256 MiB"):
+        TextTokenizer.load(tmp_path, workers=1, max_waiting=1)
+
+
 def test_a_megabyte_of_text_does_not_stall_the_event_loop(loaded):
     chooser = random.Random(1)
     text = "".join(chooser.choices(string.ascii_lowercase + " ", k=1_000_000))
