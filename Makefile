@@ -20,9 +20,9 @@ rm -rf .venv/build/wheels
 .venv/build/bin/python -m hatchling build --target wheel:editable --directory .venv/build/wheels
 $(BIN)/pip install $(QUIET) --no-deps --force-reinstall .venv/build/wheels/*.whl
 endef
-CODE := benchmark clients/python integration-tests launcher router server hatch_build.py
+CODE := benchmark clients/python integration-tests launcher router server tools hatch_build.py
 
-.PHONY: install run test check proto lock sbom audit fuzz bench bench-peers gpu-wheels gpu-check chaos attacks test-clients clean
+.PHONY: install run test check proto lock sbom audit fuzz bench bench-peers gpu-wheels gpu-check chaos attacks mutate test-clients clean
 
 install: .venv/installed
 
@@ -55,12 +55,16 @@ check: install
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy benchmark/text_generation_benchmark clients/python/text_generation launcher/text_generation_launcher \
-		router/text_generation_router server/text_generation_server
+		router/text_generation_router server/text_generation_server tools/mutation
 
 # The scheduler's and the prefix cache's state machines, 100,000 steps and more of each.
 fuzz: install
 	$(BIN)/pytest router/text_generation_router/scheduling/tests/test_scheduler_machine.py \
 		router/text_generation_router/scheduling/tests/test_prefix_cache.py --hypothesis-profile=fuzz $(ARGS)
+
+# 500 small changes of the code, drawn by a seed, and which of them the tests notice: hours. E.g. ARGS="--room worker".
+mutate: install
+	PYTHONPATH=tools $(BIN)/python -m mutation $(ARGS)
 
 # The stubs are made whenever the package is built or installed; this makes them again.
 proto: install

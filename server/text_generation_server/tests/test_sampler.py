@@ -182,6 +182,80 @@ def test_rows_that_sort_go_in_blocks_with_a_sign_of_life_and_keep_their_places()
         assert (sampled.ids_R[i], sampled.logprobs_R[i]) == (alone.token_ids[0], alone.logprobs[0])
 
 
+CUTS = [{"top_k": 1}, {"top_p": 1e-9}, {"top_p": 0.999}, {"min_p": 1.0}, {"min_p": 1e-9}, {"typical_p": 1e-9}]
+PENALTIES = [{"repetition_penalty": 1.01}, {"repetition_penalty": 0.5}, {"frequency_penalty": -0.1}]
+
+
+def test_only_what_a_request_asks_for_is_launched() -> None:
+    neutral = Parameters()
+    assert not neutral.cuts and not neutral.penalizes and neutral.divisor == 1.0
+    assert all(Parameters(**cut).cuts and not Parameters(**cut).penalizes for cut in CUTS)  # type: ignore[arg-type]
+    assert all(Parameters(**penalty).penalizes for penalty in PENALTIES)  # type: ignore[arg-type]
+    assert Parameters(temperature=0.5).divisor == 1.0 and Parameters(greedy=False, temperature=0.5).divisor == 0.5
+    kernels = Recording(KERNELS)
+    for asked in (neutral, Parameters(greedy=False), Parameters(typical_p=0.9), Parameters(frequency_penalty=1.0)):
+        rows = Rows(1, 16, CPU)
+        Sampler(kernels, 0.5, 2.0)(LOGITS.repeat(1, 1), rows, (join(rows, 1, asked),))  # type: ignore[arg-type]
+    flags = [(g.any_draws, g.any_cuts, g.any_typical, g.any_penalties) for g in kernels.given]
+    assert flags == [(False,) * 4, (True, False, False, False), (False, True, True, False), (False, False, False, True)]
+    assert all(given.bias is None for given in kernels.given)
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}], ids=str)
+def test_the_hardest_cut_leaves_the_best_token(cut: dict[str, float]) -> None:
+    kept = distribution(Parameters(greedy=False, **cut)).isfinite()  # type: ignore[arg-type]
+    assert kept.nonzero().flatten().tolist() == [int(LOGITS.argmax())]
+
+
+def test_a_top_k_beyond_all_vocabularies_keeps_everything() -> None:
+    assert distribution(Parameters(greedy=False, top_k=2**32 - 1)).isfinite().all()
+
+
+def test_a_row_that_is_not_finite_is_told_from_its_neighbours_in_every_part() -> None:
+    choices = [Parameters(greedy=False, top_k=5 * (i % 2)) for i in range(6)]
+    logits = LOGITS.repeat(6, 1)
+    logits[2, 7], logits[3, 7] = float("nan"), float("inf")
+    rows = Rows(6, 16, CPU)
+    index = tuple(join(rows, i, choice) for i, choice in enumerate(choices))
+    assert read_out(Sampler(KERNELS, 0.5, 2.0)(logits, rows, index)).not_finite == [2, 3]
+
+
+def test_of_the_best_tokens_no_more_are_fetched_than_a_row_asks_for_and_there_are() -> None:
+    for counts, most in (((0, 2, 0, 3), 3), ((VOCABULARY + 9, 0), VOCABULARY)):
+        rows = Rows(len(counts), 16, CPU)
+        index = tuple(join(rows, i, Parameters(top_n_tokens=count)) for i, count in enumerate(counts))
+        sampled = Sampler(KERNELS, 0.5, 2.0)(LOGITS.repeat(len(counts), 1), rows, index)
+        assert sampled.top_counts == counts and sampled.top_ids_AK.shape == (sum(map(bool, counts)), most)
+        assert sampled.top_ids_AK[0].tolist() == LOGITS.topk(most).indices.tolist()
+        on_host = read_out(sampled)
+        assert on_host.top_counts == [min(count, VOCABULARY) for count in counts]
+        assert len(on_host.top_ids) == len(on_host.top_logprobs) == sum(on_host.top_counts)
+
+
+def test_biases_of_different_lengths_stay_with_their_rows() -> None:
+    kernels, rows = Recording(KERNELS), Rows(3, 16, CPU)
+    biases = ((), ((3, 1.5), (9, -2.0)), ((4, 0.5),))
+    index = tuple(join(rows, i, Parameters(bias=bias)) for i, bias in enumerate(biases))
+    Sampler(kernels, 0.5, 2.0)(LOGITS.repeat(3, 1), rows, index)  # type: ignore[arg-type]
+    bias = kernels.given[0].bias
+    assert bias is not None and bias.tokens_RB.tolist() == [[-1, -1], [3, 9], [4, -1]]
+    assert bias.values_RB[1].tolist() == [1.5, -2.0] and bias.values_RB[2, 0] == 0.5
+
+
+def test_a_watermark_follows_the_newest_token_of_its_own_row() -> None:
+    rows = Rows(2, 16, CPU)
+    index = (join(rows, 1, Parameters()), join(rows, 2, Parameters(watermark=True), [3, 4, 5, 8]))
+    logits = LOGITS.repeat(2, 1)
+    Sampler(KERNELS, 0.2, 3.0)(logits, rows, index)
+    expected = LOGITS.clone()
+    expected[green_list(8, VOCABULARY, 0.2)] += 3.0
+    assert torch.equal(logits[0], LOGITS) and torch.equal(logits[1], expected)
+    assert len(green_list(8, VOCABULARY, 0.2)) == 10
+    # TGI's key: the list is the one that its detectors look for.
+    seeded = torch.Generator().manual_seed(15485863 * 8)
+    assert torch.equal(green_list(8, VOCABULARY, 0.2), torch.randperm(VOCABULARY, generator=seeded)[:10])
+
+
 class Recording:
     """Kernels that remember what they were given."""
 
@@ -211,6 +285,24 @@ def test_what_a_batch_asks_is_laid_out_once_until_a_row_or_its_parameters_change
     other_index = (join(other, 1, Parameters()), join(other, 2, Parameters()), join(other, 3, Parameters()))
     sampler(LOGITS.repeat(3, 1), other, other_index)
     assert kernels.given[-1].history is other.history
+
+
+def test_a_row_that_changes_hands_brings_its_choice_though_the_step_names_the_same_rows() -> None:
+    kernels, rows = Recording(KERNELS), Rows(1, 16, CPU)
+    sampler = Sampler(kernels, 0.5, 2.0)  # type: ignore[arg-type]
+    for request_id in (1, 2):
+        index = (join(rows, request_id, Parameters(greedy=False, seed=request_id)),)
+        sampler(LOGITS.repeat(1, 1), rows, index)
+        rows.leave(request_id)
+    assert [given.seeds_R.tolist() for given in kernels.given] == [[1], [2]]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1])
+def test_all_64_bits_of_a_seed_reach_the_kernels(seed: int) -> None:
+    kernels, rows = Recording(KERNELS), Rows(1, 16, CPU)
+    index = (join(rows, 1, Parameters(greedy=False, seed=seed)),)
+    Sampler(kernels, 0.5, 2.0)(LOGITS.repeat(1, 1), rows, index)  # type: ignore[arg-type]
+    assert [number % 2**64 for number in kernels.given[0].seeds_R.tolist()] == [seed]
 
 
 def test_penalties_look_no_further_than_the_longest_row_asks() -> None:

@@ -1,0 +1,59 @@
+"""The rooms whose tests are tried, and the tests that belong to each: those that take least time first."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    name: str
+    sources: tuple[str, ...]  # globs below the repository
+    tests: tuple[str, ...]
+
+
+SERVER = "server/text_generation_server"
+ROUTER = "router/text_generation_router"
+LAUNCHER = "launcher/text_generation_launcher"
+
+ROOMS = (
+    Room(
+        "scheduling",
+        (f"{ROUTER}/scheduling/*.py",),
+        (
+            f"{ROUTER}/scheduling/tests/test_[!s]*.py",
+            f"{ROUTER}/scheduling/tests/test_slots.py",
+            f"{ROUTER}/scheduling/tests/test_scheduler.py",
+            f"{ROUTER}/scheduling/tests/test_scheduler_machine.py",
+        ),
+    ),
+    Room(
+        "engine",
+        (f"{ROUTER}/engine*.py", f"{ROUTER}/shards.py", f"{ROUTER}/generation.py", f"{ROUTER}/step_metrics.py"),
+        (f"{ROUTER}/tests/test_engine*.py", f"{ROUTER}/tests/test_generation*.py", f"{ROUTER}/tests/test_metrics.py"),
+    ),
+    Room(
+        "worker",
+        (f"{SERVER}/worker.py", f"{SERVER}/runner.py", f"{SERVER}/results.py", f"{SERVER}/step_log.py"),
+        (
+            f"{SERVER}/tests/test_step_log.py", f"{SERVER}/tests/test_worker.py", f"{SERVER}/tests/test_servicer.py",
+            f"{SERVER}/tests/test_runner.py", f"{SERVER}/tests/test_steps_in_flight.py",
+        ),
+    ),
+    Room(
+        "batch and preparation",
+        (f"{SERVER}/batch.py", f"{SERVER}/preparation.py", f"{SERVER}/layout.py"),
+        (f"{SERVER}/tests/test_batch.py", f"{SERVER}/tests/test_preparation.py", f"{SERVER}/tests/test_runner.py"),
+    ),
+    Room(
+        "sampling",
+        (f"{SERVER}/sampling/*.py",),
+        (f"{SERVER}/tests/test_sampler.py", f"{SERVER}/tests/test_steps_in_flight.py"),
+    ),
+    Room("launcher", (f"{LAUNCHER}/*.py",), (f"{LAUNCHER}/tests/test_*.py",)),
+)  # fmt: skip
+
+
+def files(root: Path, globs: tuple[str, ...]) -> list[str]:
+    """Below `root`, in the order of the globs."""
+    found = [str(path.relative_to(root)) for glob in globs for path in sorted(root.glob(glob))]
+    return list(dict.fromkeys(name for name in found if not name.endswith("__init__.py")))
