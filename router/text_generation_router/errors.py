@@ -1,5 +1,7 @@
 """Everything that can be wrong with a request, in one small tree. `api/errors.py` turns it into HTTP."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Self
 
 
@@ -10,6 +12,7 @@ class InferenceError(Exception):
     status: int
     label: str
     retry_after_s: int | None = None  # of those that pass by themselves: when it is worth trying again
+    headers: Mapping[str, str] = MappingProxyType({})  # of the answer
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -122,6 +125,43 @@ class HeadersTooLargeError(InferenceError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"The request's headers are too large, send at most {limit} bytes")
+
+
+class InvalidRequestError(InferenceError):
+    error_type, status, label = "invalid_request", 400, "request"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Invalid HTTP request: {reason}")
+
+
+class UnauthorizedError(InferenceError):
+    error_type, status, label = "unauthorized", 401, "key"
+    headers = MappingProxyType({"www-authenticate": "Bearer"})
+
+    def __init__(self) -> None:
+        super().__init__("This route needs an API key: send one as `Authorization: Bearer KEY`")
+
+
+class NoSuchRouteError(InferenceError):
+    error_type, status, label = "not_found", 404, "route"
+
+    def __init__(self) -> None:
+        super().__init__("There is no such route: /docs lists them")
+
+
+class MethodError(InferenceError):
+    error_type, status, label = "method_not_allowed", 405, "route"
+
+    def __init__(self, allowed: str) -> None:
+        super().__init__(f"This route does not take this method. Allowed: {allowed}")
+        self.headers = {"allow": allowed}
+
+
+class InternalError(InferenceError):
+    error_type, status, label = "internal", 500, "internal"
+
+    def __init__(self) -> None:
+        super().__init__("The server made a mistake: its log says which")
 
 
 class BodyError(InferenceError):

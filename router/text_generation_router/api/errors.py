@@ -9,11 +9,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from text_generation_router.api.closing import ClosingResponse
-from text_generation_router.api.encoding import json_response, to_event, to_json
+from text_generation_router.api.dialects import NATIVE, dialect_of
+from text_generation_router.api.encoding import json_response, to_json
 from text_generation_router.api.limits import LimitHits
 from text_generation_router.errors import (
     HeadersTooLargeError,
     InferenceError,
+    InternalError,
+    InvalidRequestError,
+    MethodError,
+    NoSuchRouteError,
     PayloadTooLargeError,
     ShuttingDownError,
 )
@@ -21,11 +26,11 @@ from text_generation_router.metrics import Limit
 
 CLIENT_GONE = 499  # nginx's number; nobody is there to read it
 # What the client goes on sending is not worth reading.
-CLOSING = (HeadersTooLargeError, PayloadTooLargeError, ShuttingDownError)
+CLOSING = (HeadersTooLargeError, InvalidRequestError, PayloadTooLargeError, ShuttingDownError)
 
 
-def error_response(error: InferenceError) -> Response:
-    content, headers = error_json(error), error_headers(error)
+def error_response(error: InferenceError, path: str) -> Response:
+    content, headers = dialect_of(path).answer(error), error_headers(error)
     if isinstance(error, CLOSING):
         return ClosingResponse(to_json(content), error.status, headers, "application/json")
     return json_response(content, headers, error.status)
@@ -33,7 +38,7 @@ def error_response(error: InferenceError) -> Response:
 
 def error_bytes(error: InferenceError) -> bytes:
     """The whole answer to a client that never got as far as a request. It ends the connection."""
-    body = to_json(error_json(error))
+    body = to_json(NATIVE.answer(error))
     headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),
@@ -45,29 +50,17 @@ def error_bytes(error: InferenceError) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def error_json(error: InferenceError) -> dict[str, str]:
-    return {"error": error.text, "error_type": error.error_type}
-
-
 def error_headers(error: InferenceError) -> dict[str, str]:
-    return {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
-
-
-def error_event(error: InferenceError) -> bytes:
-    """How a native stream says that it failed; its status is 200 all the same."""
-    return to_event(error_json(error))
-
-
-def openai_error_event(error: InferenceError) -> bytes:
-    return to_event({"error": {"message": error.text, "http_status_code": error.status}})
+    retry = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+    return {**error.headers, **retry}
 
 
 def add_error_handlers(app: FastAPI, hits: LimitHits) -> None:
     @app.exception_handler(InferenceError)
-    async def inference_error(_: Request, error: InferenceError) -> Response:
+    async def inference_error(request: Request, error: InferenceError) -> Response:
         if isinstance(error, PayloadTooLargeError):
             hits.count(Limit.BODY_SIZE)
-        return error_response(error)
+        return error_response(error, request.url.path)
 
     @app.exception_handler(ClientDisconnect)
     async def client_gone(_: Request, __: ClientDisconnect) -> Response:
@@ -75,9 +68,15 @@ def add_error_handlers(app: FastAPI, hits: LimitHits) -> None:
 
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, error: HTTPException) -> Response:
-        """Empty, as TGI answers unknown paths and methods."""
-        headers = {"allow": allowed_methods(app, request.url.path)} if error.status_code == 405 else None
-        return Response(status_code=error.status_code, headers=headers)
+        """The only two that Starlette raises by itself."""
+        path = request.url.path
+        is_method = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
+        return error_response(MethodError(allowed_methods(app, path)) if is_method else NoSuchRouteError(), path)
+
+    @app.exception_handler(Exception)
+    async def mistake(request: Request, _: Exception) -> Response:
+        """Starlette raises the exception again behind the answer, so that it is logged."""
+        return error_response(InternalError(), request.url.path)
 
 
 def allowed_methods(app: FastAPI, path: str) -> str:

@@ -49,7 +49,7 @@ class Gated:
         if scope["type"] != "http" or scope["method"] != "POST":
             return await self._app(scope, receive, send)
         if self._gate.is_shut:
-            return await error_response(ShuttingDownError())(scope, receive, send)
+            return await error_response(ShuttingDownError(), scope["path"])(scope, receive, send)
         self._gate.enter()
         try:
             await self._app(scope, receive, send)

@@ -7,9 +7,9 @@ from typing import Any
 from fastapi import Request, Response
 
 from text_generation_router.api.asking import COMPAT_GENERATE, GENERATE, B, Question
+from text_generation_router.api.dialects import NATIVE
 from text_generation_router.api.disconnect import unless_disconnected
 from text_generation_router.api.encoding import json_response, to_event, token_json
-from text_generation_router.api.errors import error_event
 from text_generation_router.api.generation import Generation, Result, close_all
 from text_generation_router.api.headers import stream_headers, timing_headers
 from text_generation_router.api.schemas import GenerateParameters, GenerateRequest
@@ -98,15 +98,15 @@ class GenerateRoutes:
                 index += 1
                 yield to_event(event_json(index, event, asked, generations[0].prompt_tokens, full_text))
         except IncompleteGenerationError:
-            yield error_event(IncompleteStreamError())
+            yield NATIVE.event(IncompleteStreamError())
         except InferenceError as error:
-            yield error_event(error)
+            yield NATIVE.event(error)
         finally:
             close_all(generations)
 
 
 async def _failed(error: InferenceError) -> AsyncGenerator[bytes, None]:
-    yield error_event(error)
+    yield NATIVE.event(error)
 
 
 def native_prompt(asked: GenerateRequest) -> Prompt:

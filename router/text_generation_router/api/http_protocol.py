@@ -7,17 +7,19 @@ are looked at where a request begins, or has sent something.
 import asyncio
 from typing import Any
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from text_generation_router.api.closing import LINGER_S
 from text_generation_router.api.errors import error_bytes, error_response
+from text_generation_router.api.http_rules import problem_of
 from text_generation_router.api.limits import LimitHits, Limits
 from text_generation_router.errors import (
     HeadersTooLargeError,
     InferenceError,
+    InvalidRequestError,
     RequestTimeoutError,
     TooManyConnectionsError,
 )
@@ -41,7 +43,6 @@ class Connection(HttpToolsProtocol):
         self._limits = limits
         self._hits = hits
         self._served: ASGIApp = self.app
-        self._refusal: ASGIApp = error_response(HeadersTooLargeError(limits.header_bytes))
         self._cycles: list[RequestResponseCycle] = []  # not answered when the newest of them began
         self._in_headers = False
         self._header_bytes = 0  # of headers that have not ended
@@ -105,11 +106,8 @@ class Connection(HttpToolsProtocol):
         self._expect_nothing()
         if not self.flow.write_paused:
             self._stop_watching()
-        size = len(self.url) + sum(len(name) + len(value) + HEADER_OVERHEAD for name, value in self.headers)
-        is_too_large = size > self._limits.header_bytes
-        if is_too_large:
-            self._hits.count(Limit.HEADER_SIZE)
-        self.app = self._refusal if is_too_large else self._served
+        error = self._error_in_headers()
+        self.app = self._served if error is None else refusal(error)
         super().on_headers_complete()
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         self._cycles.append(self.cycle)
@@ -118,6 +116,19 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
             raise ConnectionAbortedError  # ends the parser, which has more of them
         self._late = self.loop.call_later(self._limits.body_s, self._body_is_late)
+
+    def _error_in_headers(self) -> InferenceError | None:
+        size = len(self.url) + sum(len(name) + len(value) + HEADER_OVERHEAD for name, value in self.headers)
+        if size > self._limits.header_bytes:
+            self._hits.count(Limit.HEADER_SIZE)
+            return HeadersTooLargeError(self._limits.header_bytes)
+        problem = problem_of(self.parser.get_http_version(), self.headers)
+        return None if problem is None else InvalidRequestError(problem)
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's name for the answer to what is not HTTP at all. `msg` is uvicorn's own sentence."""
+        if not self.transport.is_closing():
+            self._refuse(InvalidRequestError("its bytes cannot be parsed as HTTP/1.1"))
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
@@ -201,22 +212,32 @@ class Connection(HttpToolsProtocol):
     # How a connection is ended.
 
     def _end(self, limit: Limit, error: InferenceError, linger_s: float = 0.0) -> None:
+        self._hits.count(limit)
+        self._refuse(error, linger_s)
+
+    def _refuse(self, error: InferenceError, linger_s: float = 0.0) -> None:
         """With an answer, where one is still to be given. `linger_s`: for the client to read it, as in `closing.py`."""
         is_between = self.cycle is None or (self._in_headers and self.cycle.response_complete)
-        if is_between or not any(cycle.response_started for cycle in self._cycles):
-            self._hits.count(limit)
-            self.transport.write(error_bytes(error))
-            self._expect_nothing()
-            if linger_s:
-                self.flow.pause_reading()
-                self._late = self.loop.call_later(linger_s, self.transport.close)
-            else:
-                self.transport.close()
-            self._watch_writing()
+        if not is_between and any(cycle.response_started for cycle in self._cycles):
+            self.transport.abort()
+            return
+        self.transport.write(error_bytes(error))
+        self._expect_nothing()
+        if linger_s:
+            self.flow.pause_reading()
+            self._late = self.loop.call_later(linger_s, self.transport.close)
         else:
-            self._abort(limit)
+            self.transport.close()
+        self._watch_writing()
 
     def _abort(self, limit: Limit) -> None:
         """Not closed: that would wait until the client has read what is buffered for it."""
         self._hits.count(limit)
         self.transport.abort()
+
+
+def refusal(error: InferenceError) -> ASGIApp:
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await error_response(error, scope["path"])(scope, receive, send)
+
+    return refuse

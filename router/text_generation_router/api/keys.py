@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fastapi.routing import APIRoute
-from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from text_generation_router.errors import StartError
+from text_generation_router.api.errors import error_response
+from text_generation_router.errors import StartError, UnauthorizedError
 
 DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{64})", re.IGNORECASE)
 NAME_DIGITS = 16
@@ -32,7 +32,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not (self._has_key(scope) or is_open(self._routes, scope)):
-            return await Response(status_code=401, headers={"www-authenticate": "Bearer"})(scope, receive, send)
+            return await error_response(UnauthorizedError(), scope["path"])(scope, receive, send)
         await self._app(scope, receive, send)
 
     def _has_key(self, scope: Scope) -> bool:

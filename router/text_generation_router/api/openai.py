@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from text_generation_router.api.dialects import OPENAI
 from text_generation_router.api.encoding import DONE, to_event
-from text_generation_router.api.errors import openai_error_event
 from text_generation_router.api.generation import Generation, Timing
 from text_generation_router.errors import InferenceError
 from text_generation_router.scheduling.request import FinishReason, Token, TokenEvent
@@ -69,7 +69,7 @@ async def guarded(events: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerato
         async for value in events:
             yield to_event(value)
     except InferenceError as error:
-        yield openai_error_event(error)
+        yield OPENAI.event(error)
     finally:
         await events.aclose()
     yield DONE

@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from text_generation_router.api.errors import add_error_handlers, error_event
+from text_generation_router.api.dialects import NATIVE
+from text_generation_router.api.errors import add_error_handlers
 from text_generation_router.api.gate import Gate, Gated
 from text_generation_router.api.limits import LimitHits, Limits
 from text_generation_router.api.sse import EventStream
@@ -59,7 +60,7 @@ class Router:
         try:
             await self._end()
         except InferenceError as error:
-            yield error_event(error)
+            yield NATIVE.event(error)
         else:
             yield b"data: last\n\n"
 

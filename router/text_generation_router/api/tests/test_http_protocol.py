@@ -1,6 +1,7 @@
 """The limits of a connection, over loopback, on both event loops."""
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -205,7 +206,7 @@ def test_large_headers_are_refused(loop, end):
 @loops
 def test_headers_below_the_limit_pass(loop):
     async def test(edge: Edge) -> bytes:
-        return await edge.ask(b"GET /x HTTP/1.1\r\nconnection: close\r\nx: " + b"a" * 65_000 + b"\r\n\r\n")
+        return await edge.ask(b"GET /x HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx: " + b"a" * 65_000 + b"\r\n\r\n")
 
     assert run(loop, test).endswith(b"ok")
 
@@ -398,4 +399,65 @@ def test_what_is_no_http_is_400_and_no_request_of_the_application(loop, content)
     async def test(edge: Edge) -> bytes:
         return await edge.ask(content)
 
-    assert run(loop, test).startswith(b"HTTP/1.1 400 ")
+    answer = run(loop, test)
+    assert is_invalid_request(answer), answer
+
+
+def is_invalid_request(answer: bytes) -> bool:
+    """Whether it is the whole answer, in JSON."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    names = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+    return (
+        head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        and (names[b"content-type"], names[b"connection"]) == (b"application/json", b"close")
+        and int(names[b"content-length"]) == len(body)
+        and json.loads(body)["error_type"] == "invalid_request"
+        and json.loads(body)["error"].startswith("Invalid HTTP request: ")
+    )
+
+
+@loops
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"GET /x\r\n\r\n",
+        b"GET /x HTTP/0.9\r\nhost: x\r\n\r\n",
+        b"GET /x HTTP/1.1\r\n\r\n",
+        b"GET /x HTTP/1.1\r\nhost: x\r\nHost: x\r\n\r\n",
+        b"GET /x HTTP/1.0\r\nhost: x\r\nhost: y\r\n\r\n",
+        b"POST /x HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /x HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + GET,
+    ],
+)
+def test_what_a_proxy_could_take_for_another_request_is_refused(loop, content):
+    async def test(edge: Edge) -> tuple[bytes, int]:
+        return await edge.ask(content), edge.app.requests
+
+    answer, requests = run(loop, test)
+    assert is_invalid_request(answer), answer
+    assert requests == 0
+
+
+@loops
+@pytest.mark.parametrize("content", [b"GET /x HTTP/1.0\r\n\r\n", b"GET /x HTTP/1.0\r\nhost: x\r\n\r\n"])
+def test_an_old_client_need_not_name_the_host(loop, content):
+    async def test(edge: Edge) -> bytes:
+        return await edge.ask(content)
+
+    assert run(loop, test).endswith(b"ok")
+
+
+@loops
+def test_bytes_that_are_no_request_do_not_get_into_an_answer_that_streams(loop):
+    async def test(edge: Edge) -> bytes:
+        reader, writer = await edge.open()
+        writer.write(GET.replace(b"/x", b"/endless"))
+        await reader.read(10)
+        writer.write(b"\x16\x03\x01")
+        answer = b""
+        with suppress(ConnectionResetError):
+            while part := await reader.read(2**16):
+                answer += part
+        return answer
+
+    assert b"400 Bad Request" not in run(loop, test)

@@ -54,7 +54,7 @@ def test_every_route_but_the_open_ones_needs_the_key(guarded, closed):
             answer = server.get(path, method, headers)
             assert (answer.status != 401) == is_open, (method, path, headers)
             if not is_open:
-                assert (answer.body, answer.headers["www-authenticate"]) == (b"", "Bearer")
+                assert (answer.json["error_type"], answer.headers["www-authenticate"]) == ("unauthorized", "Bearer")
         answer = server.get(path, method, {"authorization": f"Bearer {KEY}"})
         assert answer.status == (415 if method == "POST" else 200), (method, path)
     assert not server.engine.streams

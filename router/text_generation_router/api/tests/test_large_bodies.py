@@ -110,3 +110,16 @@ def test_a_large_body_without_a_key_is_not_taken_either(make_server):
 
     answer, sent = run(server, test)
     assert answer.startswith(b"HTTP/1.1 401 ") and sent < BUFFERS
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/generate", "/info"])
+def test_a_refusal_of_head_has_no_body(make_server, path):
+    server = make_server(api_key_digests=(b"x" * 32,) if path == "/info" else (), closed_routes=path == "/info")
+
+    async def test(client: Client) -> bytes:
+        client.writer.write(b"HEAD %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % path.encode())
+        return await client.reader.read()
+
+    head, _, body = run(server, test).partition(b"\r\n\r\n")
+    assert head.split()[1] in (b"401", b"404", b"405") and body == b""
+    assert b"content-type: application/json" in head

@@ -1,4 +1,5 @@
 import asyncio
+import json
 from itertools import pairwise
 
 import pytest
@@ -123,13 +124,40 @@ def test_head_works_where_get_does(server):
         assert server.get(path, "HEAD").status == 200, path
 
 
-def test_unknown_paths_and_methods_have_empty_bodies(server):
-    answer = server.get("/nowhere")
-    assert (answer.status, answer.body) == (404, b"")
-    assert server.get("/info/").status == 404
+def test_unknown_paths_and_methods_are_refused_in_json(server):
+    for path in ("/nowhere", "/info/", "/v1/nowhere"):
+        answer = server.get(path)
+        assert (answer.status, answer.json["error_type"]) == (404, "not_found")
+        assert answer.headers["content-type"] == "application/json"
     for path, allowed in (("/generate", "POST"), ("/info", "GET,HEAD"), ("/", "GET,HEAD,POST")):
         answer = server.get(path, "DELETE")
-        assert (answer.status, answer.body, answer.headers["allow"]) == (405, b"", allowed)
+        assert (answer.status, answer.json["error_type"], answer.headers["allow"]) == (
+            405,
+            "method_not_allowed",
+            allowed,
+        )
+        assert answer.headers["content-type"] == "application/json"
+
+
+def test_a_mistake_of_ours_is_said_in_json_and_logged(server):
+    async def mistaken() -> None:
+        raise RuntimeError("a secret")
+
+    server.app.add_api_route("/mistaken", mistaken)
+    answers = []
+
+    async def send(message) -> None:
+        answers.append(message)
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    scope = {"type": "http", "method": "GET", "path": "/mistaken", "headers": [], "query_string": b""}
+    with pytest.raises(RuntimeError):  # for uvicorn, which logs it
+        asyncio.run(server.app(scope, receive, send))
+    start, body = answers[0], answers[1]
+    assert start["status"] == 500 and (b"content-type", b"application/json") in start["headers"]
+    assert json.loads(body["body"])["error_type"] == "internal" and b"secret" not in body["body"]
 
 
 def test_documentation_names_every_route_and_its_body(server):

@@ -1,0 +1,30 @@
+"""How an error is said on a route: TGI's routes have their shape, OpenAI's theirs. Nothing else decides it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from text_generation_router.api.encoding import to_event
+from text_generation_router.errors import InferenceError
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    answer: Callable[[InferenceError], dict[str, Any]]  # the body of a refusal
+    event: Callable[[InferenceError], bytes]  # of a stream, whose status is 200 all the same
+
+
+def dialect_of(path: str) -> Dialect:
+    return OPENAI if path.startswith("/v1/") else NATIVE
+
+
+def _native(error: InferenceError) -> dict[str, Any]:
+    return {"error": error.text, "error_type": error.error_type}
+
+
+def _openai_event(error: InferenceError) -> bytes:
+    return to_event({"error": {"message": error.text, "http_status_code": error.status}})
+
+
+NATIVE = Dialect(_native, lambda error: to_event(_native(error)))
+OPENAI = Dialect(_native, _openai_event)  # TGI says what is refused in its own shape here too
