@@ -13,6 +13,13 @@ LIMITS_MIB: Mapping[str, int] = {
     "tokenizer.json": 256,
     "model.safetensors.index.json": 32,
     "pytorch_model.bin.index.json": 32,
+    # What a tokenizer.json can be made from.
+    "tokenizer.model": 64,
+    "spiece.model": 64,
+    "sentencepiece.bpe.model": 64,
+    "vocab.json": 64,
+    "merges.txt": 64,
+    "vocab.txt": 64,
 }
 LIMIT_MIB = 8
 

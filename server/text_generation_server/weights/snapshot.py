@@ -9,7 +9,7 @@ from huggingface_hub import HfApi, HfFileMetadata, get_hf_file_metadata, hf_hub_
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-from text_generation_launcher.model_files import MIB, limit_bytes
+from text_generation_launcher.model_files import limit_bytes
 from text_generation_server.errors import WeightsError
 from text_generation_server.weights.access import HubAccess, described, hub_errors
 from text_generation_server.weights.files import read_index
@@ -20,8 +20,6 @@ from text_generation_server.weights.transfer import Blob, Retries, fetch_all
 _CACHE_KEY = re.compile(r"[\w-]+", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _API_TIMEOUT_S = 10.0
-# The files that a tokenizer.json is made from, such as vocab.json, have no limits of their own.
-SIDE_FILE_BYTES = 64 * MIB
 
 Choose = Callable[[Iterable[str], Set[str] | None], list[str]]
 
@@ -46,7 +44,7 @@ class Snapshot:
         """WeightsError for one that is larger than what would be read of it."""
         blobs = self._absent(names)
         for blob in blobs:
-            limit = max(limit_bytes(blob.name), SIDE_FILE_BYTES)
+            limit = limit_bytes(blob.name)
             if blob.size is not None and blob.size > limit:
                 raise WeightsError(f"{blob.name} of {self.model} has {blob.size} bytes: more than {limit} are refused")
         self._fetch(blobs, Quiet())

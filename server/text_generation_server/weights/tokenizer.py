@@ -8,9 +8,10 @@ import os
 import sys
 from pathlib import Path
 
+from text_generation_launcher.model_files import read_model_file
 from text_generation_server.errors import WeightsError
 from text_generation_server.weights.child import run_child
-from text_generation_server.weights.names import SLOW_TOKENIZER_FILES
+from text_generation_server.weights.names import SIDE_FILES, SLOW_TOKENIZER_FILES
 
 FILE = "tokenizer.json"
 
@@ -29,10 +30,22 @@ def ensure_fast_tokenizer(path: Path) -> None:
         raise WeightsError(f"{missing}, and nothing to make one from: use a model that has one")
     if importlib.util.find_spec("transformers") is None:
         raise WeightsError(f"{missing}: install transformers, which can make one from the model's other files")
+    _refuse_unreadable(path)
     try:
         run_child(__name__, str(path))
     except WeightsError as error:
         raise WeightsError(f"{missing}, and transformers could not make one: {error}") from None
+
+
+def _refuse_unreadable(path: Path) -> None:
+    """transformers would wait for a named pipe for ever, and read a file of any size."""
+    for name in (*SIDE_FILES, *SLOW_TOKENIZER_FILES):
+        try:
+            read_model_file(path / name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise WeightsError(f"{path / name} cannot be read: {error.strerror}") from None
 
 
 def write_fast_tokenizer(path: Path) -> None:

@@ -50,7 +50,7 @@ def test_the_files_needed_to_serve_are_fetched_once(hub, shell, Model, tiny_file
     [
         ("config.json", b'{"quantization_config": {"quant_method": "gptq", "bits": 4}}', "quantized as gptq"),
         ("quantize_config.json", b'{"bits": 4, "group_size": 128}', "quantized as gptq"),
-        ("generation_config.json", b" " * (2**26 + 1), "(revision main) has 67108865 bytes"),
+        ("generation_config.json", b" " * (2**23 + 1), "(revision main) has 8388609 bytes"),
     ],
 )
 def test_what_is_not_served_is_refused_before_its_weights_are_fetched(

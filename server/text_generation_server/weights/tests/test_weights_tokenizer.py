@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 
 import pytest
 from tokenizers import Tokenizer
@@ -33,6 +34,15 @@ def test_a_fast_tokenizer_is_made_from_slow_files(tmp_path):
     ensure_fast_tokenizer(tmp_path)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert tokenizer.encode("hello world", add_special_tokens=False).ids == [5, 6]
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", ["vocab.json", "tokenizer_config.json", "special_tokens_map.json"])
+def test_a_pipe_among_the_slow_files_holds_up_nothing(tmp_path, name):
+    (tmp_path / "merges.txt").write_text("#version: 0.2")
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(WeightsError, match=f"{name} cannot be read: not a regular file"):
+        ensure_fast_tokenizer(tmp_path)
 
 
 @needs_transformers
