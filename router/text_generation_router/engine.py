@@ -215,10 +215,10 @@ class Engine:
             answer.cancel()
         await asyncio.gather(*answers, return_exceptions=True)
 
-    def _cancel(self, request: Running) -> None:
-        """The client is gone."""
+    def _cancel(self, request: Running, reason: str) -> None:
+        """Its client is gone, or it has to make room; `reason` is the name that the metrics have for it."""
         if self._streams.pop(request.id, None) is not None:
-            self._metrics.request_failure.labels(err="dropped").inc()
+            self._metrics.request_failure.labels(err=reason).inc()
             self._scheduler.end(request, self._answered, finished=False)
             self._counts.waiting(self._scheduler)
             self._work.set()

@@ -25,7 +25,7 @@ class GenerationStream:
         self,
         running: Running,
         vocabulary: Vocabulary,
-        on_cancel: Callable[[Running], None],
+        on_cancel: Callable[[Running, str], None],
         on_read: Callable[[], None],
     ) -> None:
         request = running.request
@@ -64,9 +64,21 @@ class GenerationStream:
 
     def cancel(self) -> None:
         """Its reader is gone, or satisfied. May be called at any time, any number of times."""
-        self._on_cancel(self.running)
+        self._end_early(IncompleteGenerationError(), "dropped")
+
+    @property
+    def has_begun(self) -> bool:
+        """Its request has joined the running ones, now or before."""
+        return self.running.has_begun
+
+    def refuse(self, error: InferenceError) -> None:
+        """Its place is wanted for others: its reader gets `error`."""
+        self._end_early(error, error.label)
+
+    def _end_early(self, error: InferenceError, label: str) -> None:
+        self._on_cancel(self.running, label)
         if not self._finished:
-            self.fail(IncompleteGenerationError())
+            self.fail(error)
 
     # What follows is the engine's side.
 

@@ -16,9 +16,9 @@ from text_generation_router.api.caller import Callers
 from text_generation_router.api.engine_protocol import TokenLimits
 from text_generation_router.api.fields import ListLimits
 from text_generation_router.api.gate import Gate
-from text_generation_router.api.generation import Permits
 from text_generation_router.api.inference import Inference
 from text_generation_router.api.limits import SEND_BUFFER_BYTES, LimitHits, Limits
+from text_generation_router.api.permits import Permits
 from text_generation_router.api.services import Services
 from text_generation_router.app import create_app
 from text_generation_router.config import RouterConfig, is_address
@@ -126,7 +126,8 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
 
         engine.on_limits = take_limits  # a later generation of shards may have room for less
         metrics.set_limits(engine.limits.max_input_tokens, engine.limits.max_total_tokens)
-        inference = Inference(engine, validator, Permits(config.max_concurrent_requests), metrics)
+        permits = Permits(config.max_concurrent_requests, engine.retry_after_s)
+        inference = Inference(engine, validator, permits, metrics)
         callers = Callers(bool(config.api_key_digests), config.trusted_proxies, config.prefix_cache_scope)
         bodies = Bodies(config.payload_limit, lambda: list_limits(config, validator.limits), callers, pool)
         services = Services(

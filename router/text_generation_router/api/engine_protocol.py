@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from text_generation_router.errors import InferenceError
 from text_generation_router.scheduling.request import GenerationRequest, TokenEvent
 
 
@@ -13,8 +14,14 @@ class GenerationStream(Protocol):
 
     async def __anext__(self) -> TokenEvent: ...
 
+    @property
+    def has_begun(self) -> bool: ...
+
     def cancel(self) -> None:
         """Idempotent."""
+
+    def refuse(self, error: InferenceError) -> None:
+        """Ends it; its reader gets `error`."""
 
 
 class ModelInfo(Protocol):

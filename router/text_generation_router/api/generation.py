@@ -7,28 +7,12 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from text_generation_router.api.engine_protocol import GenerationStream
+from text_generation_router.api.permits import Permit
 from text_generation_router.errors import IncompleteGenerationError
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import Finish, Token, TokenEvent
 
 logger = logging.getLogger(__name__)
-
-
-class Permits:
-    """How many generations may be under way. Nobody waits for one: there is a queue behind them already."""
-
-    def __init__(self, capacity: int) -> None:
-        self.left = capacity
-
-    def take(self, count: int) -> bool:
-        """Whether they were there."""
-        if count > self.left:
-            return False
-        self.left -= count
-        return True
-
-    def give_back(self, count: int) -> None:
-        self.left += count
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +47,7 @@ class Generation:
     every case."""
 
     stream: GenerationStream
-    permits: Permits
+    permit: Permit
     metrics: Metrics
     prompt_tokens: int
     prompt_characters: int
@@ -95,7 +79,7 @@ class Generation:
         if not self._closed:
             self._closed = True
             self.stream.cancel()
-            self.permits.give_back(1)
+            self.permit.give_back(1)
 
     def _finish(self, finish: Finish) -> None:
         self.close()

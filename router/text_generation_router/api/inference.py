@@ -8,10 +8,12 @@ from dataclasses import replace
 
 from text_generation_router.api.caller import Caller
 from text_generation_router.api.engine_protocol import Engine
-from text_generation_router.api.generation import Generation, Permits, Result, close_all
-from text_generation_router.errors import BodyError, DeadlineError, InferenceError, OverloadedError
+from text_generation_router.api.generation import Generation, Result, close_all
+from text_generation_router.api.permits import Permit, Permits
+from text_generation_router.errors import BodyError, DeadlineError, InferenceError
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.share import Share
 from text_generation_router.text.validation import Prompt, Validator
 
 
@@ -25,28 +27,29 @@ class Inference:
     async def start(self, prompts: Sequence[Prompt], caller: Caller, started: float) -> list[Generation]:
         """Queues all prompts or none. Raises InferenceError. Whoever calls closes what it gets."""
         with self.counted_failures():
-            if not self._permits.take(len(prompts)):
-                raise OverloadedError(self._engine.retry_after_s())
+            permit = self._permits.take(caller.share, len(prompts))
             generations: list[Generation] = []
             try:
-                requests = await asyncio.gather(*(self.validator.validate(prompt, caller.share) for prompt in prompts))
+                work = asyncio.gather(*(self.validator.validate(prompt, caller.share) for prompt in prompts))
+                requests = await permit.unless_refused(work)
                 for prompt, request in zip(prompts, requests, strict=True):
-                    generations.append(self._submit(prompt, request, caller, started))
+                    generations.append(self._submit(prompt, request, caller, started, permit))
             except BaseException:
-                self._permits.give_back(len(prompts) - len(generations))
+                permit.give_back(len(prompts) - len(generations))
                 close_all(generations)
                 raise
+            permit.submitted([generation.stream for generation in generations])
             return generations
 
     @contextmanager
-    def permit(self) -> Iterator[None]:
-        """For work that is no generation. Raises OverloadedError if all permits are taken."""
-        if not self._permits.take(1):
-            raise OverloadedError(self._engine.retry_after_s())
+    def permit(self, share: Share) -> Iterator[None]:
+        """For work that is not a generation. Raises OverloadedError if there is no permit for `share`."""
+        permit = self._permits.take(share, 1)
+        permit.begin()
         try:
             yield
         finally:
-            self._permits.give_back(1)
+            permit.give_back(1)
 
     @contextmanager
     def counted_failures(self) -> Iterator[None]:
@@ -72,7 +75,9 @@ class Inference:
             self._metrics.request_count.inc(requests)
             raise
 
-    def _submit(self, prompt: Prompt, request: GenerationRequest, caller: Caller, started: float) -> Generation:
+    def _submit(
+        self, prompt: Prompt, request: GenerationRequest, caller: Caller, started: float, permit: Permit
+    ) -> Generation:
         left_s = _time_left_s((request.timeout_s, caller.timeout_s), started)
         # A tuple, so that no salt can be made up that gives the name of another caller's cache.
         namespace = (*caller.cache_domain, *request.namespace)
@@ -81,7 +86,7 @@ class Inference:
         self._metrics.request_max_new_tokens.observe(request.max_new_tokens)
         return Generation(
             stream=self._engine.submit(request),
-            permits=self._permits,
+            permit=permit,
             metrics=self._metrics,
             prompt_tokens=len(request.input_ids),
             prompt_characters=len(prompt.inputs),

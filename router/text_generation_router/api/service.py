@@ -86,7 +86,7 @@ class ServiceRoutes:
 
     async def _tokens(self, text: str, share: Share) -> AsyncGenerator[bytes, None]:
         """What stands between the brackets, with commas: as much as is tokenized at once."""
-        with self._services.inference.counted_failures(), self._services.inference.permit():
+        with self._services.inference.counted_failures(), self._services.inference.permit(share):
             comma = b""
             async for piece in self._services.tokenizer.spans(text, share, _encode_spans):
                 yield comma + piece if piece else b""

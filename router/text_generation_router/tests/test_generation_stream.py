@@ -29,7 +29,7 @@ def vocabulary() -> Vocabulary:
 
 def make_stream(vocabulary: Vocabulary, max_new_tokens: int = 9, **sampling: Any) -> GenerationStream:
     running = Running(1, GenerationRequest((1, 2, 3), max_new_tokens, Sampling(**sampling)))
-    return GenerationStream(running, vocabulary, lambda running: None, lambda: None)
+    return GenerationStream(running, vocabulary, lambda running, reason: None, lambda: None)
 
 
 def push(stream: GenerationStream, *token_ids: int, at: float = 0.0) -> None:

@@ -14,9 +14,9 @@ from text_generation_router.api.body import Bodies
 from text_generation_router.api.caller import CacheScope, Callers
 from text_generation_router.api.fields import ListLimits
 from text_generation_router.api.gate import Gate
-from text_generation_router.api.generation import Permits
 from text_generation_router.api.inference import Inference
 from text_generation_router.api.limits import LimitHits
+from text_generation_router.api.permits import Permits
 from text_generation_router.api.services import Services
 from text_generation_router.app import create_app
 from text_generation_router.config import RouterConfig
@@ -49,6 +49,7 @@ class Script:
     stop_after: int | None = None  # tokens, then an end without `finish`
     expires: bool = False  # ends with an event that has no token
     cached_tokens: int = 0
+    begins: bool = True  # else it waits in the queue
 
 
 class FakeStream:
@@ -56,6 +57,8 @@ class FakeStream:
         self.request, self.script = request, script
         self.position = 0
         self.cancelled = 0
+        self.refusal: InferenceError | None = None
+        self.refused = asyncio.Event()
 
     def __aiter__(self) -> "FakeStream":
         return self
@@ -63,11 +66,21 @@ class FakeStream:
     def cancel(self) -> None:
         self.cancelled += 1
 
+    @property
+    def has_begun(self) -> bool:
+        return self.script.begins
+
+    def refuse(self, error: InferenceError) -> None:
+        self.refusal = error
+        self.refused.set()
+
     async def __anext__(self) -> TokenEvent:
         await asyncio.sleep(0)
         at, script = self.position, self.script
         if at == script.hang_after:
-            await asyncio.Event().wait()
+            await self.refused.wait()
+        if self.refusal is not None:
+            raise self.refusal
         if script.error_after is not None and at == script.error_after[0]:
             raise script.error_after[1]
         if at in (script.stop_after, len(script.texts) + script.expires):
@@ -205,7 +218,7 @@ class Server:
         limits = self.engine.limits
         self.metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)
         self.config = make_config(**config)
-        self.permits = Permits(self.config.max_concurrent_requests)
+        self.permits = Permits(self.config.max_concurrent_requests, self.engine.retry_after_s)
         self.tokenizer = TextTokenizer.of(tokenizer, workers=1, max_waiting=16)
         self.tokenizer.max_chars_per_token = None
         request_limits = RequestLimits(2, 4, 5, limits.max_input_tokens, limits.max_total_tokens)

@@ -4,6 +4,8 @@ from itertools import pairwise
 
 import pytest
 
+from text_generation_router.scheduling.share import Share
+
 
 @pytest.mark.parametrize("path", ["/", "/health", "/ping", "/ready"])
 def test_health_is_an_empty_200_or_a_503(server, path):
@@ -82,11 +84,11 @@ def test_a_text_of_several_parts_is_told_in_one_list(make_server):
 
 def test_tokenize_takes_a_permit_and_gives_it_back(make_server):
     server = make_server(max_concurrent_requests=1)
-    assert server.permits.take(1)
+    permit = server.permits.take(Share("peer 192.0.2.1"), 1)
     refused = server.post("/tokenize", {"inputs": "Hi"})
     assert (refused.status, refused.json["error_type"]) == (429, "overloaded") and "retry-after" in refused.headers
     assert server.failures("overloaded") == 1
-    server.permits.give_back(1)
+    permit.give_back(1)
     assert server.post("/tokenize", {"inputs": "Hi"}).status == 200
     assert server.permits.left == 1
 

@@ -1,0 +1,197 @@
+"""How many generations may be under way, and whose must not begin when there are too many.
+
+There are as many permits as rows in the shards. Whoever holds permits has a share: equal for all owners, and within an
+owner equal for all its tenants. While permits are left, anybody gets them. When none is left, they go to those below
+their shares: requests that have not begun, of whoever is most above its share, are refused for them, the newest first.
+Where all have begun nobody is refused: the newcomer waits in the queue, which frees a row for a tenant that has none.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from text_generation_router.errors import InferenceError, OverloadedError
+from text_generation_router.scheduling.share import Share
+
+# Permits that are out at most, as a multiple of the rows: then even a newcomer is refused if none makes room for it.
+MOST_OUT = 2
+
+T = TypeVar("T")
+
+
+class Refusable(Protocol):
+    """A generation that was submitted."""
+
+    @property
+    def has_begun(self) -> bool: ...
+
+    def refuse(self, error: InferenceError) -> None:
+        """Ends it, and its reader gets `error`."""
+
+
+class Permit:
+    """What one call holds. Its owner gives everything back in every case; what is given back twice counts once."""
+
+    def __init__(self, permits: "Permits", share: Share, count: int) -> None:
+        self.share = share
+        self.left = count
+        self._permits = permits
+        self._generations: Sequence[Refusable] = ()
+        self._is_begun = False
+        self._work: asyncio.Future[Any] | None = None
+        self._refusal: InferenceError | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self._is_begun or any(generation.has_begun for generation in self._generations)
+
+    def begin(self) -> None:
+        """What it is for has begun, and is not a generation: nobody refuses it any more."""
+        self._is_begun = True
+
+    async def unless_refused(self, work: Awaitable[T]) -> T:
+        """What comes before the queue. It is cancelled when the permit is wanted for others, and the refusal raised."""
+        task = asyncio.ensure_future(work)
+        self._work = task
+        try:
+            result = await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if self._refusal is None or (current is not None and current.cancelling()):
+                raise
+            raise self._refusal from None
+        finally:
+            self._work = None
+        if self._refusal is not None:  # too late to be cancelled
+            raise self._refusal
+        return result
+
+    def submitted(self, generations: Sequence[Refusable]) -> None:
+        self._generations = generations
+
+    def give_back(self, count: int) -> None:
+        given = min(count, self.left)
+        self.left -= given
+        self._permits.returned(self, given)
+
+    def refuse(self, error: InferenceError) -> None:
+        """All of it is wanted for others."""
+        self._refusal = error
+        self.give_back(self.left)
+        if self._work is not None:
+            self._work.cancel()
+        for generation in self._generations:
+            generation.refuse(error)
+
+
+class Holder:
+    """An owner, or one of its tenants, that holds permits."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+
+class TenantHolder(Holder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.permits: dict[Permit, None] = {}  # in order of arrival
+
+    def newest_not_begun(self) -> Permit | None:
+        return next((permit for permit in reversed(self.permits) if not permit.has_begun), None)
+
+
+class OwnerHolder(Holder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tenants: dict[str, TenantHolder] = {}
+
+    def newest_not_begun(self, share: int = 0) -> Permit | None:
+        """Of the tenant that holds most among those that hold more than `share`."""
+        above = (tenant for tenant in self.tenants.values() if tenant.held > share)
+        return _first_not_begun(sorted(above, key=_held, reverse=True))
+
+
+class Permits:
+    """`retry_after_s` says when a request that is refused now is worth sending again."""
+
+    def __init__(self, capacity: int, retry_after_s: Callable[[], int]) -> None:
+        self._capacity = capacity
+        self._retry_after_s = retry_after_s
+        self._out = 0
+        self._owners: dict[str, OwnerHolder] = {}
+
+    @property
+    def left(self) -> int:
+        """Fewer than none: those below their shares were let in on top."""
+        return self._capacity - self._out
+
+    def take(self, share: Share, count: int) -> Permit:
+        """For `count` generations of one call. Raises OverloadedError."""
+        if count > self.left and not self._makes_room(share, count):
+            raise OverloadedError(self._retry_after_s())
+        owner = self._owners.setdefault(share.owner, OwnerHolder())
+        tenant = owner.tenants.setdefault(share.tenant, TenantHolder())
+        permit = Permit(self, share, count)
+        tenant.permits[permit] = None
+        self._count(owner, tenant, count)
+        return permit
+
+    def returned(self, permit: Permit, count: int) -> None:
+        """For Permit alone."""
+        owner = self._owners.get(permit.share.owner)
+        tenant = owner.tenants.get(permit.share.tenant) if owner is not None else None
+        if not count or owner is None or tenant is None:
+            return
+        self._count(owner, tenant, -count)
+        if not permit.left:
+            del tenant.permits[permit]
+        if not tenant.permits:
+            del owner.tenants[permit.share.tenant]
+        if not owner.tenants:
+            del self._owners[permit.share.owner]
+
+    def _count(self, owner: OwnerHolder, tenant: TenantHolder, count: int) -> None:
+        owner.held += count
+        tenant.held += count
+        self._out += count
+
+    def _makes_room(self, share: Share, count: int) -> bool:
+        """Whether `share` gets `count` permits although fewer are left; others may be refused for it."""
+        if count > self._capacity:
+            return False
+        owner = self._owners.get(share.owner) or OwnerHolder()
+        tenant = owner.tenants.get(share.tenant) or TenantHolder()
+        owners_share = max(1, self._capacity // (len(self._owners) + (owner.held == 0)))
+        if _is_below(owner, owners_share, count):
+            self._refuse(count, lambda: self._most_above(owners_share))
+            return self._out + count <= MOST_OUT * self._capacity
+        tenants_share = max(1, owners_share // (len(owner.tenants) + (tenant.held == 0)))
+        if _is_below(tenant, tenants_share, count):
+            self._refuse(count, lambda: owner.newest_not_begun(tenants_share))
+            return owner.held + count <= MOST_OUT * owners_share and self._out + count <= MOST_OUT * self._capacity
+        return False
+
+    def _most_above(self, share: int) -> Permit | None:
+        """Of those that have not begun: the newest one of the owner that holds most, if that is more than `share`."""
+        above = (owner for owner in self._owners.values() if owner.held > share)
+        return _first_not_begun(sorted(above, key=_held, reverse=True))
+
+    def _refuse(self, count: int, find: Callable[[], Permit | None]) -> None:
+        """As many as make room for `count`, or all there are."""
+        missing = min(count, count - self.left)
+        while missing > 0 and (permit := find()) is not None:
+            missing -= permit.left
+            permit.refuse(OverloadedError(self._retry_after_s()))
+
+
+def _is_below(holder: Holder, share: int, count: int) -> bool:
+    return holder.held == 0 or holder.held + count <= share
+
+
+def _held(holder: Holder) -> int:
+    return holder.held
+
+
+def _first_not_begun(holders: Iterable[OwnerHolder] | Iterable[TenantHolder]) -> Permit | None:
+    found = (holder.newest_not_begun() for holder in holders)
+    return next((permit for permit in found if permit is not None), None)
