@@ -42,18 +42,23 @@ class ServerProcess:
         *arguments: str,
         port: int | None = None,
         uds_path: str | None = None,
+        runtime_dir: Path | None = None,  # instead of a path for sockets: where the server makes its own folder
         environ: Mapping[str, str] | None = None,
         launcher: Path = LAUNCHER,
     ) -> None:
         self.port = port or free_port()
         self._folder = Path(tempfile.mkdtemp(prefix="tgi-"))
         self.uds_path = uds_path or str(self._folder / "shard")
+        sockets = ["--shard-uds-path", self.uds_path]
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_file = self._folder / "log"
         self._environ = dict(os.environ) | dict(environ or {})
+        if runtime_dir is not None:
+            self._environ["XDG_RUNTIME_DIR"] = str(runtime_dir)
+            self.uds_path, sockets = f"{runtime_dir}/tgi-py/{self.port}/shard", []
         self.command = [
             str(launcher if launcher.exists() else launcher.name),
-            *("--hostname", "127.0.0.1", "--port", str(self.port), "--shard-uds-path", self.uds_path, *arguments),
+            *("--hostname", "127.0.0.1", "--port", str(self.port), *sockets, *arguments),
         ]
         self.process: subprocess.Popen[bytes] | None = None
 

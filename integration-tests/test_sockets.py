@@ -1,9 +1,14 @@
 """Where our processes listen, and who may speak to the shards."""
 
+import os
 import stat
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import processes
+from calls import DEMO_MODEL
 from scale import SHORT
 from server_process import ServerProcess
 
@@ -25,6 +30,26 @@ def test_two_shards_listen_on_the_loopback_only() -> None:
 
 def test_the_shards_sockets_are_for_their_owner_alone(server: ServerProcess) -> None:
     assert_private(server, 1)
+
+
+def test_a_server_has_a_folder_of_its_port_where_others_find_its_shards() -> None:
+    with tempfile.TemporaryDirectory(prefix="run-") as name:
+        runtime_dir = Path(name)
+        with ServerProcess("--max-total-tokens", "64", runtime_dir=runtime_dir) as server:
+            assert_private(server, 1)
+            assert stat.S_IMODE((runtime_dir / "tgi-py" / str(server.port)).stat().st_mode) == 0o700
+            measured = subprocess.run(
+                [
+                    *(str(Path(sys.executable).parent / "text-generation-benchmark"), "--port", str(server.port)),
+                    *("--tokenizer-name", str(DEMO_MODEL), "-b", "1", "-s", "4", "-d", "4", "-r", "1"),
+                ],
+                env=os.environ | {"XDG_RUNTIME_DIR": name},
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            assert measured.returncode == 0 and "| Batch Size" in measured.stdout, measured.stdout + measured.stderr
+        assert os.listdir(runtime_dir) == []
 
 
 def assert_private(server: ServerProcess, num_shard: int) -> None:

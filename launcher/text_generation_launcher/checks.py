@@ -1,12 +1,10 @@
 """What is refused before anything starts: flags without their feature, and values that contradict each other."""
 
 import logging
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from text_generation_launcher.claims import socket_path
 from text_generation_launcher.config import OTLP_SERVICE_NAME, KvCacheDtype, LauncherConfig, Quantize
 from text_generation_launcher.errors import ArgumentValidation
 from text_generation_launcher.flags import flag_name
@@ -40,9 +38,6 @@ WITHOUT_EFFECT: Mapping[str, tuple[object, str]] = {
     "master_port": (29500, "shards meet through a file"),
     "otlp_service_name": (OTLP_SERVICE_NAME, "it names traces, which need --otlp-endpoint"),
 }
-
-# `sockaddr_un.sun_path` holds 108 bytes on Linux, and a closing zero.
-MAX_SOCKET_PATH_BYTES = 107
 
 
 def refuse_unsupported(config: LauncherConfig) -> None:
@@ -124,8 +119,3 @@ def check_paths(config: LauncherConfig) -> None:
     override = config.weights_cache_override
     if override is not None and not Path(override).is_dir():
         raise ArgumentValidation(f"--weights-cache-override {override} is no directory: check the path")
-    longest = socket_path(config.shard_uds_path, (config.num_shard or 1) - 1)
-    if len(os.fsencode(longest)) > MAX_SOCKET_PATH_BYTES:
-        raise ArgumentValidation(
-            f"--shard-uds-path makes socket paths of more than {MAX_SOCKET_PATH_BYTES} bytes: choose a shorter one"
-        )

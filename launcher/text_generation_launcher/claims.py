@@ -1,61 +1,48 @@
-"""What one launcher owns alone: the shards' socket paths and the API port. Taken before any process starts."""
+"""What one launcher owns alone: its place for sockets and the API port. Taken before any process starts."""
 
 import errno
 import fcntl
-import glob
 import os
-import re
 import socket
+import stat
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
 from text_generation_launcher.errors import AddressInUse
+from text_generation_launcher.places import Place
 
 # How long the janitor of a killed launcher may need to clean up.
 CLEANING_S, POLL_S = 5.0, 0.05
+# To make the folder, between other launchers that remove theirs.
+MOST_TRIES = 20
+LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextmanager
-def claim_sockets(prefix: str) -> Iterator[int]:
-    """Holds `<prefix>.lock` and yields its descriptor. The kernel lets go of it when this process, and the janitor that
-    inherits it, have ended, however they end."""
-    path = lock_path(prefix)
-    lock = _locked(path)
+def claim_sockets(place: Place) -> Iterator[int]:
+    """Holds the place's lock, and yields its descriptor. The kernel lets go of it when this process, and the janitor
+    that inherits it, have ended, however they end. What an earlier server has left there is removed."""
+    lock = _locked(place)
     try:
-        os.truncate(lock, 0)
-        os.write(lock, str(os.getpid()).encode())
+        with suppress(OSError):  # it is for messages only, and the disk may be full
+            os.truncate(lock, 0)
+            os.write(lock, str(os.getpid()).encode())
+        place.clear()
+        place.sweep()
         yield lock
     finally:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+        place.leave()
         os.close(lock)
 
 
-def lock_path(prefix: str) -> str:
-    return f"{prefix}.lock"
-
-
-def socket_path(prefix: str, rank: int) -> str:
-    return f"{prefix}-{rank}"
-
-
-def remove_shard_files(prefix: str, num_shard: int) -> None:
-    """Sockets, and the files through which shards meet. For who holds the claim, when no shard lives."""
-    found = glob.glob(f"{glob.escape(prefix)}-*.rendezvous")
-    # Not those of a launcher whose prefix begins with ours.
-    rendezvous = [path for path in found if re.fullmatch(r"-\d+\.rendezvous", path.removeprefix(prefix))]
-    for path in [*(socket_path(prefix, rank) for rank in range(num_shard)), *rendezvous]:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
-
-
-def _locked(path: str) -> int:
-    """A descriptor that holds the lock of the file that is at `path` now, not of one a leaving launcher unlinked."""
+def _locked(place: Place) -> int:
+    """A descriptor that holds the lock of the file that is there now, not of one a leaving launcher unlinked."""
+    path = place.lock
     deadline_s = time.monotonic() + CLEANING_S
     while True:
-        lock = _open(path)
+        lock = _open(place)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.exists(path) and os.path.samestat(os.fstat(lock), os.stat(path)):
@@ -63,13 +50,42 @@ def _locked(path: str) -> int:
         except BlockingIOError as error:
             holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
             os.close(lock)
-            if holder.isdigit() and not _is_alive(int(holder)) and time.monotonic() < deadline_s:
-                time.sleep(POLL_S)  # its janitor is at work
+            # Its janitor is at work; without a pid it is a launcher that sweeps, or that has had the lock for no time.
+            is_short = not holder or (holder.isdigit() and not _is_alive(int(holder)))
+            if is_short and time.monotonic() < deadline_s:
+                time.sleep(POLL_S)
                 continue
             who = f"the launcher with pid {holder}" if holder.isdigit() else "another launcher"
-            prefix = path.removesuffix(".lock")
-            raise AddressInUse(f"socket path {prefix} is in use by {who}: choose another --shard-uds-path") from error
+            raise AddressInUse(f"socket path {place.prefix} is in use by {who}: {place.advice}") from error
         os.close(lock)
+
+
+def _open(place: Place) -> int:
+    """The place's lock file, which is made where there is none. AddressInUse for a file that is somebody else's."""
+    for left in reversed(range(MOST_TRIES)):
+        try:
+            place.make()
+            return _checked(os.open(place.lock, LOCK_FLAGS, stat.S_IRUSR | stat.S_IWUSR), place)
+        except FileNotFoundError as error:
+            if place.folder is None or not left:
+                raise _no_lock(place, error.strerror) from error
+            time.sleep(POLL_S)  # another launcher has just removed the folder behind itself
+        except OSError as error:
+            raise _no_lock(place, error.strerror) from error
+    raise AssertionError("the last try returns or raises")
+
+
+def _checked(lock: int, place: Place) -> int:
+    found = os.fstat(lock)
+    is_ours = found.st_uid == os.geteuid()
+    if is_ours and stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+        return lock
+    os.close(lock)
+    raise _no_lock(place, "it is not a lock file" if is_ours else f"it belongs to another user, uid {found.st_uid}")
+
+
+def _no_lock(place: Place, reason: str | None) -> AddressInUse:
+    return AddressInUse(f"cannot open {place.lock} ({reason}): {place.advice}")
 
 
 def _is_alive(pid: int) -> bool:
@@ -80,13 +96,6 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:
         pass  # another user's
     return True
-
-
-def _open(path: str) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise AddressInUse(f"cannot open {path} ({error.strerror}): choose another --shard-uds-path") from error
 
 
 @contextmanager
@@ -100,7 +109,7 @@ def claim_port(hostname: str, port: int) -> Iterator[socket.socket]:
             bound.bind((hostname, port))
         except OSError as error:
             raise _port_error(hostname, port, error) from error
-        with _claim_name(hostname, port):
+        with _claim_name(hostname, bound.getsockname()[1]):
             yield bound
 
 
@@ -112,7 +121,7 @@ def _claim_name(hostname: str, port: int) -> Iterator[None]:
     second bind.
     """
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as name:
-        if sys.platform == "linux" and port:
+        if sys.platform == "linux":
             try:
                 name.bind(f"\0text-generation-launcher/{hostname}/{port}")
             except OSError as error:

@@ -5,9 +5,11 @@ import inspect
 import logging
 import os
 import platform
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,13 +17,14 @@ from typing import Any
 
 import typer
 
-from text_generation_launcher import commands, faults
+from text_generation_launcher import commands, faults, places
 from text_generation_launcher.claims import claim_port, claim_sockets
 from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.errors import LauncherError
 from text_generation_launcher.flags import env_name, flag_name, signature, switches
-from text_generation_launcher.janitor import employ
+from text_generation_launcher.janitor import Janitor, employ
 from text_generation_launcher.logs import setup_logging
+from text_generation_launcher.places import Place
 from text_generation_launcher.resolve import resolve
 from text_generation_launcher.supervisor import Supervisor
 
@@ -75,20 +78,36 @@ def run(config: LauncherConfig, environ: Mapping[str, str], program_directories:
         logger.warning(faults.NOT_TESTING)
     try:
         config = resolve(config, environ)
-        assert config.num_shard is not None, "resolve fills it in"
         logger.debug("Args: %s", asdict(replace(config, api_key=["***"] if config.api_key else None)))
         programs = commands.find_programs(program_directories, environ.get("PATH"))
-        with (
-            claim_sockets(config.shard_uds_path) as lock,
-            employ(config.shard_uds_path, config.num_shard, lock) as janitor,  # before the port, which it must not hold
-            claim_port(config.hostname, config.port) as listener,
-        ):
+        with claim(config, environ.get("XDG_RUNTIME_DIR", "")) as (listener, place, janitor):
             port = listener.getsockname()[1]
-            asyncio.run(Supervisor(config, programs, environ, listener.fileno(), port, janitor).run())
+            config = replace(config, shard_uds_path=place.prefix)
+            asyncio.run(Supervisor(config, programs, environ, listener.fileno(), port, place, janitor).run())
     except LauncherError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+@contextmanager
+def claim(config: LauncherConfig, runtime_dir: str) -> Iterator[tuple[socket.socket, Place, Janitor]]:
+    """What this launcher must have alone: port, and place for sockets. The janitor gives it back for a killed one."""
+    assert config.num_shard is not None, "the config is not resolved"
+    with ExitStack() as stack:
+        port, listener = config.port, None
+        if port == 0:  # the folder has the name of the port that the kernel chooses
+            listener = stack.enter_context(claim_port(config.hostname, port))
+            port = listener.getsockname()[1]
+            logger.info("Port %d was chosen for --port 0", port)
+        prefix = config.shard_uds_path
+        place = places.chosen(prefix) if prefix else places.of_port(port, runtime_dir)
+        place.check_length(config.num_shard)
+        lock = stack.enter_context(claim_sockets(place))
+        janitor = stack.enter_context(employ(place, lock))
+        # Last: the port of a killed launcher is free when its janitor has done its work.
+        listener = listener or stack.enter_context(claim_port(config.hostname, port))
+        yield listener, place, janitor
 
 
 def refuse_loose_switches(environ: Mapping[str, str]) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from text_generation_launcher.claims import socket_path
 from text_generation_launcher.config import LauncherConfig, LoadFormat
 from text_generation_launcher.errors import DownloadError, WebserverCannotStart
 from text_generation_launcher.flags import env_name, flag_name, off_flag_name
 from text_generation_launcher.logs import LEVELS
+from text_generation_launcher.places import socket_path
 
 # Handed to the router under the name they have here. Flags that do nothing are not handed on.
 ROUTER_FLAGS = (
@@ -132,6 +132,7 @@ def router(
 ) -> Command:
     """`listen_fd` is the bound API socket, `port` its number (which differs from the flag's when that was 0),
     `launcher_fd` the router's end of the line to the launcher."""
+    assert config.shard_uds_path is not None, "the place is not claimed"
     options = _options(
         listen_fd=listen_fd,
         launcher_fd=launcher_fd,

@@ -106,7 +106,9 @@ class LauncherConfig:
     # Shards
     sharded: TrueFalse | None = flag(None, "Whether to spread the model over several shards.")
     num_shard: int | None = flag(None, "Number of shards, on GPUs or CPUs; the GPUs in sight when not given.")
-    shard_uds_path: str = flag("/tmp/text-generation-server", "Prefix of the shards' sockets, `<prefix>-<rank>`.")
+    shard_uds_path: str | None = flag(
+        None, "Prefix of the shards' sockets, `<prefix>-<rank>`; in a private folder of the port when not given."
+    )
     master_addr: str = flag("localhost", "Accepted; shards meet through a file.")
     master_port: int = flag(29500, "Accepted; shards meet through a file.", min=0, max=65535)
     cuda_graphs: str | None = flag(

@@ -24,7 +24,7 @@ class NotEnoughCUDADevices(LauncherError):
 
 
 class AddressInUse(LauncherError):
-    """The API port or the shards' socket path belongs to somebody else, or cannot be had."""
+    """The API port or the place of the shards' sockets belongs to somebody else, or cannot be had."""
 
 
 class DownloadError(LauncherError):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from text_generation_launcher.claims import lock_path, remove_shard_files
+from text_generation_launcher.places import Place
 
 ORDERLY_END = "end"
 # How long killed processes may take to be gone.
@@ -45,14 +45,14 @@ class Janitor:
 
 
 @contextmanager
-def employ(prefix: str, num_shard: int, lock: int) -> Iterator[Janitor]:
+def employ(place: Place, lock: int) -> Iterator[Janitor]:
     """`lock` is the descriptor that `claim_sockets` yields. Must not be called once there are threads."""
     read_end, write_end = os.pipe()
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
         try:
-            _live(read_end, lock, prefix, num_shard)
+            _live(read_end, lock, place)
         finally:
             os._exit(0)
     os.close(read_end)
@@ -64,7 +64,7 @@ def employ(prefix: str, num_shard: int, lock: int) -> Iterator[Janitor]:
         os.waitpid(pid, 0)
 
 
-def _live(read_end: int, lock: int, prefix: str, num_shard: int) -> None:
+def _live(read_end: int, lock: int, place: Place) -> None:
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -79,9 +79,7 @@ def _live(read_end: int, lock: int, prefix: str, num_shard: int) -> None:
     deadline_s = time.monotonic() + GONE_S
     while not all(map(_is_gone, groups)) and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
-    remove_shard_files(prefix, num_shard)
-    with suppress(FileNotFoundError):
-        os.unlink(lock_path(prefix))
+    place.leave()
 
 
 def _keep_open(*kept: int) -> None:

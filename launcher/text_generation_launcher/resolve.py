@@ -36,7 +36,6 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LauncherConfi
         rope_scaling=rope_scaling,
         rope_factor=rope_factor,
         hostname=resolve_hostname(config.hostname),
-        shard_uds_path=os.path.abspath(config.shard_uds_path),  # gRPC's `unix://` takes absolute paths only
     )
     checks.check_paths(config)
     checks.mention_without_effect(config)

@@ -10,13 +10,13 @@ import signal
 from collections.abc import Callable, Mapping
 
 from text_generation_launcher import commands, model
-from text_generation_launcher.claims import remove_shard_files, socket_path
 from text_generation_launcher.commands import Command, Programs
 from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.errors import DownloadError, LauncherError, ShardCannotStart, WebserverCannotStart
 from text_generation_launcher.generations import Generations
 from text_generation_launcher.janitor import Janitor
 from text_generation_launcher.link import Event, Message
+from text_generation_launcher.places import Place
 from text_generation_launcher.process import Child, log_last_lines
 from text_generation_launcher.resolve import available_cores, with_prefill_budget
 from text_generation_launcher.restarts import MOST_DEATHS, Restarts
@@ -33,7 +33,7 @@ DRAIN_MARGIN_S = 12.0
 
 
 class Supervisor:
-    """`run` once. `listen_fd` is the bound API socket; the shards' socket paths must be claimed already."""
+    """`run` once. `listen_fd` is the bound API socket; the place of the shards' sockets must be claimed already."""
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class Supervisor:
         environ: Mapping[str, str],
         listen_fd: int,
         port: int,
+        place: Place,
         janitor: Janitor,
     ) -> None:
         assert config.num_shard is not None, "the config is not resolved"
@@ -50,15 +51,16 @@ class Supervisor:
         self._environ = environ
         self._listen_fd = listen_fd
         self._port = port
+        self._place = place
         self._janitor = janitor
         self._num_shard = config.num_shard
         self._children: list[Child] = []
         self._stop_asked = asyncio.Event()
         self._hurry = asyncio.Event()
         self._webserver = Webserver(self._start_router, self._on_message, self._on_router_end, Restarts())
-        paths = [socket_path(config.shard_uds_path, rank) for rank in range(self._num_shard)]
+        paths = [place.socket(rank) for rank in range(self._num_shard)]
         self._generations = Generations(
-            paths, self._start_shard, self._webserver.announce, self._remove_files, Restarts(most_failures=MOST_DEATHS)
+            paths, self._start_shard, self._webserver.announce, place.clear, Restarts(most_failures=MOST_DEATHS)
         )
 
     async def run(self) -> None:
@@ -166,7 +168,7 @@ class Supervisor:
             if children and name == "shard":
                 logger.info("Shutting down shards")
             await asyncio.gather(*(self._stop_child(child) for child in children))
-        self._remove_files()
+        self._place.remove_shard_files()
 
     async def _stop_child(self, child: Child) -> None:
         name = "webserver" if child.command.name == "router" else child.command.name
@@ -176,9 +178,6 @@ class Supervisor:
 
     def _living(self, name: str) -> list[Child]:
         return [child for child in self._children if child.command.name == name]
-
-    def _remove_files(self) -> None:
-        remove_shard_files(self._config.shard_uds_path, self._num_shard)
 
 
 async def _first_of(task: "asyncio.Task[None]", event: asyncio.Event, timeout_s: float | None = None) -> None:

@@ -6,7 +6,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from text_generation_launcher import faults
+from text_generation_launcher import faults, places
+from text_generation_launcher.errors import LauncherError
 from text_generation_launcher.logs import setup_logging
 from text_generation_router.api.caller import CacheScope
 from text_generation_router.api.keys import digests_of
@@ -69,7 +70,11 @@ def route(
     hostname: Annotated[str, Flag(envvar="HOSTNAME", help="IP address to listen on.")] = "0.0.0.0",
     port: Annotated[int, Flag("--port", "-p", envvar="PORT", min=0, max=65535)] = 3000,
     listen_fd: Annotated[int | None, Flag(help="A bound socket to listen on; replaces --hostname and --port.")] = None,
-    master_shard_uds_path: Annotated[str, Flag(envvar="MASTER_SHARD_UDS_PATH")] = "/tmp/text-generation-server-0",
+    master_shard_uds_path: Annotated[
+        str | None,
+        Flag(envvar="MASTER_SHARD_UDS_PATH", help="The first shard's socket; that of --port's folder when not given."),
+    ] = None,
+    runtime_dir: Annotated[str, Flag(envvar="XDG_RUNTIME_DIR", hidden=True)] = "",
     cors_allow_origin: Annotated[list[str] | None, Flag(envvar="CORS_ALLOW_ORIGIN", help="Repeatable.")] = None,
     api_key: Annotated[
         list[str] | None, Flag(envvar="API_KEY", help="Asked for as `Authorization: Bearer KEY`. Repeatable.")
@@ -139,12 +144,20 @@ def set_up_faults(text: str, testing: bool) -> None:
 def config_of(given: dict[str, Any]) -> RouterConfig:
     """Raises StartError for keys and networks that are none. Of the keys only digests are kept."""
     changed = {
+        "master_shard_uds_path": given["master_shard_uds_path"] or find_shard(given["port"], given["runtime_dir"]),
         "cors_allow_origin": tuple(given["cors_allow_origin"] or ()),
         "trusted_proxies": networks_of(given["trusted_proxy"] or ()),
         "api_key_digests": digests_of(given["api_key"] or (), given["api_key_file"]),
     }
     values = {field.name: given[field.name] for field in fields(RouterConfig) if field.name not in changed}
     return RouterConfig(**values | changed)
+
+
+def find_shard(port: int, runtime_dir: str) -> str:
+    try:
+        return places.find_master_socket(port, runtime_dir)
+    except LauncherError as error:
+        raise StartError(error.reason) from None
 
 
 def fail(reason: str) -> NoReturn:

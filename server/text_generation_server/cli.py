@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
 
-from text_generation_launcher import faults
+from text_generation_launcher import faults, places
+from text_generation_launcher.errors import LauncherError
 from text_generation_launcher.logs import setup_logging
 from text_generation_server.config import DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, QUANTIZATIONS, ShardConfig
 from text_generation_server.errors import OptionError, ShardError
@@ -49,7 +50,10 @@ def serve(
         str | None, typer.Option(help=f"{', '.join(KV_CACHE_DTYPES)}; default: the model's.")
     ] = None,
     trust_remote_code: TrustRemoteCode = False,
-    uds_path: Annotated[str, typer.Option(help="Listens on unix://UDS_PATH-RANK.")] = "/tmp/text-generation-server",
+    uds_path: Annotated[
+        str | None, typer.Option(help="Listens on unix://UDS_PATH-RANK; in the folder of --port when not given.")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Of the router that this shard is for; names the folder.")] = 3000,
     logger_level: LoggerLevel = "INFO",
     json_output: JsonOutput = False,
     otlp_endpoint: Annotated[str | None, typer.Option(help="Not supported yet.")] = None,
@@ -79,7 +83,7 @@ def serve(
 
     config = ShardConfig(
         model_path=resolve(model_id, revision, _hub_access(environment)),
-        uds_path=uds_path,
+        uds_path=uds_path or _own_path(port, environment),
         rank=_variable(environment, "RANK", int, 0),
         world_size=_variable(environment, "WORLD_SIZE", int, 1),
         generation=_variable(environment, "TGI_GENERATION", int, 1),
@@ -169,6 +173,16 @@ def _check_group(sharded: bool, environment: Mapping[str, str]) -> None:
     rank = _variable(environment, "RANK", int, 0)
     if not 0 <= rank < world_size:
         raise OptionError(f"RANK {rank} does not exist in a group of {world_size}: use 0 to {world_size - 1}")
+
+
+def _own_path(port: int, environment: Mapping[str, str]) -> str:
+    """In a private folder, which is made here: no launcher has done so."""
+    place = places.of_port(port, environment.get("XDG_RUNTIME_DIR", ""))
+    try:
+        place.make()
+    except LauncherError as error:
+        raise OptionError(error.reason) from None
+    return place.prefix
 
 
 def _set_up_faults(environment: Mapping[str, str], testing: bool) -> None:

@@ -12,6 +12,8 @@ from text_generation_benchmark.shards.prompt import prompt_ids
 from text_generation_benchmark.shards.rounds import open_benchmark
 from text_generation_benchmark.shards.statistics import Results, Round
 from text_generation_benchmark.shards.tables import tables
+from text_generation_launcher.errors import LauncherError
+from text_generation_launcher.places import find_master_socket
 from text_generation_router.errors import ShardsError, StartError
 from text_generation_router.text.validation import Parameters
 
@@ -37,9 +39,17 @@ def benchmark_shards(
     ] = 8,
     runs: Annotated[int, Flag("--runs", "-r", envvar="RUNS", min=1, help="Measured rounds of each batch size.")] = 10,
     warmups: Annotated[int, Flag("--warmups", "-w", envvar="WARMUPS", min=0, help="Rounds before them.")] = 1,
+    port: Annotated[int, Flag("--port", "-p", envvar="PORT", help="Of the server whose shards are measured.")] = 3000,
     master_shard_uds_path: Annotated[
-        str, Flag("--master-shard-uds-path", "-m", envvar="MASTER_SHARD_UDS_PATH", help="The first shard's socket.")
-    ] = "/tmp/text-generation-server-0",
+        str | None,
+        Flag(
+            "--master-shard-uds-path",
+            "-m",
+            envvar="MASTER_SHARD_UDS_PATH",
+            help="The first shard's socket; for a server with a --shard-uds-path of its own.",
+        ),
+    ] = None,
+    runtime_dir: Annotated[str, Flag(envvar="XDG_RUNTIME_DIR", hidden=True)] = "",
     temperature: Annotated[float | None, Flag(envvar="TEMPERATURE")] = None,
     top_k: Annotated[int | None, Flag(envvar="TOP_K", min=0)] = None,
     top_p: Annotated[float | None, Flag(envvar="TOP_P")] = None,
@@ -61,7 +71,7 @@ def benchmark_shards(
     config = ShardBenchmarkConfig(
         tokenizer_name,
         revision,
-        master_shard_uds_path,
+        master_shard_uds_path or find_shard(port, runtime_dir),
         tuple(batch_size or BATCH_SIZES),
         sequence_length,
         decode_length,
@@ -85,6 +95,13 @@ def benchmark_shards(
         fail(str(error))
     if any(results.measured.values()):
         typer.echo(tables(config, results))
+
+
+def find_shard(port: int, runtime_dir: str) -> str:
+    try:
+        return find_master_socket(port, runtime_dir)
+    except LauncherError as error:
+        fail(error.reason)
 
 
 def has_view() -> bool:

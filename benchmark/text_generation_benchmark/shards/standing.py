@@ -29,8 +29,8 @@ async def read_standings(master_uds_path: str) -> list[Standing]:
     """Of all ranks, in their order. ShardsError if one does not answer."""
     if not Path(master_uds_path).exists():
         raise ShardsError(
-            f"there is no shard at {master_uds_path}: start text-generation-launcher, or give --master-shard-uds-path"
-            " its --shard-uds-path with -0 at the end"
+            f"there is no shard at {master_uds_path}: start text-generation-launcher, and give its --port, or"
+            " --master-shard-uds-path its --shard-uds-path with -0 at the end"
         )
     try:
         async with grpc.aio.insecure_channel(f"unix://{master_uds_path}") as channel:

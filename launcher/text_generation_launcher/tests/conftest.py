@@ -155,6 +155,7 @@ class Site:
         self.model = root / "model"
         self.uds_path = str(root / "shard")
         self.journal = root / "journal"
+        self.runtime_dir = root / "run"
         self.programs.mkdir()
         self.model.mkdir()
         (self.model / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
@@ -170,7 +171,15 @@ class Site:
 
     def launch(self, *flags: str, **extra_environ: str) -> "Launch":
         """With this site's model and socket prefix, on a port of the kernel's choice; `flags` may say otherwise."""
-        own = ["--model-id", str(self.model), "--shard-uds-path", self.uds_path, "--hostname", "127.0.0.1", "-p", "0"]
+        return self._launch("--shard-uds-path", self.uds_path, "-p", "0", *flags, **extra_environ)
+
+    def launch_in_runtime_dir(self, *flags: str, **extra_environ: str) -> "Launch":
+        """As a user's command line says nothing of sockets."""
+        self.runtime_dir.mkdir(exist_ok=True)
+        return self._launch(*flags, **{"XDG_RUNTIME_DIR": str(self.runtime_dir)} | extra_environ)
+
+    def _launch(self, *flags: str, **extra_environ: str) -> "Launch":
+        own = ["--model-id", str(self.model), "--hostname", "127.0.0.1"]
         output = self.root / f"output-{len(self._launches)}"
         launch = Launch([str(self.programs), *own, *flags], self.environ(**extra_environ), output)
         self._launches.append(launch)

@@ -11,7 +11,7 @@ from text_generation_launcher.commands import Programs
 from text_generation_launcher.config import Admission, Dtype, LauncherConfig, LoadFormat, RopeScaling
 
 PROGRAMS = Programs("/bin/server", "/bin/router")
-PLAIN = LauncherConfig(model_id="/models/m", num_shard=1, max_batch_prefill_tokens=2048)
+PLAIN = LauncherConfig(model_id="/models/m", num_shard=1, max_batch_prefill_tokens=2048, shard_uds_path="/run/shard")
 
 
 def options(command, skip: int) -> dict[str, object]:
@@ -46,7 +46,7 @@ def test_shard_gets_only_what_was_said():
     command = commands.shard(PLAIN, PROGRAMS, {"HOME": "/h", "LOG_LEVEL": "debug"}, rank=0, generation=1, cores=6)
     assert command.argv[:3] == ("/bin/server", "serve", "/models/m")
     assert options(command, 3) == {
-        "--uds-path": ["/tmp/text-generation-server"],
+        "--uds-path": ["/run/shard"],
         "--logger-level": ["DEBUG"],
         "--json-output": [],
     }
@@ -118,7 +118,7 @@ def test_router_gets_its_flags_and_the_bound_socket():
         "--launcher-fd": ["9"],
         "--port": ["3001"],
         "--hostname": ["0.0.0.0"],
-        "--master-shard-uds-path": ["/tmp/text-generation-server-0"],
+        "--master-shard-uds-path": ["/run/shard-0"],
         "--tokenizer-name": ["/models/m"],
         "--json-output": [],
         "--validation-workers": ["2"],

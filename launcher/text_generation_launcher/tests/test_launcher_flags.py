@@ -39,7 +39,6 @@ TGI_FLAGS = {
     "cuda-graphs": None,
     "hostname": "0.0.0.0",
     "port": 3000,
-    "shard-uds-path": "/tmp/text-generation-server",
     "master-addr": "localhost",
     "master-port": 29500,
     "huggingface-hub-cache": None,
@@ -66,8 +65,8 @@ TGI_FLAGS = {
     "enable-prefill-logprobs": False,
     "graceful-termination-timeout": 90,
 }
-# Ours differ in the default: the demo model, and "not given" for what has no effect.
-OTHER_FLAGS = {"model-id": "demo", "prometheus-port": None, "usage-stats": None, "env": False}
+# Ours differ in the default: the demo model, a private folder for sockets, and "not given" for what has no effect.
+OTHER_FLAGS = {"model-id": "demo", "shard-uds-path": None, "prometheus-port": None, "usage-stats": None, "env": False}
 OWN_FLAGS = {
     "api-key-file": None,
     "closed-routes": False,

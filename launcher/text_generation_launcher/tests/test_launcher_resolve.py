@@ -16,7 +16,7 @@ from text_generation_launcher.resolve import count_devices, resolve, resolve_rop
 @pytest.fixture
 def config(tmp_path) -> LauncherConfig:
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
-    return LauncherConfig(model_id=str(tmp_path), shard_uds_path="/tmp/s")
+    return LauncherConfig(model_id=str(tmp_path))
 
 
 def error_of(config, environ=None, **changes) -> str:
@@ -264,7 +264,6 @@ def test_local_directories_become_absolute_and_hub_ids_stay(config, tmp_path, mo
     monkeypatch.chdir(tmp_path.parent)
     assert resolve(replace(config, model_id=tmp_path.name), {}).model_id == str(tmp_path)
     assert resolve(replace(config, model_id="org/some-model_1.5"), {}).model_id == "org/some-model_1.5"
-    assert resolve(replace(config, shard_uds_path="s"), {}).shard_uds_path == str(tmp_path.parent / "s")
 
 
 @pytest.mark.parametrize(
@@ -294,12 +293,6 @@ def test_a_config_that_is_a_pipe_is_refused_at_once(config, tmp_path):
     (tmp_path / "config.json").unlink()
     os.mkfifo(tmp_path / "config.json")
     assert "not a regular file" in error_of(config)
-
-
-def test_a_socket_path_that_the_kernel_cannot_hold_is_refused(config):
-    fits = "/tmp/" + "s" * 100  # and "-0": 107 bytes
-    assert resolve(replace(config, shard_uds_path=fits), {}).shard_uds_path == fits
-    assert "choose a shorter one" in error_of(config, shard_uds_path=fits + "s")
 
 
 def test_cuda_graphs_are_numbers_of_rows_and_zero_is_none(config):

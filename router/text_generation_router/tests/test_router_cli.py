@@ -145,6 +145,19 @@ def test_defaults_are_as_documented_and_the_environment_overrides_them():
     assert config.launcher_fd == 5
 
 
+def test_shards_are_found_by_the_port_unless_their_socket_is_named(tmp_path):
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    assert config_of(app_values("-p", "81", **environ)).master_shard_uds_path == f"{tmp_path}/tgi-py/81/shard-0"
+    named = app_values("-p", "81", "--master-shard-uds-path", "/run/s-0", **environ)
+    assert config_of(named).master_shard_uds_path == "/run/s-0"
+    folder = tmp_path / "tgi-py" / "81"
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / "shard-0").touch()
+    folder.chmod(0o770)
+    status, output = run("-p", "81", **environ)
+    assert status == 1 and "open to other users" in output and "Traceback" not in output
+
+
 def scheduling_of(*words: str, **env: str) -> tuple[object, ...]:
     config = config_of(app_values(*words, **env))
     return config.prefix_caching, config.admission, config.max_queued_tokens

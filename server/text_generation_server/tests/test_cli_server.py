@@ -85,10 +85,11 @@ def invoke(*arguments: str) -> None:
 def test_options_and_environment_become_one_config(model, monkeypatch, one_config):
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(model))
     default = one_config("serve", str(model))
     assert default == ShardConfig(
         model_path=model,
-        uds_path="/tmp/text-generation-server",
+        uds_path=f"{model}/tgi-py/3000/shard",
         rank=0,
         world_size=1,
         generation=1,
@@ -134,6 +135,15 @@ def test_faults_without_the_testing_flag_are_mentioned_and_not_read(model, monke
         monkeypatch.setattr(cli, "setup_logging", lambda *_: None)  # leaves caplog's handler where it is
         assert one_config("serve", str(model))
     assert [record.getMessage() for record in caplog.records] == [cli.faults.NOT_TESTING]
+
+
+def test_a_shard_by_hand_listens_in_the_private_folder_of_a_port(model, monkeypatch, one_config):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(model))
+    assert one_config("serve", str(model), "--port", "8080").uds_path == f"{model}/tgi-py/8080/shard"
+    assert (model / "tgi-py" / "8080").stat().st_mode & 0o777 == 0o700
+    (model / "tgi-py" / "8080").chmod(0o755)
+    with pytest.raises(OptionError, match=r"8080 is open to other users \(mode 755\)"):
+        one_config("serve", str(model), "--port", "8080")
 
 
 @pytest.fixture
