@@ -10,7 +10,7 @@ from text_generation_server.errors import ModelError
 from text_generation_server.layers.rotary import RopeScaling
 from text_generation_server.models.fields import READ, unknown_fields
 from text_generation_server.models.rope_config import MAX_FACTOR, MAX_POSITIONS, read_rope
-from text_generation_server.models.values import Fields, described, is_whole, read_object
+from text_generation_server.models.values import Fields, is_whole, read_object, shown
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # What checkpoints say beside these: no type in particular, or one that we compute in float32.
@@ -60,7 +60,7 @@ def read_config(path: Path, rope_scaling: str | None = None, rope_factor: float 
     fields = Fields(raw, str(file))
     model_type = fields.word("model_type")
     if model_type not in READ:
-        raise ModelError(f"{file}: model type {described(model_type)} is not supported yet, only: {', '.join(READ)}")
+        raise ModelError(f"{file}: model type {shown(model_type)} is not supported yet, only: {', '.join(READ)}")
     if reason := quantization.refusal(path, raw):
         raise ModelError(reason)
     generation = Fields(read_object(path / "generation_config.json") or {}, str(path / "generation_config.json"))

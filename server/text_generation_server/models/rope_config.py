@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from text_generation_server.errors import ModelError
 from text_generation_server.layers.rotary import RopeScaling
-from text_generation_server.models.values import Fields, described, is_number, shown_name
+from text_generation_server.models.values import Fields, described, is_number, shown, shown_name
 
 DEFAULT_THETA = 10000.0
 MAX_THETA = 1e15
@@ -30,7 +30,7 @@ def read_rope(config: Fields, positions: int) -> tuple[float, RopeScaling]:
     theta = rope if rope.has("rope_theta") else config
     kind = rope.word("rope_type" if rope.has("rope_type") else "type", "default")
     if kind not in KINDS:
-        raise ModelError(f"{rope.where}: {described(kind)} is not supported yet, only {', '.join(KINDS)}")
+        raise ModelError(f"{rope.where}: rope type {shown(kind)} is not supported yet, only {', '.join(KINDS)}")
     _refuse_others(rope, kind, positions)
     reads = KINDS[kind]
     scaling = RopeScaling(
@@ -62,5 +62,5 @@ def _refuse_others(rope: Fields, kind: str, positions: int) -> None:
             continue
         if not is_number(value) or value != neutral.get(name):
             raise ModelError(
-                f"{rope.where}: {shown_name(name)} {described(value)} is not supported with rope type {kind}"
+                f"{rope.where}: {shown_name(name)} is {described(value)}, which is not supported with rope type {kind}"
             )

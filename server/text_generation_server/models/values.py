@@ -82,9 +82,13 @@ def described(value: object) -> str:
     """What kind of value it is, and a number or a string as it stands there; one line of ASCII."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
-    text = json.dumps(value)  # NaN and Infinity in JavaScript's spelling, as the file has them
-    text = text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
-    return f"the string {text}" if isinstance(value, str) else text
+    return f"the string {shown(value)}" if isinstance(value, str) else shown(value)
+
+
+def shown(value: object) -> str:
+    """As the file has it, with NaN and Infinity in JavaScript's spelling; cut where it is long."""
+    text = json.dumps(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
 
 
 def shown_name(name: str) -> str:
