@@ -13,6 +13,7 @@ from text_generation_router.api.encoding import json_response
 from text_generation_router.api.generation import Generation, close_all
 from text_generation_router.api.headers import stream_headers, timing_headers
 from text_generation_router.api.openai import (
+    all_chat_logprobs,
     chat_logprobs,
     chunk_json,
     finish_reason,
@@ -59,7 +60,7 @@ class ChatRoutes:
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": result.finish.generated_text},
-            "logprobs": chat_logprobs(rows) if asked.logprobs else None,
+            "logprobs": await all_chat_logprobs(rows) if asked.logprobs else None,
             "finish_reason": finish_reason(result.finish.reason),
         }
         answer = self._head(KIND, asked) | {"choices": [choice], "usage": usage_json([result.timing])}
@@ -97,11 +98,10 @@ class ChatRoutes:
 
 def _chunk_choice(event: TokenEvent, asked: ChatOptions) -> dict[str, Any]:
     token = event.token
-    rows = [] if token is None else [(token, event.top_tokens)]
     return {
         "index": 0,
         "delta": {"role": "assistant", "content": event.text},
-        "logprobs": chat_logprobs(rows) if asked.logprobs and rows else None,
+        "logprobs": chat_logprobs((token, event.top_tokens)) if asked.logprobs and token is not None else None,
         "finish_reason": None if event.finish is None else finish_reason(event.finish.reason),
     }
 

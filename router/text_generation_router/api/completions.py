@@ -13,6 +13,7 @@ from text_generation_router.api.encoding import json_response
 from text_generation_router.api.generation import Generation, Result, close_all
 from text_generation_router.api.headers import stream_headers, timing_headers
 from text_generation_router.api.openai import (
+    all_completion_logprobs,
     chunk_json,
     completion_logprobs,
     finish_reason,
@@ -52,7 +53,7 @@ class CompletionRoutes:
         results = await unless_disconnected(request.receive, self._inference.results(prompts, caller, started))
         timings = [result.timing for result in results]
         answer = self._head() | {
-            "choices": [_choice(index, result, asked) for index, result in enumerate(results)],
+            "choices": [await _choice(index, result, asked) for index, result in enumerate(results)],
             "usage": usage_json(timings),
         }
         return json_response(answer, timing_headers(self._services.config.compute_type, timings))
@@ -85,22 +86,23 @@ class CompletionRoutes:
             close_all(generations)
 
 
-def _choice(index: int, result: Result, asked: CompletionRequest) -> dict[str, Any]:
+async def _choice(index: int, result: Result, asked: CompletionRequest) -> dict[str, Any]:
     rows = tuple(zip(result.tokens, result.top_tokens, strict=True))
     return {
         "index": index,
         "text": result.finish.generated_text,
-        "logprobs": None if asked.logprobs is None else completion_logprobs(rows),
+        "logprobs": None if asked.logprobs is None else await all_completion_logprobs(rows),
         "finish_reason": finish_reason(result.finish.reason),
     }
 
 
 def _chunk_choice(index: int, event: TokenEvent, asked: CompletionRequest, offset: int) -> dict[str, Any]:
     token = event.token
-    rows = [] if token is None else [(token, event.top_tokens)]
     return {
         "index": index,
         "text": event.text if token is None else token.text,
-        "logprobs": completion_logprobs(rows, offset) if asked.logprobs is not None and rows else None,
+        "logprobs": None
+        if asked.logprobs is None or token is None
+        else completion_logprobs((token, event.top_tokens), offset),
         "finish_reason": "" if event.finish is None else finish_reason(event.finish.reason),
     }

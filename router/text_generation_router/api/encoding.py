@@ -1,12 +1,19 @@
 """Values to JSON bytes, in TGI's key order. Log-probabilities are printed as the shortest float32, NaN as null."""
 
-from typing import Any
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
 from starlette.responses import Response
 
 from text_generation_router.scheduling.request import Token
+
+T = TypeVar("T")
+
+# Tokens of an answer that are encoded at once: with five top tokens each, less than a millisecond of the event loop.
+ROWS_PER_PIECE = 128
 
 
 def to_json(value: Any) -> bytes:
@@ -16,6 +23,16 @@ def to_json(value: Any) -> bytes:
 def to_event(value: Any) -> bytes:
     """One server-sent event. The space behind the colon is part of the contract: clients compare whole lines."""
     return b"data: %b\n\n" % orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+async def rows_json(rows: Sequence[T], json_of: Callable[[T], Any]) -> orjson.Fragment:
+    """An array with a value for each row, encoded; between its pieces the event loop does other work."""
+    pieces = []
+    for at in range(0, len(rows), ROWS_PER_PIECE):
+        if at:
+            await asyncio.sleep(0)
+        pieces.append(to_json([json_of(row) for row in rows[at : at + ROWS_PER_PIECE]])[1:-1])
+    return orjson.Fragment(b"[%b]" % b",".join(pieces))
 
 
 DONE = b"data: [DONE]\n\n"

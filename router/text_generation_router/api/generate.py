@@ -9,7 +9,7 @@ from fastapi import Request, Response
 from text_generation_router.api.asking import COMPAT_GENERATE, GENERATE, B, Question
 from text_generation_router.api.dialects import NATIVE
 from text_generation_router.api.disconnect import unless_disconnected
-from text_generation_router.api.encoding import json_response, to_event, token_json
+from text_generation_router.api.encoding import json_response, rows_json, to_event, token_json
 from text_generation_router.api.generation import Generation, Result, close_all
 from text_generation_router.api.headers import stream_headers, timing_headers
 from text_generation_router.api.schemas import GenerateParameters, GenerateRequest
@@ -71,12 +71,12 @@ class GenerateRoutes:
         prompts = [native_prompt(asked)] * max(asked.parameters.best_of or 1, 1)
         results = await unless_disconnected(request.receive, self._inference.results(prompts, caller, started))
         # Of equals the first, as TGI's.
-        best = max(results, key=lambda result: result.mean_logprob)
+        best = results[0] if len(results) == 1 else max(results, key=lambda result: result.mean_logprob)
         prefix = asked.inputs if full_text else ""
         answer: dict[str, Any] = {"generated_text": prefix + best.finish.generated_text}
         if asked.parameters.details:
             others = [result for result in results if result is not best]
-            answer["details"] = details_json(best, others, prefix)
+            answer["details"] = await details_json(best, others, prefix)
         return answer, timing_headers(self._services.config.compute_type, [best.timing])
 
     def _stream(self, request: Request, asked: GenerateRequest, full_text: bool) -> Response:
@@ -161,20 +161,20 @@ def finish_json(finish: Finish) -> dict[str, Any]:
     }
 
 
-def details_json(best: Result, others: list[Result], prefix: str) -> dict[str, Any]:
-    details = finish_json(best.finish) | {"prefill": [], "tokens": [token_json(token) for token in best.tokens]}
+async def details_json(best: Result, others: list[Result], prefix: str) -> dict[str, Any]:
+    details = finish_json(best.finish) | {"prefill": [], "tokens": await rows_json(best.tokens, token_json)}
     if others:
         details["best_of_sequences"] = [
             {"generated_text": prefix + other.finish.generated_text}
             | finish_json(other.finish)
-            | {"prefill": [], "tokens": [token_json(token) for token in other.tokens]}
-            | top_tokens_json(other)
+            | {"prefill": [], "tokens": await rows_json(other.tokens, token_json)}
+            | await top_tokens_json(other)
             for other in others
         ]
-    return details | top_tokens_json(best)
+    return details | await top_tokens_json(best)
 
 
-def top_tokens_json(result: Result) -> dict[str, Any]:
+async def top_tokens_json(result: Result) -> dict[str, Any]:
     if not any(result.top_tokens):
         return {}
-    return {"top_tokens": [[token_json(token) for token in row] for row in result.top_tokens]}
+    return {"top_tokens": await rows_json(result.top_tokens, lambda row: [token_json(token) for token in row])}

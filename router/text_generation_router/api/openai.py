@@ -2,16 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
 
 from text_generation_router.api.dialects import OPENAI
-from text_generation_router.api.encoding import DONE, to_event
+from text_generation_router.api.encoding import DONE, rows_json, to_event
 from text_generation_router.api.generation import Generation, Timing
 from text_generation_router.errors import InferenceError
 from text_generation_router.scheduling.request import FinishReason, Token, TokenEvent
+
+# A token, and the most likely ones in its place.
+Row = tuple[Token, tuple[Token, ...]]
 
 
 def finish_reason(reason: FinishReason) -> str:
@@ -35,32 +39,46 @@ def chunk_json(kind: str, model: str, fingerprint: str) -> dict[str, Any]:
     return {"object": kind, "id": "", "created": int(time.time()), "model": model, "system_fingerprint": fingerprint}
 
 
-def chat_logprobs(rows: Sequence[tuple[Token, tuple[Token, ...]]]) -> dict[str, Any]:
-    return {
-        "content": [
-            _named_logprob(token) | {"top_logprobs": [_named_logprob(other) for other in others]}
-            for token, others in rows
-        ]
-    }
+def chat_logprobs(row: Row) -> dict[str, Any]:
+    """Of one token; `all_chat_logprobs` of a whole text."""
+    return {"content": [_chat_row(row)]}
+
+
+async def all_chat_logprobs(rows: Sequence[Row]) -> dict[str, Any]:
+    return {"content": await rows_json(rows, _chat_row)}
+
+
+def _chat_row(row: Row) -> dict[str, Any]:
+    token, others = row
+    return _named_logprob(token) | {"top_logprobs": [_named_logprob(other) for other in others]}
 
 
 def _named_logprob(token: Token) -> dict[str, Any]:
     return {"token": token.text, "logprob": np.float32(token.logprob)}
 
 
-def completion_logprobs(rows: Sequence[tuple[Token, tuple[Token, ...]]], offset: int = 0) -> dict[str, Any]:
-    """OpenAI's older form. `text_offset` counts characters of the choice's own text; the token itself is among
-    `top_logprobs`."""
-    offsets = []
-    for token, _ in rows:
-        offsets.append(offset)
-        offset += len(token.text)
-    return {
-        "tokens": [token.text for token, _ in rows],
-        "token_logprobs": [np.float32(token.logprob) for token, _ in rows],
-        "top_logprobs": [{one.text: np.float32(one.logprob) for one in (*others, token)} for token, others in rows],
-        "text_offset": offsets,
-    }
+def completion_logprobs(row: Row, offset: int) -> dict[str, Any]:
+    """OpenAI's older form, of one token. `text_offset` counts characters of the choice's own text; the token itself is
+    among `top_logprobs`."""
+    return {name: [value_of(row)] for name, value_of in COMPLETION_ARRAYS.items()} | {"text_offset": [offset]}
+
+
+async def all_completion_logprobs(rows: Sequence[Row]) -> dict[str, Any]:
+    arrays = {name: await rows_json(rows, value_of) for name, value_of in COMPLETION_ARRAYS.items()}
+    ends = accumulate((len(token.text) for token, _ in rows), initial=0)
+    return arrays | {"text_offset": list(islice(ends, len(rows)))}
+
+
+def _top_logprobs(row: Row) -> dict[str, Any]:
+    token, others = row
+    return {one.text: np.float32(one.logprob) for one in (*others, token)}
+
+
+COMPLETION_ARRAYS: dict[str, Callable[[Row], Any]] = {
+    "tokens": lambda row: row[0].text,
+    "token_logprobs": lambda row: np.float32(row[0].logprob),
+    "top_logprobs": _top_logprobs,
+}
 
 
 async def guarded(events: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
