@@ -11,7 +11,7 @@ import orjson
 import pydantic
 
 from text_generation_router.api.fields import Body, ListLimits
-from text_generation_router.api.refusals import CHAT_REFUSALS, COMPLETION_REFUSALS, refuse, refuse_tool_calls
+from text_generation_router.api.refusals import refuse_chat, refuse_completion, refuse_native, refuse_tokenize
 from text_generation_router.api.schemas import (
     ChatOptions,
     ChatRequest,
@@ -58,11 +58,24 @@ def check(schema: type[B], value: dict[str, Any], limits: ListLimits | None = No
 
 
 def _generate(content: bytes, limits: ListLimits) -> GenerateRequest:
-    return check(GenerateRequest, parse(content), limits)
+    value = parse(content)
+    asked = check(GenerateRequest, value, limits)
+    refuse_native(value)
+    return asked
 
 
 def _compat_generate(content: bytes, limits: ListLimits) -> CompatGenerateRequest:
-    return check(CompatGenerateRequest, parse(content), limits)
+    value = parse(content)
+    asked = check(CompatGenerateRequest, value, limits)
+    refuse_native(value)
+    return asked
+
+
+def _tokenize(content: bytes, limits: ListLimits) -> GenerateRequest:
+    value = parse(content)
+    asked = check(GenerateRequest, value, limits)
+    refuse_tokenize(value)
+    return asked
 
 
 def _completion(content: bytes, limits: ListLimits) -> CompletionRequest:
@@ -70,18 +83,18 @@ def _completion(content: bytes, limits: ListLimits) -> CompletionRequest:
     asked = check(CompletionRequest, value, limits)
     if value.get("suffix") is not None:
         raise SuffixError
-    refuse(value, COMPLETION_REFUSALS)
+    refuse_completion(value)
     return asked
 
 
 def _chat(content: bytes, limits: ListLimits) -> ChatRequest:
     value = parse(content)
-    refuse(value, CHAT_REFUSALS)
-    refuse_tool_calls(value)
+    refuse_chat(value)
     return check(ChatRequest, value, limits)
 
 
 GENERATE = Question("generate", _generate, GenerateRequest)
 COMPAT_GENERATE = Question("compat_generate", _compat_generate, CompatGenerateRequest)
+TOKENIZE = Question("tokenize", _tokenize, GenerateRequest)
 COMPLETION = Question("completion", _completion, CompletionRequest)
 CHAT: Question[ChatOptions] = Question("chat", _chat, RenderedChat)

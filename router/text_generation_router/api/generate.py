@@ -121,14 +121,8 @@ def check_streamable(asked: GenerateParameters) -> None:
 
 
 def refuse_unsupported(asked: GenerateParameters) -> None:
-    wanted = {
-        "decoder_input_details": asked.decoder_input_details,
-        "grammar": asked.grammar is not None,
-        "adapter_id": asked.adapter_id is not None,
-    }
-    for name, given in wanted.items():
-        if given:
-            raise ValidationError(f"`{name}` is not supported yet")
+    if asked.decoder_input_details:
+        raise ValidationError("`decoder_input_details` is not supported yet")
 
 
 def event_json(

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from text_generation_router.api.asking import CHAT, COMPAT_GENERATE, COMPLETION, GENERATE, Question, check
+from text_generation_router.api.asking import CHAT, COMPAT_GENERATE, COMPLETION, GENERATE, TOKENIZE, Question, check
 from text_generation_router.api.fields import Body, ListLimits
 from text_generation_router.api.schemas import ChatRequest
 from text_generation_router.errors import (
@@ -77,18 +77,15 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
         del asked
         return values | {"prompt": template.render(messages)}
 
-    handlers = {question.name: _handler(_dumped(question)) for question in (GENERATE, COMPAT_GENERATE, COMPLETION)}
+    questions = (GENERATE, COMPAT_GENERATE, TOKENIZE, COMPLETION)
+    handlers = {question.name: _handler(_dumped(question)) for question in questions}
     return handlers | {CHAT.name: _handler(chat)}
 
 
 def _dumped(question: Question[Body]) -> Callable[[bytes, ListLimits], dict[str, Any]]:
     def dump(content: bytes, limits: ListLimits) -> dict[str, Any]:
         # Only what was given: that a body has no `parameters` means something.
-        values = question.read(content, limits).model_dump(exclude_unset=True)
-        parameters = values.get("parameters") or {}
-        if parameters.get("grammar") is not None:
-            parameters["grammar"] = {}  # whatever it is, it is refused by its name; and it may be large
-        return values
+        return question.read(content, limits).model_dump(exclude_unset=True)
 
     return dump
 

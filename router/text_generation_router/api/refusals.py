@@ -1,23 +1,85 @@
-"""What is asked for and is not there: refused by its name. Pure: the child processes that read large bodies use it."""
+"""What is asked for and is not there: refused by its name. Pure: the child processes that read large bodies use it.
+
+The tables hold the fields of TGI's, OpenAI's, vLLM's and SGLang's requests that would change the answer elsewhere and
+cannot here. A name that none of them has is left alone, as TGI does.
+"""
 
 from typing import Any
 
 from text_generation_router.errors import ValidationError
 
-# Fields that are not supported, and the values that ask for nothing; null never does.
-SHARED_REFUSALS: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "presence_penalty": (0, 0.0),
-    "logit_bias": ({}, []),
+# A field, and its values that ask for nothing; null never asks for anything.
+Table = dict[str, tuple[Any, ...]]
+# A field, the field of the same meaning that the route does have, and the values that ask for nothing.
+Renamed = dict[str, tuple[str, tuple[Any, ...]]]
+
+NOWHERE: Table = {
+    # The form of the text
+    "grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "structured_outputs": (),
     "response_format": ({"type": "text"},),
-}
-COMPLETION_REFUSALS = SHARED_REFUSALS | {"best_of": (1,), "echo": (False,)}
-CHAT_REFUSALS = SHARED_REFUSALS | {
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "structural_tag": (),
+    # Other weights
+    "adapter_id": (),
+    "lora_path": (),
+    # Tools
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "tool_prompt": ("",),
     "functions": ([],),
     "function_call": ("none", "auto"),
+    # The chat template
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    # The prompt
+    "truncate_prompt_tokens": (),
+    "echo": (False,),
+    "prompt_logprobs": (),
+    # The choice of tokens
+    "n": (1,),
+    "num_return_sequences": (1,),
+    "presence_penalty": (0, 0.0),
+    "logit_bias": ({}, []),
+    "min_p": (0, 0.0),
+    "bad_words": ([],),
+    "allowed_token_ids": ([],),
+    "logits_processors": ([],),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "early_stopping": (False,),
+    # The end of the text
+    "min_tokens": (0,),
+    "min_new_tokens": (0,),
+    "stop_token_ids": ([],),
+    # What is told
+    "skip_special_tokens": (True,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+}
+ONE_TURN: Table = {"add_generation_prompt": (False,), "continue_final_message": (False,)}
+OPENAI: Table = NOWHERE | {
+    "best_of": (1,),
+    "watermark": (False,),
+    "truncate": (),
+    "return_full_text": (False,),
+    "decoder_input_details": (False,),
+}
+NATIVE_REFUSALS: Table = NOWHERE | ONE_TURN | {"add_special_tokens": (True,)}
+TOKENIZE_REFUSALS: Table = {"add_special_tokens": (True,)}
+COMPLETION_REFUSALS: Table = OPENAI | ONE_TURN | {"add_special_tokens": (True,)}
+CHAT_REFUSALS: Table = OPENAI | {
+    "add_special_tokens": (False,),
+    "suffix": (),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -28,14 +90,74 @@ CHAT_REFUSALS = SHARED_REFUSALS | {
     "service_tier": ("auto", "default"),
 }
 
+NATIVE_RENAMED: Renamed = {
+    "max_tokens": ("max_new_tokens", ()),
+    "max_completion_tokens": ("max_new_tokens", ()),
+    "stop_sequences": ("stop", ([],)),
+    "logprobs": ("top_n_tokens", (False, 0)),
+    "top_logprobs": ("top_n_tokens", (0,)),
+    "ignore_eos": ("ignore_eos_token", (False,)),
+}
+OPENAI_RENAMED: Renamed = {
+    "max_new_tokens": ("max_tokens", ()),
+    "stop_sequences": ("stop", ([],)),
+    "do_sample": ("temperature", (True,)),
+    "ignore_eos_token": ("ignore_eos", (False,)),
+}
+COMPLETION_RENAMED: Renamed = OPENAI_RENAMED | {
+    "max_completion_tokens": ("max_tokens", ()),
+    "top_logprobs": ("logprobs", (0,)),
+    "top_n_tokens": ("logprobs", (0,)),
+}
+CHAT_RENAMED: Renamed = OPENAI_RENAMED | {"top_n_tokens": ("top_logprobs", (0,))}
 
-def refuse(value: dict[str, Any], refusals: dict[str, tuple[Any, ...]]) -> None:
-    """Raises ValidationError naming the first field that asks for what there is not."""
-    for name, neutral in refusals.items():
-        given = value.get(name)
-        # Types are compared too: true is not 1.
-        if given is not None and not any(type(given) is type(item) and given == item for item in neutral):
+
+def refuse_native(value: dict[str, Any]) -> None:
+    """Among the parameters, and beside them. Raises ValidationError, as all of these."""
+    for fields in (value, value.get("parameters")):
+        if isinstance(fields, dict):
+            refuse(fields, NATIVE_REFUSALS, NATIVE_RENAMED)
+            refuse_cut_stop(fields)
+
+
+def refuse_tokenize(value: dict[str, Any]) -> None:
+    """Parameters change nothing there."""
+    refuse(value, TOKENIZE_REFUSALS, {})
+
+
+def refuse_completion(value: dict[str, Any]) -> None:
+    refuse(value, COMPLETION_REFUSALS, COMPLETION_RENAMED)
+    refuse_cut_stop(value)
+
+
+def refuse_chat(value: dict[str, Any]) -> None:
+    refuse(value, CHAT_REFUSALS, CHAT_RENAMED)
+    refuse_cut_stop(value)
+    refuse_tool_calls(value)
+    refuse_turn(value)
+
+
+def refuse(value: dict[str, Any], refusals: Table, renamed: Renamed) -> None:
+    """Raises ValidationError naming a field that asks for what there is not."""
+    for name in sorted(refusals.keys() & value.keys()):
+        if asks(value[name], refusals[name]):
             raise ValidationError(f"`{name}` is not supported yet")
+    for name in sorted(renamed.keys() & value.keys()):
+        here, neutral = renamed[name]
+        if asks(value[name], neutral):
+            raise ValidationError(f"`{name}` is not a field of this route, send `{here}`")
+
+
+def asks(given: Any, neutral: tuple[Any, ...]) -> bool:
+    # Types are compared too: true is not 1.
+    return given is not None and not any(type(given) is type(item) and given == item for item in neutral)
+
+
+def refuse_cut_stop(value: dict[str, Any]) -> None:
+    """A text keeps the stop string that ends it."""
+    name = "include_stop_str_in_output"
+    if asks(value.get(name), (True,) if value.get("stop") else (True, False)):
+        raise ValidationError(f"`{name}` is not supported yet but for true")
 
 
 def refuse_tool_calls(value: dict[str, Any]) -> None:
@@ -43,3 +165,14 @@ def refuse_tool_calls(value: dict[str, Any]) -> None:
     for message in messages if isinstance(messages, list) else ():
         if isinstance(message, dict) and message.get("tool_calls"):
             raise ValidationError("`tool_calls` in `messages` is not supported yet")
+
+
+def refuse_turn(value: dict[str, Any]) -> None:
+    """A last message of the assistant's is continued, any other is answered; neither can be asked for otherwise."""
+    messages = value.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    continued = isinstance(last, dict) and last.get("role") == "assistant"
+    for name, here in (("continue_final_message", continued), ("add_generation_prompt", not continued)):
+        if asks(value.get(name), (here,)):
+            what = "is the assistant's and will be continued" if continued else "is not the assistant's"
+            raise ValidationError(f"`{name}` must be {str(here).lower()} where the last message {what}")

@@ -59,8 +59,6 @@ class GenerateParameters(Body):
     decoder_input_details: bool = False
     seed: U64 | None = None
     top_n_tokens: U32 | None = None
-    grammar: Any = None
-    adapter_id: str | None = None
     ignore_eos_token: bool = False
     priority: Priority = None
     timeout: Timeout = None
@@ -114,6 +112,8 @@ class OpenAIRequest(Body):
     max_tokens: U32 | None = None
     temperature: F32 | None = None
     top_p: F32 | None = None
+    top_k: Annotated[I32 | None, Field(description="0 and -1 mean all tokens, as none does.")] = None
+    typical_p: F32 | None = None
     frequency_penalty: F32 | None = None
     repetition_penalty: F32 | None = None
     seed: U64 | None = None
@@ -122,6 +122,7 @@ class OpenAIRequest(Body):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     priority: Priority = None
+    timeout: Timeout = None
     cache_salt: CacheSalt = None
 
     @property
@@ -129,20 +130,25 @@ class OpenAIRequest(Body):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling_parameters(self, max_new_tokens: int | None, top_n_tokens: int | None) -> Parameters:
-        """OpenAI's meanings: temperature 0 is greedy, no temperature is 1.0, top_p 1 is off."""
+        """OpenAI's meanings: temperature 0 is greedy whatever else is asked for, no temperature is 1.0, top_p 1 is
+        off."""
         greedy = self.temperature == 0
         return Parameters(
             temperature=None if greedy else self.temperature,
             repetition_penalty=self.repetition_penalty,
             frequency_penalty=self.frequency_penalty,
+            top_k=None if self.top_k in (0, -1) else self.top_k,
             top_p=None if self.top_p == 1 else self.top_p,
+            typical_p=None if self.typical_p == 1 else self.typical_p,
             do_sample=not greedy,
+            greedy=greedy,
             max_new_tokens=max_new_tokens,
             stop=tuple(self.stop or ()),
             seed=self.seed,
             top_n_tokens=top_n_tokens,
             ignore_eos_token=bool(self.ignore_eos),
             priority=self.priority,
+            timeout=self.timeout,
             cache_salt=self.cache_salt,
         )
 

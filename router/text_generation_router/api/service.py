@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from text_generation_router.api.asking import GENERATE
+from text_generation_router.api.asking import TOKENIZE
 from text_generation_router.api.disconnect import unless_disconnected
 from text_generation_router.api.encoding import json_response, to_json
 from text_generation_router.api.json_stream import JsonStream
@@ -75,8 +75,8 @@ class ServiceRoutes:
         return Response(render(self._services.metrics.registry), media_type=CONTENT_TYPE)
 
     async def tokenize(self, request: Request) -> Response:
-        """The tokens of `inputs`, with the bytes each covers. `parameters` change nothing."""
-        asked = await self._services.bodies.read(request, GENERATE)
+        """The tokens of `inputs`, special ones too, with the bytes each covers. `parameters` change nothing."""
+        asked = await self._services.bodies.read(request, TOKENIZE)
         pieces = self._tokens(asked.inputs, self._services.callers.caller_of(request).share)
         first = await unless_disconnected(request.receive, anext(pieces))
         if len(asked.inputs) > PART_CHARS:

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from text_generation_router.errors import ValidationError
 from text_generation_router.scheduling.request import GenerationRequest, Sampling
@@ -22,6 +22,7 @@ class Parameters:
     top_p: float | None = None
     typical_p: float | None = None
     do_sample: bool = False
+    greedy: bool = False  # the most likely token, whatever else is asked for
     max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
     truncate: int | None = None
@@ -166,6 +167,8 @@ def _too_long(most: int, given: str) -> ValidationError:
 
 def sampling(asked: Parameters) -> Sampling:
     """Neutral values for what is absent, and a random seed."""
+    if asked.greedy:
+        asked = replace(asked, temperature=None, top_k=None, top_p=None, typical_p=None, do_sample=False)
     return Sampling(
         temperature=1.0 if asked.temperature is None else asked.temperature,
         top_k=asked.top_k or 0,

@@ -23,13 +23,14 @@ def test_the_header_reaches_the_engine_less_what_has_passed(server, route):
 
 
 def test_of_header_and_parameter_the_smaller_one_counts(server, route):
-    if route.is_openais:  # they have no such parameter, and leave unknown fields alone
-        assert timeout_of(server, route, parameters={"timeout": 100}, timeout=100) is None
-        return
-    assert 10 < timeout_of(server, route, parameters={"timeout": 100}) < 100
-    assert 0 < timeout_of(server, route, "10", parameters={"timeout": 100}) < 10
-    assert 0 < timeout_of(server, route, "100", parameters={"timeout": 10.0}) < 10
-    assert timeout_of(server, route, parameters={"timeout": None}) is None
+    def told(timeout, header=None):
+        place = {"timeout": timeout} if route.is_openais else {"parameters": {"timeout": timeout}}
+        return timeout_of(server, route, header, **place)
+
+    assert 10 < told(100) < 100
+    assert 0 < told(100, "10") < 10
+    assert 0 < told(10.0, "100") < 10
+    assert told(None) is None
 
 
 @pytest.mark.parametrize(
