@@ -149,15 +149,19 @@ class Memory:
         self.prefill_done(request)
         self.keep(request)
         namespace = request.request.namespace
-        if holding.node is not None and request.is_good and end > holding.kept:
+        is_good = request.is_good and not (holding.node is not None and self.cache.is_forgotten(holding.node))
+        if holding.node is not None and is_good and end > holding.kept:
             known = self.cache.insert(namespace, request.history[:end], holding.slots[:end])
             holding.hand_over(known, end)
         self.slots.release(holding.private())
         request.holding, request.most_computed = None, end
         if holding.node is not None:
             self.cache.unlock(holding.node)
-            if not request.is_good:
-                self.cache.forget(namespace, request.history, request.cached_tokens)
+
+    def forget(self, request: Running) -> None:
+        """What was computed for it is not good: nobody finds any of it from now on, nor what others computed on top."""
+        if request.holding is not None and request.holding.node is not None:
+            self.cache.forget(request.request.namespace, request.history, request.computed_from)
 
 
 def _matchable(request: Running) -> Ids:

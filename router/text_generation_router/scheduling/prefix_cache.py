@@ -41,13 +41,17 @@ class PrefixCache:
 
     def unlock(self, node: Node) -> None:
         self._now += 1
+        detached = None
         for held in node.path():
+            detached = held if held.is_detached else detached
             held.locks -= 1
             assert held.locks >= 0, "a node was unlocked twice"
             if not held.locks:
                 held.used = self._now
                 self.num_evictable += len(held)
                 self._note_leaf(held)
+        if detached is not None:
+            self._sweep(detached)
         self._tree.drop_empty_root(node)
 
     def extend(self, held: Node, ids: Ids, slots: Slots) -> Node | None:
@@ -108,15 +112,23 @@ class PrefixCache:
             self._note_leaf(parent)
 
     def forget(self, namespace: Hashable, ids: Ids, start: int) -> None:
-        """What a sequence computed from token `start` on is not worth keeping, nor what follows it. What others hold
-        of it stays: they find out by themselves."""
+        """What a sequence computed from token `start` on is not worth keeping, nor what follows it: nobody finds it any
+        more from now on. What is held of it is given up when the last holder lets it go."""
         found = self._tree.find(namespace, ids[: start + 1])
         if found is None or found.length <= start:
             return
         if found.inside > 1:
             self._node_at(Found(found.node, found.inside - 1, start))
         self.version += 1
-        below = [found.node]
+        self._tree.detach(found.node)
+        self._sweep(found.node)
+
+    def is_forgotten(self, node: Node) -> bool:
+        return any(held.is_detached for held in node.path())
+
+    def _sweep(self, top: Node) -> None:
+        """Gives up what nobody holds of it and of what is below it."""
+        below = [top]
         for node in below:
             below.extend(node.children.values())
         for node in reversed(below):

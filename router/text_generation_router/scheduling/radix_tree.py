@@ -19,7 +19,7 @@ NOTHING: Ids = np.empty(0, dtype=np.int32)
 class Node:
     """`ids` begin where the parent's end. Roots have none, and no parent, but the name of what they are the root of."""
 
-    __slots__ = ("children", "ids", "locks", "namespace", "parent", "slots", "used")
+    __slots__ = ("children", "ids", "is_detached", "locks", "namespace", "parent", "slots", "used")
 
     def __init__(self, parent: "Node | None", ids: Ids, slots: Slots, namespace: Hashable = "") -> None:
         self.parent = parent
@@ -27,6 +27,7 @@ class Node:
         self.ids = ids
         self.slots = slots
         self.children: dict[int, Node] = {}  # by their first token
+        self.is_detached = False  # its parent does not know it any more, so nobody finds it
         self.locks = 0
         self.used = 0  # when it was last let go, in the tree's own time
 
@@ -94,9 +95,16 @@ class RadixTree:
     def remove(self, leaf: Node) -> None:
         parent = leaf.parent
         assert parent is not None and not leaf.children
-        del parent.children[int(leaf.ids[0])]
+        if not leaf.is_detached:
+            del parent.children[int(leaf.ids[0])]
         leaf.parent = None
         self.drop_empty_root(parent)
+
+    def detach(self, node: Node) -> None:
+        """Nobody finds it any more, nor what is below it. Whoever holds some of it goes on holding all above it."""
+        assert node.parent is not None and not node.is_detached
+        del node.parent.children[int(node.ids[0])]
+        node.is_detached = True
 
     def drop_empty_root(self, node: Node) -> None:
         """If it is one, and nobody holds it."""

@@ -1,5 +1,6 @@
 """One request on its way: what it has said, what has been sent for it, what it holds."""
 
+import sys
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -73,6 +74,7 @@ class Running:
     ended: bool = False
     paused: bool = False  # its reader is so far behind that it gets no more tokens for now
     has_begun: bool = False  # it has run, and may have been put back
+    computed_from: int = sys.maxsize  # tokens that each of its starts found in the cache, at least
     cached_tokens: int = 0  # of the prompt, found in the prefix cache when it began
     expected: Lengths = field(default_factory=lambda: NO_LENGTHS)  # draws of how many tokens it will have made
     seat: int = 0  # where they are while it runs
@@ -129,6 +131,7 @@ class Running:
         self.holding.kept = len(cached)
         self.prefill_to = self.num_tokens
         self.prefilled = self.num_computed = len(cached)
+        self.computed_from = min(self.computed_from, len(cached))
         self.num_sent = self.num_sent_at_start = len(self.output_ids)
         self.is_known_to_shards = False
 

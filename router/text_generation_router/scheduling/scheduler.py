@@ -117,6 +117,8 @@ class Scheduler:
         if request.ended:
             return
         request.ended, request.is_good = True, is_good
+        if not is_good:
+            self._memory.forget(request)
         if finished:
             self._admission.learn(len(request.output_ids))
         if request.id in self._running:

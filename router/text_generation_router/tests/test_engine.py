@@ -467,6 +467,21 @@ def test_a_request_whose_logits_are_not_finite_ends_alone() -> None:
     serve(use)
 
 
+def test_no_prompt_matches_what_was_computed_for_one_whose_logits_were_not_finite() -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        async def cached(ids: range) -> int:
+            events = await heard(engine.submit(GenerationRequest(tuple(ids), 5)))
+            return events[-1].finish.cached_tokens if events and events[-1].finish else -1
+
+        generations.made[0].poisoned = {2}
+        assert await cached(range(20)) == 0
+        assert await cached(range(60)) == -1
+        assert await cached(range(60)) == 20, "the good text is found, and nothing of the other"
+        assert await cached(range(80)) == 60
+
+    serve(use)
+
+
 def test_a_stream_that_nobody_reads_pauses_and_goes_on_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("text_generation_router.generation.MAX_UNREAD", 10)
 

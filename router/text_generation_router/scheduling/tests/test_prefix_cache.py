@@ -32,7 +32,9 @@ class Holder:
         return self
 
     def leave(self) -> Slots:
-        if len(self.private):
+        if self.cache.is_forgotten(self.node):
+            self.pool.release(self.private)
+        elif len(self.private):
             known = self.cache.insert(self.namespace, self.tokens, self.slots)
             self.pool.release(self.private[: known - len(self.cached)])
         self.cache.unlock(self.node)
@@ -163,6 +165,15 @@ class CacheMachine(RuleBasedStateMachine):
         holder = self.computed.pop(data.draw(st.integers(0, len(self.computed) - 1)))
         self.check(holder, holder.slots)
         holder.leave()
+
+    @precondition(lambda self: self.computed)
+    @rule(data=st.data())
+    def turn_out_bad(self, data: st.DataObject) -> None:
+        """What it has computed is found no more, at once, though it and others hold some of it still."""
+        holder = self.computed[data.draw(st.integers(0, len(self.computed) - 1))]
+        start = len(holder.cached)
+        self.cache.forget(holder.namespace, holder.tokens, start)
+        assert self.cache.match(holder.namespace, holder.tokens) <= start
 
     @precondition(lambda self: self.cache.num_evictable)
     @rule(data=st.data())

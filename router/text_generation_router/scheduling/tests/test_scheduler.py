@@ -539,6 +539,44 @@ def test_nothing_of_a_request_that_was_not_finite_is_matched_while_its_last_step
     assert twin.cached_tokens == 0 and second is not None
 
 
+def test_nothing_is_matched_that_was_kept_before_a_request_turned_out_not_finite() -> None:
+    """Its first chunks are in the cache, and it holds them still, when its last one has no finite logits."""
+    scheduler = make_scheduler(capacity=200)
+    bad = scheduler.add(make_request(40, 5))
+    for _ in range(2):
+        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    last, behind = scheduler.next_step(), scheduler.next_step()
+    assert scheduler.cache.match((), np.arange(40, dtype=np.int32)) == 32
+    scheduler.end(bad, last.number, finished=False, is_good=False)  # type: ignore[union-attr]
+    scheduler.answered(last.number)  # type: ignore[union-attr]
+    assert bad.holding is not None and scheduler.cache.match((), np.arange(40, dtype=np.int32)) == 0
+    twin = scheduler.add(make_request(40, 2))
+    scheduler.answered(behind.number)  # type: ignore[union-attr]
+    run_to_end(scheduler)
+    assert twin.cached_tokens == 0 and len(twin.output_ids) == 2 and scheduler.books() is None
+
+
+def test_what_others_computed_on_top_of_a_request_that_was_not_finite_is_not_matched_either() -> None:
+    scheduler = make_scheduler(capacity=300, waiting_served_ratio=0)
+    scheduler.add(make_request(10, 1))
+    run_to_end(scheduler)
+    bad = scheduler.add(GenerationRequest((*range(10), *range(500, 520)), 5))
+    for _ in range(2):
+        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    heir = scheduler.add(GenerationRequest((*range(10), *range(500, 520), 7, 8, 9), 3))
+    step = scheduler.next_step()
+    while not heir.has_begun:
+        answer(scheduler, step)  # type: ignore[arg-type]
+        step = scheduler.next_step()
+    assert heir.cached_tokens > 20
+    scheduler.end(bad, step.number, finished=False, is_good=False)  # type: ignore[union-attr]
+    answer(scheduler, step)  # type: ignore[arg-type]
+    run_to_end(scheduler)
+    assert heir.ended and scheduler.books() is None
+    whole = np.array([*range(10), *range(500, 520), 7, 8, 9], dtype=np.int32)
+    assert scheduler.cache.match((), whole) == 10, "what was there before is good"
+
+
 def test_a_request_that_was_cancelled_in_its_prompt_leaves_only_what_was_confirmed() -> None:
     scheduler = make_scheduler()
     gone = scheduler.add(make_request(40, 5))
