@@ -24,6 +24,7 @@ from text_generation_launcher.errors import LauncherError
 from text_generation_launcher.flags import env_name, flag_name, signature, switches
 from text_generation_launcher.janitor import Janitor, employ
 from text_generation_launcher.logs import setup_logging
+from text_generation_launcher.open_files import allow_open_files
 from text_generation_launcher.places import Place
 from text_generation_launcher.resolve import resolve
 from text_generation_launcher.supervisor import Supervisor
@@ -79,6 +80,8 @@ def run(config: LauncherConfig, environ: Mapping[str, str], program_directories:
     try:
         config = resolve(config, environ)
         logger.debug("Args: %s", asdict(replace(config, api_key=["***"] if config.api_key else None)))
+        assert config.num_shard is not None, "resolve fills it in"
+        allow_open_files(config.num_shard)
         programs = commands.find_programs(program_directories, environ.get("PATH"))
         with claim(config, environ.get("XDG_RUNTIME_DIR", "")) as (listener, place, janitor):
             port = listener.getsockname()[1]

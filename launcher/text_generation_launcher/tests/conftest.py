@@ -15,9 +15,12 @@ import pytest
 
 DEADLINE_S = 30.0
 
+# FAKE_OPEN_FILES=SOFT,HARD is the limit that it begins with.
 DRIVER = """
-import sys
+import os, resource, sys
 from pathlib import Path
+if "FAKE_OPEN_FILES" in os.environ:
+    resource.setrlimit(resource.RLIMIT_NOFILE, tuple(map(int, os.environ["FAKE_OPEN_FILES"].split(","))))
 from text_generation_launcher.cli import main
 main(sys.argv[2:], [Path(sys.argv[1])])
 """

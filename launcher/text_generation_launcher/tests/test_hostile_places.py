@@ -1,0 +1,84 @@
+"""Machines that lack something: the launcher runs all the same, or ends at once with one line that names what lacks."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ENDED_S = 5.0
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system without room for another byte."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k,mode=700", "tmpfs", folder], capture_output=True)
+    if made.returncode != 0:
+        pytest.skip("only root may mount a small file system")
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            (folder / "fill").write_bytes(bytes(1 << 20))
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "fixed"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,mode=700", "tmpfs", folder], capture_output=True)
+    if made.returncode != 0:
+        pytest.skip("only root may mount a read-only file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def refused(site, **environ: str) -> str:
+    started_s = time.monotonic()
+    launch = site.launch_in_runtime_dir("-p", "0", **environ)
+    assert launch.end() == 1
+    assert time.monotonic() - started_s < ENDED_S
+    assert launch.stderr.startswith("Error: ") and launch.stderr.count("\n") == 1
+    assert site.events("start") == []
+    return launch.stderr
+
+
+def test_a_read_only_runtime_directory_is_named(site, read_only):
+    assert f"cannot make the folder {read_only}/tgi-py (Read-only file system)" in refused(
+        site, XDG_RUNTIME_DIR=str(read_only)
+    )
+
+
+def test_a_runtime_directory_that_takes_no_folders_is_named(site):
+    assert re.search(r"/proc/tgi-py.*\(No such file or directory\)", refused(site, XDG_RUNTIME_DIR="/proc"))
+
+
+def test_a_full_disk_under_the_sockets_is_no_hindrance(site, full_disk):
+    """A lock and a socket have names and no contents. The lock's pid is lost."""
+    launch = site.launch_in_runtime_dir("-p", "0", XDG_RUNTIME_DIR=str(full_disk)).ready()
+    assert launch.end(signal.SIGTERM) == 0
+    assert os.listdir(full_disk) == ["fill"]
+
+
+def test_a_missing_folder_for_temporary_files_is_no_hindrance(site):
+    assert site.launch(TMPDIR="/no/such/folder").ready().end(signal.SIGTERM) == 0
+
+
+def test_a_soft_limit_of_open_files_is_raised(site):
+    site.launch(FAKE_OPEN_FILES="64,256").ready()
+    for entry in site.events("start"):
+        if entry["role"] != "download":
+            (line,) = re.findall(r"Max open files +(\d+) +(\d+)", Path(f"/proc/{entry['pid']}/limits").read_text())
+            assert line == ("136", "256")
+
+
+@pytest.mark.parametrize("hard", [32, 135])
+def test_a_hard_limit_of_open_files_that_is_too_low_is_named(site, hard):
+    assert f"may have {hard} open files, and 136 are needed" in refused(site, FAKE_OPEN_FILES=f"{hard},{hard}")
