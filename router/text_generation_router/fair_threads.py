@@ -24,12 +24,12 @@ class FairThreads:
         try:
             job = self._executor.submit(work)
         except BaseException:
-            self._slots.release()
+            self._slots.release(share)
             raise
 
         def free_slot(_: object) -> None:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(self._slots.release)
+                loop.call_soon_threadsafe(self._slots.release, share)
 
         # Not when the caller goes on: a caller that is cancelled leaves its thread at work.
         job.add_done_callback(free_slot)

@@ -5,7 +5,7 @@ import importlib.metadata
 import logging
 import resource
 import socket
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 
 import uvloop
 
@@ -31,6 +31,7 @@ from text_generation_router.offload.pool import Pool, PoolLimits
 from text_generation_router.text.chat_template import load_chat_template
 from text_generation_router.text.detokenization import Vocabulary
 from text_generation_router.text.model_files import find_model_files
+from text_generation_router.text.rendering import rendering
 from text_generation_router.text.tokenization import TextTokenizer
 from text_generation_router.text.validation import RequestLimits, Validator
 
@@ -117,8 +118,12 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         generations, engine_config(config), lambda info: Vocabulary.of(tokenizer.tokenizer, info.eos_token_ids), metrics
     )
     pool.start()
+    stack = AsyncExitStack()
     try:
+        renderer = await stack.enter_async_context(rendering(chat_template, config.max_concurrent_requests))
         await engine.start()
+        if renderer is not None:
+            await renderer.check()
         validator = Validator(tokenizer, request_limits(config, engine.limits))
 
         def take_limits(limits: TokenLimits) -> None:
@@ -138,7 +143,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             bodies,
             metrics,
             tokenizer,
-            chat_template,
+            renderer,
             files.sha,
             version(),
             gate,
@@ -156,6 +161,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         await engine.close()
         tokenizer.close()
         await pool.close()
+        await stack.aclose()
 
 
 async def find_generations(config: RouterConfig) -> Generations:

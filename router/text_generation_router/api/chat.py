@@ -73,12 +73,10 @@ class ChatRoutes:
 
     async def _render(self, asked: ChatOptions, share: Share) -> str:
         assert isinstance(asked, ChatRequest)
-        template = self._services.chat_template
-        if template is None:
+        if self._services.renderer is None:
             raise TemplateError("template not found")
         messages = tuple(Message(message.role, message.content) for message in asked.messages)
-        chars = sum(len(message.content) for message in messages)
-        return await self._services.tokenizer.in_thread(share, chars, lambda: template.render(messages))
+        return await self._services.renderer.render(messages, share)
 
     def _head(self, kind: str, asked: ChatOptions) -> dict[str, Any]:
         served = self._services.config.tokenizer_name

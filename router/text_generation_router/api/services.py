@@ -10,7 +10,7 @@ from text_generation_router.api.inference import Inference
 from text_generation_router.api.limits import LimitHits
 from text_generation_router.config import RouterConfig
 from text_generation_router.metrics import Metrics
-from text_generation_router.text.chat_template import ChatTemplate
+from text_generation_router.text.rendering import Renderer
 from text_generation_router.text.tokenization import TextTokenizer
 
 
@@ -23,7 +23,7 @@ class Services:
     bodies: Bodies
     metrics: Metrics
     tokenizer: TextTokenizer
-    chat_template: ChatTemplate | None
+    renderer: Renderer | None  # None: the model has no chat template
     model_sha: str | None
     version: str
     gate: Gate

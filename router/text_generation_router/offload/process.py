@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 
 from text_generation_router.offload.errors import JobFailedError, JobLostError
 from text_generation_router.offload.frames import ANSWER_HEAD, LENGTH, Outcome
@@ -14,6 +15,8 @@ CHILD = "text_generation_router.offload.child"
 READY_S = 60.0
 # For a killed process to be gone; one that hangs in the kernel is not waited for.
 GONE_S, POLL_S = 5.0, 0.005
+# The same where the event loop has to wait for it.
+CANCELLED_S = 0.1
 
 
 class ChildProcess:
@@ -98,5 +101,10 @@ class ChildProcess:
         self._jobs.close()
         clock = asyncio.get_running_loop().time
         until = clock() + GONE_S
-        while self._process.poll() is None and clock() < until:
-            await asyncio.sleep(POLL_S)
+        try:
+            while self._process.poll() is None and clock() < until:
+                await asyncio.sleep(POLL_S)
+        except asyncio.CancelledError:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(CANCELLED_S)  # it is being killed, and nobody will ask for it again
+            raise

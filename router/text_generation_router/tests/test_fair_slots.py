@@ -31,7 +31,7 @@ class Users:
             self.order.append(share)
             await asyncio.sleep(0)
         finally:
-            self.slots.release()
+            self.slots.release(share)
 
     async def all_done(self) -> None:
         await asyncio.gather(*self.tasks)
@@ -110,7 +110,7 @@ def test_a_tenant_has_a_bounded_line_and_the_others_room():
             await users.slots.acquire(A, 1)
         users.want(B)
         await settle()
-        users.slots.release()
+        users.slots.release(A)
         await users.all_done()
         assert Counter(users.order) == {A: 3, B: 1}
 
@@ -125,7 +125,7 @@ def test_a_caller_that_is_cancelled_leaves_no_slot_taken():
         users.want(B)
         await settle()
         users.tasks[0].cancel()  # in the line
-        users.slots.release()  # granted to one whose task has not gone on yet
+        users.slots.release(A)  # granted to one whose task has not gone on yet
         for task in users.tasks:
             task.cancel()
         await asyncio.gather(*users.tasks, return_exceptions=True)
@@ -135,12 +135,41 @@ def test_a_caller_that_is_cancelled_leaves_no_slot_taken():
     asyncio.run(run())
 
 
+def test_one_owner_does_not_hold_all_slots():
+    async def run():
+        slots = FairSlots(3, 10, max_held=2)
+        tenants = [Share("a", str(number)) for number in range(3)]
+        for share in tenants[:2]:
+            await slots.acquire(share, 1)
+        third = asyncio.create_task(slots.acquire(tenants[2], 1))
+        await settle()
+        assert not third.done()
+        await slots.acquire(B, 1)
+        slots.release(tenants[0])
+        await third
+
+    asyncio.run(run())
+
+
+def test_a_place_is_kept_for_a_while():
+    async def run():
+        slots = FairSlots(1, 10, wait_s=0.01)
+        await slots.acquire(A, 1)
+        with pytest.raises(OverloadedError):
+            await slots.acquire(B, 1)
+        slots.release(A)
+        await slots.acquire(B, 1)
+
+    asyncio.run(run())
+
+
 def test_idle_owners_are_forgotten():
     async def run():
         slots = FairSlots(1, 1)
         for number in range(3 * MAX_IDLE):
-            await slots.acquire(Share(str(number), str(number)), 1)
-            slots.release()
+            share = Share(str(number), str(number))
+            await slots.acquire(share, 1)
+            slots.release(share)
         assert len(slots._all.children) <= MAX_IDLE
 
     asyncio.run(run())

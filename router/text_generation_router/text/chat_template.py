@@ -1,7 +1,10 @@
 """Messages to one prompt, by the model's own chat template."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,18 +27,23 @@ class Message:
 
 
 class ChatTemplate:
-    """Safe to use from several threads; `render` takes long for long chats, so call it off the event loop."""
+    """Only a process that may be killed renders or compiles it: constants are evaluated when it is compiled, and none
+    of what a template does has to end."""
 
     def __init__(self, source: str, tokens: dict[str, str]) -> None:
         """`tokens`: bos_token and eos_token, where the model has them. Raises StartError if it is not Jinja."""
-        try:
-            self._template = TemplateEnvironment().from_string(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise StartError(
-                f"the model's chat template is not valid Jinja: {error.message} (line {error.lineno}); "
-                "give another one with --tokenizer-config-path"
-            ) from error
         self.source, self.tokens = source, tokens
+        with _refusing_syntax_errors():
+            TemplateEnvironment().parse(source)
+
+    def compile(self) -> jinja2.Template:
+        """Once. Raises StartError if it uses what does not exist."""
+        with _refusing_syntax_errors():
+            return self._template
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
+        return TemplateEnvironment().from_string(self.source)
 
     def render(self, messages: tuple[Message, ...]) -> str:
         """The prompt, ready for the assistant's turn; if the last message is the assistant's, it is continued."""
@@ -57,6 +65,17 @@ class ChatTemplate:
                 raise RaisedError(f"the prompt exceeds {MAX_RENDERED_CHARS} characters or {MAX_RENDER_S:.0f} s")
             pieces.append(piece)
         return "".join(pieces)
+
+
+@contextmanager
+def _refusing_syntax_errors() -> Iterator[None]:
+    try:
+        yield
+    except jinja2.TemplateSyntaxError as error:
+        raise StartError(
+            f"the model's chat template is not valid Jinja: {error.message} (line {error.lineno}); "
+            "give another one with --tokenizer-config-path"
+        ) from error
 
 
 def _continued(text: str, content: str) -> str:

@@ -135,9 +135,6 @@ class TextTokenizer:
             used, first_byte = await self._in_turn(part, share, partial(self._use_spans, text, part, first_byte, use))
             yield used
 
-    async def in_thread(self, share: Share, cost: float, work: Callable[[], T]) -> T:
-        return await self._threads.run(share, cost, work)
-
     def close(self) -> None:
         self._threads.close()
         self._large.close()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import orjson
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -25,7 +26,9 @@ from text_generation_router.metrics import Metrics
 from text_generation_router.offload.child import Handler
 from text_generation_router.scheduling.admission import AdmissionMode
 from text_generation_router.scheduling.request import Finish, FinishReason, GenerationRequest, Token, TokenEvent
+from text_generation_router.text import rendering_child
 from text_generation_router.text.chat_template import ChatTemplate
+from text_generation_router.text.rendering import Renderer
 from text_generation_router.text.tokenization import TextTokenizer
 from text_generation_router.text.validation import RequestLimits, Validator
 
@@ -238,7 +241,7 @@ class Server:
             Bodies(self.config.payload_limit, lambda: lists, callers, self.offload),
             self.metrics,
             self.tokenizer,
-            template,
+            Renderer(InProcess(rendering_child.make_handlers(orjson.dumps((TEMPLATE, {})))), max_waiting=16),
             None,
             "1.2.3",
             self.gate,

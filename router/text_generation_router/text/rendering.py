@@ -1,0 +1,113 @@
+"""Chats to prompts, in child processes: the model's template is somebody else's program, and may never end."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import orjson
+
+from text_generation_router.errors import OverloadedError, StartError, TemplateError
+from text_generation_router.fair_slots import FairSlots
+from text_generation_router.offload.errors import BusyError, JobError, JobFailedError, JobLostError, JobTimeoutError
+from text_generation_router.offload.pool import Pool, PoolLimits
+from text_generation_router.scheduling.share import Share
+from text_generation_router.text.chat_template import MAX_RENDER_S, ChatTemplate, Message
+from text_generation_router.text.rendering_child import CHECK, ENTRY, RENDER, Kind
+
+# A template that a client can bring to its limits keeps one of them busy, not both.
+CHILDREN = 2
+# Of a child, beyond what it has when it starts. A chat of 64 KiB takes less than 1 MiB.
+MEMORY_BYTES = 48 * 2**20
+# A template that writes ends by itself after MAX_RENDER_S; a child whose template does not is killed a little later.
+JOB_S = MAX_RENDER_S + 0.5
+START_S = 60.0
+
+
+class Children(Protocol):
+    async def run(self, name: str, content: bytes, timeout_s: float) -> bytes:
+        """Raises JobError."""
+
+
+def children_of(template: ChatTemplate) -> Pool:
+    limits = PoolLimits(CHILDREN, CHILDREN, START_S, MEMORY_BYTES)
+    return Pool(ENTRY, orjson.dumps((template.source, template.tokens)), limits)
+
+
+class Renderer:
+    def __init__(self, children: Children, max_waiting: int, job_s: float = JOB_S) -> None:
+        """`max_waiting`: how many chats of one tenant may wait."""
+        self._children = children
+        self._job_s = job_s
+        self._slots = FairSlots(CHILDREN, max_waiting, max_held=CHILDREN - 1)
+        self._jobs: set[asyncio.Task[bytes]] = set()  # each ends within its time, or when the children are closed
+
+    async def check(self) -> None:
+        """Raises StartError if the template cannot be compiled."""
+        try:
+            answer = (await self._children.run(CHECK, b"", self._job_s)).decode()
+        except JobError as error:
+            raise StartError(
+                f"the model's chat template cannot be compiled within {MEMORY_BYTES >> 20} MiB and {self._job_s:g} s "
+                f"({_reason(error)}); give another one with --tokenizer-config-path"
+            ) from error
+        if answer[0] == Kind.ERROR:
+            raise StartError(answer[1:])
+
+    async def render(self, messages: Sequence[Message], share: Share) -> str:
+        """As ChatTemplate.render. Raises TemplateError, and OverloadedError."""
+        content = orjson.dumps([(message.role, message.content) for message in messages])
+        await self._slots.acquire(share, len(content))
+        try:
+            answer = (await asyncio.shield(self._started(content, share))).decode()
+        except BusyError as error:  # no child could be started
+            raise OverloadedError from error
+        except JobError as error:
+            raise TemplateError(f"the prompt was not rendered: {_reason(error)}") from error
+        if answer[0] == Kind.ERROR:
+            raise TemplateError.restored(answer[1:])
+        return answer[1:]
+
+    def _started(self, content: bytes, share: Share) -> asyncio.Task[bytes]:
+        """Holds its slot to the end, even if nobody waits for it any more: the child is busy as long."""
+
+        def ended(job: asyncio.Task[bytes]) -> None:
+            self._jobs.discard(job)
+            self._slots.release(share)
+            if not job.cancelled():
+                job.exception()  # whoever waits for it has been told
+
+        job = asyncio.create_task(self._run(content))
+        self._jobs.add(job)
+        job.add_done_callback(ended)
+        return job
+
+    async def _run(self, content: bytes) -> bytes:
+        for _ in range(CHILDREN):
+            try:
+                return await self._children.run(RENDER, content, self._job_s)
+            except JobLostError:  # perhaps somebody killed the child; perhaps all of them
+                continue
+        return await self._children.run(RENDER, content, self._job_s)
+
+
+@asynccontextmanager
+async def rendering(template: ChatTemplate | None, max_waiting: int) -> AsyncGenerator[Renderer | None, None]:
+    """With children that are about to start. None: the model has no template."""
+    if template is None:
+        yield None
+        return
+    children = children_of(template)
+    children.start()
+    try:
+        yield Renderer(children, max_waiting)
+    finally:
+        await children.close()
+
+
+def _reason(error: JobError) -> str:
+    if isinstance(error, JobTimeoutError):
+        return f"it takes more than {MAX_RENDER_S:.0f} s"
+    if isinstance(error, JobFailedError):
+        return error.reason
+    return "its process was lost"

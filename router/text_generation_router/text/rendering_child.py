@@ -1,0 +1,43 @@
+"""What a child process does with a chat: renders the prompt.
+
+A job is a JSON list of (role, content); an answer is one byte that says which of the two it is, the prompt or the text
+of the error, and then that.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import orjson
+
+from text_generation_router.errors import StartError, TemplateError
+from text_generation_router.offload.child import Handler
+from text_generation_router.text.chat_template import ChatTemplate, Message
+
+ENTRY = f"{__name__}:make_handlers"
+RENDER, CHECK = "render", "check"
+
+
+class Kind(StrEnum):
+    PROMPT = "+"
+    ERROR = "-"
+
+
+def make_handlers(setup: bytes) -> Mapping[str, Handler]:
+    template = ChatTemplate(*orjson.loads(setup))
+
+    def render(content: bytes) -> bytes:
+        try:
+            text = template.render(tuple(Message(role, text) for role, text in orjson.loads(content)))
+        except TemplateError as error:
+            return (Kind.ERROR + error.text).encode(errors="replace")
+        return (Kind.PROMPT + text).encode()
+
+    def check(_: bytes) -> bytes:
+        """The template is compiled, which evaluates what is constant in it."""
+        try:
+            template.compile()
+        except StartError as error:
+            return (Kind.ERROR + str(error)).encode(errors="replace")
+        return Kind.PROMPT.encode()
+
+    return {RENDER: render, CHECK: check}

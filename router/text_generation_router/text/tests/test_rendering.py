@@ -1,0 +1,222 @@
+"""Chats are rendered in real child processes here."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from text_generation_router.errors import StartError, TemplateError
+from text_generation_router.scheduling.share import Share
+from text_generation_router.text.chat_template import ChatTemplate, Message
+from text_generation_router.text.rendering import Renderer, children_of
+
+ORDINARY = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}<assistant>"
+USER, EVIL = (Message("user", " Hi 😀"),), (Message("user", "evil"),)
+# A killed job's; the others end by themselves or by the limit of memory, which takes longer on a busy machine.
+JOB_S = 3.0
+A, B = Share("a"), Share("b")
+
+HUGE = 10**9
+EVIL_PARTS = [
+    "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3,
+    "{% for i in range(99999) %}{% set x = range(99999) | map('string') | list %}{% endfor %}",
+    "{{ '%1000000000d' % 1 }}",
+    f"{{{{ '%*d' % ({HUGE}, 1) }}}}",
+    "{{ '{:>1000000000}'.format(1) }}",
+    *(f"{{{{ 'x'.{name}({HUGE}) }}}}" for name in ("ljust", "rjust", "center", "zfill")),
+    f"{{{{ '\\t'.expandtabs({HUGE}) }}}}",
+    f"{{{{ 'x' | center({HUGE}) }}}}",
+    f"{{{{ 'x\\nx' | indent({HUGE}) }}}}",
+    "{{ messages | batch(1000000000, 'x') | list }}",
+    "{{ messages | slice(1000000000) | list }}",
+    "{{ lipsum(n=10000000) }}",
+    f"{{{{ messages | tojson(indent={HUGE}) }}}}",
+    "{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "{% set ns = namespace(n=9) %}{% for i in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
+    f"{{{{ 'x' * {HUGE} }}}}",
+    f"{{{{ [0] * {HUGE} }}}}",
+    "{{ 9 ** (9 ** 9) }}",
+    "{{ range(99999) | join('x' * 999999) }}",
+    "{{ ('x' * 999999).replace('x', 'x' * 999999) }}",
+    "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    "{% macro again() %}{{ again() }}{{ again() }}{% endmacro %}{{ again() }}",
+    "{% for m in [messages] recursive %}{{ loop([m]) }}{% endfor %}",
+]
+
+
+def run(
+    source: str, test: Callable[[Renderer], Awaitable[Any]], tokens: dict[str, str] | None = None, job_s: float = JOB_S
+) -> Any:
+    async def rendered() -> Any:
+        children = children_of(ChatTemplate(source, tokens or {}))
+        renderer = Renderer(children, max_waiting=64, job_s=job_s)
+        children.start()
+        try:
+            await renderer.check()
+            async with asyncio.timeout(60):
+                return await test(renderer)
+        finally:
+            await children.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(rendered())
+
+
+def peak_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def test_prompts_and_errors_are_the_templates():
+    source = "{{ bos_token }}" + ORDINARY + "{% if messages|length > 1 %}{{ raise_exception('only one') }}{% endif %}"
+    template = ChatTemplate(source, {"bos_token": "<s>"})
+
+    async def test(renderer: Renderer) -> None:
+        assert await renderer.render(USER, A) == template.render(USER) == "<s><user>Hi 😀<assistant>"
+        with pytest.raises(TemplateError) as expected:
+            template.render(USER * 2)
+        with pytest.raises(TemplateError) as caught:
+            await renderer.render(USER * 2, A)
+        assert caught.value.text == expected.value.text
+
+    run(source, test, {"bos_token": "<s>"})
+
+
+# In the manner of ChatML, Llama 2, Llama 3 and Zephyr.
+TEMPLATES = [
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
+    "{% set system_message = messages[0]['content'] %}"
+    "{% else %}{% set loop_messages = messages %}{% set system_message = false %}{% endif %}"
+    "{% for message in loop_messages %}"
+    "{% if loop.index0 == 0 and system_message != false %}"
+    "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"
+    "{% else %}{% set content = message['content'] %}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}",
+    "{% set loop_messages = messages %}{% for message in loop_messages %}"
+    "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim "
+    "+ '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}"
+    "{{ content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
+    "{%- set ns = namespace(last='') -%}\n{% for message in messages %}\n    {%- set ns.last = message.role %}\n"
+    "<|{{ message.role }}|>\n{{ message.content }}{{ eos_token }}\n{% endfor %}\n"
+    "{{ ns.last | upper }}|{{ messages | tojson }}",
+]
+CHATS = [
+    [("user", "Hi")],
+    [
+        ("system", "Be brief. "),
+        ("user", " é😀 <b>&amp;</b> \n\n"),
+        ("assistant", "so\tfar"),
+        ("user", "{{ messages }} {% raw %}"),
+    ],
+    [("user", str(number)) for number in range(9)],
+]
+
+
+@pytest.mark.parametrize("source", TEMPLATES, ids=["ChatML", "Llama 2", "Llama 3", "Zephyr"])
+def test_prompts_are_those_of_transformers(source):
+    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+
+    async def test(renderer: Renderer) -> None:
+        for chat in CHATS:
+            conversation = [{"role": role, "content": content} for role, content in chat]
+            [[expected], _] = render_jinja_template(
+                [conversation], None, None, source, add_generation_prompt=True, **tokens
+            )
+            assert await renderer.render([Message(*message) for message in chat], A) == expected
+
+    run(source, test, tokens)
+
+
+@pytest.mark.parametrize("part", EVIL_PARTS, ids=range(len(EVIL_PARTS)))
+def test_whatever_a_template_does_it_is_stopped(part):
+    """A chat that makes the template do it gets an error, the next one its prompt, and the router loses no memory."""
+    source = "{% if messages[0].content == 'evil' %}" + part + "{% endif %}" + ORDINARY
+
+    async def test(renderer: Renderer) -> None:
+        before = peak_bytes() if sys.platform == "linux" else 0
+        with pytest.raises(TemplateError):
+            await renderer.render(EVIL, A)
+        assert await renderer.render(USER, A) == "<user>Hi 😀<assistant>"
+        if sys.platform == "linux":
+            assert peak_bytes() - before < 16 * 2**20
+
+    run(source, test)
+
+
+def test_what_is_constant_is_not_evaluated_in_the_router():
+    before = peak_bytes() if sys.platform == "linux" else 0
+    run("{{ '%1000000000d' % 1 }}{{ 'x'.ljust(1000000000) }}" + ORDINARY, lambda renderer: asyncio.sleep(0))
+    if sys.platform == "linux":
+        assert peak_bytes() - before < 16 * 2**20
+
+
+def test_one_owners_endless_chats_hold_up_nobody_else():
+    source = "{% if messages[0].content == 'evil' %}" + EVIL_PARTS[0] + "{% endif %}" + ORDINARY
+
+    async def test(renderer: Renderer) -> None:
+        evil = [asyncio.create_task(renderer.render(EVIL, Share("a", str(tenant)))) for tenant in range(6)]
+        await asyncio.sleep(0)
+        for _ in range(10):
+            assert await renderer.render(USER, B) == "<user>Hi 😀<assistant>"
+        assert not any(task.done() for task in evil)
+        for task in evil:
+            task.cancel()
+        await asyncio.gather(*evil, return_exceptions=True)
+
+    run(source, test, job_s=60)
+
+
+def test_one_that_sends_endless_chats_and_leaves_holds_up_nobody_else():
+    source = "{% if messages[0].content == 'evil' %}" + EVIL_PARTS[0] + "{% endif %}" + ORDINARY
+
+    async def test(renderer: Renderer) -> None:
+        for _ in range(4):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await renderer.render(EVIL, A)
+        assert len(renderer._jobs) == 1
+        assert await renderer.render(USER, B) == "<user>Hi 😀<assistant>"
+
+    run(source, test, job_s=60)
+
+
+def test_a_chat_whose_child_is_killed_is_rendered_by_another():
+    async def test(renderer: Renderer) -> None:
+        for pid in child_pids():
+            os.kill(pid, signal.SIGKILL)
+        assert await renderer.render(USER, A) == "<user>Hi 😀<assistant>"
+
+    run(ORDINARY, test)
+
+
+def child_pids() -> list[int]:
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid():
+            found.append(int(status.parent.name))
+    return found
+
+
+def test_a_template_that_cannot_be_compiled_stops_the_start():
+    async def nothing(_: Renderer) -> None: ...
+
+    with pytest.raises(StartError, match=r"not valid Jinja: No filter named 'absent'"):
+        run("{{ messages | absent }}", nothing)
