@@ -6,7 +6,6 @@ way as prompts of what they have said so far, and their streams go on.
 
 import asyncio
 import logging
-import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -28,7 +27,7 @@ from text_generation_router.errors import (
 from text_generation_router.generation import GenerationStream
 from text_generation_router.generations import Generations
 from text_generation_router.metrics import Metrics
-from text_generation_router.queue_speed import QueueSpeed
+from text_generation_router.retry_after import RetryAfter
 from text_generation_router.scheduling.admission import AdmissionMode
 from text_generation_router.scheduling.blame import MAX_COUNTS, MAX_LOSSES
 from text_generation_router.scheduling.limits import Limits
@@ -53,8 +52,6 @@ LOST_TOO_OFTEN = (
     f"the shards died, or failed a step, {MAX_LOSSES} times in a row while they worked on this request, the last"
     f" {MAX_COUNTS} times on nothing else"
 )
-# What a client is told that comes too early, at most.
-MAX_RETRY_AFTER_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +116,6 @@ class Engine:
         self._metrics = metrics
         self._counts = StepMetrics(metrics)
         self._audit = Audit(metrics)
-        self._queue_speed = QueueSpeed()
         self._scheduler = Scheduler(
             Limits(
                 capacity=0,
@@ -133,6 +129,7 @@ class Engine:
                 priority_between_tenants=config.priority_between_tenants,
             )
         )
+        self._retry_after = RetryAfter(self._scheduler.steps_until_start)
         self._shards: ShardGroup | None = None  # None while there are none that are ready
         self._confirmed = False  # whether this generation has answered a forward step
         self._lost_s: float | None = None  # when the last one was lost
@@ -184,9 +181,8 @@ class Engine:
         return self._config.max_queued_tokens or QUEUED_CAPACITIES * self.limits.max_batch_total_tokens
 
     def retry_after_s(self) -> int:
-        """When those that wait now will have begun, at the speed of the last ones; for those who are sent away."""
-        wait_s = self._queue_speed.seconds_for(self._scheduler.num_waiting_tokens, time.perf_counter())
-        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s)))
+        """When a request that is refused now would have begun."""
+        return self._retry_after.seconds(time.perf_counter())
 
     async def is_healthy(self) -> bool:
         return self._shards is not None and await self._shards.is_healthy()
@@ -326,7 +322,6 @@ class Engine:
             self._counts.sent(step, self._scheduler)
             for chunk in step.chunks:
                 if chunk.first and (stream := self._streams.get(chunk.request_id)) and stream.begin(now):
-                    self._queue_speed.note(now, len(stream.running.request.input_ids))
                     self._counts.began(stream.running, stream.queue_s)
 
     async def _receive(self) -> None:
@@ -345,6 +340,7 @@ class Engine:
         if answer is not None and isinstance(oldest.step, ForwardStep):
             self._take_tokens(answer, received)
             self._counts.answered(oldest.step, answer, oldest.sent_s, received)
+            self._retry_after.note_step(oldest.sent_s, received)
         else:
             self._counts.filtered(oldest.sent_s, received)
         self._answered = oldest.step.number
@@ -425,6 +421,5 @@ class Engine:
 
     def _rest(self) -> None:
         self._counts.resting(self._scheduler)
-        self._queue_speed.note_empty()
         if self._scheduler.is_idle and self._shards is not None:
             self._audit.note_idle(self._scheduler, self._shards)

@@ -10,6 +10,7 @@ from enum import StrEnum
 import numpy as np
 
 from text_generation_router.scheduling.futures import Futures, OutputLengths
+from text_generation_router.scheduling.look_ahead import Stay
 from text_generation_router.scheduling.memory import Memory
 from text_generation_router.scheduling.running import Lengths, Running
 
@@ -56,6 +57,22 @@ class Admission:
         if self.uses_history:
             return self._futures.totals(requests)
         return np.array([[r.request.max_new_tokens] for r in requests], dtype=np.int64).reshape(-1, 1)
+
+    def stays(self, requests: Sequence[Running]) -> list[Stay]:
+        """What they need to their ends: as long as recent outputs are on average, if enough are known, else as long as
+        they may become."""
+        made_N = np.array([len(r.output_ids) for r in requests], dtype=np.int64)
+        most_N = np.array([r.request.max_new_tokens for r in requests], dtype=np.int64)
+        totals_N = self._lengths.mean(made_N, most_N) if self._lengths.are_enough else most_N
+        kept_N = totals_N if self.uses_history else most_N
+        return [
+            Stay(
+                r.num_uncomputed if r.holding is not None else r.num_tokens,
+                total - len(r.output_ids),
+                len(r.request.input_ids) + kept - 1,
+            )
+            for r, total, kept in zip(requests, totals_N.tolist(), kept_N.tolist(), strict=True)
+        ]
 
 
 class Forecast:

@@ -42,6 +42,15 @@ class OutputLengths:
         lengths: Lengths = np.minimum(drawn_K, most_K)
         return lengths
 
+    def mean(self, longer_than_K: Lengths, most_K: Lengths) -> Lengths:
+        """Of those that are longer than what has been made already, and at most `most`: nothing is drawn."""
+        recent = np.sort(np.array(self._recent, dtype=np.int64))
+        sums = np.append(np.cumsum(recent[::-1])[::-1], 0)
+        first_K = np.searchsorted(recent, longer_than_K, side="right")
+        means_K = -(-sums[first_K] // np.maximum(len(recent) - first_K, 1))
+        lengths: Lengths = np.minimum(np.where(first_K < len(recent), means_K, most_K), most_K)
+        return lengths
+
 
 class Futures:
     """The guesses for those that run, a row for each, DRAWS wide: a request brings its own, or gets some when they are

@@ -17,6 +17,7 @@ from text_generation_router.scheduling.blame import reaches
 from text_generation_router.scheduling.chunks import shares
 from text_generation_router.scheduling.joining import Joining
 from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.look_ahead import steps_until_start
 from text_generation_router.scheduling.memory import Memory
 from text_generation_router.scheduling.prefix_cache import PrefixCache
 from text_generation_router.scheduling.queue import Queue
@@ -96,6 +97,13 @@ class Scheduler:
     def can_hold(self, request: Running) -> bool:
         """Whether it fits when it is alone."""
         return request.most_slots <= self.limits.capacity
+
+    def steps_until_start(self) -> float:
+        """Of a request that arrives now and waits behind all others: a coarse forecast, which changes nothing."""
+        running = self._admission.stays(list(self._running.values()))
+        waiting = self._admission.stays(list(self._queue.waiting()))
+        limits = self.limits
+        return steps_until_start(running, waiting, limits.capacity, limits.max_running, limits.max_batch_prefill_tokens)
 
     @property
     def is_idle(self) -> bool:

@@ -1,0 +1,38 @@
+"""When a client that is refused is told to come again."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+
+# Steps whose durations count.
+WINDOW = 64
+# A forecast looks at every request, and is told to all that are refused meanwhile.
+FRESH_S = 1.0
+MAX_RETRY_AFTER_S = 60
+
+
+class RetryAfter:
+    """The scheduler's forecast in steps times what a step has taken of late."""
+
+    def __init__(self, steps_until_start: Callable[[], float]) -> None:
+        self._steps_until_start = steps_until_start
+        self._steps_s: deque[float] = deque(maxlen=WINDOW)
+        self._received_s = -math.inf
+        self._told_s = -math.inf
+        self._seconds = 1
+
+    def note_step(self, sent_s: float, received_s: float) -> None:
+        """A step has answered. Until the one before it had, it was not its turn."""
+        self._steps_s.append(received_s - max(sent_s, self._received_s))
+        self._received_s = received_s
+
+    def seconds(self, now_s: float) -> int:
+        if now_s - self._told_s >= FRESH_S:
+            self._told_s, self._seconds = now_s, self._forecast()
+        return self._seconds
+
+    def _forecast(self) -> int:
+        if not self._steps_s:
+            return 1
+        wait_s = self._steps_until_start() * sum(self._steps_s) / len(self._steps_s)
+        return max(1, math.ceil(min(wait_s, MAX_RETRY_AFTER_S)))

@@ -1,0 +1,111 @@
+import random
+
+import pytest
+
+from text_generation_router.scheduling.futures import ENOUGH
+from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.look_ahead import Stay, steps_until_start
+from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.running import Running
+from text_generation_router.scheduling.scheduler import Scheduler
+from text_generation_router.scheduling.step import ForwardStep
+
+
+def steps(
+    running: list[Stay], waiting: list[Stay], capacity: int = 1000, max_rows: int = 8, budget: int = 100
+) -> float:
+    return steps_until_start(running, waiting, capacity, max_rows, budget)
+
+
+def test_where_there_is_room_nobody_waits() -> None:
+    assert steps([], []) == steps([Stay(0, 50, 100)], []) == 0
+
+
+def test_without_a_free_row_the_first_end_counts() -> None:
+    running = [Stay(0, left, 10) for left in (30, 7, 12)]
+    assert steps(running, [], max_rows=3) == 7
+    assert steps(running, [Stay(0, 1, 10)], max_rows=3) == 8  # the one that waits makes its token, and goes
+    assert steps(running, [Stay(0, 100, 10)], max_rows=3) == 12
+
+
+def test_without_free_slots_those_before_wait_for_enough_of_them() -> None:
+    running = [Stay(0, left, 300) for left in (10, 20, 30)]
+    assert steps(running, [Stay(0, 5, 100)]) == 0
+    assert steps(running, [Stay(0, 5, 500)]) == 20 and steps(running, [Stay(0, 5, 1000)]) == 30
+
+
+def test_the_prompts_before_are_computed_first() -> None:
+    assert steps([Stay(250, 9, 300)], [Stay(150, 9, 300)]) == 4.0
+
+
+def simulated(limits: Limits, seed: int, prompt: int, output: int) -> tuple[float, int]:
+    """(forecast, truth) for a request that arrives while others run and wait. Each may make 500 tokens, and makes up to
+    twice `output`."""
+    draw = random.Random(seed)
+    scheduler, lengths = Scheduler(limits), {}
+
+    def add() -> Running:
+        size = draw.randint(1, 2 * prompt)
+        running = scheduler.add(GenerationRequest(tuple(draw.choices(range(1000), k=size)), 500))
+        lengths[running.id] = draw.randint(1, 2 * output)
+        return running
+
+    def run_one() -> ForwardStep:
+        while step := scheduler.next_step():
+            if isinstance(step, ForwardStep):
+                for request_id in (*step.decode_ids, *(chunk.request_id for chunk in step.chunks if chunk.last)):
+                    running = scheduler.confirm(request_id, 0)
+                    if running is not None and len(running.output_ids) == lengths[request_id]:
+                        scheduler.end(running, step.number)
+                scheduler.answered(step.number)
+                return step
+            scheduler.answered(step.number)
+        raise AssertionError("nothing to do")
+
+    waiting = [add() for _ in range(2 * ENOUGH)]
+    while sum(request.ended for request in waiting) < ENOUGH + 8:
+        run_one()
+    for _ in range(40):
+        add()
+    forecast, newcomer, truth = scheduler.steps_until_start(), add(), 0
+    while all(chunk.request_id != newcomer.id for chunk in run_one().chunks):
+        truth += 1
+    return forecast, truth
+
+
+REGIMES = {
+    "rows": (Limits(capacity=100_000, max_rows=6, max_batch_prefill_tokens=4096), 20, 40),
+    "slots": (Limits(capacity=2_000, max_rows=64, max_batch_prefill_tokens=4096), 60, 40),
+    "prompts": (Limits(capacity=100_000, max_rows=64, max_batch_prefill_tokens=64), 300, 8),
+}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("regime", REGIMES)
+def test_the_forecast_is_of_the_right_size(regime: str, seed: int) -> None:
+    forecast, truth = simulated(REGIMES[regime][0], seed, *REGIMES[regime][1:])
+    assert truth > 30, "the newcomer hardly waited"
+    assert 0.5 <= forecast / truth <= 1.5
+
+
+def test_a_forecast_changes_no_decision() -> None:
+    limits = REGIMES["slots"][0]
+    with_forecasts, without = (Scheduler(limits, seed=3) for _ in range(2))
+    for scheduler in (with_forecasts, without):
+        for _ in range(ENOUGH):
+            scheduler._admission.learn(20)
+        for first in range(60):
+            scheduler.add(GenerationRequest((first, *range(50)), 30))
+    while (step := without.next_step()) is not None:
+        with_forecasts.steps_until_start()
+        other = with_forecasts.next_step()
+        assert type(other) is type(step) and other.number == step.number
+        for scheduler in (with_forecasts, without):
+            if isinstance(step, ForwardStep):
+                for request_id in (*step.decode_ids, *(chunk.request_id for chunk in step.chunks if chunk.last)):
+                    running = scheduler.confirm(request_id, 0)
+                    if running is not None and len(running.output_ids) == 30:
+                        scheduler.end(running, step.number)
+            scheduler.answered(step.number)
+        if isinstance(step, ForwardStep):
+            assert isinstance(other, ForwardStep) and other.request_ids == step.request_ids
