@@ -8,7 +8,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 
 from text_generation_launcher.errors import AddressInUse
 from text_generation_launcher.places import Place
@@ -26,15 +26,22 @@ def claim_sockets(place: Place) -> Iterator[int]:
     that inherits it, have ended, however they end. What an earlier server has left there is removed."""
     lock = _locked(place)
     try:
-        with suppress(OSError):  # it is for messages only, and the disk may be full
-            os.truncate(lock, 0)
-            os.write(lock, str(os.getpid()).encode())
+        _write_pid(lock, place)
         place.clear()
         place.sweep()
         yield lock
     finally:
         place.leave()
         os.close(lock)
+
+
+def _write_pid(lock: int, place: Place) -> None:
+    """Where there is no room for it, there is none either for the file through which shards meet."""
+    try:
+        os.truncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
+    except OSError as error:
+        raise AddressInUse(f"cannot write {place.lock} ({error.strerror}): {place.advice}") from error
 
 
 def _locked(place: Place) -> int:

@@ -1,7 +1,8 @@
 """Does the router's event loop turn? The rules are pure; the signs are answers to pings, and what the kernel says.
 
 A router that is stopped or stuck answers nothing, and neither does one that waits for a processor. The kernel knows the
-difference: only the time in which the router could have answered counts against it.
+difference: only the time in which the router could have answered counts against it. The monotonic clock does not count
+the time in which the whole machine is suspended.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from pathlib import Path
 
 LOOK_S = 0.25
 # The router may be stopped (SIGSTOP) for so long, as seen by the launcher, which looks every LOOK_S.
-STOPPED_S = 2.5
+STOPPED_S = 2.25
 # The event loop may be silent for so long, not counting the time in which its thread waits for a processor.
 SILENT_S = 8.0
 # After a longer gap between two looks the launcher itself was stopped or starved, and the router's record is cleared.

@@ -1,5 +1,6 @@
 """Where sockets and locks lie, and what is refused there: other users' files, open folders, files that are not ours."""
 
+import errno
 import os
 import shutil
 import socket
@@ -162,6 +163,19 @@ def test_squatters_in_a_folder_of_everybody_are_refused_in_one_line(runtime_dir:
         assert told.startswith(expected) and "\n" not in told, (squat, told)
         for left in runtime_dir.iterdir():
             left.rmdir() if left.is_dir() and not left.is_symlink() else left.unlink()
+
+
+@as_root
+def test_no_other_user_reaches_a_socket_in_the_folder(runtime_dir: Path) -> None:
+    runtime_dir.chmod(0o777)
+    place = of_port(3000, str(runtime_dir))
+    with claim_sockets(place), socket.socket(socket.AF_UNIX) as shard:
+        shard.bind(place.socket(0))
+        os.chmod(place.socket(0), 0o777)
+        shard.listen()
+        connect = f"print(socket.socket(socket.AF_UNIX).connect_ex({place.socket(0)!r}))"
+        assert in_a_child(SOMEBODY, connect) == str(errno.EACCES)
+        assert in_a_child(0, connect) == "0"
 
 
 @as_root

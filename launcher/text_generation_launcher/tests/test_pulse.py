@@ -63,13 +63,13 @@ def test_a_router_that_answers_lives_for_ever_and_is_asked_once_a_look() -> None
     assert router.pings == 1000 / LOOK_S
 
 
-def test_a_stopped_router_is_seen_after_three_seconds_and_one_stopped_for_two_is_not() -> None:
+def test_a_stopped_router_is_seen_after_two_and_a_half_seconds_and_one_stopped_for_two_is_not() -> None:
     router = Watched()
     for _ in range(5):
         assert router.pass_s(3, answers=True) is None
         assert router.pass_s(2.25, "T") is None
     assert router.pass_s(3, answers=True) is None
-    assert router.pass_s(10, "T") == (2.75, "its process has been stopped for 2.5 s")
+    assert router.pass_s(10, "T") == (2.5, "its process has been stopped for 2.2 s")
 
 
 def test_a_silent_event_loop_is_seen_whether_it_sleeps_or_burns() -> None:
