@@ -80,6 +80,14 @@ def decide(
         write.write_text(replace_table(write.read_text(), table, "decide"))
 
 
+@app.command()
+def detokenize(rounds: Annotated[int, typer.Option(min=1)] = 50) -> None:
+    """What a token's text costs the router."""
+    from text_generation_benchmark.detokenization_speed import as_markdown, measure
+
+    typer.echo(as_markdown(measure(demo_model(), rounds)))
+
+
 def demo_model() -> Path:
     """The one that ships with the server."""
     server = find_spec("text_generation_server")

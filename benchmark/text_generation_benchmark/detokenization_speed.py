@@ -1,0 +1,40 @@
+"""What a token's text costs the router: the demo model's tokenizer, with and without stop strings."""
+
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from text_generation_router.text.detokenization import TextStream, Vocabulary
+
+TOKENS, PROMPT_TOKENS = 2000, 500
+STOPS: dict[str, tuple[str, ...]] = {"no stop strings": (), "two stop strings": ("\nObservation:", "<|im_end|>")}
+
+
+def measure(model: Path, rounds: int) -> dict[str, float]:
+    """Microseconds a token, by what is asked for: the best of the rounds, each of TOKENS tokens drawn from all."""
+    vocabulary = Vocabulary.of(Tokenizer.from_file(str(model / "tokenizer.json")), [])
+    ordinary = [i for i in range(vocabulary.tokenizer.get_vocab_size()) if i not in vocabulary.special_ids]
+    draw = random.Random(0)
+    rounds_ids = [draw.choices(ordinary, k=PROMPT_TOKENS + TOKENS) for _ in range(rounds)]
+    return {
+        name: min(_one_round(vocabulary, ids, stop) for ids in rounds_ids) / TOKENS * 1e6
+        for name, stop in STOPS.items()
+    }
+
+
+def _one_round(vocabulary: Vocabulary, ids: Sequence[int], stop: Sequence[str]) -> float:
+    stream = TextStream(vocabulary, ids[:PROMPT_TOKENS], stop)
+    start = time.thread_time()
+    for token_id in ids[PROMPT_TOKENS:]:
+        stream.push(token_id)
+    stream.flush()
+    stream.text()
+    return time.thread_time() - start
+
+
+def as_markdown(times_us: dict[str, float]) -> str:
+    rows = [f"| {name} | {time_us:.2f} |" for name, time_us in times_us.items()]
+    return "\n".join(["| detokenizing | microseconds a token |", "|---|---|", *rows])
