@@ -10,7 +10,8 @@ from text_generation_router.errors import ValidationError
 
 # A field, and its values that ask for nothing; null never asks for anything.
 Table = dict[str, tuple[Any, ...]]
-# A field, the field of the same meaning that the route does have, and the values that ask for nothing.
+# A field, the field of the same meaning that the route does have, and the values that ask for nothing. The value that
+# the other field has as well does not either.
 Renamed = dict[str, tuple[str, tuple[Any, ...]]]
 
 NOWHERE: Table = {
@@ -101,7 +102,6 @@ NATIVE_RENAMED: Renamed = {
 OPENAI_RENAMED: Renamed = {
     "max_new_tokens": ("max_tokens", ()),
     "stop_sequences": ("stop", ([],)),
-    "do_sample": ("temperature", (True,)),
     "ignore_eos_token": ("ignore_eos", (False,)),
 }
 COMPLETION_RENAMED: Renamed = OPENAI_RENAMED | {
@@ -128,11 +128,13 @@ def refuse_tokenize(value: dict[str, Any]) -> None:
 def refuse_completion(value: dict[str, Any]) -> None:
     refuse(value, COMPLETION_REFUSALS, COMPLETION_RENAMED)
     refuse_cut_stop(value)
+    refuse_greedy(value)
 
 
 def refuse_chat(value: dict[str, Any]) -> None:
     refuse(value, CHAT_REFUSALS, CHAT_RENAMED)
     refuse_cut_stop(value)
+    refuse_greedy(value)
     refuse_tool_calls(value)
     refuse_turn(value)
 
@@ -144,7 +146,7 @@ def refuse(value: dict[str, Any], refusals: Table, renamed: Renamed) -> None:
             raise ValidationError(f"`{name}` is not supported yet")
     for name in sorted(renamed.keys() & value.keys()):
         here, neutral = renamed[name]
-        if asks(value[name], neutral):
+        if asks(value[name], (*neutral, value.get(here))):
             raise ValidationError(f"`{name}` is not a field of this route, send `{here}`")
 
 
@@ -158,6 +160,13 @@ def refuse_cut_stop(value: dict[str, Any]) -> None:
     name = "include_stop_str_in_output"
     if asks(value.get(name), (True,) if value.get("stop") else (True, False)):
         raise ValidationError(f"`{name}` is not supported yet but for true")
+
+
+def refuse_greedy(value: dict[str, Any]) -> None:
+    if asks(value.get("do_sample"), (True,)) and value.get("temperature") != 0:
+        raise ValidationError(
+            "`do_sample` is not a field of this route, send `temperature` 0 for the most likely tokens"
+        )
 
 
 def refuse_tool_calls(value: dict[str, Any]) -> None:

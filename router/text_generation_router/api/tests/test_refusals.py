@@ -143,6 +143,24 @@ def test_the_answer_says_which_field_the_route_has_instead(server):
     assert error.endswith("`max_new_tokens` is not a field of this route, send `max_tokens`")
 
 
+def test_a_field_that_is_sent_under_both_names_asks_for_nothing_more(server):
+    for path, name, here in (
+        (COMPLETION, "max_completion_tokens", "max_tokens"),
+        (CHAT, "max_new_tokens", "max_tokens"),
+    ):
+        body = BY_PATH[path].body | {here: 5}
+        assert server.post(path, body | {name: 5}).status == 200
+        assert f"`{name}`" in server.post(path, body | {name: 6}).json["error"]
+
+
+def test_no_sampling_is_temperature_0_on_openais_routes(server):
+    for path in OPENAI:
+        body = BY_PATH[path].body | {"do_sample": False}
+        assert server.post(path, body | {"temperature": 0}).status == 200
+        assert server.engine.streams[-1].request.sampling.is_greedy
+        assert "`temperature` 0" in server.post(path, body | {"temperature": 1}).json["error"]
+
+
 def test_names_that_no_api_has_are_left_alone(server, route):
     assert server.ask(route, favourite_colour="red", user="x", metadata={"a": "b"}).status == 200
 
