@@ -4,9 +4,10 @@ from collections.abc import Iterable
 
 from text_generation_router.scheduling.pending import PendingPrefixes
 from text_generation_router.scheduling.prefix_cache import PrefixCache
-from text_generation_router.scheduling.radix_tree import NOTHING, Ids, Node
+from text_generation_router.scheduling.radix_tree import NOTHING, Node
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.slots import Slots, TokenSlots
+from text_generation_router.scheduling.trails import Ids
 
 # The cache gives its slots up in portions of so small a share of all: a few at a time would cost more than their worth.
 PORTIONS = 50

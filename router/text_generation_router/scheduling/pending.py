@@ -2,7 +2,8 @@
 
 from collections.abc import Hashable
 
-from text_generation_router.scheduling.radix_tree import NOTHING, Ids, Node, RadixTree
+from text_generation_router.scheduling.radix_tree import NOTHING, Node, RadixTree
+from text_generation_router.scheduling.trails import Ids
 
 # So many tokens have to be saved at least by waiting a step or more for them.
 WORTH_WAITING = 16

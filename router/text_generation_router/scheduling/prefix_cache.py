@@ -9,8 +9,9 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from text_generation_router.scheduling.radix_tree import Found, Ids, Node, RadixTree
+from text_generation_router.scheduling.radix_tree import Found, Node, RadixTree
 from text_generation_router.scheduling.slots import Slots, TokenSlots
+from text_generation_router.scheduling.trails import Ids
 
 
 class PrefixCache:
@@ -65,6 +66,7 @@ class PrefixCache:
         if held.parent is not None and not held.children and held.locks == 1:
             # Who holds a leaf alone makes it longer, so that chunks do not become nodes.
             held.ids, held.slots = np.concatenate([held.ids, ids]), np.concatenate([held.slots, slots])
+            held.edits += 1
             return held
         leaf = self._tree.add(held, ids.copy(), slots.copy())
         leaf.locks = 1
@@ -104,6 +106,7 @@ class PrefixCache:
         self.num_evictable -= len(freed)
         if kept:
             leaf.ids, leaf.slots = leaf.ids[:kept].copy(), leaf.slots[:kept].copy()
+            leaf.edits += 1
             return
         parent = leaf.parent
         self._tree.remove(leaf)

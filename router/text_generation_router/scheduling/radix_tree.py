@@ -8,18 +8,17 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from text_generation_router.scheduling.slots import Slots
+from text_generation_router.scheduling.trails import Ids, Trails, common_length
 
-Ids = npt.NDArray[np.int32]
 NOTHING: Ids = np.empty(0, dtype=np.int32)
 
 
 class Node:
     """`ids` begin where the parent's end. Roots have none, and no parent, but the name of what they are the root of."""
 
-    __slots__ = ("children", "ids", "is_detached", "locks", "namespace", "parent", "slots", "used")
+    __slots__ = ("children", "edits", "ids", "is_detached", "locks", "namespace", "parent", "slots", "used")
 
     def __init__(self, parent: "Node | None", ids: Ids, slots: Slots, namespace: Hashable = "") -> None:
         self.parent = parent
@@ -27,12 +26,17 @@ class Node:
         self.ids = ids
         self.slots = slots
         self.children: dict[int, Node] = {}  # by their first token
+        self.edits = 0  # changes of its end, or of what leads to it
         self.is_detached = False  # its parent does not know it any more, so nobody finds it
         self.locks = 0
         self.used = 0  # when it was last let go, in the tree's own time
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def is_in_tree(self) -> bool:
+        return self.parent is not None
 
     def path(self) -> "Iterator[Node]":
         """It and all above it."""
@@ -56,23 +60,28 @@ class RadixTree:
 
     def __init__(self) -> None:
         self._roots: dict[Hashable, Node] = {}
+        self._trails: Trails[Node] = Trails()
 
     def root(self, namespace: Hashable) -> Node:
         return self._roots.setdefault(namespace, Node(None, NOTHING, NOTHING, namespace))
 
     def find(self, namespace: Hashable, ids: Ids) -> Found | None:
         """None: nobody has used this namespace."""
-        node = self._roots.get(namespace)
-        if node is None:
+        root = self._roots.get(namespace)
+        if root is None:
             return None
-        at, end = 0, len(ids)
+        trail, followed = self._trails.longest(namespace, ids)
+        node, at = (trail.nodes[followed - 1], trail.ends[followed - 1]) if trail is not None else (root, 0)
+        end, walked, same = len(ids), [], len(node)
         while at < end and (child := node.children.get(int(ids[at]))) is not None:
-            same = common_length(child.ids, ids[at:])
+            node, same = child, common_length(child.ids, ids[at : at + len(child)])
             at += same
-            node = child
-            if same < len(child):
-                return Found(node, same, at)
-        return Found(node, len(node), at)
+            if same < len(node):
+                break
+            walked.append(node)
+        if walked or trail is not None:
+            self._trails.note(namespace, ids, trail, followed, walked)
+        return Found(node, same, at)
 
     def split(self, node: Node, at: int) -> Node:
         """The first `at` tokens of a node become its parent, which is returned. Whoever holds the node holds both."""
@@ -105,16 +114,12 @@ class RadixTree:
         assert node.parent is not None and not node.is_detached
         del node.parent.children[int(node.ids[0])]
         node.is_detached = True
+        below = [node]
+        for lost in below:
+            lost.edits += 1
+            below.extend(lost.children.values())
 
     def drop_empty_root(self, node: Node) -> None:
         """If it is one, and nobody holds it."""
         if node.parent is None and not node.children and not node.locks:
             self._roots.pop(node.namespace, None)
-
-
-def common_length(one: Ids, other: Ids) -> int:
-    """How many tokens two sequences have in common at their beginnings."""
-    shorter = min(len(one), len(other))
-    different = one[:shorter] != other[:shorter]
-    at = int(different.argmax()) if shorter else 0
-    return at if shorter and different[at] else shorter

@@ -7,8 +7,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from text_generation_router.scheduling.pending import PendingPrefixes
 from text_generation_router.scheduling.prefix_cache import PrefixCache
-from text_generation_router.scheduling.radix_tree import Ids, Node
+from text_generation_router.scheduling.radix_tree import Node
 from text_generation_router.scheduling.slots import Slots, TokenSlots
+from text_generation_router.scheduling.trails import MAX_TRAILS, Ids, Trails, common_length
 
 
 def ids(*tokens: int) -> Ids:
@@ -112,6 +113,62 @@ def test_what_is_not_worth_keeping_goes_with_all_that_follows_it(cache: PrefixCa
     assert cache.match("", ids(1, 2, 3, 5)) == 1 and cache.match("", ids(1, 9)) == 2 and pool.num_used == 2
 
 
+def visits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of nodes of the tree: one comparison each."""
+    compared: list[int] = []
+
+    def count(one: Ids, other: Ids) -> int:
+        compared.append(len(one))
+        return common_length(one, other)
+
+    monkeypatch.setattr("text_generation_router.scheduling.radix_tree.common_length", count)
+    return compared
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_a_text_that_came_key_by_key_is_not_matched_key_by_key(monkeypatch: pytest.MonkeyPatch, clients: int) -> None:
+    """Each keystroke of a completion client leaves a node, and beside it what was generated for it."""
+    pool = TokenSlots(100_000)
+    cache, compared = PrefixCache(pool), visits(monkeypatch)
+    shared = np.arange(50)
+    texts = [np.concatenate([shared, np.arange(8_000) + 10_000 * client]).astype(np.int32) for client in range(clients)]
+    num_keys = 4_000 // clients
+    for i in range(1, num_keys + 1):
+        for client, text in enumerate(texts):
+            prompt = text[: 50 + 2 * i]
+            compared.clear()
+            assert i == 1 or cache.match("", prompt) == 48 + 2 * i
+            assert len(compared) <= 40 or i < 40
+            Holder(cache, pool, np.append(prompt, np.int32(90_000 + client))).compute().leave()
+    assert cache._num_nodes > 7_900
+    compared.clear()
+    assert cache.match("", texts[0]) == 50 + 2 * num_keys and len(compared) <= 40
+
+
+def test_a_way_through_the_tree_is_not_gone_where_the_tree_has_changed() -> None:
+    pool = TokenSlots(1000)
+    cache = PrefixCache(pool)
+    cache._tree._trails = Trails(long=0)
+    text = np.arange(20, dtype=np.int32)
+    for end in range(2, 20, 2):
+        Holder(cache, pool, text[:end]).compute().leave()
+    assert cache.match("", text) == 18
+    cache.evict(9)
+    assert cache.match("", text) == 9
+    other = np.concatenate([text[:9], text[:9] + 100]).astype(np.int32)
+    Holder(cache, pool, other).compute().leave()
+    assert cache.match("", text) == 9 and cache.match("", other) == 18
+    cache.forget("", other, 4)
+    assert cache.match("", text) == cache.match("", other) == 4
+
+
+def test_ways_that_are_remembered_are_few() -> None:
+    trails: Trails[Node] = Trails(long=0)
+    for i in range(1_000):
+        trails.note("", ids(i // 10, i), None, 0, [Node(None, ids(i), ids(i))])
+    assert len(trails._by_use) == sum(map(len, trails._trails.values())) == MAX_TRAILS
+
+
 def test_who_would_save_much_waits_for_the_one_who_computes_it() -> None:
     pending = PendingPrefixes()
     shared = np.arange(100, dtype=np.int32)
@@ -130,6 +187,7 @@ class CacheMachine(RuleBasedStateMachine):
         super().__init__()
         self.pool = TokenSlots(60)
         self.cache = PrefixCache(self.pool)
+        self.cache._tree._trails = Trails(long=0)  # in so small a tree no way is long otherwise
         self.pending = PendingPrefixes()
         self.under_way: list[tuple[Holder, Node]] = []
         self.computed: list[Holder] = []

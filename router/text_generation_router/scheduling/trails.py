@@ -1,0 +1,141 @@
+"""Long ways through a radix tree that have been gone before, so that the next one need not be gone node by node.
+
+A client that sends its text after every keystroke makes a node of each keystroke. Its next text follows the last one
+through thousands of nodes of a few tokens each: one comparison of both texts says how far, and the search goes on from
+there.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int32]
+
+# Ways through fewer nodes are not remembered: to go them costs about as much as to compare a text.
+LONG = 32
+# Ways that are remembered, and of those at most so many that begin with the same tokens.
+MAX_TRAILS, MAX_ALIKE = 64, 4
+# So many first tokens say which remembered ways are looked at.
+FIRST = 8
+
+
+class Place(Protocol):
+    """A node. The tokens that lead to its end stay the same while it is in the tree and `edits` does not change."""
+
+    edits: int
+
+    @property
+    def is_in_tree(self) -> bool: ...
+
+    def __len__(self) -> int: ...
+
+
+P = TypeVar("P", bound=Place)
+
+
+class Trail(Generic[P]):
+    """The nodes that a sequence has gone through from their beginnings to their ends."""
+
+    __slots__ = ("edits", "ends", "ids", "key", "nodes")
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        self.ids: Ids = np.empty(0, dtype=np.int32)  # at least as far as the last end
+        self.nodes: list[P] = []
+        self.edits: list[int] = []  # of each node then
+        self.ends: list[int] = []  # of each node, in tokens from the root
+
+    def common(self, ids: Ids) -> int:
+        """How many nodes of it `ids` goes through, too, if nothing has changed since."""
+        return bisect_right(self.ends, common_length(self.ids, ids))
+
+    def valid(self, count: int) -> int:
+        """How many of the first `count` nodes are still what they were. As sequences change at their ends only, nothing
+        behind a node that has changed is what it was."""
+        return bisect_right(range(count), False, key=lambda i: not self._is_valid(i))
+
+    def _is_valid(self, i: int) -> bool:
+        node = self.nodes[i]
+        return node.is_in_tree and node.edits == self.edits[i]
+
+    def cut(self, count: int) -> None:
+        """Its first `count` nodes stay."""
+        del self.nodes[count:], self.edits[count:], self.ends[count:]
+
+    def copy(self, count: int) -> "Trail[P]":
+        other: Trail[P] = Trail(self.key)
+        other.ids = self.ids
+        other.nodes, other.edits, other.ends = self.nodes[:count], self.edits[:count], self.ends[:count]
+        return other
+
+    def add(self, ids: Ids, nodes: list[P]) -> None:
+        self.ids = ids
+        for node in nodes:
+            self.ends.append((self.ends[-1] if self.ends else 0) + len(node))
+            self.nodes.append(node)
+            self.edits.append(node.edits)
+
+
+class Trails(Generic[P]):
+    def __init__(self, long: int = LONG) -> None:
+        self._long = long
+        self._trails: dict[Hashable, list[Trail[P]]] = {}
+        self._by_use: OrderedDict[Trail[P], None] = OrderedDict()
+
+    def longest(self, namespace: Hashable, ids: Ids) -> tuple[Trail[P] | None, int]:
+        """The one that `ids` follows furthest, and through how many of its nodes."""
+        if not self._trails:
+            return None, 0
+        best, most = None, 0
+        for trail in self._trails.get(_key(namespace, ids), ()):
+            common = trail.common(ids)
+            valid = trail.valid(common)
+            if valid < common:
+                trail.cut(valid)
+            if valid > most:
+                best, most = trail, valid
+        return best, most
+
+    def note(self, namespace: Hashable, ids: Ids, trail: Trail[P] | None, followed: int, walked: list[P]) -> None:
+        """`ids` has followed `trail` through so many nodes, and then gone through `walked` on its own."""
+        if trail is not None:
+            self._by_use.move_to_end(trail)
+            if len(trail.nodes) - followed <= self._long:
+                trail.cut(followed)
+                trail.add(ids, walked)
+                return
+        if len(walked) > self._long:
+            new: Trail[P] = trail.copy(followed) if trail is not None else Trail(_key(namespace, ids))
+            new.add(ids, walked)
+            self._remember(new)
+
+    def _remember(self, trail: Trail[P]) -> None:
+        alike = self._trails.setdefault(trail.key, [])
+        alike.append(trail)
+        self._by_use[trail] = None
+        if len(alike) > MAX_ALIKE:
+            self._forget(min(alike, key=list(self._by_use).index))
+        elif len(self._by_use) > MAX_TRAILS:
+            self._forget(next(iter(self._by_use)))
+
+    def _forget(self, trail: Trail[P]) -> None:
+        del self._by_use[trail]
+        self._trails[trail.key].remove(trail)
+        if not self._trails[trail.key]:
+            del self._trails[trail.key]
+
+
+def _key(namespace: Hashable, ids: Ids) -> Hashable:
+    return namespace, ids[:FIRST].tobytes()
+
+
+def common_length(one: Ids, other: Ids) -> int:
+    """How many tokens two sequences have in common at their beginnings."""
+    shorter = min(len(one), len(other))
+    different = one[:shorter] != other[:shorter]
+    at = int(different.argmax()) if shorter else 0
+    return at if shorter and different[at] else shorter
