@@ -74,8 +74,8 @@ class Findings:
         return Attacked(sent, dict(sorted(self._statuses.items())), self._cut_off, self._found, restarted)
 
 
-def throw_bodies(server: ServerProcess, on_every_route: bool) -> Attacked:
-    """Hand-made bodies: each to one of the POST routes in turn, or to all of them."""
+def throw_bodies(server: ServerProcess, bodies: Iterable[Body], on_every_route: bool) -> Attacked:
+    """Each to one of the POST routes in turn, or to all of them."""
     routes = [path for path, methods in _document(server)["paths"].items() if "post" in methods]
     findings = Findings(server)
 
@@ -92,8 +92,8 @@ def throw_bodies(server: ServerProcess, on_every_route: bool) -> Attacked:
                     findings.refusal(f"{route}, {body.name}", response.status_code, response.content)
 
     async def run() -> None:
-        made = enumerate(hostile.bodies(SEED))
-        shots = iter([(r, body) for i, body in made for r in (routes if on_every_route else [routes[i % len(routes)]])])
+        made = enumerate(bodies)
+        shots = ((r, body) for i, body in made for r in (routes if on_every_route else [routes[i % len(routes)]]))
         async with client_of(server.url) as client:
             await asyncio.gather(*(throw(client, shots) for _ in range(CONCURRENCY)))
 

@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 
 import departures
+import hostile
 import hung_router
 import kills
 import scenarios
-from attacks import Attacked, fuzz, throw_bodies
+from attacks import SEED, Attacked, fuzz, throw_bodies
 from report import Result, as_markdown
 from scale import LONG, SHORT, Scale
 from server_process import ServerProcess
@@ -42,7 +43,8 @@ def everything(scale: Scale, seed: int, examples: int) -> Iterator[tuple[str, Ru
     yield "launcher killed", partial(departures.kill_launcher, scale, 2)
     yield "64 clients never read", partial(departures.never_read, scale)
     yield "clients leave at once", partial(departures.all_leave_at_once, scale)
-    yield "hostile bodies, each on every POST route", partial(attack, scale, partial(throw_bodies, on_every_route=True))
+    throw = partial(throw_bodies, bodies=hostile.bodies(SEED), on_every_route=True)
+    yield "hostile bodies, each on every POST route", partial(attack, scale, throw)
     yield "cases from the OpenAPI document", partial(attack, scale, partial(fuzz, examples=examples))
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import attacks
+import hostile
 import pytest
 from scale import SHORT
 from server_process import ServerProcess
@@ -16,8 +17,13 @@ def target() -> Iterator[ServerProcess]:
 
 
 def test_a_thousand_hostile_bodies_are_refused_or_answered(target: ServerProcess) -> None:
-    attacked = attacks.throw_bodies(target, on_every_route=False)
+    attacked = attacks.throw_bodies(target, hostile.bodies(attacks.SEED), on_every_route=False)
     assert attacked.failures() == [] and attacked.sent >= 1000
+
+
+def test_large_bodies_are_refused_or_answered(target: ServerProcess) -> None:
+    attacked = attacks.throw_bodies(target, hostile.large_bodies(), on_every_route=False)
+    assert attacked.failures() == [] and attacked.sent >= 50
 
 
 def test_whatever_the_document_allows_or_forbids_is_answered(target: ServerProcess) -> None:

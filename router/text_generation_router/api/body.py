@@ -9,6 +9,7 @@ from text_generation_router.api.asking import Question
 from text_generation_router.api.caller import Callers
 from text_generation_router.api.disconnect import unless_disconnected
 from text_generation_router.api.fields import Body, ListLimits
+from text_generation_router.api.places import Places
 from text_generation_router.api.reading_child import job_of, read_answer
 from text_generation_router.errors import (
     OverloadedError,
@@ -24,6 +25,10 @@ B = TypeVar("B", bound=Body)
 LARGE_BYTES = 2**16
 # For a child to read a body and to render its prompt.
 READ_S = 10.0
+# Large bodies of one owner that are held at once, from their first LARGE_BYTES until they have been read.
+OWNERS_BODIES = 16
+# For one of these to be read, so that the next one is taken.
+WAIT_S = 30.0
 
 
 class Offload(Protocol):
@@ -41,17 +46,33 @@ class Bodies:
         self._limits = limits
         self._callers = callers
         self._offload = offload
+        self._places = Places(OWNERS_BODIES, WAIT_S)
 
     async def read(self, request: Request, question: Question[B]) -> B:
         """Raises BodyError for what is not such a request, ValidationError for what is refused by its name."""
-        content = await receive_json(request, self._payload_limit)
-        if len(content) <= LARGE_BYTES:
-            return question.read(content, self._limits())
-        job = job_of(content, self._limits())
-        del content
+        self._check_headers(request)
+        incoming = Incoming(request, self._payload_limit)
+        if await incoming.is_complete_within(LARGE_BYTES):
+            return question.read(bytes(incoming.content), self._limits())
         owner = self._callers.owner_of(request)
-        answer = await unless_disconnected(request.receive, self._run(question.name, job, owner))
-        return read_answer(question, answer)
+        async with self._places.one_of(owner):
+            await incoming.is_complete_within(self._payload_limit)
+            job = job_of(incoming.content, self._limits())
+            del incoming
+            answer = await unless_disconnected(request.receive, self._run(question.name, job, owner))
+            return read_answer(question, answer)
+
+    def _check_headers(self, request: Request) -> None:
+        if not _is_json(request.headers.get("content-type", "")):
+            raise UnsupportedMediaTypeError
+        announced = request.headers.get("content-length", "")
+        # int() refuses numbers of more than 4,300 digits.
+        if (
+            announced.isascii()
+            and announced.isdigit()
+            and (len(announced) > 18 or int(announced) > self._payload_limit)
+        ):
+            raise PayloadTooLargeError(self._payload_limit)
 
     async def _run(self, name: str, job: bytes, owner: str) -> bytes:
         try:
@@ -69,24 +90,26 @@ class Bodies:
             raise
 
 
-async def receive_json(request: Request, limit: int) -> bytes:
-    """A body that calls itself JSON. Raises BodyError; of more than `limit` bytes nothing is kept."""
-    if not _is_json(request.headers.get("content-type", "")):
-        raise UnsupportedMediaTypeError
-    announced = request.headers.get("content-length", "")
-    # int() refuses numbers of more than 4,300 digits.
-    if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
-        raise PayloadTooLargeError(limit)
-    body = bytearray()
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        body += message.get("body", b"")
-        if len(body) > limit:
-            raise PayloadTooLargeError(limit)
-        if not message.get("more_body"):
-            return bytes(body)
+class Incoming:
+    """The content of a body, as far as it has been received."""
+
+    def __init__(self, request: Request, limit: int) -> None:
+        self.content = bytearray()
+        self._request = request
+        self._limit = limit
+        self._has_ended = False
+
+    async def is_complete_within(self, size: int) -> bool:
+        """Receives until the body has ended or is larger than `size`. Raises PayloadTooLargeError beyond the limit."""
+        while not self._has_ended and len(self.content) <= size:
+            message = await self._request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            self.content += message.get("body", b"")
+            self._has_ended = not message.get("more_body")
+            if len(self.content) > self._limit:
+                raise PayloadTooLargeError(self._limit)
+        return len(self.content) <= size
 
 
 def _is_json(content_type: str) -> bool:

@@ -48,8 +48,8 @@ def setup_of(template: ChatTemplate | None) -> bytes:
     return orjson.dumps(None if template is None else [template.source, template.tokens])
 
 
-def job_of(content: bytes, limits: ListLimits) -> bytes:
-    return orjson.dumps(asdict(limits)) + b"\n" + content
+def job_of(content: bytes | bytearray, limits: ListLimits) -> bytes:
+    return b"\n".join((orjson.dumps(asdict(limits)), content))
 
 
 def read_answer(question: Question[B], answer: bytes) -> B:

@@ -268,6 +268,7 @@ class Server:
         headers: dict[str, str] | None = None,
         leave_after: int | None = None,
         pieces: Sequence[bytes] = (),
+        client: str = "192.0.2.1",
     ) -> Answer:
         headers = {"content-type": "application/json"} if headers is None else headers
         answer, gone = Answer(), asyncio.Event()
@@ -299,7 +300,7 @@ class Server:
             "raw_path": path.encode(),
             "query_string": b"",
             "headers": raw_headers,
-            "client": ("192.0.2.1", 4711),
+            "client": (client, 4711),
             "http_version": "1.1",
             "scheme": "http",
             "server": ("127.0.0.1", 80),

@@ -1,0 +1,44 @@
+"""How many large bodies of one owner are held in memory at once. The others wait where they are: in the network."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from text_generation_router.errors import OverloadedError
+
+
+class Places:
+    def __init__(self, places: int, wait_s: float) -> None:
+        """`places`: of each owner. `wait_s`: how long a body may wait for one."""
+        self._places = places
+        self._wait_s = wait_s
+        self._semaphores: dict[str, asyncio.Semaphore] = {}
+        self._users: Counter[str] = Counter()  # that hold a place or wait for one
+
+    @property
+    def owners(self) -> int:
+        return len(self._semaphores)
+
+    @asynccontextmanager
+    async def one_of(self, owner: str) -> AsyncGenerator[None, None]:
+        """Raises OverloadedError if none is given back in time."""
+        semaphore = self._semaphores.setdefault(owner, asyncio.Semaphore(self._places))
+        self._users[owner] += 1
+        try:
+            await self._acquire(semaphore)
+            try:
+                yield
+            finally:
+                semaphore.release()
+        finally:
+            self._users[owner] -= 1
+            if not self._users[owner]:
+                del self._users[owner], self._semaphores[owner]
+
+    async def _acquire(self, semaphore: asyncio.Semaphore) -> None:
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await semaphore.acquire()
+        except TimeoutError:
+            raise OverloadedError from None
