@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 # Files, pipes and sockets of ours that are no client's connection.
 OTHER_DESCRIPTORS = 64
-# That read large bodies: one of them does so at a time, the other is for what is done quickly.
-CHILDREN = 2
+# That read large bodies: one after the other, so that no more than one of them is in memory as objects.
+CHILDREN = 1
 # Large bodies that wait to be read; their number bounds the memory that they take.
 WAITING_BODIES = 16
 # JSON takes as much memory at most, as objects and in its parser; a long chat less than half of it.

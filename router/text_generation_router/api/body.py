@@ -32,7 +32,7 @@ WAIT_S = 30.0
 
 
 class Offload(Protocol):
-    async def run(self, name: str, content: bytes, timeout_s: float, tenant: str = "", heavy: bool = False) -> bytes:
+    async def run(self, name: str, content: bytes, timeout_s: float, tenant: str = "") -> bytes:
         """Raises JobError."""
 
 
@@ -77,9 +77,9 @@ class Bodies:
     async def _run(self, name: str, job: bytes, owner: str) -> bytes:
         try:
             try:
-                return await self._offload.run(name, job, READ_S, owner, heavy=True)
+                return await self._offload.run(name, job, READ_S, owner)
             except JobLostError:  # perhaps somebody killed the child
-                return await self._offload.run(name, job, READ_S, owner, heavy=True)
+                return await self._offload.run(name, job, READ_S, owner)
         except BusyError as error:
             raise OverloadedError from error
         except (JobTimeoutError, JobLostError) as error:

@@ -23,32 +23,30 @@ START_AGAIN_S = 1.0
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
     children: int
-    waiting: int  # jobs that wait for a child; and as many heavy ones
+    waiting: int  # jobs that wait for a child
     wait_s: float = 10.0  # that a job may wait for a child
     memory_bytes: int = 256 * 2**20  # of one child, beyond what it needs to begin
     max_answer_bytes: int = 64 * 2**20
 
 
 class Pool:
-    """`start` it before the first `run`, and `close` it. Heavy jobs are those that take long: one child never gets
-    them where there are two or more, so that the others do not wait behind them."""
+    """`start` it before the first `run`, and `close` it."""
 
     def __init__(self, entry: str, setup: bytes, limits: PoolLimits) -> None:
         """`entry`: MODULE:FUNCTION, which is given `setup` in each child and returns its handlers by name."""
         self._entry = entry
         self._setup = setup
         self._limits = limits
-        self._light, self._heavy = Waiting(limits.waiting), Waiting(limits.waiting)
+        self._waiting = Waiting(limits.waiting)
         self._changed = asyncio.Condition()
         self._keepers: list[asyncio.Task[None]] = []
         self._closed = False
 
     def start(self) -> None:
         for number in range(self._limits.children):
-            lanes = [self._light] if number == 0 and self._limits.children > 1 else [self._heavy, self._light]
-            self._keepers.append(asyncio.create_task(self._keep(lanes), name=f"offload child {number}"))
+            self._keepers.append(asyncio.create_task(self._keep(), name=f"offload child {number}"))
 
-    async def run(self, name: str, content: bytes, timeout_s: float, tenant: str = "", heavy: bool = False) -> bytes:
+    async def run(self, name: str, content: bytes, timeout_s: float, tenant: str = "") -> bytes:
         """What handler `name` makes of `content`, or a JobError. `timeout_s` begins when a child gets the job. A caller
         that is cancelled gives up its place; a job that runs is left to end, within its timeout."""
         if self._closed:
@@ -56,8 +54,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         job = Job(name, content, tenant, timeout_s, loop.create_future())
         job.patience = loop.call_later(self._limits.wait_s, _fail, job, BusyError())
-        lane = self._heavy if heavy else self._light
-        if (refused := lane.put(job)) is not None:
+        if (refused := self._waiting.put(job)) is not None:
             _fail(refused, BusyError())
         try:
             async with self._changed:
@@ -65,7 +62,7 @@ class Pool:
             return await job.answer
         finally:
             job.patience.cancel()
-            lane.remove(job)
+            self._waiting.remove(job)
 
     async def close(self) -> None:
         """Kills the children. Jobs that wait or run end with JobLostError. May be called again."""
@@ -74,18 +71,17 @@ class Pool:
         for keeper in keepers:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
-        for lane in (self._light, self._heavy):
-            while (job := lane.take()) is not None:
-                _fail(job, JobLostError())
+        while (job := self._waiting.take()) is not None:
+            _fail(job, JobLostError())
 
-    async def _keep(self, lanes: list[Waiting]) -> None:
+    async def _keep(self) -> None:
         """Has one child at any time, and one job for it."""
         job: Job | None = None
         try:
             while True:
                 async with self._child() as child:
                     while child.is_usable:
-                        job = job or await self._next(lanes)
+                        job = job or await self._next()
                         if child.is_usable:  # else it was killed from outside, and the next child does the job
                             await self._do(job, child)
                             job = None
@@ -109,13 +105,11 @@ class Pool:
                 logger.error("a child process did not start (%s): trying again", type(error).__name__)
                 await asyncio.sleep(START_AGAIN_S)
 
-    async def _next(self, lanes: list[Waiting]) -> Job:
+    async def _next(self) -> Job:
         async with self._changed:
-            while True:
-                for lane in lanes:
-                    if (job := lane.take()) is not None:
-                        return job
+            while (job := self._waiting.take()) is None:
                 await self._changed.wait()
+            return job
 
     async def _do(self, job: Job, child: ChildProcess) -> None:
         assert job.patience is not None

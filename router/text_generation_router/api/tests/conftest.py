@@ -205,7 +205,7 @@ class InProcess:
         self.done: list[str] = []
         self.failures: list[Exception] = []
 
-    async def run(self, name: str, content: bytes, timeout_s: float, tenant: str = "", heavy: bool = False) -> bytes:
+    async def run(self, name: str, content: bytes, timeout_s: float, tenant: str = "") -> bytes:
         self.done.append(name)
         await asyncio.sleep(0)
         if self.failures:

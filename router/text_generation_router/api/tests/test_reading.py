@@ -14,7 +14,7 @@ from text_generation_router.api.body import LARGE_BYTES
 from text_generation_router.api.fields import ListLimits
 from text_generation_router.api.reading_child import ENTRY, job_of, make_handlers, read_answer, setup_of
 from text_generation_router.api.schemas import ChatRequest, CompletionRequest, GenerateRequest
-from text_generation_router.errors import InferenceError, InvalidJsonError
+from text_generation_router.errors import InferenceError
 from text_generation_router.offload.errors import BusyError, JobFailedError, JobLostError, JobTimeoutError
 from text_generation_router.offload.pool import Pool, PoolLimits
 from text_generation_router.text.chat_template import ChatTemplate, Message
@@ -232,7 +232,6 @@ def test_a_child_reads_what_the_router_would(body, question):
 @settings(max_examples=200)
 @given(content=st.binary(max_size=200), question=st.sampled_from(QUESTIONS))
 def test_a_child_survives_any_bytes(content, question):
-    with pytest.raises(InferenceError):
-        read_answer(question, HANDLERS[question.name](job_of(content, LIMITS)))
-    with pytest.raises(InvalidJsonError):
-        read_answer(question, HANDLERS[question.name](job_of(b"{" + content, LIMITS)))
+    for body in (content, b"{" + content):
+        with pytest.raises(InferenceError):
+            read_answer(question, HANDLERS[question.name](job_of(body, LIMITS)))

@@ -153,17 +153,6 @@ def test_signals_that_ask_the_router_to_stop_leave_its_children_at_work():
     run(test)
 
 
-def test_heavy_jobs_leave_a_child_to_the_light_ones():
-    async def test(pool: Pool) -> None:
-        heavy = [asyncio.ensure_future(pool.run("hang", b"", LONG_S, heavy=True)) for _ in range(3)]
-        assert [await pool.run("reverse", b"ab", LONG_S) for _ in range(3)] == [b"ba"] * 3
-        assert not any(job.done() for job in heavy)
-        await pool.close()
-        await asyncio.gather(*heavy, return_exceptions=True)
-
-    run(test, children=2)
-
-
 def test_a_job_beyond_the_bound_is_refused_at_once():
     async def test(pool: Pool) -> None:
         await pid_of(pool)
