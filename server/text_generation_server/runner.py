@@ -29,7 +29,8 @@ from text_generation_server.sampling.sampler import Sampled, Sampler, read_out
 from text_generation_server.transfers import HostMoment, Moment, fetch
 from text_generation_server.warmup import LongestPause, largest_step, memory_for
 
-# Below this many rows a float32 product on a CPU takes another path through the BLAS, and other last bits come out.
+# Below this many rows a float32 product of torch takes another path through the BLAS, and other last bits come out. Our
+# own products (kernels/cpu) have no need of it.
 MIN_EXACT_ROWS = 16
 NO_SLOTS = torch.empty(0, dtype=torch.int32)
 NO_ROWS = NO_SLOTS.numpy()

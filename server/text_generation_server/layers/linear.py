@@ -9,8 +9,9 @@ from torch import Tensor
 from text_generation_server.distributed import Group
 from text_generation_server.kernels.interface import Kernels
 
-# On a CPU the BLAS splits long float32 dot products in a way that depends on the number of rows. Up to this length
-# it was measured not to, so longer ones are split here, always alike.
+# Where no CPU kernels were compiled, float32 products are torch's. Its BLAS splits long dot products in a way that
+# depends on the number of rows; up to this length it was measured not to, so longer ones are split here, always alike.
+# No BLAS promises it: only with the compiled kernels are a row's bits the same in any company by construction.
 EXACT_LENGTH = 768
 EXACT_BLOCK = 512
 LARGEST_INT8 = 127

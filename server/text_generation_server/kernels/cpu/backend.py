@@ -1,5 +1,6 @@
 """`interface.Kernels` on a CPU. What needs a sort, or a size that the C code does not know, is the reference's."""
 
+from collections.abc import Callable
 from itertools import groupby
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu.library import TYPES, Library, Word
-from text_generation_server.kernels.cpu.linear import PackedLinear, Scratch, can_pack
+from text_generation_server.kernels.cpu.linear import Float32Linear, PackedLinear, Scratch, can_pack
 from text_generation_server.kernels.interface import Choices, Chosen, KvLayer, Segments
 
 LANES = 16
@@ -32,7 +33,10 @@ class CpuKernels:
 
     def linear(
         self, weight: Tensor, bias: Tensor | None, scales_N: Tensor | None, gated: bool, dtype: torch.dtype
-    ) -> PackedLinear | None:
+    ) -> Callable[[Tensor], Tensor] | None:
+        if weight.dtype == dtype == torch.float32 and self.library.has("gemm_f32"):
+            linear = Float32Linear(self.library, self.threads, weight, bias)
+            return (lambda x: self.silu_mul(linear(x))) if gated else linear
         if not self.library.has("gemm") or weight.dtype == torch.float32 or not can_pack(weight, gated):
             return None
         return PackedLinear(self.library, self.threads, self._scratch, weight, bias, scales_N, gated, dtype)

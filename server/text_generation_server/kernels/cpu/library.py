@@ -36,6 +36,7 @@ WORDS = {
     "advance": "PqPPPq",
     "draw": "PqqqPPPPPP",
     "check_finite": "PqqqP",
+    "gemm_f32": "PqqPqPP",
     # Only libraries for processors with the instructions have these.
     "gemm": "PqqPqqPPqqPP",
     "attend_chunk": "PqPqPPqqqPqqdP",

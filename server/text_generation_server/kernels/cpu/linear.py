@@ -1,4 +1,4 @@
-"""Weights as the compiled matrix product wants them: panels of 16 outputs, in bfloat16 or int8."""
+"""Weights as the compiled matrix products want them: panels of 16 outputs in bfloat16 or int8, of 32 in float32."""
 
 import torch
 import torch.nn.functional as F
@@ -96,6 +96,27 @@ class PackedLinear:
         return numbers
 
 
+class Float32Linear:
+    """y = x Wᵀ + b in float32. A row's y has the same bits whatever else is in x, for any number of threads."""
+
+    def __init__(self, library: Library, threads: int, weight: Tensor, bias: Tensor | None) -> None:
+        """weight [N, K]"""
+        self._outputs, self._inputs = weight.shape
+        self._library = library
+        self._threads = threads
+        self._weight = _wide_panels(weight)
+        self._bias = None if bias is None else bias.contiguous()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        y = torch.empty((x.shape[0], self._outputs), dtype=torch.float32)
+        self._library.call(
+            self._threads, "gemm_f32", x.data_ptr(), x.shape[0], self._inputs, self._weight.data_ptr(), self._outputs,
+            _pointer(self._bias), y.data_ptr(),
+        )  # fmt: skip
+        return y
+
+
 def can_pack(weight: Tensor, gated: bool) -> bool:
     """Whether the layout fits: whole panels of inputs, and of each half of a gated product."""
     outputs, inputs = weight.shape
@@ -109,6 +130,18 @@ def _panels(weight: Tensor) -> Tensor:
     outputs, inputs = weight.shape
     packed = empty((outputs // PANEL, inputs // 2, PANEL, 2), weight.dtype, weight.device)
     return packed.copy_(weight.view(outputs // PANEL, PANEL, inputs // 2, 2).permute(0, 2, 1, 3))
+
+
+def _wide_panels(weight: Tensor) -> Tensor:
+    """[N / 32, K, 32]; outputs are filled up with zeros to whole panels."""
+    outputs, inputs = weight.shape
+    packed = empty((-(-outputs // BLOCK), inputs, BLOCK), weight.dtype, weight.device)
+    whole = outputs // BLOCK
+    packed[:whole].copy_(weight[: whole * BLOCK].view(whole, BLOCK, inputs).transpose(1, 2))
+    if rest := outputs % BLOCK:
+        packed[whole].zero_()
+        packed[whole, :, :rest].copy_(weight[whole * BLOCK :].T)
+    return packed
 
 
 def _interleaved(outputs: int) -> Tensor:

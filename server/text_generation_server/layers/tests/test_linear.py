@@ -9,7 +9,7 @@ from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.library import NEEDS
-from text_generation_server.kernels.cpu.linear import PackedLinear, Scratch
+from text_generation_server.kernels.cpu.linear import Float32Linear, PackedLinear, Scratch
 from text_generation_server.layers.linear import make_linear, quantize
 
 NAN = float("nan")
@@ -144,6 +144,56 @@ def test_a_rows_result_does_not_depend_on_its_neighbours(kernels: CpuKernels, in
         whole = linear(x[: rows[-1]])
         for count in rows:
             assert torch.equal(linear(x[:count]), whole[:count])
+
+
+@pytest.fixture(params=NEEDS)
+def exact_kernels(request: pytest.FixtureRequest) -> CpuKernels:
+    kernels = load_kernels(request.param)
+    if kernels is None:
+        pytest.skip(f"needs a C compiler when the package is installed, and of the processor: {NEEDS[request.param]}")
+    return kernels
+
+
+# Outputs that fill panels and that do not, inputs in one block of 512 and in several.
+FLOAT_SHAPES = [(1, 1), (40, 33), (64, 128), (512, 47), (513, 96), (1100, 65)]
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), FLOAT_SHAPES)
+def test_float32_products_are_those_of_the_weights(
+    exact_kernels: CpuKernels, inputs: int, outputs: int, with_bias: bool
+) -> None:
+    weight, bias = random(outputs, inputs).float(), random(outputs).float() if with_bias else None
+    linear = make_linear(exact_kernels, weight, bias)
+    assert isinstance(linear, Float32Linear)
+    for rows in ROWS:
+        x = random(rows, inputs).float()
+        torch.testing.assert_close(linear(x).double(), exact(x, weight, bias), atol=1e-4, rtol=1e-5)
+
+
+def test_float32_gates_and_ups_meet(exact_kernels: CpuKernels) -> None:
+    weight, x = random(2 * 48, 40).float(), random(5, 40).float()
+    gate, up = exact(x, weight, None).chunk(2, dim=1)
+    y = make_linear(exact_kernels, weight, gated=True)(x)
+    torch.testing.assert_close(y.double(), F.silu(gate) * up, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(("inputs", "outputs"), FLOAT_SHAPES)
+def test_a_float32_row_is_the_same_to_the_bit_in_any_company(
+    exact_kernels: CpuKernels, inputs: int, outputs: int, threads: int
+) -> None:
+    generator = torch.Generator().manual_seed(outputs)
+    weight, x = (torch.randn(shape, generator=generator) for shape in ((outputs, inputs), (70, inputs)))
+    exact_kernels.threads = 1
+    whole = make_linear(exact_kernels, weight)(x)
+    exact_kernels.threads = threads
+    linear = make_linear(exact_kernels, weight)
+    for count in range(1, 20):
+        assert torch.equal(linear(x[:count]), whole[:count])
+        assert torch.equal(linear(x[70 - count :]), whole[70 - count :])
+    order = torch.randperm(70, generator=generator)
+    assert torch.equal(linear(x[order]), whole[order])
 
 
 def test_without_kernels_for_it_8_bits_are_the_same_numbers() -> None:
