@@ -277,6 +277,7 @@ def test_a_worker_that_stops_answers_what_it_has_launched(device: Device) -> Non
     device.until(1)
     threading.Timer(0.05, device.complete, ["one"]).start()
     worker.stop()
+    assert one.done() and not worker._thread.is_alive()
     assert result(one) == "one"
 
 
