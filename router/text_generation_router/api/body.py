@@ -21,7 +21,7 @@ from text_generation_router.offload.errors import BusyError, JobFailedError, Job
 
 B = TypeVar("B", bound=Body)
 
-# Larger bodies are read in a child process: with the dearest content this many bytes take the event loop 5 ms.
+# Larger bodies are read in a child process: the dearest content of so many bytes takes 3 to 5 ms of the event loop.
 LARGE_BYTES = 2**16
 # For a child to read a body and to render its prompt.
 READ_S = 10.0
