@@ -9,7 +9,8 @@ from pathlib import Path
 import departures
 import hostile
 import hung_router
-import kills
+import outside
+import poison
 import scenarios
 from attacks import SEED, Attacked, fuzz, throw_bodies
 from report import Result, as_markdown
@@ -22,22 +23,23 @@ from text_generation_benchmark.cli import replace_table
 Run = Callable[[], Result]
 
 
-def streams_under_faults(scale: Scale, seed: int) -> Iterator[tuple[str, Run]]:
+def streams_under_faults(scale: Scale, seed: int, asked_kills: int | None) -> Iterator[tuple[str, Run]]:
     for num_shard in (1, 2):
         # What is expected is heard once for each number of shards: sums of floats depend on it.
         expected = scenarios.undisturbed(scale, num_shard)
-        kinds = kills.kinds_of(scale.num_kills, seed + num_shard)
-        killing = partial(scenarios.kill_shards, scale, num_shard, kinds, seed + num_shard, expected)
-        yield "a shard killed (SIGKILL)", killing
+        num_kills = scale.num_kills[num_shard] if asked_kills is None else asked_kills
+        killing = partial(outside.kill_from_outside, scale, num_shard, num_kills, scale.num_drains, seed + num_shard)
+        yield "shards killed from outside (SIGKILL)", killing
         yield "a shard stopped (SIGSTOP)", partial(scenarios.stop_shard, scale, num_shard, seed, expected)
         yield "exceptions in steps", partial(scenarios.raise_in_steps, scale, num_shard, expected)
         if num_shard == 1:
             yield "SIGTERM, default flags", partial(scenarios.terminate, scale, expected)
+            yield "a request that kills its shards", partial(poison.poison, scale, expected, alone=2)
             yield from hung_router.everything(expected, scale)
 
 
-def everything(scale: Scale, seed: int, examples: int) -> Iterator[tuple[str, Run]]:
-    yield from streams_under_faults(scale, seed)
+def everything(scale: Scale, seed: int, examples: int, asked_kills: int | None) -> Iterator[tuple[str, Run]]:
+    yield from streams_under_faults(scale, seed, asked_kills)
     for num_shard in (1, 2):
         yield "router killed", partial(departures.kill_router, scale, num_shard)
     yield "launcher killed", partial(departures.kill_launcher, scale, 2)
@@ -85,7 +87,7 @@ def measured(scale: Scale, failures: list[str]) -> list[ShardFigures]:
 
 
 def slow(results: Sequence[tuple[str, Result]]) -> list[str]:
-    killed = [result for _, result in results if isinstance(result, scenarios.Killed)]
+    killed = [result for _, result in results if isinstance(result, outside.KilledOutside)]
     return [f"N = {result.num_shard}: {text}" for result in killed for text in result.slow_outages()]
 
 
@@ -94,15 +96,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="shorter texts, fewer faults")
     parser.add_argument("--seed", type=int, default=1, help="which shards are killed, and when")
+    parser.add_argument("--kills", type=int, help="of shards from outside, for each number of shards")
+    parser.add_argument("--only", default="", help="a part of what happens: no table is written then")
     parser.add_argument("--write", type=Path, help="a Markdown file whose marked table is replaced")
     asked = parser.parse_args()
     scale, examples = (SHORT, 12) if asked.short else (LONG, 100)
     print(f"seed {asked.seed}", flush=True)
-    results, failures = run(everything(scale, asked.seed, examples))
-    figures = measured(scale, failures)
+    todo = everything(scale, asked.seed, examples, asked.kills)
+    results, failures = run((name, scenario) for name, scenario in todo if asked.only in name)
+    figures = measured(scale, failures) if not asked.only else []
     table = as_markdown(results, figures)
     print(f"\n{table}\n")
-    if asked.write is not None:
+    if asked.write is not None and not asked.only:
         asked.write.write_text(replace_table(asked.write.read_text(), table))
     for line in slow(results):
         print(f"slow: {line}")

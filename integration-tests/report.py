@@ -10,12 +10,16 @@ from typing import Any
 from attacks import Attacked
 from departures import MIB, Gone, LauncherKilled, NeverRead, RouterKilled
 from hung_router import LeftAlone, Replaced
-from scenarios import Killed, Raised, Stopped, Terminated
+from killer import MOST_IN_A_ROW
+from outside import MOMENTS, UNDER_WAY, KilledOutside
+from poison import NUM_NEIGHBOURS, Poisoned
+from scenarios import Raised, Stopped, Terminated
 from shard_figures import ShardFigures, total_mib
 from streams import Comparison
 
 Result = (
-    Killed
+    KilledOutside
+    | Poisoned
     | Stopped
     | Raised
     | Terminated
@@ -30,9 +34,16 @@ Result = (
 
 
 def as_markdown(results: Sequence[tuple[str, Result]], figures: Sequence[ShardFigures]) -> str:
-    killed = [result for _, result in results if isinstance(result, Killed)]
+    killed = [result for _, result in results if isinstance(result, KilledOutside)]
     attacked = [(name, result) for name, result in results if isinstance(result, Attacked)]
-    tables = [_streams_table(results), _recovery_table(killed), _rest_table(results), _attacks_table(attacked)]
+    tables = [
+        _outside_table(killed),
+        _moments_table(killed),
+        _recovery_table(killed),
+        _streams_table(results),
+        _rest_table(results),
+        _attacks_table(attacked),
+    ]
     tables.append(_shards_table(figures))
     head = f"Demo model, float32, {os.cpu_count()} cores, torch {version('torch')}."
     return "\n\n".join([head, *filter(None, tables)])
@@ -41,7 +52,7 @@ def as_markdown(results: Sequence[tuple[str, Result]], figures: Sequence[ShardFi
 def _streams_table(results: Sequence[tuple[str, Result]]) -> str:
     rows = []
     for name, result in results:
-        if isinstance(result, Killed | Stopped | Raised | Terminated):
+        if isinstance(result, Stopped | Raised | Terminated | Poisoned):
             shards = getattr(result, "num_shard", 1)
             rows.append([name, shards, *_counts(result.comparison), _restarts(result), _remark(result)])
     return _table("what happens|shards|streams|lost|wrong tokens|other texts|restarts|remarks", rows)
@@ -51,24 +62,47 @@ def _counts(comparison: Comparison) -> list[int]:
     return [comparison.streams, comparison.lost, comparison.wrong_tokens, comparison.other_texts]
 
 
-def _restarts(result: Killed | Stopped | Raised | Terminated) -> object:
-    if isinstance(result, Killed):
-        return len(result.kills) - len(result.missed)
+def _restarts(result: Stopped | Raised | Terminated | Poisoned) -> object:
+    if isinstance(result, Poisoned):
+        return ", ".join(map(str, result.deaths))
     return "–" if isinstance(result, Terminated) else result.restarts
 
 
-def _remark(result: Killed | Stopped | Raised | Terminated) -> str:
+def _remark(result: Stopped | Raised | Terminated | Poisoned) -> str:
+    if isinstance(result, Poisoned):
+        return f"ended by name: once among {NUM_NEIGHBOURS} others, {len(result.deaths) - 1} times alone"
     if isinstance(result, Stopped):
         return f"`/ready` 503 after {result.unready_s:.1f} s"
     if isinstance(result, Raised):
         return f"{result.raised} exceptions"
-    if isinstance(result, Terminated):
-        return f"exit status {result.status}, `/ready` 503 after {result.unready_s:.2f} s"
-    kinds = Counter(kill.kind for kill in result.kills if kill not in result.missed)
-    return f"seed {result.seed}: " + ", ".join(f"{count} in {kind}" for kind, count in kinds.items())
+    return f"exit status {result.status}, `/ready` 503 after {result.unready_s:.2f} s"
 
 
-def _recovery_table(killed: Sequence[Killed]) -> str:
+def _outside_table(killed: Sequence[KilledOutside]) -> str:
+    """What was done, and whether a stream noticed."""
+    rows = []
+    for result in killed:
+        bursts = Counter(size for _, size in {(kill.burst, kill.size) for kill in result.kills})
+        limited = [kill.waited_s for kill in result.kills if kill.waited_s]
+        rows.append(
+            [
+                *(result.num_shard, result.seed, len(result.kills), result.with_enough),
+                ", ".join(f"{bursts[size]} × {size}" for size in sorted(bursts)),
+                sum(len(kill.ranks) > 1 for kill in result.kills),
+                f"{max((kill.in_a_row for kill in result.kills), default=0)} ({len(limited)} × waited)",
+                *(result.streams, len(result.lost), len(result.different)),
+            ]
+        )
+    head = f"shards|seed|kills|with ≥ {UNDER_WAY} streams|bursts × kills|of all ranks|most in a row (< {MOST_IN_A_ROW})"
+    return _table(f"{head}|streams|lost|different", rows)
+
+
+def _moments_table(killed: Sequence[KilledOutside]) -> str:
+    rows = [[result.num_shard, *(result.moments.get(moment, 0) for moment in MOMENTS)] for result in killed]
+    return _table("|".join(["shards", *(f"kills in {moment}" for moment in MOMENTS)]), rows)
+
+
+def _recovery_table(killed: Sequence[KilledOutside]) -> str:
     rows = []
     for result in killed:
         for label, waits in (
@@ -81,7 +115,7 @@ def _recovery_table(killed: Sequence[Killed]) -> str:
     return _table("shards|outages of|load s|recovery s, median|worst", rows)
 
 
-def _waits(result: Killed, wanted: Callable[[int], bool]) -> list[float]:
+def _waits(result: KilledOutside, wanted: Callable[[int], bool]) -> list[float]:
     return [wait for outage in result.outages if wanted(outage.num_kills) for wait in outage.waits_s]
 
 

@@ -12,7 +12,10 @@ class Scale:
     num_streams: int  # that start together
     num_late: int  # that start one by one later
     new_tokens: int
-    num_kills: int
+    mixed_tokens: tuple[int, int]  # of a text of the streams that shards are killed under
+    num_kills: Mapping[int, int]  # by the number of shards
+    longest_gap_s: float  # between kills
+    num_drains: int  # servers that shards are killed under while they drain, for each number of shards
     exceptions: Mapping[int, int]  # how many are injected, by the number of shards
     write_timeout_s: int
     num_leaving: int  # clients that go away at once
@@ -26,6 +29,6 @@ class Scale:
         return ServerProcess(*always, *self.arguments, *more, environ=environ)
 
 
-LONG = Scale(64, 32, 256, 10, {1: 20, 2: 5}, 30, 500, ())
+LONG = Scale(64, 32, 256, (80, 300), {1: 155, 2: 130}, 8.0, 5, {1: 20, 2: 5}, 30, 500, ())
 # Short texts need no long tables, and warm-up is what a restart spends its time on.
-SHORT = Scale(64, 8, 64, 5, {1: 5, 2: 1}, 3, 200, ("--max-total-tokens", "512"))
+SHORT = Scale(64, 8, 64, (20, 60), {1: 3, 2: 2}, 3.0, 1, {1: 5, 2: 1}, 3, 200, ("--max-total-tokens", "512"))

@@ -11,42 +11,15 @@ from dataclasses import dataclass
 import httpx
 import kills
 import processes
-from kills import Kill, Outage
 from scale import Scale
 from server_process import ServerProcess
 from streams import Comparison, Crowd, Heard, compare, listen
 
 UNREADY_LIMIT_S = 6.0
-RECOVERY_LIMIT_S = 10.0
-MARGIN_OVER_LOAD_S = 2.0
 # The first exception comes when all streams should be under way: those that are not make their cycle shorter. The next
 # ones so many steps after the last of them is back.
 FIRST_RAISE = 40
 STEPS_BETWEEN_RAISES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Killed:
-    num_shard: int
-    seed: int
-    kills: Sequence[Kill]
-    missed: Sequence[Kill]
-    comparison: Comparison
-    outages: Sequence[Outage]
-    load_s: float
-
-    def failures(self) -> list[str]:
-        never = sorted(kills.POINTS.keys() - {kill.kind for kill in self.kills if kill not in self.missed})
-        found = _differences(self.comparison)
-        found += [f"{len(self.missed)} kills never happened: {self.missed}"] if self.missed else []
-        found += [f"no shard was killed in {kind}" for kind in never]
-        return found
-
-    def slow_outages(self) -> list[str]:
-        """Against the target, for outages of one kill each; a matter of the machine as well."""
-        limit_s = min(self.load_s + MARGIN_OVER_LOAD_S, RECOVERY_LIMIT_S)
-        waits = [outage.worst_s for outage in self.outages if outage.num_kills == 1]
-        return [f"{wait:.1f} s from kill to next token, target {limit_s:.1f} s" for wait in waits if wait > limit_s]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +69,6 @@ def undisturbed(scale: Scale, num_shard: int) -> list[Heard]:
     if broken:
         raise RuntimeError(f"{len(broken)} streams fail without any fault: {broken[0]}")
     return heard
-
-
-def kill_shards(scale: Scale, num_shard: int, kinds: Sequence[str], seed: int, expected: Sequence[Heard]) -> Killed:
-    planned = kills.plan(kinds, num_shard, scale.num_streams + scale.num_late, seed)
-    with scale.server(num_shard, "--testing", environ=kills.failpoints(planned)) as server:
-        heard, _ = listen(server.url, scale.asks(), scale.num_streams)
-        log = server.log()
-    faults = kills.injected(log)
-    outages = kills.outages([fault.at_s for fault in faults], heard)
-    missed = kills.missed(planned, faults)
-    return Killed(num_shard, seed, planned, missed, compare(expected, heard), outages, kills.load_time_s(log))
 
 
 def stop_shard(scale: Scale, num_shard: int, seed: int, expected: Sequence[Heard]) -> Stopped:

@@ -1,7 +1,9 @@
 """The short form of `make chaos`: what is done to the server's own processes, no client notices."""
 
 import departures
-import kills
+import mixed
+import outside
+import poison
 import pytest
 import scenarios
 from scale import SHORT
@@ -21,13 +23,15 @@ def two_shards() -> list[Heard]:
     return scenarios.undisturbed(SHORT, 2)
 
 
-def test_no_stream_notices_that_a_shard_is_killed_at_any_moment(one_shard: list[Heard]) -> None:
-    assert scenarios.kill_shards(SHORT, 1, kills.EACH_ONCE, SEED, one_shard).failures() == []
+@pytest.mark.parametrize(("num_shard", "num_drains"), [(1, SHORT.num_drains), (2, 0)])
+def test_no_stream_notices_that_shards_are_killed_from_outside(num_shard: int, num_drains: int) -> None:
+    killed = outside.kill_from_outside(SHORT, num_shard, SHORT.num_kills[num_shard], num_drains, SEED)
+    assert killed.failures() == []
+    assert len(killed.kills) >= SHORT.num_kills[num_shard] and len(killed.kinds) == len(mixed.KINDS)
 
 
-def test_no_stream_notices_that_one_shard_of_two_is_killed(two_shards: list[Heard]) -> None:
-    killed = scenarios.kill_shards(SHORT, 2, ["prefill", "decode"], SEED, two_shards)
-    assert killed.comparison.is_equal and not killed.missed, killed.failures()
+def test_a_request_that_kills_its_shards_ends_by_name_and_no_neighbour_notices(one_shard: list[Heard]) -> None:
+    assert poison.poison(SHORT, one_shard, alone=0).failures() == []
 
 
 def test_a_stopped_shard_is_seen_and_no_stream_notices(two_shards: list[Heard]) -> None:

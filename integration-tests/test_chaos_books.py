@@ -1,15 +1,20 @@
 """The books of a chaos run: what it compares and what it counts. No server."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 
 import kills
+import mixed
 import pytest
 import report
-from kills import Injected, Kill
-from scenarios import Killed
+from killer import Kill
+from kills import Injected
+from mixed import MixedHeard
+from outside import KilledOutside, Peace, Record
+from poison import Poisoned
 from shard_figures import ShardFigures, mib_read
 from streams import Heard, asks, compare
 
@@ -39,45 +44,101 @@ def test_a_lost_stream_and_another_text_are_seen() -> None:
     assert not comparison.is_equal
 
 
-def test_every_plan_has_all_kinds_and_never_two_in_a_row_before_any_token() -> None:
-    for seed in range(200):
-        kinds = kills.kinds_of(10, seed)
-        assert len(kinds) == 10 and set(kinds) == kills.POINTS.keys() and kinds[0] == "prefill"
-        early = [kind in kills.BEFORE_ANY_TOKEN for kind in kinds]
-        assert not any(one and other for one, other in pairwise(early))
-        plan = kills.plan(kinds, 2, 96, seed)
-        assert plan == kills.plan(kinds, 2, 96, seed) and [kill.generation for kill in plan] == list(range(1, 11))
-        assert {kill.rank for kill in plan} <= {0, 1}
-
-
-def test_a_kill_that_never_happened_is_named() -> None:
-    planned = [Kill(1, 0, "decode", 3), Kill(2, 0, "decode", 5), Kill(3, 1, "load", 1)]
-    log = "\n".join(
-        [
-            log_line("fault injected: shard.decode kill at pass 3", 5.0, rank=0),
-            "no JSON",
-            log_line("fault injected: shard.load kill at pass 1", 6.0, rank=1),
-        ]
-    )
-    faults = kills.injected(log)
-    assert faults[0] == Injected("shard.decode", "kill", 0, 5.0)
-    assert kills.missed(planned, faults) == [planned[1]]
-    assert kills.failpoints(planned[2:]) == {"FAILPOINTS": "shard.load[generation=3,rank=1]:kill@1"}
+def test_injected_faults_are_found_in_a_log() -> None:
+    log = log_line("fault injected: shard.decode kill at pass 3", 5.0, rank=0) + "\nno JSON\n" + log_line("else", 6.0)
+    assert kills.injected(log) == [Injected("shard.decode", "kill", 0, 5.0)]
 
 
 def test_an_outage_lasts_from_its_first_kill_to_the_next_token_of_each_stream() -> None:
-    streams = [heard([1, 2, 3], [1.0, 2.1, 5.0]), heard([1, 2, 3], [1.0, 6.0, 9.5]), heard([1], [8.9])]
+    streams = [[1.0, 2.1, 5.0], [1.0, 6.0, 9.5], [8.9]]
     single, double = kills.outages([2.0, 7.0, 8.0], streams)
     # The token at 2.1 was on its way when the shard died; the last stream began during the second outage.
     assert (single.num_kills, single.median_s, single.worst_s) == (1, 3.5, 4.0)
     assert (double.num_kills, double.waits_s) == (2, (2.5,))
 
 
-def test_a_run_without_one_of_the_kinds_fails() -> None:
-    plan = kills.plan(kills.kinds_of(5, 1), 1, 96, 1)
-    equal = compare([heard([1])], [heard([1])])
-    assert Killed(1, 1, plan, [], equal, [], 1.0).failures() == []
-    assert any("load" in line for line in Killed(1, 1, plan, [plan[1]], equal, [], 1.0).failures())
+LOG = "\n".join(
+    [
+        log_line("Starting shard", 10.0),
+        log_line("Setting max batch total tokens to 100", 13.0),
+        log_line("Starting shard", 20.0),  # killed while it loads
+        log_line("Starting shard", 23.0),
+        log_line("Setting max batch total tokens to 100", 26.0),
+    ]
+)
+
+
+def test_starts_last_until_the_warm_up_is_over_or_the_next_start() -> None:
+    assert kills.loads(LOG) == [(10.0, 13.0), (20.0, 23.0), (23.0, 26.0)] and kills.load_time_s(LOG) == 3.0
+    assert kills.loads(LOG + "\n" + log_line("Starting shard", 30.0))[-1] == (30.0, float("inf"))
+
+
+def kill_at(at_s: float, prefill: int = 0, decode: int = 0, in_a_row: int = 1) -> Kill:
+    return Kill(at_s, 1, 1, [0], 1, 0.0, in_a_row, {"prefill": prefill, "decode": decode})
+
+
+ASKED = [*mixed.mixed_asks(len(mixed.KINDS), (4, 4))]
+GREEDY, SLOW, BEST_OF = (
+    next(i for i, a in enumerate(ASKED) if a.kind == k) for k in ("greedy", "slow reader", "best_of")
+)
+
+
+def mixed_heard(start_s: float, *arrivals_s: float, ask: int = GREEDY, outcome: tuple[str, ...] = ("a",)) -> MixedHeard:
+    return MixedHeard(ask, start_s, arrivals_s[-1], arrivals_s, outcome, "")
+
+
+def record_of(*streams: MixedHeard, kills: Sequence[Kill]) -> KilledOutside:
+    peace = [MixedHeard(i, 0.0, 1.0, (), ("a",), "") for i in range(len(ASKED))]
+    record = Record(Peace(ASKED, peace))
+    record.take_log(LOG)
+    record._heard, record._kills = list(streams), list(kills)
+    return record.result(1, 1, 3.0)
+
+
+def test_a_kill_is_put_where_log_metrics_and_clients_say_that_it_fell() -> None:
+    quick = mixed_heard(14.0, 15.0, 27.0, 28.0, 31.0)
+    late = mixed_heard(16.0, 16.5, 28.5, 31.0)
+    slow = mixed_heard(14.0, 15.0, 40.0, ask=SLOW)
+    times = {
+        "load": (11.0, 22.9, 23.5),
+        "prefill": (16.4,),
+        "replay": (26.5, 28.4),  # `late` has not been heard since the shards came back
+        "decode": (29.0,),
+    }
+    for moment, times_s in times.items():
+        for at_s in times_s:
+            result = record_of(quick, late, slow, kills=[kill_at(at_s, prefill=moment == "prefill", decode=2)])
+            assert result.moments == {moment: 1}, at_s
+    assert record_of(quick, kills=[kill_at(29.0)]).moments == {"between steps": 1}
+
+
+def test_lost_streams_other_outcomes_and_too_many_kills_in_a_row_are_failures() -> None:
+    fine = mixed_heard(14.0, 15.0)
+    assert record_of(fine, kills=[kill_at(29.0, decode=1)]).failures() == []
+    assert "1 of 2 streams lost: greedy: cut" in record_of(fine, replace(fine, error="cut"), kills=[]).failures()[0]
+    assert "greedy" in record_of(fine, replace(fine, outcome=("b",)), kills=[]).failures()[0]
+    assert "in a row" in record_of(fine, kills=[kill_at(29.0, in_a_row=5)]).failures()[0]
+
+
+def test_what_best_of_drew_is_asked_again_with_its_seeds() -> None:
+    drawn = mixed_heard(14.0, 15.0, ask=BEST_OF, outcome=('[7, ["x"]]', '[8, ["y"]]'))
+    again = mixed.drawn_again(ASKED[BEST_OF], drawn)
+    assert [(ask.body["parameters"]["seed"], ask.body["parameters"]["best_of"]) for ask, _ in again] == [(7, 1), (8, 1)]
+    assert [expected for _, expected in again] == list(drawn.outcome)
+
+
+def test_what_changes_from_run_to_run_is_left_out_of_an_outcome_and_nothing_else() -> None:
+    one = {"id": "chatcmpl-1", "created": 1, "choices": [{"delta": {"content": "a"}, "logprobs": [{"logprob": -1.5}]}]}
+    two = one | {"id": "chatcmpl-2", "created": 2}
+    chat = next(ask for ask in ASKED if ask.kind == "OpenAI chat")
+    assert list(mixed._outcome(chat, [one])) == list(mixed._outcome(chat, [two]))
+    assert list(mixed._outcome(chat, [{"token": {"id": 1}}])) != list(mixed._outcome(chat, [{"token": {"id": 2}}]))
+
+
+def test_the_mixed_asks_are_the_same_each_time_and_of_every_kind() -> None:
+    asked = mixed.mixed_asks(64, (20, 60))
+    assert asked == mixed.mixed_asks(64, (20, 60)) and {ask.kind for ask in asked} == {ask.kind for ask in ASKED}
+    assert len({json.dumps(ask.body) for ask in asked}) == 64
 
 
 def test_the_asks_are_half_greedy_half_sampled_and_no_two_the_same() -> None:
@@ -94,10 +155,13 @@ def test_bytes_read_are_found_by_rank() -> None:
 
 
 def test_the_table_can_be_written_into_the_readme() -> None:
-    plan = kills.plan(["prefill"], 1, 96, 1)
-    killed = Killed(1, 1, plan, [], compare([heard([1])], [heard([1])]), [kills.Outage(1, (3.0, 5.0))], 4.0)
-    table = report.as_markdown([("killed", killed)], [ShardFigures(1, 0, 2**28, 8.0), ShardFigures(2, 0, 2**27, 4.0)])
-    assert "| killed | 1 | 1 | 0 | 0 | 0 | 1 | seed 1: 1 in prefill |" in table
-    assert "| 1 | one kill | 4.0 | 4.0 | 5.0 |" in table and "| 2 | 0 | 4.00 | 50% | 128 |" in table
+    result = record_of(mixed_heard(14.0, 15.0, 27.0, 31.0), kills=[kill_at(29.0, decode=1), kill_at(30.0, prefill=1)])
+    poisoned = Poisoned((5, 5), ("", ""), compare([heard([1])], [heard([1])]))
+    table = report.as_markdown(
+        [("killed", result), ("poison", poisoned)], [ShardFigures(1, 0, 2**28, 8.0), ShardFigures(2, 0, 2**27, 4.0)]
+    )
+    assert "| 1 | 1 | 2 | 0 | 1 × 1 | 0 | 1 (0 × waited) | 1 | 0 | 0 |" in table
+    assert "| 1 | 1 | 1 | 0 | 0 | 0 | 0 |" in table and "| 2 | 0 | 4.00 | 50% | 128 |" in table
+    assert "| poison | 1 | 1 | 0 | 0 | 0 | 5, 5 |" in table
     readme = (Path(__file__).parent / "README.md").read_text()
     assert table in replace_table(readme, table)

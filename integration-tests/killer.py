@@ -1,0 +1,168 @@
+"""A process of its own that kills shards, at times drawn before anything is known of what they will be doing then.
+
+    python killer.py LAUNCHER_PID URL --kills 20 --shards 2 --seed 1
+
+Bursts of one, two or three kills; of several shards one is killed, or all at once. All gaps are drawn uniformly, by the
+wall clock. One thing is looked at beforehand: what the server promises holds for fewer than MOST_IN_A_ROW kills without
+an answered step between them, so one more kill waits until a step has been answered, and says for how long. Prints a
+line of JSON for each kill. A time at which no shard's process is alive passes without a kill.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+import httpx
+import processes
+import psutil
+
+MOST_IN_A_ROW = 5
+BURSTS = (1, 2, 3)
+# After this long nothing is under way any more, and no other generation has begun.
+SETTLED_S = 0.3
+# From one kill to the next, in seconds: about as long as a generation takes to start and to get going again.
+LONGEST_WITHIN_BURST_S, LONGEST_BETWEEN_BURSTS_S = 5.0, 8.0
+ALL_RANKS = 1 / 3  # how often all shards die at once, where there are several
+WAIT_LIMIT_S = 120.0
+METHODS = ("prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    at_s: float  # wall clock
+    burst: int
+    size: int  # of its burst
+    ranks: list[int]
+    generation: int
+    waited_s: float  # for an answered step, because of the limit
+    in_a_row: int  # kills since the last answered step, this one included
+    lost: dict[str, int]  # unanswered steps that it cost, by what they carried
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What the router has counted so far, by what a step carried."""
+
+    sent: dict[str, float]
+    answered: dict[str, float]
+
+    @property
+    def num_answered(self) -> float:
+        return sum(self.answered.values())
+
+    @property
+    def unanswered(self) -> dict[str, int]:
+        return {method: int(self.sent[method] - self.answered[method]) for method in METHODS}
+
+
+class Killer:
+    def __init__(self, launcher: int, url: str, num_shard: int, seed: int, longest_s: float) -> None:
+        self._launcher = launcher
+        self._metrics = httpx.Client(base_url=url, timeout=30)
+        self._num_shard = num_shard
+        self._rng = random.Random(seed)
+        self._longest_s = (longest_s, min(longest_s, LONGEST_WITHIN_BURST_S))  # before a burst, and within one
+        self._killed: set[psutil.Process] = set()  # a large process takes a while to be gone
+        self._in_a_row = 0
+        self._answered = 0.0  # steps, when the last kill had had its effect
+        self._lost = dict.fromkeys(METHODS, 0)  # steps, by all kills so far
+
+    def kills(self, count: int) -> Iterator[Kill]:
+        done = burst = 0
+        settled_s = 0.0
+        while done < count:
+            burst += 1
+            size = self._rng.choice(BURSTS)
+            for place in range(size):
+                gap_s = self._rng.uniform(SETTLED_S, self._longest_s[place > 0])
+                ranks = self._draw_ranks()
+                time.sleep(gap_s - settled_s)
+                kill = self._kill(burst, size, ranks)
+                settled_s = SETTLED_S if kill else 0.0
+                if kill is not None:
+                    done += 1
+                    yield kill
+
+    def _draw_ranks(self) -> list[int]:
+        everybody = list(range(self._num_shard))
+        return everybody if self._rng.random() < ALL_RANKS else [self._rng.choice(everybody)]
+
+    def _kill(self, burst: int, size: int, ranks: list[int]) -> Kill | None:
+        """None: there was nobody to kill."""
+        waited_s = self._wait_where_the_limit_says()
+        victims = self._alive(ranks)
+        if not victims:
+            return None
+        generation = max(victims.values())
+        at_s = time.time()
+        for victim in victims:
+            os.kill(victim.pid, signal.SIGKILL)
+        self._killed |= victims.keys()
+        self._in_a_row += 1
+        time.sleep(SETTLED_S)
+        steps = self._steps()
+        # Steps of generations that died before stay unanswered for ever, and were counted then.
+        lost = {method: steps.unanswered[method] - self._lost[method] for method in METHODS}
+        self._answered, self._lost = steps.num_answered, steps.unanswered
+        return Kill(at_s, burst, size, ranks, generation, waited_s, self._in_a_row, lost)
+
+    def _wait_where_the_limit_says(self) -> float:
+        started_s, has_waited = time.monotonic(), False
+        while True:
+            if self._steps().num_answered > self._answered:
+                self._in_a_row = 0
+            if self._in_a_row < MOST_IN_A_ROW - 1:
+                return time.monotonic() - started_s if has_waited else 0.0
+            has_waited = True
+            if time.monotonic() - started_s > WAIT_LIMIT_S:
+                raise SystemExit(f"no step was answered within {WAIT_LIMIT_S} s")
+            time.sleep(0.05)
+
+    def _alive(self, ranks: list[int]) -> dict[psutil.Process, int]:
+        """Shards of these ranks that nobody has killed yet, and their generations."""
+        found = {}
+        with suppress(psutil.Error):  # the launcher has ended, or one of them while we looked
+            for rank, shard in processes.shards(self._launcher).items():
+                if rank in ranks and shard not in self._killed and processes.living([shard]):
+                    found[shard] = processes.generation(shard)
+        return found
+
+    def _steps(self) -> Steps:
+        """Asked again while the router is too busy to answer."""
+        while True:
+            try:
+                lines = self._metrics.get("/metrics").text.splitlines()
+            except httpx.TransportError:
+                time.sleep(0.05)
+                continue
+            values = dict(line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+            counted = {
+                what: {m: float(values.get(f'tgi_batch_inference_{what}{{method="{m}"}}', 0)) for m in METHODS}
+                for what in ("count", "success", "failure")
+            }
+            ended = {m: counted["success"][m] + counted["failure"][m] for m in METHODS}
+            return Steps(counted["count"], ended)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("launcher", type=int, help="its process id")
+    parser.add_argument("url")
+    parser.add_argument("--shards", type=int, default=1)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--longest", type=float, default=LONGEST_BETWEEN_BURSTS_S, help="between bursts, seconds")
+    asked = parser.parse_args()
+    killer = Killer(asked.launcher, asked.url, asked.shards, asked.seed, asked.longest)
+    for kill in killer.kills(asked.kills):
+        print(json.dumps(asdict(kill)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Streams of every kind that a client can ask for, and what has to be the same however often they are heard."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+from typing import Any
+
+import httpx
+from calls import client_of
+from streams import SAMPLED, WORDS
+
+# Not the same from run to run: times, and names of answers, and what was found in the prefix cache.
+VOLATILE = ("created", "cached_tokens", "system_fingerprint")
+SLOW_PAUSE_S = 0.05
+STREAM_LIMIT_S = 300.0
+SHARED_WORDS = 300  # that prompts of the kind "shared prefix" begin with
+LONG_WORDS = (450, 800)  # of a prompt of several chunks
+
+
+@dataclass(frozen=True, slots=True)
+class MixedAsk:
+    kind: str
+    path: str
+    body: dict[str, Any]
+    is_streamed: bool = True
+    is_slow: bool = False  # its reader is
+
+
+@dataclass(frozen=True, slots=True)
+class MixedHeard:
+    """What came of one ask. `outcome` is everything that has to be the same each time."""
+
+    ask: int  # its place among the asks
+    started_s: float  # by the wall clock, as all times here
+    ended_s: float
+    arrivals_s: tuple[float, ...]  # of its events
+    outcome: tuple[str, ...]
+    error: str  # empty when it ended as it should
+
+
+def mixed_asks(count: int, tokens: tuple[int, int]) -> list[MixedAsk]:
+    """As many every time, the same each time; texts of between `tokens` tokens, where no end of text comes first."""
+    rng = random.Random(2)
+    shared = _words(rng, SHARED_WORDS)
+    kinds = cycle(KINDS)
+    return [make(i, rng, shared, rng.randint(*tokens)) for i, make in zip(range(count), kinds, strict=False)]
+
+
+def _words(rng: random.Random, count: int) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(count))
+
+
+def _native(kind: str, prompt: str, tokens: int, **parameters: Any) -> MixedAsk:
+    always = {"max_new_tokens": tokens, "ignore_eos_token": True, "details": True}
+    return MixedAsk(kind, "/generate_stream", {"inputs": prompt, "parameters": always | parameters})
+
+
+def _short(i: int, rng: random.Random) -> str:
+    return f"{i}: {_words(rng, rng.randint(8, 60))}"
+
+
+def _greedy(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
+    return _native("greedy", _short(i, rng), tokens)
+
+
+def _long(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
+    return _native("long prompt", f"{i}: {_words(rng, rng.randint(*LONG_WORDS))}", tokens)
+
+
+def _shared(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
+    return _native("shared prefix", f"{shared} {_short(i, rng)}", tokens, seed=i, **SAMPLED)
+
+
+def _seed(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
+    return _native("seed, warpers", _short(i, rng), tokens, seed=i, do_sample=True, top_k=20, typical_p=0.9)
+
+
+def _penalties(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
+    return _native("penalties", _short(i, rng), tokens, repetition_penalty=1.3, frequency_penalty=0.4)
+
+
+def _watermark(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
+    return _native("watermark", _short(i, rng), tokens, seed=i, do_sample=True, watermark=True)
+
+
+def _tops(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
+    return _native("top tokens", _short(i, rng), tokens, top_n_tokens=3)
+
+
+def _stop(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
+    return _native("stop strings", _short(i, rng), 2 * tokens, stop=["never said by anybody", "fox and the"])
+
+
+def _best_of(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
+    ask = _native("best_of", _short(i, rng), tokens, best_of=2, do_sample=True)
+    return replace(ask, path="/generate", is_streamed=False)
+
+
+def _chat(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
+    body = {
+        "model": "tgi",
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": _short(i, rng)}],
+        "max_tokens": tokens,
+        "temperature": 0.8,
+        "seed": i,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "stream": True,
+    }
+    return MixedAsk("OpenAI chat", "/v1/chat/completions", body)
+
+
+def _slow(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
+    return replace(_native("slow reader", _short(i, rng), tokens, top_n_tokens=5), is_slow=True)
+
+
+KINDS: list[Callable[[int, random.Random, str, int], MixedAsk]] = [
+    *(_greedy, _long, _shared, _seed, _penalties, _watermark, _tops, _stop, _best_of, _chat, _slow),
+]
+
+
+async def hear(client: httpx.AsyncClient, asked: Sequence[MixedAsk], place: int) -> MixedHeard:
+    ask, started_s = asked[place], time.time()
+    answers: list[Any] = []
+    arrivals: list[float] = []
+    error = ""
+    try:
+        async with asyncio.timeout(STREAM_LIMIT_S):
+            if ask.is_streamed:
+                error = await _read_stream(client, ask, answers, arrivals)
+            else:
+                response = await client.post(ask.path, json=ask.body)
+                answers.append(response.json())
+                error = "" if response.status_code == 200 else f"{response.status_code}: {answers[0]}"
+    except (httpx.HTTPError, TimeoutError, ValueError) as broken:
+        error = f"{type(broken).__name__}: {broken}"
+    return MixedHeard(place, started_s, time.time(), tuple(arrivals), tuple(_outcome(ask, answers)), error)
+
+
+async def _read_stream(client: httpx.AsyncClient, ask: MixedAsk, events: list[Any], arrivals: list[float]) -> str:
+    """What was wrong with the stream."""
+    is_done = False
+    async with client.stream("POST", ask.path, json=ask.body) as response:
+        async for line in response.aiter_lines():
+            if line == "data: [DONE]":
+                is_done = True
+            elif line.startswith("data:"):
+                events.append(json.loads(line.removeprefix("data:")))
+                arrivals.append(time.time())
+                if ask.is_slow:
+                    await asyncio.sleep(SLOW_PAUSE_S)
+    wrong = next((event for event in events if "error" in event), None)
+    if wrong is not None or response.status_code != 200:
+        return f"{response.status_code}: {wrong}"
+    is_whole = is_done if ask.path.startswith("/v1") else bool(events and events[-1].get("details"))
+    return "" if is_whole else "the stream ended before its text did"
+
+
+def _outcome(ask: MixedAsk, answers: Sequence[Any]) -> Iterator[str]:
+    if ask.kind == "best_of" and answers:
+        details = answers[0].get("details") or {}
+        for text in [details, *details.get("best_of_sequences", [])]:
+            yield json.dumps([text.get("seed"), text.get("tokens")])
+        return
+    for answer in answers:
+        yield json.dumps(_without_volatile(answer), sort_keys=True)
+
+
+def _without_volatile(answer: Any) -> Any:
+    if isinstance(answer, list):
+        return [_without_volatile(item) for item in answer]
+    if not isinstance(answer, dict):
+        return answer
+    kept = {name: value for name, value in answer.items() if name not in VOLATILE}
+    if isinstance(kept.get("id"), str):  # of an OpenAI answer; a token's is a number
+        del kept["id"]
+    return {name: _without_volatile(value) for name, value in kept.items()}
+
+
+def drawn_again(ask: MixedAsk, heard: MixedHeard) -> list[tuple[MixedAsk, str]]:
+    """Of an answer with best_of: each of its texts asked for alone, with the seed that the server drew for it, and the
+    tokens that have to come."""
+    found = []
+    for line in heard.outcome:
+        seed, tokens = json.loads(line)
+        parameters = ask.body["parameters"] | {"seed": seed, "best_of": 1}
+        found.append((replace(ask, body=ask.body | {"parameters": parameters}), json.dumps([seed, tokens])))
+    return found
+
+
+def is_as_expected(ask: MixedAsk, heard: MixedHeard, expected: MixedHeard) -> bool:
+    """Of best_of only the number of texts is known beforehand: the rest is for `drawn_again`."""
+    if ask.kind == "best_of":
+        return len(heard.outcome) == len(expected.outcome)
+    return heard.outcome == expected.outcome
+
+
+class Throng:
+    """So many streams under way at any time: where one ends another starts, until `finish` is called. The asks are
+    taken in turn, so that all of them are heard again and again."""
+
+    def __init__(self, asked: Sequence[MixedAsk], num_streams: int) -> None:
+        self.heard: list[MixedHeard] = []
+        self.num_asked = 0
+        self._asked = asked
+        self._num_streams = num_streams
+        self._turns = cycle(range(len(asked)))
+        self._finishing = asyncio.Event()
+
+    def finish(self) -> None:
+        """Streams under way go on to their ends; no more follow."""
+        self._finishing.set()
+
+    async def run(self, url: str) -> None:
+        async with client_of(url) as client, asyncio.TaskGroup() as tasks:
+            client.timeout = httpx.Timeout(STREAM_LIMIT_S)
+            for _ in range(self._num_streams):
+                tasks.create_task(self._listen(client))
+
+    async def _listen(self, client: httpx.AsyncClient) -> None:
+        while not self._finishing.is_set():
+            self.num_asked += 1
+            self.heard.append(await hear(client, self._asked, next(self._turns)))
+
+
+def hear_each_once(url: str, asked: Sequence[MixedAsk]) -> list[MixedHeard]:
+    """All at the same time."""
+
+    async def run() -> list[MixedHeard]:
+        async with client_of(url) as client:
+            client.timeout = httpx.Timeout(STREAM_LIMIT_S)
+            return await asyncio.gather(*(hear(client, asked, place) for place in range(len(asked))))
+
+    return asyncio.run(run())

@@ -1,0 +1,232 @@
+"""Shards killed by another process while mixed streams come and go, and what their clients notice of it."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import kills
+import mixed
+from calls import metric
+from killer import MOST_IN_A_ROW, Kill
+from kills import Outage
+from mixed import MixedAsk, MixedHeard, Throng
+from scale import Scale
+from server_process import ServerProcess
+
+KILLER = Path(__file__).parent / "killer.py"
+# Prompts in several chunks, and a warm-up that is soon over.
+ARGUMENTS = ("--max-total-tokens", "1536", "--max-batch-prefill-tokens", "256")
+MOMENTS = ("prefill", "decode", "between steps", "replay", "load", "drain")
+UNDER_WAY = 32
+RECOVERY_LIMIT_S = 10.0
+MARGIN_OVER_LOAD_S = 2.0
+# From one kill to the next at most while a server drains.
+DRAIN_LONGEST_S = 2.0
+# A drain begins so long after the first streams, drawn uniformly, and is met by at most so many kills.
+DRAIN_AFTER_S = (2.0, 8.0)
+DRAIN_KILLS = 3
+DRAINED_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class KilledOutside:
+    num_shard: int
+    seed: int
+    kills: Sequence[Kill]
+    moments: Mapping[str, int]
+    with_enough: int  # kills with at least UNDER_WAY streams under way
+    streams: int
+    kinds: Mapping[str, int]  # streams by what they asked for
+    lost: Sequence[str]  # errors of streams that did not end as they should
+    different: Sequence[str]  # kinds of streams whose outcome is not that of the run in peace
+    drains: Sequence[int]  # exit statuses
+    outages: Sequence[Outage]
+    load_s: float
+
+    def slow_outages(self) -> list[str]:
+        """Against the target, for outages of one kill each; a matter of the machine as well."""
+        limit_s = min(self.load_s + MARGIN_OVER_LOAD_S, RECOVERY_LIMIT_S)
+        waits = [outage.worst_s for outage in self.outages if outage.num_kills == 1]
+        return [f"{wait:.1f} s from kill to next token, target {limit_s:.1f} s" for wait in waits if wait > limit_s]
+
+    def failures(self) -> list[str]:
+        found = [f"{len(self.lost)} of {self.streams} streams lost: {self.lost[0]}"] if self.lost else []
+        found += [f"{len(self.different)} outcomes differ: {Counter(self.different)}"] if self.different else []
+        found += [f"a drained server ended with {status}" for status in self.drains if status]
+        too_many = [kill for kill in self.kills if kill.in_a_row >= MOST_IN_A_ROW]
+        return found + ([f"more kills in a row than are promised to be harmless: {too_many}"] if too_many else [])
+
+
+@dataclass(frozen=True, slots=True)
+class Peace:
+    """What the asks bring when nothing happens, by the number of shards: sums of floats depend on it."""
+
+    asked: Sequence[MixedAsk]
+    heard: Sequence[MixedHeard]
+
+    @classmethod
+    def of(cls, scale: Scale, num_shard: int) -> "Peace":
+        asked = mixed.mixed_asks(scale.num_streams, scale.mixed_tokens)
+        with scale.server(num_shard, *ARGUMENTS) as server:
+            heard = mixed.hear_each_once(server.url, asked)
+        broken = [stream.error for stream in heard if stream.error]
+        if broken:
+            raise RuntimeError(f"{len(broken)} streams fail without any fault: {broken[0]}")
+        return cls(asked, heard)
+
+
+def kill_from_outside(scale: Scale, num_shard: int, num_kills: int, num_drains: int, seed: int) -> KilledOutside:
+    """First servers that are killed while they drain, then one that is killed at any time, and asked again at last."""
+    peace = Peace.of(scale, num_shard)
+    record = Record(peace)
+    rng = random.Random(seed)
+    for _ in range(num_drains):
+        with scale.server(num_shard, *ARGUMENTS) as server:
+            killer = KillerProcess(server, num_shard, DRAIN_KILLS, rng.randrange(2**31), DRAIN_LONGEST_S)
+            throng = Throng(peace.asked, scale.num_streams)
+            asyncio.run(record.kill_while_draining(server, throng, killer, rng.uniform(*DRAIN_AFTER_S)))
+    with scale.server(num_shard, *ARGUMENTS) as server:
+        killer = KillerProcess(server, num_shard, num_kills, seed, scale.longest_gap_s)
+        asyncio.run(record.kill_at_any_time(server, Throng(peace.asked, scale.num_streams), killer))
+        record.ask_again(server.url)
+        record.take_log(server.log())
+        return record.result(num_shard, seed, kills.load_time_s(server.log()))
+
+
+class Record:
+    """Everything that is written down while shards die, and what follows from it afterwards."""
+
+    def __init__(self, peace: Peace) -> None:
+        self._peace = peace
+        self._heard: list[MixedHeard] = []
+        self._kills: list[Kill] = []
+        self._drained: list[Kill] = []
+        self._statuses: list[int] = []
+        self._loads: list[tuple[float, float]] = []  # from the start of shards until they were warmed up
+        self._different: list[str] = []
+
+    async def kill_at_any_time(self, server: ServerProcess, throng: Throng, killer: "KillerProcess") -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(throng.run(server.url))
+            self._kills += await killer.kills()
+            throng.finish()
+        self._heard += throng.heard
+
+    async def kill_while_draining(
+        self, server: ServerProcess, throng: Throng, killer: "KillerProcess", after_s: float
+    ) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            streams = tasks.create_task(throng.run(server.url))
+            await asyncio.sleep(after_s)
+            throng.finish()
+            while await asyncio.to_thread(metric, server.url, "tgi_request_count") < throng.num_asked:
+                await asyncio.sleep(0.02)  # what comes after SIGTERM is refused, by design
+            os.kill(server.pid, signal.SIGTERM)
+            killing = tasks.create_task(killer.kills())
+            await streams
+            killer.stop()
+        done = [kill for kill in killing.result() if kill.at_s < max(stream.ended_s for stream in throng.heard)]
+        self._kills += done
+        self._drained += done
+        self._heard += throng.heard
+        assert server.process is not None
+        self._statuses.append(await asyncio.to_thread(server.process.wait, DRAINED_LIMIT_S))
+
+    def take_log(self, log: str) -> None:
+        self._loads += kills.loads(log)
+
+    def ask_again(self, url: str) -> None:
+        """What best_of brought, with the seeds that were drawn for it, from a server that nothing is done to now."""
+        asked = self._peace.asked
+        again = [
+            pair
+            for stream in self._heard
+            if asked[stream.ask].kind == "best_of" and not stream.error
+            for pair in mixed.drawn_again(asked[stream.ask], stream)
+        ]
+        heard = mixed.hear_each_once(url, [ask for ask, _ in again])
+        self._different += [
+            "best_of" for (_, expected), stream in zip(again, heard, strict=True) if stream.outcome != (expected,)
+        ]
+
+    def result(self, num_shard: int, seed: int, load_s: float) -> KilledOutside:
+        asked, expected = self._peace.asked, self._peace.heard
+        whole = [stream for stream in self._heard if not stream.error]
+        self._different += [
+            asked[stream.ask].kind
+            for stream in whole
+            if not mixed.is_as_expected(asked[stream.ask], stream, expected[stream.ask])
+        ]
+        return KilledOutside(
+            num_shard=num_shard,
+            seed=seed,
+            kills=self._kills,
+            moments=Counter(self._moment(kill) for kill in self._kills),
+            with_enough=sum(len(self._under_way(kill.at_s)) >= UNDER_WAY for kill in self._kills),
+            streams=len(self._heard),
+            kinds=Counter(asked[stream.ask].kind for stream in self._heard),
+            lost=[f"{asked[stream.ask].kind}: {stream.error}" for stream in self._heard if stream.error],
+            different=self._different,
+            drains=self._statuses,
+            outages=kills.outages(self._times(), [s.arrivals_s for s in self._heard if not asked[s.ask].is_slow]),
+            load_s=load_s,
+        )
+
+    def _times(self) -> list[float]:
+        """Of kills after which the server was to go on for long."""
+        return [kill.at_s for kill in self._kills if kill not in self._drained]
+
+    def _under_way(self, at_s: float) -> list[MixedHeard]:
+        return [stream for stream in self._heard if stream.started_s < at_s < stream.ended_s]
+
+    def _moment(self, kill: Kill) -> str:
+        """Where a kill fell, from what was written down by others: the server's log, its metrics, and its clients."""
+        if kill in self._drained:
+            return "drain"
+        if any(start <= kill.at_s < end for start, end in self._loads):
+            return "load"
+        ready_s = max(end for _, end in self._loads if end <= kill.at_s)
+        if self._is_replaying(kill.at_s, ready_s):
+            return "replay"
+        return next((method for method in ("prefill", "decode") if kill.lost[method]), "between steps")
+
+    def _is_replaying(self, at_s: float, ready_s: float) -> bool:
+        """A stream whose reader is quick was under way when the shards came back, and has not been heard again."""
+        return any(
+            stream.started_s < ready_s < at_s < stream.ended_s
+            and stream.arrivals_s
+            and not self._peace.asked[stream.ask].is_slow
+            and bisect_right(stream.arrivals_s, ready_s) == bisect_left(stream.arrivals_s, at_s)
+            for stream in self._heard
+        )
+
+
+class KillerProcess:
+    """The other process; one use."""
+
+    def __init__(self, server: ServerProcess, num_shard: int, num_kills: int, seed: int, longest_s: float) -> None:
+        options = {"shards": num_shard, "kills": num_kills, "seed": seed, "longest": longest_s}
+        flags = [f"--{name}={value}" for name, value in options.items()]
+        self._command = [sys.executable, str(KILLER), str(server.pid), server.url, *flags]
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def kills(self) -> list[Kill]:
+        """Returns when it has done its work, or after `stop`."""
+        self._process = await asyncio.create_subprocess_exec(*self._command, stdout=asyncio.subprocess.PIPE)
+        assert self._process.stdout is not None
+        done = [Kill(**json.loads(line)) async for line in self._process.stdout]
+        if (status := await self._process.wait()) and status != -signal.SIGTERM:
+            raise RuntimeError(f"the killer ended with {status}")
+        return done
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()

@@ -1,0 +1,68 @@
+"""A request that kills its shards wherever it goes, among others and alone: it ends by name, the others go on."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import kills
+from calls import client_of, tokenizer
+from scale import Scale
+from server_process import ServerProcess
+from streams import Comparison, Heard, compare, listen
+
+# Its token is in no other prompt here, and no text has it.
+WORD = "@"
+NUM_NEIGHBOURS = 32
+MAX_DEATHS = 5
+LIMIT_S = 300.0
+ERROR = "3 times on nothing else"
+
+
+@dataclass(frozen=True, slots=True)
+class Poisoned:
+    deaths: tuple[
+        int, ...
+    ]  # which each such request cost: the first among neighbours, the others with nobody beside it
+    errors: tuple[str, ...]
+    comparison: Comparison  # of the neighbours
+
+    def failures(self) -> list[str]:
+        found = [f"{count} deaths by one request" for count in self.deaths if not 0 < count <= MAX_DEATHS]
+        found += [f"it ended with {error!r}" for error in self.errors if ERROR not in error]
+        return found if self.comparison.is_equal else [*found, f"its neighbours: {self.comparison}"]
+
+
+def poison(scale: Scale, expected: Sequence[Heard], alone: int) -> Poisoned:
+    """One such request among NUM_NEIGHBOURS others, then `alone` with nobody else on the server."""
+    (token,) = tokenizer().encode(WORD, add_special_tokens=False).ids
+    neighbours, expected = scale.asks()[:NUM_NEIGHBOURS], expected[:NUM_NEIGHBOURS]
+    if any(token in heard.ids for heard in expected):
+        raise RuntimeError(f"a neighbour says {WORD!r}")
+    faults = {"FAILPOINTS": f"shard.chunk[token={token},rank=0]:kill@every 1"}
+    with scale.server(1, "--testing", environ=faults) as server:
+        deaths, errors = [], []
+
+        async def ask(crowd: Any) -> None:
+            await crowd.heard(NUM_NEIGHBOURS)
+            errors.append(await _error(server))
+
+        heard, _ = listen(server.url, neighbours, NUM_NEIGHBOURS, ask)
+        deaths.append(_deaths(server))
+        for _ in range(alone):
+            errors.append(asyncio.run(_error(server)))
+            deaths.append(_deaths(server) - sum(deaths))
+        return Poisoned(tuple(deaths), tuple(errors), compare(expected, heard))
+
+
+def _deaths(server: ServerProcess) -> int:
+    return len([fault for fault in kills.injected(server.log()) if fault.action == "kill"])
+
+
+async def _error(server: ServerProcess) -> str:
+    """What the client of such a request is told."""
+    async with client_of(server.url) as client:
+        client.timeout = httpx.Timeout(LIMIT_S)
+        answer = await client.post("/generate", json={"inputs": f"Say {WORD}", "parameters": {"max_new_tokens": 4}})
+        return str(answer.json().get("error", f"{answer.status_code}, no error"))
