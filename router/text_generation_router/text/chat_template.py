@@ -1,7 +1,7 @@
 """Messages to one prompt, by the model's own chat template."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,10 +14,15 @@ import orjson
 
 from text_generation_launcher.model_files import read_model_file
 from text_generation_router.errors import StartError, TemplateError
+from text_generation_router.text.template_cost import cost_of
 from text_generation_router.text.template_environment import RaisedError, TemplateEnvironment
 
 MAX_RENDERED_CHARS = 16_000_000
 MAX_RENDER_S = 5.0
+# That are copied to render a chat.
+MAX_CHEAP_CHARS = 8_000_000
+# Of a message in JSON, beside its texts.
+MESSAGE_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +32,21 @@ class Message:
 
 
 class ChatTemplate:
-    """Only a process that may be killed renders or compiles it: constants are evaluated when it is compiled, and none
-    of what a template does has to end."""
+    """Only a process that may be killed renders or compiles it, unless `is_cheap`: constants are evaluated when it is
+    compiled, and none of what a template does has to end."""
 
     def __init__(self, source: str, tokens: dict[str, str]) -> None:
         """`tokens`: bos_token and eos_token, where the model has them. Raises StartError if it is not Jinja."""
         self.source, self.tokens = source, tokens
         with _refusing_syntax_errors():
-            TemplateEnvironment().parse(source)
+            self._cost = cost_of(TemplateEnvironment().parse(source))
+
+    def is_cheap(self, messages: Sequence[Message]) -> bool:
+        """Whether it certainly renders them within some milliseconds, so that any process may do it."""
+        if self._cost is None:
+            return False
+        chars = len(self.source) + sum(len(m.role) + len(m.content) + MESSAGE_CHARS for m in messages)
+        return self._cost.of(len(messages), chars) <= MAX_CHEAP_CHARS
 
     def compile(self) -> jinja2.Template:
         """Once. Raises StartError if it uses what does not exist."""

@@ -1,4 +1,5 @@
-"""Chats to prompts, in child processes: the model's template is somebody else's program, and may never end."""
+"""Chats to prompts. The model's template is somebody else's program, and may never end: it runs in child processes,
+unless it can be told from its source that it costs little."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -35,8 +36,9 @@ def children_of(template: ChatTemplate) -> Pool:
 
 
 class Renderer:
-    def __init__(self, children: Children, max_waiting: int, job_s: float = JOB_S) -> None:
+    def __init__(self, template: ChatTemplate, children: Children, max_waiting: int, job_s: float = JOB_S) -> None:
         """`max_waiting`: how many chats of one tenant may wait."""
+        self._template = template
         self._children = children
         self._job_s = job_s
         self._slots = FairSlots(CHILDREN, max_waiting, max_held=CHILDREN - 1)
@@ -56,6 +58,8 @@ class Renderer:
 
     async def render(self, messages: Sequence[Message], share: Share) -> str:
         """As ChatTemplate.render. Raises TemplateError, and OverloadedError."""
+        if self._template.is_cheap(messages):
+            return self._template.render(tuple(messages))
         content = orjson.dumps([(message.role, message.content) for message in messages])
         await self._slots.acquire(share, len(content))
         try:
@@ -100,7 +104,7 @@ async def rendering(template: ChatTemplate | None, max_waiting: int) -> AsyncGen
     children = children_of(template)
     children.start()
     try:
-        yield Renderer(children, max_waiting)
+        yield Renderer(template, children, max_waiting)
     finally:
         await children.close()
 

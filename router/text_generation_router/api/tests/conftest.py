@@ -241,7 +241,7 @@ class Server:
             Bodies(self.config.payload_limit, lambda: lists, callers, self.offload),
             self.metrics,
             self.tokenizer,
-            Renderer(InProcess(rendering_child.make_handlers(orjson.dumps((TEMPLATE, {})))), max_waiting=16),
+            Renderer(template, InProcess(rendering_child.make_handlers(orjson.dumps((TEMPLATE, {})))), max_waiting=16),
             None,
             "1.2.3",
             self.gate,
@@ -273,7 +273,7 @@ class Server:
         headers = {"content-type": "application/json"} if headers is None else headers
         answer, gone = Answer(), asyncio.Event()
         if leave_after == 0:
-            asyncio.get_running_loop().call_later(0.05, gone.set)
+            asyncio.get_running_loop().call_later(0.3, gone.set)
         parts = list(pieces) or [body]
 
         async def receive() -> dict[str, Any]:

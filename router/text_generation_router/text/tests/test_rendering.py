@@ -19,6 +19,8 @@ from text_generation_router.text.chat_template import ChatTemplate, Message
 from text_generation_router.text.rendering import Renderer, children_of
 
 ORDINARY = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}<assistant>"
+# Does nothing, but costs cannot be told of a template that has it.
+UNKNOWN = "{% macro unused() %}{% endmacro %}"
 USER, EVIL = (Message("user", " Hi 😀"),), (Message("user", "evil"),)
 # A killed job's; the others end by themselves or by the limit of memory, which takes longer on a busy machine.
 JOB_S = 3.0
@@ -57,8 +59,9 @@ def run(
     source: str, test: Callable[[Renderer], Awaitable[Any]], tokens: dict[str, str] | None = None, job_s: float = JOB_S
 ) -> Any:
     async def rendered() -> Any:
-        children = children_of(ChatTemplate(source, tokens or {}))
-        renderer = Renderer(children, max_waiting=64, job_s=job_s)
+        template = ChatTemplate(source, tokens or {})
+        children = children_of(template)
+        renderer = Renderer(template, children, max_waiting=64, job_s=job_s)
         children.start()
         try:
             await renderer.check()
@@ -77,7 +80,12 @@ def peak_bytes() -> int:
 
 
 def test_prompts_and_errors_are_the_templates():
-    source = "{{ bos_token }}" + ORDINARY + "{% if messages|length > 1 %}{{ raise_exception('only one') }}{% endif %}"
+    source = (
+        UNKNOWN
+        + "{{ bos_token }}"
+        + ORDINARY
+        + "{% if messages|length > 1 %}{{ raise_exception('only one') }}{% endif %}"
+    )
     template = ChatTemplate(source, {"bos_token": "<s>"})
 
     async def test(renderer: Renderer) -> None:
@@ -126,12 +134,15 @@ CHATS = [
 ]
 
 
+@pytest.mark.parametrize("unknown", [False, True], ids=["here", "in a child"])
 @pytest.mark.parametrize("source", TEMPLATES, ids=["ChatML", "Llama 2", "Llama 3", "Zephyr"])
-def test_prompts_are_those_of_transformers(source):
+def test_prompts_are_those_of_transformers(source, unknown):
+    source = UNKNOWN * unknown + source
     tokens = {"bos_token": "<s>", "eos_token": "</s>"}
 
     async def test(renderer: Renderer) -> None:
         for chat in CHATS:
+            assert ChatTemplate(source, tokens).is_cheap([Message(*message) for message in chat]) is not unknown
             conversation = [{"role": role, "content": content} for role, content in chat]
             [[expected], _] = render_jinja_template(
                 [conversation], None, None, source, add_generation_prompt=True, **tokens
@@ -200,7 +211,7 @@ def test_a_chat_whose_child_is_killed_is_rendered_by_another():
             os.kill(pid, signal.SIGKILL)
         assert await renderer.render(USER, A) == "<user>Hi 😀<assistant>"
 
-    run(ORDINARY, test)
+    run(UNKNOWN + ORDINARY, test)
 
 
 def child_pids() -> list[int]:

@@ -1,0 +1,102 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from text_generation_router.text.chat_template import MAX_CHEAP_CHARS, MESSAGE_CHARS, ChatTemplate, Message
+from text_generation_router.text.template_cost import cost_of
+from text_generation_router.text.template_environment import TemplateEnvironment
+from text_generation_router.text.tests.test_rendering import EVIL_PARTS, TEMPLATES
+
+USER = Message("user", "x" * 50)
+
+
+def cost(source: str):
+    return cost_of(TemplateEnvironment().parse(source))
+
+
+@pytest.mark.parametrize("source", TEMPLATES)
+def test_ten_messages_of_an_ordinary_template_are_cheap_and_many_are_not(source):
+    template = ChatTemplate(source, {})
+    assert template.is_cheap([USER] * 10)
+    assert not template.is_cheap([USER] * 20_000)
+    assert not template.is_cheap([Message("user", "x" * MAX_CHEAP_CHARS)])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *EVIL_PARTS,
+        # Growth from one turn of a loop to the next, by ways around.
+        "{% set ns = namespace(x='x') %}{% for m in messages %}{% set y = ns.x %}{% set ns.x = y + y %}{% endfor %}",
+        "{% set ns = namespace(x='x') %}{% set o = namespace() %}{% set o.x = ns.x + ns.x %}",
+        "{% set ns = namespace(x='x') %}{% set ns = namespace(x=ns.x + ns.x) %}",
+        # Loops over other things than messages.
+        "{% for c in messages[0].content %}{% endfor %}",
+        "{% if x %}{% set a = 'x' %}{% else %}{% set a = messages %}{% endif %}{% for c in a %}{% endfor %}",
+        "{% if x %}{% set a = messages %}{% else %}{% set a = 'x' %}{% endif %}{% for c in a %}{% endfor %}",
+        "{% for messages in messages %}{% for c in messages %}{% endfor %}{% endfor %}",
+        "{% for a in messages %}{% for b in messages %}{% for c in messages %}{% endfor %}{% endfor %}{% endfor %}",
+        # Methods and functions under other names.
+        "{% set ns = namespace(split='x'.ljust) %}{{ ns.split(1000000000) }}",
+        "{% set ns = namespace(split='x'['ljust']) %}{{ ns.split(1000000000) }}",
+        "{% set name = 'lju' %}{% set ns = namespace(split='x'[name + 'st']) %}{{ ns.split(1000000000) }}",
+        "{% set ns = namespace(split=lipsum) %}{{ ns.split(1000000000) }}",
+        "{% for m in messages %}{% set ns = namespace(split=loop.cycle) %}{{ ns.split('x') }}{% endfor %}",
+        "{% set l = 'x'.ljust %}{{ l(1000000000) }}",
+        # Formats.
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%1000000000d' is odd }}",
+        "{% set loop = {'index': '%1000000000d'} %}{{ loop.index % 1 }}",
+        "{{ strftime_now('%1000000000Y') }}",
+        "{{ messages | tojson(indent=1000000000) }}",
+        "{{ 'x' | trim('x') }}",
+        "{% set x %}{{ messages }}{% endset %}",
+        "{% filter upper %}{{ messages }}{% endfilter %}",
+        "{% include 'x' %}",
+    ],
+)
+def test_what_is_not_known_has_no_bound(source):
+    assert cost(source) is None
+
+
+def test_doubling_is_counted():
+    assert cost("{% set a = 'x' %}" + "{% set a = a + a %}" * 40).of(1, 1) > 2**40
+
+
+TEXTS = st.text(max_size=8) | st.sampled_from(["\U000e0001", "\x00", "'\"", "ΐ"])
+EXPRESSIONS = st.recursive(
+    st.sampled_from(["messages", "messages[0]", "messages[-1].content", "bos_token", "'lit'", "a", "b", "ns.x"]),
+    lambda inner: st.one_of(
+        st.builds("({} + {})".format, inner, inner),
+        st.builds("({} ~ {})".format, inner, inner),
+        st.builds("({} if {} else {})".format, inner, inner, inner),
+        st.builds("({} | {})".format, inner, st.sampled_from(["trim", "string", "tojson", "upper", "length", "last"])),
+        st.builds("({}).{}".format, inner, st.sampled_from(["strip()", "split('i')", "upper()", "content"])),
+        st.builds("({})[1:]".format, inner),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    first=EXPRESSIONS,
+    second=EXPRESSIONS,
+    shown=EXPRESSIONS,
+    chat=st.lists(st.builds(Message, TEXTS, TEXTS), min_size=1, max_size=4),
+)
+def test_no_prompt_is_larger_than_the_bound(first, second, shown, chat):
+    source = (
+        "{% set ns = namespace(x='y') %}{% set a = " + first + " %}{% for b in messages %}{% set a = a ~ b.content %}"
+        "{% set b2 = " + second + " %}{{ b2 }}{{ " + shown + " }}{% endfor %}{{ " + shown + " }}"
+    )
+    bound = cost(source)
+    if bound is None:
+        return
+    variables = [{"role": message.role, "content": message.content} for message in chat]
+    unit = len(source) + sum(len(m.role) + len(m.content) + MESSAGE_CHARS for m in chat)
+    try:
+        text = TemplateEnvironment().from_string(source).render(messages=variables, bos_token="<s>")
+    except Exception:
+        return  # such a template adds a number to a text
+    assert len(text) <= bound.of(len(chat), unit)
