@@ -18,6 +18,8 @@ RUNNING, WAITING, MOST_TOKENS = 256, 2000, 512
 VOCABULARY = 32_000
 PREFIXES, PREFIX_TOKENS = 20, 200
 MATCHED_TOKENS = 4096
+# A completion client sends its text after each keystroke, which adds this many tokens.
+KEYSTROKES, KEYSTROKE_TOKENS = 4000, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,14 @@ class Speed:
     decisions_s: npt.NDArray[np.float64]
     answers_s: npt.NDArray[np.float64]
     match_s: npt.NDArray[np.float64]
+    keystroke_match_s: npt.NDArray[np.float64]
 
     def as_markdown(self) -> str:
         rows = (
             (f"to choose a step ({RUNNING} running, {WAITING:,} waiting)", self.decisions_s),
             ("to take a step's answer", self.answers_s),
             (f"to match a cached prefix of {MATCHED_TOKENS:,} tokens", self.match_s),
+            (f"to match a text that came in {KEYSTROKES:,} keystrokes", self.keystroke_match_s),
         )
         lines = ["| microseconds | median | 90 % | 99 % |", "|---|---|---|---|"]
         for name, times in rows:
@@ -51,7 +55,7 @@ def measure(steps: int) -> Speed:
     load.answers_s.clear()
     for _ in range(steps):
         load.step()
-    return Speed(np.array(load.decisions_s), np.array(load.answers_s), match_times(1000))
+    return Speed(np.array(load.decisions_s), np.array(load.answers_s), match_times(1000), keystroke_match_times(1000))
 
 
 class Load:
@@ -117,3 +121,21 @@ def match_times(repeats: int) -> npt.NDArray[np.float64]:
         assert cache.match("", ids) == MATCHED_TOKENS
         times.append(time.thread_time() - started)
     return np.array(times)
+
+
+def keystroke_match_times(last: int) -> npt.NDArray[np.float64]:
+    """Of the `last` keystrokes: the match of each text that is one keystroke longer than what the cache has of it.
+    Every keystroke leaves a node of its own, and beside it one with a token that was generated."""
+    pool = TokenSlots(2 * KEYSTROKES * KEYSTROKE_TOKENS)
+    cache = PrefixCache(pool)
+    text = np.arange(KEYSTROKES * KEYSTROKE_TOKENS, dtype=np.int32)
+    times = []
+    for end in range(KEYSTROKE_TOKENS, len(text) + 1, KEYSTROKE_TOKENS):
+        started = time.thread_time()
+        known = cache.match("", text[:end])
+        times.append(time.thread_time() - started)
+        assert known == end - KEYSTROKE_TOKENS
+        node, _ = cache.lock("", text[:end])
+        generated = np.append(text[known:end], np.int32(VOCABULARY))
+        cache.unlock(cache.extend(node, generated, pool.allocate(len(generated))) or node)
+    return np.array(times[-last:])

@@ -56,6 +56,8 @@ class Trail(Generic[P]):
     def valid(self, count: int) -> int:
         """How many of the first `count` nodes are still what they were. As sequences change at their ends only, nothing
         behind a node that has changed is what it was."""
+        if not count or self._is_valid(count - 1):
+            return count
         return bisect_right(range(count), False, key=lambda i: not self._is_valid(i))
 
     def _is_valid(self, i: int) -> bool:
