@@ -108,7 +108,13 @@ def allow_descriptors(max_connections: int) -> None:
 async def serve(config: RouterConfig, listener: socket.socket) -> None:
     stop = StopOnSignal()
     files = find_model_files(config.tokenizer_name, config.revision, config.weights_cache_override)
-    tokenizer = TextTokenizer.load(files.folder, config.validation_workers, config.max_concurrent_requests)
+    tokenizer = TextTokenizer.load(
+        files.folder,
+        config.validation_workers,
+        config.max_concurrent_requests,
+        # Such a part takes 150 times its size in memory, one with cuts next to nothing.
+        max_part_chars=config.payload_limit // 2,
+    )
     chat_template = load_chat_template(files.folder, config.tokenizer_config_path)
     metrics, gate = Metrics(), Gate()
     hits = LimitHits(metrics)

@@ -1,6 +1,6 @@
 """Text to ids, off the event loop and fair between shares."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
@@ -62,17 +62,20 @@ class TextTokenizer:
         workers: int,
         max_waiting: int,
         part_chars: int = PART_CHARS,
+        max_part_chars: int | None = None,
     ) -> None:
-        """`max_waiting`: how many texts of one tenant may wait for one of the `workers` threads."""
+        """`max_waiting`: how many texts of one tenant may wait for one of the `workers` threads. `max_part_chars`: of
+        a part that cannot be cut."""
         self.tokenizer = tokenizer
         self.max_chars_per_token = max_chars_per_token
         self._joints = joints
         self._part_chars = part_chars
+        self._max_part_chars = max_part_chars
         self._threads = FairThreads(workers, max_waiting, "tokenize")
         self._large = FairThreads(1, max_waiting, "tokenize-large")
 
     @classmethod
-    def load(cls, folder: Path, workers: int, max_waiting: int) -> Self:
+    def load(cls, folder: Path, workers: int, max_waiting: int, max_part_chars: int | None = None) -> Self:
         """Raises StartError if the model has no fast tokenizer."""
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -82,24 +85,34 @@ class TextTokenizer:
             )
         try:
             # Read as bytes: tokenizer.json is UTF-8 whatever the locale says.
-            return cls.of(Tokenizer.from_buffer(read_model_file(path)), workers, max_waiting)
+            tokenizer = Tokenizer.from_buffer(read_model_file(path))
+            return cls.of(tokenizer, workers, max_waiting, max_part_chars=max_part_chars)
         except Exception as error:  # tokenizers raises bare Exception
             raise StartError(f"{path} cannot be read as a tokenizer: {error}; download it again") from error
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, workers: int, max_waiting: int, part_chars: int = PART_CHARS) -> Self:
+    def of(
+        cls,
+        tokenizer: Tokenizer,
+        workers: int,
+        max_waiting: int,
+        part_chars: int = PART_CHARS,
+        max_part_chars: int | None = None,
+    ) -> Self:
         content: dict[str, Any] = orjson.loads(tokenizer.to_str())
         # What a prompt may be is this server's decision; a file that truncates or pads would hide text from it.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         bound, joints = max_chars_per_token(content), Joints.of(tokenizer, content)
-        return cls(tokenizer, bound, joints, workers, max_waiting, part_chars)
+        return cls(tokenizer, bound, joints, workers, max_waiting, part_chars, max_part_chars)
 
     async def encode(
         self, text: str, add_special_tokens: bool, share: Share, keep_last: int | None = None, most: int | None = None
     ) -> Ids:
         """Token ids; the last `keep_last` of them if given. Of a text with more than `most` ids only their number."""
         parts = await self._parts(text, share)
+        if self._max_part_chars is not None:
+            _refuse_large_parts(parts, self._max_part_chars)
         if len(parts) == 1:
             return await self._in_turn(
                 parts[0], share, lambda: self._ids_of_whole(text, add_special_tokens, keep_last, most)
@@ -124,12 +137,7 @@ class TextTokenizer:
         """What `use` makes, in a thread, of the tokens of each part of the text. Raises ValidationError before the
         first if there is a part that is too large."""
         parts = await self._parts(text, share)
-        largest = max(part.stop - part.start for part in parts)
-        if largest > MAX_SPANS_PART_CHARS:
-            raise ValidationError(
-                f"`inputs` has {largest} characters without a place where it can be cut before it is tokenized, "
-                f"at most {MAX_SPANS_PART_CHARS} are supported here"
-            )
+        _refuse_large_parts(parts, MAX_SPANS_PART_CHARS)
         first_byte = 0
         for part in parts:
             used, first_byte = await self._in_turn(part, share, partial(self._use_spans, text, part, first_byte, use))
@@ -190,6 +198,15 @@ class TextTokenizer:
             return 0
         assert self._joints is not None
         return self._joints.ids_of_letter[text[part.start]]
+
+
+def _refuse_large_parts(parts: Sequence[Part], most: int) -> None:
+    largest = max(part.stop - part.start for part in parts)
+    if largest > most:
+        raise ValidationError(
+            f"`inputs` has {largest} characters without a place where they can be cut before they are tokenized "
+            f"(a space between two letters, for most tokenizers), at most {most} are supported here"
+        )
 
 
 def _first(encode_batch: EncodeBatch, text: str, add_special_tokens: bool) -> Encoding:

@@ -233,6 +233,15 @@ def test_a_truncated_text_is_tokenized_no_further_than_it_must_be(loaded, monkey
     assert len(parts) == 1 and parts[0].stop == len(text)
 
 
+def test_the_size_of_a_part_that_cannot_be_cut_is_limited(tokenizer):
+    limited = TextTokenizer.of(tokenizer, workers=1, max_waiting=8, max_part_chars=50_000)
+    with pytest.raises(ValidationError, match="`inputs` has 50001 characters without a place"):
+        ids_of(limited, "x" * 50_001, keep_last=1)
+    assert len(ids_of(limited, "x" * 50_000, keep_last=1)) == 1
+    assert len(ids_of(limited, "x " * 50_000, keep_last=1)) == 1
+    limited.close()
+
+
 def test_too_many_spans_at_once_are_refused(loaded):
-    with pytest.raises(ValidationError, match="without a place where it can be cut"):
+    with pytest.raises(ValidationError, match="without a place where they can be cut"):
         spans_of(loaded, "x" * (MAX_SPANS_PART_CHARS + 1))
