@@ -1,8 +1,8 @@
 """The dense torch reference: what every other backend must equal, on any device.
 
-In float32 on a CPU it also keeps a promise the serving tests rely on: a row's result is the same to the bit whatever
-else is in the batch. For that, keys are reduced in tiles of 64 from position 0, query rows are padded to at least 16
-(a smaller matrix product takes another path through the BLAS), and tiles are added up one after the other.
+In float32 on a CPU attention also keeps a promise the serving tests rely on: a row's result is the same to the bit
+whatever else is in the batch, on every processor. For that, keys are reduced in tiles of 64 from position 0, tiles are
+added up one after the other, and products and sums are taken number by number, in order: no BLAS promises it.
 """
 
 import torch
@@ -156,19 +156,36 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: flo
     q_flat = (q * scale).reshape(flat, queries, size).contiguous()
     k_tiles = keys.reshape(flat, tiles, TILE, size)
     v_tiles = values.reshape(flat, tiles, TILE, size)
-    scores = torch.stack([torch.bmm(q_flat, k_tiles[:, t].transpose(1, 2)) for t in range(tiles)], dim=2).float()
+    scores = torch.stack([_product(q_flat, k_tiles[:, t].transpose(1, 2)) for t in range(tiles)], dim=2).float()
     hidden = ~visible.expand(rows, kv_heads, queries, tiles * TILE).reshape(flat, queries, tiles, TILE)
     scores = scores.masked_fill(hidden, float("-inf"))
     peak = scores.amax(dim=(2, 3), keepdim=True)
     weights = torch.exp(scores - peak)
-    sums = weights.sum(dim=3)
+    sums = _sum(weights)
     weights = weights.to(q.dtype)
     total = sums[:, :, 0]
-    out = torch.bmm(weights[:, :, 0], v_tiles[:, 0])
+    out = _product(weights[:, :, 0], v_tiles[:, 0])
     for t in range(1, tiles):
         total = total + sums[:, :, t]
-        out = torch.baddbmm(out, weights[:, :, t], v_tiles[:, t])
+        out = _product(weights[:, :, t], v_tiles[:, t], out)
     return (out / total.unsqueeze(2).to(out.dtype)).view(rows, kv_heads, queries, size)
+
+
+def _product(a_BMK: Tensor, b_BKN: Tensor, start: Tensor | None = None) -> Tensor:
+    """start + a b. In float32 on a CPU made of sums and products of single numbers, whose bits no shape can change."""
+    if a_BMK.dtype != torch.float32 or a_BMK.device.type != "cpu":
+        return torch.bmm(a_BMK, b_BKN) if start is None else torch.baddbmm(start, a_BMK, b_BKN)
+    out = a_BMK[:, :, :1] * b_BKN[:, :1]
+    for k in range(1, a_BMK.shape[2]):
+        out += a_BMK[:, :, k : k + 1] * b_BKN[:, k : k + 1]
+    return out if start is None else start + out
+
+
+def _sum(tiles: Tensor) -> Tensor:
+    """Over the last dimension, whose length is a power of two, half by half."""
+    while (half := tiles.shape[-1] // 2) > 0:
+        tiles = tiles[..., :half] + tiles[..., half:]
+    return tiles.squeeze(-1)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -228,6 +228,15 @@ def test_a_run_does_not_depend_on_its_neighbours_its_place_or_its_cut(subject: S
     assert torch.equal(cut, torch.cat([alone[2], alone[0]]))
 
 
+def test_a_product_in_order_has_the_same_bits_in_any_shape() -> None:
+    a, b = torch.randn(3, 40, 100), torch.randn(3, 100, 64)
+    whole = reference._product(a, b)
+    torch.testing.assert_close(whole.double(), a.double() @ b.double(), atol=1e-4, rtol=1e-5)
+    for first, last in ((0, 1), (1, 2), (5, 22), (39, 40)):
+        alone = reference._product(a[1:2, first:last], b[1:2, :, 3:20])
+        assert torch.equal(alone[0], whole[1, first:last, 3:20])
+
+
 @pytest.mark.parametrize("subject", SMALL_NUMBERS, indirect=True, ids=str)
 def test_slots_may_lie_beyond_31_bits(subject: Subject) -> None:
     """The memory is only claimed: few of its pages are ever touched."""
