@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from text_generation_router.scheduling.lines import MAX_PASSED
+from text_generation_router.scheduling.lines import MAX_PASSED, Priorities
 from text_generation_router.scheduling.queue import MAX_IDLE_TENANTS, Queue
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
@@ -257,3 +257,15 @@ def test_those_who_come_and_go_leave_nothing_behind() -> None:
         turns.add(str(i), Counted())
         turns.remove(str(i))
     assert len(turns) == 1 and len(turns._heap) < 100
+
+
+def test_a_priority_whose_last_request_left_begins_anew() -> None:
+    lines: Priorities[str] = Priorities()
+    lines.get(0, lambda: "best")
+    lines.get(1, lambda: "worse")
+    for _ in range(MAX_PASSED):
+        lines.note_joined(0)
+    assert lines.in_turn() == ["worse", "best"]
+    lines.remove(1)
+    lines.get(1, lambda: "new")
+    assert lines.in_turn() == ["best", "new"]
