@@ -17,9 +17,9 @@ from streams import Comparison, Crowd, Heard, compare, listen
 
 UNREADY_LIMIT_S = 6.0
 # The first exception comes when all streams should be under way: those that are not make their cycle shorter. The next
-# ones so many steps after the last of them is back.
+# ones so many steps later each, when the streams have gone on from where they stood.
 FIRST_RAISE = 40
-STEPS_BETWEEN_RAISES = 4
+STEPS_BETWEEN_RAISES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,9 @@ def stop_shard(scale: Scale, num_shard: int, seed: int, expected: Sequence[Heard
 
 
 def raise_in_steps(scale: Scale, num_shard: int, expected: Sequence[Heard]) -> Raised:
-    """All in one process if a step's exception is to be survived there; else once in each generation. The next one
-    comes when all streams are back: one that fails twice in a row would be failed, by design."""
+    """All in one process if a step's exception is to be survived there; else once in each generation."""
     asked = scale.exceptions[num_shard]
-    first, apart = min(FIRST_RAISE, scale.new_tokens // 3), scale.num_streams + STEPS_BETWEEN_RAISES
+    first, apart = min(FIRST_RAISE, scale.new_tokens // 3), STEPS_BETWEEN_RAISES
     if num_shard == 1:
         passes = ",".join(str(first + i * apart) for i in range(asked))
         rules = [f"shard.step:raise@{passes}"]
