@@ -155,7 +155,7 @@ class Engine:
 
     def submit(self, request: GenerationRequest) -> GenerationStream:
         """Queues a validated request. ValidationError if it does not fit the shards of now; OverloadedError if too many
-        tokens wait already; IncompleteGenerationError if there will be no other shards."""
+        tokens wait already, of its share too; IncompleteGenerationError if there will be no other shards."""
         if self._ended:
             raise IncompleteGenerationError
         if len(request.input_ids) + request.max_new_tokens > self.limits.max_batch_total_tokens:
@@ -163,8 +163,7 @@ class Engine:
                 f"`inputs` tokens + `max_new_tokens` must be <= {self.limits.max_batch_total_tokens}. Given:"
                 f" {len(request.input_ids)} `inputs` tokens and {request.max_new_tokens} `max_new_tokens`"
             )
-        waiting = self._scheduler.num_waiting_tokens
-        if waiting and waiting + len(request.input_ids) > self._max_queued_tokens:
+        if not self._scheduler.may_wait(request, self._max_queued_tokens):
             raise OverloadedError(self.retry_after_s())
         running = self._scheduler.add(request)
         stream = GenerationStream(running, self._vocabulary, self._cancel, self._work.set)

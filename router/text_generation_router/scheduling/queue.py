@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from text_generation_router.scheduling.lines import FairLines, Priorities
 from text_generation_router.scheduling.running import Running
+from text_generation_router.scheduling.share import Share
 from text_generation_router.scheduling.tenant import OUTPUT_WEIGHT, Accounts
 
 # Tenants without requests whose counters are remembered.
@@ -38,6 +39,11 @@ class Queue:
         yield from self._again
         yield from self._new.values()
 
+    def has_room(self, share: Share, tokens: int, most: int) -> bool:
+        """Whether a request of `tokens` tokens may wait, where `most` tokens may. When they do, a share that has less
+        than its equal part of them is let in all the same: who floods the queue does not shut others out."""
+        return self.num_tokens + tokens <= most or self._accounts.may_wait(share, tokens, most)
+
     def append(self, request: Running) -> None:
         tenant = request.tenant = self._accounts.tenant(request.request.share)
         self._restore()
@@ -46,7 +52,7 @@ class Queue:
             tenant.owner.served = max(tenant.owner.served, self._lowest_owner())
         if not tenant.num_waiting:
             tenant.served = max(tenant.served, self._lowest_tenant(request.request.share.owner, tenant.owner.floor))
-        tenant.waits(1)
+        tenant.waits(request.num_tokens)
         self._classes.get(self._class_of(request), FairLines).add(request)
         self._new[request.id] = request
         self.num_tokens += request.num_tokens
@@ -57,12 +63,12 @@ class Queue:
     def put_back(self, request: Running) -> None:
         """One that has run: before everything that arrived later, but for suspects, which let the others go first."""
         bisect.insort(self._again, request, key=lambda waiting: (waiting.blame.turn, waiting.id))
-        request.tenant.waits(1)
+        request.tenant.waits(request.num_tokens)
         self.num_tokens += request.num_tokens
 
     def remove(self, request: Running) -> None:
         self.num_tokens -= request.num_tokens
-        request.tenant.waits(-1)
+        request.tenant.waits_no_longer(request.num_tokens)
         if self._new.pop(request.id, None) is None:
             self._again.remove(request)
             return

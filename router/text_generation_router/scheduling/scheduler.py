@@ -80,6 +80,10 @@ class Scheduler:
     def num_waiting_tokens(self) -> int:
         return self._queue.num_tokens
 
+    def may_wait(self, request: GenerationRequest, most: int) -> bool:
+        """Whether the queue, in which `most` prompt tokens may wait, has room for it."""
+        return self._queue.has_room(request.share, len(request.input_ids), most)
+
     @property
     def num_running(self) -> int:
         return len(self._running)

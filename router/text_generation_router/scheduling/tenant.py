@@ -9,12 +9,17 @@ OUTPUT_WEIGHT = 2
 class Account:
     """The virtual token counter `served` only grows."""
 
-    __slots__ = ("num_running", "num_waiting", "served")
+    __slots__ = ("num_running", "num_waiting", "served", "waiting_tokens")
 
     def __init__(self, served: float) -> None:
         self.served = served
         self.num_running = 0
         self.num_waiting = 0
+        self.waiting_tokens = 0  # of the requests that wait
+
+    def may_wait(self, tokens: int, part: int) -> bool:
+        """Whether `tokens` more are within its part of what may wait. One request may always wait."""
+        return not self.num_waiting or self.waiting_tokens + tokens <= part
 
     @property
     def is_idle(self) -> bool:
@@ -24,12 +29,13 @@ class Account:
 class Owner(Account):
     """The sums over its tenants."""
 
-    __slots__ = ("floor", "num_tenants_running", "tenants")
+    __slots__ = ("floor", "num_tenants_running", "num_tenants_waiting", "tenants")
 
     def __init__(self, served: float) -> None:
         super().__init__(served)
         self.tenants: dict[str, Tenant] = {}  # also idle ones, whose counters are remembered
         self.num_tenants_running = 0
+        self.num_tenants_waiting = 0
         self.floor = 0.0  # the counter of the tenant that was served last
 
 
@@ -45,10 +51,18 @@ class Tenant(Account):
         """It has nothing running, while another tenant of its owner has several requests running."""
         return not self.num_running and self.owner.num_running > self.owner.num_tenants_running
 
-    def waits(self, count: int) -> None:
-        """`count` more of its requests wait, or fewer if it is negative."""
-        self.num_waiting += count
-        self.owner.num_waiting += count
+    def waits(self, tokens: int) -> None:
+        """One more of its requests waits, of so many tokens."""
+        self.owner.num_tenants_waiting += not self.num_waiting
+        for account in (self, self.owner):
+            account.num_waiting += 1
+            account.waiting_tokens += tokens
+
+    def waits_no_longer(self, tokens: int) -> None:
+        for account in (self, self.owner):
+            account.num_waiting -= 1
+            account.waiting_tokens -= tokens
+        self.owner.num_tenants_waiting -= not self.num_waiting
 
     def starts(self) -> None:
         """One of its requests has joined."""
@@ -90,6 +104,22 @@ class Accounts:
         """It was served just now: whoever comes anew begins with its counter."""
         tenant.owner.floor = tenant.served
         self.floor = tenant.owner.served
+
+    def may_wait(self, share: Share, tokens: int, most: int) -> bool:
+        """Whether `tokens` more are within the share's equal part of `most`: equal for all owners that have requests
+        waiting, and within an owner for all its tenants that have."""
+        owner = self.owners.get(share.owner)
+        if owner is None or not owner.num_waiting:
+            return True
+        part = most // self._num_owners_waiting()
+        if not owner.may_wait(tokens, part):
+            return False
+        tenant = owner.tenants.get(share.tenant)
+        is_new = tenant is None or not tenant.num_waiting
+        return tenant is None or tenant.may_wait(tokens, part // (owner.num_tenants_waiting + is_new))
+
+    def _num_owners_waiting(self) -> int:
+        return sum(owner.num_waiting > 0 for owner in self.owners.values())
 
     def _forget_idle(self) -> None:
         for owner in self.owners.values():

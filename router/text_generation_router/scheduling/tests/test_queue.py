@@ -269,3 +269,43 @@ def test_a_priority_whose_last_request_left_begins_anew() -> None:
     lines.remove(1)
     lines.get(1, lambda: "new")
     assert lines.in_turn() == ["best", "new"]
+
+
+def test_who_fills_the_queue_with_tokens_does_not_shut_others_out() -> None:
+    waiting = Waiting()
+    queue = waiting.queue
+    for _ in range(10):
+        waiting.add("floods", length=10)
+    assert not queue.has_room(Share("floods"), 1, 100) and queue.has_room(Share("other"), 60, 100)
+    for _ in range(4):
+        waiting.add("other", length=10)
+    assert queue.has_room(Share("other"), 10, 100)  # 50 of 100 tokens are its part
+    assert not queue.has_room(Share("other"), 11, 100)
+    assert queue.has_room(Share("third"), 1000, 100)  # one request may always wait
+
+
+def test_the_part_of_an_owner_is_divided_among_its_tenants() -> None:
+    waiting = Waiting()
+    queue = waiting.queue
+    for _ in range(6):
+        waiting.add("floods", length=10)
+    for _ in range(4):
+        waiting.add("owner", length=10, tenant="greedy")
+    assert queue.has_room(Share("owner", "greedy"), 10, 100) and not queue.has_room(Share("owner", "greedy"), 11, 100)
+    assert queue.has_room(Share("owner", "modest"), 10, 100)
+    waiting.add("owner", length=10, tenant="modest")
+    assert not queue.has_room(Share("owner", "greedy"), 10, 100)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xy"), st.integers(1, 30)), max_size=30))
+def test_tokens_that_wait_are_counted_by_owner_and_tenant(added: list[tuple[str, str, int]]) -> None:
+    waiting = Waiting()
+    requests = [waiting.add(owner, length=length, tenant=tenant) for owner, tenant, length in added]
+    for request in requests[::2]:
+        waiting.queue.remove(request)
+    left = requests[1::2]
+    for request in requests:
+        tenant, owner = request.tenant, request.tenant.owner
+        assert tenant.waiting_tokens == sum(r.num_tokens for r in left if r.tenant is tenant)
+        assert owner.waiting_tokens == sum(r.num_tokens for r in left if r.tenant.owner is owner)
+        assert owner.num_tenants_waiting == len({r.tenant for r in left if r.tenant.owner is owner})
