@@ -88,17 +88,17 @@ def _with_template(folder: Path, template: str) -> Path:
     return folder
 
 
-def measure(assault: Assault, launcher: Path, seconds: float) -> Outcome:
+def measure(assault: Assault, launcher: Path, seconds: float, victims: int = NUM_VICTIMS) -> Outcome:
     with served(assault, launcher) as server:
         victim.alone(server.url, VICTIM_KEY, 10)  # warm
         _one_of_each(server)
-        alone = victim.alone(server.url, VICTIM_KEY, NUM_VICTIMS)
+        alone = victim.alone(server.url, VICTIM_KEY, victims)
         step_s = victim.step_s(server.url, VICTIM_KEY, _longest_prompt(server))
         before = victim.router_bytes(server)
         pids = _pids(server)
         with victim.Watch(server) as watch, _attack(assault, server, seconds + 2.0) as attacker:
             time.sleep(1.0)
-            attacked = victim.regularly(server.url, VICTIM_KEY, NUM_VICTIMS, seconds / NUM_VICTIMS)
+            attacked = victim.regularly(server.url, VICTIM_KEY, victims, seconds / victims)
             statuses = _statuses(attacker, seconds)
         time.sleep(SETTLE_S)
         after = victim.router_bytes(server)
@@ -141,7 +141,7 @@ def _attack(assault: Assault, server: ServerProcess, seconds: float) -> "Iterato
         yield attacker
     finally:
         attacker.kill()
-        attacker.wait()
+        attacker.communicate()
 
 
 def _statuses(attacker: "subprocess.Popen[str]", seconds: float) -> dict[str, int]:

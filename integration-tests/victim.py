@@ -111,18 +111,18 @@ class Watch:
             thread.join(PATIENCE_S)
 
     def _ask(self) -> None:
-        client: http.client.HTTPConnection | None = None
+        client = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=PATIENCE_S)
         while not self._ended.wait(LIVE_EVERY_S):
             started_s = time.perf_counter()
             try:
-                client = client or http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=PATIENCE_S)
                 client.request("GET", "/live")
                 answer = client.getresponse()
                 answer.read()
                 self.live_s.append(time.perf_counter() - started_s if answer.status == 200 else math.inf)
             except (OSError, http.client.HTTPException):
                 self.live_s.append(math.inf)
-                client = None
+                client.close()  # it connects anew by itself
+        client.close()
 
     def _look(self) -> None:
         while not self._ended.wait(MEMORY_EVERY_S):
