@@ -88,32 +88,36 @@ def _with_template(folder: Path, template: str) -> Path:
     return folder
 
 
-def measure(assault: Assault, launcher: Path, seconds: float, victims: int = NUM_VICTIMS) -> Outcome:
+def measure(assault: Assault, launcher: Path, seconds: float) -> Outcome:
     with served(assault, launcher) as server:
-        victim.alone(server.url, VICTIM_KEY, 10)  # warm
-        _one_of_each(server)
-        alone = victim.alone(server.url, VICTIM_KEY, victims)
-        step_s = victim.step_s(server.url, VICTIM_KEY, _longest_prompt(server))
-        before = victim.router_bytes(server)
-        pids = _pids(server)
-        with victim.Watch(server) as watch, _attack(assault, server, seconds + 2.0) as attacker:
-            time.sleep(1.0)
-            attacked = victim.regularly(server.url, VICTIM_KEY, victims, seconds / victims)
-            statuses = _statuses(attacker, seconds)
-        time.sleep(SETTLE_S)
-        after = victim.router_bytes(server)
-        return Outcome(
-            assault.name,
-            statuses,
-            victim.percentile(alone, 0.99),
-            victim.percentile(attacked, 0.99),
-            step_s,
-            victim.percentile(watch.live_s, 0.99),
-            max(watch.live_s),
-            (max(watch.bytes) - before) / victim.MIB,
-            (after - before) / victim.MIB,
-            _pids(server) != pids or not server.is_ready(),
-        )
+        return measure_on(server, assault, seconds, NUM_VICTIMS)
+
+
+def measure_on(server: ServerProcess, assault: Assault, seconds: float, victims: int) -> Outcome:
+    victim.alone(server.url, VICTIM_KEY, 10)  # warm
+    _one_of_each(server)
+    alone = victim.alone(server.url, VICTIM_KEY, victims)
+    step_s = victim.step_s(server.url, VICTIM_KEY, _longest_prompt(server))
+    before = victim.router_bytes(server)
+    pids = _pids(server)
+    with victim.Watch(server) as watch, _attack(assault, server, seconds + 2.0) as attacker:
+        time.sleep(1.0)
+        attacked = victim.regularly(server.url, VICTIM_KEY, victims, seconds / victims)
+        statuses = _statuses(attacker, seconds)
+    time.sleep(SETTLE_S)
+    after = victim.router_bytes(server)
+    return Outcome(
+        assault.name,
+        statuses,
+        victim.percentile(alone, 0.99),
+        victim.percentile(attacked, 0.99),
+        step_s,
+        victim.percentile(watch.live_s, 0.99),
+        max(watch.live_s),
+        (max(watch.bytes) - before) / victim.MIB,
+        (after - before) / victim.MIB,
+        _pids(server) != pids or not server.is_ready(),
+    )
 
 
 def _one_of_each(server: ServerProcess) -> None:
@@ -156,18 +160,17 @@ def _pids(server: ServerProcess) -> set[int]:
     return {process.pid for process in [*processes.shards(server.pid).values(), processes.router(server.pid)]}
 
 
-def recovered_digits(launcher: Path) -> int:
+def recovered_digits(server: ServerProcess) -> int:
     """D3: how many digits of another key's secret `cached_tokens` gives away, with ten guesses for each."""
-    with served(ASSAULTS["/info"], launcher) as server:
-        prefix = "My PIN code is "
-        _cached(server, VICTIM_KEY, f"{prefix}{SECRET}.")
-        known = ""
-        for _ in SECRET:
-            guesses = {d: _cached(server, ATTACKER_KEY, prefix + known + d + " x") for d in "0123456789"}
-            best = max(guesses.values())
-            winners = [digit for digit, cached in guesses.items() if cached == best]
-            known += winners[0] if len(winners) == 1 else "?"
-        return sum(ours == theirs for ours, theirs in zip(known, SECRET, strict=True))
+    prefix = "My PIN code is "
+    _cached(server, VICTIM_KEY, f"{prefix}{SECRET}.")
+    known = ""
+    for _ in SECRET:
+        guesses = {digit: _cached(server, ATTACKER_KEY, f"{prefix}{known}{digit} x") for digit in "0123456789"}
+        best = max(guesses.values())
+        winners = [digit for digit, cached in guesses.items() if cached == best]
+        known += winners[0] if len(winners) == 1 else "?"
+    return sum(ours == theirs for ours, theirs in zip(known, SECRET, strict=True))
 
 
 def _cached(server: ServerProcess, key: str, prompt: str) -> int:
@@ -228,7 +231,11 @@ def main() -> int:
                 with asked.out.open("a") as out:
                     out.write(json.dumps({"label": label} | asdict(outcome)) + "\n")
         rows.append((assault, outcomes))
-    table = as_markdown(rows, [recovered_digits(launcher) for launcher in launchers.values()], list(launchers))
+    spied = []
+    for launcher in launchers.values():
+        with served(ASSAULTS["/info"], launcher) as server:
+            spied.append(recovered_digits(server))
+    table = as_markdown(rows, spied, list(launchers))
     print(f"\n{table}")
     if asked.write is not None:
         asked.write.write_text(replace_table(asked.write.read_text(), table, "attacks"))

@@ -1,11 +1,29 @@
 """One tenant attacks, another one is served: a few seconds of some assaults of `make attacks`, without its times."""
 
 import math
+from collections.abc import Iterator
 
 import make_attacks
 import pytest
 from assaults import ASSAULTS
-from server_process import LAUNCHER
+from make_attacks import Outcome
+from server_process import LAUNCHER, ServerProcess
+
+SECONDS, NUM_VICTIMS = 4.0, 12
+ENDLESS_TEMPLATE = "template: loops without output"
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[ServerProcess]:
+    with make_attacks.served(ASSAULTS["/info"], LAUNCHER) as server:
+        yield server
+
+
+def check(outcome: Outcome) -> None:
+    assert not math.isinf(outcome.attacked_p99_s), "a request of the other key was refused"
+    assert not math.isinf(outcome.live_worst_s) and not outcome.restarted
+    assert outcome.peak_mib <= make_attacks.MEMORY_MIB
+    assert sum(outcome.statuses.values()) > 0
 
 
 @pytest.mark.parametrize(
@@ -15,21 +33,22 @@ from server_process import LAUNCHER
         "chats of 58,000 messages in turns",
         "texts of 2 MB, truncated to 1",
         "200 requests open",
-        "template: loops without output",
     ],
 )
-def test_an_attacked_server_answers_everybody_else_and_keeps_its_memory(name: str) -> None:
-    outcome = make_attacks.measure(ASSAULTS[name], LAUNCHER, seconds=4.0, victims=12)
-    assert not math.isinf(outcome.attacked_p99_s), "a request of the other key was refused"
-    assert not math.isinf(outcome.live_worst_s) and not outcome.restarted
-    assert outcome.peak_mib <= make_attacks.MEMORY_MIB
-    assert sum(outcome.statuses.values()) > 0
+def test_an_attacked_server_answers_everybody_else_and_keeps_its_memory(target: ServerProcess, name: str) -> None:
+    check(make_attacks.measure_on(target, ASSAULTS[name], SECONDS, NUM_VICTIMS))
 
 
-def test_no_other_keys_text_can_be_guessed_from_cached_tokens() -> None:
-    assert make_attacks.recovered_digits(LAUNCHER) == 0
+def test_a_template_that_never_ends_keeps_nobody_else_waiting() -> None:
+    assault = ASSAULTS[ENDLESS_TEMPLATE]
+    with make_attacks.served(assault, LAUNCHER) as server:
+        check(make_attacks.measure_on(server, assault, SECONDS, NUM_VICTIMS))
 
 
-def test_every_assault_has_its_own_name_and_resource() -> None:
+def test_no_other_keys_text_can_be_guessed_from_cached_tokens(target: ServerProcess) -> None:
+    assert make_attacks.recovered_digits(target) == 0
+
+
+def test_every_assault_names_a_resource() -> None:
     assert len(ASSAULTS) >= 38
     assert all(next(assault.requests("key")) and assault.resource for assault in ASSAULTS.values())

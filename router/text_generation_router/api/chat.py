@@ -48,7 +48,8 @@ class ChatRoutes:
         with self._inference.counted_failures():
             caller = self._services.callers.caller_of(request)
             max_tokens = requested_tokens(asked)
-            prompt = await self._prompt(asked, max_tokens, caller.share)
+            # A chat whose client has gone gives up its place among those to be rendered.
+            prompt = await unless_disconnected(request.receive, self._prompt(asked, max_tokens, caller.share))
         if asked.stream:
             starting = self._inference.start([prompt], caller, started)
             generations = await unless_disconnected(request.receive, starting)

@@ -5,6 +5,7 @@ import pytest
 
 from text_generation_router.errors import GenerationError
 from text_generation_router.scheduling.request import FinishReason
+from text_generation_router.text.rendering import Renderer
 
 USER = [{"role": "user", "content": "Hi"}]
 
@@ -302,6 +303,26 @@ def test_a_client_that_leaves_cancels_all_its_generations(server, stream):
         asyncio.run(server.call("POST", path, content, leave_after=0))
     assert len(server.engine.streams) == 3 and all(one.cancelled for one in server.engine.streams)
     assert server.permits.left == 4
+
+
+def test_a_chat_that_waits_to_be_rendered_is_given_up_when_its_client_leaves(server, monkeypatch):
+    ended = []
+
+    async def never(self: object, messages: object, share: object) -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+        raise AssertionError
+
+    monkeypatch.setattr(Renderer, "render", never)
+
+    async def leave() -> None:
+        async with asyncio.timeout(10):
+            await server.call("POST", "/v1/chat/completions", json.dumps(chat()).encode(), leave_after=0)
+
+    asyncio.run(leave())
+    assert ended and not server.engine.streams and server.permits.left == 4
 
 
 def test_template_errors_are_422(server):
