@@ -205,7 +205,7 @@ class Throng:
 
     def __init__(self, asked: Sequence[MixedAsk], num_streams: int) -> None:
         self.heard: list[MixedHeard] = []
-        self.num_asked = 0
+        self.num_counted = 0  # what `tgi_request_count` says once the server has taken in all that was asked
         self._asked = asked
         self._num_streams = num_streams
         self._turns = cycle(range(len(asked)))
@@ -223,8 +223,9 @@ class Throng:
 
     async def _listen(self, client: httpx.AsyncClient) -> None:
         while not self._finishing.is_set():
-            self.num_asked += 1
-            self.heard.append(await hear(client, self._asked, next(self._turns)))
+            turn = next(self._turns)
+            self.num_counted += 2 if "/chat/" in self._asked[turn].path else 1  # as TGI: the chat, and its generation
+            self.heard.append(await hear(client, self._asked, turn))
 
 
 def hear_each_once(url: str, asked: Sequence[MixedAsk]) -> list[MixedHeard]:

@@ -181,7 +181,7 @@ def test_a_client_that_goes_away_frees_its_slots(server: ServerProcess, route: s
     async def leave() -> None:
         async with client_of(server.url) as client:
             calls = [asyncio.create_task(client.post(route, json=body)) for _ in range(8)]
-            while metric(server.url, "tgi_slots_used") == 0:
+            while metric(server.url, "tgi_batch_current_size") < 8:  # all are in
                 await asyncio.sleep(0.02)
             for call in calls:
                 call.cancel()

@@ -197,8 +197,9 @@ def test_filling_the_pool_to_the_last_slot_needs_no_more_memory(tmp_path: Path) 
     before = resident_bytes()
     for request_id in range(1, 40):
         client.step([], [replace(client.first_chunk(request_id, random_ids(512)), last=False)])
-    assert len(client.slots) == 0 and pool_bytes > 0.2 * before
-    assert resident_bytes() < 1.05 * before
+    assert len(client.slots) == 0
+    # A part of the pool that was not in memory before the slots were filled would be there now.
+    assert resident_bytes() - before < 0.1 * pool_bytes
 
 
 def resident_bytes() -> int:

@@ -14,6 +14,7 @@ import uvloop
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from text_generation_router.errors import StartError, TemplateError
+from text_generation_router.offload.process import CHILD
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.chat_template import ChatTemplate, Message
 from text_generation_router.text.rendering import Renderer, children_of
@@ -215,14 +216,16 @@ def test_a_chat_whose_child_is_killed_is_rendered_by_another():
 
 
 def child_pids() -> list[int]:
+    """The pool's children. Other tests have left other children, such as the tracker of multiprocessing's resources."""
     found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            fields = status.read_text().rpartition(")")[2].split()
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            is_ours = CHILD.encode() in (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if int(fields[1]) == os.getpid():
-            found.append(int(status.parent.name))
+        if parent == os.getpid() and is_ours:
+            found.append(int(folder.name))
     return found
 
 
