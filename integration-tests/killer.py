@@ -94,7 +94,7 @@ class Killer:
         return everybody if self._rng.random() < ALL_RANKS else [self._rng.choice(everybody)]
 
     def _kill(self, burst: int, size: int, ranks: list[int]) -> Kill | None:
-        """None: there was nobody to kill."""
+        """None where no shard's process was alive."""
         waited_s = self._wait_where_the_limit_says()
         victims = self._alive(ranks)
         if not victims:
@@ -125,7 +125,7 @@ class Killer:
             time.sleep(0.05)
 
     def _alive(self, ranks: list[int]) -> dict[psutil.Process, int]:
-        """Shards of these ranks that nobody has killed yet, and their generations."""
+        """Shards of these ranks that this killer has not killed, and their generations."""
         found = {}
         with suppress(psutil.Error):  # the launcher has ended, or one of them while we looked
             for rank, shard in processes.shards(self._launcher).items():

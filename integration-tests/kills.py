@@ -79,8 +79,8 @@ def loads(log: str) -> list[tuple[float, float]]:
 
 
 def outages(kill_times_s: Sequence[float], streams: Sequence[Sequence[float]]) -> list[Outage]:
-    """`streams`: when the events of each were heard. Kills between which nobody heard anything are one outage, counted
-    from the first of them."""
+    """`streams`: when the events of each were heard. Kills between which no stream heard a token are one outage, which
+    begins with the first of them."""
     heard = sorted(arrival for stream in streams for arrival in stream)
     groups: list[list[float]] = []
     for at_s in sorted(kill_times_s):

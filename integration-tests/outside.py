@@ -30,7 +30,8 @@ RECOVERY_LIMIT_S = 10.0
 MARGIN_OVER_LOAD_S = 2.0
 # From one kill to the next at most while a server drains.
 DRAIN_LONGEST_S = 2.0
-# A drain begins so long after the first streams, drawn uniformly, and is met by at most so many kills.
+# A drain begins a number of seconds after the first streams, drawn uniformly from this range; at most DRAIN_KILLS kills
+# meet it.
 DRAIN_AFTER_S = (2.0, 8.0)
 DRAIN_KILLS = 3
 DRAINED_LIMIT_S = 60.0

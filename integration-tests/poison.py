@@ -22,9 +22,8 @@ ERROR = "3 times on nothing else"
 
 @dataclass(frozen=True, slots=True)
 class Poisoned:
-    deaths: tuple[
-        int, ...
-    ]  # which each such request cost: the first among neighbours, the others with nobody beside it
+    # Deaths of shards that each poisoned request cost: the first request ran among neighbours, the others alone.
+    deaths: tuple[int, ...]
     errors: tuple[str, ...]
     comparison: Comparison  # of the neighbours
 
@@ -35,7 +34,7 @@ class Poisoned:
 
 
 def poison(scale: Scale, expected: Sequence[Heard], alone: int) -> Poisoned:
-    """One such request among NUM_NEIGHBOURS others, then `alone` with nobody else on the server."""
+    """One poisoned request among NUM_NEIGHBOURS others, then `alone` more, each the only request on the server."""
     (token,) = tokenizer().encode(WORD, add_special_tokens=False).ids
     neighbours, expected = scale.asks()[:NUM_NEIGHBOURS], expected[:NUM_NEIGHBOURS]
     if any(token in heard.ids for heard in expected):

@@ -17,7 +17,7 @@ from streams import Comparison, Crowd, Heard, compare, listen
 
 UNREADY_LIMIT_S = 6.0
 # The first exception comes when all streams should be under way: those that are not make their cycle shorter. The next
-# ones so many steps later each, when the streams have gone on from where they stood.
+# exceptions come STEPS_BETWEEN_RAISES steps apart, so that the streams have gone on from where they stood.
 FIRST_RAISE = 40
 STEPS_BETWEEN_RAISES = 8
 

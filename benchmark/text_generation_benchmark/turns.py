@@ -94,7 +94,7 @@ class Turns:
 
 
 def take_turns(before: Run, now: Run, workload: Workload, turns: int) -> Turns:
-    """Who begins changes with each turn: what the first load of a pair does to the machine meets both alike."""
+    """The version that is loaded first changes with each turn, so that neither always follows the other."""
     for run in (before, now):
         run(replace(workload, new_tokens=4))
     results: dict[Run, list[LoadResult]] = {before: [], now: []}

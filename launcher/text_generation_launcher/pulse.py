@@ -65,7 +65,7 @@ class Pulse:
         if self._is_asked:
             self._silent_s += idle_s(gap_s, last, vitals)
         else:
-            self._ask()  # one ping at a time: what nobody reads must not fill the line
+            self._ask()  # one ping at a time: pings that a stopped router does not read must not fill the line
             self._is_asked = True
         if self._stopped_s >= STOPPED_S:
             return f"its process has been stopped for {self._stopped_s:.1f} s"

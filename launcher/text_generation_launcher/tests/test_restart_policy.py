@@ -48,7 +48,7 @@ def test_a_long_run_clears_the_record_without_a_success():
 
 
 def test_fewer_than_five_failed_starts_since_the_last_success_are_never_the_end():
-    """Whoever kills: a start that is killed says nothing when the one before it and the one after it served."""
+    """A start that is killed from outside proves nothing where the starts before it and after it served."""
     restarts = Restarts(clock := Clock(), most_failures=MOST_DEATHS)
     for _ in range(20):
         assert None not in [restarts.failed() for _ in range(4)]
