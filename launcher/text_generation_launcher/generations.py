@@ -50,6 +50,8 @@ class Generations:
             group = self._group = ShardGroup(self._socket_paths)
             try:
                 loss = await self._life_of(group)
+                # Counted before the router hears of it, whose answer may be that a request is to blame, and not they.
+                wait_s = self._restarts.failed() if loss.counts else 0.0
                 self._announce(Message(Event.LOST, self._number, loss.reason))
             finally:
                 self._group = None
@@ -57,7 +59,7 @@ class Generations:
             _log_loss(loss, group)
             await group.kill()
             self._clean()
-            await self._wait_after(loss, group)
+            await self._wait_after(loss, group, wait_s)
 
     def confirm(self, generation: int) -> None:
         """The router has an answer to a step of `generation`, which may be dead by now, and was of use all the same."""
@@ -95,12 +97,11 @@ class Generations:
             self._announce(Message(Event.READY, self._number))
         return await group.lost
 
-    async def _wait_after(self, loss: Loss, group: ShardGroup) -> None:
+    async def _wait_after(self, loss: Loss, group: ShardGroup, wait_s: float | None) -> None:
         """Until the next start; raises when there should be none."""
         error = ShardFailed if self._has_been_ready else ShardCannotStart
         if self._number == 1 and not self._has_been_ready and _is_user_error(loss, group):
             raise error
-        wait_s = self._restarts.failed() if loss.counts else 0.0
         if wait_s is None:
             logger.error("The shards failed too often: giving up")
             raise error
