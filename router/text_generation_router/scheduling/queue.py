@@ -61,8 +61,8 @@ class Queue:
         return request.request.priority if self._priority_between_tenants else 0
 
     def put_back(self, request: Running) -> None:
-        """One that has run: before everything that arrived later, but for suspects, which let the others go first."""
-        bisect.insort(self._again, request, key=lambda waiting: (waiting.blame.turn, waiting.id))
+        """One that has run: before all that arrived later, but for those that a loss counts against."""
+        bisect.insort(self._again, request, key=lambda waiting: waiting.blame.turn(waiting.id))
         request.tenant.waits(request.num_tokens)
         self.num_tokens += request.num_tokens
 

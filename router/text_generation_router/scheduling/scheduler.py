@@ -230,8 +230,10 @@ class Scheduler:
             self._release(request)
 
     def _chunks(self, prefilling: list[Running], number: int) -> Iterable[Chunk]:
-        budget = self.limits.max_batch_prefill_tokens
-        for request, share in zip(prefilling, shares([r.num_uncomputed for r in prefilling], budget), strict=True):
+        prefilling = sorted(prefilling, key=lambda r: r.id if r.blame.is_replayed else self._next_id)
+        num_replayed = sum(r.blame.is_replayed for r in prefilling)
+        of_each = shares([r.num_uncomputed for r in prefilling], self.limits.max_batch_prefill_tokens, num_replayed)
+        for request, share in zip(prefilling, of_each, strict=True):
             if not share:
                 continue
             start, end = request.prefilled, request.prefilled + share
@@ -301,6 +303,7 @@ class Scheduler:
         for request in given_up:
             request.ended = True
         for request in self._running.values():
+            request.blame.is_replayed = True
             self._queue.left(request)
             self._admission.leave(request)
         for request in [*self._running.values(), *self._leaving]:
@@ -315,7 +318,7 @@ class Scheduler:
     def _blame(self, reached: dict[int, int]) -> list[Running]:
         aboard = {i: r for i in reached if (r := self._aboard(i)) is not None and not r.ended}
         for i, request in aboard.items():
-            request.blame.meet_loss(reached[i], was_alone=len(reached) == 1)
+            request.blame.meet_loss(reached[i], was_alone=len(reached) == 1, newest=self._next_id - 1)
         return [request for request in aboard.values() if request.blame.ends_request]
 
     def begin_generation(self, capacity: int) -> list[Running]:

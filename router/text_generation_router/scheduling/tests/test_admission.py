@@ -70,3 +70,15 @@ def test_the_budget_is_shared_and_nobody_gets_less_than_somebody_who_needs_more(
     assert sum(given_out) == min(budget, sum(needs))
     unserved = [share for share, need in zip(given_out, needs, strict=True) if share < need]
     assert not unserved or min(unserved) >= max(given_out) - 1
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 100), st.data())
+def test_the_first_prompts_get_all_they_need_in_turn_and_the_others_share_the_rest(
+    needs: list[int], budget: int, data: st.DataObject
+) -> None:
+    num_first = data.draw(st.integers(0, len(needs)))
+    given_out = shares(needs, budget, num_first)
+    for i in range(num_first):
+        assert given_out[i] == min(needs[i], budget - sum(given_out[:i]))
+    rest = budget - sum(given_out[:num_first])
+    assert given_out[num_first:] == shares(needs[num_first:], rest)

@@ -11,7 +11,7 @@ from text_generation_router.scheduling.step import Chunk, ForwardStep
 def suspect() -> Blame:
     blame = Blame()
     for _ in range(MAX_SUSPICIONS):
-        blame.meet_loss(reach=8, was_alone=False)
+        blame.meet_loss(8, was_alone=False, newest=9)
     return blame
 
 
@@ -23,7 +23,7 @@ def step(number: int, decode_ids: tuple[int, ...], *chunks: tuple[int, int, int]
 def test_losses_in_company_end_nobody() -> None:
     blame = suspect()
     for _ in range(20):
-        blame.meet_loss(reach=8, was_alone=False)
+        blame.meet_loss(8, was_alone=False, newest=9)
     assert blame.runs_alone and not blame.ends_request
 
 
@@ -32,7 +32,7 @@ def test_the_first_losses_only_raise_a_suspicion_whoever_was_aboard(was_alone: b
     blame = Blame()
     for number in range(1, MAX_LOSSES + 1):
         assert not blame.ends_request and blame.runs_alone == (number > MAX_SUSPICIONS)
-        blame.meet_loss(reach=8, was_alone=was_alone or blame.runs_alone)
+        blame.meet_loss(8, was_alone=was_alone or blame.runs_alone, newest=9)
     assert blame.ends_request
 
 
@@ -43,7 +43,7 @@ def test_a_token_clears_everything_and_a_chunk_all_but_that_it_runs_alone() -> N
     assert (by_chunk.runs_alone, by_token.runs_alone) == (True, False)
     for blame in (by_chunk, by_token):
         for _ in range(MAX_LOSSES - 1):
-            blame.meet_loss(reach=8, was_alone=True)
+            blame.meet_loss(8, was_alone=True, newest=9)
             assert not blame.ends_request
 
 
@@ -51,21 +51,24 @@ def test_a_repeated_chunk_clears_nothing_and_a_loss_in_what_is_proven_says_nothi
     blame = Blame()
     blame.note_chunk(8)
     for _ in range(3 * MAX_LOSSES):
-        blame.meet_loss(reach=8, was_alone=True)
+        blame.meet_loss(8, was_alone=True, newest=9)
     assert blame == Blame(proven=8)
     for _ in range(MAX_LOSSES):
         blame.note_chunk(8)
-        blame.meet_loss(reach=16, was_alone=True)
+        blame.meet_loss(16, was_alone=True, newest=9)
     assert blame.ends_request
 
 
-def test_who_runs_alone_comes_after_the_others_and_the_more_counts_against_it_the_later() -> None:
-    blames = [Blame(), suspect(), suspect(), suspect()]
-    for number, blame in enumerate(blames[1:]):
-        for _ in range(number):
-            blame.meet_loss(reach=8, was_alone=True)
-    turns = [blame.turn for blame in blames]
-    assert turns == sorted(set(turns))
+def test_suspects_keep_their_turn_until_a_loss_counts_against_them_and_then_go_after_all_that_are_there() -> None:
+    """But before those that come later: else a request would wait for as long as others come and shards die."""
+    counted, twice = suspect(), suspect()
+    for blame, losses in ((counted, 1), (twice, 2)):
+        for _ in range(losses):
+            blame.meet_loss(8, was_alone=True, newest=9)
+    blames = {1: Blame(), 2: twice, 3: counted, 4: suspect(), 9: Blame(), 10: Blame()}
+    assert sorted(blames, key=lambda i: blames[i].turn(i)) == [1, 4, 9, 3, 2, 10]
+    twice.note_token()
+    assert sorted(blames, key=lambda i: blames[i].turn(i)) == [1, 2, 4, 9, 3, 10]
 
 
 def test_how_far_steps_reach() -> None:
