@@ -2,10 +2,12 @@
 
 mutmut and cosmic-ray start a whole pytest for each mutant, which here imports torch for seconds: 500 mutants would take
 most of a day. This one forks every run of the tests from a process that has the libraries already, and needs none of
-its own. Each run has a copy of the repository, a session of its own and a deadline.
+its own. Each run has a copy of the repository and a session of its own, each test a limit of time.
 """
 
 import argparse
+import hashlib
+import json
 import random
 import sys
 import tempfile
@@ -13,7 +15,10 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from mutation.copies import Copy
 from mutation.mutants import Mutant, mutants_of
@@ -28,14 +33,16 @@ OUTCOMES = (KILLED, SURVIVED, TIMED_OUT, EQUIVALENT)
 def main() -> int:
     options = _options()
     equivalents = tomllib.loads((Path(__file__).parent / "equivalents.toml").read_text())
-    rooms = [room for room in ROOMS if options.room in (None, room.name)]
     print(f"seed {options.seed}", flush=True)
-    draws = draw(rooms, options.seed, options.total, options.least)
+    draws = draw(ROOMS, options.seed, options.total, options.least)
     rows = []
-    for room, (drawn, of) in zip(rooms, draws, strict=True):
-        with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-            outcomes = try_room(room, drawn, Copy(ROOT, Path(folder)), equivalents)
-        rows.append((room.name, of, outcomes))
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copies = [Copy(ROOT, Path(folder, str(i))) for i in range(options.workers)]
+        for room, (drawn, of) in zip(ROOMS, draws, strict=True):
+            if options.room in (None, room.name):
+                outcomes = Outcomes(options.out, drawn, equivalents)
+                try_room(room, [mutant for mutant in drawn if mutant.id not in outcomes.known], copies, outcomes)
+                rows.append((room.name, of, Counter(outcomes.known.values())))
     print(table(rows))
     return 0 if all(share_killed(outcomes) >= 0.85 for _, _, outcomes in rows) else 1
 
@@ -46,43 +53,79 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--total", type=int, default=500, help="how many, over all rooms")
     parser.add_argument("--least", type=int, default=60, help="how many from a small room")
     parser.add_argument("--room", choices=[room.name for room in ROOMS], help="only this one")
+    parser.add_argument("--workers", type=int, default=2, help="runs at a time")
+    parser.add_argument(
+        "--out", type=Path, help="a file of JSON lines: mutants in it are not tried again, others added"
+    )
     return parser.parse_args()
 
 
-def draw(rooms: Sequence[Room], seed: int, total: int, least: int) -> list[tuple[list[Mutant], int]]:
-    """For each room: the mutants that are tried, in proportion to how many it has, and how many it has."""
-    chance = random.Random(seed)
-    all_of = [[m for name in files(ROOT, room.sources) for m in mutants_of(ROOT / name, name)] for room in rooms]
+def draw(rooms: Sequence[Room], seed: int, total: int, least: int, root: Path = ROOT) -> list[tuple[list[Mutant], int]]:
+    """For each room: the mutants that are tried, in proportion to how many it has, and how many it has.
+
+    A mutant's place in the draw is its own: a change of the code elsewhere moves few others in or out.
+    """
+    all_of = [[m for name in files(root, room.sources) for m in mutants_of(root / name, name)] for room in rooms]
     spare = max(0, total - least * len(rooms))
     everything = sum(map(len, all_of))
     draws = []
     for mutants in all_of:
-        count = min(len(mutants), least + -(-spare * len(mutants) // everything))
-        draws.append((chance.sample(mutants, count), len(mutants)))
+        count = least + -(-spare * len(mutants) // everything)
+        by_chance = sorted(mutants, key=lambda m: hashlib.sha256(f"{seed} {m.id}".encode()).digest())
+        draws.append((by_chance[:count], len(mutants)))
     return draws
 
 
-def try_room(room: Room, drawn: Sequence[Mutant], copy: Copy, equivalents: dict[str, str]) -> Counter[str]:
-    outcomes: Counter[str] = Counter()
-    tests = files(copy.root, room.tests)
-    with RunsOfTests(copy, tests) as runs:
-        started = time.monotonic()
-        if (baseline := runs.outcome(limit_s=900)) != SURVIVED:
-            sys.exit(f"{room.name}: its tests do not pass without a mutant ({baseline}):\n{runs.last_words()}")
-        seconds = time.monotonic() - started
-        print(f"{room.name}: {len(drawn)} mutants, the tests take {seconds:.0f} s", flush=True)
-        for mutant in drawn:
-            if mutant.id in equivalents:
-                outcomes[EQUIVALENT] += 1
-                continue
-            source = copy.change(mutant)
-            outcome = runs.outcome(limit_s=10 + 4 * seconds)
-            copy.restore(mutant.path, source)
-            outcomes[outcome] += 1
-            if outcome != KILLED:
-                print(f"{outcome} {mutant.id}: {mutant.operator}, {mutant.where}, {mutant.path}", flush=True)
-                print(mutant.diff(source), flush=True)
-    return outcomes
+class Outcomes:
+    """Of the mutants that were drawn; `known` from an earlier run that was cut off, if there is a file of it."""
+
+    def __init__(self, path: Path | None, drawn: Sequence[Mutant], equivalents: dict[str, str]) -> None:
+        self._path = path
+        ids = {mutant.id for mutant in drawn}
+        self.known: dict[str, str] = {}
+        if path and path.exists():
+            rows = map(json.loads, path.read_text().splitlines())
+            self.known |= {row["id"]: row["outcome"] for row in rows if row["id"] in ids}
+        self.known |= dict.fromkeys(ids & equivalents.keys(), EQUIVALENT)
+
+    def add(self, mutant: Mutant, outcome: str, **more: str | float) -> None:
+        self.known[mutant.id] = outcome
+        if self._path:
+            with self._path.open("a") as file:
+                file.write(json.dumps(asdict(mutant) | {"outcome": outcome} | more) + "\n")
+
+
+def try_room(room: Room, mutants: Sequence[Mutant], copies: Sequence[Copy], outcomes: Outcomes) -> None:
+    tests = files(ROOT, room.tests)
+    left: SimpleQueue[Mutant] = SimpleQueue()
+    for mutant in mutants:
+        left.put(mutant)
+    print(f"{room.name}: {len(mutants)} mutants", flush=True)
+
+    def work(copy: Copy) -> None:
+        with RunsOfTests(copy, tests) as runs:
+            if (baseline := runs.run()).outcome != SURVIVED:
+                sys.exit(f"{room.name}: {baseline} without a mutant:\n{runs.last_words()}")
+            while True:
+                try:
+                    mutant = left.get_nowait()
+                except Empty:
+                    return
+                try_mutant(mutant, copy, runs, outcomes)
+
+    with ThreadPoolExecutor(len(copies)) as workers:
+        list(workers.map(work, copies if mutants else ()))
+
+
+def try_mutant(mutant: Mutant, copy: Copy, runs: RunsOfTests, outcomes: Outcomes) -> None:
+    began = time.monotonic()
+    source = copy.change(mutant)
+    run = runs.run(first=Path(mutant.path).stem.removesuffix("s"))
+    copy.restore(mutant.path, source)
+    outcomes.add(mutant, run.outcome, test=run.test, seconds=round(time.monotonic() - began, 1))
+    if run.outcome != KILLED:
+        head = f"{run.outcome} {mutant.id}: {mutant.operator}, {mutant.where}, {mutant.path}"
+        print(f"{head}\n{mutant.diff(source)}", flush=True)
 
 
 def share_killed(outcomes: Counter[str]) -> float:

@@ -17,6 +17,7 @@ BUILT = ("proto/text_generation_proto", "server/text_generation_server/kernels/c
 
 class Copy:
     def __init__(self, source: Path, root: Path) -> None:
+        root.mkdir(exist_ok=True)
         self.root = root
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -38,6 +39,7 @@ class Copy:
         return os.environ | {
             "PYTHONPATH": os.pathsep.join(self.python_path),
             "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
             "PATH": scripts + os.pathsep + os.environ.get("PATH", ""),
         }
 

@@ -1,65 +1,150 @@
-"""Imports the libraries it is told of, then forks a run of the tests for each line on its input, which is a time limit
-in seconds. Nothing of ours is imported before the fork, so that each run reads the files as they are then."""
+"""Imports the libraries it is told of, then forks a run of the tests for each line on its input, which is a word: test
+files with this word in their names come first, quick tests before slow ones. Nothing of ours is imported before the
+fork, so that each run reads the files as they are then. The answer is a line of JSON: the outcome, and the test in
+which the run ended."""
 
 import contextlib
 import ctypes
+import gc
 import importlib
+import json
 import os
+import resource
 import signal
 import sys
 import time
 import traceback
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
 
 KILLED, SURVIVED, TIMED_OUT = "killed", "survived", "timed out"
 HYPOTHESIS_IS_IMPORTED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+NOT_NEEDED = ("-p", "no:cacheprovider", "-p", "no:schemathesis")  # to import the latter takes longer than most runs
 PR_SET_CHILD_SUBREAPER = 36
 OK = 0
+# A test may take `limit_s` seconds of CPU time and FACTOR times what it takes without a mutant. A machine that is busy
+# with other work stretches the wall clock, whose limit is WALL times that.
+FACTOR, WALL = 5.0, 3.0
+FIRST_RUN_S = 100.0  # what a test may take whose usual time is not known yet, without the factor
+MEMORY_BYTES = 8 << 30  # a loop that never ends may collect
 
 
 def main() -> None:
-    log, libraries, *tests = sys.argv[1:]
+    log, limit_s, libraries, *tests = sys.argv[1:]
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, see server/conftest.py
     for library in libraries.split():
         importlib.import_module(library)
+    if "hypothesis" in sys.modules:
+        _settle_hypothesis()
     # What a test's processes leave behind when they are killed comes to this one, and is ended with the run.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    gc.freeze()  # pytest collects garbage after each run, twice: what was imported is none
+    limits = Limits(float(limit_s), {})
     for line in sys.stdin:
-        print(run(log, tests, float(line)), flush=True)
+        outcome, last = run(log, tests, line.strip(), limits)
+        print(json.dumps({"outcome": outcome, "test": last}), flush=True)
 
 
-def run(log: str, tests: list[str], limit_s: float) -> str:
+def _settle_hypothesis() -> None:
+    """The same examples for each mutant, none kept for the next one, and none made smaller."""
+    from hypothesis import Phase, settings
+
+    phases = [Phase.explicit, Phase.generate]
+    settings.register_profile("mutants", derandomize=True, database=None, deadline=None, phases=phases)
+    settings.load_profile("mutants")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    limit_s: float
+    usual_s: dict[str, float]  # what tests take without a mutant
+
+    def set(self, test: str) -> None:
+        """The kernel ends this process when they are over."""
+        cpu_s = self.limit_s + FACTOR * self.usual_s.get(test, FIRST_RUN_S)
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        signal.setitimer(signal.ITIMER_REAL, WALL * cpu_s)
+
+
+def run(log: str, tests: list[str], first: str, limits: Limits) -> tuple[str, str]:
+    """The outcome, and the last test that was begun. The first run that passes tells what tests usually take."""
+    times = Path(log).with_suffix(".times")
+    times.write_text("")
     child = os.fork()
     if child == 0:
-        _run_tests(log, tests)
-    deadline = time.monotonic() + limit_s
-    status = None
-    while status is None and time.monotonic() < deadline:
-        pid, raw = os.waitpid(child, os.WNOHANG)
-        status = os.waitstatus_to_exitcode(raw) if pid else None
-        time.sleep(0.02)
+        _run_tests(log, tests, times, first, limits)
+    _, raw = os.waitpid(child, 0)
+    status = os.waitstatus_to_exitcode(raw)
     _end_descendants()
-    if status is None:
-        return TIMED_OUT
-    return SURVIVED if status == OK else KILLED
+    lines = [json.loads(line) for line in times.read_text().splitlines()]
+    if status == OK and not limits.usual_s:
+        limits.usual_s.update({test: seconds for test, seconds in lines if seconds is not None})
+    last = lines[-1][0] if lines and status != OK else ""
+    if status in (-signal.SIGALRM, -signal.SIGPROF):
+        return TIMED_OUT, last
+    return SURVIVED if status == OK else KILLED, last
 
 
-def _run_tests(log: str, tests: list[str]) -> None:
+def _run_tests(log: str, tests: list[str], times: Path, first: str, limits: Limits) -> None:
     os.setsid()
     to = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(to, stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     import pytest
 
     status = 3
     try:
-        status = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *HYPOTHESIS_IS_IMPORTED, *tests]))
+        limits.set("collection")
+        options = ["-x", "-q", *NOT_NEEDED, *HYPOTHESIS_IS_IMPORTED]
+        with times.open("w", buffering=1) as file:
+            status = int(pytest.main([*options, *tests], plugins=[_Order(first, limits.usual_s), _Clock(file, limits)]))
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+class _Order:
+    """Likely killers first, then what takes least time. Tests of a file stay together: they share fixtures."""
+
+    def __init__(self, first: str, usual: dict[str, float]) -> None:
+        self._first = first
+        self._usual = usual
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        of_files: dict[Path, float] = defaultdict(float)
+        for item in items:
+            of_files[item.path] += self._usual.get(item.nodeid, 0.0)
+
+        def rank(item: Any) -> tuple[bool, float, str, float]:
+            likely = bool(self._first) and self._first in item.path.stem
+            return not likely, of_files[item.path], str(item.path), self._usual.get(item.nodeid, 0.0)
+
+        if self._usual:
+            items.sort(key=rank)
+
+
+class _Clock:
+    """Writes two lines for a test, one when it begins and one with its seconds."""
+
+    def __init__(self, file: TextIO, limits: Limits) -> None:
+        self._file = file
+        self._limits = limits
+        self._began = 0.0
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._limits.set(nodeid)
+        self._began = time.monotonic()
+        print(json.dumps([nodeid, None]), file=self._file)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        print(json.dumps([nodeid, time.monotonic() - self._began]), file=self._file)
 
 
 def _end_descendants() -> None:

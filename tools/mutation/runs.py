@@ -1,9 +1,11 @@
 """Runs of a room's tests, forked one by one from a process that has imported the libraries."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -11,6 +13,7 @@ from mutation.copies import Copy
 
 KILLED, SURVIVED, TIMED_OUT = "killed", "survived", "timed out"
 STOP_S = 10
+LIMIT_S = 20.0  # of CPU time for a test that usually takes none, see fork_server.py
 # What the tests import and take seconds for.
 LIBRARIES = (
     "pytest", "hypothesis", "hypothesis.stateful", "numpy", "torch", "torch._dynamo", "safetensors.torch",
@@ -19,12 +22,20 @@ LIBRARIES = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    outcome: str
+    test: str  # in which it ended, if it did not survive
+
+
 class RunsOfTests:
-    def __init__(self, copy: Copy, tests: list[str], libraries: tuple[str, ...] = LIBRARIES) -> None:
+    def __init__(
+        self, copy: Copy, tests: list[str], libraries: tuple[str, ...] = LIBRARIES, limit_s: float = LIMIT_S
+    ) -> None:
         self._log = copy.root / "mutant.log"
         script = Path(__file__).parent / "fork_server.py"
         self._server = subprocess.Popen(
-            [sys.executable, str(script), str(self._log), " ".join(libraries), *tests],
+            [sys.executable, str(script), str(self._log), str(limit_s), " ".join(libraries), *tests],
             cwd=copy.root, env=copy.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             start_new_session=True,
         )  # fmt: skip
@@ -39,14 +50,13 @@ class RunsOfTests:
         with self._server:  # closes the pipes
             self._server.wait(STOP_S)
 
-    def outcome(self, limit_s: float) -> str:
-        """Of the tests as the copy is now."""
+    def run(self, first: str = "") -> Run:
+        """Of the tests as the copy is now; those with this word in the name of their file come first."""
         assert self._server.stdin is not None and self._server.stdout is not None
-        print(limit_s, file=self._server.stdin, flush=True)
-        answer = self._server.stdout.readline().strip()
-        if answer not in (KILLED, SURVIVED, TIMED_OUT):
+        print(first, file=self._server.stdin, flush=True)
+        if not (answer := self._server.stdout.readline()):
             raise RuntimeError(f"the process that runs the tests has ended: {self.last_words()}")
-        return answer
+        return Run(**json.loads(answer))
 
     def last_words(self) -> str:
         return self._log.read_text(errors="replace")[-4000:] if self._log.exists() else ""

@@ -5,10 +5,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from mutation.__main__ import share_killed, table
+from mutation.__main__ import Outcomes, draw, share_killed, table
 from mutation.copies import Copy
 from mutation.mutants import Mutant, mutants_of
-from mutation.runs import KILLED, SURVIVED, TIMED_OUT, RunsOfTests
+from mutation.rooms import Room
+from mutation.runs import KILLED, SURVIVED, TIMED_OUT, Run, RunsOfTests
 
 SOURCE = '''"""A docstring."""
 import logging
@@ -96,15 +97,51 @@ def copy(tmp_path: Path) -> Copy:
 def test_the_dead_the_survivors_and_those_that_never_end_are_told_apart(copy: Copy, tmp_path: Path) -> None:
     path = tmp_path / "here" / "server" / "counted.py"
     seen: dict[str, set[str]] = {}
-    with RunsOfTests(copy, ["test_counted.py"], libraries=("pytest",)) as runs:
-        assert runs.outcome(limit_s=60) == SURVIVED
+    with RunsOfTests(copy, ["test_counted.py"], libraries=("pytest",), limit_s=1.0) as runs:
+        assert runs.run() == Run(SURVIVED, "")
         for mutant in mutants_of(path, "server/counted.py"):
             source = copy.change(mutant)
-            seen.setdefault(runs.outcome(limit_s=60 if "n += 1" in mutant.applied(source) else 2), set()).update(
-                changed_lines(mutant, source)
-            )
+            run = runs.run()
+            assert run.test == "test_counted.py::test_it"
+            seen.setdefault(run.outcome, set()).update(changed_lines(mutant, source))
             copy.restore(mutant.path, source)
-        assert runs.outcome(limit_s=60) == SURVIVED
+        assert runs.run() == Run(SURVIVED, "")
     assert "while (n <= 3):" in seen[KILLED] and "pass" in seen[TIMED_OUT]
     assert "return None" in seen[KILLED] and SURVIVED not in seen
     assert path.read_text().count("\n") == 4  # the original is as it was
+
+
+def test_likely_killers_come_first_and_quick_tests_before_slow_ones(copy: Copy) -> None:
+    names = ("test_slow.py", "test_late.py", "test_counted.py")
+    for name, seconds in zip(names, (0.2, 0.0, 0.1), strict=True):
+        fails = f"import time\ndef test_it():\n    time.sleep({seconds})\n    assert not FAILS"
+        (copy.root / name).write_text(f"FAILS = False\n{fails}\n")
+    with RunsOfTests(copy, list(names), libraries=("pytest",)) as runs:
+        assert runs.run().outcome == SURVIVED
+        for name in names:
+            (copy.root / name).write_text((copy.root / name).read_text().replace("FAILS = False", "FAILS = True"))
+        assert [runs.run(first).test for first in ("", "counted", "slow")] == [
+            "test_late.py::test_it", "test_counted.py::test_it", "test_slow.py::test_it",
+        ]  # fmt: skip
+
+
+def test_a_draw_is_the_seeds_own_and_has_enough_of_every_room(tmp_path: Path) -> None:
+    for name, copies in (("small", 1), ("large", 6)):
+        (tmp_path / f"{name}.py").write_text("\n".join(f"A{i} = {i} + 1" for i in range(10 * copies)))
+    rooms = [Room("small", ("small.py",), ()), Room("large", ("large.py",), ())]
+    draws = draw(rooms, 12, 50, 10, tmp_path)
+    assert draws == draw(rooms, 12, 50, 10, tmp_path) != draw(rooms, 13, 50, 10, tmp_path)
+    (small, of_small), (large, of_large) = draws
+    assert (of_small, of_large) == (30, 180) and 10 < len(small) < len(large)
+    assert len({mutant.id for mutant in small + large}) == len(small) + len(large) in (50, 51)
+
+
+def test_a_run_that_was_cut_off_goes_on_where_it_stood(tmp_path: Path) -> None:
+    first, second, third, *_ = drawn = mutants(tmp_path)
+    out = tmp_path / "out.jsonl"
+    outcomes = Outcomes(out, drawn, {})
+    outcomes.add(first, SURVIVED, test="")
+    outcomes.add(second, KILLED, test="test_it")
+    again = Outcomes(out, drawn, {third.id: "why"})
+    assert again.known == {first.id: SURVIVED, second.id: KILLED, third.id: "equivalent"}
+    assert Outcomes(out, drawn[1:], {}).known == {second.id: KILLED}
