@@ -59,7 +59,7 @@ class Planner:
         self._limits = limits
         # The last step's decode rows, which are mostly the next one's, and what they were found for.
         self._last_decode = _members([], ())
-        self._last_asked: tuple[list[StepBatch], int] = ([], 0)
+        self._last_asked: tuple[list[StepBatch], int] | None = None
 
     def prepare(
         self, decoding: list[StepBatch], slots_R: Tensor, new_batch_id: int, chunks: list[PromptChunk]
@@ -72,7 +72,7 @@ class Planner:
         decode = self._check(decoding, slots, chunks)
         batches, rows = self._batches, self._batches.rows
         chunk_rows = [rows.join(chunk) if chunk.ids is not None else rows.row(chunk.request_id) for chunk in chunks]
-        if len(decoding) > 1:
+        if decoding:
             batches.merge([batch.id for batch in decoding])
         batch_id = decoding[0].id if decoding else new_batch_id
         batch = batches.join(batch_id, {chunk.request_id for chunk in chunks}) if chunks else batches.take(batch_id, [])

@@ -264,6 +264,7 @@ def test_a_request_that_makes_its_steps_fail_is_the_only_one_that_fails() -> Non
         (bad,) = [i for i, result in enumerate(results) if isinstance(result, BaseException)]
         assert bad == 2 and isinstance(results[2], GenerationError) and "poison" in str(results[2])
         assert all(results[i] == expected_tokens(prompt(i), 8) for i in range(6) if i != 2)
+        assert engine._metrics.request_failure.labels(err="generation")._value.get() == 1
 
     serve(use, fails(fail))
 
@@ -275,6 +276,7 @@ def test_a_cancelled_request_leaves_and_the_others_go_on() -> None:
         await anext(gone)
         gone.cancel()
         gone.cancel()
+        assert engine._metrics.request_failure.labels(err="dropped")._value.get() == 1
         assert await collect(stays) == expected_tokens(prompt(1), 20)
         assert engine._scheduler.is_idle or engine._scheduler.num_running == 0
 
@@ -321,6 +323,14 @@ def test_when_shards_die_every_stream_goes_on_with_the_next_ones(step_numbers: t
         )
 
     serve(use, *map(dies_at, step_numbers), FakeShards)
+
+
+def test_after_a_loss_two_steps_are_in_flight_again() -> None:
+    async def use(engine: Engine, generations: FakeGenerations) -> None:
+        await asyncio.gather(*(collect(engine.submit(GenerationRequest(tuple(prompt(i)), 40))) for i in range(6)))
+        assert [group.most_in_flight for group in generations.made] == [MAX_IN_FLIGHT] * 2
+
+    serve(use, dies_at(9), FakeShards)
 
 
 def test_shards_that_somebody_else_calls_lost_are_left_even_when_nothing_runs() -> None:

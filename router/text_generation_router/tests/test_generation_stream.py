@@ -1,6 +1,7 @@
 """One request's stream, from the engine's side: how it ends when its time is over."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -56,6 +57,22 @@ def test_an_expired_text_ends_without_a_token_and_with_all_it_has_said(vocabular
         assert (last.finish.reason, last.finish.generated_text) == (FinishReason.DEADLINE, "ab")
         assert (last.finish.generated_tokens, last.finish.cached_tokens, last.finish.seed) == (2, 2, 5)
         assert last.finish.inference_s == 2.0
+
+    asyncio.run(run())
+
+
+def test_the_time_in_the_queue_ends_with_the_first_step_and_the_rest_is_inference(vocabulary):
+    async def run() -> None:
+        earliest = time.perf_counter()
+        stream = make_stream(vocabulary, max_new_tokens=1)
+        latest = time.perf_counter()
+        assert stream.queue_s == 0.0
+        assert stream.begin(latest + 10.0) and not stream.begin(latest + 20.0)
+        assert 10.0 <= stream.queue_s <= 10.0 + latest - earliest
+        push(stream, ALPHABET.index("a"), at=latest + 13.0)
+        (event,) = await read(stream)
+        assert event.finish.queue_s == stream.queue_s
+        assert event.finish.inference_s == pytest.approx(3.0)
 
     asyncio.run(run())
 

@@ -16,7 +16,7 @@ from text_generation_server.transfers import send
 
 # At a time, on a CPU: a large vocabulary takes some 25 ms for each.
 SORTED_ROWS = 16
-LARGEST_INT32 = 2**31 - 1
+LARGEST_INT32 = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True, slots=True)

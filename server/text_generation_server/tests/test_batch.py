@@ -1,5 +1,7 @@
 """Rows and batches: who is where, and what is refused before anything has changed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -244,6 +246,7 @@ def ready(known: int) -> Planner:
     return planner
 
 
+BIASED = Parameters(bias=((VOCABULARY, 1.0),))
 BAD_STEPS = {
     "nothing": ([], [], [], "at least one row or chunk"),
     "too few slots": ([1, 2], [40], [], "2 rows came with 1 slots"),
@@ -259,6 +262,7 @@ BAD_STEPS = {
     "a chunk before the start": ([], [], [chunk(3, [3, 4], start=-1)], "no chunk -1:2"),
     "a chunk past the end": ([], [], [chunk(3, [3, 4], end=3)], "no chunk 0:3"),
     "a later chunk past the end": ([], [], [PromptChunk(2, 1, 2, True)], "1 tokens have no chunk 1:2"),
+    "a bias of no token": ([], [], [replace(chunk(3, [3]), parameters=BIASED)], f"one of the {VOCABULARY}"),
     "a last chunk without room": ([], [], [chunk(3, [3] * LENGTH)], f"after {LENGTH} of {LENGTH}"),
 }
 

@@ -11,9 +11,10 @@ from shard_tools import BATCH, Client, generate, make_checkpoint, make_runner, r
 
 from text_generation_launcher import faults
 from text_generation_server.batch import PromptChunk, StepBatch
-from text_generation_server.errors import StepError
+from text_generation_server.errors import MemoryLimitError, StepError
+from text_generation_server.kv_cache import bytes_per_slot
 from text_generation_server.results import StepOutput
-from text_generation_server.runner import ModelRunner
+from text_generation_server.runner import Capacity, ModelRunner
 from text_generation_server.sampling.parameters import Parameters
 from text_generation_server.warmup import LongestPause
 
@@ -22,10 +23,15 @@ NEW = 6
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     make_checkpoint(path)
-    return warm_runner(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def runner(model: Path) -> ModelRunner:
+    return warm_runner(model)
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +157,33 @@ def test_a_step_gives_a_sign_of_life_after_every_layer_the_logits_and_the_sampli
     assert len(signs) == 3 + 2
 
 
+def test_a_fault_of_a_step_strikes_after_its_first_layer(model: Path) -> None:
+    signs: list[None] = []
+    runner = make_runner(model, on_progress=lambda: signs.append(None))
+    runner.warmup(64, None, 4, None)
+    signs.clear()
+    faults.setup("shard.prefill:raise")
+    try:
+        with pytest.raises(faults.InjectedFault):
+            generate(runner, random_ids(5), 1)
+    finally:
+        faults.setup("")
+    assert len(signs) == 1
+
+
+def test_where_memory_is_short_the_models_limit_gives_way_and_the_users_does_not(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make_runner(model)
+    slots = 100
+    per_slot = bytes_per_slot(runner._config, 2, torch.float32)
+    monkeypatch.setattr("text_generation_server.runner.available_bytes", lambda *_: slots * per_slot)
+    assert runner.warmup(64, None, 4, None) == Capacity(slots, slots)
+    assert runner.warmup(64, slots, 4, None) == Capacity(slots, slots)
+    with pytest.raises(MemoryLimitError, match=f"`max_total_tokens={slots + 1}` needs"):
+        runner.warmup(64, slots + 1, 4, None)
+
+
 def test_the_longest_pause_is_the_longest_one() -> None:
     times = iter([10.0, 10.5, 13.0, 13.25])
     passed_on: list[None] = []
@@ -158,6 +191,15 @@ def test_the_longest_pause_is_the_longest_one() -> None:
     for _ in range(3):
         pauses()
     assert pauses.seconds == 2.5 and len(passed_on) == 3
+
+
+def test_a_warm_up_can_be_made_to_fail(runner: ModelRunner) -> None:
+    faults.setup("shard.warmup:raise")
+    try:
+        with pytest.raises(faults.InjectedFault):
+            runner.warmup(64, None, 16, None)
+    finally:
+        faults.setup("")
 
 
 @pytest.mark.parametrize("point", ["shard.step", "shard.prefill", "shard.decode"])

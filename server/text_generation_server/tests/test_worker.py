@@ -148,7 +148,9 @@ def test_an_abandoned_step_runs_all_the_same(worker: Worker) -> None:
 
 def test_a_warmup_starts_the_sequence_anew(worker: Worker) -> None:
     result(worker.submit(3, 1, lambda clock: None))
+    assert worker.last_step == 1
     result(worker.run_outside(lambda: None, restart_sequence=True))
+    assert worker.last_step == 0, "Health says that no step of the new sequence has run"
     assert result(worker.submit(3, 1, lambda clock: "first again")) == "first again"
 
 
@@ -281,7 +283,50 @@ def test_a_worker_that_stops_answers_what_it_has_launched(device: Device) -> Non
     assert result(one) == "one"
 
 
+def test_a_worker_has_stopped_when_its_last_answer_has_been_read_however_long_that_takes() -> None:
+    worker, moment = Worker(generation=3), FakeMoment()
+    reading = threading.Event()
+
+    def read() -> str:
+        reading.set()
+        time.sleep(0.1)
+        return "one"
+
+    one = worker.submit(3, 1, lambda clock: Pending(moment, read))
+    moment.event.set()
+    assert reading.wait(5)
+    worker.stop()
+    assert one.done() and not worker._thread.is_alive()
+
+
+def test_a_step_that_waits_for_its_predecessor_is_aborted_when_the_worker_stops() -> None:
+    worker = Worker(generation=3)
+    early = worker.submit(3, 2, lambda clock: None)
+    worker.stop()
+    with pytest.raises(StepAborted, match="stopping"):
+        early.result(timeout=0)
+
+
+def test_the_gap_before_a_step_is_the_time_in_which_nothing_ran(device: Device) -> None:
+    began_ns = time.perf_counter_ns()
+    worker = Worker(generation=3)
+    try:
+        time.sleep(0.02)
+        first = result(worker.submit(3, 1, lambda clock: clock.gap_ns))
+        assert 0.02e9 <= first <= time.perf_counter_ns() - began_ns
+        result(worker.submit(3, 2, lambda clock: time.sleep(0.05)))
+        ended_ns = time.perf_counter_ns()
+        worker.submit(3, 3, device.launch("three"))
+        overlapping = worker.submit(3, 4, lambda clock: clock.gap_ns)
+        device.until(1)
+        device.complete("three")
+        assert result(overlapping) <= time.perf_counter_ns() - ended_ns
+    finally:
+        worker.stop()
+
+
 def test_a_phase_within_a_phase_ends_where_it_began(worker: Worker) -> None:
+    assert worker.phase == "load"
     worker.phase = "ready"
     with worker.during("warmup"):
         with worker.during("capture"):
