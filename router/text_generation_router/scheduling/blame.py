@@ -2,9 +2,9 @@
 
 A loss is the death of the shards, or an exception in a step. It may have come from any request in the unanswered
 steps, or from outside. The first losses that meet a request only raise a suspicion. A suspect then runs alone until it
-has made a token, in its turn by age. Only a loss that happens while a suspect runs alone counts against it, and then all
-requests that are there go first, but not those that come later: however often shards die, it gets on in the end. The
-last of these losses ends it.
+has made a token, in its turn by age. Only a loss that happens while a suspect runs alone counts against it, and then
+all requests that are there go first, but not those that come later: however often shards die, it gets on in the end.
+The last of these losses ends it.
 """
 
 import sys
