@@ -2,11 +2,13 @@
 
 TGI's rule says when: at once if nothing runs; else when enough wait for those that run, or after enough decode steps.
 Whoever's turn it is then joins, as long as rows, memory and the step's budget of prompt tokens last. Nobody overtakes
-one for whom they do not.
+one for whom they do not. A request that one crowding owner or tenant owes a place waits for neither the rule nor its
+turn.
 """
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import chain
 
 from text_generation_router.scheduling.admission import Admission, Forecast
@@ -22,6 +24,29 @@ from text_generation_router.scheduling.tenant import Account
 RETRY_STEPS = 8
 # A request that makes room for another tenant's has made this many tokens since it joined, or more.
 FEWEST_TOKENS = 4
+# An account crowds the others if more than this part of the running requests are its own.
+CROWD = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A request that is owed a place: by another owner, or by another tenant of its own owner."""
+
+    request: Running
+    between_owners: bool
+    most: int  # running requests of the account that has most of those that owe it
+
+    def account_of(self, running: Running) -> Account:
+        """Who gives up a place if it makes room."""
+        return running.tenant.owner if self.between_owners else running.tenant
+
+    @property
+    def account(self) -> Account:
+        return self.account_of(self.request)
+
+    def crowding(self, victim: Running) -> tuple[int, int]:
+        """Those who have most running make room first."""
+        return -victim.tenant.owner.num_running if self.between_owners else 0, -victim.tenant.num_running
 
 
 class Joining:
@@ -69,11 +94,11 @@ class Joining:
         """For how many decode steps nobody joins, whatever happens in them. `running` pause not and prefill not."""
         if not len(self._queue):
             return self._limits.capacity
-        if len(running) >= self._limits.max_running and self._queue.shut_out() is None:
+        if len(running) >= self._limits.max_running and self._claim(running) is None:
             return self._limits.capacity
         if (again := self._queue.again()) is not None and again.blame.runs_alone:
             return 0
-        if not self._are_enough(len(running)):
+        if not self._are_enough(len(running)) and self._owed(running) is None:
             return max(0, self._limits.max_waiting_tokens - self._waiting_tokens)
         return max(0, self._retry_at - self._forwards)
 
@@ -88,10 +113,11 @@ class Joining:
         again = self._queue.again()
         # A suspect starts as soon as it can: it has waited enough.
         waited = self._waiting_tokens >= self._limits.max_waiting_tokens or bool(again and again.blame.runs_alone)
-        if num_active and not waited and not self._are_enough(num_active):
+        owed = self._owed(running)
+        if num_active and owed is None and not waited and not self._are_enough(num_active):
             self._blame("rule")
             return []
-        joined = self._take(dict(running))
+        joined = self._take(dict(running), owed)
         if self._forwards < self._retry_at or len(running) >= self._limits.max_running:
             # Nobody who can go on waits for slow readers: they would not notice that they wait themselves.
             if self._queue.somebody_may_go_on:
@@ -100,7 +126,8 @@ class Joining:
         if joined:
             # Tested here, where it is known: TGI counts who joined, and why, only where others were running.
             self.reason = ("wait_exceeded" if waited else "backpressure") if num_active else None
-            self._waiting_tokens = 0
+        if any(request is not owed for request in joined):
+            self._waiting_tokens = 0  # a request that is owed a place makes the others wait no longer
         return joined
 
     def suspect(self, running: Mapping[int, Running]) -> Running | None:
@@ -113,7 +140,25 @@ class Joining:
     def _are_enough(self, num_running: int) -> bool:
         return len(self._queue) >= int(num_running * self._limits.waiting_served_ratio)
 
-    def _take(self, running: dict[int, Running]) -> list[Running]:
+    def _claim(self, running: Mapping[int, Running]) -> Claim | None:
+        most = max((request.tenant.owner.num_running for request in running.values()), default=0)
+        request = self._queue.shut_out(most)
+        if request is None:
+            return None
+        owner = request.tenant.owner
+        if owner.is_owed_by(most):
+            return Claim(request, True, most)
+        mates = (r.tenant.num_running for r in running.values() if r.tenant.owner is owner)
+        return Claim(request, False, max(mates, default=0))  # all of them may have joined just now
+
+    def _owed(self, running: Mapping[int, Running]) -> Running | None:
+        """The request that one account, which crowds all others, owes a place. A suspect that waits goes before it."""
+        again, claim = self._queue.again(), self._claim(running)
+        if claim is None or (again is not None and again.blame.runs_alone):
+            return None
+        return claim.request if claim.most > CROWD * len(running) else None
+
+    def _take(self, running: dict[int, Running], owed: Running | None) -> list[Running]:
         """Those who join are among `running` from then on."""
         joined: list[Running] = []
         prefilling = [r for r in running.values() if r.prefilled < r.prefill_to]
@@ -123,7 +168,7 @@ class Joining:
             self._blame("rows")
             return joined
         skipped: set[int] = set()
-        for request in chain(self._first(), self._queue.candidates(skipped)):
+        for request in chain(self._first(owed), self._queue.candidates(skipped)):
             if request.blame.runs_alone and (joined or prefilling):
                 break
             obstacle = self._obstacle(request, running, [*prefilling, *joined])
@@ -156,31 +201,32 @@ class Joining:
         self._missing = self._forecast.missing
         return "memory"
 
-    def _first(self) -> list[Running]:
-        """Before everybody else: the one that others made room for."""
+    def _first(self, owed: Running | None) -> list[Running]:
+        """Before everybody else: the one that others made room for, else the one that is owed a place."""
         if self._favoured is not None and (self._favoured.ended or self._favoured.holding is not None):
             self._favoured = None
-        return [self._favoured] if self._favoured is not None else []
+        first = self._favoured or owed
+        return [] if first is None else [first]
 
     def _make_room(self, running: Mapping[int, Running]) -> None:
-        """An owner that has nothing running gets a place at once, from an owner that has several; a tenant that has
-        nothing running, from a tenant of the same owner that has several."""
+        """An owner gets a place at once from an owner that has many more running requests; a tenant that has nothing
+        running, from a tenant of the same owner that has several."""
         if self._victims:
             return  # what they hold is on its way
-        request = self._queue.shut_out()
-        if request is None:
+        claim = self._claim(running)
+        if claim is None:
             return
-        between_owners = not request.tenant.owner.num_running
-        payers = [r for r in running.values() if between_owners or r.tenant.owner is request.tenant.owner]
-        places = Counter(_payer(r, between_owners) for r in payers)
+        request = claim.request
+        payers = [r for r in running.values() if claim.between_owners or r.tenant.owner is request.tenant.owner]
+        places = Counter(claim.account_of(r) for r in payers)
         missing = request.num_tokens + int(self._admission.expect(request).mean()) - self._memory.num_available
-        by_cost = sorted(payers, key=lambda r: (*_crowding(r, between_owners), self._memory.num_exclusive(r), -r.id))
+        by_cost = sorted(payers, key=lambda r: (*claim.crowding(r), self._memory.num_exclusive(r), -r.id))
         victims: list[Running] = []
         for victim in by_cost:
             if victims and missing <= 0:
                 break
-            payer = _payer(victim, between_owners)
-            if places[payer] > 1 and self._may_be_sent_away(victim, request):
+            payer = claim.account_of(victim)
+            if claim.account.is_owed_by(places[payer]) and self._may_be_sent_away(victim, request):
                 places[payer] -= 1
                 missing -= self._memory.num_exclusive(victim)
                 victims.append(victim)
@@ -218,13 +264,3 @@ class Joining:
         request = request or next(self._queue.waiting(), None)
         if request is not None:
             request.waited_for = reason
-
-
-def _payer(victim: Running, between_owners: bool) -> Account:
-    """Who gives up a place if it makes room."""
-    return victim.tenant.owner if between_owners else victim.tenant
-
-
-def _crowding(victim: Running, between_owners: bool) -> tuple[int, int]:
-    """Those who have most running make room first."""
-    return -victim.tenant.owner.num_running if between_owners else 0, -victim.tenant.num_running

@@ -187,12 +187,14 @@ class FairLines:
             owner.tenants.restore()
         self._disturbed = []
 
-    def shut_out(self) -> Running | None:
-        """The first request of the owner that was served least of those with nothing running, else of a tenant with
-        nothing running while others of its owner have several requests running."""
-        owners = [owner for owner in self.owners if not owner.account.num_running]
+    def shut_out(self, most: int) -> Running | None:
+        """The first request of an owner that is owed a place by the owner with `most` running requests: the one with
+        the fewest running requests, at a tie the one that was served least. Else of a tenant with nothing running while
+        others of its owner have several requests running."""
+        owners = [owner for owner in self.owners if owner.account.is_owed_by(most)]
         if owners:
-            lines = min(owners, key=lambda owner: owner.account.served).tenants.first()
+            least_first = lambda owner: (owner.account.num_running, owner.account.served)  # noqa: E731
+            lines = min(owners, key=least_first).tenants.first()
             return lines.first() if lines is not None else None
         crowded = (lines for owner in self.owners for lines in owner.tenants if lines.account.is_crowded_out)
         least = min(crowded, key=lambda lines: lines.account.served, default=None)

@@ -102,11 +102,12 @@ class Queue:
     def _may_go_on(self) -> Iterator[Running]:
         return (request for request in self._again if not request.paused)
 
-    def shut_out(self) -> Running | None:
-        """The first request, in the class whose turn it is, of an owner that has nothing running; else of a tenant that
-        has nothing running while others of its owner have several requests running."""
+    def shut_out(self, most: int) -> Running | None:
+        """The first request, in the class whose turn it is, of an owner that is owed a place by the owner with `most`
+        running requests; else of a tenant that has nothing running while others of its owner have several requests
+        running."""
         self._restore()
-        return self._classes.first().shut_out() if self._classes else None
+        return self._classes.first().shut_out(most) if self._classes else None
 
     @property
     def somebody_may_go_on(self) -> bool:

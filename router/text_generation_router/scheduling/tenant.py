@@ -21,6 +21,12 @@ class Account:
         """Whether `tokens` more are within its part of what may wait. One request may always wait."""
         return not self.num_waiting or self.waiting_tokens + tokens <= part
 
+    def is_owed_by(self, running: int) -> bool:
+        """Whether an account with `running` running requests gives up one of them for this account: the rest is more
+        than twice as many as this account has. Were it less, accounts of about the same size would send each other's
+        requests away in turn."""
+        return running - 1 > 2 * self.num_running
+
     @property
     def is_idle(self) -> bool:
         return not (self.num_running or self.num_waiting)

@@ -156,29 +156,36 @@ def test_tenants_without_requests_are_forgotten_when_there_are_many() -> None:
     assert len(waiting.queue._accounts.owners) <= MAX_IDLE_TENANTS and waiting.take() is stays
 
 
-def test_a_tenant_with_nothing_running_is_shut_out() -> None:
+def test_an_owner_is_shut_out_while_another_has_more_than_twice_as_many_running() -> None:
     waiting = Waiting()
-    for _ in range(3):
-        waiting.add("many")
-    waiting.take()
-    assert waiting.queue.shut_out() is None
-    first = waiting.add("one")
-    waiting.add("one")
-    assert waiting.queue.shut_out() is first
+    first, second = waiting.add("one"), waiting.add("one")
+    assert waiting.queue.shut_out(1) is None
+    assert waiting.queue.shut_out(2) is first
+    waiting.queue.take(first, 10)
+    assert waiting.queue.shut_out(3) is None
+    assert waiting.queue.shut_out(4) is second
 
 
-def test_an_owner_with_nothing_running_comes_before_a_crowded_tenant() -> None:
+def test_of_owners_that_are_shut_out_the_one_with_the_fewest_running_is_first() -> None:
+    waiting = Waiting()
+    waiting.queue.take(waiting.add("some"), 10)
+    waiting.add("some")
+    none = waiting.add("none")
+    assert waiting.queue.shut_out(100) is none
+
+
+def test_an_owner_that_is_shut_out_comes_before_a_crowded_tenant() -> None:
     waiting = Waiting()
     for _ in range(3):
         waiting.queue.take(waiting.add("many", tenant="x"), 10)
     crowded = waiting.add("many", tenant="y")
-    assert waiting.queue.shut_out() is crowded
+    assert waiting.queue.shut_out(3) is crowded
     alone = waiting.add("other")
-    assert waiting.queue.shut_out() is alone
+    assert waiting.queue.shut_out(3) is alone
     waiting.queue.take(alone, 10)
     waiting.queue.take(crowded, 10)
     waiting.add("other", tenant="z")
-    assert waiting.queue.shut_out() is None  # its owner has one request running, which is not one too many
+    assert waiting.queue.shut_out(3) is None  # its owner has one request running, which is not one too many
 
 
 def _best(rivals: list[Running], chosen: Running, rank: Callable[[Running], Any]) -> list[Running]:
