@@ -21,6 +21,7 @@ from text_generation_router.api.keys import Guard, OpenRoute
 from text_generation_router.api.schemas import ChatRequest, CompatGenerateRequest, CompletionRequest, GenerateRequest
 from text_generation_router.api.service import ServiceRoutes
 from text_generation_router.api.services import Services
+from text_generation_router.api.starts import Paced
 
 Endpoint = Callable[..., Awaitable[Response]]
 REQUESTS: tuple[type[Body], ...] = (GenerateRequest, CompatGenerateRequest, CompletionRequest, ChatRequest)
@@ -53,6 +54,7 @@ def create_app(services: Services) -> FastAPI:
         add_get(app, path, endpoint, open=not config.closed_routes)
     add_documentation(app, open=not config.closed_routes)
     add_error_handlers(app, services.limit_hits)
+    app.add_middleware(Paced, callers=services.callers)
     app.add_middleware(Gated, gate=services.gate)
     if config.api_key_digests:
         app.add_middleware(Guard, digests=config.api_key_digests, routes=app.routes)

@@ -1,0 +1,58 @@
+import asyncio
+
+from text_generation_router.api.starts import Starts
+from text_generation_router.api.tests.conftest import Server
+
+
+async def begin_all(owners: str, *cancelled: int) -> list[str]:
+    """What happens when requests of these owners come at once: a letter for each start, a dot for each turn."""
+    starts, seen, left = Starts(), [], len(owners) - len(cancelled)
+
+    async def request(owner: str) -> None:
+        nonlocal left
+        await starts.turn_of(owner)
+        seen.append(owner)
+        left -= 1
+
+    def turn() -> None:
+        seen.append(".")
+        if left:
+            asyncio.get_running_loop().call_soon(turn)
+
+    tasks = [asyncio.create_task(request(owner)) for owner in owners]
+    await asyncio.sleep(0)
+    turn()
+    for number in cancelled:
+        tasks[number].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return seen
+
+
+def test_no_turn_of_the_event_loop_has_two_starts():
+    seen = "".join(asyncio.run(begin_all("aaaaabb")))
+    assert sorted(seen.replace(".", "")) == list("aaaaabb")
+    assert all(len(starts) <= 1 for starts in seen.split("."))
+
+
+def test_owners_begin_in_turn():
+    seen = "".join(asyncio.run(begin_all("aaaaaabbc")))
+    assert seen.replace(".", "") == "aabcabaaa"
+
+
+def test_requests_that_are_cancelled_take_no_start_from_others():
+    seen = "".join(asyncio.run(begin_all("aaaabb", 1, 2, 4)))
+    assert seen.replace(".", "") == "aba"
+
+
+def test_a_request_does_not_wait_for_all_of_another_address(server: Server):
+    async def run() -> list[str]:
+        ended: list[str] = []
+
+        async def call(client: str) -> None:
+            assert (await server.call("GET", "/live", b"", client=client)).status == 200
+            ended.append(client)
+
+        await asyncio.gather(*(call(client) for client in ["192.0.2.1"] * 20 + ["192.0.2.2"]))
+        return ended
+
+    assert asyncio.run(run()).index("192.0.2.2") <= 3
