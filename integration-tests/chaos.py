@@ -13,7 +13,7 @@ import outside
 import poison
 import scenarios
 from attacks import SEED, Attacked, fuzz, throw_bodies
-from report import Result, as_markdown
+from report import Result, as_markdown, kills_as_markdown
 from scale import LONG, SHORT, Scale
 from server_process import ServerProcess
 from shard_figures import ShardFigures, shard_figures
@@ -97,7 +97,9 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="shorter texts, fewer faults")
     parser.add_argument("--seed", type=int, default=1, help="which shards are killed, and when")
     parser.add_argument("--kills", type=int, help="of shards from outside, for each number of shards")
-    parser.add_argument("--only", default="", help="a part of what happens: no table is written then")
+    parser.add_argument(
+        "--only", default="", help="a part of what happens; of the tables, that of the kills is written then"
+    )
     parser.add_argument("--write", type=Path, help="a Markdown file whose marked table is replaced")
     asked = parser.parse_args()
     scale, examples = (SHORT, 12) if asked.short else (LONG, 100)
@@ -105,10 +107,15 @@ def main() -> int:
     todo = everything(scale, asked.seed, examples, asked.kills)
     results, failures = run((name, scenario) for name, scenario in todo if asked.only in name)
     figures = measured(scale, failures) if not asked.only else []
-    table = as_markdown(results, figures)
-    print(f"\n{table}\n")
-    if asked.write is not None and not asked.only:
-        asked.write.write_text(replace_table(asked.write.read_text(), table))
+    tables = {}
+    if killed := [result for _, result in results if isinstance(result, outside.KilledOutside)]:
+        tables["kills"] = kills_as_markdown(killed)
+    if not asked.only:
+        tables["table"] = as_markdown(results, figures)
+    for name, table in tables.items():
+        print(f"\n{table}\n")
+        if asked.write is not None:
+            asked.write.write_text(replace_table(asked.write.read_text(), table, name))
     for line in slow(results):
         print(f"slow: {line}")
     for line in failures:

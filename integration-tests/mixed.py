@@ -16,7 +16,8 @@ from streams import SAMPLED, WORDS
 # Not the same from run to run: times, and names of answers, and what was found in the prefix cache.
 VOLATILE = ("created", "cached_tokens", "system_fingerprint")
 SLOW_PAUSE_S = 0.05
-STREAM_LIMIT_S = 300.0
+# Patience: shards that die every few seconds leave little time for tokens in between.
+STREAM_LIMIT_S = 1800.0
 SHARED_WORDS = 300  # that prompts of the kind "shared prefix" begin with
 LONG_WORDS = (450, 800)  # of a prompt of several chunks
 

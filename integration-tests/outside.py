@@ -45,6 +45,7 @@ class KilledOutside:
     moments: Mapping[str, int]
     with_enough: int  # kills with at least UNDER_WAY streams under way
     streams: int
+    longest_s: float  # that a stream took
     kinds: Mapping[str, int]  # streams by what they asked for
     lost: Sequence[str]  # errors of streams that did not end as they should
     different: Sequence[str]  # kinds of streams whose outcome is not that of the run in peace
@@ -174,6 +175,7 @@ class Record:
             moments=Counter(self._moment(kill) for kill in self._kills),
             with_enough=sum(len(self._under_way(kill.at_s)) >= UNDER_WAY for kill in self._kills),
             streams=len(self._heard),
+            longest_s=max(stream.ended_s - stream.started_s for stream in self._heard),
             kinds=Counter(asked[stream.ask].kind for stream in self._heard),
             lost=[f"{asked[stream.ask].kind}: {stream.error}" for stream in self._heard if stream.error],
             different=self._different,

@@ -33,18 +33,17 @@ Result = (
 )
 
 
+def kills_as_markdown(killed: Sequence[KilledOutside]) -> str:
+    return _joined(_outside_table(killed), _moments_table(killed), _recovery_table(killed))
+
+
 def as_markdown(results: Sequence[tuple[str, Result]], figures: Sequence[ShardFigures]) -> str:
-    killed = [result for _, result in results if isinstance(result, KilledOutside)]
+    """All but the kills from outside."""
     attacked = [(name, result) for name, result in results if isinstance(result, Attacked)]
-    tables = [
-        _outside_table(killed),
-        _moments_table(killed),
-        _recovery_table(killed),
-        _streams_table(results),
-        _rest_table(results),
-        _attacks_table(attacked),
-    ]
-    tables.append(_shards_table(figures))
+    return _joined(_streams_table(results), _rest_table(results), _attacks_table(attacked), _shards_table(figures))
+
+
+def _joined(*tables: str) -> str:
     head = f"Demo model, float32, {os.cpu_count()} cores, torch {version('torch')}."
     return "\n\n".join([head, *filter(None, tables)])
 
@@ -90,11 +89,11 @@ def _outside_table(killed: Sequence[KilledOutside]) -> str:
                 ", ".join(f"{bursts[size]} × {size}" for size in sorted(bursts)),
                 sum(len(kill.ranks) > 1 for kill in result.kills),
                 f"{max((kill.in_a_row for kill in result.kills), default=0)} ({len(limited)} × waited)",
-                *(result.streams, len(result.lost), len(result.different)),
+                *(result.streams, len(result.lost), len(result.different), f"{result.longest_s:.0f}"),
             ]
         )
     head = f"shards|seed|kills|with ≥ {UNDER_WAY} streams|bursts × kills|of all ranks|most in a row (< {MOST_IN_A_ROW})"
-    return _table(f"{head}|streams|lost|different", rows)
+    return _table(f"{head}|streams|lost|different|longest stream, s", rows)
 
 
 def _moments_table(killed: Sequence[KilledOutside]) -> str:
