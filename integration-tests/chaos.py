@@ -97,9 +97,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="shorter texts, fewer faults")
     parser.add_argument("--seed", type=int, default=1, help="which shards are killed, and when")
     parser.add_argument("--kills", type=int, help="of shards from outside, for each number of shards")
-    parser.add_argument(
-        "--only", default="", help="a part of what happens; of the tables, that of the kills is written then"
-    )
+    parser.add_argument("--only", default="", help="a part of what happens; writes no table but that of the kills")
     parser.add_argument("--write", type=Path, help="a Markdown file whose marked table is replaced")
     asked = parser.parse_args()
     scale, examples = (SHORT, 12) if asked.short else (LONG, 100)
