@@ -221,6 +221,8 @@ def test_every_request_gets_its_own_tokens_with_two_steps_in_flight() -> None:
         assert tokens == [expected_tokens(prompt(i), 5 + i) for i in range(12)]
 
         assert generations.made[0].most_in_flight == 2
+        between_tokens = engine._metrics.time_between_tokens
+        assert sum(between_tokens._counts) == sum(4 + i for i in range(12)) and 0 < between_tokens._sum < 60 * 12
 
     serve(use)
 
@@ -529,7 +531,7 @@ def test_shards_that_refuse_the_first_warm_up_end_the_start() -> None:
             await engine.start()
         await engine.close()
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 20))
 
 
 def test_a_prompt_that_has_been_here_is_not_computed_again() -> None:

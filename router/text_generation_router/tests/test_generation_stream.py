@@ -18,6 +18,7 @@ E_ACUTE = [ALPHABET.index(char) for char in "Ã©"]  # the two bytes of é, as b
 
 
 EOS = len(ALPHABET)
+DEADLINE_S = 10
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_an_expired_text_ends_without_a_token_and_with_all_it_has_said(vocabular
         assert (last.finish.generated_tokens, last.finish.cached_tokens, last.finish.seed) == (2, 2, 5)
         assert last.finish.inference_s == 2.0
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
 
 
 def test_the_time_in_the_queue_ends_with_the_first_step_and_the_rest_is_inference(vocabulary):
@@ -74,7 +75,7 @@ def test_the_time_in_the_queue_ends_with_the_first_step_and_the_rest_is_inferenc
         assert event.finish.queue_s == stream.queue_s
         assert event.finish.inference_s == pytest.approx(3.0)
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
 
 
 def test_half_a_character_that_was_held_back_is_not_lost(vocabulary):
@@ -86,7 +87,7 @@ def test_half_a_character_that_was_held_back_is_not_lost(vocabulary):
         assert "".join(event.token.text for event in tokens) == "aé"
         assert last.text == "\ufffd" and last.finish.generated_text == "aé\ufffd"
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
 
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.EOS_TOKEN, FinishReason.DEADLINE])
@@ -103,7 +104,7 @@ def test_the_events_texts_add_up_to_the_text_at_every_end(vocabulary, reason):
         assert finish is not None and finish.reason is reason
         assert "".join(event.text for event in events) == finish.generated_text == "aé\ufffd"
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
 
 
 def test_a_special_token_that_ends_the_text_shows_what_was_held_back_and_itself(vocabulary):
@@ -113,7 +114,7 @@ def test_a_special_token_that_ends_the_text_shows_what_was_held_back_and_itself(
         _, last = await read(stream)
         assert (last.token.text, last.text, last.token.special) == ("\ufffd</s>", "\ufffd", True)
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
 
 
 def test_an_expired_request_that_has_said_nothing_fails(vocabulary):
@@ -125,7 +126,27 @@ def test_an_expired_request_that_has_said_nothing_fails(vocabulary):
         with pytest.raises(DeadlineError):
             await reading
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+
+
+def test_a_reader_that_is_far_behind_pauses_its_request_until_half_is_read(vocabulary, monkeypatch):
+    monkeypatch.setattr("text_generation_router.generation.MAX_UNREAD", 6)
+    wakes: list[None] = []
+
+    async def run() -> None:
+        running = Running(1, GenerationRequest((1, 2, 3), 20))
+        stream = GenerationStream(running, vocabulary, lambda running, reason: None, lambda: wakes.append(None))
+        push(stream, *[ALPHABET.index("a")] * 5)
+        assert not running.paused
+        await anext(stream)
+        assert not wakes, "nobody waits for a reader that keeps up"
+        push(stream, *[ALPHABET.index("a")] * 2)
+        for _ in range(3):
+            assert running.paused and not wakes
+            await anext(stream)
+        assert not running.paused and len(wakes) == 1
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
 
 
 def test_every_end_tells_what_was_cached(vocabulary):
@@ -136,4 +157,4 @@ def test_every_end_tells_what_was_cached(vocabulary):
         *_, last = await read(stream)
         assert (last.finish.reason, last.finish.cached_tokens) == (FinishReason.LENGTH, 3)
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
