@@ -93,6 +93,7 @@ def _run_tests(log: str, tests: list[str], times: Path, first: str, limits: Limi
     for stream in (1, 2):
         os.dup2(to, stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell has started us in the background
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     import pytest
 
@@ -144,6 +145,7 @@ class _Clock:
         print(json.dumps([nodeid, None]), file=self._file)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._limits.set("what comes between tests")
         print(json.dumps([nodeid, time.monotonic() - self._began]), file=self._file)
 
 

@@ -12,6 +12,7 @@ from text_generation_router.engine import MAX_IN_FLIGHT, Engine, EngineConfig
 from text_generation_router.errors import (
     DeadlineError,
     GenerationError,
+    IncompleteGenerationError,
     OverloadedError,
     ShardsError,
     StepAbortedError,
@@ -532,6 +533,30 @@ def test_shards_that_refuse_the_first_warm_up_end_the_start() -> None:
         await engine.close()
 
     asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_a_closed_engine_tells_those_that_wait_takes_nobody_and_leaves_no_task_behind() -> None:
+    class NeverAnswers(FakeShards):
+        async def run(self, step: Step) -> StepAnswer | None:
+            await asyncio.Event().wait()
+
+    async def run() -> None:
+        engine = make_engine(FakeGenerations(NeverAnswers))
+        await engine.start()
+        stream = engine.submit(GenerationRequest((1, 2), 3))
+        await asyncio.sleep(0.01)
+        assert len(engine._in_flight) == MAX_IN_FLIGHT
+        for _ in range(2):
+            await engine.close()
+        with pytest.raises(IncompleteGenerationError):
+            await anext(stream)
+        stream.cancel()
+        assert engine._metrics.request_failure.labels(err="dropped")._value.get() == 0, "it had ended"
+        with pytest.raises(IncompleteGenerationError):
+            engine.submit(GenerationRequest((1, 2), 3))
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
 
 
 def test_a_prompt_that_has_been_here_is_not_computed_again() -> None:
