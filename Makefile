@@ -22,7 +22,7 @@ $(BIN)/pip install $(QUIET) --no-deps --force-reinstall .venv/build/wheels/*.whl
 endef
 CODE := benchmark clients/python integration-tests launcher router server tools hatch_build.py
 
-.PHONY: install run test check proto lock sbom audit fuzz bench bench-peers gpu-wheels gpu-check chaos attacks mutate test-clients clean
+.PHONY: install run test check proto lock sbom audit fuzz demo-model bench bench-peers gpu-wheels gpu-check chaos attacks mutate test-clients clean
 
 install: .venv/installed
 
@@ -55,7 +55,7 @@ check: install
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy benchmark/text_generation_benchmark clients/python/text_generation launcher/text_generation_launcher \
-		router/text_generation_router server/text_generation_server tools/mutation
+		router/text_generation_router server/text_generation_server tools/demo_model tools/mutation
 
 # The scheduler's and the prefix cache's state machines, 100,000 steps and more of each.
 fuzz: install
@@ -65,6 +65,10 @@ fuzz: install
 # 500 small changes of the code, drawn by a seed, and which of them the tests notice: hours. E.g. ARGS="--room worker".
 mutate: install
 	PYTHONPATH=tools $(BIN)/python -m mutation $(ARGS)
+
+# Trains the demo model anew, from a seed, and writes it into a folder: about an hour. E.g. ARGS=./my-demo-model
+demo-model: install
+	PYTHONPATH=tools $(BIN)/python -m demo_model.train $(ARGS)
 
 # The stubs are made whenever the package is built or installed; this makes them again.
 proto: install

@@ -6,9 +6,7 @@ from typing import Any
 
 import httpx
 from calls import at_once
-from server_process import ServerProcess
-
-from text_generation_server.demo_model.corpus import (
+from demo_model.corpus import (
     SECOND_MIX,
     Turn,
     World,
@@ -17,6 +15,7 @@ from text_generation_server.demo_model.corpus import (
     story_request,
     sum_question,
 )
+from server_process import ServerProcess
 
 
 def ask(question: str, max_tokens: int = 400) -> Any:

@@ -5,11 +5,10 @@ import re
 
 import pytest
 from calls import at_once
+from demo_model.corpus import SECOND_MIX, World, sum_question
 from server_process import ServerProcess
 from test_demo_model import ask
 from test_launch import run_to_its_end
-
-from text_generation_server.demo_model.corpus import SECOND_MIX, World, sum_question
 
 MEMORY = ["--max-batch-total-tokens", "4096", "--max-concurrent-requests", "32"]
 

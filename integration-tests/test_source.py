@@ -13,6 +13,7 @@ PACKAGES = [
     "launcher/text_generation_launcher",
     "router/text_generation_router",
     "server/text_generation_server",
+    "tools/demo_model",
 ]
 FORBIDDEN_MODULES = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}

@@ -1,8 +1,8 @@
 """Make the demo model from nothing but a seed: corpus, tokenizer, training, files. About an hour on two cores.
 
-    python -m text_generation_server.demo_model.train OUT_DIR
+    make demo-model ARGS=OUT_DIR
 
-Needs the "train" extra (transformers). The tokenizer is the same on every machine; the weights are not, to the bit
+The tokenizer is the same on every machine; the weights are not, to the bit
 (threads add in another order), but the figures of `evaluate.py` are, to about 2 %.
 """
 
@@ -20,8 +20,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from text_generation_server.demo_model.corpus import FIRST_MIX, SECOND_MIX, documents
-from text_generation_server.demo_model.lexicon import EMOJI
+from demo_model.corpus import FIRST_MIX, SECOND_MIX, documents
+from demo_model.lexicon import EMOJI
 
 SPECIAL_TOKENS = ["<unk>", "<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"]
 BOS, EOS = 1, 2

@@ -2,16 +2,16 @@ import itertools
 import json
 import random
 import re
-from pathlib import Path
 
 import jinja2.sandbox
+from demo_model import corpus, lexicon
+from demo_model.corpus import SECOND_MIX, World
+from demo_model.train import train_tokenizer
 from tokenizers import Tokenizer
 
-from text_generation_server.demo_model import corpus, lexicon
-from text_generation_server.demo_model.corpus import SECOND_MIX, World
-from text_generation_server.demo_model.train import train_tokenizer
+from text_generation_launcher.model import demo_directory
 
-FOLDER = Path(corpus.__file__).parent
+FOLDER = demo_directory()
 
 
 def texts(seed: int, held_out: bool = False, count: int = 3000) -> list[str]:

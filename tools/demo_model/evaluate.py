@@ -1,8 +1,8 @@
 """Asks the demo model about what training never saw, greedily, and prints how often it is right.
 
-    python -m text_generation_server.demo_model.evaluate [MODEL_DIR]
+    PYTHONPATH=tools python -m demo_model.evaluate [MODEL_DIR]
 
-Needs the "train" extra (transformers), which does the generating: the figures are the model's, not the server's.
+transformers generates the answers: the figures are the model's, not the server's.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from text_generation_server.demo_model.corpus import (
+from demo_model.corpus import (
     ANSWERABLE,
     SECOND_MIX,
     Turn,
@@ -26,6 +26,7 @@ from text_generation_server.demo_model.corpus import (
     story_request,
     sum_question,
 )
+from text_generation_launcher.model import demo_directory
 
 EOS = "</s>"
 CASES = 100
@@ -96,7 +97,7 @@ def _is_list(text: str) -> bool:
 
 
 def main() -> None:
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else demo_directory()
     for name, value in evaluate(path).items():
         print(f"{value:5.1f} %  {name}")
 

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from text_generation_server.demo_model.lexicon import (
+from demo_model.lexicon import (
     ANIMALS,
     ARCS,
     COLOURS,
