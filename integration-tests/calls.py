@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from tokenizers import Tokenizer
 
+from text_generation_benchmark.metrics import metric as read_metric
+from text_generation_launcher.model import demo_directory
+
 # transformers and torch take seconds to load, and most calls need neither.
 if TYPE_CHECKING:
     import torch
     from transformers import LlamaForCausalLM
 
-DEMO_MODEL = Path(__file__).parent.parent / "server" / "text_generation_server" / "demo_model"
+DEMO_MODEL = demo_directory()
 NEAR_TIE = 1e-4
 
 
@@ -98,6 +101,5 @@ def metric(url: str, name: str) -> float:
 
 def metrics(url: str, *names: str) -> list[float]:
     """The values of several series at one moment; 0 for what is not there."""
-    lines = httpx.get(f"{url}/metrics", timeout=30, verify=False).text.splitlines()  # no TLS to be set up each time
-    values = dict(line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
-    return [float(values.get(name, 0)) for name in names]
+    page = httpx.get(f"{url}/metrics", timeout=30, verify=False).text  # no TLS to be set up each time
+    return [read_metric(page, name) for name in names]

@@ -18,7 +18,7 @@ from scale import LONG, SHORT, Scale
 from server_process import ServerProcess
 from shard_figures import ShardFigures, shard_figures
 
-from text_generation_benchmark.cli import replace_table
+from text_generation_benchmark.output import replace_table
 
 Run = Callable[[], Result]
 

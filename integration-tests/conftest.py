@@ -10,8 +10,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from server_process import ServerProcess
 
-DEMO_MODEL = Path(__file__).parent.parent / "server" / "text_generation_server" / "demo_model"
-
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServerProcess]:

@@ -22,6 +22,8 @@ import httpx
 import processes
 import psutil
 
+from text_generation_benchmark.metrics import metric
+
 MOST_IN_A_ROW = 5
 BURSTS = (1, 2, 3)
 # After this long nothing is under way any more, and no other generation has begun.
@@ -137,13 +139,12 @@ class Killer:
         """Asked again while the router is too busy to answer."""
         while True:
             try:
-                lines = self._metrics.get("/metrics").text.splitlines()
+                page = self._metrics.get("/metrics").text
             except httpx.TransportError:
                 time.sleep(0.05)
                 continue
-            values = dict(line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
             counted = {
-                what: {m: float(values.get(f'tgi_batch_inference_{what}{{method="{m}"}}', 0)) for m in METHODS}
+                what: {m: metric(page, f'tgi_batch_inference_{what}{{method="{m}"}}') for m in METHODS}
                 for what in ("count", "success", "failure")
             }
             ended = {m: counted["success"][m] + counted["failure"][m] for m in METHODS}

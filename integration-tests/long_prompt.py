@@ -21,11 +21,12 @@ from typing import Any
 
 import httpx
 import numpy as np
-from calls import DEMO_MODEL, at_once, events_of, tokenizer
+from calls import at_once, events_of, tokenizer
 from server_process import ServerProcess
 
-from text_generation_benchmark.checkpoint import SHAPES, write_checkpoint
-from text_generation_benchmark.cli import replace_table
+from text_generation_benchmark.checkpoint import write_checkpoint
+from text_generation_benchmark.output import replace_table
+from text_generation_benchmark.shapes import SHAPES
 
 POSITIONS = 32_768
 LONG_TOKENS = 30_000
@@ -196,7 +197,7 @@ def main() -> int:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model, log = Path(folder) / "m100", Path(folder) / "steps"
-        write_checkpoint(model, replace(SHAPES["m100"], max_positions=POSITIONS), DEMO_MODEL)
+        write_checkpoint(model, replace(SHAPES["m100"], max_positions=POSITIONS))
         arguments = ("--model-id", str(model), "--dtype", "bfloat16", "--max-batch-prefill-tokens", str(CHUNK_TOKENS))
         with ServerProcess(*arguments, environ={"STEP_LOG": str(log)}) as server:
             measured = run(server, log)

@@ -24,7 +24,7 @@ from assaults import ASSAULTS, LONG_TEXT, Assault
 from calls import DEMO_MODEL
 from server_process import LAUNCHER, ServerProcess
 
-from text_generation_benchmark.cli import replace_table
+from text_generation_benchmark.output import replace_table
 
 VICTIM_KEY, ATTACKER_KEY = "victim-key", "attacker-key"
 NUM_VICTIMS = 60

@@ -1,20 +1,17 @@
 """A whole server as its users start it: `text-generation-launcher` in a process of its own."""
 
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import httpx
+from text_generation_benchmark.ours import LAUNCHER
+from text_generation_benchmark.process import ChildServer, ServerCommand, free_port
 
 START_LIMIT_S = 120
-LAUNCHER = Path(sys.executable).parent / "text-generation-launcher"
+
+__all__ = ["LAUNCHER", "ServerProcess", "free_port", "wait_until"]
 
 
 def wait_until(condition: Callable[[], object], limit_s: float, what: str) -> float:
@@ -27,15 +24,8 @@ def wait_until(condition: Callable[[], object], limit_s: float, what: str) -> fl
     return time.monotonic() - started_s
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-class ServerProcess:
-    """Use as a context manager: inside, the server answers."""
+class ServerProcess(ChildServer):
+    """Use as a context manager: inside, the server answers. `pid` is the launcher's."""
 
     def __init__(
         self,
@@ -46,62 +36,22 @@ class ServerProcess:
         environ: Mapping[str, str] | None = None,
         launcher: Path = LAUNCHER,
     ) -> None:
-        self.port = port or free_port()
+        port = port or free_port()
         self._folder = Path(tempfile.mkdtemp(prefix="tgi-"))
         self.uds_path = uds_path or str(self._folder / "shard")
         sockets = ["--shard-uds-path", self.uds_path]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log_file = self._folder / "log"
-        self._environ = dict(os.environ) | dict(environ or {})
+        self.url = f"http://127.0.0.1:{port}"
+        environment = dict(environ or {})
         if runtime_dir is not None:
-            self._environ["XDG_RUNTIME_DIR"] = str(runtime_dir)
-            self.uds_path, sockets = f"{runtime_dir}/tgi-py/{self.port}/shard", []
-        self.command = [
+            environment["XDG_RUNTIME_DIR"] = str(runtime_dir)
+            self.uds_path, sockets = f"{runtime_dir}/tgi-py/{port}/shard", []
+        command = [
             str(launcher if launcher.exists() else launcher.name),
-            *("--hostname", "127.0.0.1", "--port", str(self.port), *sockets, *arguments),
+            *("--hostname", "127.0.0.1", "--port", str(port), *sockets, *arguments),
         ]
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with self.log_file.open("wb") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=subprocess.STDOUT, env=self._environ)
-
-    @property
-    def pid(self) -> int:
-        """The launcher's."""
-        assert self.process is not None
-        return self.process.pid
-
-    def is_ready(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/health", timeout=5).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def wait_until_ready(self) -> None:
-        assert self.process is not None
-        deadline = time.monotonic() + START_LIMIT_S
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise RuntimeError(f"the server ended with {self.process.returncode}:\n{self.log()}")
-            if self.is_ready():
-                return
-            time.sleep(0.1)
-        raise RuntimeError(f"the server is not ready after {START_LIMIT_S} s:\n{self.log()}")
-
-    def log(self) -> str:
-        return self.log_file.read_text(errors="replace")
-
-    def stop(self, limit_s: float = 60) -> int:
-        """SIGTERM, as an operator would; the exit status."""
-        assert self.process is not None
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
+        super().__init__(
+            ServerCommand("the server", command, port, "/health", START_LIMIT_S, environment), self._folder / "log"
+        )
 
     def __enter__(self) -> "ServerProcess":
         self.start()

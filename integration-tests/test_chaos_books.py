@@ -18,7 +18,7 @@ from poison import Poisoned
 from shard_figures import ShardFigures, mib_read
 from streams import Heard, asks, compare
 
-from text_generation_benchmark.cli import replace_table
+from text_generation_benchmark.output import replace_table
 
 
 def heard(ids: list[int], arrivals: list[float] | None = None, text: str = "a", error: str = "") -> Heard:

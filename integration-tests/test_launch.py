@@ -14,7 +14,7 @@ from server_process import ServerProcess, free_port
 
 def run_to_its_end(server: ServerProcess) -> tuple[int, str]:
     """(exit status, output) of a launch that is expected to fail."""
-    result = subprocess.run(server.command, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(server.command.arguments, capture_output=True, text=True, timeout=60)
     return result.returncode, result.stdout + result.stderr
 
 

@@ -10,12 +10,13 @@ from calls import DEMO_MODEL, NEAR_TIE, at_once, distance_to_greedy, generate, t
 from scale import SHORT
 from shard_figures import mib_read
 
-from text_generation_benchmark.checkpoint import Shape, write_checkpoint
+from text_generation_benchmark.checkpoint import write_checkpoint
+from text_generation_benchmark.shapes import LlamaShape
 
 PROMPTS = 30
 NEW_TOKENS = 32
 WORDS = "fox, lamp. river and Tarlo was 27 years old so Write JSON list + story".split()
-FEW_HEADS = Shape(hidden=256, intermediate=516, layers=3, heads=8, kv_heads=2, vocabulary=2048, max_positions=512)
+FEW_HEADS = LlamaShape(hidden=256, intermediate=516, layers=3, heads=8, kv_heads=2, vocabulary=2048, max_positions=512)
 
 
 def prompts() -> list[str]:
@@ -33,7 +34,7 @@ def texts_of(model: Path, num_shard: int) -> tuple[list[list[int]], dict[int, fl
 @pytest.fixture(scope="module")
 def few_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("few") / "heads"
-    write_checkpoint(folder, FEW_HEADS, DEMO_MODEL, torch.float32)
+    write_checkpoint(folder, FEW_HEADS, torch.float32)
     return folder
 
 

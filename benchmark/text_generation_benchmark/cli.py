@@ -1,16 +1,15 @@
 """`text-generation-benchmark` measures shards, as TGI's; its `compare` the server, beside its peers; its `simulate`
 tries the scheduler without either."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from text_generation_benchmark.output import show_table
 from text_generation_benchmark.shards.cli import benchmark_shards
 from text_generation_benchmark.simulation.cli import replay, simulate
-
-START, END = "<!-- table: start -->", "<!-- table: end -->"
+from text_generation_launcher.model import demo_directory
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 app.callback(invoke_without_command=True)(benchmark_shards)
@@ -29,10 +28,7 @@ def compare(
     from text_generation_benchmark.compare import Folders
     from text_generation_benchmark.compare import compare as run
 
-    table = run(Folders(demo_model(), vllm, llama_cpp), only or ()).as_markdown()
-    typer.echo(table)
-    if write is not None:
-        write.write_text(replace_table(write.read_text(), table))
+    show_table(run(Folders(vllm, llama_cpp), only or ()).as_markdown(), write)
 
 
 @app.command()
@@ -57,13 +53,13 @@ def turns(
     route: Annotated[str, typer.Option(help="generate, or chat: ten messages through the template.")] = "generate",
 ) -> None:
     """Tokens per second of this version and another one, in turns, and the median of the ratios with its interval."""
-    from text_generation_benchmark.checkpoint import SHAPES
+    from text_generation_benchmark.shapes import SHAPES
     from text_generation_benchmark.turns import DIALECTS, as_markdown, compare_versions
 
     for name, given, known in (("--model", model, SHAPES), ("--route", route, DIALECTS)):
         if given not in known:
             raise typer.BadParameter(f"{given} is not one of {', '.join(known)}", param_hint=name)
-    typer.echo(as_markdown(compare_versions(before, model, DIALECTS[route], turns, demo_model())))
+    typer.echo(as_markdown(compare_versions(before, model, DIALECTS[route], turns)))
 
 
 @app.command()
@@ -74,10 +70,7 @@ def decide(
     """What a decision of the scheduler costs, with a long queue."""
     from text_generation_benchmark.scheduler_speed import measure
 
-    table = measure(steps).as_markdown()
-    typer.echo(table)
-    if write is not None:
-        write.write_text(replace_table(write.read_text(), table, "decide"))
+    show_table(measure(steps).as_markdown(), write, "decide")
 
 
 @app.command()
@@ -85,24 +78,7 @@ def detokenize(rounds: Annotated[int, typer.Option(min=1)] = 50) -> None:
     """What a token's text costs the router."""
     from text_generation_benchmark.detokenization_speed import as_markdown, measure
 
-    typer.echo(as_markdown(measure(demo_model(), rounds)))
-
-
-def demo_model() -> Path:
-    """The one that ships with the server."""
-    server = find_spec("text_generation_server")
-    assert server is not None and server.submodule_search_locations is not None
-    return Path(server.submodule_search_locations[0]) / "demo_model"
-
-
-def replace_table(text: str, table: str, name: str = "table") -> str:
-    """`text` with what stands between the marks of that name replaced. ValueError if they are not there."""
-    first, last = START.replace("table", name), END.replace("table", name)
-    before, start, rest = text.partition(first)
-    _, end, after = rest.partition(last)
-    if not start or not end:
-        raise ValueError(f"there is no {first} … {last} to write into")
-    return f"{before}{first}\n{table}\n{last}{after}"
+    typer.echo(as_markdown(measure(demo_directory(), rounds)))
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,18 +14,21 @@ from pathlib import Path
 
 import torch
 
-from text_generation_benchmark.checkpoint import SHAPES, write_checkpoint
+from text_generation_benchmark.checkpoint import write_checkpoint
 from text_generation_benchmark.load import GenerateStream, LoadResult
 from text_generation_benchmark.ours import Overlap, read_overlap, running_ours
+from text_generation_benchmark.output import say
 from text_generation_benchmark.peers.llama_cpp import is_installed as has_llama_cpp
 from text_generation_benchmark.peers.llama_cpp import running_llama_cpp
 from text_generation_benchmark.peers.transformers_generate import running_transformers
 from text_generation_benchmark.peers.vllm import EVERY_CORE, running_vllm
 from text_generation_benchmark.peers.vllm import is_installed as has_vllm
-from text_generation_benchmark.process import get
+from text_generation_benchmark.process import exit_on_sigterm, get
 from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.report import Peer, Report, Row
+from text_generation_benchmark.shapes import SHAPES
 from text_generation_benchmark.workload import PREFILL, Run, Workload, loads_on, take_turns
+from text_generation_launcher.model import demo_directory
 from text_generation_server.arena import empty
 
 TRAINED = "demo"
@@ -40,9 +42,8 @@ WORKLOADS = {
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """The demo model, and the peers' virtual environments, which need not be there."""
+    """The peers' virtual environments, which need not be there."""
 
-    demo_model: Path
     vllm: Path
     llama_cpp: Path
 
@@ -116,17 +117,17 @@ def compare_model(name: str, model: Path, contenders: Sequence[Contender]) -> tu
     largest = max(workloads, key=lambda workload: workload.concurrency * workload.new_tokens)
     rows, pages = [], []
     with ExitStack() as servers:
-        _say(f"{name}: starting {OURS}")
+        say(f"{name}: starting {OURS}")
         port = servers.enter_context(running_ours(model))
         bandwidths: list[float] = []
         runs = {OURS: _beside_the_memory(loads_on(port, GenerateStream(), Prompts(model)), bandwidths)}
         for contender in contenders:
             if contender.start is not None and name in contender.models:
-                _say(f"{name}: starting {contender.peer.name}")
+                say(f"{name}: starting {contender.peer.name}")
                 runs[contender.peer.name] = servers.enter_context(contender.start(model))
         too_many = {c.peer.name: c.most_streams for c in contenders if c.most_streams is not None}
         for workload in workloads:
-            _say(f"{name}: {workload}")
+            say(f"{name}: {workload}")
             able = {who: run for who, run in runs.items() if workload.concurrency <= too_many.get(who, sys.maxsize)}
             before = get(port, "/metrics")
             results = take_turns(able, workload)
@@ -149,29 +150,20 @@ def _beside_the_memory(run: Run, bandwidths: list[float]) -> Run:
     return beside
 
 
-def _leave(number: int, frame: object) -> None:
-    """Told to end, it ends the server it has started as well."""
-    sys.exit(128 + number)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def compare(folders: Folders, only: Sequence[str] = ()) -> Report:
     """Of all models or only some. ValueError if there is no such model."""
     if unknown := set(only) - set(WORKLOADS):
         raise ValueError(f"{', '.join(unknown)}: not one of the models {', '.join(WORKLOADS)}")
-    signal.signal(signal.SIGTERM, _leave)
+    exit_on_sigterm()
     transformers = Contender(Peer("transformers", version("transformers")), running_transformers)
     contenders = [*vllm(folders.vllm), llama_cpp(folders.llama_cpp), transformers]
     rows, overlaps = [], []
     for name in only or WORKLOADS:
         with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
-            model = folders.demo_model
+            model = demo_directory()
             if name in SHAPES:
                 model = Path(folder) / name
-                write_checkpoint(model, SHAPES[name], folders.demo_model)
+                write_checkpoint(model, SHAPES[name])
             measured, overlap = compare_model(name, model, contenders)
         rows += measured
         overlaps.append(overlap)

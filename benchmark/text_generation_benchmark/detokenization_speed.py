@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from text_generation_benchmark.output import table
 from text_generation_router.text.detokenization import TextStream, Vocabulary
 
 TOKENS, PROMPT_TOKENS = 2000, 500
@@ -36,5 +37,5 @@ def _one_round(vocabulary: Vocabulary, ids: Sequence[int], stop: Sequence[str]) 
 
 
 def as_markdown(times_us: dict[str, float]) -> str:
-    rows = [f"| {name} | {time_us:.2f} |" for name, time_us in times_us.items()]
-    return "\n".join(["| detokenizing | microseconds a token |", "|---|---|", *rows])
+    lines = [(name, f"{time_us:.2f}") for name, time_us in times_us.items()]
+    return table(("detokenizing", "microseconds a token"), lines)

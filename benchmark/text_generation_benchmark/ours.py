@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from text_generation_benchmark.metrics import metric
 from text_generation_benchmark.process import ServerCommand, free_port, running
 
 
@@ -46,8 +47,7 @@ def read_overlap(name: str, before: str, after: str) -> Overlap:
     """From the difference of two pages of metrics."""
 
     def moved(series: str) -> float:
-        values = [re.search(rf"^{re.escape(series)} (\S+)$", page, re.MULTILINE) for page in (before, after)]
-        return float(values[1].group(1) if values[1] else 0) - float(values[0].group(1) if values[0] else 0)
+        return metric(after, series) - metric(before, series)
 
     steps = moved("tgi_shard_decode_steps")
     edges = re.findall(r'^tgi_shard_step_gap_duration_bucket\{le="([^"]+)"\}', after, re.MULTILINE)

@@ -1,10 +1,11 @@
-"""A server as a child process: its port, its log, until it answers, and until nothing of it is left."""
+"""A server as a child process: its port, its log, whether it answers yet, and its end."""
 
 import contextlib
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -13,6 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 STOP_S = 60
+POLL_S = 0.1
+PROBE_S = 5
+ANSWER_S = 300
 LOG_LINES = 20
 
 
@@ -21,9 +25,88 @@ class ServerCommand:
     name: str
     arguments: Sequence[str]
     port: int
-    ready: str  # a path that answers once requests can be served
-    start_s: float  # compiling counts
-    environment: Mapping[str, str] = field(default_factory=dict)
+    ready: str  # a path that answers with status 200 once the server takes requests
+    start_s: float  # how long the server may take to become ready, compilation included
+    environment: Mapping[str, str] = field(default_factory=dict)  # beside this process's own
+
+
+class ChildServer:
+    """Nothing runs before `start`. The caller calls `stop`, whatever happens in between."""
+
+    def __init__(self, command: ServerCommand, log_file: Path) -> None:
+        self.command = command
+        self.log_file = log_file
+        self.port = command.port
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """In a process group of its own, which `stop` can kill whole."""
+        with self.log_file.open("wb") as log:
+            self.process = subprocess.Popen(
+                self.command.arguments,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | self.command.environment,
+                start_new_session=True,
+            )
+
+    @property
+    def running(self) -> "subprocess.Popen[bytes]":
+        assert self.process is not None, "start() comes first"
+        return self.process
+
+    @property
+    def pid(self) -> int:
+        return self.running.pid
+
+    def is_ready(self) -> bool:
+        with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
+            request(self.port, self.command.ready, None, PROBE_S)
+            return True
+        return False
+
+    def wait_until_ready(self) -> None:
+        """RuntimeError with the last lines of the log if the server ends, or is not ready in time."""
+        deadline = time.monotonic() + self.command.start_s
+        while time.monotonic() < deadline:
+            if (status := self.running.poll()) is not None:
+                raise RuntimeError(f"{self.command.name} ended with status {status}; its last lines:\n{self._tail()}")
+            if self.is_ready():
+                return
+            time.sleep(POLL_S)
+        waited = f"{self.command.start_s:.0f} s"
+        raise RuntimeError(f"{self.command.name} was not ready after {waited}; its last lines:\n{self._tail()}")
+
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def stop(self, limit_s: float = STOP_S) -> int:
+        """SIGTERM, as an operator would. The exit status; TimeoutExpired if the server had to be killed after
+        `limit_s`. What is left of its process group is killed in any case."""
+        if self.running.poll() is None:
+            self.running.send_signal(signal.SIGTERM)
+        try:
+            return self.running.wait(timeout=limit_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.running.wait()
+
+    def _tail(self) -> str:
+        return "\n".join(self.log().splitlines()[-LOG_LINES:])
+
+
+@contextlib.contextmanager
+def running(command: ServerCommand, log_file: Path) -> Iterator[None]:
+    """Inside, the server answers. RuntimeError if it does not come up; one that does not stop in time is killed."""
+    server = ChildServer(command, log_file)
+    server.start()
+    try:
+        server.wait_until_ready()
+        yield
+    finally:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.stop()
 
 
 def free_port() -> int:
@@ -33,55 +116,19 @@ def free_port() -> int:
     return port
 
 
-@contextlib.contextmanager
-def running(command: ServerCommand, log: Path) -> Iterator[None]:
-    """RuntimeError with the log's last lines if it ends or is not ready in time. Its children go with it."""
-    environment = os.environ | command.environment
-    with log.open("wb") as out:
-        server = subprocess.Popen(
-            command.arguments, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
-    try:
-        _wait_until_ready(server, command, log)
-        yield
-    finally:
-        _stop(server)
-
-
-def _wait_until_ready(server: "subprocess.Popen[bytes]", command: ServerCommand, log: Path) -> None:
-    deadline = time.monotonic() + command.start_s
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            raise RuntimeError(f"{command.name} ended with status {server.returncode}; its last lines:\n{_tail(log)}")
-        with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-            get(command.port, command.ready)
-            return
-        time.sleep(0.2)
-    raise RuntimeError(f"{command.name} was not ready after {command.start_s:.0f} s; its last lines:\n{_tail(log)}")
-
-
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
-
-
-def _stop(server: "subprocess.Popen[bytes]") -> None:
-    """Asks first; the session's other processes do not outlive it."""
-    server.send_signal(signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        server.wait(timeout=STOP_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGKILL)
-    server.wait()
+def exit_on_sigterm() -> None:
+    """SIGTERM ends this process by SystemExit from now on, so that `finally` blocks stop its servers."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def get(port: int, path: str) -> str:
     return request(port, path, None)
 
 
-def request(port: int, path: str, body: bytes | None) -> str:
-    """The body of the answer; a POST if there is a body to send."""
+def request(port: int, path: str, body: bytes | None, timeout_s: float = ANSWER_S) -> str:
+    """The body of the answer; a POST if there is a body to send. URLError for a status of 400 or more."""
     url = f"http://127.0.0.1:{port}{path}"
     asked = urllib.request.Request(url, data=body, headers={"content-type": "application/json"})
-    with urllib.request.urlopen(asked, timeout=300) as response:
+    with urllib.request.urlopen(asked, timeout=timeout_s) as response:
         content: bytes = response.read()
     return content.decode()

@@ -7,6 +7,7 @@ from statistics import median
 
 from text_generation_benchmark.load import LoadResult
 from text_generation_benchmark.ours import Overlap
+from text_generation_benchmark.output import table
 from text_generation_benchmark.workload import ROUNDS, Workload
 
 NO_FIGURE = "–"
@@ -82,7 +83,7 @@ class Report:
         tokens_in, tokens_out = rows[0].workload.input_tokens, rows[0].workload.new_tokens
         head = ["model", "streams", "tokens/s", *(peer.name for peer in self.peers), *STEP_HEAD]
         lines = [self._decode_cells(row) for row in rows]
-        return f"{tokens_in} tokens in, {tokens_out} out; tokens per second:\n\n{_table(head, lines)}"
+        return f"{tokens_in} tokens in, {tokens_out} out; tokens per second:\n\n{table(head, lines)}"
 
     def _decode_cells(self, row: Row) -> list[str]:
         cells = [row.model, str(row.workload.concurrency), f"{row.of_ours(tokens_per_s):.1f}"]
@@ -98,7 +99,7 @@ class Report:
             return ""
         head = ["model", "prompt", "ms", *(peer.name for peer in self.peers), "prompt tokens/s"]
         lines = [self._prefill_cells(row) for row in rows]
-        return f"One stream, milliseconds to the first token:\n\n{_table(head, lines)}"
+        return f"One stream, milliseconds to the first token:\n\n{table(head, lines)}"
 
     def _prefill_cells(self, row: Row) -> list[str]:
         first = row.of_ours(first_token_s)
@@ -121,10 +122,4 @@ def _overlap_table(overlaps: Sequence[Overlap]) -> str:
         share = f"{overlap.median_gap_s / overlap.mean_step_s:.1%} of {overlap.mean_step_s * 1e3:.2f} ms"
         gap = f"≤ {overlap.median_gap_s * 1e3:.2f} ms"
         lines.append([overlap.model, f"{overlap.overlapped:.1%}", gap, f"≤ {share}"])
-    return _table(["model", "decode steps with their successor queued", "gap between steps", "of a step"], lines)
-
-
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = f"|{'---|' * len(head)}"
-    first, *rest = (f"| {' | '.join(cells)} |" for cells in (head, *lines))
-    return "\n".join([first, rule, *rest])
+    return table(["model", "decode steps with their successor queued", "gap between steps", "of a step"], lines)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from text_generation_benchmark.output import table
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.prefix_cache import PrefixCache
 from text_generation_router.scheduling.request import GenerationRequest
@@ -38,12 +39,8 @@ class Speed:
             (f"to match a cached prefix of {MATCHED_TOKENS:,} tokens", self.match_s),
             (f"to match a text that came in {KEYSTROKES:,} keystrokes", self.keystroke_match_s),
         )
-        lines = ["| microseconds | median | 90 % | 99 % |", "|---|---|---|---|"]
-        for name, times in rows:
-            lines.append(
-                f"| {name} | " + " | ".join(f"{np.quantile(times, q) * 1e6:.0f}" for q in (0.5, 0.9, 0.99)) + " |"
-            )
-        return "\n".join(lines)
+        lines = [(name, *(f"{np.quantile(times, q) * 1e6:.0f}" for q in (0.5, 0.9, 0.99))) for name, times in rows]
+        return table(("microseconds", "median", "90 %", "99 %"), lines)
 
 
 def measure(steps: int) -> Speed:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from text_generation_benchmark.output import table
 from text_generation_server.batch import PromptChunk, StepBatch
 from text_generation_server.config import ShardConfig
 from text_generation_server.kernels import Backend
@@ -133,14 +134,12 @@ def _prefill(runner: ModelRunner, first: list[int], context: int) -> None:
 
 def as_markdown(profile: StepProfile) -> str:
     reads = {"matrix products": profile.weight_bytes, "attention": profile.kv_bytes}
-    lines = [
+    about = (
         f"{profile.rows} rows of {profile.context} tokens, kernels {profile.kernels}:"
-        f" {profile.step_s * 1e3:.2f} ms a step.",
-        "",
-        "| part | ms | share | reads GB/s |",
-        "|---|---|---|---|",
-    ]
+        f" {profile.step_s * 1e3:.2f} ms a step."
+    )
+    lines = []
     for part, seconds in sorted(profile.parts.items(), key=lambda item: -item[1]):
         speed = f"{reads[part] / seconds / 1e9:.1f}" if part in reads else ""
-        lines.append(f"| {part} | {seconds * 1e3:.2f} | {seconds / profile.step_s:.1%} | {speed} |")
-    return "\n".join(lines)
+        lines.append((part, f"{seconds * 1e3:.2f}", f"{seconds / profile.step_s:.1%}", speed))
+    return f"{about}\n\n{table(('part', 'ms', 'share', 'reads GB/s'), lines)}"

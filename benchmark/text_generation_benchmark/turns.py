@@ -9,10 +9,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from text_generation_benchmark.checkpoint import SHAPES, write_checkpoint
+from text_generation_benchmark.checkpoint import write_checkpoint
 from text_generation_benchmark.load import Dialect, Event, GenerateStream, LoadResult
 from text_generation_benchmark.ours import LAUNCHER, running_ours
+from text_generation_benchmark.output import table
 from text_generation_benchmark.prompts import Prompts
+from text_generation_benchmark.shapes import SHAPES
 from text_generation_benchmark.workload import Run, Workload, loads_on
 
 WORKLOADS = (Workload(1), Workload(16), Workload(64))
@@ -104,13 +106,13 @@ def take_turns(before: Run, now: Run, workload: Workload, turns: int) -> Turns:
     return Turns(workload, results[before], results[now])
 
 
-def compare_versions(before: Path, shape: str, dialect: Dialect, turns: int, demo_model: Path) -> list[Turns]:
+def compare_versions(before: Path, shape: str, dialect: Dialect, turns: int) -> list[Turns]:
     """`before` is the other version's text-generation-launcher. Both servers are up all the time."""
     if turns < FEWEST_TURNS:
         raise ValueError(f"--turns {turns}: a median with its interval needs {FEWEST_TURNS}")
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder, ExitStack() as servers:
         model = Path(folder) / shape
-        write_checkpoint(model, SHAPES[shape], demo_model)
+        write_checkpoint(model, SHAPES[shape])
         prompts = Prompts(model)
         runs = [
             loads_on(servers.enter_context(running_ours(model, launcher)), dialect, prompts)
@@ -120,13 +122,10 @@ def compare_versions(before: Path, shape: str, dialect: Dialect, turns: int, dem
 
 
 def as_markdown(all_turns: Sequence[Turns]) -> str:
-    lines = [
-        "| streams | turns | tokens/s before | now | now ÷ before (95 %) | first token, now ÷ before (95 %) |"
-        " ms later (95 %) |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    head = ("streams", "turns", "tokens/s before", "now", "now ÷ before (95 %)", "first token, now ÷ before (95 %)")
+    lines = []
     for turns in all_turns:
         before, now = (median(r.tokens_per_s for r in results) for results in (turns.before, turns.now))
-        cells = (turns.workload.concurrency, len(turns.now), f"{before:.1f}", f"{now:.1f}", turns.speed)
-        lines.append(f"| {' | '.join(map(str, cells))} | {turns.first_token} | {turns.later_ms} |")
-    return "\n".join(lines)
+        counts = (turns.workload.concurrency, len(turns.now), f"{before:.1f}", f"{now:.1f}")
+        lines.append([str(cell) for cell in (*counts, turns.speed, turns.first_token, turns.later_ms)])
+    return table((*head, "ms later (95 %)"), lines)

@@ -22,6 +22,7 @@ import torch
 from text_generation_benchmark.gpu.findings import read
 from text_generation_benchmark.gpu.results import Report, StageResult
 from text_generation_benchmark.gpu.stages import STAGES, Stage
+from text_generation_benchmark.process import exit_on_sigterm
 
 RESULTS = Path(__file__).parents[2] / "results"
 LIMIT_S = 525  # of everything
@@ -160,11 +161,6 @@ def check(out: Path | None, only: Sequence[str]) -> bool:
     )
 
 
-def _leave(number: int, frame: object) -> None:
-    """Told to end, it ends the stages it has started as well."""
-    sys.exit(128 + number)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="where to: OUT.json and OUT.md; default: benchmark/results, on a GPU")
@@ -172,7 +168,7 @@ def main() -> None:
         "--only", action="append", default=[], choices=[stage.name for stage in STAGES], metavar="STAGE"
     )
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, _leave)
+    exit_on_sigterm()
     sys.exit(0 if check(arguments.out, arguments.only) else 1)
 
 

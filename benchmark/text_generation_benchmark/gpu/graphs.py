@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 
-from text_generation_benchmark.checkpoint import Shape
+from text_generation_benchmark.checkpoint import write_without_weights
 from text_generation_benchmark.gpu.comparing import Check, Comparison, equal, findings, worst
 from text_generation_benchmark.gpu.findings import Context, Finding
-from text_generation_benchmark.gpu.model import LLAMA_8B, REHEARSED, write_folder
+from text_generation_benchmark.gpu.model import REHEARSED
+from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
 from text_generation_server.batch import PromptChunk, StepBatch
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.graphs import DEFAULT_SIZES, CudaRecorder, DecodeGraphs, no_graphs
@@ -71,9 +72,9 @@ def decode(device: torch.device, rows: int, graphs: DecodeGraphs) -> tuple[torch
     return torch.cat([out.token_ids for out in outputs]), torch.cat([out.logprobs for out in outputs])
 
 
-def make_runner(device: torch.device, shape: Shape, graphs: DecodeGraphs) -> ModelRunner:
+def make_runner(device: torch.device, shape: LlamaShape, graphs: DecodeGraphs) -> ModelRunner:
     with tempfile.TemporaryDirectory(prefix="tgi-gpu-check-") as folder:
-        write_folder(Path(folder), shape)
+        write_without_weights(Path(folder), shape)
         config = read_config(Path(folder))
     backend, group = select_backend(device), Group(0, 1, Alone())
     files = DummyFiles(config, device, torch.bfloat16)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from text_generation_benchmark.gpu.findings import Finding
+from text_generation_benchmark.output import table
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +125,3 @@ def _findings_table(findings: Sequence[Finding]) -> str:
         head.append("failure")
         lines = [[*line, finding.failure] for line, finding in zip(lines, findings, strict=True)]
     return table(head, lines)
-
-
-def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rows = [f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |" for cells in (head, *lines)]
-    return "\n".join([rows[0], f"|{'---|' * len(head)}", *rows[1:]])

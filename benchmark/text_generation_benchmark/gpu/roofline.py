@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from text_generation_benchmark.checkpoint import Shape
 from text_generation_benchmark.gpu.ceilings import MATRIX, MEMORY
 from text_generation_benchmark.gpu.comparing import backends, reason
 from text_generation_benchmark.gpu.findings import Context, Finding
-from text_generation_benchmark.gpu.model import LLAMA_8B, REHEARSED, attention_flops, head_size
+from text_generation_benchmark.gpu.model import REHEARSED, attention_flops
 from text_generation_benchmark.gpu.pool import int32, random_layer
 from text_generation_benchmark.gpu.sampling import neutral, variants
 from text_generation_benchmark.gpu.timing import Call, seconds_per_call
+from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
 from text_generation_server.kernels.interface import Choices, Kernels, Segments
 from text_generation_server.layers.linear import make_linear
 
@@ -46,7 +46,7 @@ class Work:
 @dataclass(frozen=True, slots=True)
 class Bench:
     kernels: Kernels
-    shape: Shape
+    shape: LlamaShape
     dtype: torch.dtype
     device: torch.device
 
@@ -103,7 +103,7 @@ def all_works(bench: Bench, batches: tuple[int, ...], context_tokens: int, promp
 
 def decode_attention(bench: Bench, batch: int, length: int) -> Work:
     shape, device = bench.shape, bench.device
-    size, slots = head_size(shape), batch * length
+    size, slots = shape.head_size, batch * length
     table = torch.randperm(slots, device=device).int().view(batch, length)
     rows, lengths = torch.arange(batch, dtype=torch.int32, device=device), int32([length] * batch, device)
     item = bench.dtype.itemsize
@@ -119,7 +119,7 @@ def decode_attention(bench: Bench, batch: int, length: int) -> Work:
 
 def prefill_attention(bench: Bench, tokens: int) -> Work:
     shape, device = bench.shape, bench.device
-    size = head_size(shape)
+    size = shape.head_size
     table = torch.randperm(tokens, device=device).int().unsqueeze(0)
     row, offsets = int32([0], device), int32([0, tokens], device)
     segments = Segments(row, row, offsets, ((0, 0, tokens),))
@@ -135,7 +135,7 @@ def prefill_attention(bench: Bench, tokens: int) -> Work:
 
 def row_kernels(bench: Bench, tokens: int) -> Iterator[Work]:
     shape, kernels, device = bench.shape, bench.kernels, bench.device
-    hidden, size, item = shape.hidden, head_size(shape), bench.dtype.itemsize
+    hidden, size, item = shape.hidden, shape.head_size, bench.dtype.itemsize
     said = f"{tokens} tokens"
 
     table = bench.numbers(shape.vocabulary, hidden)  # one for all copies, whose ids are others
@@ -170,7 +170,7 @@ def row_kernels(bench: Bench, tokens: int) -> Iterator[Work]:
 
 def products(bench: Bench, tokens: int) -> Iterator[Work]:
     """The linear layers as the model makes them: the library's, unless the backend has better ones."""
-    shape, size = bench.shape, head_size(bench.shape)
+    shape, size = bench.shape, bench.shape.head_size
     layers = {
         "qkv": ((shape.heads + 2 * shape.kv_heads) * size, shape.hidden, False),
         "o": (shape.hidden, shape.heads * size, False),

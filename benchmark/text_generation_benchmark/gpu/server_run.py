@@ -6,21 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from text_generation_benchmark.checkpoint import Shape
+from text_generation_benchmark.checkpoint import write_without_weights
 from text_generation_benchmark.gpu.ceilings import MATRIX, MEMORY
 from text_generation_benchmark.gpu.findings import Context, Finding
-from text_generation_benchmark.gpu.model import (
-    LLAMA_8B,
-    REHEARSED,
-    kv_bytes,
-    prefill_flops,
-    weight_bytes,
-    write_folder,
-)  # fmt: skip
+from text_generation_benchmark.gpu.model import REHEARSED, kv_bytes, prefill_flops, weight_bytes
 from text_generation_benchmark.gpu.windows import Page, Watch, Window, longest_window
 from text_generation_benchmark.load import GenerateStream, LoadResult, run_load
 from text_generation_benchmark.process import ServerCommand, free_port, get, running
 from text_generation_benchmark.prompts import Prompts
+from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
 from text_generation_benchmark.workload import Workload
 
 DECODE, PREFILL = "Server: decode", "Server: prefill"
@@ -32,7 +26,7 @@ WARM_UP_PART = 4
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    shape: Shape
+    shape: LlamaShape
     decodes: tuple[Workload, ...]
     prompt: Workload
     arguments: tuple[str, ...]
@@ -57,7 +51,7 @@ def measure(context: Context) -> Iterator[Finding]:
     plan = ON_GPU if context.on_gpu else REHEARSAL
     with tempfile.TemporaryDirectory(prefix="tgi-gpu-check-") as name:
         folder = Path(name)
-        write_folder(folder / "model", plan.shape)
+        write_without_weights(folder / "model", plan.shape)
         prompts = Prompts(folder / "model")
         command = server_command(plan, folder)
         with running(command, folder / "log"):
@@ -87,7 +81,7 @@ def server_command(plan: Plan, folder: Path) -> ServerCommand:
     return ServerCommand("the server", arguments, port, "/health", START_S)
 
 
-def _decode(context: Context, shape: Shape, port: int, prompts: Prompts, workload: Workload) -> Finding:
+def _decode(context: Context, shape: LlamaShape, port: int, prompts: Prompts, workload: Workload) -> Finding:
     streams = workload.concurrency
     # Once before, so that what is compiled or recorded at first use is: until all streams have decoded together.
     short = workload.new_tokens // WARM_UP_PART
@@ -98,7 +92,7 @@ def _decode(context: Context, shape: Shape, port: int, prompts: Prompts, workloa
 
 
 def decode_finding(
-    context: Context, shape: Shape, workload: Workload, result: LoadResult, window: Window | None
+    context: Context, shape: LlamaShape, workload: Workload, result: LoadResult, window: Window | None
 ) -> Finding:
     cells = {"streams": str(workload.concurrency), "tokens/s": f"{result.tokens_per_s:.0f}"}
     if window is None:

@@ -4,7 +4,6 @@ python -m text_generation_benchmark.gpu.stages NAME FINDINGS_FILE FIGURES
 """
 
 import json
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 
 from text_generation_benchmark.gpu.findings import Context, Finding, append
+from text_generation_benchmark.process import exit_on_sigterm
 
 PACKAGE = "text_generation_benchmark.gpu"
 
@@ -50,14 +50,9 @@ def function_of(stage: Stage) -> Callable[[Context], Iterator[Finding]]:
     return function
 
 
-def _leave(number: int, frame: object) -> None:
-    """Told to end, it ends the server it has started as well."""
-    sys.exit(128 + number)
-
-
 def main() -> None:
     name, path, figures = sys.argv[1:]
-    signal.signal(signal.SIGTERM, _leave)
+    exit_on_sigterm()
     stage = next(stage for stage in STAGES if stage.name == name)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)

@@ -1,11 +1,11 @@
 """What the server says about a stretch of time in which it did nothing but decode for all streams."""
 
-import re
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from text_generation_benchmark.metrics import metric
 from text_generation_benchmark.process import get
 
 PAUSE_S = 0.25
@@ -19,8 +19,7 @@ class Page:
     text: str
 
     def value(self, series: str) -> float:
-        found = re.search(rf"^{re.escape(series)} (\S+)$", self.text, re.MULTILINE)
-        return float(found.group(1)) if found else 0.0
+        return metric(self.text, series)
 
     @property
     def prefills(self) -> tuple[float, float]:

@@ -1,12 +1,11 @@
 """`text-generation-benchmark` with TGI's flags: measures the shards of a running server."""
 
 import asyncio
-import sys
-from importlib.util import find_spec
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
+from text_generation_benchmark.output import fail, say
 from text_generation_benchmark.shards.config import Plan, ShardBenchmarkConfig
 from text_generation_benchmark.shards.prompt import prompt_ids
 from text_generation_benchmark.shards.rounds import open_benchmark
@@ -90,11 +89,10 @@ def benchmark_shards(
         ),
     )
     try:
-        results = asyncio.run(measure(config, config.plan(), has_view()))
+        results = asyncio.run(measure(config, config.plan()))
     except (StartError, ShardsError) as error:
         fail(str(error))
-    if any(results.measured.values()):
-        typer.echo(tables(config, results))
+    typer.echo(tables(config, results))
 
 
 def find_shard(port: int, runtime_dir: str) -> str:
@@ -104,32 +102,13 @@ def find_shard(port: int, runtime_dir: str) -> str:
         fail(error.reason)
 
 
-def has_view() -> bool:
-    """Whether there is a terminal with somebody before it, and what draws on it."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return False
-    if find_spec("rich") is None:
-        say("there is no live view without rich: install tgi-py[benchmark] to see one")
-        return False
-    return True
-
-
-async def measure(config: ShardBenchmarkConfig, plan: Plan, on_terminal: bool) -> Results:
-    """What was measured until the end, or until the user at the terminal has quit. StartError, ShardsError."""
+async def measure(config: ShardBenchmarkConfig, plan: Plan) -> Results:
+    """Runs all rounds, with a line on stderr after each. Raises StartError and ShardsError."""
     ids = await prompt_ids(config.tokenizer_name, config.revision, plan.sequence_length)
     results = Results(plan.batch_sizes, plan.rounds_each)
     async with open_benchmark(config.master_shard_uds_path, plan, ids) as benchmark:
-        if not on_terminal:
-            await benchmark.measure(lambda done: report(results, done), between_calls=lambda: None)
-            return results
-        from text_generation_benchmark.shards.terminal import watch
-
-        title = (
-            f"Model: {config.tokenizer_name} | Sequence Length: {plan.sequence_length}"
-            f" | Decode Length: {plan.decode_length}"
-        )
-        await watch(benchmark, title, results)
-        return results
+        await benchmark.measure(lambda done: report(results, done))
+    return results
 
 
 def report(results: Results, done: Round) -> None:
@@ -141,12 +120,3 @@ def report(results: Results, done: Round) -> None:
         f"batch size {done.batch_size}, round {number} ({what}):"
         f" prefill {done.prefill_ms:.2f} ms, decode {done.decode_ms:.2f} ms, {done.token_ms:.2f} ms a token"
     )
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def fail(reason: str) -> NoReturn:
-    say(f"Error: {reason}")
-    raise typer.Exit(1)

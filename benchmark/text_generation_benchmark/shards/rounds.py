@@ -32,22 +32,20 @@ class ShardBenchmark:
         self._ids = ids
         self._last_step = last_step
 
-    async def measure(self, on_round: Callable[[Round], None], between_calls: Callable[[], None]) -> None:
-        """Runs all rounds; what `between_calls` does is in no measured time. ShardsError if the shards fail, go away,
-        or are used by somebody else."""
+    async def measure(self, on_round: Callable[[Round], None]) -> None:
+        """Runs all rounds and calls `on_round` after each. ShardsError if the shards fail, go away, or run another
+        client's steps."""
         await self._clear()
         for batch_size in self._plan.batch_sizes:
             for i in range(self._plan.rounds_each):
-                on_round(await self._round(batch_size, i < self._plan.warmups, between_calls))
+                on_round(await self._round(batch_size, i < self._plan.warmups))
 
-    async def _round(self, batch_size: int, is_warmup: bool, between_calls: Callable[[], None]) -> Round:
+    async def _round(self, batch_size: int, is_warmup: bool) -> Round:
         plan = self._plan
         slots = np.arange(batch_size * plan.slots_each, dtype=np.int32).reshape(batch_size, plan.slots_each)
-        between_calls()
         prefill_s = await self._run(self._prefill(slots[:, : plan.sequence_length]))
         decode_s = 0.0
         for position in range(plan.sequence_length, plan.slots_each):
-            between_calls()
             decode_s += await self._run(
                 ForwardStep(self._last_step + 1, tuple(range(batch_size)), slots[:, position].copy(), ())
             )

@@ -69,25 +69,6 @@ def summarize(series: Series, rounds: Sequence[Round]) -> Summary:
     return Summary(sum(values) / len(values), values[0], values[-1], p50, p90, p99)
 
 
-@dataclass(frozen=True, slots=True)
-class Bin:
-    low: float
-    high: float
-    count: int
-
-
-def histogram(values: Sequence[float], bins: int) -> list[Bin]:
-    """Bins of equal width from the lowest value to the highest, which is in the last one."""
-    low, high = min(values), max(values)
-    width = (high - low) / bins
-    if width == 0:
-        return [Bin(low, high, len(values))]
-    counts = [0] * bins
-    for value in values:
-        counts[min(bins - 1, int((value - low) / width))] += 1
-    return [Bin(low + i * width, low + (i + 1) * width, count) for i, count in enumerate(counts)]
-
-
 @dataclass(slots=True)
 class Results:
     """The rounds so far, of `rounds_each` for each batch size, unmeasured ones included."""
@@ -105,13 +86,3 @@ class Results:
         self.finished[done.batch_size] += 1
         if not done.is_warmup:
             self.measured[done.batch_size].append(done)
-
-    @property
-    def share_finished(self) -> float:
-        """0 to 1"""
-        return sum(self.finished.values()) / (self.rounds_each * len(self.batch_sizes))
-
-    @property
-    def current(self) -> int:
-        """The batch size under way; the last one when all is done."""
-        return next((b for b in self.batch_sizes if self.finished[b] < self.rounds_each), self.batch_sizes[-1])

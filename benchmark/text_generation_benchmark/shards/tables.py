@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from text_generation_benchmark.output import Row, aligned_table
 from text_generation_benchmark.shards.config import ShardBenchmarkConfig
 from text_generation_benchmark.shards.statistics import (
     DECODE_MS,
@@ -15,8 +16,6 @@ from text_generation_benchmark.shards.statistics import (
     Summary,
     summarize,
 )
-
-Row = Sequence[str]
 
 
 def tables(config: ShardBenchmarkConfig, results: Results) -> str:
@@ -43,7 +42,7 @@ def parameters_table(config: ShardBenchmarkConfig) -> str:
         "Watermark": str(given.watermark).lower(),
         "Do Sample": str(given.do_sample).lower(),
     }
-    return markdown([("Parameter", "Value"), *rows.items()])
+    return aligned_table([("Parameter", "Value"), *rows.items()])
 
 
 def latency_table(results: Results) -> str:
@@ -54,7 +53,7 @@ def latency_table(results: Results) -> str:
             summary = summarize(series, measured)
             values = (*_extremes(summary), summary.p50, summary.p90, summary.p99)
             rows.append((series.step, str(batch_size), *(f"{value:.2f} ms" for value in values)))
-    return markdown([header, *merged(rows)])
+    return aligned_table([header, *merged(rows)])
 
 
 def throughput_table(results: Results) -> str:
@@ -64,7 +63,7 @@ def throughput_table(results: Results) -> str:
         for batch_size, measured in _measured(results):
             values = _extremes(summarize(series, measured))
             rows.append((series.step, str(batch_size), *(f"{value:.2f} tokens/secs" for value in values)))
-    return markdown([header, *merged(rows)])
+    return aligned_table([header, *merged(rows)])
 
 
 def merged(rows: Sequence[Row]) -> list[Row]:
@@ -75,14 +74,6 @@ def merged(rows: Sequence[Row]) -> list[Row]:
         rows[0],
         *(["" if cell == over else cell for over, cell in zip(*pair, strict=True)] for pair in pairwise(rows)),
     ]
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """The first row is the header. Cells are padded to their column's width."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    rule = "|".join("-" * (width + 2) for width in widths)
-    return "\n".join([f"| {lines[0]} |", f"|{rule}|", *(f"| {line} |" for line in lines[1:])])
 
 
 def _measured(results: Results) -> Iterator[tuple[int, list[Round]]]:

@@ -1,5 +1,6 @@
 """`text-generation-benchmark simulate` and `replay`: what is asked for, and where the results go."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -8,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from text_generation_benchmark.shards.cli import fail, has_view
+from text_generation_benchmark.output import fail, show_table
 from text_generation_benchmark.simulation.cluster import simulate as run_engines
 from text_generation_benchmark.simulation.cost import SimulatedModel
 from text_generation_benchmark.simulation.devices import MODELS, OVERHEAD_S
@@ -17,7 +18,9 @@ from text_generation_benchmark.simulation.fit import read_log
 from text_generation_benchmark.simulation.metrics import Targets, summarize
 from text_generation_benchmark.simulation.report import Run, Setting, as_markdown
 from text_generation_benchmark.simulation.trace import Trace, read_csv, write_csv
+from text_generation_benchmark.simulation.view import picture
 from text_generation_benchmark.simulation.workloads import WORKLOADS, generate
+from text_generation_launcher.model import demo_directory
 from text_generation_router.scheduling.admission import AdmissionMode
 from text_generation_router.scheduling.limits import Limits
 
@@ -86,12 +89,11 @@ def replay(
     write_model: Annotated[Path | None, Flag(help="A JSON file for the fitted model.")] = None,
 ) -> None:
     """A trace on a real server, which it starts, beside the same trace simulated with a cost model fitted to it."""
-    from text_generation_benchmark.cli import demo_model
     from text_generation_benchmark.simulation.replay import compare_with_server
 
     try:
-        compared = compare_with_server(model_id or demo_model(), rate, duration, seed)
-        _echo(compared.as_markdown(), "replay", write)
+        compared = compare_with_server(model_id or demo_directory(), rate, duration, seed)
+        show_table(compared.as_markdown(), write, "replay")
         if write_model is not None:
             compared.fitted.write(write_model)
     except (ValueError, OSError, RuntimeError) as error:
@@ -148,18 +150,6 @@ def _fit_model(log: Path, slots: int | None, path: Path | None) -> None:
 
 
 def _show(setting: Setting, runs: Sequence[Run], name: str, write: Path | None) -> None:
-    _echo(as_markdown(setting, runs), f"simulation {name}", write)
-    if has_view():
-        from rich.console import Console
-
-        from text_generation_benchmark.simulation.view import picture
-
-        Console().print(picture(runs))
-
-
-def _echo(table: str, mark: str, write: Path | None) -> None:
-    from text_generation_benchmark.cli import replace_table  # not above: it registers the commands of this file
-
-    typer.echo(table)
-    if write is not None:
-        write.write_text(replace_table(write.read_text(), table, mark))
+    show_table(as_markdown(setting, runs), write, f"simulation {name}")
+    if sys.stdout.isatty():
+        typer.echo(picture(runs))

@@ -12,6 +12,7 @@ assumed:
 
 from dataclasses import dataclass
 
+from text_generation_benchmark.shapes import LLAMA_8B, LLAMA_70B, LlamaShape
 from text_generation_benchmark.simulation.cost import SimulatedModel, StepCost
 
 BYTES = 2  # of a bfloat16
@@ -36,63 +37,31 @@ class Device:
     link_bytes_per_s: float  # to the others, in one direction
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    name: str
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    vocabulary: int
-
-    @property
-    def head_size(self) -> int:
-        return self.hidden // self.heads
-
-    @property
-    def layer_weights(self) -> int:
-        """Of all layers together."""
-        attention = 2 * self.hidden * (self.heads + self.kv_heads) * self.head_size
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
-
-    @property
-    def vocabulary_weights(self) -> int:
-        """Of the embedding, and of the head again."""
-        return self.hidden * self.vocabulary
-
-    @property
-    def kv_bytes(self) -> int:
-        """Of a token, on all devices together."""
-        return 2 * self.layers * self.kv_heads * self.head_size * BYTES
-
-
 H200 = Device("H200", 141e9, 4.8e12, 989e12, 450e9)
-LLAMA_8B = Shape("Llama 3.1 8B", 32, 4096, 14336, 32, 8, 128256)
-LLAMA_70B = Shape("Llama 3.1 70B", 80, 8192, 28672, 64, 8, 128256)
 
 
-def derive(name: str, shape: Shape, device: Device, count: int) -> SimulatedModel:
+def derive(name: str, about: str, shape: LlamaShape, device: Device, count: int) -> SimulatedModel:
     """`count` devices share the model by tensor parallelism."""
     bytes_per_s, flops_per_s = count * device.bytes_per_s, count * device.flops_per_s
-    read_weights = BYTES * (shape.layer_weights + shape.vocabulary_weights)
-    all_weights = read_weights + BYTES * shape.vocabulary_weights
+    layer_weights, kv_bytes = shape.layers * shape.layer_weights, BYTES * shape.kv_numbers
+    read_weights = BYTES * (layer_weights + shape.head_weights)
+    all_weights = read_weights + BYTES * shape.head_weights  # the embedding, of which a step reads next to nothing
     exchange_s, reduce_s = _all_reduces(shape, device, count)
     cost = StepCost(
         constant_s=shape.layers * LAYER_S + reduce_s,
         weights_s=read_weights / (bytes_per_s * WEIGHTS_EFFICIENCY),
-        product_s=2 * shape.layer_weights / (flops_per_s * PRODUCT_EFFICIENCY),
+        product_s=2 * layer_weights / (flops_per_s * PRODUCT_EFFICIENCY),
         row_s=exchange_s + LOGIT_PASSES * LOGIT_BYTES * shape.vocabulary / (device.bytes_per_s * WEIGHTS_EFFICIENCY),
-        kv_token_s=shape.kv_bytes / (bytes_per_s * KV_EFFICIENCY),
+        kv_token_s=kv_bytes / (bytes_per_s * KV_EFFICIENCY),
         prompt_token_s=exchange_s,
         prompt_position_s=4 * shape.layers * shape.hidden / (flops_per_s * ATTENTION_EFFICIENCY),
     )
-    slots = int((count * device.memory_bytes * MEMORY_SHARE - all_weights) / shape.kv_bytes)
+    slots = int((count * device.memory_bytes * MEMORY_SHARE - all_weights) / kv_bytes)
     devices = f"{count} {device.name}s" if count > 1 else f"one {device.name}"
-    return SimulatedModel(name, cost, slots, OVERHEAD_S, f"{shape.name} in bfloat16 on {devices}, derived")
+    return SimulatedModel(name, cost, slots, OVERHEAD_S, f"{about} in bfloat16 on {devices}, derived")
 
 
-def _all_reduces(shape: Shape, device: Device, count: int) -> tuple[float, float]:
+def _all_reduces(shape: LlamaShape, device: Device, count: int) -> tuple[float, float]:
     """Seconds of a token and of a step: two in every layer, in which a device sends 2 (n - 1) / n of what it adds."""
     if count == 1:
         return 0.0, 0.0
@@ -104,9 +73,9 @@ def _all_reduces(shape: Shape, device: Device, count: int) -> tuple[float, float
 MODELS = {
     model.name: model
     for model in (
-        derive("h200-8b", LLAMA_8B, H200, 1),
-        derive("h200-70b", LLAMA_70B, H200, 4),
+        derive("h200-8b", "Llama 3.1 8B", LLAMA_8B, H200, 1),
+        derive("h200-70b", "Llama 3.1 70B", LLAMA_70B, H200, 4),
         # The smallest group that holds it: half of its memory is weights, and KV is what it lacks.
-        derive("h200-70b-tp2", LLAMA_70B, H200, 2),
+        derive("h200-70b-tp2", "Llama 3.1 70B", LLAMA_70B, H200, 2),
     )
 }

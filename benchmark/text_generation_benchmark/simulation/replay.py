@@ -14,9 +14,9 @@ import uvloop
 
 from text_generation_benchmark.load import GenerateStream, StreamTimes, stream_once
 from text_generation_benchmark.ours import server_command
+from text_generation_benchmark.output import aligned_table
 from text_generation_benchmark.process import get, running
 from text_generation_benchmark.prompts import Prompts
-from text_generation_benchmark.shards.tables import markdown
 from text_generation_benchmark.simulation.cost import SimulatedModel
 from text_generation_benchmark.simulation.engine import SimulatedEngine
 from text_generation_benchmark.simulation.fit import Fit, fit, joined, read_log
@@ -63,7 +63,7 @@ class Comparison:
             f" {self.fit.error:.1%}), and what a first token takes outside the steps to their median:"
             f" {self.fitted.overhead_s * 1e3:.1f} ms."
         )
-        return f"{about}\n\n{markdown([('', 'real', 'simulated', 'simulated / real'), *rows])}"
+        return f"{about}\n\n{aligned_table([('', 'real', 'simulated', 'simulated / real'), *rows])}"
 
 
 def _tokens_per_s(parts: Sequence[Played]) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from text_generation_benchmark.shards.tables import markdown
+from text_generation_benchmark.output import aligned_table
 from text_generation_benchmark.simulation.cost import SimulatedModel
 from text_generation_benchmark.simulation.metrics import Summary, Targets, percentile
 from text_generation_benchmark.simulation.trace import Floats
@@ -47,7 +47,7 @@ class Setting:
 
 
 def as_markdown(setting: Setting, runs: Sequence[Run]) -> str:
-    table = f"{_heading(setting)}\n\n{markdown([HEAD, *map(_cells, runs)])}"
+    table = f"{_heading(setting)}\n\n{aligned_table([HEAD, *map(_cells, runs)])}"
     best = {run.policy: max(each.summary.goodput for each in runs if each.policy == run.policy) for run in runs}
     if len(best) in (1, len(runs)):
         return table

@@ -1,48 +1,45 @@
-"""What a terminal shows of a simulation: memory over time, and how long first tokens took."""
+"""What a terminal shows of a simulation beside its table: memory over time, and a histogram of first tokens."""
 
 from collections.abc import Sequence
 
 import numpy as np
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
+from text_generation_benchmark.output import aligned_table
 from text_generation_benchmark.simulation.report import Run
 from text_generation_benchmark.simulation.trace import Floats
 
-WIDTH = 48  # of the line over time; a terminal of 80 columns shows all of the table
+WIDTH = 48  # characters of the line over time; a terminal of 80 columns shows the whole table
 BAR_WIDTH = 40
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 # Upper edges of the histogram's bins, in seconds.
 EDGES_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, float("inf"))
 
 
-def picture(runs: Sequence[Run]) -> RenderableType:
-    use = Table("admission", "requests/s", "slots held over time, of all", title="Memory")
-    for run in runs:
-        use.add_row(run.policy, f"{run.rate:g}", sparkline(run.summary.kv_use_over_time, WIDTH))
-    return Group(use, *(part for run in runs for part in _first_tokens(run)))
+def picture(runs: Sequence[Run]) -> str:
+    memory = [(run.policy, f"{run.rate:g}", sparkline(run.summary.kv_use_over_time, WIDTH)) for run in runs]
+    head = ("admission", "requests/s", "slots held over time, of all")
+    return "\n\n".join([aligned_table([head, *memory]), *map(_first_tokens, runs)])
 
 
 def sparkline(shares: Floats, width: int) -> str:
-    """Shares of 1, the mean of as many as come to lie on one character."""
+    """At most `width` characters, each the mean of an equal part of `shares` (0 to 1)."""
     if not len(shares):
         return ""
     parts = np.array_split(shares, min(width, len(shares)))
     return "".join(EIGHTHS[min(8, int(np.ceil(8 * part.mean())))] for part in parts)
 
 
-def _first_tokens(run: Run) -> tuple[RenderableType, RenderableType]:
-    table = Table.grid(padding=(0, 1))
+def _first_tokens(run: Run) -> str:
     counts = bins(run.summary.first_token_s)
-    most = max(counts)
+    most = max(1, *counts)
+    lines = [f"Seconds to the first token, {run.policy}, {run.rate:g} requests/s:"]
     for edge_s, count in zip(EDGES_S, counts, strict=True):
         label = f"≤ {edge_s:g}" if edge_s < float("inf") else f"> {EDGES_S[-2]:g}"
-        table.add_row(Text(label, justify="right"), "█" * -(-count * BAR_WIDTH // max(1, most)), f"{count:,}")
-    return f"\nSeconds to the first token, {run.policy}, {run.rate:g} requests/s:", table
+        lines.append(f"{label:>6} {'█' * -(-count * BAR_WIDTH // most):{BAR_WIDTH}} {count:,}")
+    return "\n".join(lines)
 
 
 def bins(ordered_s: Floats) -> list[int]:
-    """How many of the sorted values are within each of EDGES_S, and above the one before it."""
+    """How many of the sorted values lie in each bin of EDGES_S: above the previous edge, and at most its own."""
     ends = np.searchsorted(ordered_s, EDGES_S, side="right")
     return [int(count) for count in np.diff(ends, prepend=0)]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from text_generation_benchmark.cli import END, START, replace_table
 from text_generation_benchmark.load import LoadResult, StreamTimes
 from text_generation_benchmark.ours import Overlap, read_overlap
+from text_generation_benchmark.output import END, START, replace_table
 from text_generation_benchmark.report import Peer, Report, Row
 from text_generation_benchmark.workload import PREFILL, Run, Workload, take_turns
 

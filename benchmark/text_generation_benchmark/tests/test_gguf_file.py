@@ -11,11 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from text_generation_benchmark.checkpoint import Shape, write_checkpoint
-from text_generation_server import demo_model
+from text_generation_benchmark.checkpoint import write_checkpoint
+from text_generation_benchmark.shapes import LlamaShape
+from text_generation_launcher.model import demo_directory
 
-DEMO_MODEL = Path(demo_model.__file__).parent
-TINY = Shape(hidden=16, intermediate=24, layers=2, heads=2, kv_heads=1, vocabulary=2050)
+DEMO_MODEL = demo_directory()
+TINY = LlamaShape(hidden=16, intermediate=24, layers=2, heads=2, kv_heads=1, vocabulary=2050)
 
 
 class FakeWriter:
@@ -79,7 +80,7 @@ def test_rows_in_pairs_give_the_scores_of_rows_in_halves(gguf_file: ModuleType) 
 def test_every_weight_is_written_once_with_its_bits(
     gguf_file: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_checkpoint(tmp_path / "tiny", TINY, DEMO_MODEL)
+    write_checkpoint(tmp_path / "tiny", TINY)
     writer = write(gguf_file, tmp_path / "tiny", monkeypatch)
     tensors = load_file(tmp_path / "tiny" / "model.safetensors")
     assert len(writer.tensors) == len(tensors) == 2 + TINY.layers * 9
@@ -92,7 +93,7 @@ def test_every_weight_is_written_once_with_its_bits(
 def test_the_tokenizer_keeps_its_ids_and_marks_what_is_not_text(
     gguf_file: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_checkpoint(tmp_path / "tiny", TINY, DEMO_MODEL)
+    write_checkpoint(tmp_path / "tiny", TINY)
     values = write(gguf_file, tmp_path / "tiny", monkeypatch).values
     tokens, kinds = values["add_token_list"], values["add_token_types"]
     assert len(tokens) == len(kinds) == TINY.vocabulary

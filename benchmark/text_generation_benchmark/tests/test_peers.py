@@ -19,7 +19,7 @@ def test_a_peer_that_is_not_there_is_named_and_not_measured(tmp_path: Path) -> N
 
 def test_a_model_that_is_not_measured_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="m7: not one of the models demo, m100, m1b"):
-        compare(Folders(tmp_path, tmp_path, tmp_path), ["m7"])
+        compare(Folders(tmp_path, tmp_path), ["m7"])
     assert TRAINED == "demo"
 
 

@@ -8,18 +8,19 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from text_generation_benchmark.checkpoint import END_OF_TEXT, SHAPES, Shape, with_fillers, write_checkpoint
+from text_generation_benchmark.checkpoint import with_fillers, write_checkpoint
 from text_generation_benchmark.prompts import Prompts
-from text_generation_server import demo_model
+from text_generation_benchmark.shapes import END_OF_TEXT, SHAPES, LlamaShape
+from text_generation_launcher.model import demo_directory
 
-DEMO_MODEL = Path(demo_model.__file__).parent
-TINY = Shape(hidden=16, intermediate=24, layers=1, heads=2, kv_heads=1, vocabulary=2100)
+DEMO_MODEL = demo_directory()
+TINY = LlamaShape(hidden=16, intermediate=24, layers=1, heads=2, kv_heads=1, vocabulary=2100)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny") / "model"
-    write_checkpoint(folder, TINY, DEMO_MODEL)
+    write_checkpoint(folder, TINY)
     return folder
 
 
@@ -56,7 +57,7 @@ def test_the_end_of_the_text_is_never_the_best_token(tiny: Path) -> None:
 
 
 def test_the_named_shapes_have_their_number_of_parameters() -> None:
-    def parameters(shape: Shape) -> int:
+    def parameters(shape: LlamaShape) -> int:
         head_size = shape.hidden // shape.heads
         attention = 2 * shape.hidden**2 + 2 * shape.hidden * shape.kv_heads * head_size
         return shape.vocabulary * shape.hidden + shape.layers * (attention + 3 * shape.hidden * shape.intermediate)

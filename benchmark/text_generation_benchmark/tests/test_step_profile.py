@@ -1,21 +1,13 @@
 """The profile of a decode step adds up."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 from text_generation_benchmark.step_profile import PARTS, REST, as_markdown, profile_step
-
-
-def demo_model() -> Path:
-    spec = importlib.util.find_spec("text_generation_server")
-    assert spec is not None and spec.submodule_search_locations is not None
-    return Path(spec.submodule_search_locations[0]) / "demo_model"
+from text_generation_launcher.model import demo_directory
 
 
 def test_the_parts_of_a_step_are_all_of_it() -> None:
-    profile = profile_step(demo_model(), rows=3, context=20, steps=3, dtype="bfloat16")
+    profile = profile_step(demo_directory(), rows=3, context=20, steps=3, dtype="bfloat16")
     assert set(profile.parts) <= {*PARTS.values(), REST}
     assert {PARTS["attend"], PARTS["draw"], REST} <= set(profile.parts)
     assert all(seconds > 0 for seconds in profile.parts.values())

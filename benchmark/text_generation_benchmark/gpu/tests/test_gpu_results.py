@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from text_generation_benchmark.gpu.findings import Finding, append, read
-from text_generation_benchmark.gpu.results import TARGETS, Report, StageResult, table
+from text_generation_benchmark.gpu.results import TARGETS, Report, StageResult
+from text_generation_benchmark.output import table
 
 AT_LEAST, AT_MOST = TARGETS[0], TARGETS[-1]
 

@@ -6,19 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from text_generation_benchmark.checkpoint import Shape
+from text_generation_benchmark.checkpoint import write_without_weights
 from text_generation_benchmark.gpu.ceilings import MEMORY
 from text_generation_benchmark.gpu.findings import Context
-from text_generation_benchmark.gpu.model import LLAMA_8B, kv_bytes, prefill_flops, weight_bytes, write_folder
+from text_generation_benchmark.gpu.model import kv_bytes, prefill_flops, weight_bytes
 from text_generation_benchmark.gpu.server_run import REHEARSAL, decode_finding, server_command
 from text_generation_benchmark.gpu.windows import Page, Window, longest_window
 from text_generation_benchmark.load import LoadResult, StreamTimes
 from text_generation_benchmark.prompts import Prompts
+from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
 from text_generation_benchmark.workload import Workload
 from text_generation_server.models.config import read_config
 from text_generation_server.models.dummy import shapes
 
-SMALL = Shape(hidden=64, intermediate=96, layers=3, heads=4, kv_heads=2, vocabulary=3000)
+SMALL = LlamaShape(hidden=64, intermediate=96, layers=3, heads=4, kv_heads=2, vocabulary=3000, tied=False)
 
 
 def page(at_s: float, streams: int, steps: int = 0, prefills: int = 5, answered: int = 5) -> Page:
@@ -64,7 +65,7 @@ def test_decode_figures_are_shares_of_the_ceiling():
 
 
 def test_bytes_are_those_of_the_weights_without_the_embedding_and_the_norms(tmp_path: Path):
-    write_folder(tmp_path, SMALL)
+    write_without_weights(tmp_path, SMALL)
     config = read_config(tmp_path)
     read = {name: shape for name, shape in shapes(config).items() if "embed" not in name and "norm" not in name}
     assert weight_bytes(SMALL) == 2 * sum(map(math.prod, read.values()))
@@ -78,7 +79,7 @@ def test_the_8b_shape_has_8_billion_parameters():
 
 
 def test_the_folder_has_what_prompts_and_server_need_and_a_text_for_every_id(tmp_path: Path):
-    write_folder(tmp_path, SMALL)
+    write_without_weights(tmp_path, SMALL)
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))

@@ -98,7 +98,7 @@ def fake_shards(folder: Path, count: int = 1, **state: Any) -> Iterator[list[Fak
 async def measure(master: Path, plan: Plan = PLAN, ids: tuple[int, ...] = IDS) -> list[Round]:
     rounds: list[Round] = []
     async with open_benchmark(str(master), plan, ids) as benchmark:
-        await benchmark.measure(rounds.append, between_calls=lambda: None)
+        await benchmark.measure(rounds.append)
     return rounds
 
 
@@ -160,7 +160,7 @@ def test_shards_that_go_away_are_not_taken_for_somebody_elses(tmp_path: Path) ->
             async with open_benchmark(str(tmp_path / "s-0"), PLAN, IDS) as benchmark:
                 shard.refuse_from, shard.generation = 8, 5
                 with pytest.raises(ShardsError, match="the shards went away in step 8"):
-                    await benchmark.measure(lambda done: None, between_calls=lambda: None)
+                    await benchmark.measure(lambda done: None)
 
     asyncio.run(run())
 
@@ -194,7 +194,7 @@ def test_a_prompt_has_the_tokens_asked_for(length: int) -> None:
     assert len(asyncio.run(prompt_ids(str(DEMO_MODEL), "main", length))) == length
 
 
-def test_the_command_prints_progress_and_the_tables_where_there_is_no_terminal(tmp_path: Path) -> None:
+def test_the_command_prints_progress_and_the_tables(tmp_path: Path) -> None:
     command = f"-t {DEMO_MODEL} -m {tmp_path}/s-0 -b 2 -s 6 -d 3 -r 2".split()
     with fake_shards(tmp_path):
         result = CliRunner().invoke(app, command)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from text_generation_benchmark.shapes import LLAMA_8B, LLAMA_70B, LlamaShape
 from text_generation_benchmark.simulation.cost import SimulatedModel, StepCost, positions
-from text_generation_benchmark.simulation.devices import H200, LLAMA_8B, LLAMA_70B, MODELS
+from text_generation_benchmark.simulation.devices import H200, MODELS
 
 
 def test_weights_are_read_or_tokens_computed_whichever_takes_longer() -> None:
@@ -23,21 +24,21 @@ def test_a_token_of_a_prompt_attends_to_itself_and_those_before_it() -> None:
 
 
 @pytest.mark.parametrize(("shape", "parameters"), [(LLAMA_8B, 8.03e9), (LLAMA_70B, 70.55e9)])
-def test_the_shapes_are_the_models(shape: object, parameters: float) -> None:
-    assert shape.layer_weights + 2 * shape.vocabulary_weights == pytest.approx(parameters, rel=0.001)  # type: ignore[attr-defined]
+def test_the_shapes_are_the_models(shape: LlamaShape, parameters: float) -> None:
+    assert shape.layers * shape.layer_weights + 2 * shape.head_weights == pytest.approx(parameters, rel=0.001)
 
 
 def test_a_token_of_8b_takes_128_kib_and_of_70b_320() -> None:
-    assert (LLAMA_8B.kv_bytes, LLAMA_70B.kv_bytes) == (128 * 1024, 320 * 1024)
+    assert (2 * LLAMA_8B.kv_numbers, 2 * LLAMA_70B.kv_numbers) == (128 * 1024, 320 * 1024)
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_no_step_is_faster_than_the_device(model: SimulatedModel) -> None:
     shape, count = (LLAMA_8B, 1) if "8b" in model.name else (LLAMA_70B, 2 if "tp2" in model.name else 4)
-    weights = 2 * shape.layer_weights
+    weights = 2 * shape.layers * shape.layer_weights
     assert model.cost.seconds(1, 1000) > weights / (count * H200.bytes_per_s)
     assert model.cost.seconds(0, 0, 8192, positions(0, 8192)) > 8192 * weights / (count * H200.flops_per_s)
-    kept = model.slots * shape.kv_bytes + weights
+    kept = model.slots * 2 * shape.kv_numbers + weights
     assert 0.8 * count * H200.memory_bytes < kept < count * H200.memory_bytes
 
 

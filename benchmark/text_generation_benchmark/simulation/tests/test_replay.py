@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from text_generation_benchmark.cli import demo_model
 from text_generation_benchmark.simulation.cost import SimulatedModel, StepCost
 from text_generation_benchmark.simulation.fit import Fit
 from text_generation_benchmark.simulation.replay import Comparison, Played, PromptTexts, play
 from text_generation_benchmark.simulation.workloads import Uniform, Workload, generate
+from text_generation_launcher.model import demo_directory
 
 SHARED = Workload(Uniform(1, 30), Uniform(1, 5), 5, num_prefixes=2, prefix=Uniform(5, 40))
 
 
 def test_texts_have_as_many_tokens_as_the_trace_and_share_its_prefixes() -> None:
     trace = generate(SHARED, 10, 3, 0)
-    tokenizer = Tokenizer.from_file(str(demo_model() / "tokenizer.json"))
-    ids = [tokenizer.encode(text).ids for text in PromptTexts(demo_model()).of(trace)]
+    tokenizer = Tokenizer.from_file(str(demo_directory() / "tokenizer.json"))
+    ids = [tokenizer.encode(text).ids for text in PromptTexts(demo_directory()).of(trace)]
     assert [len(prompt) for prompt in ids] == trace.prompt_tokens.tolist()
     for prefix in (0, 1):
         same = [i for i in range(len(trace)) if trace.prefix_id[i] == prefix]
