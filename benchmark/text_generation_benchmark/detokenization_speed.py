@@ -1,4 +1,4 @@
-"""What a token's text costs the router: the demo model's tokenizer, with and without stop strings."""
+"""CPU time of turning a token id into text: the demo model's tokenizer, with and without stop strings."""
 
 import random
 import time
@@ -15,7 +15,7 @@ STOPS: dict[str, tuple[str, ...]] = {"no stop strings": (), "two stop strings": 
 
 
 def measure(model: Path, rounds: int) -> dict[str, float]:
-    """Microseconds a token, by what is asked for: the best of the rounds, each of TOKENS tokens drawn from all."""
+    """Microseconds per token for each case of STOPS: the best of `rounds`, each of TOKENS random tokens."""
     vocabulary = Vocabulary.of(Tokenizer.from_file(str(model / "tokenizer.json")), [])
     ordinary = [i for i in range(vocabulary.tokenizer.get_vocab_size()) if i not in vocabulary.special_ids]
     draw = random.Random(0)

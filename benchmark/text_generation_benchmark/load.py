@@ -1,4 +1,4 @@
-"""A load generator that costs little: raw HTTP/1.1 over asyncio, one connection per stream, for any of the servers."""
+"""A load generator with little overhead: raw HTTP/1.1 over asyncio, one connection per stream."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ import uvloop
 
 @dataclass(frozen=True, slots=True)
 class StreamTimes:
-    """Seconds after the request was sent, of the first and the last piece of text."""
+    """Seconds from sending a request to its first and to its last piece of text."""
 
     first: float
     last: float
@@ -19,7 +19,7 @@ class StreamTimes:
 
     @property
     def per_token(self) -> float:
-        """Between the first token and the last."""
+        """Mean seconds from one token to the next, after the first."""
         return (self.last - self.first) / max(1, self.tokens - 1)
 
 
@@ -44,12 +44,12 @@ class LoadResult:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    tokens: int  # at least so many came with it
-    total: int | None = None  # of the whole stream, where the server says it
+    tokens: int  # at least this many came with the event
+    total: int | None = None  # tokens of the whole stream, if this event states them
 
 
 class Dialect(Protocol):
-    """How a server is asked for a stream of greedy tokens, and what its events say."""
+    """How to ask a server for a stream of greedy tokens, and how to read its events."""
 
     @property
     def path(self) -> str: ...
@@ -60,7 +60,7 @@ class Dialect(Protocol):
 
 
 class GenerateStream:
-    """TGI's route: one token an event."""
+    """TGI's route: each event is one token."""
 
     path = "/generate_stream"
 
@@ -73,13 +73,11 @@ class GenerateStream:
 
 @dataclass(frozen=True, slots=True)
 class Completions:
-    """OpenAI's route. An event may hold several tokens, so what counts is what the server says at the end.
-
-    That is the usage, or, where a server has none in a stream, that the text ended because of its length.
-    """
+    """OpenAI's route. One event may hold several tokens, so the number that the server states at the end counts: the
+    usage or, if the server sends none in a stream, finish reason "length", which means all tokens asked for."""
 
     model: str
-    options: dict[str, Any]  # what only this server knows
+    options: dict[str, Any]  # further fields of the request
     path: str = "/v1/completions"
 
     def body(self, prompt: str, new_tokens: int) -> dict[str, Any]:
@@ -95,7 +93,7 @@ class Completions:
 
 
 async def stream_once(port: int, dialect: Dialect, prompt: str, new_tokens: int) -> StreamTimes:
-    """RuntimeError unless exactly `new_tokens` tokens come."""
+    """RuntimeError unless the stream has exactly `new_tokens` tokens."""
     body = orjson.dumps(dialect.body(prompt, new_tokens))
     head = f"POST {dialect.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -135,7 +133,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def run_load(port: int, dialect: Dialect, prompts: list[str], new_tokens: int) -> LoadResult:
-    """All prompts at once."""
+    """Sends all prompts at once."""
 
     async def run() -> list[StreamTimes]:
         return await asyncio.gather(*(stream_once(port, dialect, prompt, new_tokens) for prompt in prompts))

@@ -14,10 +14,10 @@ from text_generation_benchmark.process import ServerCommand, free_port, running
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What the shard says about its steps under the largest load."""
+    """What the shard's metrics say about its decode steps under the largest load."""
 
     model: str
-    overlapped: float  # share of decode steps whose successor was queued when they ended
+    overlapped: float  # share of decode steps that ended with the next step already queued
     median_gap_s: float  # upper bound: the edge of the histogram bucket that holds the median
     mean_step_s: float
 
@@ -29,14 +29,14 @@ def server_command(model: Path, folder: Path, launcher: Path = LAUNCHER) -> Serv
     port = free_port()
     arguments = [str(launcher), "--model-id", str(model), "--port", str(port), "--hostname", "127.0.0.1"]
     arguments += ["--shard-uds-path", f"{folder}/shard", "--dtype", "bfloat16", "--max-total-tokens", "2048"]
-    # More than any load here needs, and not all that is free: peers share the memory.
+    # More than any load here needs, but not all free memory, which the peers share.
     arguments += ["--max-batch-total-tokens", "32768"]
     return ServerCommand("the server", arguments, port, "/health", start_s=300)
 
 
 @contextlib.contextmanager
 def running_ours(model: Path, launcher: Path = LAUNCHER) -> Iterator[int]:
-    """The server's port. `launcher`: of this version, or of another one that is installed elsewhere."""
+    """Yields the server's port. `launcher` may belong to another version that is installed elsewhere."""
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
         command = server_command(model, Path(folder), launcher)
         with running(command, Path(folder) / "log"):
@@ -44,7 +44,7 @@ def running_ours(model: Path, launcher: Path = LAUNCHER) -> Iterator[int]:
 
 
 def read_overlap(name: str, before: str, after: str) -> Overlap:
-    """From the difference of two pages of metrics."""
+    """From two pages of metrics, read before and after the load."""
 
     def moved(series: str) -> float:
         return metric(after, series) - metric(before, series)

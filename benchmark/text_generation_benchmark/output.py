@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import typer
-
 START, END = "<!-- table: start -->", "<!-- table: end -->"
 
 Row = Sequence[str]
@@ -19,7 +17,7 @@ def say(line: str) -> None:
 def fail(reason: str) -> NoReturn:
     """Ends the command with status 1."""
     say(f"Error: {reason}")
-    raise typer.Exit(1)
+    raise SystemExit(1)
 
 
 def table(head: Row, lines: Sequence[Row]) -> str:
@@ -38,7 +36,7 @@ def aligned_table(rows: Sequence[Row]) -> str:
 
 def show_table(text: str, write: Path | None, name: str = "table") -> None:
     """Prints the table and, if there is a file to write, replaces the table of that name there."""
-    typer.echo(text)
+    print(text)
     if write is not None:
         write.write_text(replace_table(write.read_text(), text, name))
 

@@ -1,4 +1,4 @@
-"""Prompts of exactly as many tokens as asked for, never the same twice: no server's prefix cache can help it."""
+"""Prompts with an exact number of tokens, all different, so that a prefix cache cannot shorten the work."""
 
 import random
 import re
@@ -10,7 +10,7 @@ WORD = re.compile("Ġ[a-z]{2,}")
 
 
 class Prompts:
-    """Words of the vocabulary at random; the same sequence of prompts for every server that is measured."""
+    """Random words of the vocabulary, one token each. Every instance makes the same sequence of prompts."""
 
     def __init__(self, model: Path) -> None:
         self._tokenizer: Tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -20,7 +20,7 @@ class Prompts:
         self._random = random.Random(0)
 
     def make(self, count: int, num_tokens: int) -> list[str]:
-        """`num_tokens` counts what the tokenizer adds at the start. RuntimeError if a prompt misses it."""
+        """`num_tokens` includes the tokens that the tokenizer adds at the start. RuntimeError for any other number."""
         prompts = []
         for _ in range(count):
             text = "".join(f" {word}" for word in self._random.choices(self._words, k=num_tokens - self._added))

@@ -20,7 +20,7 @@ STEP_HEAD = ("ms per token", "first token ms", "of memory limit")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`version` is empty if it is not installed; then `note` says how to install it, else what it cannot do."""
+    """`version` is empty if the peer is not installed; `note` then says how to install it, else what it cannot do."""
 
     name: str
     version: str
@@ -29,13 +29,13 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Results are those of the rounds, in their order."""
+    """One model under one load. Results and bandwidths are in the order of the rounds."""
 
     model: str
     workload: Workload
     ours: Sequence[LoadResult]
     peers: Mapping[str, Sequence[LoadResult]]
-    step_bytes: int  # weights and keys and values that one decode step has to read
+    step_bytes: int  # weights, keys and values that one decode step has to read
     bandwidths: Sequence[float]  # bytes per second
 
     @property
@@ -47,8 +47,8 @@ class Row:
         return median(map(figure, self.ours))
 
     def beside(self, peer: Peer, figure: Figure, *, less_is_better: bool) -> tuple[float, float] | None:
-        """The peer's figure, and how many times better ours is: the median of what the rounds say, each of which had
-        the same machine for all."""
+        """The peer's median figure, and how many times better ours is: the median of the rounds' ratios, since within
+        a round the machine was the same for all. None if the peer has no results."""
         if (theirs := self.peers.get(peer.name)) is None:
             return None
         ratios = [figure(a) / figure(b) for a, b in zip(self.ours, theirs, strict=True)]
@@ -73,7 +73,7 @@ class Report:
     def _heading(self) -> str:
         notes = [f"{peer.note}." for peer in self.peers if peer.note]
         versions = ", ".join(f"{peer.name} {peer.version}" for peer in self.peers if peer.version)
-        said = f"{self.machine} Medians of {ROUNDS} rounds, every prompt another; a ratio over 1 means faster than"
+        said = f"{self.machine} Medians of {ROUNDS} rounds, no prompt is sent twice; a ratio over 1 means faster than"
         return " ".join([said, f"{versions or 'no peer'}.", *notes])
 
     def _decode_table(self) -> str:

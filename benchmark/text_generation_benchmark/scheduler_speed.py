@@ -1,4 +1,4 @@
-"""What a decision of the scheduler costs: 256 requests running, 2,000 waiting, and prompts that share prefixes."""
+"""CPU time of the scheduler's decisions: 256 requests running, 2,000 waiting, and prompts that share prefixes."""
 
 import time
 from collections import deque
@@ -19,13 +19,13 @@ RUNNING, WAITING, MOST_TOKENS = 256, 2000, 512
 VOCABULARY = 32_000
 PREFIXES, PREFIX_TOKENS = 20, 200
 MATCHED_TOKENS = 4096
-# A completion client sends its text after each keystroke, which adds this many tokens.
+# A completion client sends its whole text again after each keystroke, which adds this many tokens.
 KEYSTROKES, KEYSTROKE_TOKENS = 4000, 3
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Seconds, each many times."""
+    """Seconds of every measured call."""
 
     decisions_s: npt.NDArray[np.float64]
     answers_s: npt.NDArray[np.float64]
@@ -44,7 +44,7 @@ class Speed:
 
 
 def measure(steps: int) -> Speed:
-    """CPU time of this thread, so that what else the machine does counts less."""
+    """Takes CPU time of this thread, which other processes affect less than wall time."""
     load = Load()
     while load.scheduler.num_running < RUNNING:
         load.step()
@@ -56,14 +56,14 @@ def measure(steps: int) -> Speed:
 
 
 class Load:
-    """For everyone who ends another one comes, so that the queue stays as long as it is."""
+    """Whenever a request ends, another one arrives, so the queue keeps its length."""
 
     def __init__(self) -> None:
         self.random = np.random.default_rng(0)
         capacity = RUNNING * MOST_TOKENS
         self.scheduler = Scheduler(Limits(capacity, RUNNING, max_batch_prefill_tokens=4096))
         self.prefixes = [self._tokens(PREFIX_TOKENS) for _ in range(PREFIXES)]
-        self.lengths: dict[int, int] = {}  # of outputs
+        self.lengths: dict[int, int] = {}  # output tokens of each request, by its id
         self.in_flight: deque[Step] = deque()
         self.decisions_s: list[float] = []
         self.answers_s: list[float] = []
@@ -80,7 +80,7 @@ class Load:
         self.lengths[running.id] = int(np.clip(self.random.lognormal(5, 0.6), 1, MOST_TOKENS))
 
     def step(self) -> None:
-        """Two are in flight, as in the engine."""
+        """Decides until two steps are in flight, as the engine does, then answers the oldest."""
         while sum(isinstance(step, ForwardStep) for step in self.in_flight) < 2:
             started = time.thread_time()
             step = self.scheduler.next_step()
@@ -121,8 +121,8 @@ def match_times(repeats: int) -> npt.NDArray[np.float64]:
 
 
 def keystroke_match_times(last: int) -> npt.NDArray[np.float64]:
-    """Of the `last` keystrokes: the match of each text that is one keystroke longer than what the cache has of it.
-    Every keystroke leaves a node of its own, and beside it one with a token that was generated."""
+    """Seconds to match the text after each of the `last` keystrokes; the cache holds the text before that keystroke.
+    Every keystroke adds a node to the tree, and beside it a node with one generated token."""
     pool = TokenSlots(2 * KEYSTROKES * KEYSTROKE_TOKENS)
     cache = PrefixCache(pool)
     text = np.arange(KEYSTROKES * KEYSTROKE_TOKENS, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Where the time of a decode step goes on a CPU: one shard in this process, and a clock around each of its kernels."""
+"""Where the time of a decode step goes on a CPU: one shard in this process, with a clock around each kernel."""
 
 import statistics
 import time
@@ -24,7 +24,7 @@ from text_generation_server.worker import Worker
 PREFILL_TOKENS = 4096
 WARM_STEPS = 3
 NO_SLOTS = torch.empty(0, dtype=torch.int32)
-# What the table says of each kernel.
+# The table's row for each kernel.
 PARTS = {
     "gemm": "matrix products",
     "attend": "attention",
@@ -45,14 +45,14 @@ class StepProfile:
     kernels: str
     rows: int
     context: int
-    step_s: float  # the mean
-    parts: dict[str, float]  # seconds of a step, by PARTS and REST
-    weight_bytes: int  # what a step has to read: weights of the products, and keys and values
-    kv_bytes: int
+    step_s: float  # mean duration of a step
+    parts: dict[str, float]  # mean seconds of a step, by the names in PARTS and REST
+    weight_bytes: int  # read by the matrix products of a step
+    kv_bytes: int  # read by the attention of a step
 
 
 class TimedLibrary(Library):
-    """Adds up seconds by part, of single calls and of programs."""
+    """Adds up the seconds of each part, for single calls and for recorded programs."""
 
     def __init__(self, target: str) -> None:
         super().__init__(target)
@@ -86,11 +86,11 @@ class TimedLibrary(Library):
 
 
 def profile_step(model: Path, rows: int, context: int, steps: int, dtype: str) -> StepProfile:
-    """The mean of the middle half of `steps`, in which so many rows see about so many tokens each. RuntimeError where
-    no kernels were compiled."""
+    """The mean of the middle half of `steps` decode steps with `rows` rows of about `context` tokens each. RuntimeError
+    if no kernels were compiled."""
     targets = usable_targets()
     if not targets:
-        raise RuntimeError("there is nothing to profile: no C compiler (cc) was there when the package was installed")
+        raise RuntimeError("no kernels to profile: there was no C compiler (cc) when the package was installed")
     library = TimedLibrary(targets[0])
 
     def select(device: torch.device) -> Backend:
@@ -118,8 +118,8 @@ def profile_step(model: Path, rows: int, context: int, steps: int, dtype: str) -
     middle = measured[len(measured) // 4 : len(measured) - len(measured) // 4]
     seconds = statistics.mean(step_s for step_s, _ in middle)
     parts = {part: statistics.mean(of[part] for _, of in middle) for part in middle[0][1]}
-    config_ = shard.model_config
-    kv_bytes = rows * context * config_.num_layers * 2 * config_.num_kv_heads * config_.head_size * shard.dtype.itemsize
+    served = shard.model_config
+    kv_bytes = rows * context * served.num_layers * 2 * served.num_kv_heads * served.head_size * shard.dtype.itemsize
     parts[REST] = parts.get(REST, 0) + seconds - sum(parts.values())
     return StepProfile(shard.kernels, rows, context, seconds, parts, library.weight_bytes, kv_bytes)
 

@@ -1,4 +1,4 @@
-"""This version beside another one, in turns: whether a change has cost speed."""
+"""This version and another one, measured in turns: whether a change has cost speed."""
 
 import math
 import tempfile
@@ -23,7 +23,7 @@ FEWEST_TURNS = 6  # the median of fewer has no interval of this confidence
 
 
 class TenMessages:
-    """A chat of ten messages, through the model's template."""
+    """A chat of ten messages, through the model's chat template."""
 
     path = "/v1/chat/completions"
 
@@ -44,7 +44,7 @@ DIALECTS: dict[str, Dialect] = {"generate": GenerateStream(), "chat": TenMessage
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A median, and between which values the true one lies with a probability of at least CONFIDENCE."""
+    """A median, and bounds that contain the true median with a probability of at least CONFIDENCE."""
 
     median: float
     low: float
@@ -55,13 +55,13 @@ class Interval:
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """Without any assumption about how the values are spread: the true median is below the k-th smallest of n values
-    only if fewer than k of them fell below it, each with probability 1/2. ValueError for too few values."""
+    """Assumes nothing about the distribution: the true median lies below the k-th smallest of n values only if fewer
+    than k values fell below it, each with probability 1/2. ValueError for fewer than FEWEST_TURNS values."""
     ordered = sorted(values)
     n = len(ordered)
     if n < FEWEST_TURNS:
         raise ValueError(f"{n} values: an interval needs {FEWEST_TURNS}")
-    outside, below = 0.0, 0  # the probability that the interval from the next value on does not hold the median
+    outside, below = 0.0, 0  # probability that the interval without the `below` values at each end misses the median
     while outside + 2 * math.comb(n, below) / 2**n <= 1 - CONFIDENCE:
         outside += 2 * math.comb(n, below) / 2**n
         below += 1
@@ -70,7 +70,7 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The results of one load. Those with the same index were taken one right after the other."""
+    """The results of one load. Results with the same index were measured right after each other."""
 
     workload: Workload
     before: Sequence[LoadResult]
@@ -96,7 +96,7 @@ class Turns:
 
 
 def take_turns(before: Run, now: Run, workload: Workload, turns: int) -> Turns:
-    """The version that is loaded first changes with each turn, so that neither always follows the other."""
+    """The version that goes first alternates, so that neither always follows the other."""
     for run in (before, now):
         run(replace(workload, new_tokens=4))
     results: dict[Run, list[LoadResult]] = {before: [], now: []}
@@ -107,7 +107,7 @@ def take_turns(before: Run, now: Run, workload: Workload, turns: int) -> Turns:
 
 
 def compare_versions(before: Path, shape: str, dialect: Dialect, turns: int) -> list[Turns]:
-    """`before` is the other version's text-generation-launcher. Both servers are up all the time."""
+    """`before` is the other version's text-generation-launcher. Both servers are up for the whole run."""
     if turns < FEWEST_TURNS:
         raise ValueError(f"--turns {turns}: a median with its interval needs {FEWEST_TURNS}")
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder, ExitStack() as servers:

@@ -1,4 +1,4 @@
-"""What is asked of every server, and how servers take turns at it."""
+"""The loads that every server gets, and how the servers take turns."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ class Workload:
 PREFILL = Workload(1, input_tokens=1024, new_tokens=1)
 
 
-# One load, with prompts that nobody has seen.
+# Runs one load, with prompts that no server has seen.
 Run = Callable[[Workload], LoadResult]
 
 
@@ -35,8 +35,8 @@ def loads_on(port: int, dialect: Dialect, prompts: Prompts) -> Run:
 
 
 def take_turns(runs: Mapping[str, Run], workload: Workload) -> dict[str, list[LoadResult]]:
-    """A result of each for every round. Before the first, a short run: each shape of a step has been met once, compiled
-    or warmed."""
+    """One result per round, by name of the server. A short run comes first, in which the servers compile and warm up
+    for this load."""
     for run in runs.values():
         run(replace(workload, new_tokens=min(4, workload.new_tokens)))
     rounds = [{name: run(workload) for name, run in runs.items()} for _ in range(ROUNDS)]
@@ -44,7 +44,7 @@ def take_turns(runs: Mapping[str, Run], workload: Workload) -> dict[str, list[Lo
 
 
 def check_counts(port: int, dialect: Completions, prompts: Prompts) -> None:
-    """RuntimeError if the server reads another number of tokens out of a prompt than was meant."""
+    """RuntimeError if the server counts more or fewer tokens than a prompt or an answer was meant to have."""
     body = dialect.body(prompts.make(1, 64)[0], 4) | {"stream": False}
     body.pop("stream_options", None)
     usage = orjson.loads(request(port, dialect.path, orjson.dumps(body)))["usage"]

@@ -1,4 +1,4 @@
-"""Attention of the Triton kernels against the reference, which computes in float32 on the same rounded numbers."""
+"""The Triton kernels of attention against the reference, which computes the same rounded numbers in float32."""
 
 from collections.abc import Iterator, Mapping
 
@@ -16,10 +16,10 @@ SHAPES = ((128, 4), (128, 1), (128, 8), (64, 4), (64, 7), (80, 8), (80, 1))
 FEW_SHAPES = ((128, 4), (64, 7), (80, 1))
 REHEARSED = ((80, 7),)
 EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
-# Around the edges of tiles and of splits, and beyond as many splits as there may be.
+# Context lengths around the edges of tiles and splits, and one that needs more than the largest number of splits.
 LENGTHS = (1, 2, 63, 64, 65, 128, 255, 256, 257, 1000, 4097, 8500)
 FEW_LENGTHS = (65, 1, 257)
-# (start, end): decode rows, then chunks without and with a cached prefix.
+# (start, end) of chunks: single tokens, chunks without a cached prefix, chunks with a cached prefix.
 SPANS = ((0, 1), (63, 64), (8191, 8192), (0, 2), (0, 65), (1, 3), (63, 320), (0, 1000), (3584, 4097))
 FEW_SPANS = ((69, 70), (60, 66))
 
@@ -43,7 +43,7 @@ def over_8_bits_in_bfloat16(context: Context) -> Iterator[Finding]:
 def _compare(
     context: Context, dtype: torch.dtype, caches: tuple[torch.dtype, ...], shapes: tuple[tuple[int, int], ...]
 ) -> Iterator[Finding]:
-    if not context.on_gpu and dtype == torch.bfloat16:  # the interpreter gets it wrong, silently
+    if not context.on_gpu and dtype == torch.bfloat16:  # Triton's interpreter computes it wrong, without an error
         yield Finding(TABLE, {"kernel": "all", "type": "bfloat16", "shape": "not rehearsed: needs a GPU"})
         return
     for size, group in shapes if context.on_gpu else REHEARSED:
@@ -88,7 +88,7 @@ def _cases(
 
 
 def beyond_31_bits(context: Context) -> Iterator[Finding]:
-    """Slots of a tensor that has more than 2^31 elements, and truly so."""
+    """Slots beyond element 2^31 of a tensor that is really that large."""
     cells = {"type": "bfloat16", "cache": "bfloat16", "shape": "1.2 M slots of 2048 numbers"}
     if not context.on_gpu:
         yield Finding(TABLE, {"kernel": "all", **cells, "shape": "not rehearsed: needs a GPU's memory"})

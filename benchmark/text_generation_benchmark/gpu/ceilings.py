@@ -1,6 +1,6 @@
-"""What the device can do at most: bytes a second read and copied, operations a second of a large product.
+"""The ceilings of the device: bytes per second read and copied, operations per second of a large matrix product.
 
-Plain torch, so that no kernel of ours says what the limit is. The memory's ceiling is the better of the two.
+Measured with plain torch, not with kernels of ours. The memory's ceiling is the better of reading and copying.
 """
 
 from collections.abc import Iterator

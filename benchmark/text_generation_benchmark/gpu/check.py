@@ -1,6 +1,7 @@
-"""Runs the stages one after the other, and writes what they have found so far after each of them.
+"""Runs the stages, and writes the results file after each of them.
 
-Each runs in a process of its own, with a limit: one that fails, hangs or breaks the GPU's context spoils no other.
+Each stage runs in a process of its own, with a time limit: a stage that fails, hangs or breaks the GPU's context does
+not affect the others.
 """
 
 import argparse
@@ -25,9 +26,9 @@ from text_generation_benchmark.gpu.stages import STAGES, Stage
 from text_generation_benchmark.process import exit_on_sigterm
 
 RESULTS = Path(__file__).parents[2] / "results"
-LIMIT_S = 525  # of everything
-STOP_S = 15  # for a stage to end by itself, and the server it has started
-MAX_BESIDE = 4  # stages at a time that only compare
+LIMIT_S = 525  # for all stages together
+STOP_S = 15  # for a stage to end after SIGTERM, and to stop its server
+MAX_BESIDE = 4  # stages at the same time, if none of them measures time
 POLL_S = 0.1
 LOG_LINES = 100
 
@@ -42,7 +43,7 @@ class Running:
     log: Path
 
     def result(self) -> StageResult | None:
-        """None while it runs within its limit."""
+        """None while the stage runs within its limit."""
         seconds = time.monotonic() - self.started_s
         status = self.process.poll()
         if status is None and seconds < self.limit_s:
@@ -57,7 +58,7 @@ class Running:
         return result if result.passed else replace(result, log="\n".join(self._log_lines()[-LOG_LINES:]))
 
     def _last_words(self) -> str:
-        return next((line.strip() for line in reversed(self._log_lines()) if line.strip()), "it said nothing")
+        return next((line.strip() for line in reversed(self._log_lines()) if line.strip()), "it printed nothing")
 
     def _log_lines(self) -> list[str]:
         return self.log.read_text(errors="replace").splitlines()
@@ -89,7 +90,7 @@ def start(stage: Stage, folder: Path, figures: dict[str, float], limit_s: float,
 
 
 def rounds(stages: Sequence[Stage], beside: int) -> Iterator[list[Stage]]:
-    """Stages to run at the same time: up to so many neighbours that take no times, or one that does."""
+    """Stages to run at the same time: up to `beside` neighbours that measure no time, or one stage that does."""
     together: list[Stage] = []
     for stage in stages:
         if together and not (stage.beside_others and together[-1].beside_others and len(together) < beside):
@@ -108,7 +109,7 @@ def run_together(
         for stage in stages:
             left_s = deadline_s - time.monotonic() - STOP_S
             if left_s <= 0:
-                yield StageResult(stage.name, 0, [], "no time was left for it")
+                yield StageResult(stage.name, 0, [], "not run: no time was left")
                 continue
             running.append(start(stage, folder, figures, min(stage.limit_s, left_s), on_gpu))
         while running:
@@ -130,7 +131,7 @@ def _say(result: StageResult) -> None:
 
 
 def check(out: Path | None, only: Sequence[str]) -> bool:
-    """Whether every stage has passed and every target is met."""
+    """True if every stage has passed and every target is met."""
     deadline_s = time.monotonic() + LIMIT_S
     on_gpu = torch.cuda.is_available()
     device = torch.cuda.get_device_name() if on_gpu else "CPU"
@@ -138,7 +139,7 @@ def check(out: Path | None, only: Sequence[str]) -> bool:
     if out is None and on_gpu:
         out = RESULTS / f"{device}-{date[:10]}".lower().replace(" ", "-")
     if not on_gpu:
-        print("There is no GPU: this is a rehearsal, in the Triton interpreter and on the CPU. No target is run.")
+        print("There is no GPU: this is a rehearsal, in the Triton interpreter and on the CPU. No target is measured.")
     stages = [stage for stage in STAGES if not only or stage.name in only]
     done: list[StageResult] = []
 
@@ -163,7 +164,7 @@ def check(out: Path | None, only: Sequence[str]) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="where to: OUT.json and OUT.md; default: benchmark/results, on a GPU")
+    parser.add_argument("--out", type=Path, help="writes OUT.json and OUT.md; default on a GPU: benchmark/results/…")
     parser.add_argument(
         "--only", action="append", default=[], choices=[stage.name for stage in STAGES], metavar="STAGE"
     )

@@ -1,4 +1,4 @@
-"""Backends side by side, numbers within a tolerance of the reference's: never cosines, which hide factors."""
+"""Compares numbers of the backends within a tolerance. No cosine similarity: it does not see a wrong factor."""
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +18,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 @dataclass(frozen=True, slots=True)
 class Comparison:
     largest: float  # difference
-    share: float  # of the tolerance, where it is most; above 1 is wrong; infinite for NaN
+    share: float  # largest difference as a share of its tolerance: above 1 is wrong, infinite for NaN
 
 
 Check = Callable[[], Comparison]
@@ -54,11 +54,11 @@ def worst(*comparisons: Comparison) -> Comparison:
 
 
 def findings(table: str, cases: Iterator[tuple[Mapping[str, str], Check]]) -> Iterator[Finding]:
-    """One for each case. What a case raises is its finding, and the others go on."""
+    """One finding for each case. A case that raises becomes a failure, and the next case runs."""
     for cells, check in cases:
         try:
             comparison = check()
-        except Exception as error:  # whatever it is, it is the answer
+        except Exception as error:  # any error of a kernel is a result of the check
             nothing = {"largest difference": "–", "of tolerance": "–"}
             yield Finding(table, {**cells, **nothing}, failure=reason(error))
             continue
@@ -68,7 +68,7 @@ def findings(table: str, cases: Iterator[tuple[Mapping[str, str], Check]]) -> It
 
 
 def reason(error: Exception) -> str:
-    """In one line. All of it goes into the stage's log."""
+    """The error in one line; its traceback goes into the stage's log."""
     traceback.print_exception(error)
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 

@@ -1,6 +1,6 @@
-"""A row's result is the same to the bit alone, in other company and at another place, kernel by kernel.
+"""Each kernel gives a row the same result, to the bit, alone, with other rows and at another position in the batch.
 
-Linear layers are not among them: a GPU's library for products promises nothing across numbers of rows.
+Linear layers are left out: a GPU's library for matrix products does not promise this for different numbers of rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -123,7 +123,7 @@ def _sampling(context: Context) -> Iterator[tuple[Mapping[str, str], Check]]:
 
 
 def only(choices: Choices, i: int) -> Choices:
-    """The choice of one of the rows."""
+    """The choices of row `i` alone."""
     columns = {f.name: getattr(choices, f.name)[i : i + 1].clone() for f in fields(choices) if f.name.endswith("_R")}
     bias = choices.bias
     if bias is not None:

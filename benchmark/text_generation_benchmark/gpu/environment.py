@@ -1,4 +1,4 @@
-"""What the check runs on."""
+"""The machine and the libraries that the check runs on."""
 
 import os
 import platform

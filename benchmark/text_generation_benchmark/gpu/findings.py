@@ -1,4 +1,4 @@
-"""What the stages of the check find, and how it travels from their processes to the check."""
+"""What the stages of the check find, and the file in which a stage's process hands it to the check."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,20 +10,20 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A line of a table. `failure` says what is wrong, empty if nothing is."""
+    """One line of a table. `failure` says what is wrong; it is empty if nothing is."""
 
     table: str
     cells: Mapping[str, str]  # by column
-    figures: Mapping[str, float] = field(default_factory=dict)  # what other stages and the targets read, by name
+    figures: Mapping[str, float] = field(default_factory=dict)  # by name, for later stages and for the targets
     failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a stage is given. Without a GPU all is as small as the Triton interpreter needs it to be: a rehearsal."""
+    """The input of a stage. Without a GPU a stage rehearses, with sizes that suit the slow Triton interpreter."""
 
     device: torch.device
-    figures: Mapping[str, float]  # of the stages before
+    figures: Mapping[str, float]  # of the stages that ran before
 
     @property
     def on_gpu(self) -> bool:
@@ -36,6 +36,6 @@ def append(path: Path, finding: Finding) -> None:
 
 
 def read(path: Path) -> Iterator[Finding]:
-    """A line that its writer was killed over is left out."""
+    """A last line that was cut off, because its writer was killed, is left out."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return (Finding(**json.loads(line)) for line in lines if line.endswith("\n"))

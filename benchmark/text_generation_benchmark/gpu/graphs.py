@@ -1,4 +1,4 @@
-"""Decode steps replayed from CUDA graphs give what the same steps give when they are launched one by one."""
+"""Decode steps replayed from CUDA graphs give the same results as kernels launched one by one."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ DEVICE = torch.device("cuda", 0)
 def compare_replay(context: Context) -> Iterator[Finding]:
     rows = (1, 8, 64) if context.on_gpu else (2,)
     if not context.on_gpu:
-        yield Finding(TABLE, {"steps": "not rehearsed: needs a GPU; without one both runs launch step by step"})
+        yield Finding(TABLE, {"steps": "not rehearsed: needs a GPU; without one both runs launch kernels one by one"})
     yield from findings(TABLE, _cases(context, rows))
 
 
@@ -47,11 +47,11 @@ def _cases(context: Context, rows: tuple[int, ...]) -> Iterator[tuple[Mapping[st
             runs = [decode(device, count, some) for some in (graphs, no_graphs())]
             return worst(*(equal(ours, theirs) for ours, theirs in zip(*runs, strict=True)))
 
-        yield {"steps": f"{STEPS} of {count} rows, every other one drawing"}, compare
+        yield {"steps": f"{STEPS} of {count} rows, half of them greedy"}, compare
 
 
 def decode(device: torch.device, rows: int, graphs: DecodeGraphs) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, log-probabilities) of some steps after prompts of random ids: the same ones every time."""
+    """(token ids, log-probabilities) of STEPS decode steps after prompts of random ids, the same in every call."""
     shape = replace(LLAMA_8B, layers=2) if device.type == "cuda" else REHEARSED
     runner = make_runner(device, shape, graphs)
     runner.warmup(rows * PROMPT, LONGEST, max(rows, 2), SLOTS)

@@ -1,4 +1,4 @@
-"""Rows whose keys and values lie in slots here and there, with NaN wherever a row has nothing."""
+"""Rows whose keys and values lie in scattered slots; all other slots hold NaN."""
 
 from collections.abc import Sequence
 
@@ -26,12 +26,12 @@ def random_layer(slots: int, kv_heads: int, size: int, dtype: torch.dtype, devic
 
 
 def widened(kv: KvLayer) -> KvLayer:
-    """The same numbers for the reference: torch cannot gather or scatter 8 bits of floating point everywhere."""
+    """The same numbers for the reference. fp8 becomes float32, because torch cannot gather fp8 on every device."""
     return KvLayer(kv.heads.float(), kv.scales) if kv.heads.dtype == torch.float8_e4m3fn else kv
 
 
 class Pool:
-    """Scattered slots, none of which is slot 0; the table leads to poison past a row's end, and so do padding rows."""
+    """Scattered slots, without slot 0. Table entries past a row's end, and padding rows, point to slots of NaN."""
 
     def __init__(
         self, lengths: Sequence[int], kv_heads: int, size: int, dtype: torch.dtype, device: torch.device

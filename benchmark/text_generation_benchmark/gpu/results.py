@@ -1,4 +1,4 @@
-"""The results file: what was found, and which targets are met. JSON for programs, Markdown for people."""
+"""The results files: all findings, and which targets are met. JSON for programs, Markdown for readers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from text_generation_benchmark.output import table
 @dataclass(frozen=True, slots=True)
 class Target:
     name: str
-    figure: str  # the one it is about
+    figure: str  # name of the figure that it limits
     limit: float
     at_least: bool = True
 
@@ -21,7 +21,7 @@ class Target:
             return "not run: no GPU"
         value = figures.get(self.figure)
         if value is None:
-            return "not run: the stage that measures it did not come so far"
+            return "not run: the stage that measures it did not get that far"
         met = value >= self.limit if self.at_least else value <= self.limit
         return f"{'met' if met else 'not met'}: {value:.1%}"
 
@@ -43,8 +43,8 @@ class StageResult:
     name: str
     seconds: float
     findings: Sequence[Finding]
-    failure: str = ""  # how it ended, unless in order
-    log: str = ""  # its end, unless it passed
+    failure: str = ""  # how the stage failed; empty if it ran to its end
+    log: str = ""  # the end of the stage's log; empty if it passed
 
     @property
     def verdict(self) -> str:
@@ -64,7 +64,7 @@ class Report:
     on_gpu: bool
     date: str
     stages: Sequence[StageResult]
-    waiting: Sequence[str]  # stages that have not run yet
+    waiting: Sequence[str]  # names of stages that have not run yet
 
     @property
     def figures(self) -> dict[str, float]:
@@ -99,7 +99,7 @@ class Report:
     def as_markdown(self) -> str:
         parts = [f"# GPU check on {self.device}, {self.date}"]
         if not self.on_gpu:
-            parts.append("A rehearsal without a GPU: it proves that the check runs, and says nothing about speed.")
+            parts.append("A rehearsal without a GPU: it shows that the check runs, and says nothing about speed.")
         parts.append(table(("target", "wanted", "verdict"), [(t.name, t.wanted, said) for t, said in self.verdicts()]))
         lines = [(stage.name, stage.verdict, f"{stage.seconds:.0f}") for stage in self.stages]
         lines += [(name, "not run yet", "") for name in self.waiting]

@@ -1,7 +1,7 @@
-"""How near each kernel comes to what the device can do, at the shapes of a Llama of 8 billion parameters.
+"""How near each kernel comes to the device's ceilings, at the shapes of a Llama of 8 billion parameters.
 
-Each is measured over so many copies of its inputs that none is still in the cache when its turn comes again, as in a
-model whose other layers ran meanwhile. Bytes are those that have to move once, whatever a kernel really reads.
+A kernel runs over enough copies of its inputs that none is still in the cache when it is used again, as in a model,
+where other layers run in between. Bytes are the fewest that the work has to move, whatever a kernel really reads.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,21 +22,21 @@ from text_generation_server.kernels.interface import Choices, Kernels, Segments
 from text_generation_server.layers.linear import make_linear
 
 TABLE = "Roofline"
-COLD_BYTES = 512 << 20  # of inputs until one comes again: several times a GPU's cache
+COLD_BYTES = 512 << 20  # of inputs before one is used again: several times a GPU's cache
 MAX_COPIES = 128
 TYPE = torch.bfloat16
-REHEARSED_TYPE = torch.float16  # which the interpreter gets right
+REHEARSED_TYPE = torch.float16  # Triton's interpreter computes bfloat16 wrong
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One line of the table, with what it has to move and to compute at least."""
+    """One line of the table, with the fewest bytes and operations that it takes."""
 
     kernel: str
     shape: str
     num_bytes: int
     flops: int
-    make: Callable[[], Call]  # a copy of the inputs, and what computes on it
+    make: Callable[[], Call]  # makes a copy of the inputs, and a call that computes on it
 
     @property
     def copies(self) -> int:
@@ -66,7 +66,7 @@ def measure(context: Context) -> Iterator[Finding]:
         copies = work.copies if context.on_gpu else 1
         try:
             seconds = seconds_per_call([work.make() for _ in range(copies)], context.device)
-        except Exception as error:  # whatever it is, it is the answer
+        except Exception as error:  # any error of a kernel is a result of the check
             yield Finding(TABLE, {"kernel": work.kernel, "shape": work.shape}, failure=reason(error))
             continue
         yield _finding(work, seconds, context)
@@ -138,7 +138,7 @@ def row_kernels(bench: Bench, tokens: int) -> Iterator[Work]:
     hidden, size, item = shape.hidden, shape.head_size, bench.dtype.itemsize
     said = f"{tokens} tokens"
 
-    table = bench.numbers(shape.vocabulary, hidden)  # one for all copies, whose ids are others
+    table = bench.numbers(shape.vocabulary, hidden)  # shared by all copies, which differ in their ids
 
     def embed() -> Call:
         ids = torch.randint(0, shape.vocabulary, (tokens,), dtype=torch.int32, device=device)
@@ -169,7 +169,7 @@ def row_kernels(bench: Bench, tokens: int) -> Iterator[Work]:
 
 
 def products(bench: Bench, tokens: int) -> Iterator[Work]:
-    """The linear layers as the model makes them: the library's, unless the backend has better ones."""
+    """The linear layers as the model makes them: torch's, unless the backend has its own."""
     shape, size = bench.shape, bench.shape.head_size
     layers = {
         "qkv": ((shape.heads + 2 * shape.kv_heads) * size, shape.hidden, False),
@@ -180,7 +180,7 @@ def products(bench: Bench, tokens: int) -> Iterator[Work]:
     }
     for name, (outputs, inputs, gated) in layers.items():
         if name == "head" and tokens > 64:
-            continue  # a prompt needs the logits of its last token alone
+            continue  # a prompt needs the logits of its last token only
 
         def make(outputs: int = outputs, inputs: int = inputs, gated: bool = gated) -> Call:
             linear = make_linear(bench.kernels, bench.numbers(outputs, inputs), gated=gated)
@@ -192,7 +192,7 @@ def products(bench: Bench, tokens: int) -> Iterator[Work]:
 
 
 def samples(bench: Bench, rows: int, length: int) -> Iterator[Work]:
-    """The kernel overwrites what a cut or a penalty changes, so that these get a copy of the logits each time."""
+    """Cuts and penalties overwrite the logits, so these variants copy the logits before each call."""
     vocabulary, device = bench.shape.vocabulary, bench.device
     logits_bytes = 4 * rows * vocabulary
     wanted = ("greedy", "draws", "top-p", "typical-p", "repetition penalty", "all together")

@@ -1,6 +1,6 @@
-"""Sampling against the reference: the same token, and its log-probability.
+"""Sampling against the reference: the same token, and the same log-probability within TOLERANCE.
 
-Where two tokens' scores are equal but for the last bits of a logarithm, either is right; such near-ties are counted.
+Two tokens whose scores differ by rounding only (NEAR) are a near-tie: either is right. Near-ties are counted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,13 +16,13 @@ from text_generation_server.kernels.interface import Bias, Choices, Chosen
 from text_generation_server.kernels.reference import gumbel_noise
 
 TABLE = "Sampling against the reference"
-NEAR = 1e-4  # a difference of scores that rounding makes
+NEAR = 1e-4  # the largest difference of scores that rounding makes
 TOLERANCE = 1e-3  # of log-probabilities
 SEED = 2**63 - 5
 
 
 def neutral(rows: int, length: int, vocabulary: int, device: torch.device) -> Choices:
-    """Greedy; histories are random."""
+    """Choices with every option off: greedy rows with random histories."""
     history = torch.randint(0, vocabulary, (rows + 1, length + 8), dtype=torch.int32, device=device)
 
     def column(value: float, dtype: torch.dtype) -> Tensor:
@@ -41,7 +41,7 @@ def neutral(rows: int, length: int, vocabulary: int, device: torch.device) -> Ch
 
 
 def variants(choices: Choices, vocabulary: int) -> Iterator[tuple[str, Choices]]:
-    """Every option alone, and all of them in one step. The last row stays neutral, apart from drawing."""
+    """Every option alone, then all together. The last row keeps neutral values, apart from drawing."""
 
     def with_values(base: Choices, **values: float) -> Choices:
         columns: dict[str, Any] = {}
@@ -78,7 +78,7 @@ def compare_all(context: Context) -> Iterator[Finding]:
         cells = {"option": name, "shape": f"{rows} rows, {vocabulary} tokens"}
         try:
             yield _compare(cells, choices, torch.randn(rows, vocabulary, device=context.device) * 3)
-        except Exception as error:  # whatever it is, it is the answer
+        except Exception as error:  # any error of a kernel is a result of the check
             yield Finding(TABLE, cells, failure=reason(error))
 
 
@@ -106,7 +106,7 @@ def _compare(cells: Mapping[str, str], choices: Choices, logits: Tensor) -> Find
 
 def _failure(ours: Chosen, theirs: Chosen, wrong: int, difference: float) -> str:
     if wrong:
-        return f"{wrong} rows chose another token, and not for a near-tie"
+        return f"{wrong} rows chose another token, without a near-tie"
     if not torch.equal(ours.finite_R, theirs.finite_R):
-        return "other rows are said to be finite"
+        return "the kernel and the reference disagree about which rows are finite"
     return "" if difference <= TOLERANCE else f"log-probabilities differ by {difference:.1e}"

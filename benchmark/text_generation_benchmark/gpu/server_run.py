@@ -1,4 +1,4 @@
-"""The whole server on a Llama of 8 billion random weights: decode steps and a prompt, as shares of the ceilings."""
+"""The whole server on a Llama of 8 billion random weights: decode steps and a prefill, as shares of the ceilings."""
 
 import sys
 import tempfile
@@ -34,7 +34,7 @@ class Plan:
 
 ON_GPU = Plan(
     LLAMA_8B,
-    # About 1,000 tokens of context in the middle of the steps that are looked at.
+    # About 1,000 tokens of context in the middle of the measured steps.
     (Workload(1, 256, 512), Workload(64, 808, 384), Workload(256, 840, 320)),
     Workload(1, 4096, 1),
     ("--max-input-tokens", "4096", "--max-total-tokens", "4608", "--max-batch-prefill-tokens", "4096"),
@@ -61,7 +61,7 @@ def measure(context: Context) -> Iterator[Finding]:
 
 
 def server_command(plan: Plan, folder: Path) -> ServerCommand:
-    """The launcher by its module: its children's programs need not be installed, small scripts stand for them."""
+    """Runs the launcher's module. Scripts stand in for the programs that it starts, so nothing has to be installed."""
     scripts = folder / "programs"
     scripts.mkdir()
     for program, package in PROGRAMS.items():
@@ -83,7 +83,7 @@ def server_command(plan: Plan, folder: Path) -> ServerCommand:
 
 def _decode(context: Context, shape: LlamaShape, port: int, prompts: Prompts, workload: Workload) -> Finding:
     streams = workload.concurrency
-    # Once before, so that what is compiled or recorded at first use is: until all streams have decoded together.
+    # A short run first, until all streams decode together: everything is compiled and recorded then.
     short = workload.new_tokens // WARM_UP_PART
     run_load(port, GenerateStream(), prompts.make(streams, workload.input_tokens), short)
     with Watch(port) as watch:
@@ -96,9 +96,7 @@ def decode_finding(
 ) -> Finding:
     cells = {"streams": str(workload.concurrency), "tokens/s": f"{result.tokens_per_s:.0f}"}
     if window is None:
-        failure = (
-            "no stretch of time in which all streams decode, between two looks at the metrics: ask for more tokens"
-        )
+        failure = "all streams never decoded together between two readings of the metrics: ask for more tokens"
         return Finding(DECODE, cells, failure=failure)
     step_bytes = weight_bytes(shape) + window.context_tokens * kv_bytes(shape)
     rate = step_bytes / window.step_s
@@ -122,7 +120,7 @@ def decode_finding(
 
 def _prefill(context: Context, plan: Plan, port: int, prompts: Prompts) -> Finding:
     workload, runs = plan.prompt, []
-    for _ in range(1 + PROMPT_RUNS):  # the first warms up
+    for _ in range(1 + PROMPT_RUNS):  # the first one warms up
         before = Page(0, get(port, "/metrics"))
         result = run_load(port, GenerateStream(), prompts.make(1, workload.input_tokens), workload.new_tokens)
         after = Page(0, get(port, "/metrics"))

@@ -1,4 +1,4 @@
-"""The stages in their order, and the process that one of them runs in.
+"""The stages in their order, and the main function of a stage's process.
 
 python -m text_generation_benchmark.gpu.stages NAME FINDINGS_FILE FIGURES
 """
@@ -23,8 +23,8 @@ class Stage:
     name: str
     function: str  # module:function of this package
     limit_s: float
-    computes: bool = True  # with kernels, in this process
-    beside_others: bool = False  # takes no times, so that it may share the GPU
+    computes: bool = True  # runs kernels in its own process
+    beside_others: bool = False  # measures no time, so it may share the GPU with other stages
 
 
 STAGES = (

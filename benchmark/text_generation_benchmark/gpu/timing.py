@@ -1,4 +1,4 @@
-"""How long the device takes for calls that one after the other launch work on it."""
+"""How long the device takes for the work of calls that follow each other."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,8 +12,8 @@ ROUND_S = 0.02
 
 
 def seconds_per_call(calls: Sequence[Call], device: torch.device) -> float:
-    """Of the best round. On a GPU the calls are recorded as one graph first, as a server's decode steps are: what the
-    host needs to launch them does not count. Each call is made at least once before, which compiles it."""
+    """Mean seconds per call, of the best round. Each call is made at least once before, which compiles it. On a GPU the
+    calls are then recorded as one graph, like a server's decode steps, so the host's launch time does not count."""
     for call in calls:
         call()
     if device.type != "cuda":
@@ -29,7 +29,7 @@ def seconds_per_call(calls: Sequence[Call], device: torch.device) -> float:
 
 
 def event_seconds(call: Call, repetitions: int) -> float:
-    """Seconds of the GPU for one of so many calls."""
+    """GPU seconds per call, the mean of `repetitions` calls."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     call()
     start.record()

@@ -1,4 +1,4 @@
-"""What the server says about a stretch of time in which it did nothing but decode for all streams."""
+"""Reads the server's metrics for a window of time in which it only decoded, for all streams."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ PAUSE_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The server's metrics, and when they were asked for."""
+    """The server's metrics at a time."""
 
     at_s: float
     text: str
@@ -23,7 +23,7 @@ class Page:
 
     @property
     def prefills(self) -> tuple[float, float]:
-        """(sent, answered)"""
+        """(sent to the shards, answered by them)"""
         names = ("tgi_batch_inference_count", "tgi_batch_inference_success")
         return tuple(self.value(f'{name}{{method="prefill"}}') for name in names)  # type: ignore[return-value]
 
@@ -37,19 +37,19 @@ class Window:
     """Means over the decode steps between two pages."""
 
     steps: int
-    step_s: float  # of wall time
+    step_s: float  # wall time of a step
     device_s: float  # of which the device computed
-    gap_s: float  # of which the shard had nothing to run
-    context_tokens: float  # of all streams together
+    gap_s: float  # of which the shard had no step to run
+    context_tokens: float  # of all streams together, during the window
 
     @property
     def outside(self) -> float:
-        """Share of the wall time in which the device did not compute."""
+        """Share of the wall time during which the device did not compute."""
         return 1 - self.device_s / self.step_s
 
 
 class Watch:
-    """Reads the metrics now and then while a load runs."""
+    """Reads the metrics every PAUSE_S seconds while a load runs."""
 
     def __init__(self, port: int) -> None:
         self.pages: list[Page] = []
@@ -73,7 +73,7 @@ class Watch:
 
 
 def longest_window(pages: Sequence[Page], streams: int) -> Window | None:
-    """None where no two pages in a row show all streams decoding, with no prompt between them."""
+    """None if no two pages in a row show all streams decoding, without a prefill between them."""
     best: tuple[Page, Page] | None = None
     first: Page | None = None
     for page in pages:

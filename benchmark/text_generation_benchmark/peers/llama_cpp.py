@@ -1,4 +1,4 @@
-"""llama.cpp behind `llama_cpp.server`, out of a virtual environment of its own. It serves one stream at a time."""
+"""llama.cpp's server (`llama_cpp.server`) from its own virtual environment. It serves one stream at a time."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ def server_command(environment: Path, model_file: Path) -> ServerCommand:
 
 @contextlib.contextmanager
 def running_llama_cpp(environment: Path, model: Path) -> Iterator[Run]:
-    """The model is written as GGUF first."""
+    """Writes the model as GGUF first."""
     dialect = Completions("peer", {})
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
         file = Path(folder) / "model.gguf"

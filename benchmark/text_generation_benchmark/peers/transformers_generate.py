@@ -1,8 +1,9 @@
-"""transformers' `generate`, as a process of its own: all prompts of a run as one batch of equal length.
+"""transformers' `generate` in its own process: all prompts of a run as one batch of equal length.
 
     python -m text_generation_benchmark.peers.transformers_generate MODEL
 
-reads lines CONCURRENCY,IN,OUT and answers each with a line of JSON: seconds to the first token, to the last, in all.
+reads lines CONCURRENCY,IN,OUT and answers each with one line of JSON: seconds to the first token, to the last token,
+and in all.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from text_generation_benchmark.workload import Run, Workload
 
 
 class Clock:
-    """Asked by `generate` after every token whether to stop: it notes the time, and says no."""
+    """A stopping criterion that never stops. `generate` calls it after every token, and it notes the time."""
 
     def __init__(self) -> None:
         self.times = [time.perf_counter()]
@@ -57,7 +58,7 @@ def running_transformers(model: Path) -> Iterator[Run]:
             with contextlib.suppress(BrokenPipeError):
                 asked.write(f"{workload.concurrency},{workload.input_tokens},{workload.new_tokens}\n")
             if not (answer := answers.readline()):
-                raise RuntimeError("transformers ended without an answer; what it said is above")
+                raise RuntimeError("transformers ended without an answer; its output is above")
             first, last, wall = json.loads(answer)
             return LoadResult((StreamTimes(first, last, workload.new_tokens),) * workload.concurrency, wall)
 

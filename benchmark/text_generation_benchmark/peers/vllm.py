@@ -1,4 +1,4 @@
-"""vLLM's build for CPUs, as its own server: `vllm serve` out of a virtual environment of its own."""
+"""vLLM's build for CPUs as a server: `vllm serve` from its own virtual environment."""
 
 import contextlib
 import json
@@ -14,9 +14,9 @@ from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.workload import Run, check_counts, loads_on
 
 CONTEXT = 4096
-KV_GIB = "1"  # more than any load here needs: all servers share the memory
-START_S = 900  # it compiles the model when it starts
-# Left to itself it keeps one core for its scheduler, which is half of a machine with two.
+KV_GIB = "1"  # more than any load here needs, and little, because all servers share the memory
+START_S = 900  # vLLM compiles the model when it starts
+# By default vLLM keeps one core for its scheduler, which is half of a machine with two cores.
 EVERY_CORE = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}"}
 
 

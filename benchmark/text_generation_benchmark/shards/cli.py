@@ -26,7 +26,7 @@ def benchmark_shards(
     tokenizer_name: Annotated[
         str | None, Flag("--tokenizer-name", "-t", envvar="TOKENIZER_NAME", help="Local directory or hub id. Required.")
     ] = None,
-    revision: Annotated[str, Flag(envvar="REVISION", help="Of the hub id.")] = "main",
+    revision: Annotated[str, Flag(envvar="REVISION", help="Revision of the hub id.")] = "main",
     batch_size: Annotated[
         list[int] | None, Flag("--batch-size", "-b", min=1, help="Repeatable; 1 2 4 8 16 32 if not given.")
     ] = None,
@@ -34,18 +34,22 @@ def benchmark_shards(
         int, Flag("--sequence-length", "-s", envvar="SEQUENCE_LENGTH", min=1, help="Tokens of each prompt.")
     ] = 10,
     decode_length: Annotated[
-        int, Flag("--decode-length", "-d", envvar="DECODE_LENGTH", min=1, help="Tokens that each request makes.")
+        int, Flag("--decode-length", "-d", envvar="DECODE_LENGTH", min=1, help="Tokens generated for each request.")
     ] = 8,
-    runs: Annotated[int, Flag("--runs", "-r", envvar="RUNS", min=1, help="Measured rounds of each batch size.")] = 10,
-    warmups: Annotated[int, Flag("--warmups", "-w", envvar="WARMUPS", min=0, help="Rounds before them.")] = 1,
-    port: Annotated[int, Flag("--port", "-p", envvar="PORT", help="Of the server whose shards are measured.")] = 3000,
+    runs: Annotated[int, Flag("--runs", "-r", envvar="RUNS", min=1, help="Measured rounds for each batch size.")] = 10,
+    warmups: Annotated[
+        int, Flag("--warmups", "-w", envvar="WARMUPS", min=0, help="Unmeasured rounds before them.")
+    ] = 1,
+    port: Annotated[
+        int, Flag("--port", "-p", envvar="PORT", help="Port of the server whose shards are measured.")
+    ] = 3000,
     master_shard_uds_path: Annotated[
         str | None,
         Flag(
             "--master-shard-uds-path",
             "-m",
             envvar="MASTER_SHARD_UDS_PATH",
-            help="The first shard's socket; for a server with a --shard-uds-path of its own.",
+            help="The first shard's socket, for a server that was started with its own --shard-uds-path.",
         ),
     ] = None,
     runtime_dir: Annotated[str, Flag(envvar="XDG_RUNTIME_DIR", hidden=True)] = "",
@@ -59,9 +63,9 @@ def benchmark_shards(
     watermark: Annotated[bool, Flag("--watermark", envvar="WATERMARK")] = False,
     do_sample: Annotated[bool, Flag("--do-sample", envvar="DO_SAMPLE")] = False,
 ) -> None:
-    """Measures the shards of a server that has nothing else to do: latency and throughput of prefill and decode.
+    """Measures the shards of an idle server: latency and throughput of prefill and decode.
 
-    Its router finds the shards used by somebody else, and has them started again at its next request.
+    The server's router will notice the foreign steps and restart its shards at its next request.
     """
     if context.invoked_subcommand is not None:
         return
@@ -112,7 +116,7 @@ async def measure(config: ShardBenchmarkConfig, plan: Plan) -> Results:
 
 
 def report(results: Results, done: Round) -> None:
-    """One line for each round."""
+    """Writes one line for each round."""
     results.add(done)
     number = f"{results.finished[done.batch_size]}/{results.rounds_each}"
     what = "warm-up" if done.is_warmup else "run"

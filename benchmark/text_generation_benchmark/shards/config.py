@@ -1,4 +1,4 @@
-"""All that the shard benchmark is told, in one value, checked."""
+"""The settings of the shard benchmark, in one value, checked."""
 
 from dataclasses import dataclass, replace
 
@@ -9,23 +9,23 @@ from text_generation_router.text.validation import Parameters, RequestLimits, pa
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The rounds to run. Each request reads `sequence_length` tokens and makes `decode_length`."""
+    """The rounds to run. Each request has a prompt of `sequence_length` tokens and generates `decode_length`."""
 
     batch_sizes: tuple[int, ...]
     sequence_length: int
     decode_length: int
-    runs: int  # measured, for each batch size
-    warmups: int  # not measured, before them
+    runs: int  # measured rounds for each batch size
+    warmups: int  # unmeasured rounds before them
     sampling: Sampling
 
     @property
     def decode_steps(self) -> int:
-        """The first token comes from the prefill."""
+        """One less than the generated tokens: the prefill makes the first one."""
         return self.decode_length - 1
 
     @property
     def slots_each(self) -> int:
-        """Of one request: the newest token has none, since its keys are computed by the step that takes it as input."""
+        """Token slots of one request. The last token needs none, because no step takes it as input."""
         return self.sequence_length + self.decode_steps
 
     @property
@@ -46,7 +46,7 @@ class ShardBenchmarkConfig:
     parameters: Parameters  # as the user gave them
 
     def plan(self) -> Plan:
-        """Raises StartError for what cannot be measured."""
+        """Raises StartError for settings that cannot be measured."""
         if self.decode_length < 2:
             raise StartError("--decode-length must be at least 2: the first token comes from the prefill")
         return Plan(
@@ -59,7 +59,7 @@ class ShardBenchmarkConfig:
         )
 
     def _sampling(self) -> Sampling:
-        # The neutral values are no user's request to the router, and good ones here.
+        # TGI's benchmark accepts top_k 0, top_p 1.0 and typical_p 1.0 as "off"; the router's checks refuse them.
         given = self.parameters
         asked = replace(
             given,

@@ -1,4 +1,4 @@
-"""The prompt of every request: a Latin filler text, in as many tokens as are asked for."""
+"""The prompt of all requests: Latin filler text, repeated or cut to a number of tokens."""
 
 from itertools import cycle, islice
 
@@ -23,5 +23,7 @@ async def prompt_ids(tokenizer_name: str, revision: str, length: int) -> tuple[i
     finally:
         tokenizer.close()
     if not ids:
-        raise StartError(f"the tokenizer of `{tokenizer_name}` makes no tokens of a text: give the model's own")
+        raise StartError(
+            f"the tokenizer of `{tokenizer_name}` encodes text to no tokens: pass the model itself to --tokenizer-name"
+        )
     return tuple(islice(cycle(ids), length))

@@ -1,4 +1,4 @@
-"""Runs the rounds: one call at a time, to all ranks, each timed from the sending to the last rank's answer."""
+"""Runs the rounds: one call at a time to all ranks, timed from sending it until the last rank has answered."""
 
 import time
 from collections.abc import AsyncIterator, Callable
@@ -18,9 +18,9 @@ NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
 
 
 class ShardBenchmark:
-    """The only user of the shards while it lives: it goes on with their sequence of steps, and uses all their slots.
+    """The only client of the shards while it lives: it continues their sequence of steps, and uses all their slots.
 
-    A router that used them before finds its own steps refused, and never reads keys that were overwritten here.
+    A router that used the shards before has its next step refused, so it never reads keys that were overwritten here.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ShardBenchmark:
         return Round(batch_size, is_warmup, plan.sequence_length, plan.decode_steps, prefill_s, decode_s)
 
     def _prefill(self, slots: Slots) -> ForwardStep:
-        """Of one prompt for each row of `slots`."""
+        """One prompt for each row of `slots`."""
         length, sampling = self._plan.sequence_length, self._plan.sampling
         chunks = tuple(
             Chunk(i, 0, length, True, FirstChunk(self._ids, own, length, sampling, sampling.is_greedy))
@@ -93,8 +93,8 @@ class ShardBenchmark:
             )
         if any(max(standing.last_step, standing.running_step) >= number for standing in standings):
             return (
-                f"somebody else uses the shards ({error}): stop sending requests to their router, and run this again"
-                " when they have been answered"
+                f"another client uses the shards ({error}): stop sending requests to their router, and run this again"
+                " when all requests have been answered"
             )
         return f"the shards have not run step {number}: {error}"
 

@@ -1,4 +1,4 @@
-"""Where the shards stand: asked outside the sequence of steps, so that the benchmark can go on from there."""
+"""How far the shards have come in their sequence of steps, read without running one. The benchmark continues there."""
 
 import asyncio
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_router.errors import ShardsError
 
 ANSWER_S = 10.0
-QUIET_S = 0.2  # a router under load runs many steps in it
+QUIET_S = 0.2  # a router under load runs many steps in this time
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Of one rank."""
+    """The state of one rank."""
 
     generation: int
     last_step: int
     running_step: int  # 0: none
-    slots: int  # 0: no warm-up yet
+    slots: int  # 0: not warmed up yet
 
 
 async def read_standings(master_uds_path: str) -> list[Standing]:
-    """Of all ranks, in their order. ShardsError if one does not answer."""
+    """The states of all ranks, in order of rank. ShardsError if one does not answer."""
     if not Path(master_uds_path).exists():
         raise ShardsError(
-            f"there is no shard at {master_uds_path}: start text-generation-launcher, and give its --port, or"
-            " --master-shard-uds-path its --shard-uds-path with -0 at the end"
+            f"there is no shard at {master_uds_path}: start text-generation-launcher, and pass its --port here, or its"
+            " --shard-uds-path with -0 at the end as --master-shard-uds-path"
         )
     try:
         async with grpc.aio.insecure_channel(f"unix://{master_uds_path}") as channel:
@@ -52,11 +52,11 @@ async def _read(url: str) -> Standing:
 
 
 async def find_idle(master_uds_path: str) -> list[Standing]:
-    """Of all ranks, whose sequences are at the same step. ShardsError if they have had no warm-up, or run steps now."""
+    """The states of all ranks, all at the same step. ShardsError if the shards are not warmed up, or run steps now."""
     before = await read_standings(master_uds_path)
     if not all(standing.slots for standing in before):
         raise ShardsError(
-            "the shards have had no warm-up, which a router gives them: start text-generation-launcher, and run this"
+            "the shards have had no warm-up, which is the router's task: start text-generation-launcher, and run this"
             " when it is ready"
         )
     await asyncio.sleep(QUIET_S)
@@ -64,6 +64,6 @@ async def find_idle(master_uds_path: str) -> list[Standing]:
     positions = {(standing.generation, standing.last_step) for standing in standings}
     if standings != before or len(positions) > 1 or any(standing.running_step for standing in standings):
         raise ShardsError(
-            "the shards are at work: stop sending requests to their router, and run this when they have been answered"
+            "the shards are busy: stop sending requests to their router, and run this when all have been answered"
         )
     return standings

@@ -1,4 +1,4 @@
-"""What was measured and what it comes to. Pure."""
+"""Measured rounds and their statistics. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class Round:
 
     @property
     def token_ms(self) -> float:
-        """Of one decode step, which makes one token of each request."""
+        """Mean of one decode step, which makes one token for each request."""
         return self.decode_ms / self.decode_steps
 
     @property
@@ -39,7 +39,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A figure that every round has, under the name the tables give it."""
+    """A figure of each round, and its name in the tables."""
 
     step: str
     value_of: Callable[[Round], float]
@@ -63,7 +63,7 @@ class Summary:
 
 
 def summarize(series: Series, rounds: Sequence[Round]) -> Summary:
-    """Of at least one round. A percentile is one of the values, as in TGI: that at floor(p/100 · n) of the sorted."""
+    """Needs at least one round. As in TGI, a percentile is one of the sorted values: element floor(p/100 · n)."""
     values = sorted(series.value_of(done) for done in rounds)
     p50, p90, p99 = (values[percent * len(values) // 100] for percent in (50, 90, 99))
     return Summary(sum(values) / len(values), values[0], values[-1], p50, p90, p99)
@@ -71,12 +71,12 @@ def summarize(series: Series, rounds: Sequence[Round]) -> Summary:
 
 @dataclass(slots=True)
 class Results:
-    """The rounds so far, of `rounds_each` for each batch size, unmeasured ones included."""
+    """The rounds so far. `rounds_each`: rounds of each batch size, warm-ups included."""
 
     batch_sizes: tuple[int, ...]
     rounds_each: int
     measured: dict[int, list[Round]] = field(init=False)  # by batch size
-    finished: dict[int, int] = field(init=False)  # rounds by batch size
+    finished: dict[int, int] = field(init=False)  # number of rounds, warm-ups included, by batch size
 
     def __post_init__(self) -> None:
         self.measured = {batch_size: [] for batch_size in self.batch_sizes}

@@ -19,7 +19,7 @@ from text_generation_benchmark.shards.statistics import (
 
 
 def tables(config: ShardBenchmarkConfig, results: Results) -> str:
-    """Of the batch sizes that have been measured at all."""
+    """Batch sizes without a measured round are left out."""
     parts = (parameters_table(config), latency_table(results), throughput_table(results))
     return "\n\n\n".join(parts)
 
@@ -67,7 +67,7 @@ def throughput_table(results: Results) -> str:
 
 
 def merged(rows: Sequence[Row]) -> list[Row]:
-    """A cell that equals the one above is left empty: the two are one."""
+    """A cell that equals the cell above it is left empty, as in TGI's tables."""
     if not rows:
         return []
     return [
@@ -85,5 +85,5 @@ def _extremes(summary: Summary) -> tuple[float, float, float]:
 
 
 def _option(value: float | None) -> str:
-    """As TGI, a Rust program, prints it."""
+    """As TGI, which is written in Rust, prints an optional value."""
     return "None" if value is None else f"Some({value})"

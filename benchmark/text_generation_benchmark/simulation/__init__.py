@@ -1,1 +1,1 @@
-"""The router's own scheduler replayed against a cost model of a step: hours of traffic in minutes, without a GPU."""
+"""Simulates the router's own scheduler with a cost model of a step: hours of traffic in minutes, without a GPU."""

@@ -1,4 +1,4 @@
-"""`text-generation-benchmark simulate` and `replay`: what is asked for, and where the results go."""
+"""The commands `simulate` and `replay`: their flags, and where their results go."""
 
 import sys
 from collections.abc import Sequence
@@ -24,34 +24,34 @@ from text_generation_launcher.model import demo_directory
 from text_generation_router.scheduling.admission import AdmissionMode
 from text_generation_router.scheduling.limits import Limits
 
-BUCKETS = 240  # of time, in which the use of memory is added up
+BUCKETS = 240  # of time, in each of which the use of memory is added up
 
 Flag = typer.Option
 
 
 def simulate(
     workload: Annotated[str | None, Flag(help=f"{', '.join(WORKLOADS)}.")] = None,
-    trace: Annotated[Path | None, Flag(help="Or a CSV: arrival_s, prompt_tokens, output_tokens and more.")] = None,
-    rate: Annotated[list[float] | None, Flag(min=0.001, help="Requests a second; may be repeated.")] = None,
-    duration: Annotated[float, Flag(min=1, help="Seconds in which requests arrive.")] = 600,
-    seed: Annotated[int, Flag(min=0, help="Of the arrivals and lengths.")] = 0,
-    engines: Annotated[int, Flag(min=1)] = 1,
-    model: Annotated[str, Flag(help=f"{', '.join(MODELS)}, or a file of --write-model.")] = "h200-8b",
-    policy: Annotated[list[AdmissionMode] | None, Flag(help="How requests are admitted; may be repeated.")] = None,
-    ttft_limit: Annotated[float, Flag(min=0, help="Seconds to the first token of a good request.")] = 5.0,
-    tbt_limit: Annotated[float, Flag(min=0, help="Seconds between any two of its tokens.")] = 0.5,
-    slots: Annotated[int | None, Flag(min=1, help="Token slots of an engine; the model's own if not given.")] = None,
-    max_rows: Annotated[int, Flag(min=1, help="Requests that an engine runs at once.")] = 256,
-    max_batch_prefill_tokens: Annotated[int, Flag(min=1)] = 4096,
-    waiting_served_ratio: Annotated[float, Flag(min=0)] = 0.3,
-    max_waiting_tokens: Annotated[int, Flag(min=0)] = 20,
-    png: Annotated[Path | None, Flag(help="Draws the results; needs tgi-py[plots].")] = None,
-    write: Annotated[Path | None, Flag(help="A Markdown file whose table of this load is replaced.")] = None,
-    write_trace: Annotated[Path | None, Flag(help="A CSV, for the trace of the last rate.")] = None,
-    fit: Annotated[Path | None, Flag(help="A shard's STEP_LOG: simulates nothing, and fits a model to it.")] = None,
+    trace: Annotated[Path | None, Flag(help="Or a CSV file: arrival_s, prompt_tokens, output_tokens …")] = None,
+    rate: Annotated[list[float] | None, Flag(min=0.001, help="Requests per second; repeatable.")] = None,
+    duration: Annotated[float, Flag(min=1, help="Seconds during which requests arrive.")] = 600,
+    seed: Annotated[int, Flag(min=0, help="Seed of arrivals and lengths.")] = 0,
+    engines: Annotated[int, Flag(min=1, help="Engines, to which requests are dealt in turn.")] = 1,
+    model: Annotated[str, Flag(help=f"{', '.join(MODELS)}, or a file from --write-model.")] = "h200-8b",
+    policy: Annotated[list[AdmissionMode] | None, Flag(help="Admission policy; repeatable.")] = None,
+    ttft_limit: Annotated[float, Flag(min=0, help="Most seconds to the first token of a good request.")] = 5.0,
+    tbt_limit: Annotated[float, Flag(min=0, help="Most seconds between two tokens of a good request.")] = 0.5,
+    slots: Annotated[int | None, Flag(min=1, help="Token slots of an engine; by default the model's.")] = None,
+    max_rows: Annotated[int, Flag(min=1, help="Requests that an engine runs at the same time.")] = 256,
+    max_batch_prefill_tokens: Annotated[int, Flag(min=1, help="As of the launcher.")] = 4096,
+    waiting_served_ratio: Annotated[float, Flag(min=0, help="As of the launcher.")] = 0.3,
+    max_waiting_tokens: Annotated[int, Flag(min=0, help="As of the launcher.")] = 20,
+    png: Annotated[Path | None, Flag(help="A PNG file to draw the results into; needs tgi-py[plots].")] = None,
+    write: Annotated[Path | None, Flag(help="A Markdown file; its marked table of this load is replaced.")] = None,
+    write_trace: Annotated[Path | None, Flag(help="A CSV file to write the trace of the last rate into.")] = None,
+    fit: Annotated[Path | None, Flag(help="Fit a model to this STEP_LOG of a shard; simulate nothing.")] = None,
     write_model: Annotated[Path | None, Flag(help="The JSON file that --fit writes.")] = None,
 ) -> None:
-    """The router's scheduler under a load, against a cost model of a step: no server, no GPU."""
+    """Runs the router's scheduler under a load, with a cost model of a step: no server, no GPU."""
     try:
         if fit is not None:
             _fit_model(fit, slots, write_model)
@@ -81,14 +81,14 @@ def simulate(
 
 
 def replay(
-    model_id: Annotated[Path | None, Flag(help="A directory with the model; the demo model if not given.")] = None,
-    rate: Annotated[float, Flag(min=0.1, help="Requests a second.")] = 20.0,
-    duration: Annotated[float, Flag(min=5, help="Seconds in which requests arrive.")] = 30,
-    seed: Annotated[int, Flag(min=0)] = 0,
-    write: Annotated[Path | None, Flag(help="A Markdown file whose table `replay` is replaced.")] = None,
-    write_model: Annotated[Path | None, Flag(help="A JSON file for the fitted model.")] = None,
+    model_id: Annotated[Path | None, Flag(help="Directory of the model; by default the demo model.")] = None,
+    rate: Annotated[float, Flag(min=0.1, help="Requests per second.")] = 20.0,
+    duration: Annotated[float, Flag(min=5, help="Seconds during which requests arrive.")] = 30,
+    seed: Annotated[int, Flag(min=0, help="Seed of arrivals and lengths.")] = 0,
+    write: Annotated[Path | None, Flag(help="A Markdown file; its marked table `replay` is replaced.")] = None,
+    write_model: Annotated[Path | None, Flag(help="A JSON file to write the fitted model into.")] = None,
 ) -> None:
-    """A trace on a real server, which it starts, beside the same trace simulated with a cost model fitted to it."""
+    """Sends a trace to a real server, which it starts, and simulates it with a cost model fitted to that server."""
     from text_generation_benchmark.simulation.replay import compare_with_server
 
     try:
@@ -103,19 +103,19 @@ def replay(
 def _traces(
     workload: str | None, path: Path | None, rates: Sequence[float], duration_s: float, seed: int
 ) -> tuple[str, dict[float, Trace]]:
-    """The load's name, and its trace for each rate."""
+    """The name of the load, and its trace for each rate."""
     if (workload is None) == (path is None):
         raise ValueError("choose a load: one of --workload and --trace")
     if path is not None:
         if rates:
-            raise ValueError("--rate does nothing to a --trace, which has arrivals of its own: leave it out")
+            raise ValueError("--rate has no effect on a --trace, which has arrivals of its own: leave it out")
         read = read_csv(path)
         return path.stem, {round(len(read) / max(read.duration_s, 1e-9), 3): read}
     assert workload is not None
     if workload not in WORKLOADS:
         raise ValueError(f"there is no workload {workload}: choose {', '.join(WORKLOADS)}")
     if not rates:
-        raise ValueError("--rate is missing: say how many requests arrive a second")
+        raise ValueError("--rate is missing: pass the number of requests that arrive per second")
     return workload, {rate: generate(WORKLOADS[workload], rate, duration_s, seed) for rate in rates}
 
 
@@ -130,7 +130,7 @@ def _model(name: str) -> SimulatedModel:
 
 def _runs(setting: Setting, trace: Trace, rate: float, policies: Sequence[AdmissionMode], bucket_s: float) -> list[Run]:
     if not len(trace):
-        raise ValueError(f"nothing arrives at {rate:g} requests a second: choose a longer --duration")
+        raise ValueError(f"no request arrives at {rate:g} requests per second: choose a longer --duration")
     limits = {policy.value: replace(setting.limits, admission=policy) for policy in policies}
     outcomes = run_engines(trace, setting.model.cost, limits, setting.engines, bucket_s)
     return [
@@ -141,7 +141,7 @@ def _runs(setting: Setting, trace: Trace, rate: float, policies: Sequence[Admiss
 
 def _fit_model(log: Path, slots: int | None, path: Path | None) -> None:
     if slots is None or path is None:
-        raise ValueError("--fit needs --slots, which the log does not know, and --write-model")
+        raise ValueError("--fit needs --slots, which the log does not contain, and --write-model")
     fitted = fit_steps(read_log(log.read_text().splitlines()))
     about = f"fitted to {fitted.num_steps:,} steps, median error {fitted.error:.1%}; the overhead is assumed"
     model = SimulatedModel(path.stem, fitted.cost, slots, OVERHEAD_S, about)

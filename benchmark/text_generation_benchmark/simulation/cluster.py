@@ -1,4 +1,4 @@
-"""Several engines, each with its own scheduler and its share of a trace, in parallel processes."""
+"""Several engines, each with its own scheduler and its share of a trace, simulated in parallel processes."""
 
 import gc
 import os
@@ -28,7 +28,7 @@ def run_task(task: Task) -> Outcome:
 
 def _in_processes(tasks: list[Task]) -> list[Outcome]:
     workers = min(os.cpu_count() or 1, len(tasks))
-    # Nothing here makes cycles, and looking for them takes time.
+    # The simulation makes no reference cycles, and looking for them takes time.
     with ProcessPoolExecutor(workers, get_context("spawn"), initializer=gc.disable) as pool:
         return list(pool.map(run_task, tasks))
 
@@ -36,8 +36,8 @@ def _in_processes(tasks: list[Task]) -> list[Outcome]:
 def simulate(
     trace: Trace, cost: StepCost, limits: Mapping[str, Limits], engines: int, bucket_s: float
 ) -> dict[str, list[Outcome]]:
-    """By name of the limits, what comes of each of the engines. Requests are dealt to them in turn: an engine knows
-    nothing of the others, so they can be simulated apart."""
+    """The outcomes of all engines, by name of the limits. Requests are dealt to the engines in turn. Engines do not
+    affect each other, so each can be simulated alone."""
     tasks = [Task(trace.dealt(i, engines), cost, each, bucket_s) for each in limits.values() for i in range(engines)]
     outcomes = _in_processes(tasks) if len(tasks) > 1 else [run_task(task) for task in tasks]
     return {name: outcomes[i * engines : (i + 1) * engines] for i, name in enumerate(limits)}

@@ -1,4 +1,4 @@
-"""What a step costs: seconds from what it carries. One formula, derived from a device or fitted to a log."""
+"""The cost of a step: seconds, from what the step carries. One formula, derived from a device or fitted to a log."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -7,19 +7,19 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a step, each number for one of what its name says.
+    """Seconds of a step. Each field is the cost of one unit of what its name says.
 
-    Products read all weights once and compute each token, both at the same time: the slower of the two counts. Where
-    `weights_s` and `product_s` are 0, as in a fitted model, the step is linear in what it carries.
+    A step reads all weights once and computes its tokens at the same time, so the slower of the two counts. In a
+    fitted model `weights_s` and `product_s` are 0: its cost is linear in what the step carries.
     """
 
     constant_s: float
-    weights_s: float  # to read them
-    product_s: float  # of a token, be it a row's or a prompt's
-    row_s: float  # that decodes
-    kv_token_s: float  # that a row attends to
+    weights_s: float  # reading all weights
+    product_s: float  # the matrix products of one token, of a row or of a prompt
+    row_s: float  # one decoding row
+    kv_token_s: float  # one token that a row attends to
     prompt_token_s: float
-    prompt_position_s: float  # that a prompt's token attends to
+    prompt_position_s: float  # one position that a token of a prompt attends to
 
     def seconds(self, rows: int, kv_tokens: int, prompt_tokens: int = 0, prompt_positions: int = 0) -> float:
         products = self.product_s * (rows + prompt_tokens)
@@ -34,7 +34,7 @@ class StepCost:
 
 
 def positions(start: int, end: int) -> int:
-    """What the tokens start … end - 1 of a prompt attend to: each itself and those before it."""
+    """Positions that tokens start … end - 1 of a prompt attend to, in all: each token to itself and all before it."""
     return (end * (end + 1) - start * (start + 1)) // 2
 
 
@@ -44,8 +44,8 @@ class SimulatedModel:
 
     name: str
     cost: StepCost
-    slots: int  # of its KV cache
-    overhead_s: float  # of a first token, outside the steps: HTTP, tokenizing, gRPC
+    slots: int  # token slots of its KV cache
+    overhead_s: float  # until a first token, outside the steps: HTTP, tokenizing, gRPC
     source: str  # where the numbers come from
 
     def write(self, path: Path) -> None:
@@ -53,7 +53,7 @@ class SimulatedModel:
 
     @classmethod
     def read(cls, path: Path) -> "SimulatedModel":
-        """ValueError if it is no such file."""
+        """ValueError unless `write` wrote the file."""
         try:
             values = json.loads(path.read_text())
             return cls(**(values | {"cost": StepCost(**values["cost"])}))

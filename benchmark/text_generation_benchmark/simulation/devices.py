@@ -1,11 +1,11 @@
-"""Llamas on H200s: the cost of a step derived from what is public about both, and from stated efficiencies.
+"""Llamas on H200s: the cost of a step, derived from public facts about both and from assumed efficiencies.
 
 NVIDIA's data sheet of the H200 SXM: 141 GB of memory at 4.8 TB/s, 1,979 TFLOPS in bfloat16 with sparsity, which is 989
-without, NVLink 900 GB/s (450 in each direction). Llama 3.1's config.json: the shapes. What nobody's data sheet says is
-assumed:
+without, NVLink 900 GB/s (450 in each direction). The shapes are from Llama 3.1's config.json. Assumed, because no data
+sheet states it:
 
 - reading weights reaches 80 % of the memory's bandwidth, reading keys and values 70 %, products 55 % and attention of
-  prompts 50 % of the matrix rate: what this project wants of its own kernels on such a device (benchmark/README.md);
+  prompts 50 % of the matrix rate, near the targets of this project's own kernels (benchmark/README.md);
 - norms, rotary, SiLU and launches cost 10 µs a layer, an all-reduce 10 µs and its bytes at 70 % of NVLink's speed;
 - 90 % of the memory is for weights and KV cache.
 """
@@ -17,14 +17,14 @@ from text_generation_benchmark.simulation.cost import SimulatedModel, StepCost
 
 BYTES = 2  # of a bfloat16
 LOGIT_BYTES = 4
-LOGIT_PASSES = 3  # the sampler's, over the logits
+LOGIT_PASSES = 3  # times that the sampler reads or writes all logits
 
 WEIGHTS_EFFICIENCY, KV_EFFICIENCY = 0.80, 0.70
 PRODUCT_EFFICIENCY, ATTENTION_EFFICIENCY = 0.55, 0.50
 LINK_EFFICIENCY = 0.70
 LAYER_S, ALL_REDUCE_S = 10e-6, 10e-6
 MEMORY_SHARE = 0.90
-# HTTP, tokenizing and gRPC: this project's router, measured on the demo model by `replay`.
+# HTTP, tokenizing and gRPC of this project's router, measured by `replay` on the demo model.
 OVERHEAD_S = 0.005
 
 
@@ -34,7 +34,7 @@ class Device:
     memory_bytes: float
     bytes_per_s: float
     flops_per_s: float  # dense, bfloat16
-    link_bytes_per_s: float  # to the others, in one direction
+    link_bytes_per_s: float  # to the other devices, in one direction
 
 
 H200 = Device("H200", 141e9, 4.8e12, 989e12, 450e9)
@@ -62,7 +62,7 @@ def derive(name: str, about: str, shape: LlamaShape, device: Device, count: int)
 
 
 def _all_reduces(shape: LlamaShape, device: Device, count: int) -> tuple[float, float]:
-    """Seconds of a token and of a step: two in every layer, in which a device sends 2 (n - 1) / n of what it adds."""
+    """Seconds per token and per step. Each layer has two, and in each a device sends 2 (n - 1) / n of its bytes."""
     if count == 1:
         return 0.0, 0.0
     sent_bytes = BYTES * shape.hidden * 2 * (count - 1) / count
@@ -75,7 +75,7 @@ MODELS = {
     for model in (
         derive("h200-8b", "Llama 3.1 8B", LLAMA_8B, H200, 1),
         derive("h200-70b", "Llama 3.1 70B", LLAMA_70B, H200, 4),
-        # The smallest group that holds it: half of its memory is weights, and KV is what it lacks.
+        # The smallest group that holds the model. Weights take half of its memory, so KV slots are scarce.
         derive("h200-70b-tp2", "Llama 3.1 70B", LLAMA_70B, H200, 2),
     )
 }

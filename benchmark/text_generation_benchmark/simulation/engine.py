@@ -1,8 +1,8 @@
-"""One engine, simulated: the router's scheduler decides, a cost model says how long each step takes.
+"""One simulated engine: the router's scheduler decides, a cost model says how long each step takes.
 
-Two steps are in flight, as in the router's engine: a step is decided when the one before it starts to run, so it knows
-neither that one's tokens nor who has arrived while it runs. Steps in which nothing can change are not decided one by
-one: the scheduler says how many there are, and jumps.
+Two steps are in flight, as in the router's engine: a step is decided when the step before it starts, without knowing
+that step's tokens or the requests that arrive while it runs. Steps in which nothing can change are not decided one by
+one: the scheduler says how many there are, and the engine jumps over them.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import ForwardStep, Step
 
 MAX_IN_FLIGHT = 2
-# Whatever is said, its length is what counts.
+# The id of every token: only the number of tokens matters.
 TOKEN = 7
 # A jump over fewer steps saves nothing.
 FEWEST_STEPS = 2
@@ -26,12 +26,12 @@ FEWEST_STEPS = 2
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """A request that has arrived and has not made all its tokens, or has, and is still aboard a step."""
+    """A request that has arrived, until all its tokens are made and no step in flight has a row for it."""
 
     index: int  # in the trace
     running: Running
     prompt_tokens: int
-    output_tokens: int  # that it is going to make
+    output_tokens: int  # tokens that it makes before it ends
     first_s: float = -1.0
     last_s: float = -1.0
     longest_gap_s: float = 0.0
@@ -44,12 +44,12 @@ class Live:
 @dataclass(slots=True, eq=False)
 class InFlight:
     step: Step
-    number: int  # the step's own, and as many more as were jumped over since
-    seconds: float | None = None  # known once it runs
+    number: int  # the step's own number, plus the steps jumped over since
+    seconds: float | None = None  # its duration, known once it runs
 
 
 class SimulatedEngine:
-    """Runs a trace to its end, once. `jumps=False` decides every step, and comes to the same."""
+    """Runs a trace to its end, once. `jumps=False` decides every step; the outcome is the same."""
 
     def __init__(self, trace: Trace, cost: StepCost, limits: Limits, bucket_s: float, jumps: bool = True) -> None:
         self._scheduler = Scheduler(limits)
@@ -62,16 +62,16 @@ class SimulatedEngine:
         self._num_arrived = 0
         self._now = 0.0
         self._in_flight: deque[InFlight] = deque()
-        self._num_forwards = 0  # of those in flight
+        self._num_forwards = 0  # steps in flight that compute
         self._live: dict[int, Live] = {}
-        # Who had a row in the step that ran last, and how many tokens these attended to.
+        # The requests with a row in the step that ran last, and how many tokens its rows attended to.
         self._aboard_ids: tuple[int, ...] = ()
         self._aboard: list[Live] = []
         self._kv_tokens = 0
         self._books = Books(trace, bucket_s)
 
     def run(self) -> Outcome:
-        """ValueError for a request that the slots can never hold."""
+        """ValueError for a request that does not fit into the slots even alone."""
         while True:
             self._take_arrivals()
             if self._jumps and self._jump():
@@ -83,7 +83,7 @@ class SimulatedEngine:
                 self._now = self._arrivals[self._num_arrived]
             else:
                 break
-        assert self._scheduler.is_idle and not self._live, "requests were forgotten"
+        assert self._scheduler.is_idle and not self._live, "some requests never ended"
         return self._books.outcome(self._limits.capacity, self._scheduler.counters)
 
     def _take_arrivals(self) -> None:
@@ -95,7 +95,7 @@ class SimulatedEngine:
             if needed > self._limits.capacity:
                 raise ValueError(
                     f"request {index + 1} of an engine's trace may need {needed} token slots, and there are"
-                    f" {self._limits.capacity}: a router refuses it, so leave it out"
+                    f" {self._limits.capacity}: a router would refuse it, so leave it out"
                 )
             running = self._scheduler.add(request)
             self._live[running.id] = Live(index, running, len(request.input_ids), self._output_tokens[index])
@@ -106,7 +106,7 @@ class SimulatedEngine:
             self._num_forwards += isinstance(step, ForwardStep)
 
     def _finish_oldest(self) -> None:
-        """Runs it, from now on. Steps that only drop rows take no time."""
+        """Runs the oldest step in flight, from now until its end. A step that only drops rows takes no time."""
         sent = self._in_flight.popleft()
         step = sent.step
         if not isinstance(step, ForwardStep):
@@ -120,7 +120,7 @@ class SimulatedEngine:
         self._scheduler.answered(sent.number)
 
     def _seconds(self, step: ForwardStep) -> float:
-        """Of a step that starts now: all before it have answered."""
+        """Duration of a step that starts now, when all steps before it have answered."""
         rows = len(step.decode_ids)
         if step.decode_ids == self._aboard_ids:
             self._kv_tokens += rows
@@ -135,7 +135,7 @@ class SimulatedEngine:
         return self._cost.seconds(rows, self._kv_tokens, prompt_tokens, prompt_positions)
 
     def _take_tokens(self, step: ForwardStep, number: int) -> None:
-        """Of the step that has just ended."""
+        """Takes the tokens of the step that has just ended."""
         confirm = self._scheduler.confirm
         for one in self._aboard:
             if confirm(one.running.id, TOKEN) is None:
@@ -162,15 +162,15 @@ class SimulatedEngine:
                 del self._live[one.running.id]
 
     def _is_aboard(self, request_id: int) -> bool:
-        """Whether it has a row in a step that has been decided already."""
+        """Whether a step in flight has a row for the request."""
         steps = (sent.step for sent in self._in_flight)
         return any(request_id in step.decode_ids for step in steps if isinstance(step, ForwardStep))
 
     def _jump(self) -> bool:
-        """To where the next step needs deciding, if that is some steps away.
+        """Jumps to the next time at which a step has to be decided. False if that is less than FEWEST_STEPS steps away.
 
-        A step is decided when the one before it starts. So one step is in flight here, about to run, and one is when
-        this has returned: the last for which nobody can have arrived when it was decided, and before which nobody ends.
+        A step is decided when the step before it starts. So one step is in flight before the jump, about to run, and
+        one after it: the last step that is decided before a request arrives, and before which no request ends.
         """
         if len(self._in_flight) != 1:
             return False
@@ -190,7 +190,7 @@ class SimulatedEngine:
         return True
 
     def _run_unseen(self, seconds: float, most: int, arrival_s: float) -> tuple[int, float]:
-        """Lets time pass, `most` steps at most, from one of `seconds` on. How many it were, and those of the next."""
+        """Runs up to `most` steps, the first of `seconds`. Returns their number, and the seconds of the step after."""
         rows, held = len(self._aboard), self._scheduler.num_held
         steps, longest_s, first_s = 0, 0.0, self._now + seconds
         while steps < most and self._now < arrival_s:

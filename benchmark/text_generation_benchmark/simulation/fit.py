@@ -1,4 +1,4 @@
-"""A cost model from a shard's own log of steps, by least squares without negative coefficients."""
+"""Fits a cost model to a shard's log of steps, by least squares without negative coefficients."""
 
 import json
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from text_generation_benchmark.simulation.cost import StepCost
 from text_generation_benchmark.simulation.trace import Floats
 
 COLUMNS = ("rows", "kv_tokens", "prompt_tokens", "prompt_positions")
-# The first steps after a start, or a rest, compile, allocate, and fill caches.
+# The first steps after a start or a pause compile, allocate and fill caches.
 SKIPPED_STEPS = 20
 FEWEST_STEPS = 50
 REFINEMENTS = 5
@@ -17,7 +17,7 @@ REFINEMENTS = 5
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """What steps carried, and how long each took."""
+    """What each step carried, and how long it took."""
 
     loads: Floats  # [steps, COLUMNS]
     seconds: Floats
@@ -31,10 +31,10 @@ class Fit:
 
 
 def read_log(lines: list[str]) -> StepTimes:
-    """What happened without a break. ValueError if it is too short.
+    """ValueError if the log is too short.
 
-    All that lies between the ends of two steps belongs to the second: a router that was late too, since it made rows
-    wait that could have gone on. Where there were none, there was nothing to do.
+    A step's time is the time since the previous step ended, the router's delay included, because rows had to wait for
+    it. If no row was running, the gap before the step was idle time, and is left out.
     """
     steps = [json.loads(line) for line in lines[SKIPPED_STEPS:]]
     if len(steps) < FEWEST_STEPS:
@@ -50,8 +50,8 @@ def joined(parts: list[StepTimes]) -> StepTimes:
 
 
 def fit(times: StepTimes) -> Fit:
-    """Errors count relative to what a step of this load takes, so that the many short steps are not drowned by the few
-    long ones, and the sum of all steps still comes out right."""
+    """Minimizes errors relative to the predicted time of each step: otherwise few long steps would outweigh many short
+    ones. The predicted sum of all steps still comes out right."""
     loads = np.column_stack([np.ones(len(times.seconds)), times.loads])
     predicted = np.ones(len(times.seconds))
     for _ in range(REFINEMENTS):
@@ -63,8 +63,8 @@ def fit(times: StepTimes) -> Fit:
 
 
 def least_squares(matrix: Floats, target: Floats) -> Floats:
-    """The x without a negative element that brings matrix · x nearest to target. For a few columns only: tries which
-    of them are 0."""
+    """The x without a negative element for which matrix · x is nearest to target. Tries every choice of the columns
+    with x = 0, so it is for few columns only."""
     columns = matrix.shape[1]
     best, best_error = np.zeros(columns), float(target @ target)
     scale = np.linalg.norm(matrix, axis=0)

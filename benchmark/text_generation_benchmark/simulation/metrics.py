@@ -1,4 +1,4 @@
-"""What came of a simulation: the times of every request, the use of memory, the work that was thrown away."""
+"""The outcome of a simulation: the times of every request, the use of memory, and wasted work."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from text_generation_router.scheduling.scheduler import SchedulerCounters
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """A column for each; seconds on the trace's clock. The overhead of HTTP is not in them."""
+    """Arrays with one element per request; seconds on the trace's clock, without the overhead of HTTP."""
 
     arrival_s: Floats
-    first_s: Floats  # when the first token was there
+    first_s: Floats  # when the first token was made
     last_s: Floats
     longest_gap_s: Floats  # between two tokens
     output_tokens: Ints
@@ -22,23 +22,23 @@ class RequestTimes:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one engine."""
+    """The outcome of one engine."""
 
     times: RequestTimes
     slots: int
     end_s: float  # when the last step had ended
-    held_slot_s: Floats  # slots that requests held × seconds, in each of the buckets of time
+    held_slot_s: Floats  # slots held by requests × seconds, in each bucket of time
     most_held: int
     steps: int
     prefilled_tokens: int
     prefix_hit_tokens: int
-    recomputed_tokens: int  # after preemptions
-    wasted_rows: int  # decoded after their request's end
+    recomputed_tokens: int  # computed again after preemptions
+    wasted_rows: int  # rows decoded after their request had ended
     preemptions: int
 
 
 class Books:
-    """What an engine notes while it runs."""
+    """Records the outcome of an engine while it runs."""
 
     def __init__(self, trace: Trace, bucket_s: float) -> None:
         self.wasted_rows = 0
@@ -51,7 +51,7 @@ class Books:
         self._end_s = 0.0
 
     def note_step(self, starts_s: float, seconds: float, held: int) -> None:
-        """All of it counts for the bucket in which it starts."""
+        """The whole step counts for the bucket in which it starts."""
         self._steps += 1
         self._end_s = starts_s + seconds
         bucket = int(starts_s / self._bucket_s)
@@ -83,7 +83,7 @@ class Books:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """A request is good when its first token comes in time, and none after it makes one wait for longer."""
+    """A request is good if its first token and every gap between its tokens stay within these limits."""
 
     first_token_s: float
     gap_s: float
@@ -91,17 +91,17 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of all engines together."""
+    """The outcomes of all engines together."""
 
     output_tokens_per_s: float
     requests_per_s: float
-    goodput: float  # good requests a second, of the time in which requests arrived
+    goodput: float  # good requests per second of the time in which requests arrived
     first_token_s: Floats  # of every request, HTTP included, sorted
     mean_gap_s: Floats  # of every request with two tokens or more, sorted
     longest_gap_s: Floats
-    kv_use: float  # mean share of the slots that requests held
+    kv_use: float  # mean share of the slots held by requests
     most_kv_use: float
-    kv_use_over_time: Floats  # the mean in each bucket
+    kv_use_over_time: Floats  # mean share in each bucket of time
     preemptions: int
     recomputed_tokens: int
     wasted_rows: int
@@ -113,7 +113,7 @@ class Summary:
 def summarize(
     outcomes: Sequence[Outcome], duration_s: float, bucket_s: float, overhead_s: float, targets: Targets
 ) -> Summary:
-    """`duration_s`: in which requests arrived."""
+    """`duration_s`: seconds during which requests arrive."""
     arrival_s, first_s, last_s, longest, tokens = (
         np.concatenate([getattr(outcome.times, column) for outcome in outcomes])
         for column in ("arrival_s", "first_s", "last_s", "longest_gap_s", "output_tokens")
@@ -144,7 +144,7 @@ def summarize(
 
 
 def percentile(ordered: Floats, percent: float) -> float:
-    """Of sorted values; 0 if there are none."""
+    """Of sorted values; 0 if there are no values."""
     return float(ordered[min(len(ordered) - 1, int(percent / 100 * len(ordered)))]) if len(ordered) else 0.0
 
 

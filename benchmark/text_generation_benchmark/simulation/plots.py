@@ -39,7 +39,7 @@ def _plot_share(axes: Axes, ordered_s: Floats, name: str) -> None:
 
 
 def _plot_goodput(axes: Axes, runs: Sequence[Run]) -> None:
-    """Bars for one rate, lines over several."""
+    """Bars if there is one rate, lines over several rates."""
     policies = dict.fromkeys(run.policy for run in runs)
     for policy in policies:
         own = [run for run in runs if run.policy == policy]

@@ -1,4 +1,4 @@
-"""A trace on a real server, beside the same trace simulated with a cost model fitted to that server's steps."""
+"""Sends a trace to a real server, and simulates the same trace with a cost model fitted to that server's steps."""
 
 import asyncio
 import json
@@ -24,12 +24,13 @@ from text_generation_benchmark.simulation.trace import Floats, Trace
 from text_generation_benchmark.simulation.workloads import LogNormal, Workload, generate
 from text_generation_router.scheduling.limits import Limits
 
-# Lengths that the demo model's 2,048 positions hold.
+# Prompt and output together fit into the demo model's 2,048 positions.
 WORKLOAD = Workload(LogNormal(120, 0.8, 16, 900), LogNormal(60, 0.7, 2, 400), 400)
 MAX_ROWS = 256
 PREFILL_TOKENS = 1024
 ROUNDS = 4
-# Words that are drawn for a prompt's own part beyond those it needs: the tokenizer adds less to a text.
+# Prompts.make counts the tokens that the tokenizer adds at the start of a text. The part after a prefix has none, so
+# this many more words are drawn: at least as many as the tokenizer adds.
 SPARE_TOKENS = 4
 
 
@@ -38,9 +39,9 @@ class Played:
     """What clients saw of a trace."""
 
     first_token_s: Floats
-    token_s: Floats  # mean time between tokens of each request that has several
+    token_s: Floats  # mean time between tokens, of each request with several tokens
     num_tokens: int
-    end_s: float  # when the last of them had come
+    end_s: float  # when the last token came
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +88,9 @@ FIGURES: dict[str, Callable[[Sequence[Played]], float]] = {
 
 
 def compare_with_server(model: Path, rate: float, duration_s: float, seed: int) -> Comparison:
-    """Starts a server on `model`; RuntimeError if it does not come up, or refuses something.
+    """Starts a server on `model`. RuntimeError if the server does not start, or refuses a request.
 
-    The machine may be slower in one minute than in another, so that what is fitted to and what is compared take turns.
+    The machine's speed changes from minute to minute, so traces to fit to and traces to compare alternate.
     """
     traces = [
         generate(WORKLOAD, rate, duration_s / ROUNDS, seed * 2 * ROUNDS + i).with_exact_lengths()
@@ -131,7 +132,7 @@ def _simulate(model: SimulatedModel, trace: Trace) -> Played:
 
 
 class PromptTexts:
-    """Texts of as many tokens as a trace says, that begin alike where it says so."""
+    """Makes texts with the numbers of tokens and the shared prefixes of a trace."""
 
     def __init__(self, model: Path) -> None:
         self._prompts = Prompts(model)
@@ -153,7 +154,7 @@ class PromptTexts:
 
 
 def play(port: int, trace: Trace, prompts: Sequence[str]) -> Played:
-    """Sends each request when its time has come. RuntimeError if one is refused, or makes another number of tokens."""
+    """Sends each request at its arrival time. RuntimeError if one is refused, or makes more or fewer tokens."""
 
     async def one(started: float, index: int) -> tuple[float, StreamTimes]:
         await asyncio.sleep(started + trace.arrival_s[index] - time.perf_counter())

@@ -27,7 +27,7 @@ HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One policy under one load."""
+    """One policy under one rate of a load."""
 
     policy: str
     rate: float
@@ -36,7 +36,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all runs of a report have in common."""
+    """What all runs of a report share."""
 
     load: str
     duration_s: float

@@ -1,4 +1,4 @@
-"""A trace: when requests arrive, how long they are, and which prompts begin alike. Read from and written to CSV."""
+"""A trace: when requests arrive, how long they are, and which prompts share a prefix. Read from and written to CSV."""
 
 import csv
 from collections.abc import Callable
@@ -16,26 +16,26 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 NO_PREFIX = -1
-# Ids of prompts. What makes one of its own begins with a token that no other has; the rest may be the same in all.
+# First token ids of shared prefixes and of the prompts' own parts. Prompts differ from these on; later ids may repeat.
 FIRST_PREFIX_ID = 1_000_000
 FIRST_OWN_ID = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in order of arrival, a column for each of their properties. ValueError for what cannot be."""
+    """Requests in order of arrival, an array for each property. ValueError for impossible values."""
 
     arrival_s: Floats
     prompt_tokens: Ints  # the shared prefix included
-    output_tokens: Ints  # that it makes, however many it asks for
+    output_tokens: Ints  # tokens that the request makes before it ends
     max_new_tokens: Ints
-    prefix_id: Ints  # prompts with the same one begin alike; NO_PREFIX: it shares nothing
+    prefix_id: Ints  # prompts with the same id begin alike; NO_PREFIX: nothing is shared
     prefix_tokens: Ints
     tenant: Ints
 
     def __post_init__(self) -> None:
         shared = self.prefix_id != NO_PREFIX
-        self._check(np.diff(self.arrival_s, prepend=0) < 0, "arrives before the one above it, or before 0")
+        self._check(np.diff(self.arrival_s, prepend=0) < 0, "arrives before the request above it, or before 0")
         self._check(self.output_tokens < 1, "makes no token: let it make at least 1")
         self._check(self.max_new_tokens < self.output_tokens, "makes more tokens than its max_new_tokens")
         self._check(self.prompt_tokens <= self.prefix_tokens, "has no token of its own after its prefix")
@@ -50,25 +50,25 @@ class Trace:
 
     @property
     def duration_s(self) -> float:
-        """Until the last one arrives."""
+        """Seconds until the last request arrives."""
         return float(self.arrival_s[-1]) if len(self) else 0.0
 
     def dealt(self, engine: int, engines: int) -> "Trace":
-        """What one of several engines gets when requests are dealt to them in turn."""
+        """The requests of one of `engines` engines, to which requests are dealt in turn."""
         return Trace(*(getattr(self, column.name)[engine::engines] for column in fields(self)))
 
     def with_exact_lengths(self) -> "Trace":
-        """For a server that cannot be told where a text ends: every request asks for what it will make."""
+        """For a real server, which ends a text at its limit only: every request asks for the tokens that it makes."""
         return replace(self, max_new_tokens=self.output_tokens)
 
 
 class Requests:
-    """The requests of a trace, made one by one: a prompt's ids live no longer than its request."""
+    """Makes the requests of a trace one by one, so that a prompt's ids live no longer than its request."""
 
     def __init__(self, trace: Trace) -> None:
         self._longest = int(trace.prompt_tokens.max(initial=1))
         self._filler = tuple(range(self._longest))
-        # Lists: reading one number out of an array costs more than all the rest here.
+        # Lists, because reading one number from an array takes longer than all other work here.
         self._prompt_tokens, self._prefix_tokens = trace.prompt_tokens.tolist(), trace.prefix_tokens.tolist()
         self._max_new_tokens, self._prefix_id = trace.max_new_tokens.tolist(), trace.prefix_id.tolist()
         self._shares = [Share(str(tenant)) for tenant in trace.tenant.tolist()]
@@ -89,12 +89,12 @@ def write_csv(trace: Trace, path: Path) -> None:
 
 
 def read_csv(path: Path) -> Trace:
-    """`prefix_id`, `prefix_tokens` and `tenant` may be left out, and `max_new_tokens`: then it is the output's length.
-    ValueError for anything else."""
+    """The columns `prefix_id`, `prefix_tokens`, `tenant` and `max_new_tokens` (default: `output_tokens`) are optional.
+    ValueError if the file is not a trace."""
     with path.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     if not rows:
-        raise ValueError(f"{path} has no requests: write one a line below the names of the columns")
+        raise ValueError(f"{path} has no requests: write one per line, below the line with the names of the columns")
     missing = {"arrival_s", "prompt_tokens", "output_tokens"} - rows[0].keys()
     if missing:
         raise ValueError(f"{path} has no column {', '.join(sorted(missing))}: name the columns in its first line")

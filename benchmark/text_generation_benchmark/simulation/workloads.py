@@ -1,4 +1,4 @@
-"""Traces drawn from stated distributions, and the three loads that policies are compared on."""
+"""Traces drawn from stated distributions, and the three workloads that policies are compared on."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,7 +26,7 @@ class Constant:
 @dataclass(frozen=True, slots=True)
 class Uniform:
     low: int
-    high: int  # may be drawn too
+    high: int  # inclusive
 
     def draw(self, random: np.random.Generator, count: int) -> Ints:
         return random.integers(self.low, self.high, count, endpoint=True)
@@ -37,7 +37,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """What is drawn outside low … high becomes the nearer of the two."""
+    """Values outside low … high are clipped."""
 
     median: float
     sigma: float  # of the logarithm
@@ -54,7 +54,7 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`prompt` counts what a request does not share; its prefix is any of `num_prefixes`, each as likely."""
+    """`prompt`: length of the part that is not shared. The prefix is one of `num_prefixes`, all equally likely."""
 
     prompt: Lengths
     output: Lengths
@@ -68,19 +68,19 @@ class Workload:
 
 
 WORKLOADS = {
-    # People who talk: about as long as the conversations of ShareGPT, whose mean is some 220 tokens in and 200 out.
+    # Conversations about as long as ShareGPT's, whose mean is some 220 tokens in and 200 out.
     "short-chat": Workload(LogNormal(150, 0.9, 8, 2048), LogNormal(150, 0.8, 1, 1024), 1024),
-    # Questions about documents, or one of a few long system prompts with tools.
+    # Questions about long documents, or requests with one of a few long system prompts.
     "long-prompts-shared-prefix": Workload(
         LogNormal(500, 0.8, 32, 4096), LogNormal(150, 0.6, 1, 512), 512, 16, Uniform(2000, 8000)
     ),
-    # Clients that ask for all they can get, of a model that stops long before.
+    # Clients that always ask for the largest output, of a model that stops long before.
     "long-limits": Workload(LogNormal(80, 0.7, 8, 1024), LogNormal(260, 0.55, 1, 4096), 4096),
 }
 
 
 def generate(workload: Workload, rate: float, duration_s: float, seed: int) -> Trace:
-    """Poisson arrivals, `rate` of them a second. The same trace for the same arguments."""
+    """Poisson arrivals, on average `rate` per second. The same arguments give the same trace."""
     random = np.random.default_rng(seed)
     count = int(random.poisson(rate * duration_s))
     arrival_s = np.sort(random.uniform(0, duration_s, count))

@@ -41,11 +41,11 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
     """Records the steps it is sent, and runs nothing."""
 
     urls: list[str]
-    last_step: int = 7  # a router has run so many
+    last_step: int = 7  # steps that a router has run
     slots: int = 100
     generation: int = 4
-    refuse_from: int = 10**9  # from this step on, somebody else was faster
-    moves_each_health: int = 0  # steps that somebody else runs between two questions
+    refuse_from: int = 10**9  # from this step on, another client was faster
+    moves_each_health: int = 0  # steps that another client runs between two questions
     steps: list[Any] = field(default_factory=list)
 
     def ServiceDiscovery(self, request: Any, context: Any) -> Any:
@@ -137,8 +137,8 @@ def test_requests_are_equal_and_no_slot_is_used_twice(tmp_path: Path) -> None:
     [
         ({"slots": 0}, IDS, "no warm-up.*start text-generation-launcher"),
         ({"slots": 20}, IDS, r"--batch-size 3 with 5 \+ 3 tokens each needs 21 token slots, and the shards have 20"),
-        ({"moves_each_health": 1}, IDS, "at work: stop sending requests"),
-        ({"refuse_from": 20}, IDS, "somebody else uses the shards .step 20 has been run already.: stop sending"),
+        ({"moves_each_health": 1}, IDS, "busy: stop sending requests"),
+        ({"refuse_from": 20}, IDS, "another client uses the shards .step 20 has been run already.: stop sending"),
         ({}, (1, 2, 3, 4, 20000), "--tokenizer-name is not the model"),
     ],
 )
@@ -154,7 +154,7 @@ def test_where_no_shard_listens_the_error_says_so(tmp_path: Path) -> None:
         asyncio.run(measure(tmp_path / "s-0"))
 
 
-def test_shards_that_go_away_are_not_taken_for_somebody_elses(tmp_path: Path) -> None:
+def test_shards_that_go_away_are_not_taken_for_shards_that_another_client_uses(tmp_path: Path) -> None:
     async def run() -> None:
         with fake_shards(tmp_path) as (shard,):
             async with open_benchmark(str(tmp_path / "s-0"), PLAN, IDS) as benchmark:

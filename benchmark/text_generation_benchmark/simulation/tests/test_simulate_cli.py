@@ -65,7 +65,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
         ([], "one of --workload and --trace"),
         (["--workload", "short-chat", "--rate", "1", "--model", "h300"], "there is no model h300"),
         (["--trace", "nowhere.csv"], "No such file"),
-        (["--workload", "short-chat", "--rate", "0.001", "--duration", "1"], "nothing arrives"),
+        (["--workload", "short-chat", "--rate", "0.001", "--duration", "1"], "no request arrives"),
         (["--workload", "long-limits", "--rate", "5", "--duration", "1", "--slots", "99"], "and there are 99"),
         (["--fit", "log"], "--fit needs --slots"),
     ],

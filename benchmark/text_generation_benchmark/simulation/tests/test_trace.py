@@ -95,7 +95,7 @@ def test_a_file_that_is_no_trace_is_refused_with_what_it_lacks(tmp_path: Path, t
 @pytest.mark.parametrize(
     ("column", "value", "reason"),
     [
-        ("arrival_s", [1.0, 0.5], "request 2 .* before the one above"),
+        ("arrival_s", [1.0, 0.5], "request 2 .* before the request above"),
         ("output_tokens", [0, 1], "request 1 .* makes no token"),
         ("output_tokens", [9, 1], "more tokens than its max_new_tokens"),
         ("prefix_tokens", [5, 0], "no token of its own"),
