@@ -55,7 +55,7 @@ check: install
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy benchmark/text_generation_benchmark clients/python/text_generation launcher/text_generation_launcher \
-		router/text_generation_router server/text_generation_server tools/demo_model tools/mutation
+		router/text_generation_router server/text_generation_server tools/demo_model tools/gpu_check tools/mutation
 
 # The scheduler's and the prefix cache's state machines, 100,000 steps and more of each.
 fuzz: install
@@ -115,8 +115,8 @@ gpu-wheels: install
 
 # Kernels, speed and the whole server on a GPU, into benchmark/results/, or a rehearsal without one. Installs nothing.
 gpu-check:
-	PYTHONPATH=$(CURDIR)/.gpu/site:$(CURDIR)/benchmark:$(CURDIR)/launcher:$(CURDIR)/router:$(CURDIR)/server \
-		$(PYTHON) -m text_generation_benchmark.gpu.check $(ARGS)
+	PYTHONPATH=$(CURDIR)/.gpu/site:$(CURDIR)/benchmark:$(CURDIR)/launcher:$(CURDIR)/router:$(CURDIR)/server:$(CURDIR)/tools \
+		$(PYTHON) -m gpu_check.check $(ARGS)
 
 # Kills, stops and starves a server under 64 streams, and writes what its clients noticed into integration-tests/README.md.
 chaos: install

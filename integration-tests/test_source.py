@@ -14,6 +14,7 @@ PACKAGES = [
     "router/text_generation_router",
     "server/text_generation_server",
     "tools/demo_model",
+    "tools/gpu_check",
 ]
 FORBIDDEN_MODULES = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}

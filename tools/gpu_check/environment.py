@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from text_generation_benchmark.gpu.findings import Context, Finding
+from gpu_check.findings import Context, Finding
 
 PACKAGES = (
     "torch",

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from text_generation_benchmark.gpu.findings import Finding
+from gpu_check.findings import Finding
 from text_generation_benchmark.output import table
 
 

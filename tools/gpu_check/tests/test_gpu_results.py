@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from gpu_check.findings import Finding, append, read
+from gpu_check.results import TARGETS, Report, StageResult
 
-from text_generation_benchmark.gpu.findings import Finding, append, read
-from text_generation_benchmark.gpu.results import TARGETS, Report, StageResult
 from text_generation_benchmark.output import table
 
 AT_LEAST, AT_MOST = TARGETS[0], TARGETS[-1]

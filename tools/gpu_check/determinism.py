@@ -10,10 +10,10 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
-from text_generation_benchmark.gpu.comparing import Check, Comparison, backends, equal, findings, type_name, worst
-from text_generation_benchmark.gpu.findings import Context, Finding
-from text_generation_benchmark.gpu.pool import Pool
-from text_generation_benchmark.gpu.sampling import neutral, variants
+from gpu_check.comparing import Check, Comparison, backends, equal, findings, type_name, worst
+from gpu_check.findings import Context, Finding
+from gpu_check.pool import Pool
+from gpu_check.sampling import neutral, variants
 from text_generation_server.kernels.interface import Bias, Choices
 from text_generation_server.kernels.triton.interpreter import products_in_fixed_order
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu_check.ceilings import MEMORY
+from gpu_check.findings import Context
+from gpu_check.model import kv_bytes, prefill_flops, weight_bytes
+from gpu_check.server_run import REHEARSAL, decode_finding, server_command
+from gpu_check.windows import Page, Window, longest_window
 
 from text_generation_benchmark.checkpoint import write_without_weights
-from text_generation_benchmark.gpu.ceilings import MEMORY
-from text_generation_benchmark.gpu.findings import Context
-from text_generation_benchmark.gpu.model import kv_bytes, prefill_flops, weight_bytes
-from text_generation_benchmark.gpu.server_run import REHEARSAL, decode_finding, server_command
-from text_generation_benchmark.gpu.windows import Page, Window, longest_window
 from text_generation_benchmark.load import LoadResult, StreamTimes
 from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape

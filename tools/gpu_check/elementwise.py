@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from text_generation_benchmark.gpu.comparing import (
+from gpu_check.comparing import (
     Check,
     Comparison,
     backends,
@@ -16,8 +16,8 @@ from text_generation_benchmark.gpu.comparing import (
     within,
     worst,
 )  # fmt: skip
-from text_generation_benchmark.gpu.findings import Context, Finding
-from text_generation_benchmark.gpu.pool import SCALED, random_layer
+from gpu_check.findings import Context, Finding
+from gpu_check.pool import SCALED, random_layer
 from text_generation_server.kernels.interface import KvLayer
 
 TABLE = "The other kernels against the reference"

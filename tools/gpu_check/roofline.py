@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from text_generation_benchmark.gpu.ceilings import MATRIX, MEMORY
-from text_generation_benchmark.gpu.comparing import backends, reason
-from text_generation_benchmark.gpu.findings import Context, Finding
-from text_generation_benchmark.gpu.model import REHEARSED, attention_flops
-from text_generation_benchmark.gpu.pool import int32, random_layer
-from text_generation_benchmark.gpu.sampling import neutral, variants
-from text_generation_benchmark.gpu.timing import Call, seconds_per_call
+from gpu_check.ceilings import MATRIX, MEMORY
+from gpu_check.comparing import backends, reason
+from gpu_check.findings import Context, Finding
+from gpu_check.model import REHEARSED, attention_flops
+from gpu_check.pool import int32, random_layer
+from gpu_check.sampling import neutral, variants
+from gpu_check.timing import Call, seconds_per_call
 from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
 from text_generation_server.kernels.interface import Choices, Kernels, Segments
 from text_generation_server.layers.linear import make_linear

@@ -1,6 +1,6 @@
 """The stages in their order, and the main function of a stage's process.
 
-python -m text_generation_benchmark.gpu.stages NAME FINDINGS_FILE FIGURES
+python -m gpu_check.stages NAME FINDINGS_FILE FIGURES
 """
 
 import json
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from text_generation_benchmark.gpu.findings import Context, Finding, append
+from gpu_check.findings import Context, Finding, append
 from text_generation_benchmark.process import exit_on_sigterm
 
-PACKAGE = "text_generation_benchmark.gpu"
+PACKAGE = "gpu_check"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,26 +8,27 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from text_generation_benchmark.gpu import check
-from text_generation_benchmark.gpu.check import Running, rounds
-from text_generation_benchmark.gpu.comparing import close, equal, findings
-from text_generation_benchmark.gpu.findings import Context, Finding
-from text_generation_benchmark.gpu.stages import STAGES, Stage, function_of
+from gpu_check import check
+from gpu_check.check import Running, rounds
+from gpu_check.comparing import close, equal, findings
+from gpu_check.findings import Context, Finding
+from gpu_check.stages import STAGES, Stage, function_of
 
 WRITE = """
 import sys, time
 from pathlib import Path
-from text_generation_benchmark.gpu.findings import Finding, append
+from gpu_check.findings import Finding, append
 append(Path(sys.argv[1]), Finding("T", {"a": "1"}))
 """
+
+HERE = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # for children that import what we can
 
 
 def run(tmp_path: Path, code: str, limit_s: float = 60) -> Running:
     found, log = tmp_path / "found", tmp_path / "log"
     command = [sys.executable, "-c", WRITE + code, str(found)]
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=HERE, start_new_session=True)
     return Running(Stage("s", "m:f", limit_s), process, time.monotonic(), limit_s, found, log)
 
 
@@ -69,7 +70,7 @@ def test_a_stage_that_breaks_gives_its_last_words(tmp_path: Path):
 
 
 def test_without_a_gpu_the_check_rehearses_and_writes_where_it_is_told(tmp_path: Path):
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = HERE | {"CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", check.__name__, "--only", "environment", "--out", str(tmp_path / "result")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from text_generation_benchmark.gpu.comparing import backends, reason
-from text_generation_benchmark.gpu.findings import Context, Finding
+from gpu_check.comparing import backends, reason
+from gpu_check.findings import Context, Finding
 from text_generation_server.kernels.interface import Bias, Choices, Chosen
 from text_generation_server.kernels.reference import gumbel_noise
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_check.ceilings import MATRIX, MEMORY
+from gpu_check.findings import Context, Finding
+from gpu_check.model import REHEARSED, kv_bytes, prefill_flops, weight_bytes
+from gpu_check.windows import Page, Watch, Window, longest_window
 from text_generation_benchmark.checkpoint import write_without_weights
-from text_generation_benchmark.gpu.ceilings import MATRIX, MEMORY
-from text_generation_benchmark.gpu.findings import Context, Finding
-from text_generation_benchmark.gpu.model import REHEARSED, kv_bytes, prefill_flops, weight_bytes
-from text_generation_benchmark.gpu.windows import Page, Watch, Window, longest_window
 from text_generation_benchmark.load import GenerateStream, LoadResult, run_load
 from text_generation_benchmark.process import ServerCommand, free_port, get, running
 from text_generation_benchmark.prompts import Prompts

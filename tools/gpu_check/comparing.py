@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from text_generation_benchmark.gpu.findings import Finding
+from gpu_check.findings import Finding
 from text_generation_server.kernels.interface import Kernels
 
 # |difference| <= tolerance + tolerance * |expected|, by the type of the arithmetic.

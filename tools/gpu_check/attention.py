@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from text_generation_benchmark.gpu.comparing import Check, Comparison, backends, close, findings, type_name
-from text_generation_benchmark.gpu.findings import Context, Finding
-from text_generation_benchmark.gpu.pool import Pool, int32, widened
+from gpu_check.comparing import Check, Comparison, backends, close, findings, type_name
+from gpu_check.findings import Context, Finding
+from gpu_check.pool import Pool, int32, widened
 from text_generation_server.kernels.interface import KvLayer, Segments
 
 TABLE = "Attention against the reference"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
+from gpu_check.comparing import Check, Comparison, equal, findings, worst
+from gpu_check.findings import Context, Finding
+from gpu_check.model import REHEARSED
 from text_generation_benchmark.checkpoint import write_without_weights
-from text_generation_benchmark.gpu.comparing import Check, Comparison, equal, findings, worst
-from text_generation_benchmark.gpu.findings import Context, Finding
-from text_generation_benchmark.gpu.model import REHEARSED
 from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
 from text_generation_server.batch import PromptChunk, StepBatch
 from text_generation_server.distributed import Alone, Group

@@ -20,12 +20,12 @@ from pathlib import Path
 
 import torch
 
-from text_generation_benchmark.gpu.findings import read
-from text_generation_benchmark.gpu.results import Report, StageResult
-from text_generation_benchmark.gpu.stages import STAGES, Stage
+from gpu_check.findings import read
+from gpu_check.results import Report, StageResult
+from gpu_check.stages import STAGES, Stage
 from text_generation_benchmark.process import exit_on_sigterm
 
-RESULTS = Path(__file__).parents[2] / "results"
+RESULTS = Path(__file__).parents[2] / "benchmark" / "results"
 LIMIT_S = 525  # for all stages together
 STOP_S = 15  # for a stage to end after SIGTERM, and to stop its server
 MAX_BESIDE = 4  # stages at the same time, if none of them measures time
@@ -80,7 +80,7 @@ def start(stage: Stage, folder: Path, figures: dict[str, float], limit_s: float,
     if stage.computes and not on_gpu:
         environment["TRITON_INTERPRET"] = "1"
     command = [
-        sys.executable, "-m", "text_generation_benchmark.gpu.stages", stage.name, str(findings), json.dumps(figures)
+        sys.executable, "-m", "gpu_check.stages", stage.name, str(findings), json.dumps(figures)
     ]  # fmt: skip
     with log.open("wb") as out:
         process = subprocess.Popen(

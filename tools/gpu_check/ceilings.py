@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from text_generation_benchmark.gpu.findings import Context, Finding
-from text_generation_benchmark.gpu.timing import seconds_per_call
+from gpu_check.findings import Context, Finding
+from gpu_check.timing import seconds_per_call
 
 TABLE = "Ceilings, measured in this run"
 MEMORY, MATRIX = "memory_bytes_per_s", "matrix_flops_per_s"
