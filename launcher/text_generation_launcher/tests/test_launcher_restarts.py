@@ -94,9 +94,10 @@ def test_a_killed_router_comes_again_on_the_same_port_to_the_same_shard(site):
 
 
 def test_a_killed_router_of_several_ranks_gets_new_ones(site):
-    site.launch("--num-shard", "2").ready()
+    launch = site.launch("--num-shard", "2").ready()
     os.kill(site.started("router")["pid"], signal.SIGKILL)
     site.wait_until_heard("ready", 2)
+    assert "Starting generation 2 of the shards in 0.0s" in launch.stdout, "they did nothing wrong"
     assert len(site.starts("router")) == 2
     assert len(site.starts("shard")) == 4
 

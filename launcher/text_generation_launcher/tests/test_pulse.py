@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from text_generation_launcher import pulse as pulse_module
 from text_generation_launcher.pulse import LOOK_S, Pulse, Vitals, idle_s, read_vitals, until_it_hangs
 
 SLEEPS = Vitals("S", 1.0, 0.0)
@@ -167,10 +166,19 @@ def test_a_kernel_without_scheduler_statistics_still_tells_state_and_time(tmp_pa
     thread = tmp_path / "7" / "task" / "7"
     thread.mkdir(parents=True)
     (thread / "stat").write_text("7 (a) b) R " + " ".join(["0"] * 10) + " 150 50 " + "0 " * 30)
-    assert read_vitals(7, tmp_path) == Vitals("R", 200 * pulse_module.TICK_S, 0.0)
+    assert read_vitals(7, tmp_path) == Vitals("R", 200 / os.sysconf("SC_CLK_TCK"), 0.0)
     (thread / "schedstat").write_text("1500000000 250000000 9\n")
     assert read_vitals(7, tmp_path) == Vitals("R", 1.5, 0.25)
     assert read_vitals(8, tmp_path) is None
+
+
+def test_looks_are_apart_and_others_run_between_them() -> None:
+    pulse = Pulse(lambda: asked.append(time.monotonic()) or pulse.answered())
+    asked: list[float] = []
+    pulse.begin()
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(until_it_hangs(pulse, os.getpid()), 3.5 * LOOK_S))
+    assert 1 <= len(asked) <= 3
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="there is no /proc here")
