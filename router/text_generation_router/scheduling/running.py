@@ -134,6 +134,7 @@ class Running:
         self.prefilled = self.num_computed = len(cached)
         self.computed_from = min(self.computed_from, len(cached))
         self.num_sent = self.num_sent_at_start = len(self.output_ids)
+        self.last_step = 0  # new shards count their steps from 1 again
         self.is_known_to_shards = False
 
     def begin(self, expected: Lengths) -> None:

@@ -72,6 +72,21 @@ def test_two_steps_may_be_in_flight_and_no_row_runs_past_its_limit() -> None:
     assert scheduler.next_step() is None
 
 
+def test_a_request_that_ends_before_new_shards_compute_anything_of_it_holds_nothing() -> None:
+    """Its last step was one of the shards before, whose numbers are larger than those of the new ones."""
+    scheduler = make_scheduler()
+    long, short = scheduler.add(make_request(40, 5)), scheduler.add(make_request(2, 5, first=100))
+    sent = [scheduler.next_step() for _ in range(3)]
+    assert short.last_step and long.last_step
+    assert scheduler.put_back([step for step in sent if isinstance(step, ForwardStep)]) == []
+    scheduler.begin_generation(CAPACITY)
+    step = scheduler.next_step()
+    assert isinstance(step, ForwardStep) and step.request_ids == (long.id,) and short.holding is not None
+    held = scheduler.num_held
+    scheduler.end(short, answered=0, finished=False)
+    assert short.holding is None and scheduler.num_held < held
+
+
 def test_long_prompts_come_in_chunks_while_others_go_on() -> None:
     scheduler = make_scheduler()
     short = scheduler.add(make_request(2, 20))
