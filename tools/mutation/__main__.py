@@ -14,8 +14,9 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -102,25 +103,28 @@ def try_room(room: Room, mutants: Sequence[Mutant], copies: Sequence[Copy], outc
         left.put(mutant)
     print(f"{room.name}: {len(mutants)} mutants", flush=True)
 
-    def work(copy: Copy) -> None:
-        with RunsOfTests(copy, tests) as runs:
-            if (baseline := runs.run()).outcome != SURVIVED:
-                sys.exit(f"{room.name}: {baseline} without a mutant:\n{runs.last_words()}")
+    def work(copy: Copy, runs: RunsOfTests) -> None:
+        with suppress(Empty):
             while True:
-                try:
-                    mutant = left.get_nowait()
-                except Empty:
-                    return
-                try_mutant(mutant, copy, runs, outcomes)
+                try_mutant(left.get_nowait(), copy, runs, baseline.times_s, outcomes)
 
-    with ThreadPoolExecutor(len(copies)) as workers:
-        list(workers.map(work, copies if mutants else ()))
+    if not mutants:
+        return
+    with ExitStack() as stack:
+        all_runs = [stack.enter_context(RunsOfTests(copy, tests)) for copy in copies]
+        baseline = all_runs[0].run()
+        if baseline.outcome != SURVIVED:
+            sys.exit(
+                f"{room.name}: {baseline.outcome} in {baseline.test} without a mutant:\n{all_runs[0].last_words()}"
+            )
+        workers = stack.enter_context(ThreadPoolExecutor(len(copies)))
+        list(workers.map(work, copies, all_runs))
 
 
-def try_mutant(mutant: Mutant, copy: Copy, runs: RunsOfTests, outcomes: Outcomes) -> None:
+def try_mutant(mutant: Mutant, copy: Copy, runs: RunsOfTests, usual_s: Mapping[str, float], outcomes: Outcomes) -> None:
     began = time.monotonic()
     source = copy.change(mutant)
-    run = runs.run(first=Path(mutant.path).stem.removesuffix("s"))
+    run = runs.run(Path(mutant.path).stem.removesuffix("s"), usual_s)
     copy.restore(mutant.path, source)
     outcomes.add(mutant, run.outcome, test=run.test, seconds=round(time.monotonic() - began, 1))
     if run.outcome != KILLED:

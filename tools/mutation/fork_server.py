@@ -1,7 +1,9 @@
-"""Imports the libraries it is told of, then forks a run of the tests for each line on its input, which is a word: test
-files with this word in their names come first, quick tests before slow ones. Nothing of ours is imported before the
-fork, so that each run reads the files as they are then. The answer is a line of JSON: the outcome, and the test in
-which the run ended."""
+"""Imports the libraries it is told of, then forks a run of the tests for each line on its input. Nothing of ours is
+imported before the fork, so that each run reads the files as they are then.
+
+A line is JSON. `first`: test files with this word in their names come first, quick tests before slow ones. `usual_s`:
+the seconds that each test takes without a mutant, {} for a run that is to find out. The answer has the outcome, the
+test in which the run ended, and the seconds of each test that came to its end."""
 
 import contextlib
 import ctypes
@@ -41,10 +43,10 @@ def main() -> None:
     # What a test's processes leave behind when they are killed comes to this one, and is ended with the run.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     gc.freeze()  # pytest collects garbage after each run, twice: what was imported is none
-    limits = Limits(float(limit_s), {})
     for line in sys.stdin:
-        outcome, last = run(log, tests, line.strip(), limits)
-        print(json.dumps({"outcome": outcome, "test": last}), flush=True)
+        asked = json.loads(line)
+        answer = run(log, tests, asked["first"], Limits(float(limit_s), asked["usual_s"]))
+        print(json.dumps(answer), flush=True)
 
 
 def _settle_hypothesis() -> None:
@@ -68,8 +70,7 @@ class Limits:
         signal.setitimer(signal.ITIMER_REAL, WALL * cpu_s)
 
 
-def run(log: str, tests: list[str], first: str, limits: Limits) -> tuple[str, str]:
-    """The outcome, and the last test that was begun. The first run that passes tells what tests usually take."""
+def run(log: str, tests: list[str], first: str, limits: Limits) -> dict[str, Any]:
     times = Path(log).with_suffix(".times")
     times.write_text("")
     child = os.fork()
@@ -79,12 +80,10 @@ def run(log: str, tests: list[str], first: str, limits: Limits) -> tuple[str, st
     status = os.waitstatus_to_exitcode(raw)
     _end_descendants()
     lines = [json.loads(line) for line in times.read_text().splitlines()]
-    if status == OK and not limits.usual_s:
-        limits.usual_s.update({test: seconds for test, seconds in lines if seconds is not None})
+    outcome = {OK: SURVIVED, -signal.SIGALRM: TIMED_OUT, -signal.SIGPROF: TIMED_OUT}.get(status, KILLED)
     last = lines[-1][0] if lines and status != OK else ""
-    if status in (-signal.SIGALRM, -signal.SIGPROF):
-        return TIMED_OUT, last
-    return SURVIVED if status == OK else KILLED, last
+    times_s = {test: seconds for test, seconds in lines if seconds is not None}
+    return {"outcome": outcome, "test": last, "times_s": times_s}
 
 
 def _run_tests(log: str, tests: list[str], times: Path, first: str, limits: Limits) -> None:
@@ -93,7 +92,9 @@ def _run_tests(log: str, tests: list[str], times: Path, first: str, limits: Limi
     for stream in (1, 2):
         os.dup2(to, stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell has started us in the background
+    # What nohup, or a shell for its background jobs, has set to be ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     import pytest
 

@@ -5,9 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 from mutation.copies import Copy
 
@@ -26,6 +27,7 @@ LIBRARIES = (
 class Run:
     outcome: str
     test: str  # in which it ended, if it did not survive
+    times_s: dict[str, float]  # of each test that came to its end
 
 
 class RunsOfTests:
@@ -50,10 +52,11 @@ class RunsOfTests:
         with self._server:  # closes the pipes
             self._server.wait(STOP_S)
 
-    def run(self, first: str = "") -> Run:
-        """Of the tests as the copy is now; those with this word in the name of their file come first."""
+    def run(self, first: str = "", usual_s: Mapping[str, float] = MappingProxyType({})) -> Run:
+        """Of the tests as the copy is now; those with the word `first` in the name of their file come first. `usual_s`
+        are the times of a run without a mutant."""
         assert self._server.stdin is not None and self._server.stdout is not None
-        print(first, file=self._server.stdin, flush=True)
+        print(json.dumps({"first": first, "usual_s": dict(usual_s)}), file=self._server.stdin, flush=True)
         if not (answer := self._server.stdout.readline()):
             raise RuntimeError(f"the process that runs the tests has ended: {self.last_words()}")
         return Run(**json.loads(answer))

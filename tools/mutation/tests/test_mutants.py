@@ -9,7 +9,7 @@ from mutation.__main__ import Outcomes, draw, share_killed, table
 from mutation.copies import Copy
 from mutation.mutants import Mutant, mutants_of
 from mutation.rooms import Room
-from mutation.runs import KILLED, SURVIVED, TIMED_OUT, Run, RunsOfTests
+from mutation.runs import KILLED, SURVIVED, TIMED_OUT, RunsOfTests
 
 SOURCE = '''"""A docstring."""
 import logging
@@ -98,14 +98,19 @@ def test_the_dead_the_survivors_and_those_that_never_end_are_told_apart(copy: Co
     path = tmp_path / "here" / "server" / "counted.py"
     seen: dict[str, set[str]] = {}
     with RunsOfTests(copy, ["test_counted.py"], libraries=("pytest",), limit_s=1.0) as runs:
-        assert runs.run() == Run(SURVIVED, "")
+        baseline = runs.run()
+        assert (baseline.outcome, baseline.test, baseline.times_s.keys()) == (
+            SURVIVED,
+            "",
+            {"test_counted.py::test_it"},
+        )
         for mutant in mutants_of(path, "server/counted.py"):
             source = copy.change(mutant)
-            run = runs.run()
+            run = runs.run("", baseline.times_s)
             assert run.test == "test_counted.py::test_it"
             seen.setdefault(run.outcome, set()).update(changed_lines(mutant, source))
             copy.restore(mutant.path, source)
-        assert runs.run() == Run(SURVIVED, "")
+        assert runs.run().outcome == SURVIVED
     assert "while (n <= 3):" in seen[KILLED] and "pass" in seen[TIMED_OUT]
     assert "return None" in seen[KILLED] and SURVIVED not in seen
     assert path.read_text().count("\n") == 4  # the original is as it was
@@ -117,10 +122,10 @@ def test_likely_killers_come_first_and_quick_tests_before_slow_ones(copy: Copy) 
         fails = f"import time\ndef test_it():\n    time.sleep({seconds})\n    assert not FAILS"
         (copy.root / name).write_text(f"FAILS = False\n{fails}\n")
     with RunsOfTests(copy, list(names), libraries=("pytest",)) as runs:
-        assert runs.run().outcome == SURVIVED
+        usual_s = runs.run().times_s
         for name in names:
             (copy.root / name).write_text((copy.root / name).read_text().replace("FAILS = False", "FAILS = True"))
-        assert [runs.run(first).test for first in ("", "counted", "slow")] == [
+        assert [runs.run(first, usual_s).test for first in ("", "counted", "slow")] == [
             "test_late.py::test_it", "test_counted.py::test_it", "test_slow.py::test_it",
         ]  # fmt: skip
 
