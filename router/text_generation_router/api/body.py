@@ -17,6 +17,7 @@ from text_generation_router.errors import (
     TooExpensiveError,
     UnsupportedMediaTypeError,
 )
+from text_generation_router.memory import Tidying
 from text_generation_router.offload.errors import BusyError, JobFailedError, JobLostError, JobTimeoutError
 
 B = TypeVar("B", bound=Body)
@@ -40,13 +41,19 @@ class Bodies:
     """`limits` is asked for each body: they follow from the shards' memory, which may change."""
 
     def __init__(
-        self, payload_limit: int, limits: Callable[[], ListLimits], callers: Callers, offload: Offload
+        self,
+        payload_limit: int,
+        limits: Callable[[], ListLimits],
+        callers: Callers,
+        offload: Offload,
+        tidying: Tidying | None = None,
     ) -> None:
         self._payload_limit = payload_limit
         self._limits = limits
         self._callers = callers
         self._offload = offload
         self._places = Places(OWNERS_BODIES, WAIT_S)
+        self._tidying = tidying or Tidying()
 
     async def read(self, request: Request, question: Question[B]) -> B:
         """Raises BodyError for what is not such a request, ValidationError for what is refused by its name."""
@@ -55,12 +62,13 @@ class Bodies:
         if await incoming.is_complete_within(LARGE_BYTES):
             return question.read(bytes(incoming.content), self._limits())
         owner = self._callers.owner_of(request)
-        async with self._places.one_of(owner):
-            await incoming.is_complete_within(self._payload_limit)
-            job = job_of(incoming.content, self._limits())
-            del incoming
-            answer = await unless_disconnected(request.receive, self._run(question.name, job, owner))
-            return read_answer(question, answer)
+        with self._tidying.after():
+            async with self._places.one_of(owner):
+                await incoming.is_complete_within(self._payload_limit)
+                job = job_of(incoming.content, self._limits())
+                del incoming
+                answer = await unless_disconnected(request.receive, self._run(question.name, job, owner))
+                return read_answer(question, answer)
 
     def _check_headers(self, request: Request) -> None:
         if not _is_json(request.headers.get("content-type", "")):
