@@ -144,7 +144,7 @@ def die_with_parent() -> Callable[[], None] | None:
     """For the child to run before its program: a launcher that is killed leaves no children. Linux only."""
     if sys.platform != "linux":
         return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl  # loaded here: little is safe between fork and exec
+    prctl = ctypes.CDLL(None).prctl  # loaded here: little is safe between fork and exec
     parent = os.getpid()
 
     def ask_kernel() -> None:

@@ -2,10 +2,14 @@
 
 import os
 import signal
+import subprocess
+import time
 from pathlib import Path
 
 import psutil
 import pytest
+
+from text_generation_launcher.janitor import _is_gone
 
 
 def janitor_of(launch) -> psutil.Process:
@@ -28,6 +32,18 @@ def test_a_killed_launcher_leaves_no_process_socket_or_file(site, arguments):
     site.wait_until(lambda: site.left_behind() == [], "files are left")
     site.assert_no_children()
     site.wait_until(lambda: not site.is_alive(janitor.pid), "the janitor is left")
+
+
+def test_gone_is_what_has_ended_whether_or_not_its_parent_has_asked():
+    process = subprocess.Popen(["sleep", "60"])
+    assert not _is_gone(process.pid)
+    process.kill()
+    deadline_s = time.monotonic() + 30
+    while not _is_gone(process.pid):
+        assert time.monotonic() < deadline_s, "a zombie is not gone"
+        time.sleep(0.001)
+    process.wait()
+    assert _is_gone(process.pid)
 
 
 def test_a_launcher_killed_while_shards_load_leaves_nothing(site):

@@ -22,6 +22,19 @@ def test_last_words_are_heard_though_nobody_hears_ours() -> None:
     assert asyncio.run(run()) == [Message(Event.LISTENING), None]
 
 
+def test_a_line_that_is_closed_has_ended_for_the_other_process() -> None:
+    async def run() -> Message | None:
+        ours, theirs = socket.socketpair()
+        link, other = await Link.open(ours), await Link.open(theirs)
+        link.close()
+        try:
+            return await asyncio.wait_for(other.receive(), 10)
+        finally:
+            other.close()
+
+    assert asyncio.run(run()) is None
+
+
 def test_what_nobody_reads_blocks_nobody() -> None:
     async def run() -> bytes:
         ours, theirs = socket.socketpair()
