@@ -84,6 +84,15 @@ def test_the_least_recently_used_goes_first_and_from_its_end(cache: PrefixCache,
     assert cache.match("", ids(2, 2, 2)) == 1 and cache.match("", ids(1, 1, 1)) == 3
 
 
+def test_nodes_are_counted_as_they_come_and_go(cache: PrefixCache, pool: TokenSlots) -> None:
+    for _ in range(3):
+        for last in (3, 4, 5):
+            Holder(cache, pool, ids(1, 2, last)).compute().leave()
+        assert cache._num_nodes == 4
+        cache.evict(cache.num_evictable)
+        assert cache._num_nodes == 0
+
+
 def test_chunks_of_a_sequence_do_not_become_nodes(cache: PrefixCache, pool: TokenSlots) -> None:
     node, _ = cache.lock("", ids(5))
     for i in range(10):

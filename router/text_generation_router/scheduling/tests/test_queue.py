@@ -60,6 +60,16 @@ def test_nobody_is_passed_over_for_ever(between_tenants: bool) -> None:
     assert len(taken) == MAX_PASSED + 1
 
 
+def test_of_one_priority_too_nobody_is_passed_over_for_ever() -> None:
+    waiting = Waiting()
+    unlucky = waiting.add()
+    taken = []
+    while unlucky not in taken:
+        waiting.cached[waiting.add().id] = 5
+        taken.append(waiting.take())
+    assert len(taken) == MAX_PASSED + 1
+
+
 def test_lower_priorities_go_first() -> None:
     waiting = Waiting()
     added = [waiting.add(priority=priority) for priority in (5, 0, -3)]
