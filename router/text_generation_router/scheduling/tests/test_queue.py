@@ -166,6 +166,18 @@ def test_tenants_without_requests_are_forgotten_when_there_are_many() -> None:
     assert len(waiting.queue._accounts.owners) <= MAX_IDLE_TENANTS and waiting.take() is stays
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_tenant_with_a_request_is_remembered_however_many_come_after_it(begun: bool) -> None:
+    waiting = Waiting()
+    request = waiting.add(tenant="stays")
+    if begun:
+        assert waiting.take() is request
+    waiting.queue.served(request, 1000)
+    for i in range(MAX_IDLE_TENANTS + 10):
+        waiting.queue.remove(waiting.add(tenant=f"passes {i}"))
+    assert waiting.add(tenant="stays").tenant is request.tenant
+
+
 def test_an_owner_is_shut_out_while_another_has_more_than_twice_as_many_running() -> None:
     waiting = Waiting()
     first, second = waiting.add("one"), waiting.add("one")
