@@ -63,6 +63,16 @@ def bind(path: str) -> None:
         left.bind(path)
 
 
+def test_a_parent_that_has_vanished_is_told(runtime_dir: Path) -> None:
+    place = of_port(3000, str(runtime_dir))
+    runtime_dir.rmdir()
+    try:
+        with pytest.raises(FileNotFoundError):
+            place.make()
+    finally:
+        runtime_dir.mkdir()
+
+
 def test_the_folder_is_the_port_s_and_private(runtime_dir: Path) -> None:
     place = of_port(3000, str(runtime_dir))
     assert place.prefix == f"{runtime_dir}/tgi-py/3000/shard"
