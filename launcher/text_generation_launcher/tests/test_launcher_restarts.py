@@ -75,6 +75,12 @@ def test_deaths_do_not_add_up_where_steps_are_confirmed_between_them_or_requests
     assert set(waits) == {"0.5s"}
 
 
+def test_a_user_s_error_at_the_first_start_ends_the_server_at_once(site):
+    launch = site.launch(FAKE_SHARD="config")
+    assert launch.end() == 1
+    assert launch.stderr == "Error: ShardCannotStart\n" and len(site.starts("shard")) == 1
+
+
 def test_a_user_s_error_after_a_good_start_is_tried_again(site):
     site.launch(FAKE_SHARD="TGI_GENERATION=2 config").ready()
     os.kill(site.started("shard")["pid"], signal.SIGKILL)
