@@ -68,7 +68,7 @@ class Library:
         functions = ctypes.CDLL(str(library_path(target)))
         self.target = target
         self.listener: Listener | None = None
-        self._run = functions.run
+        self._run = functions.run_calls
         self._run.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_void_p]
         self._run.restype = None
         self._addresses = {
@@ -121,4 +121,4 @@ def _loads(target: str) -> bool:
     except OSError as error:
         log.warning("the CPU kernels for %s cannot be loaded: %s", target, error)
         return False
-    return target != "amx" or library.request_tiles() == 0
+    return target != "amx" or library.request_matrix_unit() == 0

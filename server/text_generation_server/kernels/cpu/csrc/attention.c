@@ -9,15 +9,15 @@
    is in base 2, on float32 sums. */
 #include "attention.h"
 
-#define TILE 64
-#define SPLIT 512
-#define MOST_TOGETHER 8
-#define GROUP 4 /* query heads at a time: their sums stay in registers */
+#define TILE_KEYS 64
+#define SPLIT_KEYS 512
+#define MAX_HEADS_PER_ITEM 8
+#define QUERIES_AT_ONCE 4 /* query heads at a time: their sums stay in registers */
 
 /* The products of a key and the queries [queries, size], to be summed up over the lanes. */
-INLINE void multiply(const float *q, int queries, const void *key, enum type type, long size, vf products[GROUP][LANES],
+INLINE void multiply_key(const float *q, int queries, const void *key, enum type type, long size, vf products[QUERIES_AT_ONCE][LANES],
                      int i) {
-  vf sums[GROUP] = {};
+  vf sums[QUERIES_AT_ONCE] = {};
 #pragma GCC unroll 8
   for (long d = 0; d < size; d += LANES) {
     vf k = load(key, d, type);
@@ -29,42 +29,42 @@ INLINE void multiply(const float *q, int queries, const void *key, enum type typ
 }
 
 /* scores[q][key], in base 2, for `count` keys of a tile. */
-INLINE void score(const float *q, int queries, const struct cache *c, enum type type, long size,
-                  long kv_head, float scale, const int32_t *slots, int count, struct stream *next,
-                  float scores[GROUP][TILE]) {
-  for (int first = 0; first < TILE; first += LANES) {
+INLINE void score_keys(const float *q, int queries, const struct kv_cache *c, enum type type, long size,
+                  long kv_head, float scale, const int32_t *slots, int count, struct prefetch *next,
+                  float scores[QUERIES_AT_ONCE][TILE_KEYS]) {
+  for (int first = 0; first < TILE_KEYS; first += LANES) {
     if (first >= count) {
 #pragma GCC unroll 4
       for (int j = 0; j < queries; j++) store(scores[j], first, splat(-INFINITY), F32);
       continue;
     }
-    vf products[GROUP][LANES], scales = splat(scale);
+    vf products[QUERIES_AT_ONCE][LANES], scales = splat(scale);
 #pragma GCC unroll 1
     for (int i = 0; i < LANES; i++) {
       long slot = slots[first + i < count ? first + i : first];
-      fetch(next, 1, type, size);
-      multiply(q, queries, head_at(c, slot, kv_head), type, size, products, i);
+      prefetch_heads(next, 1, type, size);
+      multiply_key(q, queries, head_at(c, slot, kv_head), type, size, products, i);
       if (type == I8 || type == F8) scales[i] = scale * c->scales[slot * 2 * c->kv_heads + kv_head];
     }
 #pragma GCC unroll 4
-    for (int j = 0; j < queries; j++) store(scores[j], first, sums_of(products[j]) * scales, F32);
+    for (int j = 0; j < queries; j++) store(scores[j], first, lane_sums(products[j]) * scales, F32);
   }
 #pragma GCC unroll 4
   for (int j = 0; j < queries; j++)
-    for (int i = count; i < TILE; i++) scores[j][i] = -INFINITY;
+    for (int i = count; i < TILE_KEYS; i++) scores[j][i] = -INFINITY;
 }
 
 /* What a query knows after some of its keys: sum and out are relative to 2^peak. */
-struct state {
+struct partial_attention {
   float peak, sum;
-  float out[MAX_SIZE] __attribute__((aligned(64)));
+  float out[MAX_HEAD_SIZE] __attribute__((aligned(64)));
 };
 
 /* Scores become weights relative to the new peak; what was summed up before shrinks accordingly. */
-INLINE void weigh(float scores[TILE], struct state *s, long size) {
+INLINE void weigh_scores(float scores[TILE_KEYS], struct partial_attention *s, long size) {
   vf peaks = load(scores, 0, F32);
-  for (int i = LANES; i < TILE; i += LANES) peaks = max_of(peaks, load(scores, i, F32));
-  float peak = largest_of(peaks);
+  for (int i = LANES; i < TILE_KEYS; i += LANES) peaks = larger(peaks, load(scores, i, F32));
+  float peak = lane_max(peaks);
   if (!(peak <= s->peak)) {
     float shrink = 0;
     if (s->sum > 0) {
@@ -76,19 +76,19 @@ INLINE void weigh(float scores[TILE], struct state *s, long size) {
     s->peak = peak;
   }
   vf sum = {};
-  for (int i = 0; i < TILE; i += LANES) {
+  for (int i = 0; i < TILE_KEYS; i += LANES) {
     vf w = exp2_of(load(scores, i, F32) - s->peak);
     store(scores, i, w, F32);
     sum += w;
   }
-  s->sum += sum_of(sum);
+  s->sum += lane_sum(sum);
 }
 
-INLINE void add_values(const struct cache *c, enum type type, long size, long kv_head, const int32_t *slots, int count,
-                       float weights[GROUP][TILE], int queries, struct stream *next, struct state *states) {
+INLINE void add_weighted_values(const struct kv_cache *c, enum type type, long size, long kv_head, const int32_t *slots, int count,
+                       float weights[QUERIES_AT_ONCE][TILE_KEYS], int queries, struct prefetch *next, struct partial_attention *states) {
   /* 64 numbers of each query at a time, so that the sums fit the registers. */
   for (long first = 0; first < size; first += 4 * LANES) {
-    vf out[GROUP][4];
+    vf out[QUERIES_AT_ONCE][4];
     int width = size - first < 4 * LANES ? (int)((size - first) / LANES) : 4;
 #pragma GCC unroll 4
     for (int j = 0; j < queries; j++)
@@ -98,7 +98,7 @@ INLINE void add_values(const struct cache *c, enum type type, long size, long kv
       for (int i = 0; i < count; i++) {
         const void *value = head_at(c, slots[i], c->kv_heads + kv_head);
         vf v[4];
-        if (first == 0) fetch(next, 1, type, size);
+        if (first == 0) prefetch_heads(next, 1, type, size);
 #pragma GCC unroll 4
         for (int d = 0; d < 4; d++) v[d] = load(value, first + d * LANES, type);
 #pragma GCC unroll 4
@@ -125,30 +125,30 @@ INLINE void add_values(const struct cache *c, enum type type, long size, long kv
 }
 
 /* Keys of one head, `count` of them. */
-struct tile {
+struct key_tile {
   const int32_t *slots;
   int count;
   long kv_head;
   float scale;
 };
 
-/* One tile of keys for up to GROUP queries of one position. */
-INLINE void attend_tile(const float *q, int queries, const struct cache *c, enum type type, long size,
-                        const struct tile *t, struct stream *next, struct state *states) {
-  float scores[GROUP][TILE] __attribute__((aligned(64)));
-  score(q, queries, c, type, size, t->kv_head, t->scale, t->slots, t->count, next, scores);
-  for (int j = 0; j < queries; j++) weigh(scores[j], &states[j], size);
+/* One tile of keys for up to QUERIES_AT_ONCE queries of one position. */
+INLINE void attend_tile(const float *q, int queries, const struct kv_cache *c, enum type type, long size,
+                        const struct key_tile *t, struct prefetch *next, struct partial_attention *states) {
+  float scores[QUERIES_AT_ONCE][TILE_KEYS] __attribute__((aligned(64)));
+  score_keys(q, queries, c, type, size, t->kv_head, t->scale, t->slots, t->count, next, scores);
+  for (int j = 0; j < queries; j++) weigh_scores(scores[j], &states[j], size);
   if (type == I8 || type == F8)
     for (int i = 0; i < t->count; i++) {
       float scale = c->scales[t->slots[i] * 2L * c->kv_heads + c->kv_heads + t->kv_head];
       for (int j = 0; j < queries; j++) scores[j][i] *= scale;
     }
-  add_values(c, type, size, t->kv_head, t->slots, t->count, scores, queries, next, states);
+  add_weighted_values(c, type, size, t->kv_head, t->slots, t->count, scores, queries, next, states);
 }
 
-INLINE void attend_some(const float *q, int queries, const struct cache *c, enum type type, long size,
-                        const struct tile *t, struct stream *next, struct state *states) {
-  struct stream in_registers = *next;
+INLINE void attend_tile_by_queries(const float *q, int queries, const struct kv_cache *c, enum type type, long size,
+                        const struct key_tile *t, struct prefetch *next, struct partial_attention *states) {
+  struct prefetch in_registers = *next;
   switch (queries) {
     case 1: attend_tile(q, 1, c, type, size, t, &in_registers, states); break;
     case 2: attend_tile(q, 2, c, type, size, t, &in_registers, states); break;
@@ -159,32 +159,32 @@ INLINE void attend_some(const float *q, int queries, const struct cache *c, enum
 }
 
 #if defined(__AVX512F__)
-#define BY_SIZE(TYPE)                                                         \
+#define ATTEND_BY_SIZE(TYPE)                                                         \
   switch (c->size) {                                                          \
-    case 64: attend_some(q, queries, c, TYPE, 64, t, next, states); break;   \
-    case 128: attend_some(q, queries, c, TYPE, 128, t, next, states); break; \
-    default: attend_some(q, queries, c, TYPE, c->size, t, next, states);     \
+    case 64: attend_tile_by_queries(q, queries, c, TYPE, 64, t, next, states); break;   \
+    case 128: attend_tile_by_queries(q, queries, c, TYPE, 128, t, next, states); break; \
+    default: attend_tile_by_queries(q, queries, c, TYPE, c->size, t, next, states);     \
   }                                                                           \
   break
 #else
-#define BY_SIZE(TYPE)                                          \
-  attend_some(q, queries, c, TYPE, c->size, t, next, states); \
+#define ATTEND_BY_SIZE(TYPE)                                          \
+  attend_tile_by_queries(q, queries, c, TYPE, c->size, t, next, states); \
   break
 #endif
 
 /* Copies of the above for each type and, where registers are many, the usual sizes. */
-static void attend_keys(const float *q, int queries, const struct cache *c, const struct tile *t,
-                        struct stream *next, struct state *states) {
+static void attend_tile_by_type(const float *q, int queries, const struct kv_cache *c, const struct key_tile *t,
+                        struct prefetch *next, struct partial_attention *states) {
   switch (c->type) {
-    case F32: BY_SIZE(F32);
-    case BF16: BY_SIZE(BF16);
-    case I8: BY_SIZE(I8);
-    case F8: BY_SIZE(F8);
+    case F32: ATTEND_BY_SIZE(F32);
+    case BF16: ATTEND_BY_SIZE(BF16);
+    case I8: ATTEND_BY_SIZE(I8);
+    case F8: ATTEND_BY_SIZE(F8);
   }
 }
 
 /* The later split's state joins the earlier ones'. */
-static void merge(struct state *into, const struct state *from, long size) {
+static void merge_splits(struct partial_attention *into, const struct partial_attention *from, long size) {
   float peak = into->peak > from->peak ? into->peak : from->peak;
   vf a = exp2_of(splat(into->peak - peak)), b = exp2_of(splat(from->peak - peak));
   into->sum = into->sum * a[0] + from->sum * b[0];
@@ -193,58 +193,58 @@ static void merge(struct state *into, const struct state *from, long size) {
   into->peak = peak;
 }
 
-static void put(void *out, enum type type, const struct state *s, long size) {
+static void store_quotient(void *out, enum type type, const struct partial_attention *s, long size) {
   for (long d = 0; d < size; d += LANES) store(out, d, load(s->out, d, F32) / s->sum, type);
 }
 
-/* Queries of a head come in blocks of GROUP. */
-static long blocks_of(long group) { return (group + GROUP - 1) / GROUP; }
+/* Queries of a head come in blocks of QUERIES_AT_ONCE. */
+static long count_query_blocks(long group) { return (group + QUERIES_AT_ONCE - 1) / QUERIES_AT_ONCE; }
 
-/* Up to SPLIT keys from `start` on. */
-static void attend_split(const float *blocks, const struct job *job, const struct share *s, long start,
-                         struct team *team, struct state *states) {
-  const struct cache *c = &job->cache;
+/* Up to SPLIT_KEYS keys from `start` on. */
+static void attend_split(const float *blocks, const struct attention *job, const struct decode_item *s, long start,
+                         struct team *team, struct partial_attention *states) {
+  const struct kv_cache *c = &job->cache;
   for (long j = 0; j < s->count * s->group; j++) {
     states[j].peak = -INFINITY;
     states[j].sum = 0;
     memset(states[j].out, 0, c->size * sizeof(float));
   }
-  for (long i = start; i < min(start + SPLIT, s->length); i += TILE) {
-    struct stream next = after(job, s, i + TILE, TILE, team);
+  for (long i = start; i < min(start + SPLIT_KEYS, s->length); i += TILE_KEYS) {
+    struct prefetch next = prefetch_after(job, s, i + TILE_KEYS, TILE_KEYS, team);
     const float *q = blocks;
     for (long head = 0; head < s->count; head++)
-      for (long j = 0; j < s->group; j += GROUP) {
-        struct tile t = {s->slots + i, (int)min(s->length - i, TILE), s->first + head, job->scale};
-        attend_keys(q, (int)min(s->group - j, GROUP), c, &t, &next, states + head * s->group + j);
-        q += GROUP * c->size;
+      for (long j = 0; j < s->group; j += QUERIES_AT_ONCE) {
+        struct key_tile t = {s->slots + i, (int)min(s->length - i, TILE_KEYS), s->first + head, job->scale};
+        attend_tile_by_type(q, (int)min(s->group - j, QUERIES_AT_ONCE), c, &t, &next, states + head * s->group + j);
+        q += QUERIES_AT_ONCE * c->size;
       }
-    fetch(&next, 2 * s->count * TILE, c->type, c->size);
+    prefetch_heads(&next, 2 * s->count * TILE_KEYS, c->type, c->size);
   }
 }
 
 /* Queries in float32. */
-static void prepare(const struct job *job, const struct share *s, const char *q, float *blocks) {
+static void widen_queries(const struct attention *job, const struct decode_item *s, const char *q, float *blocks) {
   long size = job->cache.size;
   for (long head = 0; head < s->count; head++)
-    for (long j = 0; j < s->group; j += GROUP) {
-      const char *from = q + (head * s->group + j) * size * size_of(job->type);
-      int queries = (int)min(s->group - j, GROUP);
+    for (long j = 0; j < s->group; j += QUERIES_AT_ONCE) {
+      const char *from = q + (head * s->group + j) * size * bytes_of(job->type);
+      int queries = (int)min(s->group - j, QUERIES_AT_ONCE);
       for (long i = 0; i < queries * size; i += LANES) store(blocks, i, load(from, i, job->type), F32);
-      blocks += GROUP * size;
+      blocks += QUERIES_AT_ONCE * size;
     }
 }
 
-static void attend_share(const struct job *job, const struct share *s, struct team *team) {
-  long queries = s->count * s->group, size = job->cache.size, bytes = size_of(job->type), query = s->first * s->group;
-  struct state states[queries], later[queries];
-  float blocks[s->count * blocks_of(s->group) * GROUP * size] __attribute__((aligned(64)));
-  prepare(job, s, job->q + (s->token * job->q_stride + query * size) * bytes, blocks);
-  for (long start = 0; start < s->length; start += SPLIT) {
+static void attend_item(const struct attention *job, const struct decode_item *s, struct team *team) {
+  long queries = s->count * s->group, size = job->cache.size, bytes = bytes_of(job->type), query = s->first * s->group;
+  struct partial_attention states[queries], later[queries];
+  float blocks[s->count * count_query_blocks(s->group) * QUERIES_AT_ONCE * size] __attribute__((aligned(64)));
+  widen_queries(job, s, job->q + (s->token * job->q_stride + query * size) * bytes, blocks);
+  for (long start = 0; start < s->length; start += SPLIT_KEYS) {
     attend_split(blocks, job, s, start, team, start ? later : states);
-    for (long j = 0; start && j < queries; j++) merge(&states[j], &later[j], size);
+    for (long j = 0; start && j < queries; j++) merge_splits(&states[j], &later[j], size);
   }
   for (long j = 0; j < queries; j++)
-    put(job->out + (s->token * job->heads + query + j) * size * bytes, job->type, &states[j], size);
+    store_quotient(job->out + (s->token * job->heads + query + j) * size * bytes, job->type, &states[j], size);
 }
 
 /* Of q, q_stride, q_type, out, tokens, heads, kv, scales, kv_heads, size, kv_type, table, table_stride, rows, lengths, scale.
@@ -253,22 +253,22 @@ static void attend_share(const struct job *job, const struct share *s, struct te
    q_stride numbers apart. */
 EXPORT void attend(const union word *w, struct team *team, int me) {
   (void)me;
-  struct job job = {
+  struct attention job = {
       .q = w[0].p, .q_stride = w[1].i, .type = w[2].i, .out = w[3].p, .tokens = w[4].i, .heads = w[5].i,
       .cache = {.heads = w[6].p, .scales = w[7].p, .kv_heads = w[8].i, .size = w[9].i, .type = w[10].i},
       .table = w[11].p, .table_stride = w[12].i, .rows = w[13].p, .lengths = w[14].p, .scale = w[15].f * LOG2E,
   };
   /* Heads of a token together, unless that would leave threads without work: they lie side by side. */
-  job.together = job.tokens < 2 * team->threads ? 1 : min(job.cache.kv_heads, MOST_TOGETHER);
+  job.together = job.tokens < 2 * team->threads ? 1 : min(job.cache.kv_heads, MAX_HEADS_PER_ITEM);
   while (job.cache.kv_heads % job.together) job.together--;
 #if defined(__AMX_BF16__)
   if (job.type == BF16 && job.cache.type == BF16 && job.cache.size % 32 == 0) {
-    attend_in_tiles(&job, team);
+    attend_on_matrix_unit(&job, team);
     return;
   }
 #endif
-  SHARE(item, items(&job), 1, team) {
-    struct share s = share_of(&job, item);
-    attend_share(&job, &s, team);
+  FOR_EACH_ITEM(item, count_items(&job), 1, team) {
+    struct decode_item s = item_at(&job, item);
+    attend_item(&job, &s, team);
   }
 }

@@ -10,86 +10,86 @@
 
 #include "tiles.h"
 
-#define QUERIES 4
-#define KEYS 32 /* of a tile */
-#define LINE 32 /* numbers of bfloat16 in 64 bytes */
+#define TILE_QUERIES 4
+#define STEP_KEYS 32 /* of a tile */
+#define LINE_NUMBERS 32 /* numbers of bfloat16 in 64 bytes */
 
 /* What queries know after some of their keys: sums and out are relative to 2^peak. Lane i is query i % 4; its sum is that
    of the lanes. Rows of out are in the order in which `interleave` leaves columns. */
-struct block {
+struct query_block {
   __m512 peaks, sums;
-  float out[QUERIES][MAX_SIZE];
+  float out[TILE_QUERIES][MAX_HEAD_SIZE];
 };
 
 /* Scores of a tile of keys, then weights. */
-struct scores {
-  float by_key[KEYS][QUERIES];
-  bf16 weights[QUERIES][KEYS];
+struct key_scores {
+  float by_key[STEP_KEYS][TILE_QUERIES];
+  bf16 weights[TILE_QUERIES][STEP_KEYS];
 } __attribute__((aligned(64)));
 
 /* Values of a head, [size / 16][16 pairs of positions][16 columns][2]. */
-struct values {
-  bf16 tiles[MAX_SIZE / 16][16][LINE];
+struct paired_values {
+  bf16 tiles[MAX_HEAD_SIZE / 16][16][LINE_NUMBERS];
 } __attribute__((aligned(64)));
 
 /* Tiles 0, 1: scores of 16 keys by 4 queries. 2: 32 numbers of the queries, in pairs. 3, 6: 16 keys, or 16 pairs of values.
    4, 5: 16 columns of out. 7: weights of 32 keys. */
-static void configure(void) {
+static void configure_decode_tiles(void) {
   struct tile_config c = {.palette = 1,
-                          .rows = {16, 16, 16, 16, QUERIES, QUERIES, 16, QUERIES},
-                          .bytes = {QUERIES * 4, QUERIES * 4, QUERIES * 4, 64, 64, 64, 64, 64}};
+                          .rows = {16, 16, 16, 16, TILE_QUERIES, TILE_QUERIES, 16, TILE_QUERIES},
+                          .bytes = {TILE_QUERIES * 4, TILE_QUERIES * 4, TILE_QUERIES * 4, 64, 64, 64, 64, 64}};
   MEMORY_IS_WRITTEN;
   _tile_loadconfig(&c);
 }
 
-/* [size / 2][QUERIES][2], with zeros for queries that are not there. */
-static void lay_out(const bf16 *q, long queries, long size, uint32_t *to) {
-  memset(to, 0, size / 2 * QUERIES * sizeof *to);
+/* [size / 2][TILE_QUERIES][2], with zeros for queries that are not there. */
+static void pair_query_numbers(const bf16 *q, long queries, long size, uint32_t *to) {
+  memset(to, 0, size / 2 * TILE_QUERIES * sizeof *to);
   for (long j = 0; j < queries; j++)
-    for (long d = 0; d < size / 2; d++) memcpy(to + d * QUERIES + j, q + j * size + 2 * d, 4);
+    for (long d = 0; d < size / 2; d++) memcpy(to + d * TILE_QUERIES + j, q + j * size + 2 * d, 4);
 }
 
 /* 16 keys, in place where their slots follow each other. */
-struct keys {
+struct key_rows {
   const bf16 *first;
   long stride; /* bytes */
 };
 
-INLINE struct keys keys_at(const struct cache *c, long size, long kv_head, const int32_t *slots, int first, int count,
+INLINE struct key_rows find_key_rows(const struct kv_cache *c, long size, long kv_head, const int32_t *slots, int first, int count,
                            bf16 *gathered) {
   const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   if (first >= count) first = 0; /* whose scores nobody reads */
   slots += first;
   if (first + LANES <= count &&
       _mm512_cmpeq_epi32_mask(_mm512_loadu_si512(slots), (__m512i)(lanes + slots[0])) == 0xffff)
-    return (struct keys){head_at(c, slots[0], kv_head), 2 * c->kv_heads * size * (long)sizeof(bf16)};
+    return (struct key_rows){head_at(c, slots[0], kv_head), 2 * c->kv_heads * size * (long)sizeof(bf16)};
   for (int i = 0; i < LANES; i++)
     memcpy(gathered + i * size, head_at(c, slots[first + i < count ? i : 0], kv_head), size * sizeof(bf16));
-  return (struct keys){gathered, size * (long)sizeof(bf16)};
+  return (struct key_rows){gathered, size * (long)sizeof(bf16)};
 }
 
 /* For each head of a tile, 64 heads of the next one are fetched: `score`, `weigh`, `interleave` and `add_values` fetch 16
    each. Here are those between two instructions of the matrix unit. */
-INLINE void fetch_some(struct stream *next, long size) { fetch(next, size > 128 ? 1 : 128 / size, BF16, size); }
+INLINE void prefetch_between_instructions(struct prefetch *next, long size) { prefetch_heads(next, size > 128 ? 1 : 128 / size, BF16, size); }
 
-INLINE void score(const uint32_t *q, const struct cache *c, long size, long kv_head, const int32_t *slots, int count,
-                  struct stream *next, struct scores *s) {
-  bf16 gathered[2][LANES * MAX_SIZE] __attribute__((aligned(64)));
-  struct keys a = keys_at(c, size, kv_head, slots, 0, count, gathered[0]);
-  struct keys b = keys_at(c, size, kv_head, slots, LANES, count, gathered[1]);
+INLINE void score_keys_in_tiles(const uint32_t *q, const struct kv_cache *c, long size, long kv_head, const int32_t *slots, int count,
+                  struct prefetch *next, struct key_scores *s) {
+  bf16 gathered[2][LANES * MAX_HEAD_SIZE] __attribute__((aligned(64)));
+  struct key_rows a = find_key_rows(c, size, kv_head, slots, 0, count, gathered[0]);
+  struct key_rows b = find_key_rows(c, size, kv_head, slots, LANES, count, gathered[1]);
   MEMORY_IS_WRITTEN;
   _tile_zero(0);
   _tile_zero(1);
   for (long d = 0; d < size; d += 32) {
-    _tile_loadd(2, q + d / 2 * QUERIES, QUERIES * 4);
-    fetch_some(next, size);
+    _tile_loadd(2, q + d / 2 * TILE_QUERIES, TILE_QUERIES * 4);
+    prefetch_between_instructions(next, size);
     _tile_loadd(3, a.first + d, a.stride);
-    fetch_some(next, size);
+    prefetch_between_instructions(next, size);
     _tile_dpbf16ps(0, 3, 2);
     _tile_loadd(6, b.first + d, b.stride);
-    fetch_some(next, size);
+    prefetch_between_instructions(next, size);
     _tile_dpbf16ps(1, 6, 2);
-    fetch_some(next, size);
+    prefetch_between_instructions(next, size);
   }
   _tile_stored(0, s->by_key[0], sizeof s->by_key[0]);
   _tile_stored(1, s->by_key[LANES], sizeof s->by_key[0]);
@@ -97,7 +97,7 @@ INLINE void score(const uint32_t *q, const struct cache *c, long size, long kv_h
 }
 
 /* Weights of 32 keys, in 8 vectors of 4 keys by 4 queries, become rows of the queries. */
-INLINE void by_query(const __m512 *w, bf16 (*to)[LINE]) {
+INLINE void transpose_weights(const __m512 *w, bf16 (*to)[LINE_NUMBERS]) {
   const __m512i order = _mm512_set_epi16(31, 27, 23, 19, 15, 11, 7, 3, 30, 26, 22, 18, 14, 10, 6, 2, 29, 25, 21, 17, 13, 9, 5,
                                          1, 28, 24, 20, 16, 12, 8, 4, 0);
   __m512i p[4], h[4], rows[4];
@@ -116,12 +116,12 @@ INLINE void by_query(const __m512 *w, bf16 (*to)[LINE]) {
 }
 
 /* Scores become weights relative to the new peaks; what was summed up before shrinks accordingly. */
-INLINE void weigh(struct scores *s, int count, float scale, long size, struct stream *next, struct block *b) {
+INLINE void weigh_keys_of_step(struct key_scores *s, int count, float scale, long size, struct prefetch *next, struct query_block *b) {
   const vi lanes = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
-  __m512 w[KEYS / 4], peaks[4], scales = _mm512_set1_ps(scale), sums[2] = {};
-  for (int i = 0; i < KEYS / 4; i++) {
+  __m512 w[STEP_KEYS / 4], peaks[4], scales = _mm512_set1_ps(scale), sums[2] = {};
+  for (int i = 0; i < STEP_KEYS / 4; i++) {
     w[i] = _mm512_load_ps(s->by_key[4 * i]);
-    if (count < KEYS)
+    if (count < STEP_KEYS)
       w[i] = _mm512_mask_blend_ps(_mm512_cmpgt_epi32_mask(_mm512_set1_epi32(count - 4 * i), (__m512i)lanes),
                                   _mm512_set1_ps(-INFINITY), w[i]);
   }
@@ -133,55 +133,55 @@ INLINE void weigh(struct scores *s, int count, float scale, long size, struct st
     peak = _mm512_max_ps(peak, b->peaks);
     vf shrink = exp2_of((vf)_mm512_sub_ps(b->peaks, peak));
     b->sums = _mm512_mul_ps(b->sums, (__m512)shrink);
-    for (int j = 0; j < QUERIES; j++)
+    for (int j = 0; j < TILE_QUERIES; j++)
       for (long d = 0; d < size; d += LANES) store(b->out[j], d, load(b->out[j], d, F32) * shrink[j], F32);
     b->peaks = peak;
   }
-  for (int i = 0; i < KEYS / 4; i++) {
-    w[i] = (__m512)weight_of((vf)_mm512_fmsub_ps(w[i], scales, b->peaks));
+  for (int i = 0; i < STEP_KEYS / 4; i++) {
+    w[i] = (__m512)exp2_of_negative((vf)_mm512_fmsub_ps(w[i], scales, b->peaks));
     sums[i % 2] = _mm512_add_ps(sums[i % 2], w[i]);
-    fetch(next, 2, BF16, size);
+    prefetch_heads(next, 2, BF16, size);
   }
   b->sums = _mm512_add_ps(b->sums, _mm512_add_ps(sums[0], sums[1]));
-  by_query(w, s->weights);
+  transpose_weights(w, s->weights);
 }
 
 /* Values of all heads of the tile, two positions at a time. Columns of a line come in the order 0-3, 8-11, 16-19, 24-27 and
    4-7, 12-15, 20-23, 28-31: within the lanes in which numbers can be interleaved. */
-INLINE void interleave(const struct cache *c, long size, long first, long heads, const int32_t *slots, int count,
-                       struct stream *next, struct values *v) {
-  static const bf16 nothing[LINE];
-  for (int i = 0; i < KEYS; i += 2) {
+INLINE void pair_values_of_step(const struct kv_cache *c, long size, long first, long heads, const int32_t *slots, int count,
+                       struct prefetch *next, struct paired_values *v) {
+  static const bf16 nothing[LINE_NUMBERS];
+  for (int i = 0; i < STEP_KEYS; i += 2) {
     const bf16 *a = nothing, *b = nothing;
     long a_step = 0, b_step = 0;
-    if (i < count) a = head_at(c, slots[i], c->kv_heads + first), a_step = LINE;
-    if (i + 1 < count) b = head_at(c, slots[i + 1], c->kv_heads + first), b_step = LINE;
+    if (i < count) a = head_at(c, slots[i], c->kv_heads + first), a_step = LINE_NUMBERS;
+    if (i + 1 < count) b = head_at(c, slots[i + 1], c->kv_heads + first), b_step = LINE_NUMBERS;
     for (long h = 0; h < heads; h++) {
 #pragma GCC unroll 4
-      for (long d = 0; d < size; d += LINE, a += a_step, b += b_step) {
+      for (long d = 0; d < size; d += LINE_NUMBERS, a += a_step, b += b_step) {
         __m512i x = _mm512_loadu_si512(a), y = _mm512_loadu_si512(b);
         _mm512_store_si512(v[h].tiles[d / 16][i / 2], _mm512_unpacklo_epi16(x, y));
         _mm512_store_si512(v[h].tiles[d / 16 + 1][i / 2], _mm512_unpackhi_epi16(x, y));
       }
-      fetch(next, 1, BF16, size);
+      prefetch_heads(next, 1, BF16, size);
     }
   }
 }
 
-INLINE void add_values(const struct values *v, const struct scores *s, long size, struct stream *next, struct block *b) {
+INLINE void add_values_in_tiles(const struct paired_values *v, const struct key_scores *s, long size, struct prefetch *next, struct query_block *b) {
   MEMORY_IS_WRITTEN;
   _tile_loadd(7, s->weights, 64);
-  for (long d = 0; d < size; d += LINE) {
+  for (long d = 0; d < size; d += LINE_NUMBERS) {
     _tile_loadd(4, b->out[0] + d, sizeof b->out[0]);
     _tile_loadd(3, v->tiles[d / 16], 64);
-    fetch_some(next, size);
+    prefetch_between_instructions(next, size);
     _tile_dpbf16ps(4, 7, 3);
     _tile_loadd(5, b->out[0] + d + 16, sizeof b->out[0]);
-    fetch_some(next, size);
+    prefetch_between_instructions(next, size);
     _tile_loadd(6, v->tiles[d / 16 + 1], 64);
-    fetch_some(next, size);
+    prefetch_between_instructions(next, size);
     _tile_dpbf16ps(5, 7, 6);
-    fetch_some(next, size);
+    prefetch_between_instructions(next, size);
     _tile_stored(4, b->out[0] + d, sizeof b->out[0]);
     _tile_stored(5, b->out[0] + d + 16, sizeof b->out[0]);
   }
@@ -189,59 +189,59 @@ INLINE void add_values(const struct values *v, const struct scores *s, long size
 }
 
 /* One query's result, with its columns in their order again. */
-static void put(bf16 *to, const struct block *b, int query, long size) {
+static void store_ordered_quotient(bf16 *to, const struct query_block *b, int query, long size) {
   const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
   const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
   float sums[LANES];
   memcpy(sums, &b->sums, sizeof sums);
   vf sum = splat((sums[query] + sums[query + 4]) + (sums[query + 8] + sums[query + 12]));
-  for (long d = 0; d < size; d += LINE) {
+  for (long d = 0; d < size; d += LINE_NUMBERS) {
     __m512 x = _mm512_load_ps(b->out[query] + d), y = _mm512_load_ps(b->out[query] + d + 16);
     store_bf16(to + d, (vf)_mm512_permutex2var_ps(x, low, y) / sum);
     store_bf16(to + d + 16, (vf)_mm512_permutex2var_ps(x, high, y) / sum);
   }
 }
 
-/* A block is up to QUERIES queries of one head. */
-INLINE void attend_share(const struct job *job, const struct share *s, long size, struct team *team) {
-  const struct cache *c = &job->cache;
-  long each = (s->group + QUERIES - 1) / QUERIES, count = s->count * each, query = s->first * s->group;
-  struct block blocks[count];
-  struct scores scores[count];
-  struct values values[s->count];
-  uint32_t q[count * size / 2 * QUERIES] __attribute__((aligned(64)));
+/* A block is up to TILE_QUERIES queries of one head. */
+INLINE void attend_item_in_tiles(const struct attention *job, const struct decode_item *s, long size, struct team *team) {
+  const struct kv_cache *c = &job->cache;
+  long each = (s->group + TILE_QUERIES - 1) / TILE_QUERIES, count = s->count * each, query = s->first * s->group;
+  struct query_block blocks[count];
+  struct key_scores scores[count];
+  struct paired_values values[s->count];
+  uint32_t q[count * size / 2 * TILE_QUERIES] __attribute__((aligned(64)));
   const bf16 *from = (const bf16 *)job->q + s->token * job->q_stride + query * size;
   for (long i = 0; i < count; i++) {
-    long head = i / each, j = i % each * QUERIES;
-    lay_out(from + (head * s->group + j) * size, min(s->group - j, QUERIES), size, q + i * size / 2 * QUERIES);
+    long head = i / each, j = i % each * TILE_QUERIES;
+    pair_query_numbers(from + (head * s->group + j) * size, min(s->group - j, TILE_QUERIES), size, q + i * size / 2 * TILE_QUERIES);
     blocks[i].peaks = _mm512_set1_ps(-INFINITY);
     blocks[i].sums = _mm512_setzero_ps();
     memset(blocks[i].out, 0, sizeof blocks[i].out);
   }
-  for (long start = 0; start < s->length; start += KEYS) {
+  for (long start = 0; start < s->length; start += STEP_KEYS) {
     const int32_t *slots = s->slots + start;
-    int keys = (int)min(s->length - start, KEYS);
-    struct stream next = after(job, s, start + KEYS, KEYS, team);
-    interleave(c, size, s->first, s->count, slots, keys, &next, values);
+    int keys = (int)min(s->length - start, STEP_KEYS);
+    struct prefetch next = prefetch_after(job, s, start + STEP_KEYS, STEP_KEYS, team);
+    pair_values_of_step(c, size, s->first, s->count, slots, keys, &next, values);
     for (long i = 0; i < count; i++)
-      score(q + i * size / 2 * QUERIES, c, size, s->first + i / each, slots, keys, &next, &scores[i]);
-    for (long i = 0; i < count; i++) weigh(&scores[i], keys, job->scale, size, &next, &blocks[i]);
-    for (long i = 0; i < count; i++) add_values(&values[i / each], &scores[i], size, &next, &blocks[i]);
-    fetch(&next, 2 * KEYS * s->count, BF16, size);
+      score_keys_in_tiles(q + i * size / 2 * TILE_QUERIES, c, size, s->first + i / each, slots, keys, &next, &scores[i]);
+    for (long i = 0; i < count; i++) weigh_keys_of_step(&scores[i], keys, job->scale, size, &next, &blocks[i]);
+    for (long i = 0; i < count; i++) add_values_in_tiles(&values[i / each], &scores[i], size, &next, &blocks[i]);
+    prefetch_heads(&next, 2 * STEP_KEYS * s->count, BF16, size);
   }
   bf16 *to = (bf16 *)job->out + (s->token * job->heads + query) * size;
   for (long i = 0; i < s->count * s->group; i++)
-    put(to + i * size, &blocks[i / s->group * each + i % s->group / QUERIES], (int)(i % s->group % QUERIES), size);
+    store_ordered_quotient(to + i * size, &blocks[i / s->group * each + i % s->group / TILE_QUERIES], (int)(i % s->group % TILE_QUERIES), size);
 }
 
-void attend_in_tiles(const struct job *job, struct team *team) {
-  configure();
-  SHARE(item, items(job), 1, team) {
-    struct share s = share_of(job, item);
+void attend_on_matrix_unit(const struct attention *job, struct team *team) {
+  configure_decode_tiles();
+  FOR_EACH_ITEM(item, count_items(job), 1, team) {
+    struct decode_item s = item_at(job, item);
     switch (job->cache.size) {
-      case 64: attend_share(job, &s, 64, team); break;
-      case 128: attend_share(job, &s, 128, team); break;
-      default: attend_share(job, &s, job->cache.size, team);
+      case 64: attend_item_in_tiles(job, &s, 64, team); break;
+      case 128: attend_item_in_tiles(job, &s, 128, team); break;
+      default: attend_item_in_tiles(job, &s, job->cache.size, team);
     }
   }
   _tile_release();

@@ -30,7 +30,7 @@ INLINE vf log_of(vf x) {
   return m + y + e * 0.693359375f;
 }
 
-INLINE vf noise_of(uint32_t key, vu tokens) {
+INLINE vf gumbel_noise(uint32_t key, vu tokens) {
   vu bits = (tokens * GOLDEN) ^ key;
   MIX(bits);
   bits += key;
@@ -39,13 +39,13 @@ INLINE vf noise_of(uint32_t key, vu tokens) {
   vf high = __builtin_convertvector((vi)(bits >> 16), vf), low = __builtin_convertvector((vi)(bits & 0xffff), vf);
   vf v = (high * 65536.0f + low + 0.5f) * 0x1p-32f;
   const vf largest = splat(1 - 0x1p-24f);
-  v = choose(v < largest, v, largest);
+  v = blend(v < largest, v, largest);
   vf u = 1.0f - v;
   vf w = -(log_of(u) + (-v - (u - 1.0f)) / u); /* -log1p(-v): what 1 - v lost in rounding is put back */
   return -log_of(w);
 }
 
-static uint32_t key_of(int64_t seed, int32_t position) {
+static uint32_t noise_key(int64_t seed, int32_t position) {
   uint32_t key = (uint32_t)seed;
   MIX(key);
   key ^= (uint32_t)((uint64_t)seed >> 32);
@@ -55,18 +55,18 @@ static uint32_t key_of(int64_t seed, int32_t position) {
   return key;
 }
 
-struct best {
+struct best_token {
   float score;
   int32_t id;
 };
 
-INLINE void look(const float *scores, long first, int count, struct best *best) {
+INLINE void keep_better_token(const float *scores, long first, int count, struct best_token *best) {
   for (int i = 0; i < count; i++)
-    if (scores[i] > best->score) *best = (struct best){scores[i], (int32_t)(first + i)};
+    if (scores[i] > best->score) *best = (struct best_token){scores[i], (int32_t)(first + i)};
 }
 
 /* The logits from `i` on; what lies past the end is minus infinity. */
-INLINE vf part(const float *row, long i, long size) {
+INLINE vf logits_from(const float *row, long i, long size) {
   if (i + LANES <= size) return load(row, i, F32);
   float rest[LANES];
   for (int j = 0; j < LANES; j++) rest[j] = i + j < size ? row[i + j] : -INFINITY;
@@ -74,29 +74,29 @@ INLINE vf part(const float *row, long i, long size) {
 }
 
 /* The first token with the highest logit, or logit + noise. */
-static int32_t best_of(const float *row, long size, float peak, int draws, uint32_t key) {
-  struct best best = {-INFINITY, 0};
+static int32_t find_best_token(const float *row, long size, float peak, int draws, uint32_t key) {
+  struct best_token best = {-INFINITY, 0};
   vu tokens;
   for (int i = 0; i < LANES; i++) tokens[i] = i;
   float hopeless = draws ? peak + LEAST_NOISE - MOST_NOISE : peak;
   for (long i = 0; i < size; i += LANES) {
-    vf x = part(row, i, size);
-    if (largest_of(x) < hopeless) continue;
+    vf x = logits_from(row, i, size);
+    if (lane_max(x) < hopeless) continue;
     float scores[LANES];
-    store(scores, 0, draws ? x + noise_of(key, tokens + (uint32_t)i) : x, F32);
-    look(scores, i, size - i < LANES ? (int)(size - i) : LANES, &best);
+    store(scores, 0, draws ? x + gumbel_noise(key, tokens + (uint32_t)i) : x, F32);
+    keep_better_token(scores, i, size - i < LANES ? (int)(size - i) : LANES, &best);
     if (!draws) break;
   }
   return best.id;
 }
 
-static void choose_one(float *row, long size, int draws, int64_t seed, int32_t position, int32_t *id, float *logprob) {
+static void draw_for_row(float *row, long size, int draws, int64_t seed, int32_t position, int32_t *id, float *logprob) {
   vf peaks = splat(-INFINITY), sums = {};
-  for (long i = 0; i < size; i += LANES) peaks = max_of(part(row, i, size), peaks);
-  float peak = largest_of(peaks);
-  for (long i = 0; i < size; i += LANES) sums += exp2_of((part(row, i, size) - peak) * LOG2E);
-  *id = best_of(row, size, peak, draws, draws ? key_of(seed, position) : 0);
-  *logprob = row[*id] - peak - logf(sum_of(sums));
+  for (long i = 0; i < size; i += LANES) peaks = larger(logits_from(row, i, size), peaks);
+  float peak = lane_max(peaks);
+  for (long i = 0; i < size; i += LANES) sums += exp2_of((logits_from(row, i, size) - peak) * LOG2E);
+  *id = find_best_token(row, size, peak, draws, draws ? noise_key(seed, position) : 0);
+  *logprob = row[*id] - peak - logf(lane_sum(sums));
 }
 
 /* ids and logprobs of each row of logits [rows, size]; position of row i is lengths[index[i]].
@@ -108,8 +108,8 @@ EXPORT void draw(const union word *w, struct team *team, int me) {
   const int64_t *seeds = w[5].p;
   const int32_t *lengths = w[6].p, *index = w[7].p;
   int32_t *ids = w[8].p;
-  SHARE(r, rows, 1, team)
-  choose_one(logits + r * stride, size, draws[r], seeds[r], lengths[index[r]], ids + r, logprobs + r);
+  FOR_EACH_ITEM(r, rows, 1, team)
+  draw_for_row(logits + r * stride, size, draws[r], seeds[r], lengths[index[r]], ids + r, logprobs + r);
 }
 
 /* Whether all of a row is finite; a row that is not becomes zeros. logits, rows, size, stride, finite */
@@ -117,14 +117,14 @@ EXPORT void check_finite(const union word *w, struct team *team, int me) {
   float *logits = w[0].p;
   long rows = w[1].i, size = w[2].i, stride = w[3].i;
   uint8_t *finite = w[4].p;
-  SHARE(r, rows, 1, team) {
+  FOR_EACH_ITEM(r, rows, 1, team) {
     vf sum = {};
     for (long i = 0; i < size; i += LANES) {
       vf x = i + LANES <= size ? load(logits + r * stride, i, F32) : (vf){};
       sum += x * 0.0f; /* NaN as soon as something is not finite */
     }
     for (long i = size / LANES * LANES; i < size; i++) sum[0] += logits[r * stride + i] * 0.0f;
-    finite[r] = sum_of(sum) == 0.0f;
+    finite[r] = lane_sum(sum) == 0.0f;
     if (!finite[r]) memset(logits + r * stride, 0, size * sizeof(float));
   }
 }

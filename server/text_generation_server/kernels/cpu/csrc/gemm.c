@@ -18,22 +18,22 @@
 #include "tiles.h"
 #endif
 
-#define PREFETCH_AHEAD 2048
+#define PREFETCH_BYTES 2048
 
 /* One to four rows by dot products, two panels at a time. */
-INLINE void dot_rows(const struct product *g, long first, long rows, const bf16 *w, long pair) {
+INLINE void dot_1_to_4_rows(const struct product *g, long first, long rows, const bf16 *w, long pair) {
   long k = g->k;
   __m512 sums[2][4][2] = {};
-  const bf16 *x = g->x + first * k, *w0 = w, *w1 = w + k * PANEL;
+  const bf16 *x = g->x + first * k, *w0 = w, *w1 = w + k * PANEL_OUTPUTS;
   for (long i = 0; i < k; i += 4) {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
       long at = i + 2 * half;
-      _mm_prefetch((const char *)(w0 + at * PANEL) + PREFETCH_AHEAD, _MM_HINT_T0);
-      _mm_prefetch((const char *)(w1 + at * PANEL) + PREFETCH_AHEAD, _MM_HINT_T0);
+      _mm_prefetch((const char *)(w0 + at * PANEL_OUTPUTS) + PREFETCH_BYTES, _MM_HINT_T0);
+      _mm_prefetch((const char *)(w1 + at * PANEL_OUTPUTS) + PREFETCH_BYTES, _MM_HINT_T0);
       __m512bh a, b;
-      memcpy(&a, w0 + at * PANEL, 64);
-      memcpy(&b, w1 + at * PANEL, 64);
+      memcpy(&a, w0 + at * PANEL_OUTPUTS, 64);
+      memcpy(&b, w1 + at * PANEL_OUTPUTS, 64);
 #pragma GCC unroll 4
       for (long r = 0; r < rows; r++) {
         int two;
@@ -46,42 +46,42 @@ INLINE void dot_rows(const struct product *g, long first, long rows, const bf16 
   }
 #pragma GCC unroll 4
   for (long r = 0; r < rows; r++)
-    put(g->y + (first + r) * g->y_stride, pair, (vf)(sums[0][r][0] + sums[0][r][1]),
+    store_pair(g->y + (first + r) * g->y_stride, pair, (vf)(sums[0][r][0] + sums[0][r][1]),
         (vf)(sums[1][r][0] + sums[1][r][1]), &g->e);
 }
 
-static void dot_pair(const struct product *g, long first, long end, const bf16 *w, long pair) {
-  for (; first + 4 <= end; first += 4) dot_rows(g, first, 4, w, pair);
+static void dot_rows_by_pair(const struct product *g, long first, long end, const bf16 *w, long pair) {
+  for (; first + 4 <= end; first += 4) dot_1_to_4_rows(g, first, 4, w, pair);
   switch (end - first) {
-    case 1: dot_rows(g, first, 1, w, pair); break;
-    case 2: dot_rows(g, first, 2, w, pair); break;
-    case 3: dot_rows(g, first, 3, w, pair); break;
+    case 1: dot_1_to_4_rows(g, first, 1, w, pair); break;
+    case 2: dot_1_to_4_rows(g, first, 2, w, pair); break;
+    case 3: dot_1_to_4_rows(g, first, 3, w, pair); break;
   }
 }
 
-static void widen(const int8_t *from, bf16 *to, long count) {
-  for (long i = 0; i < count; i += 32) widen_line(from + i, to + i);
+static void widen_weights(const int8_t *from, bf16 *to, long count) {
+  for (long i = 0; i < count; i += 32) widen_32_weights(from + i, to + i);
 }
 
 /* The pair's weights in bfloat16. */
-INLINE const bf16 *weights_of(const struct product *g, long pair, int me) {
-  long count = PAIR * g->k;
+INLINE const bf16 *weights_of_pair(const struct product *g, long pair, int me) {
+  long count = PAIR_OUTPUTS * g->k;
   if (!g->is_int8) return (const bf16 *)g->weights + pair * count;
   bf16 *own = g->scratch + me * count; /* stays in the thread's cache */
-  widen((const int8_t *)g->weights + pair * count, own, count);
+  widen_weights((const int8_t *)g->weights + pair * count, own, count);
   return own;
 }
 
 /* Pairs that a thread takes at a time: more read the memory in longer pieces, fewer let the threads end together. */
-static long grain_of(const struct product *g) { return g->n > 4096 ? 4 : g->n > 2048 ? 2 : 1; }
+static long pairs_at_a_time(const struct product *g) { return g->n > 4096 ? 4 : g->n > 2048 ? 2 : 1; }
 
-static void multiply_dots(const struct product *g, struct team *team, int me) {
-  long block = BLOCK / g->k / 4 * 4, pairs = g->n / PAIR;
+static void multiply_by_dot_products(const struct product *g, struct team *team, int me) {
+  long block = X_NUMBERS_IN_L2 / g->k / 4 * 4, pairs = g->n / PAIR_OUTPUTS;
   if (block < 4) block = 4;
   long blocks = (g->m + block - 1) / block;
-  SHARE(item, blocks * pairs, g->m > 64 ? 1 : grain_of(g), team) {
+  FOR_EACH_ITEM(item, blocks * pairs, g->m > 64 ? 1 : pairs_at_a_time(g), team) {
     long first = item / pairs * block, end = first + block < g->m ? first + block : g->m, pair = item % pairs;
-    dot_pair(g, first, end, weights_of(g, pair, me), pair);
+    dot_rows_by_pair(g, first, end, weights_of_pair(g, pair, me), pair);
   }
 }
 
@@ -91,17 +91,17 @@ static void multiply_dots(const struct product *g, struct team *team, int me) {
 #define XFEATURE_XTILEDATA 18
 
 /* The system lends the matrix unit to whoever asks. 0: granted. */
-EXPORT int request_tiles(void) { return (int)syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA); }
+EXPORT int request_matrix_unit(void) { return (int)syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA); }
 
 /* Up to 16 rows of x, where they lie, by a pair of panels. */
-INLINE void tile_pair(const struct product *g, const bf16 *w, long pair) {
-  const bf16 *w1 = w + g->k * PANEL;
+INLINE void multiply_pair_in_tiles(const struct product *g, const bf16 *w, long pair) {
+  const bf16 *w1 = w + g->k * PANEL_OUTPUTS;
   float sums[2][16][16];
   MEMORY_IS_WRITTEN;
   _tile_zero(0);
   _tile_zero(1);
   for (long i = 0; i < g->k; i += 32, w += 512, w1 += 512) {
-    for (long line = PREFETCH_AHEAD; line < PREFETCH_AHEAD + 1024; line += 64) {
+    for (long line = PREFETCH_BYTES; line < PREFETCH_BYTES + 1024; line += 64) {
       _mm_prefetch((const char *)w + line, _MM_HINT_T0);
       _mm_prefetch((const char *)w1 + line, _MM_HINT_T0);
     }
@@ -115,11 +115,11 @@ INLINE void tile_pair(const struct product *g, const bf16 *w, long pair) {
   _tile_stored(1, sums[1], 64);
   MEMORY_IS_WRITTEN;
   for (long r = 0; r < g->m; r++)
-    put(g->y + r * g->y_stride, pair, load(sums[0][r], 0, F32), load(sums[1][r], 0, F32), &g->e);
+    store_pair(g->y + r * g->y_stride, pair, load(sums[0][r], 0, F32), load(sums[1][r], 0, F32), &g->e);
 }
 
-static void multiply_few(const struct product *g, struct team *team, int me) {
-  SHARE(pair, g->n / PAIR, grain_of(g), team) tile_pair(g, weights_of(g, pair, me), pair);
+static void multiply_few_rows(const struct product *g, struct team *team, int me) {
+  FOR_EACH_ITEM(pair, g->n / PAIR_OUTPUTS, pairs_at_a_time(g), team) multiply_pair_in_tiles(g, weights_of_pair(g, pair, me), pair);
 }
 
 #endif
@@ -135,22 +135,22 @@ static void multiply_few(const struct product *g, struct team *team, int me) {
 EXPORT void gemm(const union word *w, struct team *team, int me) {
   struct product g = {.x = w[0].p, .m = w[1].i, .k = w[2].i, .weights = w[3].p, .n = w[4].i, .is_int8 = w[5].i,
                       .e = {w[6].p, w[7].p, w[8].i, w[9].i, 0}, .y = w[10].p, .scratch = w[11].p};
-  g.y_stride = (g.e.gated ? g.n / 2 : g.n) * size_of(g.e.type);
+  g.y_stride = (g.e.gated ? g.n / 2 : g.n) * bytes_of(g.e.type);
 #if defined(__AMX_BF16__)
   if (g.m > 4) {
     if (g.m > 16) {
       g.e.passes_by = g.e.type == BF16 && (uintptr_t)g.y % 64 == 0;
       configure_tiles(16, 16);
-      multiply_many(&g, team, me);
+      multiply_many_rows(&g, team, me);
     } else {
       configure_tiles(g.m, 16);
-      multiply_few(&g, team, me);
+      multiply_few_rows(&g, team, me);
     }
     _tile_release();
     return;
   }
 #endif
-  multiply_dots(&g, team, me);
+  multiply_by_dot_products(&g, team, me);
 }
 
 #endif

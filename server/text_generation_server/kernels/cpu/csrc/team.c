@@ -24,10 +24,10 @@
 
 /* Some tens of microseconds: most meetings are over by then. Who waits longer waits for a thread that has lost its core to
    another process, and makes room for it. */
-#define SPINS 500
+#define SPINS_BEFORE_SLEEP 500
 
-static void wait_for(struct team *team, unsigned meeting) {
-  for (int i = 0; i < SPINS; i++) {
+static void sleep_until_over(struct team *team, unsigned meeting) {
+  for (int i = 0; i < SPINS_BEFORE_SLEEP; i++) {
     if (atomic_load_explicit(&team->meeting, memory_order_acquire) != meeting) return;
     PAUSE;
   }
@@ -42,10 +42,10 @@ static void wait_for(struct team *team, unsigned meeting) {
   }
 }
 
-void meet(struct team *team) {
+void wait_for_team(struct team *team) {
   unsigned meeting = atomic_load_explicit(&team->meeting, memory_order_relaxed);
   if (atomic_fetch_add_explicit(&team->arrived, 1, memory_order_acq_rel) < team->threads - 1) {
-    wait_for(team, meeting);
+    sleep_until_over(team, meeting);
     return;
   }
   atomic_store_explicit(&team->arrived, 0, memory_order_relaxed);
@@ -57,14 +57,14 @@ void meet(struct team *team) {
 #endif
 }
 
-static double now(void) {
+static double monotonic_seconds(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
 /* All threads make these calls together, one after the other. `ends`, unless it is null, gets the time after each. */
-EXPORT void run(const struct call *calls, long count, int threads, double *ends) {
+EXPORT void run_calls(const struct call *calls, long count, int threads, double *ends) {
   struct team team = {.threads = threads};
 #pragma omp parallel num_threads(threads)
   {
@@ -73,8 +73,8 @@ EXPORT void run(const struct call *calls, long count, int threads, double *ends)
     team.threads = omp_get_num_threads(); /* the system may have given fewer */
     for (long i = 0; i < count; i++) {
       calls[i].kernel(calls[i].words, &team, me);
-      meet(&team);
-      if (ends && me == 0) ends[i] = now();
+      wait_for_team(&team);
+      if (ends && me == 0) ends[i] = monotonic_seconds();
     }
   }
 }

@@ -34,15 +34,15 @@ struct call {
 };
 
 /* The first of `count` items that are now this thread's; those past the end are nobody's. */
-static inline long take(struct team *team, long count) {
+static inline long take_items(struct team *team, long count) {
   return atomic_fetch_add_explicit(&team->next, count, memory_order_relaxed);
 }
 
 /* Runs the statement for each of `count` items, of which a thread takes `grain` at a time. */
-#define SHARE(item, count, grain, team)                                               \
-  for (long first_ = take(team, grain); first_ < (count); first_ = take(team, grain)) \
+#define FOR_EACH_ITEM(item, count, grain, team)                                               \
+  for (long first_ = take_items(team, grain); first_ < (count); first_ = take_items(team, grain)) \
     for (long item = first_; item < first_ + (grain) && item < (count); item++)
 
 /* Returns when all threads have come here; items are counted from 0 again. Between two phases of a kernel; after the last,
    the threads meet by themselves. */
-void meet(struct team *team);
+void wait_for_team(struct team *team);

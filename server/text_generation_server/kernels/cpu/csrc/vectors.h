@@ -31,14 +31,14 @@ INLINE vf splat(float x) { return x - (vf){}; }
 INLINE vf vf_bits(vu u) { vf f; memcpy(&f, &u, sizeof f); return f; }
 INLINE vu vu_bits(vf f) { vu u; memcpy(&u, &f, sizeof u); return u; }
 
-INLINE vf choose(vi mask, vf a, vf b) { return vf_bits(((vu)mask & vu_bits(a)) | (~(vu)mask & vu_bits(b))); }
+INLINE vf blend(vi mask, vf a, vf b) { return vf_bits(((vu)mask & vu_bits(a)) | (~(vu)mask & vu_bits(b))); }
 
 /* b where a is not a number. */
-INLINE vf max_of(vf a, vf b) {
+INLINE vf larger(vf a, vf b) {
 #if defined(__AVX512F__)
   return (vf)_mm512_max_ps((__m512)a, (__m512)b);
 #else
-  return choose(a > b, a, b);
+  return blend(a > b, a, b);
 #endif
 }
 
@@ -62,7 +62,7 @@ INLINE void store_bf16(bf16 *p, vf x) {
 #else
   vu u = vu_bits(x);
   vu rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-  vu16 h = __builtin_convertvector(vu_bits(choose(x == x, vf_bits(rounded), vf_bits((vu){} + 0x7fc0))), vu16);
+  vu16 h = __builtin_convertvector(vu_bits(blend(x == x, vf_bits(rounded), vf_bits((vu){} + 0x7fc0))), vu16);
   memcpy(p, &h, sizeof h);
 #endif
 }
@@ -80,7 +80,7 @@ INLINE vf load_f8(const uint8_t *p) {
 #endif
   vu magnitude = u & 0x7f;
   vf small = __builtin_convertvector((vi)magnitude, vf) * 0x1p-9f, large = vf_bits((magnitude << 20) + (120 << 23));
-  return vf_bits(vu_bits(choose(magnitude < 8, small, large)) | (u & 0x80) << 24);
+  return vf_bits(vu_bits(blend(magnitude < 8, small, large)) | (u & 0x80) << 24);
 }
 
 INLINE void store_f8(uint8_t *p, vf x) {
@@ -129,10 +129,10 @@ INLINE void store(void *p, long i, vf x, enum type type) {
   }
 }
 
-INLINE long size_of(enum type type) { return type == F32 ? 4 : type == BF16 ? 2 : 1; }
+INLINE long bytes_of(enum type type) { return type == F32 ? 4 : type == BF16 ? 2 : 1; }
 
 /* Always the same tree, so that a sum has the same bits wherever it is taken. */
-INLINE float sum_of(vf x) {
+INLINE float lane_sum(vf x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)x);
 #endif
@@ -144,7 +144,7 @@ INLINE float sum_of(vf x) {
 }
 
 /* The sums of so many vectors as one has lanes. */
-INLINE vf sums_of(const vf x[LANES]) {
+INLINE vf lane_sums(const vf x[LANES]) {
 #if defined(__AVX512F__)
   /* Halves of vector i and i + 8 come together, then quarters, pairs and single numbers. */
   __m512 a[8], b[4], c[2];
@@ -160,12 +160,12 @@ INLINE vf sums_of(const vf x[LANES]) {
   return (vf)_mm512_permutexvar_ps(order, sums);
 #else
   vf sums = {};
-  for (int i = 0; i < LANES; i++) sums[i] = sum_of(x[i]);
+  for (int i = 0; i < LANES; i++) sums[i] = lane_sum(x[i]);
   return sums;
 #endif
 }
 
-INLINE float largest_of(vf x) {
+INLINE float lane_max(vf x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)x);
 #endif
@@ -179,7 +179,7 @@ INLINE float largest_of(vf x) {
 /* 2^x for x up to 128: a polynomial for the fraction (relative error 2e-7), whole powers by the exponent's bits. Below
    -126: 0. */
 INLINE vf exp2_of(vf x) {
-  vf clamped = max_of(x, splat(-126.0f));
+  vf clamped = larger(x, splat(-126.0f));
   vf whole = (clamped + 0x1.8p23f) - 0x1.8p23f;
   vf f = clamped - whole;
   vf y = splat(1.5403530e-4f);
@@ -191,13 +191,13 @@ INLINE vf exp2_of(vf x) {
   y = y * f + 1.0f;
   vi exponent = __builtin_convertvector(whole, vi);
   vf power = vf_bits((vu)((exponent + 127) << 23));
-  return choose(x == x, choose(x >= -126.0f, y * power, (vf){}), x);
+  return blend(x == x, blend(x >= -126.0f, y * power, (vf){}), x);
 }
 
 #if defined(__AVX512F__)
 /* 2^x for x up to 0: a polynomial for the fraction (relative error 4e-6), which is far below what rounding to bfloat16 makes
    of it. Below -126: 0; NaN stays. */
-INLINE vf weight_of(vf x) {
+INLINE vf exp2_of_negative(vf x) {
   vf whole = (vf)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   vf f = x - whole;
   vf y = splat(0.0096663684f);
@@ -213,4 +213,4 @@ INLINE vf weight_of(vf x) {
 #define LOG2E 1.44269504088896340736f
 
 /* The power is capped at 2^128, which is infinity: past it the exponent's bits would run into the sign. */
-INLINE vf silu(vf x) { return x / (exp2_of(-max_of(x * LOG2E, splat(-128.0f))) + 1.0f); }
+INLINE vf silu(vf x) { return x / (exp2_of(-larger(x * LOG2E, splat(-128.0f))) + 1.0f); }
