@@ -15,7 +15,7 @@ from text_generation_server.batch import PromptChunk, StepBatch
 from text_generation_server.config import ShardConfig
 from text_generation_server.kernels import Backend
 from text_generation_server.kernels.cpu.backend import CpuKernels
-from text_generation_server.kernels.cpu.library import Call, Library, Word, usable_targets
+from text_generation_server.kernels.cpu.library import Call, Library, Word, choose_target
 from text_generation_server.load import load_shard
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.parameters import Parameters
@@ -60,10 +60,10 @@ class TimedLibrary(Library):
         self.weight_bytes = 0
         self._programs: dict[bytes, list[Call]] = {}
 
-    def call(self, threads: int, kernel: str, *words: Word) -> None:
+    def call(self, threads: int, kernel: str, /, **arguments: Word) -> None:
         started = time.perf_counter()
-        super().call(threads, kernel, *words)
-        self._add(Call(kernel, words), time.perf_counter() - started)
+        super().call(threads, kernel, **arguments)
+        self._add(Call(kernel, arguments), time.perf_counter() - started)
 
     def pack(self, calls: Sequence[Call]) -> bytes:
         packed = super().pack(calls)
@@ -81,17 +81,17 @@ class TimedLibrary(Library):
     def _add(self, call: Call, seconds: float) -> None:
         self.seconds[PARTS.get(call.kernel, REST)] += seconds
         if call.kernel == "gemm":
-            _, _, inputs, _, outputs, is_int8, *_ = call.words
-            self.weight_bytes += int(inputs * outputs * (1 if is_int8 else 2))
+            of = call.arguments
+            self.weight_bytes += int(of["inputs"] * of["outputs"] * (1 if of["is_int8"] else 2))
 
 
 def profile_step(model: Path, rows: int, context: int, steps: int, dtype: str) -> StepProfile:
     """The mean of the middle half of `steps` decode steps with `rows` rows of about `context` tokens each. RuntimeError
     if no kernels were compiled."""
-    targets = usable_targets()
-    if not targets:
-        raise RuntimeError("no kernels to profile: there was no C compiler (cc) when the package was installed")
-    library = TimedLibrary(targets[0])
+    choice = choose_target()
+    if choice.target is None:
+        raise RuntimeError(f"no kernels to profile: {choice.reason}")
+    library = TimedLibrary(choice.target)
 
     def select(device: torch.device) -> Backend:
         kernels = CpuKernels(library, torch.get_num_threads())

@@ -251,7 +251,7 @@ async def _serve(config: ShardConfig) -> None:
             os._exit(0)  # loading cannot be interrupted, and nobody needs what it would bring
         shard = loading.result()
         servicer.serve(shard)
-        what = f"{shard.kernels} kernels, {shard.device.type}, {str(shard.dtype).removeprefix('torch.')}"
+        what = f"{shard.device.type}, {str(shard.dtype).removeprefix('torch.')}, kernels: {shard.kernels}"
         log.info("Server started at unix://%s-%d (%s)", config.uds_path, config.rank, what)
         await stopping
         worker.run_outside(shard.group.close)

@@ -20,7 +20,8 @@ class Backend:
 
 
 def select_backend(device: torch.device) -> Backend:
-    """The kernels for a device: Triton on GPUs, compiled C on CPUs, torch where there is no C compiler."""
+    """The kernels for a device: Triton on GPUs, compiled C on CPUs, torch where no C library is usable. The name says
+    why no better ones were taken."""
     from text_generation_server.kernels import reference
 
     if device.type == "cuda":
@@ -28,10 +29,11 @@ def select_backend(device: torch.device) -> Backend:
 
         return Backend("triton", cast(Kernels, triton))
     from text_generation_server.kernels.cpu import load_kernels
+    from text_generation_server.kernels.cpu.library import choose_target
 
-    compiled = load_kernels()
+    choice = choose_target()
+    compiled = load_kernels(choice.target)
     if compiled is None:
-        return Backend(
-            "reference: none were compiled for this processor when the package was installed", cast(Kernels, reference)
-        )
-    return Backend(compiled.name, compiled)
+        return Backend(f"torch's, since {choice.reason}", cast(Kernels, reference))
+    better = f"; not {choice.better}, since {choice.reason}" if choice.better else ""
+    return Backend(f"{compiled.name}{better}", compiled)

@@ -3,13 +3,13 @@
 import torch
 
 from text_generation_server.kernels.cpu.backend import CpuKernels
-from text_generation_server.kernels.cpu.library import Library, usable_targets
+from text_generation_server.kernels.cpu.library import Library, choose_target, why_not
 
 
 def load_kernels(target: str | None = None) -> CpuKernels | None:
     """The kernels for this processor, or for `target`; None where nothing that runs here was built. As many threads as
     torch has."""
-    targets = usable_targets()
-    if not targets or (target is not None and target not in targets):
+    target = target or choose_target().target
+    if target is None or why_not(target) is not None:
         return None
-    return CpuKernels(Library(target or targets[0]), torch.get_num_threads())
+    return CpuKernels(Library(target), torch.get_num_threads())

@@ -1,4 +1,4 @@
-"""`interface.Kernels` on a CPU. What needs a sort, or a size that the C code does not know, is the reference's."""
+"""`interface.Kernels` on a CPU. The reference does what needs a sort, or a size that the C code does not support."""
 
 from collections.abc import Callable
 from itertools import groupby
@@ -7,23 +7,24 @@ import torch
 from torch import Tensor
 
 from text_generation_server.kernels import reference
+from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.library import TYPES, Library, Word
 from text_generation_server.kernels.cpu.linear import Float32Linear, PackedLinear, Scratch, can_pack
 from text_generation_server.kernels.interface import Choices, Chosen, KvLayer, Segments
 
 LANES = 16
-MAX_HEAD_SIZE = 256
-# From so many tokens on the matrix unit pays.
+MAX_HEAD_SIZE = CONSTANTS["MAX_HEAD_SIZE"]
+# A prompt chunk of fewer tokens is faster token by token than on the matrix unit.
 SHORTEST_CHUNK = 8
-# From so many numbers on it pays to wake the other threads.
+# A kernel that computes fewer numbers than this is done before other threads would be awake.
 WORTH_THREADS = 32768
-CHUNK_KEYS = 128  # KEYS of chunk.c
+CHUNK_KEYS = CONSTANTS["CHUNK_KEYS"]
 
 Run = tuple[int, int, int]
 
 
 class CpuKernels:
-    """All tensors are contiguous, but for queries, which may be a view of the fused product."""
+    """All tensors must be contiguous, except queries, which may be a view of the fused product of q, k and v."""
 
     def __init__(self, library: Library, threads: int) -> None:
         self.name = f"cpu ({library.target})"
@@ -44,7 +45,10 @@ class CpuKernels:
     def embed(self, ids_T: Tensor, weight_VH: Tensor) -> Tensor:
         out = torch.empty((len(ids_T), weight_VH.shape[1]), dtype=weight_VH.dtype)
         row_bytes = weight_VH.shape[1] * weight_VH.element_size()
-        self._call(out.nbytes, "embed", ids_T.data_ptr(), len(ids_T), weight_VH.data_ptr(), row_bytes, out.data_ptr())
+        self._call(
+            out.nbytes, "embed", ids=ids_T.data_ptr(), tokens=len(ids_T), weight=weight_VH.data_ptr(),
+            row_bytes=row_bytes, out=out.data_ptr(),
+        )  # fmt: skip
         return out
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
@@ -62,16 +66,9 @@ class CpuKernels:
 
     def _norm(self, x: Tensor, residual: int, weight: Tensor, eps: float, out: Tensor) -> None:
         self._call(
-            x.numel(),
-            "rms_norm",
-            x.data_ptr(),
-            residual,
-            *x.shape,
-            TYPES[x.dtype],
-            weight.data_ptr(),
-            eps,
-            out.data_ptr(),
-        )
+            x.numel(), "rms_norm", x=x.data_ptr(), residual=residual, tokens=x.shape[0], width=x.shape[1],
+            type=TYPES[x.dtype], weight=weight.data_ptr(), eps=eps, out=out.data_ptr(),
+        )  # fmt: skip
 
     def rope_and_store_kv(
         self,
@@ -87,8 +84,10 @@ class CpuKernels:
             return reference.rope_and_store_kv(qkv, heads, rotary, positions_T, kv, slots_T)
         cos, sin = rotary
         self._call(
-            qkv.numel(), "rope_and_store", qkv.data_ptr(), tokens, *heads, size, TYPES[qkv.dtype], cos.data_ptr(),
-            sin.data_ptr(), positions_T.data_ptr(), *_pointers(kv), TYPES[kv.heads.dtype], slots_T.data_ptr(),
+            qkv.numel(), "rope_and_store", qkv=qkv.data_ptr(), tokens=tokens, heads=heads[0], kv_heads=heads[1],
+            head_size=size, type=TYPES[qkv.dtype], cos=cos.data_ptr(), sin=sin.data_ptr(),
+            positions=positions_T.data_ptr(), kv=kv.heads.data_ptr(), kv_scales=_scales(kv),
+            kv_type=TYPES[kv.heads.dtype], slots=slots_T.data_ptr(),
         )  # fmt: skip
         return qkv.view(tokens, -1, size)[:, : heads[0]]
 
@@ -110,7 +109,7 @@ class CpuKernels:
         out = torch.empty(q_THD.shape, dtype=q_THD.dtype)
         as_chunks = self.library.has("attend_chunk") and q_THD.dtype == torch.bfloat16 and q_THD.shape[2] % 32 == 0
         first = 0
-        # Decode rows, and what else is short, by the very same code as in a decode step.
+        # Decode rows and short chunks are computed by the same code as in a decode step, and get the same bits.
         for short, group in groupby(segments.runs, lambda run: not as_chunks or run[2] - run[1] < SHORTEST_CHUNK):
             runs = list(group)
             last = first + sum(end - start for _, start, end in runs)
@@ -128,24 +127,26 @@ class CpuKernels:
     ) -> None:
         _, heads, size = q_THD.shape
         self.library.call(
-            self.threads, "attend", q_THD.data_ptr(), q_THD.stride(0), TYPES[q_THD.dtype], out.data_ptr(), len(rows),
-            heads, *_pointers(kv), kv.kv_heads, size, TYPES[kv.heads.dtype], table.data_ptr(), table.stride(0),
-            rows.data_ptr(), lengths.data_ptr(), scale,
+            self.threads, "attend", q=q_THD.data_ptr(), q_stride=q_THD.stride(0), q_type=TYPES[q_THD.dtype],
+            out=out.data_ptr(), tokens=len(rows), heads=heads, kv=kv.heads.data_ptr(), kv_scales=_scales(kv),
+            kv_heads=kv.kv_heads, head_size=size, kv_type=TYPES[kv.heads.dtype], table=table.data_ptr(),
+            table_stride=table.stride(0), rows=rows.data_ptr(), lengths=lengths.data_ptr(), scale=scale,
         )  # fmt: skip
 
     def _attend_chunks(
         self, q_THD: Tensor, kv: KvLayer, table: Tensor, runs: list[Run], scale: float, out: Tensor
     ) -> None:
         _, heads, size = q_THD.shape
-        # Keys and values of one row, laid out for the matrix unit.
+        # Room for the keys and values of one row, laid out for the matrix unit.
         longest = -(-max(end for _, _, end in runs) // CHUNK_KEYS) * CHUNK_KEYS
         scratch = torch.empty(2 * kv.kv_heads * size * longest, dtype=torch.bfloat16)
         first = 0
         for row, start, end in runs:
             self.library.call(
-                self.threads, "attend_chunk", q_THD[first:].data_ptr(), q_THD.stride(0), out[first:].data_ptr(), heads,
-                *_pointers(kv), kv.kv_heads, size, TYPES[kv.heads.dtype], table[row].data_ptr(), start, end, scale,
-                scratch.data_ptr(),
+                self.threads, "attend_chunk", q=q_THD[first:].data_ptr(), q_stride=q_THD.stride(0),
+                out=out[first:].data_ptr(), heads=heads, kv=kv.heads.data_ptr(), kv_scales=_scales(kv),
+                kv_heads=kv.kv_heads, head_size=size, kv_type=TYPES[kv.heads.dtype], slots=table[row].data_ptr(),
+                start=start, end=end, scale=scale, scratch=scratch.data_ptr(),
             )  # fmt: skip
             first += end - start
 
@@ -154,23 +155,29 @@ class CpuKernels:
         if width % LANES:
             return reference.silu_mul(gate_up)
         out = torch.empty((tokens, width), dtype=gate_up.dtype)
-        self._call(out.numel(), "silu_mul", gate_up.data_ptr(), tokens, width, TYPES[out.dtype], out.data_ptr())
+        self._call(
+            out.numel(), "silu_mul", gate_up=gate_up.data_ptr(), tokens=tokens, width=width, type=TYPES[out.dtype],
+            out=out.data_ptr(),
+        )  # fmt: skip
         return out
 
     def sample(self, logits_RV: Tensor, choices: Choices) -> Chosen:
-        rows, size = logits_RV.shape
-        stride = logits_RV.stride(0)
+        rows, vocabulary = logits_RV.shape
         finite = torch.empty(rows, dtype=torch.bool)
-        self._call(logits_RV.numel(), "check_finite", logits_RV.data_ptr(), rows, size, stride, finite.data_ptr())
+        self._call(
+            logits_RV.numel(), "check_finite", logits=logits_RV.data_ptr(), count=rows, vocabulary=vocabulary,
+            stride=logits_RV.stride(0), finite=finite.data_ptr(),
+        )  # fmt: skip
         broken_R = None if bool(finite.all()) else ~finite
         reference.process(logits_RV, choices)
         if broken_R is not None:
             logits_RV.masked_fill_(broken_R.unsqueeze(1), 0)
         ids, logprobs = torch.empty(rows, dtype=torch.int32), torch.empty(rows)
         self._call(
-            logits_RV.numel(), "draw", logits_RV.data_ptr(), rows, size, stride, choices.draws_R.data_ptr(),
-            choices.seeds_R.data_ptr(), choices.lengths.data_ptr(), choices.rows_R.data_ptr(), ids.data_ptr(),
-            logprobs.data_ptr(),
+            logits_RV.numel(), "draw", logits=logits_RV.data_ptr(), count=rows, vocabulary=vocabulary,
+            stride=logits_RV.stride(0), draws=choices.draws_R.data_ptr(), seeds=choices.seeds_R.data_ptr(),
+            lengths=choices.lengths.data_ptr(), rows=choices.rows_R.data_ptr(), ids=ids.data_ptr(),
+            logprobs=logprobs.data_ptr(),
         )  # fmt: skip
         if broken_R is not None:
             ids.masked_fill_(broken_R, 0)
@@ -183,25 +190,25 @@ class CpuKernels:
         out = torch.empty((3, len(rows_R)), dtype=torch.int32)
         ids, positions, row_lengths = out
         self._call(
-            len(rows_R), "place", rows_R.data_ptr(), slots_R.data_ptr(), len(rows_R), history.data_ptr(),
-            table.data_ptr(), table.stride(0), lengths.data_ptr(), ids.data_ptr(), positions.data_ptr(),
-            row_lengths.data_ptr(),
+            len(rows_R), "place", rows=rows_R.data_ptr(), slots=slots_R.data_ptr(), count=len(rows_R),
+            history=history.data_ptr(), table=table.data_ptr(), stride=table.stride(0), lengths=lengths.data_ptr(),
+            ids=ids.data_ptr(), positions=positions.data_ptr(), row_lengths=row_lengths.data_ptr(),
         )  # fmt: skip
         return ids, positions, row_lengths
 
     def advance(self, history: Tensor, lengths: Tensor, rows_R: Tensor, ids_R: Tensor) -> None:
         self._call(
-            len(ids_R), "advance", history.data_ptr(), history.stride(0), lengths.data_ptr(), rows_R.data_ptr(),
-            ids_R.data_ptr(), len(ids_R),
+            len(ids_R), "advance", history=history.data_ptr(), stride=history.stride(0), lengths=lengths.data_ptr(),
+            rows=rows_R.data_ptr(), ids=ids_R.data_ptr(), count=len(ids_R),
         )  # fmt: skip
 
-    def _call(self, work: int, kernel: str, *words: Word) -> None:
-        """With as many threads as are worth waking for so many numbers."""
-        self.library.call(self.threads if work > WORTH_THREADS else 1, kernel, *words)
+    def _call(self, numbers: int, kernel: str, /, **arguments: Word) -> None:
+        """Calls a kernel that computes `numbers` numbers, on all threads or, where these are few, on one."""
+        self.library.call(self.threads if numbers > WORTH_THREADS else 1, kernel, **arguments)
 
 
 def _tokens(runs: list[Run]) -> tuple[Tensor, Tensor]:
-    """The row and the length (of what it sees) of every token, int32."""
+    """The row of every token, and the number of positions that it sees; int32."""
     rows = [torch.full((end - start,), row, dtype=torch.int32) for row, start, end in runs]
     lengths = [torch.arange(start + 1, end + 1, dtype=torch.int32) for _, start, end in runs]
     return torch.cat(rows), torch.cat(lengths)
@@ -211,5 +218,5 @@ def _fits(head_size: int) -> bool:
     return head_size % LANES == 0 and head_size <= MAX_HEAD_SIZE
 
 
-def _pointers(kv: KvLayer) -> tuple[int, int]:
-    return kv.heads.data_ptr(), 0 if kv.scales is None else kv.scales.data_ptr()
+def _scales(kv: KvLayer) -> int:
+    return 0 if kv.scales is None else kv.scales.data_ptr()

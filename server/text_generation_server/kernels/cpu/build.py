@@ -1,18 +1,28 @@
-"""Compiles csrc/ once for each kind of processor the compiler knows, when the package is built or installed.
+"""Compiles csrc/ once for each kind of processor that the compiler knows, when the package is built or installed; and
+reads csrc/arguments.h, the one declaration of what Python passes to C.
 
-Standard library only: the build runs it before anything else is there. Without a C compiler nothing is built, and the
-shard computes with torch alone.
+Standard library only: the build runs this file before anything else is installed. Without a C compiler nothing is
+built, the shard computes with torch alone, and built/skipped.json says why.
+
+    python build.py            # builds
+    python build.py --check    # compiles with warnings as errors, and keeps nothing
 """
 
+import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).parent
 BUILT = HERE / "built"
+SOURCES = HERE / "csrc"
 # The best first. What a processor must have is in `library.py`.
 TARGETS = {
     "amx": ["-march=sapphirerapids"],
@@ -21,29 +31,163 @@ TARGETS = {
 }
 PORTABLE: dict[str, list[str]] = {"portable": []}
 FLAGS = ["-O2", "-std=gnu11", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden", "-Wno-psabi"]
+WARNINGS = ["-Wall", "-Wextra", "-Werror"]
+# A target for which a compiler cannot build this lacks something here, and is left out. One that can must build csrc/.
+PROBE = """
+#include <math.h>
+#include <omp.h>
+#include <stdatomic.h>
+_Static_assert(sizeof(long) == 8 && sizeof(void *) == 8, "the kernels need 64-bit numbers and pointers");
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#if defined(__AVX512BF16__)
+__m512 probe(__m512 sums, __m512bh a, __m512bh b) { return _mm512_dpbf16_ps(sums, a, b); }
+#endif
+#if defined(__AMX_BF16__)
+void probe_tiles(void) { _tile_dpbf16ps(0, 1, 2); }
+#endif
+"""
+POINTER = "P"
+WORD_BYTES = 8
+
+Arguments = dict[str, str]  # name to code of the module struct: P a pointer, q an integer, d a floating-point number
+
+
+class BuildError(Exception):
+    """The kernels do not compile. The text has the compiler's words."""
+
+
+def read_declarations(text: str) -> tuple[dict[str, Arguments], dict[str, int]]:
+    """The arguments of each kernel in arguments.h, in order, and its constants (NAME = value)."""
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    structs = re.findall(r"struct (\w+)_arguments \{(.*?)\};", text, re.DOTALL)
+    kernels = {name: dict(map(_argument, body.split(";")[:-1])) for name, body in structs}
+    return kernels, {name: int(value) for name, value in re.findall(r"\b([A-Z]\w*) = (\d+)", text)}
+
+
+def _argument(declaration: str) -> tuple[str, str]:
+    match = re.fullmatch(r"(?:const )?(\w+) (\*?)(\w+)", declaration.strip())
+    codes = {"long": "q", "double": "d"}
+    if match is None or not (match[2] or match[1] in codes):
+        raise BuildError(f"arguments.h: {declaration.strip()!r} is not a pointer, a long or a double")
+    return match[3], POINTER if match[2] else codes[match[1]]
+
+
+KERNELS, CONSTANTS = read_declarations((SOURCES / "arguments.h").read_text())
+# Compiled into each library, which is only used with the arguments and constants that it was built with.
+DECLARED = json.dumps([KERNELS, CONSTANTS])
 
 
 def library_path(target: str) -> Path:
     return BUILT / f"kernels-{target}.so"
 
 
-def build() -> list[str]:
-    """The targets that were built; nothing where there is no compiler."""
+def why_skipped() -> dict[str, str]:
+    """Targets that the last build has skipped, and why."""
+    try:
+        skipped: dict[str, str] = json.loads((BUILT / "skipped.json").read_text())
+    except FileNotFoundError:
+        return {}
+    return skipped
+
+
+def build() -> dict[str, str]:
+    """Targets that were skipped, and why. BuildError where the sources do not compile: then nothing has changed."""
+    with TemporaryDirectory() as folder:
+        skipped = _compile_into(Path(folder), FLAGS)
+        (Path(folder) / "skipped.json").write_text(json.dumps(skipped, indent=2) + "\n")
+        shutil.rmtree(BUILT, ignore_errors=True)
+        BUILT.mkdir()
+        for path in [*Path(folder).glob("*.so"), Path(folder) / "skipped.json"]:
+            shutil.copy(path, BUILT)
+    return skipped
+
+
+def check() -> dict[str, str]:
+    """Targets this compiler cannot check, and why. BuildError where there is a warning."""
+    with TemporaryDirectory() as folder:
+        return _compile_into(Path(folder), [*FLAGS, *WARNINGS])
+
+
+def built_targets() -> list[str]:
+    return [target for target in (*TARGETS, *PORTABLE) if library_path(target).exists()]
+
+
+def _targets() -> dict[str, list[str]]:
+    return (TARGETS if platform.machine() == "x86_64" else {}) | PORTABLE
+
+
+def _compile_into(folder: Path, flags: list[str]) -> dict[str, str]:
+    """Why targets were skipped."""
     compiler = shlex.split(os.environ.get("CC") or "cc")
-    shutil.rmtree(BUILT, ignore_errors=True)
     if shutil.which(compiler[0]) is None:
-        return []
-    BUILT.mkdir()
-    targets = (TARGETS if platform.machine() == "x86_64" else {}) | PORTABLE
-    running = {target: _compile(compiler, flags, library_path(target)) for target, flags in targets.items()}
-    # An older compiler does not know the newest processors: those of them get the next best library.
-    return [target for target, process in running.items() if process.wait() == 0]
+        return dict.fromkeys(_targets(), f"there was no C compiler ({compiler[0]}) when the package was built")
+    probe, assertions = folder / "probe.c", folder / "assertions.c"
+    probe.write_text(PROBE)
+    assertions.write_text(_assertions())
+    sources = [assertions, *sorted(SOURCES.glob("*.c"))]
+    able: dict[str, list[str]] = {}
+    skipped: dict[str, str] = {}
+    for target, march in _targets().items():
+        words = _words(_compile([*compiler, *march, *FLAGS], [probe], folder / "probe"))
+        if words is None:
+            able[target] = march
+        else:
+            skipped[target] = f"{compiler[0]} could not build for it when the package was built: {_first_error(words)}"
+    running = {
+        target: _compile([*compiler, *march, *flags], sources, folder / f"kernels-{target}.so")
+        for target, march in able.items()
+    }
+    failed = {target: words for target, process in running.items() if (words := _words(process)) is not None}
+    if failed:
+        raise BuildError("\n".join(f"the CPU kernels do not compile for {t}:\n{words}" for t, words in failed.items()))
+    return skipped
 
 
-def _compile(compiler: list[str], flags: list[str], out: Path) -> "subprocess.Popen[bytes]":
-    sources = sorted(map(str, (HERE / "csrc").glob("*.c")))
-    return subprocess.Popen([*compiler, *flags, *FLAGS, *sources, "-lm", "-o", str(out)], stderr=subprocess.DEVNULL)
+def _compile(command: list[str], sources: Sequence[Path], out: Path) -> "subprocess.Popen[str]":
+    command = [*command, f"-I{SOURCES}", *map(str, sources), "-lm", "-o", str(out)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def _words(process: "subprocess.Popen[str]") -> str | None:
+    """What the compiler says; None where it succeeds."""
+    _, words = process.communicate()
+    return None if process.returncode == 0 else words.strip() or f"status {process.returncode}, without a word"
+
+
+def _first_error(words: str) -> str:
+    lines = words.splitlines()
+    return next((line for line in lines if "error" in line), lines[0])
+
+
+def _assertions() -> str:
+    """C code that compiles only if the compiler puts each argument where Python's module struct does."""
+    lines = ["#include <stddef.h>", '#include "team.h"']
+    for kernel, arguments in KERNELS.items():
+        for number, name in enumerate(arguments):
+            at = f"offsetof(struct {kernel}_arguments, {name}) == {number * WORD_BYTES}"
+            lines.append(f'_Static_assert({at}, "{kernel}: {name} is not where Python puts it");')
+        size = f"sizeof(struct {kernel}_arguments) == {len(arguments) * WORD_BYTES}"
+        fits = f"{len(arguments)} <= MAX_ARGUMENTS"
+        lines.append(f'_Static_assert({size} && {fits}, "{kernel}: not as large as Python takes it for");')
+    lines.append(f"EXPORT const char declared_arguments[] = {json.dumps(DECLARED)};")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str]) -> None:
+    checks = arguments == ["--check"]
+    try:
+        skipped = check() if checks else build()
+    except BuildError as error:
+        sys.exit(str(error))
+    done = [target for target in _targets() if target not in skipped]
+    print("compiled without a warning:" if checks else "built:", ", ".join(done) or "nothing")
+    for target, reason in skipped.items():
+        print(f"not {target}: {reason}")
+    if checks and not done:
+        sys.exit("the C code was not checked")
 
 
 if __name__ == "__main__":
-    print("built:", ", ".join(build()) or "nothing: there is no C compiler (cc)")
+    main(sys.argv[1:])

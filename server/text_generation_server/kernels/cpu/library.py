@@ -1,18 +1,29 @@
-"""The compiled kernels: which of the libraries suits this processor, and what its functions take."""
+"""The compiled kernels: which of the libraries suits this processor, and how its functions are called.
+
+csrc/arguments.h declares the arguments of each kernel; here they are passed by name.
+"""
 
 import ctypes
-import logging
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from text_generation_server.kernels.cpu.build import PORTABLE, TARGETS, library_path
-
-log = logging.getLogger("text_generation_server")
+from text_generation_server.kernels.cpu.build import (
+    CONSTANTS,
+    DECLARED,
+    KERNELS,
+    PORTABLE,
+    TARGETS,
+    WORD_BYTES,
+    Arguments,
+    library_path,
+    why_skipped,
+)
 
 # What /proc/cpuinfo must say, which includes what the operating system allows.
 NEEDS = {
@@ -21,27 +32,12 @@ NEEDS = {
     "avx2": {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"},
     "portable": set[str](),
 }
-# The numbers of `enum type` in vectors.h.
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
-
-# The words of each kernel: P a pointer, q an integer, d a floating-point number.
-POINTER = "P"
-WORDS = {
-    "embed": "PqPqP",
-    "rms_norm": "PPqqqPdP",
-    "silu_mul": "PqqqP",
-    "rope_and_store": "PqqqqqPPPPPqP",
-    "attend": "PqqPqqPPqqqPqPPd",
-    "place": "PPqPPqPPPP",
-    "advance": "PqPPPq",
-    "draw": "PqqqPPPPPP",
-    "check_finite": "PqqqP",
-    "gemm_f32": "PqqPqPP",
-    # Only libraries for processors with the instructions have these.
-    "gemm": "PqqPqqPPqqPP",
-    "attend_chunk": "PqPqPPqqqPqqdP",
+TYPES = {
+    torch.float32: CONSTANTS["F32"],
+    torch.bfloat16: CONSTANTS["BF16"],
+    torch.int8: CONSTANTS["I8"],
+    torch.float8_e4m3fn: CONSTANTS["F8"],
 }
-MOST_WORDS = 16  # MOST_WORDS of team.h
 
 Word = int | float
 
@@ -51,13 +47,28 @@ class Call:
     """A kernel and its arguments."""
 
     kernel: str
-    words: tuple[Word, ...]
+    arguments: Mapping[str, Word]
 
 
 class Listener(Protocol):
     """Told of every call that is made."""
 
     def heard(self, call: Call) -> None: ...
+
+
+class Packer:
+    """Packs calls of one kernel as `struct call` of team.h."""
+
+    def __init__(self, address: int, arguments: Arguments) -> None:
+        unused = (CONSTANTS["MAX_ARGUMENTS"] - len(arguments)) * WORD_BYTES
+        self._struct = struct.Struct(f"P{''.join(arguments.values())}{unused}x")
+        self._address = address
+        self._names = arguments.keys()
+        self._in_order = itemgetter(*arguments)
+
+    def pack(self, arguments: Mapping[str, Word]) -> bytes:
+        assert arguments.keys() == self._names, f"given: {list(arguments)}, taken: {list(self._names)}"
+        return self._struct.pack(self._address, *self._in_order(arguments))
 
 
 class Library:
@@ -71,39 +82,77 @@ class Library:
         self._run = functions.run_calls
         self._run.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_void_p]
         self._run.restype = None
-        self._addresses = {
-            name: ctypes.cast(getattr(functions, name), ctypes.c_void_p).value
-            for name in WORDS
+        # Only libraries for processors with the instructions have all kernels.
+        self._packers = {
+            name: Packer(ctypes.cast(getattr(functions, name), ctypes.c_void_p).value or 0, arguments)
+            for name, arguments in KERNELS.items()
             if hasattr(functions, name)
         }
-        self._packers = {name: struct.Struct(f"P{w}{(MOST_WORDS - len(w)) * 8}x") for name, w in WORDS.items()}
 
     def has(self, kernel: str) -> bool:
-        return kernel in self._addresses
+        return kernel in self._packers
 
-    def call(self, threads: int, kernel: str, *words: Word) -> None:
-        self._run(self._packers[kernel].pack(self._addresses[kernel], *words), 1, threads, None)
+    def call(self, threads: int, kernel: str, /, **arguments: Word) -> None:
+        """The arguments are those of the kernel's struct in arguments.h; tensors are passed as addresses."""
+        self._run(self._packers[kernel].pack(arguments), 1, threads, None)
         if self.listener is not None:
-            self.listener.heard(Call(kernel, words))
+            self.listener.heard(Call(kernel, arguments))
 
     def pack(self, calls: Sequence[Call]) -> bytes:
-        return b"".join(self._packers[c.kernel].pack(self._addresses[c.kernel], *c.words) for c in calls)
+        return b"".join(self._packers[call.kernel].pack(call.arguments) for call in calls)
 
     def run(self, packed: bytes, threads: int, ends: int | None = None) -> None:
-        """Calls one after the other, without a way back to Python in between.
+        """Makes packed calls one after the other, without a way back to Python in between.
 
         `ends`: where to put the time after each, float64, seconds of the monotonic clock.
         """
         self._run(packed, len(packed) // CALL_BYTES, threads, ends)
 
 
-CALL_BYTES = (MOST_WORDS + 1) * 8
+CALL_BYTES = (1 + CONSTANTS["MAX_ARGUMENTS"]) * WORD_BYTES
 
 
-def usable_targets() -> list[str]:
-    """The built libraries that run here, the best first."""
-    flags = _processor_flags()
-    return [t for t in (*TARGETS, *PORTABLE) if library_path(t).exists() and NEEDS[t] <= flags and _loads(t)]
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The best target that is usable here, or None; and why the next better one is not."""
+
+    target: str | None
+    better: str | None
+    reason: str
+
+
+def choose_target() -> Choice:
+    better, reason = None, ""
+    for target in (*TARGETS, *PORTABLE):
+        obstacle = why_not(target)
+        if obstacle is None:
+            return Choice(target, better, reason)
+        better, reason = target, obstacle
+    return Choice(None, better, reason)
+
+
+def why_not(target: str) -> str | None:
+    """Why a target's library cannot be used here; None where it can."""
+    if missing := NEEDS[target] - _processor_flags():
+        return f"this processor has no {', '.join(sorted(missing))}"
+    if not library_path(target).exists():
+        return why_skipped().get(target, "it was not built; install the package again")
+    try:
+        library = ctypes.CDLL(str(library_path(target)))
+    except OSError as error:  # a library that was built elsewhere may lack its OpenMP run-time here
+        return f"it cannot be loaded: {error}"
+    if _declared(library) != DECLARED:
+        return "it was built from another arguments.h; install the package again"
+    if target == "amx" and library.request_matrix_unit() != 0:
+        return "the system refuses the use of the matrix unit"
+    return None
+
+
+def _declared(library: ctypes.CDLL) -> str | None:
+    try:
+        return ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, "declared_arguments"))).decode()
+    except ValueError:  # there is no such symbol
+        return None
 
 
 def _processor_flags() -> set[str]:
@@ -112,13 +161,3 @@ def _processor_flags() -> set[str]:
     except OSError:
         return set()
     return next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
-
-
-def _loads(target: str) -> bool:
-    """What was built elsewhere may miss its run-time here; and the system lends the matrix unit to those who ask."""
-    try:
-        library = ctypes.CDLL(str(library_path(target)))
-    except OSError as error:
-        log.warning("the CPU kernels for %s cannot be loaded: %s", target, error)
-        return False
-    return target != "amx" or library.request_matrix_unit() == 0

@@ -1,26 +1,23 @@
-"""Weights as the compiled matrix products want them: panels of 16 outputs in bfloat16 or int8, of 32 in float32."""
+"""Linear layers by the compiled matrix products. Their weights are copied into panels, drawn in csrc/README.md: of 16
+outputs in bfloat16 and int8, of 32 outputs in float32."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from text_generation_server.arena import empty
-from text_generation_server.kernels.cpu.library import TYPES, Library
+from text_generation_server.kernels.cpu.build import CONSTANTS
+from text_generation_server.kernels.cpu.library import TYPES, Library, Word
 
 PANEL = 16
 CPU = torch.device("cpu")
-# Of gemm.c: rows up to which x is taken as it lies; inputs beyond which a product is done part by part; rows whose sums
-# are kept in between.
-FEW_ROWS = 16
-WHOLE_INPUTS = 2048
-MOST_SUMMED_ROWS = 576
 BLOCK = 2 * PANEL  # the matrix product takes outputs and inputs in pairs of panels
 
 
 class Scratch:
-    """Memory that all products use one after the other, as large as the largest needs it.
+    """Memory that all products use, one after the other. It is as large as the largest product needs.
 
-    What was handed out once stays: a program may have the address.
+    When it grows, the smaller memory is kept as well: a program may have its address.
     """
 
     def __init__(self) -> None:
@@ -63,10 +60,16 @@ class PackedLinear:
         self._scratch = scratch
         rows = self._weight.shape[0] * PANEL
         self._width = rows // 2 if gated else rows
-        self._tail = (
-            self._weight.data_ptr(), rows, int(self._is_int8), _pointer(self._scales), _pointer(self._bias), int(gated),
-            TYPES[dtype],
-        )  # fmt: skip
+        self._fixed: dict[str, Word] = {
+            "inputs": self._inputs,
+            "weights": self._weight.data_ptr(),
+            "outputs": rows,
+            "is_int8": int(self._is_int8),
+            "scales": _pointer(self._scales),
+            "bias": _pointer(self._bias),
+            "gated": int(gated),
+            "y_type": TYPES[dtype],
+        }
 
     def __call__(self, x: Tensor) -> Tensor:
         count = x.shape[0]
@@ -74,30 +77,24 @@ class PackedLinear:
         self._scratch.reserve(self._scratch_numbers(count))
         y = torch.empty((count, self._width), dtype=self._dtype)
         self._library.call(
-            self._threads,
-            "gemm",
-            x.data_ptr(),
-            count,
-            self._inputs,
-            *self._tail,
-            y.data_ptr(),
-            self._scratch.data_ptr(),
-        )
+            self._threads, "gemm", x=x.data_ptr(), rows=count, y=y.data_ptr(), scratch=self._scratch.data_ptr(),
+            **self._fixed,
+        )  # fmt: skip
         return y if self._width == self._outputs else y[:, : self._outputs].contiguous()
 
     def _scratch_numbers(self, count: int) -> int:
-        """What `gemm` asks for, in gemm.c."""
+        """The bfloat16 numbers that `gemm` needs, as gemm.c says."""
         rows = -(-count // BLOCK) * BLOCK
         numbers = self._threads * 4 * BLOCK * self._inputs if self._is_int8 else 0
-        if count > FEW_ROWS:
+        if count > CONSTANTS["FEW_ROWS"]:
             numbers += rows * self._inputs
-            if self._inputs > WHOLE_INPUTS:
-                numbers += 2 * self._weight.shape[0] * PANEL * min(rows, MOST_SUMMED_ROWS)
+            if self._inputs > CONSTANTS["UNDIVIDED_INPUTS"]:
+                numbers += 2 * self._weight.shape[0] * PANEL * min(rows, CONSTANTS["MAX_SUMMED_ROWS"])
         return numbers
 
 
 class Float32Linear:
-    """y = x Wᵀ + b in float32. A row's y has the same bits whatever else is in x, for any number of threads."""
+    """y = x Wᵀ + b in float32. A row of y has the same bits in any company, and for any number of threads."""
 
     def __init__(self, library: Library, threads: int, weight: Tensor, bias: Tensor | None) -> None:
         """weight [N, K]"""
@@ -111,8 +108,8 @@ class Float32Linear:
         x = x.contiguous()
         y = torch.empty((x.shape[0], self._outputs), dtype=torch.float32)
         self._library.call(
-            self._threads, "gemm_f32", x.data_ptr(), x.shape[0], self._inputs, self._weight.data_ptr(), self._outputs,
-            _pointer(self._bias), y.data_ptr(),
+            self._threads, "gemm_f32", x=x.data_ptr(), rows=x.shape[0], inputs=self._inputs,
+            weights=self._weight.data_ptr(), outputs=self._outputs, bias=_pointer(self._bias), y=y.data_ptr(),
         )  # fmt: skip
         return y
 
@@ -124,7 +121,7 @@ def can_pack(weight: Tensor, gated: bool) -> bool:
 
 
 def _panels(weight: Tensor) -> Tensor:
-    """[N / 16, K / 2, 16, 2]; outputs are filled up with zeros to whole pairs of panels."""
+    """[N / 16, K / 2, 16, 2], with zeros for the outputs that are missing to whole pairs of panels."""
     missing = -weight.shape[0] % BLOCK
     weight = F.pad(weight, (0, 0, 0, missing)) if missing else weight
     outputs, inputs = weight.shape
@@ -133,7 +130,7 @@ def _panels(weight: Tensor) -> Tensor:
 
 
 def _wide_panels(weight: Tensor) -> Tensor:
-    """[N / 32, K, 32]; outputs are filled up with zeros to whole panels."""
+    """[N / 32, K, 32], with zeros for the outputs that are missing to whole panels."""
     outputs, inputs = weight.shape
     packed = empty((-(-outputs // BLOCK), inputs, BLOCK), weight.dtype, weight.device)
     whole = outputs // BLOCK
@@ -145,12 +142,12 @@ def _wide_panels(weight: Tensor) -> Tensor:
 
 
 def _interleaved(outputs: int) -> Tensor:
-    """The order in which a panel of gates is followed by that of their ups."""
+    """The order of outputs in which each panel of gates is followed by the panel of their ups."""
     return torch.arange(outputs).view(2, -1, PANEL).transpose(0, 1).flatten()
 
 
 def _aligned(values_N: Tensor | None, order: Tensor | None) -> Tensor | None:
-    """float32, in the panels' order, with zeros for the outputs that were added."""
+    """One float32 number for each output, in the order of the panels, with zeros for the outputs that were added."""
     if values_N is None:
         return None
     values = values_N.float() if order is None else values_N.float()[order]

@@ -1,8 +1,8 @@
-"""Decode steps as programs: the kernels' calls of a step, recorded once for each number of rows, and made again by all
-threads without Python in between, which is to a CPU what a CUDA graph is to a GPU.
+"""Decode steps as programs: lists of kernel calls, which all threads make without Python in between. On CPUs they are
+what CUDA graphs are on GPUs.
 
-A step is recorded while it runs for the first time. Its tensors then move into an arena that all programs share, each
-only for as long as it is used.
+The first step of each number of rows runs from Python and is recorded. In the program made of it, tensors lie in an
+arena that all programs share; two tensors of a step share bytes if they are not in use at the same time.
 """
 
 import logging
@@ -15,58 +15,62 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from text_generation_server.arena import empty
-from text_generation_server.kernels.cpu.library import POINTER, WORDS, Call, Library, Word
+from text_generation_server.kernels.cpu.build import KERNELS, POINTER
+from text_generation_server.kernels.cpu.library import Call, Library, Word
 
 log = logging.getLogger("text_generation_server")
 
 Signal = Callable[[], None]
 
-# Layers between two signs of life: a call from Python costs some 50 µs.
+# Between two returns to Python, for a sign of life, a program computes this many layers: a return costs some 50 µs.
 LAYERS_AT_ONCE = 8
 ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Bytes from the start of the so-many-th tensor that the step made."""
+    """An address in a tensor that the recorded step made."""
 
-    tensor: int
-    offset: int
+    tensor: int  # its number, in the order in which they were made
+    offset: int  # bytes from its start
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """A call, with places instead of the addresses that will be others."""
+    """A call, with places instead of the addresses of tensors that the step made: they lie elsewhere in the program."""
 
     kernel: str
-    words: tuple[Word | Place, ...]
+    arguments: dict[str, Word | Place]
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Hears the calls of a step, and what torch does beside them.
+    """Records the kernel calls of a step.
 
-    That may be making tensors and looking at them in another way; all else would be missing from a program. No tensor
-    is kept: where one lay, the next one may lie.
+    Meanwhile torch may only allocate and view tensors: any other operation would be missing from the program, so it is
+    noted in `missed`. Recorded tensors are not kept alive, so an address stands for the tensor allocated there last.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[RecordedCall] = []
-        self.sizes: list[int] = []  # bytes of the tensors that were made
-        self.ends_of_layers: list[int] = []  # numbers of calls
-        self.missed: str | None = None  # what no program could do again
-        self._newest: dict[int, int] = {}  # by address, the tensor that was made there last
+        self.sizes: list[int] = []  # bytes of each tensor that was made
+        self.ends_of_layers: list[int] = []  # how many calls had been recorded at the end of each layer
+        self.missed: str | None = None  # an operation of torch that a program cannot repeat
+        self._newest: dict[int, int] = {}  # address to number of the tensor that was made there last
 
     def heard(self, call: Call) -> None:
-        words = zip(WORDS[call.kernel], call.words, strict=True)
-        placed = (self.place(int(word)) or word if kind == POINTER else word for kind, word in words)
-        self.calls.append(RecordedCall(call.kernel, tuple(placed)))
+        codes = KERNELS[call.kernel]
+        placed = {
+            name: self.place(int(word)) or word if codes[name] == POINTER else word
+            for name, word in call.arguments.items()
+        }
+        self.calls.append(RecordedCall(call.kernel, placed))
 
     def layer_ended(self) -> None:
         self.ends_of_layers.append(len(self.calls))
 
     def place(self, address: int) -> Place | None:
-        """None: it was there before the step."""
+        """None where no tensor of the step is at this address: what is there existed before."""
         for start, tensor in self._newest.items():
             if start <= address < start + self.sizes[tensor]:
                 return Place(tensor, address - start)
@@ -90,7 +94,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _share_memory(result: Any, argument: Tensor) -> bool:
-    """What torch calls a view may be a copy, such as that of `contiguous`."""
+    """Whether a view is one: torch also calls `contiguous` a view, which may copy."""
     views = result if isinstance(result, (list, tuple)) else [result]
     memory = argument.untyped_storage().data_ptr()
     return all(view.untyped_storage().data_ptr() == memory for view in views)
@@ -98,13 +102,14 @@ def _share_memory(result: Any, argument: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    packed: tuple[bytes, ...]  # to be run one after the other, with a sign of life after each
-    output: Tensor  # in the arena, which it keeps alive
+    packed: tuple[bytes, ...]  # calls of some layers each; a sign of life follows each
+    output: Tensor  # lies in the arena and keeps it alive
 
 
 class DecodePrograms:
-    """Takes the place of `graphs.DecodeGraphs` on CPUs: no padding, since a program of any size costs nothing to make.
-    `forward` always reads the same addresses."""
+    """Takes the place of `graphs.DecodeGraphs` on CPUs. Rows are not padded: each number of rows has a program of its
+    own, since recording one costs no more than the step. `forward` must read its inputs from the same addresses each
+    time."""
 
     def __init__(self, library: Library, threads: int) -> None:
         self._library = library
@@ -117,7 +122,7 @@ class DecodePrograms:
         return rows
 
     def run(self, size: int, forward: Callable[[Signal], Tensor], on_layer: Signal) -> Tensor:
-        """What `forward` returns for so many rows; good until the next run."""
+        """What `forward` returns for `size` rows; valid until the next run."""
         if program := self._programs.get(size):
             for packed in program.packed:
                 self._library.run(packed, self._threads)
@@ -126,7 +131,7 @@ class DecodePrograms:
         return forward(on_layer) if self._gave_up else self._record(size, forward, on_layer)
 
     def clear(self) -> None:
-        """The addresses are no longer good."""
+        """Forgets all programs: the addresses that they read are no longer valid."""
         self._programs.clear()
         self._gave_up = False
 
@@ -154,16 +159,16 @@ class DecodePrograms:
     def _program(self, recorder: Recorder, output: Tensor, made_as: Place) -> Program:
         offsets, size = plan(recorder.calls, recorder.sizes, made_as.tensor)
         if size > len(self._arena):
-            # The programs before this one keep the smaller arena, so it grows in large steps.
+            # Older programs keep the smaller arena alive, so it grows in large steps.
             self._arena = empty((2 * size,), torch.uint8, torch.device("cpu"))
-        # Smaller ones than a huge page begin anywhere.
+        # An arena smaller than a huge page may begin at any address.
         base = -self._arena.data_ptr() % ALIGNMENT
 
         def address(place: Place) -> int:
             return self._arena.data_ptr() + base + offsets[place.tensor] + place.offset
 
         calls = [
-            Call(call.kernel, tuple(address(word) if isinstance(word, Place) else word for word in call.words))
+            Call(call.kernel, {n: address(w) if isinstance(w, Place) else w for n, w in call.arguments.items()})
             for call in recorder.calls
         ]
         cuts = [*recorder.ends_of_layers[LAYERS_AT_ONCE - 1 : -1 : LAYERS_AT_ONCE], len(calls)]
@@ -174,11 +179,11 @@ class DecodePrograms:
 
 
 def plan(calls: Sequence[RecordedCall], sizes: Sequence[int], output: int) -> tuple[dict[int, int], int]:
-    """Offsets of the tensors in an arena, and its size, in bytes: a tensor may lie where others were that no later call
-    uses. The output is used until the end."""
-    uses: dict[int, tuple[int, int]] = {}  # the first call and the last
+    """Offsets of the tensors in an arena, and the arena's size, in bytes. A tensor may get bytes of another one that no
+    later call uses. The output counts as used until the end."""
+    uses: dict[int, tuple[int, int]] = {}  # tensor to its first and its last call
     for number, call in enumerate(calls):
-        for word in call.words:
+        for word in call.arguments.values():
             if isinstance(word, Place):
                 uses[word.tensor] = (uses.get(word.tensor, (number,))[0], number)
     uses[output] = (uses.get(output, (0,))[0], len(calls))
@@ -191,7 +196,7 @@ def plan(calls: Sequence[RecordedCall], sizes: Sequence[int], output: int) -> tu
 
 
 def _first_gap(size: int, taken: Sequence[tuple[int, int]]) -> int:
-    """The lowest offset with so many bytes that none of the (offset, size) reach into."""
+    """The lowest offset of `size` bytes that overlap none of the taken (offset, size)."""
     offset = 0
     for start, length in sorted(taken):
         if offset + size <= start:

@@ -1,22 +1,23 @@
-/* Attention of queries over the slots of their rows, in place: keys and values are read once for all query heads of a
-   group, wherever their slots are.
+/* Attention of single tokens over the slots of their rows. Keys and values are read in place, wherever their slots are,
+   and once for all query heads that share a key head. While one tile of keys is computed with, the next one is
+   prefetched. Where there is a matrix unit, attention_tiles.c does the same for bfloat16.
 
-   A tile's keys and values are fetched while the tile before is computed. In bfloat16, attention_tiles.c does it all where
-   there is a matrix unit.
+   The order of the arithmetic depends on nothing but a key's position: keys are taken in tiles of 64 from position 0,
+   tiles in splits of 512, and splits are merged in order. So a query's result from this file has the same bits in any
+   step, alone and among other rows, and for any number of threads.
 
-   Keys are reduced in tiles of 64 from position 0, tiles in splits of 512, and splits are merged in order, whoever
-   computed them: a query's result has the same bits in a decode step, in a prompt chunk, alone or among others. Softmax
-   is in base 2, on float32 sums. */
+   Softmax is computed in base 2, which needs no multiplication before each exponential: scores are scaled by log2(e) as
+   well. */
 #include "attention.h"
 
 #define TILE_KEYS 64
 #define SPLIT_KEYS 512
 #define MAX_HEADS_PER_ITEM 8
-#define QUERIES_AT_ONCE 4 /* query heads at a time: their sums stay in registers */
+#define QUERIES_AT_ONCE 4 /* query heads of one key head that are computed together: their sums fit the registers */
 
-/* The products of a key and the queries [queries, size], to be summed up over the lanes. */
-INLINE void multiply_key(const float *q, int queries, const void *key, enum type type, long size, vf products[QUERIES_AT_ONCE][LANES],
-                     int i) {
+/* Multiplies one key with each of the queries [queries, size]. products[query][i] are LANES partial sums. */
+INLINE void multiply_key(const float *q, int queries, const void *key, enum type type, long size,
+                         vf products[QUERIES_AT_ONCE][LANES], int i) {
   vf sums[QUERIES_AT_ONCE] = {};
 #pragma GCC unroll 8
   for (long d = 0; d < size; d += LANES) {
@@ -28,10 +29,10 @@ INLINE void multiply_key(const float *q, int queries, const void *key, enum type
   for (int j = 0; j < queries; j++) products[j][i] = sums[j];
 }
 
-/* scores[q][key], in base 2, for `count` keys of a tile. */
-INLINE void score_keys(const float *q, int queries, const struct kv_cache *c, enum type type, long size,
-                  long kv_head, float scale, const int32_t *slots, int count, struct prefetch *next,
-                  float scores[QUERIES_AT_ONCE][TILE_KEYS]) {
+/* scores[query][key] for the `count` keys of a tile; minus infinity for the rest of the tile. */
+INLINE void score_keys(const float *q, int queries, const struct kv_cache *c, enum type type, long size, long kv_head,
+                       float scale, const int32_t *slots, int count, struct prefetch *next,
+                       float scores[QUERIES_AT_ONCE][TILE_KEYS]) {
   for (int first = 0; first < TILE_KEYS; first += LANES) {
     if (first >= count) {
 #pragma GCC unroll 4
@@ -54,13 +55,15 @@ INLINE void score_keys(const float *q, int queries, const struct kv_cache *c, en
     for (int i = count; i < TILE_KEYS; i++) scores[j][i] = -INFINITY;
 }
 
-/* What a query knows after some of its keys: sum and out are relative to 2^peak. */
+/* The state of one query after some of its keys: its result so far is out / sum. */
 struct partial_attention {
-  float peak, sum;
+  float peak; /* the largest score so far; sum and out are in units of 2^peak */
+  float sum;  /* of the weights */
   float out[MAX_HEAD_SIZE] __attribute__((aligned(64)));
 };
 
-/* Scores become weights relative to the new peak; what was summed up before shrinks accordingly. */
+/* Replaces the scores of a tile by weights 2^(score - peak). Where a score exceeds the peak, it is the new peak, and
+   sum and out are scaled down to it. */
 INLINE void weigh_scores(float scores[TILE_KEYS], struct partial_attention *s, long size) {
   vf peaks = load(scores, 0, F32);
   for (int i = LANES; i < TILE_KEYS; i += LANES) peaks = larger(peaks, load(scores, i, F32));
@@ -84,9 +87,11 @@ INLINE void weigh_scores(float scores[TILE_KEYS], struct partial_attention *s, l
   s->sum += lane_sum(sum);
 }
 
-INLINE void add_weighted_values(const struct kv_cache *c, enum type type, long size, long kv_head, const int32_t *slots, int count,
-                       float weights[QUERIES_AT_ONCE][TILE_KEYS], int queries, struct prefetch *next, struct partial_attention *states) {
-  /* 64 numbers of each query at a time, so that the sums fit the registers. */
+/* Adds the values of a tile, times their weights, to the states' out. */
+INLINE void add_weighted_values(const struct kv_cache *c, enum type type, long size, long kv_head, const int32_t *slots,
+                                int count, float weights[QUERIES_AT_ONCE][TILE_KEYS], int queries,
+                                struct prefetch *next, struct partial_attention *states) {
+  /* Four vectors of each query at a time: their sums fit the registers. */
   for (long first = 0; first < size; first += 4 * LANES) {
     vf out[QUERIES_AT_ONCE][4];
     int width = size - first < 4 * LANES ? (int)((size - first) / LANES) : 4;
@@ -124,7 +129,7 @@ INLINE void add_weighted_values(const struct kv_cache *c, enum type type, long s
   }
 }
 
-/* Keys of one head, `count` of them. */
+/* Up to TILE_KEYS keys of one head. */
 struct key_tile {
   const int32_t *slots;
   int count;
@@ -132,7 +137,8 @@ struct key_tile {
   float scale;
 };
 
-/* One tile of keys for up to QUERIES_AT_ONCE queries of one position. */
+/* Adds one tile of keys to the states of up to QUERIES_AT_ONCE queries. 8-bit values are scaled by way of their
+   weights. */
 INLINE void attend_tile(const float *q, int queries, const struct kv_cache *c, enum type type, long size,
                         const struct key_tile *t, struct prefetch *next, struct partial_attention *states) {
   float scores[QUERIES_AT_ONCE][TILE_KEYS] __attribute__((aligned(64)));
@@ -146,9 +152,11 @@ INLINE void attend_tile(const float *q, int queries, const struct kv_cache *c, e
   add_weighted_values(c, type, size, t->kv_head, t->slots, t->count, scores, queries, next, states);
 }
 
+/* The next three choose the copy of attend_tile that the compiler has made for a number of queries, for a head size
+   where there are enough registers to unroll the loops over a head, and for a type. */
 INLINE void attend_tile_by_queries(const float *q, int queries, const struct kv_cache *c, enum type type, long size,
-                        const struct key_tile *t, struct prefetch *next, struct partial_attention *states) {
-  struct prefetch in_registers = *next;
+                                   const struct key_tile *t, struct prefetch *next, struct partial_attention *states) {
+  struct prefetch in_registers = *next; /* a local copy, whose address no other function gets */
   switch (queries) {
     case 1: attend_tile(q, 1, c, type, size, t, &in_registers, states); break;
     case 2: attend_tile(q, 2, c, type, size, t, &in_registers, states); break;
@@ -159,22 +167,21 @@ INLINE void attend_tile_by_queries(const float *q, int queries, const struct kv_
 }
 
 #if defined(__AVX512F__)
-#define ATTEND_BY_SIZE(TYPE)                                                         \
-  switch (c->size) {                                                          \
+#define ATTEND_BY_SIZE(TYPE)                                                            \
+  switch (c->size) {                                                                    \
     case 64: attend_tile_by_queries(q, queries, c, TYPE, 64, t, next, states); break;   \
     case 128: attend_tile_by_queries(q, queries, c, TYPE, 128, t, next, states); break; \
     default: attend_tile_by_queries(q, queries, c, TYPE, c->size, t, next, states);     \
-  }                                                                           \
+  }                                                                                     \
   break
 #else
-#define ATTEND_BY_SIZE(TYPE)                                          \
+#define ATTEND_BY_SIZE(TYPE)                                             \
   attend_tile_by_queries(q, queries, c, TYPE, c->size, t, next, states); \
   break
 #endif
 
-/* Copies of the above for each type and, where registers are many, the usual sizes. */
 static void attend_tile_by_type(const float *q, int queries, const struct kv_cache *c, const struct key_tile *t,
-                        struct prefetch *next, struct partial_attention *states) {
+                                struct prefetch *next, struct partial_attention *states) {
   switch (c->type) {
     case F32: ATTEND_BY_SIZE(F32);
     case BF16: ATTEND_BY_SIZE(BF16);
@@ -183,7 +190,7 @@ static void attend_tile_by_type(const float *q, int queries, const struct kv_cac
   }
 }
 
-/* The later split's state joins the earlier ones'. */
+/* Merges the state of a split into that of all splits before it. */
 static void merge_splits(struct partial_attention *into, const struct partial_attention *from, long size) {
   float peak = into->peak > from->peak ? into->peak : from->peak;
   vf a = exp2_of(splat(into->peak - peak)), b = exp2_of(splat(from->peak - peak));
@@ -197,10 +204,10 @@ static void store_quotient(void *out, enum type type, const struct partial_atten
   for (long d = 0; d < size; d += LANES) store(out, d, load(s->out, d, F32) / s->sum, type);
 }
 
-/* Queries of a head come in blocks of QUERIES_AT_ONCE. */
+/* The number of blocks of QUERIES_AT_ONCE that the query heads of one key head are divided into. */
 static long count_query_blocks(long group) { return (group + QUERIES_AT_ONCE - 1) / QUERIES_AT_ONCE; }
 
-/* Up to SPLIT_KEYS keys from `start` on. */
+/* The states of an item's queries after the keys of one split, which begins at position `start`. */
 static void attend_split(const float *blocks, const struct attention *job, const struct decode_item *s, long start,
                          struct team *team, struct partial_attention *states) {
   const struct kv_cache *c = &job->cache;
@@ -222,7 +229,7 @@ static void attend_split(const float *blocks, const struct attention *job, const
   }
 }
 
-/* Queries in float32. */
+/* Converts an item's queries to float32, into blocks [QUERIES_AT_ONCE, size]. */
 static void widen_queries(const struct attention *job, const struct decode_item *s, const char *q, float *blocks) {
   long size = job->cache.size;
   for (long head = 0; head < s->count; head++)
@@ -247,20 +254,28 @@ static void attend_item(const struct attention *job, const struct decode_item *s
     store_quotient(job->out + (s->token * job->heads + query + j) * size * bytes, job->type, &states[j], size);
 }
 
-/* Of q, q_stride, q_type, out, tokens, heads, kv, scales, kv_heads, size, kv_type, table, table_stride, rows, lengths, scale.
-
-   q and out [tokens, heads, size]; token t is a query of row rows[t] over its first lengths[t] slots. q's tokens are
-   q_stride numbers apart. */
-EXPORT void attend(const union word *w, struct team *team, int me) {
+EXPORT void attend(const void *arguments, struct team *team, int me) {
   (void)me;
+  const struct attend_arguments *a = arguments;
   struct attention job = {
-      .q = w[0].p, .q_stride = w[1].i, .type = w[2].i, .out = w[3].p, .tokens = w[4].i, .heads = w[5].i,
-      .cache = {.heads = w[6].p, .scales = w[7].p, .kv_heads = w[8].i, .size = w[9].i, .type = w[10].i},
-      .table = w[11].p, .table_stride = w[12].i, .rows = w[13].p, .lengths = w[14].p, .scale = w[15].f * LOG2E,
+      .q = a->q,
+      .q_stride = a->q_stride,
+      .type = a->q_type,
+      .out = a->out,
+      .tokens = a->tokens,
+      .heads = a->heads,
+      .cache =
+          {.heads = a->kv, .scales = a->kv_scales, .kv_heads = a->kv_heads, .size = a->head_size, .type = a->kv_type},
+      .table = a->table,
+      .table_stride = a->table_stride,
+      .rows = a->rows,
+      .lengths = a->lengths,
+      .scale = a->scale * LOG2E,
   };
-  /* Heads of a token together, unless that would leave threads without work: they lie side by side. */
-  job.together = job.tokens < 2 * team->threads ? 1 : min(job.cache.kv_heads, MAX_HEADS_PER_ITEM);
-  while (job.cache.kv_heads % job.together) job.together--;
+  /* The heads of a token lie side by side, and are best read together. With few tokens that would leave threads without
+     work: then each head is an item. */
+  job.heads_per_item = job.tokens < 2 * team->threads ? 1 : min(job.cache.kv_heads, MAX_HEADS_PER_ITEM);
+  while (job.cache.kv_heads % job.heads_per_item) job.heads_per_item--;
 #if defined(__AMX_BF16__)
   if (job.type == BF16 && job.cache.type == BF16 && job.cache.size % 32 == 0) {
     attend_on_matrix_unit(&job, team);

@@ -1,34 +1,37 @@
-/* Attention over slots: what there is to do, and what is fetched before it is needed. */
+/* Attention of single tokens over the slots of their rows: the arguments, how the work is divided into items, and the
+   prefetch of keys and values. Used by attention.c, and by attention_tiles.c on the matrix unit. README.md tells the
+   life of an item. */
 #pragma once
 
 #include "team.h"
 #include "vectors.h"
 
-#define MAX_HEAD_SIZE 256 /* numbers in a head */
-
+/* Keys and values of all slots. */
 struct kv_cache {
-  const void *heads;   /* [slots, 2 * kv_heads, size] */
-  const float *scales; /* [slots, 2 * kv_heads], or null */
-  long kv_heads, size;
+  const void *heads;   /* [slots, 2 * kv_heads, size]: the key heads of a slot, then its value heads */
+  const float *scales; /* [slots, 2 * kv_heads] for I8 and F8, or null */
+  long kv_heads, size; /* key heads (and as many value heads); numbers in a head */
   enum type type;
 };
 
+/* Head 0 … kv_heads - 1 is a key, kv_heads … 2 * kv_heads - 1 a value. */
 INLINE const void *head_at(const struct kv_cache *c, long slot, long head) {
   return (const char *)c->heads + (slot * 2 * c->kv_heads + head) * c->size * bytes_of(c->type);
 }
 
-/* What will be read next, fetched in the order of its addresses, a head at a time between all that is computed: many lines at
-   once would hold up the loads of what it is computed from. */
+/* A cursor over the keys and values that will be read next, in the order of their addresses. They are prefetched one
+   head at a time, between other instructions: many prefetches at once would delay the loads of the current keys and
+   values. */
 struct prefetch {
   const struct kv_cache *cache;
-  const int32_t *slots;
-  long left;             /* slots */
-  long first, count;     /* key/value heads that are of interest */
-  int values;            /* whether the values of the first slot are next, not its keys */
-  const char *at, *end;  /* heads that follow each other */
+  const int32_t *slots; /* the slots to be prefetched */
+  long left;            /* number of those slots */
+  long first, count;    /* key heads first … first + count - 1, and the same value heads, are prefetched */
+  int values;           /* 1 where the next heads are the values of slots[0], 0 where they are its keys */
+  const char *at, *end; /* the rest of the current run of neighbouring heads */
 };
 
-/* On to the keys of a slot, or its values, or both where nothing lies between them. */
+/* Begins the next run of neighbouring heads: the keys of a slot or its values, or both if all heads are prefetched. */
 static inline void prefetch_next_heads(struct prefetch *s) {
   const struct kv_cache *c = s->cache;
   int both = s->count == c->kv_heads;
@@ -41,6 +44,8 @@ static inline void prefetch_next_heads(struct prefetch *s) {
   }
 }
 
+/* Prefetches the next `heads` heads. `type` and `size` are those of the cache; where they are constants, loops are
+   unrolled. */
 INLINE void prefetch_heads(struct prefetch *s, long heads, enum type type, long size) {
 #pragma GCC unroll 2
   for (long i = 0; i < heads; i++) {
@@ -54,37 +59,44 @@ INLINE void prefetch_heads(struct prefetch *s, long heads, enum type type, long 
   }
 }
 
-/* One call's arguments. */
+/* The arguments of `attend`, and how its work is divided. */
 struct attention {
-  const char *q;
-  char *out;
-  long q_stride, tokens, heads, together; /* together: key/value heads of an item of the work */
-  enum type type;                         /* of q and out */
+  const char *q;                /* [tokens, heads, size], tokens q_stride apart */
+  char *out;                    /* [tokens, heads, size] */
+  long q_stride, tokens, heads; /* heads: of queries */
+  long heads_per_item;          /* key heads that are one item of the work; divides kv_heads */
+  enum type type;               /* of q and out */
   struct kv_cache cache;
-  const int32_t *table, *rows, *lengths;
+  const int32_t *table;          /* [rows, positions]: slots; rows are table_stride apart */
+  const int32_t *rows, *lengths; /* [tokens] */
   long table_stride;
-  float scale; /* in base 2 */
+  float scale; /* of scores for softmax in base 2 */
 };
 
-/* Key/value heads `first` … of one token, and the query heads that belong to them. */
+/* An item of the work: one token, key heads first … first + count - 1, and the `group` query heads of each of these key
+   heads. */
 struct decode_item {
-  const int32_t *slots;
-  long token, length, first, count, group;
+  const int32_t *slots; /* of the token's row */
+  long token, length;   /* length: the number of slots that the token sees */
+  long first, count, group;
 };
 
 INLINE long min(long a, long b) { return a < b ? a : b; }
 
-INLINE long count_items(const struct attention *job) { return job->tokens * job->cache.kv_heads / job->together; }
+INLINE long count_items(const struct attention *job) { return job->tokens * job->cache.kv_heads / job->heads_per_item; }
 
 INLINE struct decode_item item_at(const struct attention *job, long item) {
-  long kv_heads = job->cache.kv_heads, token = item * job->together / kv_heads;
+  long kv_heads = job->cache.kv_heads, token = item * job->heads_per_item / kv_heads;
   const int32_t *slots = job->table + job->rows[token] * job->table_stride;
-  long first = item * job->together % kv_heads;
-  return (struct decode_item){slots, token, job->lengths[token], first, job->together, job->heads / kv_heads};
+  long first = item * job->heads_per_item % kv_heads;
+  return (struct decode_item){slots, token, job->lengths[token], first, job->heads_per_item, job->heads / kv_heads};
 }
 
-/* What follows from position `start` of a share on: its next tile, or the first of the item that will be taken next. */
-INLINE struct prefetch prefetch_after(const struct attention *job, const struct decode_item *s, long start, long tile, struct team *team) {
+/* A cursor over what is read after the current `tile` keys: the item's keys from position `start` on, or at the item's
+   end the first keys of the item that is taken next. Another thread may take that one first: then this prefetch was in
+   vain. */
+INLINE struct prefetch prefetch_after(const struct attention *job, const struct decode_item *s, long start, long tile,
+                                      struct team *team) {
   struct prefetch next = {.cache = &job->cache, .slots = s->slots + start, .first = s->first, .count = s->count};
   next.left = min(s->length - start, tile);
   if (next.left > 0) return next;
@@ -98,6 +110,6 @@ INLINE struct prefetch prefetch_after(const struct attention *job, const struct 
 }
 
 #if defined(__AMX_BF16__)
-/* Queries, keys and values in bfloat16 on the matrix unit. */
+/* The same on the matrix unit, for queries, keys and values in bfloat16 and head sizes that are a multiple of 32. */
 void attend_on_matrix_unit(const struct attention *job, struct team *team);
 #endif

@@ -1,9 +1,11 @@
-/* Attention of queries over the slots of their rows on the matrix unit, for bfloat16 queries, keys and values.
+/* Attention of single tokens over the slots of their rows on the matrix unit, for queries, keys and values in bfloat16.
 
-   Both products of a tile of keys are small: up to 4 query heads of a group by 32 keys. So most of the work is to bring
-   numbers into the order that the unit wants. Keys stay in place: the rows of its tiles may lie apart. Values of two
-   positions are interleaved, number by number; scores come out key by key, and 4 queries are weighed together. Weights
-   are rounded to bfloat16, their sum is not. */
+   A step is 32 keys of the row. Both products of a step are small: up to 4 query heads by 32 keys. So most of the work
+   is to bring numbers into the order that the matrix unit wants:
+     keys stay where they are, since the rows of a tile may lie apart in memory;
+     values of two neighbouring positions are interleaved, number by number;
+     scores come out as [key][query], and softmax weighs 4 keys by 4 queries in one vector;
+     weights are transposed to [query][key] and rounded to bfloat16. Their sum is taken before the rounding. */
 #include "attention.h"
 
 #if defined(__AMX_BF16__)
@@ -11,29 +13,29 @@
 #include "tiles.h"
 
 #define TILE_QUERIES 4
-#define STEP_KEYS 32 /* of a tile */
-#define LINE_NUMBERS 32 /* numbers of bfloat16 in 64 bytes */
+#define STEP_KEYS 32
+#define LINE_NUMBERS 32 /* bfloat16 numbers in 64 bytes */
 
-/* What queries know after some of their keys: sums and out are relative to 2^peak. Lane i is query i % 4; its sum is that
-   of the lanes. Rows of out are in the order in which `interleave` leaves columns. */
+/* The state of up to 4 query heads of one key head after some of their keys: their result so far is out / sum. */
 struct query_block {
-  __m512 peaks, sums;
-  float out[TILE_QUERIES][MAX_HEAD_SIZE];
+  __m512 peaks; /* lane i: the largest score so far of query i % 4; sums and out are in units of 2^peak */
+  __m512 sums;  /* of the weights; those of query j are in lanes j, j + 4, j + 8 and j + 12, still to be added up */
+  float out[TILE_QUERIES][MAX_HEAD_SIZE]; /* with columns in the order in which pair_values_of_step leaves them */
 };
 
-/* Scores of a tile of keys, then weights. */
+/* The scores of the keys of a step, and the weights that they become. */
 struct key_scores {
   float by_key[STEP_KEYS][TILE_QUERIES];
   bf16 weights[TILE_QUERIES][STEP_KEYS];
 } __attribute__((aligned(64)));
 
-/* Values of a head, [size / 16][16 pairs of positions][16 columns][2]. */
+/* The values of a step for one head: [size / 16][16 pairs of positions][16 columns][2 positions]. */
 struct paired_values {
   bf16 tiles[MAX_HEAD_SIZE / 16][16][LINE_NUMBERS];
 } __attribute__((aligned(64)));
 
-/* Tiles 0, 1: scores of 16 keys by 4 queries. 2: 32 numbers of the queries, in pairs. 3, 6: 16 keys, or 16 pairs of values.
-   4, 5: 16 columns of out. 7: weights of 32 keys. */
+/* Tiles 0 and 1 are scores, 16 keys by 4 queries each. Tile 2 is 32 numbers of each query, in pairs. Tiles 3 and 6 are
+   16 keys, and later 16 pairs of values. Tiles 4 and 5 are 16 columns of out. Tile 7 is the weights of 32 keys. */
 static void configure_decode_tiles(void) {
   struct tile_config c = {.palette = 1,
                           .rows = {16, 16, 16, 16, TILE_QUERIES, TILE_QUERIES, 16, TILE_QUERIES},
@@ -42,23 +44,25 @@ static void configure_decode_tiles(void) {
   _tile_loadconfig(&c);
 }
 
-/* [size / 2][TILE_QUERIES][2], with zeros for queries that are not there. */
+/* Copies queries into the order [size / 2][TILE_QUERIES][2], with zeros in place of missing queries. */
 static void pair_query_numbers(const bf16 *q, long queries, long size, uint32_t *to) {
   memset(to, 0, size / 2 * TILE_QUERIES * sizeof *to);
   for (long j = 0; j < queries; j++)
     for (long d = 0; d < size / 2; d++) memcpy(to + d * TILE_QUERIES + j, q + j * size + 2 * d, 4);
 }
 
-/* 16 keys, in place where their slots follow each other. */
+/* The rows of a tile of 16 keys. */
 struct key_rows {
   const bf16 *first;
-  long stride; /* bytes */
+  long stride; /* bytes from one key to the next */
 };
 
-INLINE struct key_rows find_key_rows(const struct kv_cache *c, long size, long kv_head, const int32_t *slots, int first, int count,
-                           bf16 *gathered) {
+/* Keys first … first + 15 of a step of `count` keys. Where their slots follow each other, the keys are used in place;
+   else they are copied into `gathered`. Where there are fewer keys, any others stand in: their scores are not used. */
+INLINE struct key_rows find_key_rows(const struct kv_cache *c, long size, long kv_head, const int32_t *slots, int first,
+                                     int count, bf16 *gathered) {
   const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  if (first >= count) first = 0; /* whose scores nobody reads */
+  if (first >= count) first = 0;
   slots += first;
   if (first + LANES <= count &&
       _mm512_cmpeq_epi32_mask(_mm512_loadu_si512(slots), (__m512i)(lanes + slots[0])) == 0xffff)
@@ -68,12 +72,16 @@ INLINE struct key_rows find_key_rows(const struct kv_cache *c, long size, long k
   return (struct key_rows){gathered, size * (long)sizeof(bf16)};
 }
 
-/* For each head of a tile, 64 heads of the next one are fetched: `score`, `weigh`, `interleave` and `add_values` fetch 16
-   each. Here are those between two instructions of the matrix unit. */
-INLINE void prefetch_between_instructions(struct prefetch *next, long size) { prefetch_heads(next, size > 128 ? 1 : 128 / size, BF16, size); }
+/* A step reads 32 keys and 32 values of each head, so 64 heads of the next step are prefetched: 16 in each of
+   pair_values_of_step, score_keys_in_tiles, weigh_keys_of_step and add_values_in_tiles. Of these, this is the number
+   that is due between two tile instructions of the first and the last product. */
+INLINE void prefetch_between_instructions(struct prefetch *next, long size) {
+  prefetch_heads(next, size > 128 ? 1 : 128 / size, BF16, size);
+}
 
-INLINE void score_keys_in_tiles(const uint32_t *q, const struct kv_cache *c, long size, long kv_head, const int32_t *slots, int count,
-                  struct prefetch *next, struct key_scores *s) {
+/* The scores of a step: 32 keys by up to 4 queries. */
+INLINE void score_keys_in_tiles(const uint32_t *q, const struct kv_cache *c, long size, long kv_head,
+                                const int32_t *slots, int count, struct prefetch *next, struct key_scores *s) {
   bf16 gathered[2][LANES * MAX_HEAD_SIZE] __attribute__((aligned(64)));
   struct key_rows a = find_key_rows(c, size, kv_head, slots, 0, count, gathered[0]);
   struct key_rows b = find_key_rows(c, size, kv_head, slots, LANES, count, gathered[1]);
@@ -96,14 +104,17 @@ INLINE void score_keys_in_tiles(const uint32_t *q, const struct kv_cache *c, lon
   MEMORY_IS_WRITTEN;
 }
 
-/* Weights of 32 keys, in 8 vectors of 4 keys by 4 queries, become rows of the queries. */
+/* Transposes the weights of 32 keys, 8 vectors of 4 keys by 4 queries, to rows of 32 bfloat16 weights for each
+   query. */
 INLINE void transpose_weights(const __m512 *w, bf16 (*to)[LINE_NUMBERS]) {
-  const __m512i order = _mm512_set_epi16(31, 27, 23, 19, 15, 11, 7, 3, 30, 26, 22, 18, 14, 10, 6, 2, 29, 25, 21, 17, 13, 9, 5,
-                                         1, 28, 24, 20, 16, 12, 8, 4, 0);
+  const __m512i order = _mm512_set_epi16(31, 27, 23, 19, 15, 11, 7, 3, 30, 26, 22, 18, 14, 10, 6, 2, 29, 25, 21, 17, 13,
+                                         9, 5, 1, 28, 24, 20, 16, 12, 8, 4, 0);
   __m512i p[4], h[4], rows[4];
   for (int i = 0; i < 4; i++)
     p[i] = _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(w[2 * i + 1], w[2 * i]));
-  /* Now each has 8 keys of the first query, 8 of the second, … */
+  /* Each p now holds 8 keys of query 0, then the same 8 keys of queries 1, 2 and 3: 4 quarters of 16 bytes. The
+     shuffles collect quarter j of all p in rows[j], first in halves (0x44: quarters 0 and 1 of both; 0xee: 2 and 3),
+     then 0x88 takes the even and 0xdd the odd quarters. */
   h[0] = _mm512_shuffle_i32x4(p[0], p[1], 0x44);
   h[1] = _mm512_shuffle_i32x4(p[2], p[3], 0x44);
   h[2] = _mm512_shuffle_i32x4(p[0], p[1], 0xee);
@@ -115,8 +126,10 @@ INLINE void transpose_weights(const __m512 *w, bf16 (*to)[LINE_NUMBERS]) {
   for (int i = 0; i < 4; i++) memcpy(to[i], &rows[i], 64);
 }
 
-/* Scores become weights relative to the new peaks; what was summed up before shrinks accordingly. */
-INLINE void weigh_keys_of_step(struct key_scores *s, int count, float scale, long size, struct prefetch *next, struct query_block *b) {
+/* Turns the scores of a step's `count` keys into weights 2^(score * scale - peak). Where a score exceeds the peak of
+   its query, it is the new peak, and sums and out are scaled down to it. */
+INLINE void weigh_keys_of_step(struct key_scores *s, int count, float scale, long size, struct prefetch *next,
+                               struct query_block *b) {
   const vi lanes = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
   __m512 w[STEP_KEYS / 4], peaks[4], scales = _mm512_set1_ps(scale), sums[2] = {};
   for (int i = 0; i < STEP_KEYS / 4; i++) {
@@ -146,10 +159,11 @@ INLINE void weigh_keys_of_step(struct key_scores *s, int count, float scale, lon
   transpose_weights(w, s->weights);
 }
 
-/* Values of all heads of the tile, two positions at a time. Columns of a line come in the order 0-3, 8-11, 16-19, 24-27 and
-   4-7, 12-15, 20-23, 28-31: within the lanes in which numbers can be interleaved. */
-INLINE void pair_values_of_step(const struct kv_cache *c, long size, long first, long heads, const int32_t *slots, int count,
-                       struct prefetch *next, struct paired_values *v) {
+/* Interleaves the values of two neighbouring positions, for all heads and pairs of positions of a step. The unpack
+   instructions work within 16 bytes, so that of each 32 columns the first tile gets columns 0-3, 8-11, 16-19 and 24-27,
+   and the second 4-7, 12-15, 20-23 and 28-31. Positions past the end are zeros. */
+INLINE void pair_values_of_step(const struct kv_cache *c, long size, long first, long heads, const int32_t *slots,
+                                int count, struct prefetch *next, struct paired_values *v) {
   static const bf16 nothing[LINE_NUMBERS];
   for (int i = 0; i < STEP_KEYS; i += 2) {
     const bf16 *a = nothing, *b = nothing;
@@ -168,7 +182,9 @@ INLINE void pair_values_of_step(const struct kv_cache *c, long size, long first,
   }
 }
 
-INLINE void add_values_in_tiles(const struct paired_values *v, const struct key_scores *s, long size, struct prefetch *next, struct query_block *b) {
+/* out += weights * values, for up to 4 queries and the 32 keys of a step. */
+INLINE void add_values_in_tiles(const struct paired_values *v, const struct key_scores *s, long size,
+                                struct prefetch *next, struct query_block *b) {
   MEMORY_IS_WRITTEN;
   _tile_loadd(7, s->weights, 64);
   for (long d = 0; d < size; d += LINE_NUMBERS) {
@@ -188,7 +204,7 @@ INLINE void add_values_in_tiles(const struct paired_values *v, const struct key_
   MEMORY_IS_WRITTEN;
 }
 
-/* One query's result, with its columns in their order again. */
+/* Stores the result of one query, out / sum, with its columns in their own order again. */
 static void store_ordered_quotient(bf16 *to, const struct query_block *b, int query, long size) {
   const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
   const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
@@ -202,8 +218,9 @@ static void store_ordered_quotient(bf16 *to, const struct query_block *b, int qu
   }
 }
 
-/* A block is up to TILE_QUERIES queries of one head. */
-INLINE void attend_item_in_tiles(const struct attention *job, const struct decode_item *s, long size, struct team *team) {
+/* A block is up to TILE_QUERIES query heads of one key head. */
+INLINE void attend_item_in_tiles(const struct attention *job, const struct decode_item *s, long size,
+                                 struct team *team) {
   const struct kv_cache *c = &job->cache;
   long each = (s->group + TILE_QUERIES - 1) / TILE_QUERIES, count = s->count * each, query = s->first * s->group;
   struct query_block blocks[count];
@@ -213,7 +230,8 @@ INLINE void attend_item_in_tiles(const struct attention *job, const struct decod
   const bf16 *from = (const bf16 *)job->q + s->token * job->q_stride + query * size;
   for (long i = 0; i < count; i++) {
     long head = i / each, j = i % each * TILE_QUERIES;
-    pair_query_numbers(from + (head * s->group + j) * size, min(s->group - j, TILE_QUERIES), size, q + i * size / 2 * TILE_QUERIES);
+    pair_query_numbers(from + (head * s->group + j) * size, min(s->group - j, TILE_QUERIES), size,
+                       q + i * size / 2 * TILE_QUERIES);
     blocks[i].peaks = _mm512_set1_ps(-INFINITY);
     blocks[i].sums = _mm512_setzero_ps();
     memset(blocks[i].out, 0, sizeof blocks[i].out);
@@ -224,14 +242,16 @@ INLINE void attend_item_in_tiles(const struct attention *job, const struct decod
     struct prefetch next = prefetch_after(job, s, start + STEP_KEYS, STEP_KEYS, team);
     pair_values_of_step(c, size, s->first, s->count, slots, keys, &next, values);
     for (long i = 0; i < count; i++)
-      score_keys_in_tiles(q + i * size / 2 * TILE_QUERIES, c, size, s->first + i / each, slots, keys, &next, &scores[i]);
+      score_keys_in_tiles(q + i * size / 2 * TILE_QUERIES, c, size, s->first + i / each, slots, keys, &next,
+                          &scores[i]);
     for (long i = 0; i < count; i++) weigh_keys_of_step(&scores[i], keys, job->scale, size, &next, &blocks[i]);
     for (long i = 0; i < count; i++) add_values_in_tiles(&values[i / each], &scores[i], size, &next, &blocks[i]);
     prefetch_heads(&next, 2 * STEP_KEYS * s->count, BF16, size);
   }
   bf16 *to = (bf16 *)job->out + (s->token * job->heads + query) * size;
   for (long i = 0; i < s->count * s->group; i++)
-    store_ordered_quotient(to + i * size, &blocks[i / s->group * each + i % s->group / TILE_QUERIES], (int)(i % s->group % TILE_QUERIES), size);
+    store_ordered_quotient(to + i * size, &blocks[i / s->group * each + i % s->group / TILE_QUERIES],
+                           (int)(i % s->group % TILE_QUERIES), size);
 }
 
 void attend_on_matrix_unit(const struct attention *job, struct team *team) {

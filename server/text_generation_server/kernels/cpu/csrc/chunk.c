@@ -1,7 +1,10 @@
-/* Attention of a prompt chunk in bfloat16 on the matrix unit. Keys and values of the row are first laid out as its tiles want
-   them, once for all queries; then blocks of 32 queries walk over them, 128 keys at a time, with a running softmax.
+/* Attention of a prompt chunk of one row in bfloat16 on the matrix unit.
 
-   A query's result does not depend on the chunk it came in. */
+   First, the row's keys and values are copied into the order of the tiles, once for all queries. Then, for each block
+   of 32 queries of one key head, the scores, weights and weighted values of 128 keys at a time are computed, with a
+   running softmax in base 2.
+
+   A query's result does not depend on where the prompt was cut into chunks. */
 #include "team.h"
 #include "vectors.h"
 
@@ -10,26 +13,26 @@
 #include "tiles.h"
 
 #define BLOCK_QUERIES 32
-#define CHUNK_KEYS 128
-#define MAX_HEAD_SIZE 256
 
-/* Of one key/value head of the row: keys [length / 16][size / 2][16][2], values [length / 32][size / 16][16][16][2], where the
-   innermost pairs are neighbours in the head, and in the row; `length` is whole blocks of CHUNK_KEYS, with zeros at the end. */
+/* The keys and values of one key head, copied into tiles of 1 KiB. `length` is the row's, rounded up to a multiple of
+   CHUNK_KEYS; positions past the end are zeros. */
 struct chunk_kv {
-  bf16 *keys, *values;
+  bf16 *keys;   /* [length / 16][size / 2][16 positions][2]: pairs are neighbouring numbers of a head */
+  bf16 *values; /* [length / 32][size / 16][16 pairs][16 columns][2]: pairs are neighbouring positions */
 };
 
+/* The arguments of `attend_chunk`, and the copied keys and values. */
 struct chunk {
-  const bf16 *q;
+  const bf16 *q; /* [end - start, heads, size], tokens q_stride apart */
   long q_stride, heads, kv_heads, size, start, end;
-  bf16 *out;
-  float scale;
-  const struct chunk_kv *rows;
+  bf16 *out;                 /* [end - start, heads, size] */
+  float scale;               /* of scores for softmax in base 2 */
+  const struct chunk_kv *kv; /* [kv_heads] */
 };
 
 static long padded_length(long length) { return (length + CHUNK_KEYS - 1) / CHUNK_KEYS * CHUNK_KEYS; }
 
-/* A head of the cache as bfloat16. */
+/* Copies head `at` of the cache, counted over all slots, as bfloat16. */
 INLINE void read_head_as_bf16(const void *heads, const float *scales, enum type type, long at, long size, bf16 *to) {
   if (type == BF16) {
     memcpy(to, (const bf16 *)heads + at * size, size * sizeof(bf16));
@@ -38,22 +41,24 @@ INLINE void read_head_as_bf16(const void *heads, const float *scales, enum type 
   }
 }
 
+/* 16 numbers of 16 bits as integers of 32. */
 INLINE vu widen_16_bits(const bf16 *p) {
   vu16 h;
   memcpy(&h, p, sizeof h);
   return __builtin_convertvector(h, vu);
 }
 
-/* 32 positions from `first` on. */
-static void lay_out_32_positions(const void *heads, const float *scales, enum type type, long kv_heads, long kv_head, long size,
-                    const int32_t *slots, long first, long end, struct chunk_kv *to) {
+/* Copies the keys and values of 32 positions, from `first` on, into their tiles. */
+static void lay_out_32_positions(const void *heads, const float *scales, enum type type, long kv_heads, long kv_head,
+                                 long size, const int32_t *slots, long first, long end, struct chunk_kv *to) {
   bf16 states[2][MAX_HEAD_SIZE];
   bf16 *keys = to->keys + first * size, *values = to->values + first * size;
   for (int i = 0; i < 32; i += 2) {
     for (int which = 0; which < 2; which++) { /* keys, then values */
       for (int j = 0; j < 2; j++) {
         if (first + i + j < end)
-          read_head_as_bf16(heads, scales, type, (slots[first + i + j] * 2L + which) * kv_heads + kv_head, size, states[j]);
+          read_head_as_bf16(heads, scales, type, (slots[first + i + j] * 2L + which) * kv_heads + kv_head, size,
+                            states[j]);
         else
           memset(states[j], 0, size * sizeof(bf16));
       }
@@ -72,13 +77,20 @@ static void lay_out_32_positions(const void *heads, const float *scales, enum ty
   }
 }
 
-/* Tiles in the order of their columns, each with rows of 64 bytes one behind the other: far apart, as rows of a matrix, they
-   would drive each other out of the cache. */
+/* A block of queries of one key head, and their state after some of the keys: their result so far is out / sum.
+
+   Matrices are cut into columns of 64 bytes, whose rows follow each other in memory. Rows of whole matrices would be
+   some power of two apart, and would compete for the same places of the first-level cache. */
 struct chunk_block {
-  bf16 q[MAX_HEAD_SIZE / 32][BLOCK_QUERIES][32], weights[CHUNK_KEYS / 32][BLOCK_QUERIES][32];
-  float scores[CHUNK_KEYS / 16][BLOCK_QUERIES][16], out[MAX_HEAD_SIZE / 16][BLOCK_QUERIES][16], peaks[BLOCK_QUERIES], sums[BLOCK_QUERIES];
+  bf16 q[MAX_HEAD_SIZE / 32][BLOCK_QUERIES][32];
+  bf16 weights[CHUNK_KEYS / 32][BLOCK_QUERIES][32];
+  float scores[CHUNK_KEYS / 16][BLOCK_QUERIES][16];
+  float out[MAX_HEAD_SIZE / 16][BLOCK_QUERIES][16];
+  float peaks[BLOCK_QUERIES]; /* the largest score so far; sums and out are in units of 2^peak */
+  float sums[BLOCK_QUERIES];  /* of the weights */
 } __attribute__((aligned(64)));
 
+/* scores = q * keys for CHUNK_KEYS keys. Tiles 0 to 3 are scores, 4 and 5 queries 0-15 and 16-31, 6 and 7 keys. */
 static void score_chunk_keys(struct chunk_block *b, const bf16 *keys, long size) {
   MEMORY_IS_WRITTEN;
   for (int k = 0; k < CHUNK_KEYS; k += 32) {
@@ -105,7 +117,8 @@ static void score_chunk_keys(struct chunk_block *b, const bf16 *keys, long size)
   MEMORY_IS_WRITTEN;
 }
 
-/* One query sees the first `visible` keys of the tile. */
+/* Turns the scores of query i into weights 2^(score * scale - peak). The query sees the first `visible` of the
+   CHUNK_KEYS keys. Where a score exceeds the peak, it is the new peak, and sums and out are scaled down to it. */
 INLINE void weigh_chunk_query(struct chunk_block *b, int i, long visible, float scale, long size) {
   const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   vf scores[CHUNK_KEYS / LANES], peaks = splat(-INFINITY), sums = {};
@@ -129,6 +142,8 @@ INLINE void weigh_chunk_query(struct chunk_block *b, int i, long visible, float 
   b->sums[i] += lane_sum(sums);
 }
 
+/* out += weights * values for CHUNK_KEYS keys. Tiles 0 to 3 are out, 4 and 5 weights of queries 0-15 and 16-31, 6 and 7
+   values. */
 static void add_chunk_values(struct chunk_block *b, const bf16 *values, long size) {
   MEMORY_IS_WRITTEN;
   for (long d = 0; d < size; d += 32) {
@@ -162,7 +177,8 @@ static void add_chunk_values(struct chunk_block *b, const bf16 *values, long siz
   MEMORY_IS_WRITTEN;
 }
 
-/* Queries `first` … of one key/value head: its group's heads of one position, then those of the next. */
+/* Computes a block of queries of one key head, beginning with query `first`. The queries of a key head are numbered
+   position by position: the query heads that share the key head at position `start`, then those at the next. */
 static void attend_query_block(const struct chunk *c, long kv_head, long first, struct chunk_block *b) {
   long group = c->heads / c->kv_heads, size = c->size, all = (c->end - c->start) * group;
   long count = all - first < BLOCK_QUERIES ? all - first : BLOCK_QUERIES;
@@ -173,14 +189,14 @@ static void attend_query_block(const struct chunk *c, long kv_head, long first, 
     b->peaks[i] = -INFINITY;
     b->sums[i] = 0;
   }
-  long last = c->start + (first + count - 1) / group; /* the position of the last query */
+  long last = c->start + (first + count - 1) / group; /* the position of the block's last query */
   for (long key = 0; key <= last; key += CHUNK_KEYS) {
-    score_chunk_keys(b, c->rows[kv_head].keys + key * size, size);
+    score_chunk_keys(b, c->kv[kv_head].keys + key * size, size);
     for (int i = 0; i < BLOCK_QUERIES; i++) {
       long visible = c->start + (first + (i < count ? i : 0)) / group - key + 1;
       weigh_chunk_query(b, i, visible < CHUNK_KEYS ? visible : CHUNK_KEYS, c->scale, size);
     }
-    add_chunk_values(b, c->rows[kv_head].values + key * size, size);
+    add_chunk_values(b, c->kv[kv_head].values + key * size, size);
   }
   for (long i = 0; i < count; i++) {
     long token = (first + i) / group, head = kv_head * group + (first + i) % group;
@@ -189,17 +205,17 @@ static void attend_query_block(const struct chunk *c, long kv_head, long first, 
   }
 }
 
-/* Queries q [end - start, heads, size] at positions start … end - 1 of a row with these slots, each over the row's
-   positions up to its own; out is like q, without gaps. size is a multiple of 32. `scratch` has room for keys and values
-   of the row, rounded up to whole blocks of CHUNK_KEYS positions. */
-EXPORT void attend_chunk(const union word *w, struct team *team, int me) {
-  const bf16 *q = w[0].p;
-  long q_stride = w[1].i, heads = w[3].i, kv_heads = w[6].i, size = w[7].i, start = w[10].i, end = w[11].i;
-  bf16 *out = w[2].p, *scratch = w[13].p;
-  const void *kv = w[4].p;
-  const float *scales = w[5].p;
-  enum type kv_type = w[8].i;
-  const int32_t *slots = w[9].p;
+EXPORT void attend_chunk(const void *arguments, struct team *team, int me) {
+  (void)me;
+  const struct attend_chunk_arguments *a = arguments;
+  const bf16 *q = a->q;
+  long q_stride = a->q_stride, heads = a->heads, kv_heads = a->kv_heads, size = a->head_size;
+  long start = a->start, end = a->end;
+  bf16 *out = a->out, *scratch = a->scratch;
+  const void *kv = a->kv;
+  const float *scales = a->kv_scales;
+  enum type kv_type = a->kv_type;
+  const int32_t *slots = a->slots;
   struct chunk_kv rows[kv_heads];
   long length = padded_length(end), group = heads / kv_heads;
   long blocks = ((end - start) * group + BLOCK_QUERIES - 1) / BLOCK_QUERIES;
@@ -207,13 +223,14 @@ EXPORT void attend_chunk(const union word *w, struct team *team, int me) {
     rows[h].keys = scratch + 2 * h * size * length;
     rows[h].values = rows[h].keys + size * length;
   }
-  struct chunk c = {q, q_stride, heads, kv_heads, size, start, end, out, (float)w[12].f * LOG2E, rows};
+  struct chunk c = {q, q_stride, heads, kv_heads, size, start, end, out, (float)a->scale * LOG2E, rows};
   FOR_EACH_ITEM(item, kv_heads * (length / 32), 1, team)
-    lay_out_32_positions(kv, scales, kv_type, kv_heads, item % kv_heads, size, slots, item / kv_heads * 32, end, &rows[item % kv_heads]);
+    lay_out_32_positions(kv, scales, kv_type, kv_heads, item % kv_heads, size, slots, item / kv_heads * 32, end,
+                         &rows[item % kv_heads]);
   wait_for_team(team);
   struct chunk_block b;
   configure_tiles(16, 16);
-  /* The last queries have the most keys: they begin. */
+  /* Queries of later positions see more keys. They are taken first, so that the last items are short ones. */
   FOR_EACH_ITEM(item, kv_heads * blocks, 1, team)
     attend_query_block(&c, item % kv_heads, (blocks - 1 - item / kv_heads) * BLOCK_QUERIES, &b);
   _tile_release();

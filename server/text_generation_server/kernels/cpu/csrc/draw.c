@@ -1,20 +1,21 @@
-/* The choice of a token: the best of logit + Gumbel noise, and its log-probability. The noise is a pure function of (seed,
-   position, token), the same integers as in reference.py, so that no draw depends on anything else. */
+/* Choosing a token for each row of logits, and its log-probability. The token with the largest logit + Gumbel noise is
+   a draw from softmax(logits): https://arxiv.org/abs/1411.0030. The noise is a pure function of (seed, position, token)
+   and begins with the same integers as in ../../reference.py, so that a draw depends on nothing else. */
 #include "team.h"
 #include "vectors.h"
 
-#define GOLDEN 0x9e3779b1u
-/* v below is at least 2^-33 and at most 1 - 2^-24: noise lies between these. */
+#define GOLDEN 0x9e3779b1u /* a prime near 2^32 over the golden ratio: spreads neighbouring tokens over all 32 bits */
+/* The noise is between these bounds, because v in gumbel_noise is at least 2^-33 and at most 1 - 2^-24. */
 #define LEAST_NOISE -2.9f
 #define MOST_NOISE 22.9f
 
-/* MurmurHash3's 32-bit finalizer. */
+/* The last step of the hash function MurmurHash3, for 32 bits: https://github.com/aappleby/smhasher. */
 #define MIX(x) (x ^= x >> 16, x *= 0x85ebca6bu, x ^= x >> 13, x *= 0xc2b2ae35u, x ^= x >> 16)
 
-/* ln(x) for normal x > 0; relative error 1e-7. */
+/* The natural logarithm of x > 0 that is not denormal; relative error 1e-7. */
 INLINE vf log_of(vf x) {
   vu bits = vu_bits(x);
-  vi exponent = (vi)(bits - 0x3f3504f3u) >> 23; /* so that the mantissa lies between sqrt(1/2) and sqrt(2) */
+  vi exponent = (vi)(bits - 0x3f3504f3u) >> 23; /* leaves a mantissa between sqrt(1/2) and sqrt(2) */
   vf m = vf_bits(bits - ((vu)exponent << 23)) - 1.0f;
   vf e = __builtin_convertvector(exponent, vf), square = m * m;
   vf y = splat(7.0376836292e-2f);
@@ -30,18 +31,19 @@ INLINE vf log_of(vf x) {
   return m + y + e * 0.693359375f;
 }
 
+/* -log(-log(1 - v)) for v in (0, 1), evenly distributed and made from the hash of key and token. */
 INLINE vf gumbel_noise(uint32_t key, vu tokens) {
   vu bits = (tokens * GOLDEN) ^ key;
   MIX(bits);
   bits += key;
   MIX(bits);
-  /* The number nearest to the 32 bits: two exact halves, and one rounding. */
+  /* The float nearest to the 32 bits: the two halves are exact, so only their sum is rounded. */
   vf high = __builtin_convertvector((vi)(bits >> 16), vf), low = __builtin_convertvector((vi)(bits & 0xffff), vf);
   vf v = (high * 65536.0f + low + 0.5f) * 0x1p-32f;
   const vf largest = splat(1 - 0x1p-24f);
   v = blend(v < largest, v, largest);
   vf u = 1.0f - v;
-  vf w = -(log_of(u) + (-v - (u - 1.0f)) / u); /* -log1p(-v): what 1 - v lost in rounding is put back */
+  vf w = -(log_of(u) + (-v - (u - 1.0f)) / u); /* -log(1 - v), corrected by what the rounding of 1 - v has lost */
   return -log_of(w);
 }
 
@@ -55,6 +57,7 @@ static uint32_t noise_key(int64_t seed, int32_t position) {
   return key;
 }
 
+/* The token with the largest score so far. */
 struct best_token {
   float score;
   int32_t id;
@@ -65,7 +68,7 @@ INLINE void keep_better_token(const float *scores, long first, int count, struct
     if (scores[i] > best->score) *best = (struct best_token){scores[i], (int32_t)(first + i)};
 }
 
-/* The logits from `i` on; what lies past the end is minus infinity. */
+/* LANES logits from token i on; minus infinity past the end. */
 INLINE vf logits_from(const float *row, long i, long size) {
   if (i + LANES <= size) return load(row, i, F32);
   float rest[LANES];
@@ -73,7 +76,8 @@ INLINE vf logits_from(const float *row, long i, long size) {
   return load(rest, 0, F32);
 }
 
-/* The first token with the highest logit, or logit + noise. */
+/* The first token with the largest logit, or if `draws` with the largest logit + noise. `peak` is the largest logit: a
+   token is hopeless if even the most noise would not lift it above `peak` with the least. */
 static int32_t find_best_token(const float *row, long size, float peak, int draws, uint32_t key) {
   struct best_token best = {-INFINITY, 0};
   vu tokens;
@@ -90,7 +94,9 @@ static int32_t find_best_token(const float *row, long size, float peak, int draw
   return best.id;
 }
 
-static void draw_for_row(float *row, long size, int draws, int64_t seed, int32_t position, int32_t *id, float *logprob) {
+/* Chooses a token for one row. The log-probability is that of softmax(row). */
+static void draw_for_row(const float *row, long size, int draws, int64_t seed, int32_t position, int32_t *id,
+                         float *logprob) {
   vf peaks = splat(-INFINITY), sums = {};
   for (long i = 0; i < size; i += LANES) peaks = larger(logits_from(row, i, size), peaks);
   float peak = lane_max(peaks);
@@ -99,29 +105,31 @@ static void draw_for_row(float *row, long size, int draws, int64_t seed, int32_t
   *logprob = row[*id] - peak - logf(lane_sum(sums));
 }
 
-/* ids and logprobs of each row of logits [rows, size]; position of row i is lengths[index[i]].
-   logits, rows, size, stride, draws, seeds, lengths, index, ids, logprobs */
-EXPORT void draw(const union word *w, struct team *team, int me) {
-  float *logits = w[0].p, *logprobs = w[9].p;
-  long rows = w[1].i, size = w[2].i, stride = w[3].i;
-  const uint8_t *draws = w[4].p;
-  const int64_t *seeds = w[5].p;
-  const int32_t *lengths = w[6].p, *index = w[7].p;
-  int32_t *ids = w[8].p;
-  FOR_EACH_ITEM(r, rows, 1, team)
-  draw_for_row(logits + r * stride, size, draws[r], seeds[r], lengths[index[r]], ids + r, logprobs + r);
+EXPORT void draw(const void *arguments, struct team *team, int me) {
+  (void)me;
+  const struct draw_arguments *a = arguments;
+  const float *logits = a->logits;
+  float *logprobs = a->logprobs;
+  long count = a->count, size = a->vocabulary, stride = a->stride;
+  const uint8_t *draws = a->draws;
+  const int64_t *seeds = a->seeds;
+  const int32_t *lengths = a->lengths, *rows = a->rows;
+  int32_t *ids = a->ids;
+  FOR_EACH_ITEM(r, count, 1, team)
+    draw_for_row(logits + r * stride, size, draws[r], seeds[r], lengths[rows[r]], ids + r, logprobs + r);
 }
 
-/* Whether all of a row is finite; a row that is not becomes zeros. logits, rows, size, stride, finite */
-EXPORT void check_finite(const union word *w, struct team *team, int me) {
-  float *logits = w[0].p;
-  long rows = w[1].i, size = w[2].i, stride = w[3].i;
-  uint8_t *finite = w[4].p;
-  FOR_EACH_ITEM(r, rows, 1, team) {
+EXPORT void check_finite(const void *arguments, struct team *team, int me) {
+  (void)me;
+  const struct check_finite_arguments *a = arguments;
+  float *logits = a->logits;
+  long count = a->count, size = a->vocabulary, stride = a->stride;
+  uint8_t *finite = a->finite;
+  FOR_EACH_ITEM(r, count, 1, team) {
     vf sum = {};
     for (long i = 0; i < size; i += LANES) {
       vf x = i + LANES <= size ? load(logits + r * stride, i, F32) : (vf){};
-      sum += x * 0.0f; /* NaN as soon as something is not finite */
+      sum += x * 0.0f; /* infinity * 0 is NaN, so the sum stays 0 only if all numbers are finite */
     }
     for (long i = size / LANES * LANES; i < size; i++) sum[0] += logits[r * stride + i] * 0.0f;
     finite[r] = lane_sum(sum) == 0.0f;

@@ -1,19 +1,20 @@
-/* What happens between the matrix products and attention, a token or a row at a time. */
+/* The kernels between matrix products and attention. Each works on one token or one row at a time. */
 #include "team.h"
 #include "vectors.h"
 
-/* Tokens that a thread takes at a time. */
-#define GRAIN 4
+#define TOKENS_AT_ONCE 4 /* a thread takes this many tokens at a time */
 
-/* ids, tokens, weight, bytes of its rows, out */
-EXPORT void embed(const union word *w, struct team *team, int me) {
-  const int32_t *ids = w[0].p;
-  long tokens = w[1].i, bytes = w[3].i;
-  const char *weight = w[2].p;
-  char *out = w[4].p;
-  FOR_EACH_ITEM(t, tokens, GRAIN, team) memcpy(out + t * bytes, weight + ids[t] * bytes, bytes);
+EXPORT void embed(const void *arguments, struct team *team, int me) {
+  (void)me;
+  const struct embed_arguments *a = arguments;
+  const int32_t *ids = a->ids;
+  long tokens = a->tokens, bytes = a->row_bytes;
+  const char *weight = a->weight;
+  char *out = a->out;
+  FOR_EACH_ITEM(t, tokens, TOKENS_AT_ONCE, team) memcpy(out + t * bytes, weight + ids[t] * bytes, bytes);
 }
 
+/* x rounded to bfloat16 if the model computes in it. */
 INLINE vf round_to_type(vf x, enum type type) {
   if (type != BF16) return x;
   bf16 h[LANES];
@@ -21,7 +22,7 @@ INLINE vf round_to_type(vf x, enum type type) {
   return load_bf16(h);
 }
 
-/* With a residual: it becomes x + residual, which is what is normed. `out` may be x. */
+/* One token of rms_norm. Intermediate results are rounded to the model's type where torch rounds them. */
 INLINE void norm_row(const void *x, void *residual, const void *weight, long size, enum type type, float eps,
                      void *out) {
   vf squares = {};
@@ -39,16 +40,17 @@ INLINE void norm_row(const void *x, void *residual, const void *weight, long siz
     store(out, i, round_to_type(load(from, i, type) * factor, type) * load(weight, i, type), type);
 }
 
-/* x [tokens, size], residual or null, tokens, size, type, weight, eps, out */
-EXPORT void rms_norm(const union word *w, struct team *team, int me) {
-  const char *x = w[0].p;
-  char *residual = w[1].p, *out = w[7].p;
-  long tokens = w[2].i, size = w[3].i;
-  enum type type = w[4].i;
-  const void *weight = w[5].p;
-  float eps = w[6].f;
+EXPORT void rms_norm(const void *arguments, struct team *team, int me) {
+  (void)me;
+  const struct rms_norm_arguments *a = arguments;
+  const char *x = a->x;
+  char *residual = a->residual, *out = a->out;
+  long tokens = a->tokens, size = a->width;
+  enum type type = a->type;
+  const void *weight = a->weight;
+  float eps = a->eps;
   long bytes = size * bytes_of(type);
-  FOR_EACH_ITEM(t, tokens, GRAIN, team) {
+  FOR_EACH_ITEM(t, tokens, TOKENS_AT_ONCE, team) {
     char *r = residual ? residual + t * bytes : 0;
     if (type == BF16)
       norm_row(x + t * bytes, r, weight, size, BF16, eps, out + t * bytes);
@@ -57,14 +59,15 @@ EXPORT void rms_norm(const union word *w, struct team *team, int me) {
   }
 }
 
-/* gate_up [tokens, 2 * size], tokens, size, type, out */
-EXPORT void silu_mul(const union word *w, struct team *team, int me) {
-  const char *gate_up = w[0].p;
-  char *out = w[4].p;
-  long tokens = w[1].i, size = w[2].i;
-  enum type type = w[3].i;
+EXPORT void silu_mul(const void *arguments, struct team *team, int me) {
+  (void)me;
+  const struct silu_mul_arguments *a = arguments;
+  const char *gate_up = a->gate_up;
+  char *out = a->out;
+  long tokens = a->tokens, size = a->width;
+  enum type type = a->type;
   long bytes = size * bytes_of(type);
-  FOR_EACH_ITEM(t, tokens, GRAIN, team) {
+  FOR_EACH_ITEM(t, tokens, TOKENS_AT_ONCE, team) {
     const char *gate = gate_up + t * 2 * bytes;
     for (long i = 0; i < size; i += LANES) {
       vf g = round_to_type(silu(load(gate, i, type)), type);
@@ -73,9 +76,9 @@ EXPORT void silu_mul(const union word *w, struct team *team, int me) {
   }
 }
 
-#define MAX_HEAD_SIZE 256
-#define SMALLEST_SCALE 1e-6f
+#define SMALLEST_SCALE 1e-6f /* of a head in 8 bits, so that no division is by 0 */
 
+/* Rotates each pair of numbers (i, half + i) of a head by the angle with this cosine and sine. */
 INLINE void rotate_head(float *head, long half, const float *cos, const float *sin) {
   long i = 0;
   for (; i + LANES <= half; i += LANES) {
@@ -90,7 +93,8 @@ INLINE void rotate_head(float *head, long half, const float *cos, const float *s
   }
 }
 
-/* Into the cache; in 8 bits with a scale that is the largest magnitude over the type's largest number. */
+/* Stores a head in the cache. In 8 bits, numbers are divided by a scale: the head's largest magnitude over the type's
+   largest number. A head that is not finite gets the scale NaN. */
 INLINE void store_kv_head(const float *head, long size, char *to, float *scale, enum type type) {
   float factor = 1.0f;
   if (scale) {
@@ -98,7 +102,7 @@ INLINE void store_kv_head(const float *head, long size, char *to, float *scale, 
     for (long i = 0; i < size; i += LANES) {
       vf v = load(head, i, F32);
       largest = larger(larger(v, -v), largest);
-      nan += v * 0.0f; /* stays 0 unless something is not finite */
+      nan += v * 0.0f; /* stays 0 if all numbers are finite */
     }
     float s = lane_max(largest) / (type == I8 ? 127.0f : 448.0f) + lane_sum(nan);
     *scale = s < SMALLEST_SCALE ? SMALLEST_SCALE : s;
@@ -110,16 +114,18 @@ INLINE void store_kv_head(const float *head, long size, char *to, float *scale, 
   }
 }
 
+/* Where rope_and_store reads heads, and where it stores them. */
 struct fused_heads {
   char *qkv; /* [tokens, heads + 2 * kv_heads, size] */
   long heads, kv_heads, size;
-  char *kv; /* [slots, 2 * kv_heads, size] */
-  float *scales;
+  char *kv;      /* [slots, 2 * kv_heads, size] */
+  float *scales; /* [slots, 2 * kv_heads], or null */
   enum type kv_type;
 };
 
+/* `type` is that of qkv. */
 INLINE void rope_and_store_token(const struct fused_heads *to, enum type type, long token, long slot, const float *cos,
-                           const float *sin) {
+                                 const float *sin) {
   float head[MAX_HEAD_SIZE] __attribute__((aligned(64)));
   long all = to->heads + 2 * to->kv_heads, size = to->size, bytes = size * bytes_of(type);
   for (long h = 0; h < all; h++) {
@@ -129,23 +135,30 @@ INLINE void rope_and_store_token(const struct fused_heads *to, enum type type, l
     if (h < to->heads) {
       for (long i = 0; i < size; i += LANES) store(from, i, load(head, i, F32), type);
     } else {
-      /* Through the model's own type, as if it had been written there. */
+      /* Rounded to the model's type first, as if the rotated key had been written to qkv and read again. */
       for (long i = 0; i < size; i += LANES) store(head, i, round_to_type(load(head, i, F32), type), F32);
       long at = slot * 2 * to->kv_heads + h - to->heads;
-      store_kv_head(head, size, to->kv + at * size * bytes_of(to->kv_type), to->scales ? to->scales + at : 0, to->kv_type);
+      store_kv_head(head, size, to->kv + at * size * bytes_of(to->kv_type), to->scales ? to->scales + at : 0,
+                    to->kv_type);
     }
   }
 }
 
-/* Turns queries and keys in qkv, queries in place; keys and values go into their slots of the cache.
-   qkv, tokens, heads, kv_heads, size, type, cos, sin, positions, kv, scales or null, their type, slots */
-EXPORT void rope_and_store(const union word *w, struct team *team, int me) {
-  struct fused_heads to = {w[0].p, w[2].i, w[3].i, w[4].i, w[9].p, w[10].p, w[11].i};
-  enum type type = w[5].i;
-  const float *cos = w[6].p, *sin = w[7].p;
-  const int32_t *positions = w[8].p, *slots = w[12].p;
-  long tokens = w[1].i, half = to.size / 2;
-  FOR_EACH_ITEM(t, tokens, GRAIN, team) {
+EXPORT void rope_and_store(const void *arguments, struct team *team, int me) {
+  (void)me;
+  const struct rope_and_store_arguments *a = arguments;
+  struct fused_heads to = {.qkv = a->qkv,
+                           .heads = a->heads,
+                           .kv_heads = a->kv_heads,
+                           .size = a->head_size,
+                           .kv = a->kv,
+                           .scales = a->kv_scales,
+                           .kv_type = a->kv_type};
+  enum type type = a->type;
+  const float *cos = a->cos, *sin = a->sin;
+  const int32_t *positions = a->positions, *slots = a->slots;
+  long tokens = a->tokens, half = to.size / 2;
+  FOR_EACH_ITEM(t, tokens, TOKENS_AT_ONCE, team) {
     const float *c = cos + positions[t] * half, *s = sin + positions[t] * half;
     if (type == BF16)
       rope_and_store_token(&to, BF16, t, slots[t], c, s);
@@ -154,29 +167,31 @@ EXPORT void rope_and_store(const union word *w, struct team *team, int me) {
   }
 }
 
-/* table[row, length - 1] = slot; the newest token of each row, its position and its length come out.
-   rows, slots, count, history, table, width of both, lengths, ids, positions, row_lengths */
-EXPORT void place(const union word *w, struct team *team, int me) {
-  const int32_t *rows = w[0].p, *slots = w[1].p, *history = w[3].p, *lengths = w[6].p;
-  int32_t *table = w[4].p, *ids = w[7].p, *positions = w[8].p, *row_lengths = w[9].p;
-  long count = w[2].i, width = w[5].i;
+/* One thread does all rows of `place`, and of `advance`: they are few instructions. */
+EXPORT void place(const void *arguments, struct team *team, int me) {
+  (void)me;
+  const struct place_arguments *a = arguments;
+  const int32_t *rows = a->rows, *slots = a->slots, *history = a->history, *lengths = a->lengths;
+  int32_t *table = a->table, *ids = a->ids, *positions = a->positions, *row_lengths = a->row_lengths;
+  long count = a->count, stride = a->stride;
   FOR_EACH_ITEM(i, count, count, team) {
     long row = rows[i], position = lengths[row] - 1;
-    table[row * width + position] = slots[i];
-    ids[i] = history[row * width + position];
+    table[row * stride + position] = slots[i];
+    ids[i] = history[row * stride + position];
     positions[i] = (int32_t)position;
     row_lengths[i] = (int32_t)position + 1;
   }
 }
 
-/* history, its width, lengths, rows, ids, count */
-EXPORT void advance(const union word *w, struct team *team, int me) {
-  int32_t *history = w[0].p, *lengths = w[2].p;
-  const int32_t *rows = w[3].p, *ids = w[4].p;
-  long width = w[1].i, count = w[5].i;
+EXPORT void advance(const void *arguments, struct team *team, int me) {
+  (void)me;
+  const struct advance_arguments *a = arguments;
+  int32_t *history = a->history, *lengths = a->lengths;
+  const int32_t *rows = a->rows, *ids = a->ids;
+  long stride = a->stride, count = a->count;
   FOR_EACH_ITEM(i, count, count, team) {
     long row = rows[i];
-    history[row * width + lengths[row]] = ids[i];
+    history[row * stride + lengths[row]] = ids[i];
     lengths[row]++;
   }
 }

@@ -1,9 +1,12 @@
-/* y = x Wᵀ for bfloat16 activations and weights in bfloat16 or int8, at the speed of the memory for few rows and of the
-   matrix unit for many.
+/* y = x Wᵀ for bfloat16 x, and weights in bfloat16 or int8. With few rows, reading the weights takes the time; with
+   many rows, multiplying does.
 
-   Weights lie in panels of 16 outputs: [N / 16][K / 2][16][2], so that a panel is read from front to back whatever the
-   number of rows is: 64 bytes are two inputs of 16 outputs, which is what one dot-product instruction eats, and 1 KiB is
-   one tile of the matrix unit. No row's numbers reach another row's; between up to 4 rows and more, last bits differ. */
+   Weights lie in panels of 16 outputs (README.md draws one). A panel is read from front to back whatever the number of
+   rows: 64 bytes are two inputs of 16 outputs, the operand of one dot-product instruction, and 1 KiB is one tile of the
+   matrix unit.
+
+   A row of y depends on no other row of x. With a matrix unit, products of up to 4 rows use other instructions than
+   products of more rows, so that the same row may get other last bits. */
 #if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -18,9 +21,10 @@
 #include "tiles.h"
 #endif
 
-#define PREFETCH_BYTES 2048
+#define PREFETCH_BYTES 2048 /* weights are prefetched this far ahead of their use */
 
-/* One to four rows by dot products, two panels at a time. */
+/* Multiplies `rows` (1 to 4) rows of x by a pair of panels with dot-product instructions. `w` is the first panel. Two
+   sums for each row and panel, over alternating inputs, keep the instructions independent of each other. */
 INLINE void dot_1_to_4_rows(const struct product *g, long first, long rows, const bf16 *w, long pair) {
   long k = g->k;
   __m512 sums[2][4][2] = {};
@@ -47,9 +51,10 @@ INLINE void dot_1_to_4_rows(const struct product *g, long first, long rows, cons
 #pragma GCC unroll 4
   for (long r = 0; r < rows; r++)
     store_pair(g->y + (first + r) * g->y_stride, pair, (vf)(sums[0][r][0] + sums[0][r][1]),
-        (vf)(sums[1][r][0] + sums[1][r][1]), &g->e);
+               (vf)(sums[1][r][0] + sums[1][r][1]), &g->e);
 }
 
+/* Rows [first, end), four at a time. The compiler makes a copy of dot_1_to_4_rows for each number of rows. */
 static void dot_rows_by_pair(const struct product *g, long first, long end, const bf16 *w, long pair) {
   for (; first + 4 <= end; first += 4) dot_1_to_4_rows(g, first, 4, w, pair);
   switch (end - first) {
@@ -63,20 +68,21 @@ static void widen_weights(const int8_t *from, bf16 *to, long count) {
   for (long i = 0; i < count; i += 32) widen_32_weights(from + i, to + i);
 }
 
-/* The pair's weights in bfloat16. */
+/* The weights of a pair of panels in bfloat16: where they lie, or for int8 a converted copy. */
 INLINE const bf16 *weights_of_pair(const struct product *g, long pair, int me) {
   long count = PAIR_OUTPUTS * g->k;
   if (!g->is_int8) return (const bf16 *)g->weights + pair * count;
-  bf16 *own = g->scratch + me * count; /* stays in the thread's cache */
+  bf16 *own = g->scratch + me * count; /* each thread has one place for its copies, which stays in its cache */
   widen_weights((const int8_t *)g->weights + pair * count, own, count);
   return own;
 }
 
-/* Pairs that a thread takes at a time: more read the memory in longer pieces, fewer let the threads end together. */
+/* How many pairs of panels a thread takes at a time. More pairs make longer reads, which are faster; fewer pairs let
+   the threads finish at the same time. */
 static long pairs_at_a_time(const struct product *g) { return g->n > 4096 ? 4 : g->n > 2048 ? 2 : 1; }
 
 static void multiply_by_dot_products(const struct product *g, struct team *team, int me) {
-  long block = X_NUMBERS_IN_L2 / g->k / 4 * 4, pairs = g->n / PAIR_OUTPUTS;
+  long block = X_NUMBERS_IN_L2 / g->k / 4 * 4 /* rows */, pairs = g->n / PAIR_OUTPUTS;
   if (block < 4) block = 4;
   long blocks = (g->m + block - 1) / block;
   FOR_EACH_ITEM(item, blocks * pairs, g->m > 64 ? 1 : pairs_at_a_time(g), team) {
@@ -90,10 +96,12 @@ static void multiply_by_dot_products(const struct product *g, struct team *team,
 #define ARCH_REQ_XCOMP_PERM 0x1023
 #define XFEATURE_XTILEDATA 18
 
-/* The system lends the matrix unit to whoever asks. 0: granted. */
+/* Linux lets a process use the matrix unit after this request: https://docs.kernel.org/arch/x86/xstate.html. Returns 0
+   if the request was granted. */
 EXPORT int request_matrix_unit(void) { return (int)syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA); }
 
-/* Up to 16 rows of x, where they lie, by a pair of panels. */
+/* Multiplies up to 16 rows of x, read where they lie, by a pair of panels. Tiles 0 and 1 are the sums of the two
+   panels, 4 is x, 6 and 7 are weights. */
 INLINE void multiply_pair_in_tiles(const struct product *g, const bf16 *w, long pair) {
   const bf16 *w1 = w + g->k * PANEL_OUTPUTS;
   float sums[2][16][16];
@@ -119,27 +127,35 @@ INLINE void multiply_pair_in_tiles(const struct product *g, const bf16 *w, long 
 }
 
 static void multiply_few_rows(const struct product *g, struct team *team, int me) {
-  FOR_EACH_ITEM(pair, g->n / PAIR_OUTPUTS, pairs_at_a_time(g), team) multiply_pair_in_tiles(g, weights_of_pair(g, pair, me), pair);
+  FOR_EACH_ITEM(pair, g->n / PAIR_OUTPUTS, pairs_at_a_time(g), team)
+    multiply_pair_in_tiles(g, weights_of_pair(g, pair, me), pair);
 }
 
 #endif
 
-/* Words: x, m, k, weights, n, is_int8, scales, bias, gated, y_type, y, scratch. x [m, k], weights [n, k] in panels, y [m, n]
-   or, gated, [m, n / 2]. k and n are multiples of 32.
-
-   `scratch`, aligned to 64 bytes and better on huge pages, has room for so many numbers in bfloat16, where M is m rounded up
-   to a multiple of 32:
-     int8: 128 k for each thread; and, with the matrix unit and m > 16,
-     M k for x; and, of these, where k > 2048,
-     2 n min(M, 576) for sums. */
-EXPORT void gemm(const union word *w, struct team *team, int me) {
-  struct product g = {.x = w[0].p, .m = w[1].i, .k = w[2].i, .weights = w[3].p, .n = w[4].i, .is_int8 = w[5].i,
-                      .e = {w[6].p, w[7].p, w[8].i, w[9].i, 0}, .y = w[10].p, .scratch = w[11].p};
+/* `scratch` lies best on huge pages. Its size in bfloat16 numbers, where M is m rounded up to a multiple of 32, is the
+   sum of
+     128 k for each thread, with int8 weights;
+     M k for x in tiles, with the matrix unit and m > FEW_ROWS;
+     2 n min(M, MAX_SUMMED_ROWS) for float32 sums, if furthermore k > UNDIVIDED_INPUTS. */
+EXPORT void gemm(const void *arguments, struct team *team, int me) {
+  const struct gemm_arguments *a = arguments;
+  struct product g = {
+      .x = a->x,
+      .m = a->rows,
+      .k = a->inputs,
+      .weights = a->weights,
+      .n = a->outputs,
+      .is_int8 = a->is_int8,
+      .e = {.scales = a->scales, .bias = a->bias, .gated = a->gated, .type = a->y_type},
+      .y = a->y,
+      .scratch = a->scratch,
+  };
   g.y_stride = (g.e.gated ? g.n / 2 : g.n) * bytes_of(g.e.type);
 #if defined(__AMX_BF16__)
   if (g.m > 4) {
-    if (g.m > 16) {
-      g.e.passes_by = g.e.type == BF16 && (uintptr_t)g.y % 64 == 0;
+    if (g.m > FEW_ROWS) {
+      g.e.bypasses_caches = g.e.type == BF16 && (uintptr_t)g.y % 64 == 0;
       configure_tiles(16, 16);
       multiply_many_rows(&g, team, me);
     } else {

@@ -1,16 +1,17 @@
-/* y = x Wᵀ + b in float32, where a row's numbers have the same bits whatever the number of rows, their order and the number
-   of threads: each sum is taken over the inputs from first to last, in blocks, by one multiply-add after the other.
+/* y = x Wᵀ + bias in float32. A row of y has the same bits whatever the other rows of x are, and for any number of
+   threads: the inputs are added in blocks of INPUTS_AT_ONCE, and within a block from first to last.
 
-   Weights lie in panels of 32 outputs, [N / 32][K][32], the last one filled up with zeros. */
+   Weights lie in panels of 32 outputs, [n / 32][k][32], the last one filled up with zeros. */
 #include "team.h"
 #include "vectors.h"
 
-#define WIDE_PANEL 32
-#define OUTPUTS_AT_ONCE (2 * LANES) /* outputs whose sums are in registers */
-#define INPUTS_AT_ONCE 512         /* inputs of a block: its part of a panel stays in the second-level cache for all rows */
+#define WIDE_PANEL 32               /* outputs of a panel */
+#define OUTPUTS_AT_ONCE (2 * LANES) /* their sums, for ROWS_AT_ONCE rows, fit the registers */
 #define ROWS_AT_ONCE (LANES == 16 ? 8 : 4)
+#define INPUTS_AT_ONCE 512 /* this part of a panel stays in the second-level cache for all rows */
 
-/* The compiler may or may not fuse a product and a sum, as it likes; here each way to the same number must be the same. */
+/* a * b + sum, always fused on processors that can, and never on others. Left to itself, the compiler might fuse in one
+   copy of the loop below and not in another, and the bits would depend on the number of rows. */
 INLINE vf multiply_add(vf a, vf b, vf sum) {
 #if defined(__AVX512F__)
   return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
@@ -18,21 +19,23 @@ INLINE vf multiply_add(vf a, vf b, vf sum) {
   return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
 #else
   vf product = a * b;
-  __asm__("" : "+m"(product)); /* keeps them apart */
+  __asm__("" : "+m"(product)); /* the compiler must not fuse across this */
   return product + sum;
 #endif
 }
 
+/* One panel of the product. */
 struct f32_panel {
-  const float *x;
+  const float *x; /* [rows, k] */
   long k;
-  const float *w; /* of the panel */
-  const float *bias;
-  float *y;
-  long n;
+  const float *w;    /* [k, 32] */
+  const float *bias; /* of the panel's first output, or null */
+  float *y;          /* the panel's first output of row 0 */
+  long n;            /* outputs of a row of y */
 };
 
-/* Adds the inputs [from, to) to `rows` rows of y, OUTPUTS_AT_ONCE outputs of it from `at` on in the panel, `there` of which exist. */
+/* Adds inputs [from, to) to rows [row, row + rows) of y, for OUTPUTS_AT_ONCE outputs from the panel's output `at` on,
+   of which the first `there` exist. The first block of inputs is added to the bias. */
 INLINE void add_inputs(const struct f32_panel *s, long row, long rows, long from, long to, long at, long there) {
   vf sums[ROWS_AT_ONCE][2] = {};
   const float *w = s->w + at, *x = s->x + row * s->k;
@@ -53,7 +56,9 @@ INLINE void add_inputs(const struct f32_panel *s, long row, long rows, long from
   }
 }
 
-static void add_inputs_to_rows(const struct f32_panel *s, long row, long rows, long from, long to, long at, long there) {
+/* The compiler makes a copy of add_inputs for each number of rows. */
+static void add_inputs_to_rows(const struct f32_panel *s, long row, long rows, long from, long to, long at,
+                               long there) {
   switch (rows) {
     case 1: add_inputs(s, row, 1, from, to, at, there); break;
     case 2: add_inputs(s, row, 2, from, to, at, there); break;
@@ -68,20 +73,21 @@ static void add_inputs_to_rows(const struct f32_panel *s, long row, long rows, l
   }
 }
 
-/* Words: x, m, k, weights, n, bias, y. x [m, k], weights in panels, bias [n] or null, y [m, n]. */
-EXPORT void gemm_f32(const union word *w, struct team *team, int me) {
+EXPORT void gemm_f32(const void *arguments, struct team *team, int me) {
   (void)me;
-  long m = w[1].i, k = w[2].i, n = w[4].i, panels = (n + WIDE_PANEL - 1) / WIDE_PANEL;
+  const struct gemm_f32_arguments *a = arguments;
+  long m = a->rows, k = a->inputs, n = a->outputs, panels = (n + WIDE_PANEL - 1) / WIDE_PANEL;
   FOR_EACH_ITEM(panel, panels, 1, team) {
-    struct f32_panel s = {.x = w[0].p, .k = k, .w = (const float *)w[3].p + panel * WIDE_PANEL * k, .n = n};
-    s.bias = w[5].p ? (const float *)w[5].p + panel * WIDE_PANEL : 0;
-    s.y = (float *)w[6].p + panel * WIDE_PANEL;
+    struct f32_panel s = {.x = a->x, .k = k, .w = a->weights + panel * WIDE_PANEL * k, .n = n};
+    s.bias = a->bias ? a->bias + panel * WIDE_PANEL : 0;
+    s.y = a->y + panel * WIDE_PANEL;
     long here = n - panel * WIDE_PANEL < WIDE_PANEL ? n - panel * WIDE_PANEL : WIDE_PANEL;
     for (long from = 0; from < k; from += INPUTS_AT_ONCE) {
       long to = from + INPUTS_AT_ONCE < k ? from + INPUTS_AT_ONCE : k;
       for (long row = 0; row < m; row += ROWS_AT_ONCE)
         for (long at = 0; at < here; at += OUTPUTS_AT_ONCE)
-          add_inputs_to_rows(&s, row, m - row < ROWS_AT_ONCE ? m - row : ROWS_AT_ONCE, from, to, at, here - at < OUTPUTS_AT_ONCE ? here - at : OUTPUTS_AT_ONCE);
+          add_inputs_to_rows(&s, row, m - row < ROWS_AT_ONCE ? m - row : ROWS_AT_ONCE, from, to, at,
+                             here - at < OUTPUTS_AT_ONCE ? here - at : OUTPUTS_AT_ONCE);
     }
   }
 }

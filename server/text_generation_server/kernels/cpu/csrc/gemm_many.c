@@ -1,11 +1,14 @@
-/* The product of many rows on the matrix unit.
+/* The product of more than FEW_ROWS rows on the matrix unit.
 
-   x is packed into tiles first. The product is then done in parts of the inputs, of which a block of rows of x stays in the
-   second-level cache while the weights pass by, a pair of panels at a time. While the matrix unit works on one pair, the
-   other units of the core do what else there is to do, a bit at every step: they fetch the next pair from memory, and finish
-   the sums of the rows before.
+   x is first packed into tiles. A large product is then divided: the inputs into parts, and the rows into blocks, so
+   that one part of one block of x fits the second-level cache. All weights of the part stream past this block, a pair
+   of panels at a time; a strip is 32 rows of a block, which are multiplied by a pair together.
 
-   What streams past, x and y, must not cost the weights their place in the first-level cache. */
+   While the matrix unit multiplies, the rest of the core has time for other work, which is called side work here and is
+   cut into small pieces between the tile instructions: fetching the weights of the next pair from memory (int8:
+   converting them), and storing the finished rows of the strip before.
+
+   x is loaded and y is stored with instructions that spare the first-level cache, where the weights are to stay. */
 #include "vectors.h"
 
 #if defined(__AMX_BF16__)
@@ -13,51 +16,56 @@
 #include "product.h"
 #include "tiles.h"
 
-#define TILE_NUMBERS 512  /* numbers in bfloat16 */
-#define STRIP_ROWS 32  /* rows that are computed together */
-#define UNDIVIDED_INPUTS 2048 /* inputs that are not divided */
-#define PART_INPUTS 1024  /* inputs, about, of each part where there are more */
+#define TILE_NUMBERS 512 /* bfloat16 numbers in a tile */
+#define STRIP_ROWS 32    /* rows of x in a strip: two tiles of 16 */
+#define PART_INPUTS 1024 /* of more than UNDIVIDED_INPUTS inputs, a part has about this many */
 
-/* Sums of one strip by one pair: rows 0-15 by the first panel, by the second, rows 16-31 likewise. */
+/* The sums of a strip and a pair of panels, tile by tile: rows 0-15 with the first panel, rows 0-15 with the second,
+   rows 16-31 with the first, rows 16-31 with the second. */
 typedef float strip_sums[4][16][16];
 
-/* How a large product is divided. */
+/* How a product is divided, and where its scratch memory is. A pair of panels of a gated product makes only 32 bytes of
+   each row of y, so two pairs are taken together, which make a line of 64 bytes. */
 struct division {
-  long part, parts;  /* inputs of a part; the last may have less */
-  long strips;       /* of x */
-  long block;        /* strips of a block */
-  long group;        /* pairs of panels that a thread takes together: those that write into the same 64 bytes of y */
-  bf16 *x;           /* [parts][strips][part / 32][2][16][32], zeros past the last row */
-  strip_sums *sums;  /* [pairs][block], between one part and the next */
-  bf16 *widened;     /* for int8, two groups of panels of a part for each thread */
+  long part, parts; /* number of inputs in a part (the last part may have less), and number of parts */
+  long strips;      /* number of strips of x */
+  long block;       /* number of strips in a block */
+  long group;       /* number of pairs of panels that one thread multiplies by together: 1, or 2 of gated products */
+  bf16 *x;          /* x in tiles: [parts][strips][part / 32][2][16][32], with zeros past the last row */
+  strip_sums *sums; /* [pairs][block]: unfinished sums, from one part to the next */
+  bf16 *widened;    /* int8: [threads][2][group] pairs of panels of a part, converted to bfloat16 */
 };
 
-/* Weights that will be wanted next. A line is 64 bytes of them in bfloat16. */
+/* A cursor over the weights that are fetched for the next item. A line is 32 weights: 64 bytes in bfloat16. */
 struct weight_fetch {
-  const char *from; /* the next line */
-  bf16 *to;         /* for int8 */
-  long left, pace;  /* lines, and how many of them come at a time */
-  long lines, here; /* of a panel, and left of this one */
-  long gap;         /* bytes from the end of one panel's part to the next panel's */
+  const char *from;         /* the next line to fetch */
+  bf16 *to;                 /* int8: where the converted line goes; bfloat16: null */
+  long lines_left;          /* to be fetched */
+  long lines_at_once;       /* fetched by one call of fetch_some_weights */
+  long panel_lines;         /* of this part in a panel */
+  long lines_left_in_panel; /* to be fetched of the current panel */
+  long gap_bytes;           /* from the end of this part of a panel to its start in the next panel */
 };
 
-/* Sums on their way into y: 64 bytes of each row, which one pair of panels makes, or two pairs where they are gated. Of
-   those there are two sets, so that one is put there while the other one comes. */
+/* Finished sums of one strip and one group, and how far they have been stored. There are two sets of sums, so that one
+   is stored while the next one is computed. */
 struct output_rows {
-  strip_sums sums[2][2]; /* [set][pair] */
-  int set;
-  char *y;
-  long pair; /* the first */
-  int rows, at;
+  strip_sums sums[2][2]; /* [set][pair of the group] */
+  int set;               /* the one that is being stored */
+  char *y;               /* the row to be stored next */
+  long pair;             /* the first pair of the group */
+  int rows, at;          /* number of rows in the strip, and of rows stored so far */
 };
 
+/* What is done between tile instructions. */
 struct side_work {
-  struct weight_fetch coming;
-  struct output_rows leaving;
+  struct weight_fetch fetch;
+  struct output_rows outputs;
   const struct product *g;
-  long group; /* of the plan */
+  long group; /* that of struct division */
 };
 
+/* Rows are divided into blocks, and inputs into parts, of nearly equal sizes. */
 static struct division divide(const struct product *g) {
   struct division d;
   long pieces = g->k <= UNDIVIDED_INPUTS ? 1 : (g->k + PART_INPUTS - 1) / PART_INPUTS, most;
@@ -75,19 +83,20 @@ static struct division divide(const struct product *g) {
   return d;
 }
 
-/* The inputs in a part, of which the last may have less. */
+/* The number of inputs in a part. */
 INLINE long inputs_of_part(const struct product *g, const struct division *d, long part) {
   long left = g->k - part * d->part;
   return left < d->part ? left : d->part;
 }
 
-/* One part of one strip of x. */
+/* Where the tiles of one part of one strip of x begin. */
 INLINE bf16 *packed_strip(const struct product *g, const struct division *d, long part, long strip) {
   return d->x + (part * d->part * d->strips + strip * inputs_of_part(g, d, part)) * STRIP_ROWS;
 }
 
-#define PIECE_INPUTS 512 /* inputs of a strip that a thread packs at a time */
+#define PIECE_INPUTS 512 /* a thread packs this many inputs of a strip at a time */
 
+/* Packs inputs [from, to) of a strip into tiles at `out`. */
 static void pack_piece(const struct product *g, long strip, long from, long to, bf16 *out) {
   for (long r = 0; r < STRIP_ROWS; r++) {
     long row = strip * STRIP_ROWS + r;
@@ -105,16 +114,17 @@ static void pack_x(const struct product *g, const struct division *d, struct tea
   long pieces = (d->part + PIECE_INPUTS - 1) / PIECE_INPUTS, each = d->parts * pieces;
   FOR_EACH_ITEM(item, d->strips * each, 1, team) {
     long strip = item / each, part = item % each / pieces, skip = item % pieces * PIECE_INPUTS;
-    long start = part * d->part, count = inputs_of_part(g, d, part), end = skip + PIECE_INPUTS < count ? skip + PIECE_INPUTS : count;
+    long start = part * d->part, count = inputs_of_part(g, d, part),
+         end = skip + PIECE_INPUTS < count ? skip + PIECE_INPUTS : count;
     pack_piece(g, strip, start + skip, start + end, packed_strip(g, d, part, strip) + skip * STRIP_ROWS);
   }
 }
 
-/* Few at a time: many would hold up the loads of what is computed with. */
+/* Fetches the next few lines of weights. Prefetching many lines at once would delay the loads of the current tiles. */
 INLINE void fetch_some_weights(struct weight_fetch *c) {
-  if (c->left == 0) return;
-  long count = c->pace < c->left ? c->pace : c->left, size = c->to ? 32 : 64;
-  c->left -= count;
+  if (c->lines_left == 0) return;
+  long count = c->lines_at_once < c->lines_left ? c->lines_at_once : c->lines_left, size = c->to ? 32 : 64;
+  c->lines_left -= count;
   for (; count > 0; count--) {
     if (c->to) {
       _mm_prefetch(c->from + 1024, _MM_HINT_T1);
@@ -124,62 +134,68 @@ INLINE void fetch_some_weights(struct weight_fetch *c) {
       _mm_prefetch(c->from, _MM_HINT_T1);
     }
     c->from += size;
-    if (--c->here == 0) {
-      c->here = c->lines;
-      c->from += c->gap;
+    if (--c->lines_left_in_panel == 0) {
+      c->lines_left_in_panel = c->panel_lines;
+      c->from += c->gap_bytes;
     }
   }
 }
 
+/* Stores the next row of the finished strip: 32 numbers of y, or 16 of an odd gated pair. */
 INLINE void store_one_row(struct side_work *s) {
-  struct output_rows *l = &s->leaving;
+  struct output_rows *l = &s->outputs;
   int tile = l->at / 16 * 2, r = l->at % 16;
   strip_sums *sums = l->sums[l->set];
   vf first = load(sums[0][tile][r], 0, F32), second = load(sums[0][tile + 1][r], 0, F32);
   if (s->group == 2)
-    store_32_outputs(l->y, l->pair * PANEL_OUTPUTS, gate_outputs(l->pair, first, second, &s->g->e),
-                gate_outputs(l->pair + 1, load(sums[1][tile][r], 0, F32), load(sums[1][tile + 1][r], 0, F32), &s->g->e), &s->g->e);
+    store_32_outputs(
+        l->y, l->pair * PANEL_OUTPUTS, gate_outputs(l->pair, first, second, &s->g->e),
+        gate_outputs(l->pair + 1, load(sums[1][tile][r], 0, F32), load(sums[1][tile + 1][r], 0, F32), &s->g->e),
+        &s->g->e);
   else
     store_pair(l->y, l->pair, first, second, &s->g->e);
   l->y += s->g->y_stride;
   l->at++;
 }
 
-/* The set that comes. */
-INLINE int set_to_fill(const struct side_work *s) { return s->group == 2 ? !s->leaving.set : s->leaving.set; }
+/* The set of sums to compute into. With one pair in a group one set is enough: multiply_strip computes in tiles, and
+   stores what is left in the set before it overwrites it. */
+INLINE int set_to_fill(const struct side_work *s) { return s->group == 2 ? !s->outputs.set : s->outputs.set; }
 
 INLINE void store_remaining_rows(struct side_work *s) {
-  while (s->leaving.at < s->leaving.rows) store_one_row(s);
+  while (s->outputs.at < s->outputs.rows) store_one_row(s);
 }
 
 INLINE void fetch_remaining_weights(struct side_work *s) {
-  while (s->coming.left) fetch_some_weights(&s->coming);
+  while (s->fetch.lines_left) fetch_some_weights(&s->fetch);
 }
 
-/* Tiles 0-3: sums. 4, 5: rows of x. 6, 7: weights. */
+/* Multiplies one strip by a pair of panels over k inputs, and does side work in between. Tiles 0 to 3 are the sums, in
+   the order of strip_sums; 4 and 5 are rows 0-15 and 16-31 of x; 6 and 7 are weights of the two panels. `whole` is 0
+   where the strip has no more than 16 rows. */
 INLINE void multiply_tiles(const bf16 *x, const bf16 *w0, const bf16 *w1, long k, int whole, struct side_work *s) {
   for (long i = 0; i < k; i += 32, x += 2 * TILE_NUMBERS, w0 += TILE_NUMBERS, w1 += TILE_NUMBERS) {
     _tile_stream_loadd(4, x, 64);
-    fetch_some_weights(&s->coming);
+    fetch_some_weights(&s->fetch);
     _tile_loadd(6, w0, 64);
     _tile_dpbf16ps(0, 4, 6);
-    fetch_some_weights(&s->coming);
+    fetch_some_weights(&s->fetch);
     _tile_loadd(7, w1, 64);
     _tile_dpbf16ps(1, 4, 7);
-    fetch_some_weights(&s->coming);
+    fetch_some_weights(&s->fetch);
     if (whole) {
       _tile_stream_loadd(5, x + TILE_NUMBERS, 64);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
-    fetch_some_weights(&s->coming);
-    if (s->leaving.at < s->leaving.rows) store_one_row(s);
+    fetch_some_weights(&s->fetch);
+    if (s->outputs.at < s->outputs.rows) store_one_row(s);
   }
 }
 
-/* A strip by a pair of panels. `from`: the sums so far, or null. */
-static void multiply_strip(const bf16 *x, const bf16 *w0, const bf16 *w1, long k, int whole, strip_sums *from, strip_sums *to,
-                     struct side_work *s) {
+/* Multiplies one strip by a pair of panels. The sums begin at `from`, or if it is null at 0, and are stored to `to`. */
+static void multiply_strip(const bf16 *x, const bf16 *w0, const bf16 *w1, long k, int whole, strip_sums *from,
+                           strip_sums *to, struct side_work *s) {
   MEMORY_IS_WRITTEN;
   if (from) {
     _tile_loadd(0, (*from)[0], 64);
@@ -196,7 +212,7 @@ static void multiply_strip(const bf16 *x, const bf16 *w0, const bf16 *w1, long k
     multiply_tiles(x, w0, w1, k, 1, s);
   else
     multiply_tiles(x, w0, w1, k, 0, s);
-  if (to == s->leaving.sums[s->leaving.set]) store_remaining_rows(s);
+  if (to == s->outputs.sums[s->outputs.set]) store_remaining_rows(s);
   _tile_stored(0, (*to)[0], 64);
   _tile_stored(1, (*to)[1], 64);
   _tile_stored(2, (*to)[2], 64);
@@ -204,49 +220,56 @@ static void multiply_strip(const bf16 *x, const bf16 *w0, const bf16 *w1, long k
   MEMORY_IS_WRITTEN;
 }
 
-/* One part of the inputs. */
+/* What a thread needs to know to multiply by one part of the inputs. */
 struct part_work {
   const struct product *g;
   const struct division *d;
-  long part, k;
-  const char *weights; /* the part's, of the first panel */
+  long part, k;        /* the part's number, and its number of inputs */
+  const char *weights; /* where the part begins in the first panel */
   long panel;          /* bytes from one panel to the next */
-  bf16 *own;           /* for int8: the pair at work and the coming one */
+  bf16 *own;           /* int8: the thread's two places for converted groups, of the current item and of the next */
 };
 
-INLINE bf16 *widened_group(const struct part_work *t, int which) { return t->own + which * t->d->group * PAIR_OUTPUTS * t->k; }
+INLINE bf16 *widened_group(const struct part_work *t, int which) {
+  return t->own + which * t->d->group * PAIR_OUTPUTS * t->k;
+}
 
-/* The weights of an item: a block of rows by a group of pairs. `which` of the two places they are widened into. */
+/* A cursor over the weights of a group of pairs. int8 weights are converted into place `which` (0 or 1). */
 INLINE struct weight_fetch weights_of_item(const struct part_work *t, long group, int which) {
   const struct division *d = t->d;
   long lines = t->k / 2, bytes = lines * (t->g->is_int8 ? 32 : 64);
   return (struct weight_fetch){
       .from = t->weights + group * d->group * 2 * t->panel,
       .to = t->g->is_int8 ? widened_group(t, which) : 0,
-      .left = 2 * d->group * lines,
-      .pace = (8 + d->block - 1) / d->block, /* a step of one strip uses up 32 lines, and is beside four parts */
-      .lines = lines,
-      .here = lines,
-      .gap = t->panel - bytes,
+      .lines_left = 2 * d->group * lines,
+      /* One step of multiply_tiles uses 32 lines of the current weights and calls fetch_some_weights four times;
+         `block` strips use the same weights. So 8 lines a call, shared among the strips, keep pace. */
+      .lines_at_once = (8 + d->block - 1) / d->block,
+      .panel_lines = lines,
+      .lines_left_in_panel = lines,
+      .gap_bytes = t->panel - bytes,
   };
 }
 
-/* All sums of a strip and a group are there. */
+/* All sums of a strip and a group are finished: multiply_tiles will store them as side work of what it multiplies
+   next. */
 INLINE void hand_over_outputs(struct side_work *s, long strip, long pair) {
   const struct product *g = s->g;
   store_remaining_rows(s);
-  s->leaving.set = set_to_fill(s);
-  s->leaving.y = g->y + strip * STRIP_ROWS * g->y_stride;
-  s->leaving.pair = pair;
-  s->leaving.rows = g->m - strip * STRIP_ROWS < STRIP_ROWS ? g->m - strip * STRIP_ROWS : STRIP_ROWS;
-  s->leaving.at = 0;
+  s->outputs.set = set_to_fill(s);
+  s->outputs.y = g->y + strip * STRIP_ROWS * g->y_stride;
+  s->outputs.pair = pair;
+  s->outputs.rows = g->m - strip * STRIP_ROWS < STRIP_ROWS ? g->m - strip * STRIP_ROWS : STRIP_ROWS;
+  s->outputs.at = 0;
 }
 
+/* An item of the work is a block of rows by a group of pairs, for one part of the inputs. */
 static void multiply_item(const struct part_work *t, long block, long group, int which, struct side_work *s) {
   const struct product *g = t->g;
   const struct division *d = t->d;
   long first = block * d->block, end = first + d->block < d->strips ? first + d->block : d->strips;
-  const char *weights = g->is_int8 ? (const char *)widened_group(t, which) : t->weights + group * d->group * 2 * t->panel;
+  const char *weights =
+      g->is_int8 ? (const char *)widened_group(t, which) : t->weights + group * d->group * 2 * t->panel;
   long panel = g->is_int8 ? t->k * PANEL_OUTPUTS * (long)sizeof(bf16) : t->panel;
   int last = t->part == d->parts - 1;
   for (long strip = first; strip < end; strip++) {
@@ -254,28 +277,34 @@ static void multiply_item(const struct part_work *t, long block, long group, int
       long pair = group * d->group + i;
       const bf16 *w0 = (const bf16 *)(weights + 2 * i * panel), *w1 = (const bf16 *)((const char *)w0 + panel);
       strip_sums *kept = d->sums + pair * d->block + strip - first;
-      multiply_strip(packed_strip(g, d, t->part, strip), w0, w1, t->k, g->m - strip * STRIP_ROWS > 16, t->part ? kept : 0,
-               last ? &s->leaving.sums[set_to_fill(s)][i] : kept, s);
+      multiply_strip(packed_strip(g, d, t->part, strip), w0, w1, t->k, g->m - strip * STRIP_ROWS > 16,
+                     t->part ? kept : 0, last ? &s->outputs.sums[set_to_fill(s)][i] : kept, s);
     }
     if (last) hand_over_outputs(s, strip, group * d->group);
   }
 }
 
-/* All rows of blocks `first` … `end` by one part of the inputs. An item is taken while the one before is worked on. */
-static void multiply_part(const struct product *g, const struct division *d, long first, long end, long part, struct team *team,
-                          int me) {
+/* Multiplies blocks [first, end) of rows by one part of the inputs. Each thread takes its next item before it
+   multiplies the current one, so that it knows which weights to fetch meanwhile. */
+static void multiply_part(const struct product *g, const struct division *d, long first, long end, long part,
+                          struct team *team, int me) {
   long size = g->is_int8 ? 1 : sizeof(bf16), groups = g->n / PAIR_OUTPUTS / d->group, count = (end - first) * groups;
-  struct part_work t = {g, d, part, inputs_of_part(g, d, part), (const char *)g->weights + part * d->part * PANEL_OUTPUTS * size,
-                   g->k * PANEL_OUTPUTS * size, d->widened + me * 2L * d->group * PAIR_OUTPUTS * d->part};
+  struct part_work t = {g,
+                        d,
+                        part,
+                        inputs_of_part(g, d, part),
+                        (const char *)g->weights + part * d->part * PANEL_OUTPUTS * size,
+                        g->k * PANEL_OUTPUTS * size,
+                        d->widened + me * 2L * d->group * PAIR_OUTPUTS * d->part};
   struct side_work s = {.g = g, .group = d->group};
   int which = 0;
   long item = take_items(team, 1);
-  if (item < count) s.coming = weights_of_item(&t, item % groups, which);
+  if (item < count) s.fetch = weights_of_item(&t, item % groups, which);
   while (item < count) {
     if (g->is_int8) fetch_remaining_weights(&s);
     long next = take_items(team, 1);
-    s.coming = (struct weight_fetch){0};
-    if (next < count) s.coming = weights_of_item(&t, next % groups, !which);
+    s.fetch = (struct weight_fetch){0};
+    if (next < count) s.fetch = weights_of_item(&t, next % groups, !which);
     multiply_item(&t, first + item / groups, item % groups, which, &s);
     item = next;
     which = !which;
@@ -293,7 +322,7 @@ void multiply_many_rows(const struct product *g, struct team *team, int me) {
       multiply_part(g, &d, b, b + span, part, team, me);
     }
   }
-  if (g->e.passes_by) _mm_sfence();
+  if (g->e.bypasses_caches) _mm_sfence();
 }
 
 #endif

@@ -1,43 +1,44 @@
-/* A matrix product, and what becomes of its sums. */
+/* A matrix product y = x Wᵀ, and the epilogue: what is done to each sum before it is stored in y. */
 #pragma once
 
 #include "team.h"
 #include "vectors.h"
 
-#define PANEL_OUTPUTS 16
+#define PANEL_OUTPUTS 16                 /* outputs whose weights lie in one panel; README.md draws it */
 #define PAIR_OUTPUTS (2 * PANEL_OUTPUTS) /* outputs that are computed together */
 
-/* What becomes of 16 sums on their way into y. */
 struct epilogue {
-  const float *scales; /* per output, for int8; or null */
-  const float *bias;   /* or null */
-  int gated;           /* panels come in pairs of gate and up: y = silu(gate) * up */
+  const float *scales; /* of each output, for int8 weights; or null */
+  const float *bias;   /* of each output, or null */
+  int gated;           /* of each pair of panels the first makes gates, the second ups: y = silu(gate) * up */
   enum type type;      /* of y */
-  int passes_by;       /* y goes to memory past the caches: lines of 64 bytes, in bfloat16 */
+  int bypasses_caches; /* y is bfloat16 and aligned to 64 bytes: its lines are written to memory directly */
 };
 
+/* The arguments of `gemm` under the usual names: m rows of x, k inputs, n outputs. */
 struct product {
-  const bf16 *x;
+  const bf16 *x; /* [m, k] */
   long m, k;
-  const void *weights;
+  const void *weights; /* [n / 16, k / 2, 16, 2] */
   long n;
   int is_int8;
   struct epilogue e;
-  char *y;
+  char *y;       /* [m, n], or gated [m, n / 2] */
   long y_stride; /* in bytes */
   bf16 *scratch;
 };
 
+/* LANES sums, of outputs n and following. */
 INLINE vf scale_and_add_bias(vf sum, const struct epilogue *e, long n) {
   if (e->scales) sum *= load(e->scales, n, F32);
   if (e->bias) sum += load(e->bias, n, F32);
   return sum;
 }
 
-/* 32 numbers of y from the n-th on. */
+/* Stores numbers n to n + 31 of a row of y. */
 INLINE void store_32_outputs(char *y_row, long n, vf first, vf second, const struct epilogue *e) {
 #if defined(__AMX_BF16__)
-  if (e->passes_by) {
+  if (e->bypasses_caches) {
     _mm512_stream_si512((__m512i *)((bf16 *)y_row + n), (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
     return;
   }
@@ -46,26 +47,31 @@ INLINE void store_32_outputs(char *y_row, long n, vf first, vf second, const str
   store(y_row, n + PANEL_OUTPUTS, second, e->type);
 }
 
-/* The numbers of one gated pair. `sums` are those of its first panel and its second. */
+/* The 16 numbers of y that a gated pair of panels makes. sums0 are of the gate panel, sums1 of the up panel. */
 INLINE vf gate_outputs(long pair, vf sums0, vf sums1, const struct epilogue *e) {
-  return silu(scale_and_add_bias(sums0, e, pair * PAIR_OUTPUTS)) * scale_and_add_bias(sums1, e, pair * PAIR_OUTPUTS + PANEL_OUTPUTS);
+  return silu(scale_and_add_bias(sums0, e, pair * PAIR_OUTPUTS)) *
+         scale_and_add_bias(sums1, e, pair * PAIR_OUTPUTS + PANEL_OUTPUTS);
 }
 
+/* Finishes the sums of a pair of panels for one row, and stores them in that row of y. */
 INLINE void store_pair(char *y_row, long pair, vf sums0, vf sums1, const struct epilogue *e) {
   if (e->gated)
     store(y_row, pair * PANEL_OUTPUTS, gate_outputs(pair, sums0, sums1, e), e->type);
   else
-    store_32_outputs(y_row, pair * PAIR_OUTPUTS, scale_and_add_bias(sums0, e, pair * PAIR_OUTPUTS), scale_and_add_bias(sums1, e, pair * PAIR_OUTPUTS + PANEL_OUTPUTS), e);
+    store_32_outputs(y_row, pair * PAIR_OUTPUTS, scale_and_add_bias(sums0, e, pair * PAIR_OUTPUTS),
+                     scale_and_add_bias(sums1, e, pair * PAIR_OUTPUTS + PANEL_OUTPUTS), e);
 }
 
-/* 32 int8 weights as bfloat16, exactly. */
+/* Converts 32 int8 weights to bfloat16, which is exact. */
 INLINE void widen_32_weights(const int8_t *from, bf16 *to) {
   __m512 low = (__m512)load_i8(from), high = (__m512)load_i8(from + 16);
   __m512bh both = _mm512_cvtne2ps_pbh(high, low);
   memcpy(to, &both, 64);
 }
 
-#define X_NUMBERS_IN_L2 393216 /* numbers of x that stay in the second-level cache while the weights pass by */
+/* Numbers of x, in bfloat16, that are multiplied by all weights before the next ones are. They stay in the second-level
+   cache, through which the weights stream. */
+#define X_NUMBERS_IN_L2 393216
 
-/* More than 16 rows on the matrix unit. */
+/* The product for more than FEW_ROWS rows on the matrix unit. */
 void multiply_many_rows(const struct product *g, struct team *team, int me);

@@ -1,4 +1,4 @@
-/* How threads meet, and work through a list of calls. */
+/* Runs a list of kernels on a team of threads, with a barrier after each kernel. */
 #include "team.h"
 
 #include <limits.h>
@@ -22,19 +22,19 @@
 #define PAUSE
 #endif
 
-/* Some tens of microseconds: most meetings are over by then. Who waits longer waits for a thread that has lost its core to
-   another process, and makes room for it. */
+/* A thread at a barrier spins this often, for some tens of microseconds, and then sleeps. Most waits end while it
+   spins. A longer wait means that another thread has lost its core to another process: sleeping gives it this core. */
 #define SPINS_BEFORE_SLEEP 500
 
-static void sleep_until_over(struct team *team, unsigned meeting) {
+static void wait_for_barrier(struct team *team, unsigned passed) {
   for (int i = 0; i < SPINS_BEFORE_SLEEP; i++) {
-    if (atomic_load_explicit(&team->meeting, memory_order_acquire) != meeting) return;
+    if (atomic_load_explicit(&team->barriers, memory_order_acquire) != passed) return;
     PAUSE;
   }
-  while (atomic_load_explicit(&team->meeting, memory_order_acquire) == meeting) {
+  while (atomic_load_explicit(&team->barriers, memory_order_acquire) == passed) {
 #if defined(__linux__)
     atomic_fetch_add(&team->asleep, 1);
-    syscall(SYS_futex, &team->meeting, FUTEX_WAIT_PRIVATE, meeting, NULL, NULL, 0);
+    syscall(SYS_futex, &team->barriers, FUTEX_WAIT_PRIVATE, passed, NULL, NULL, 0);
     atomic_fetch_sub(&team->asleep, 1);
 #else
     sched_yield();
@@ -43,17 +43,17 @@ static void sleep_until_over(struct team *team, unsigned meeting) {
 }
 
 void wait_for_team(struct team *team) {
-  unsigned meeting = atomic_load_explicit(&team->meeting, memory_order_relaxed);
+  unsigned passed = atomic_load_explicit(&team->barriers, memory_order_relaxed);
   if (atomic_fetch_add_explicit(&team->arrived, 1, memory_order_acq_rel) < team->threads - 1) {
-    sleep_until_over(team, meeting);
+    wait_for_barrier(team, passed);
     return;
   }
   atomic_store_explicit(&team->arrived, 0, memory_order_relaxed);
   atomic_store_explicit(&team->next, 0, memory_order_relaxed);
-  atomic_store(&team->meeting, meeting + 1);
+  atomic_store(&team->barriers, passed + 1);
 #if defined(__linux__)
-  /* Who falls asleep after this look finds that the meeting is over. */
-  if (atomic_load(&team->asleep)) syscall(SYS_futex, &team->meeting, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+  /* A thread that goes to sleep after this load does not sleep: the futex call compares `barriers` first. */
+  if (atomic_load(&team->asleep)) syscall(SYS_futex, &team->barriers, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 #endif
 }
 
@@ -63,16 +63,17 @@ static double monotonic_seconds(void) {
   return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* All threads make these calls together, one after the other. `ends`, unless it is null, gets the time after each. */
+/* Runs `count` calls one after the other, each on all threads. `ends` is null, or gets the time after each call, in
+   seconds. */
 EXPORT void run_calls(const struct call *calls, long count, int threads, double *ends) {
   struct team team = {.threads = threads};
 #pragma omp parallel num_threads(threads)
   {
     int me = omp_get_thread_num();
 #pragma omp single
-    team.threads = omp_get_num_threads(); /* the system may have given fewer */
+    team.threads = omp_get_num_threads(); /* OpenMP may start fewer threads than asked for */
     for (long i = 0; i < count; i++) {
-      calls[i].kernel(calls[i].words, &team, me);
+      calls[i].kernel(calls[i].arguments, &team, me);
       wait_for_team(&team);
       if (ends && me == 0) ends[i] = monotonic_seconds();
     }

@@ -1,48 +1,43 @@
-/* Threads that work through the same calls together.
+/* A team of threads that runs one list of kernels together.
 
-   Every kernel is a function of its words, called by each thread of a team. The threads take items of the work from one
-   counter, because a core may be lent to somebody else in the middle, and meet when none are left. */
+   Every thread of the team calls every kernel of the list, with the same arguments. Inside a kernel the threads take
+   work items from a shared counter, not a fixed part each: the system may take a thread's core away at any time, and
+   then the others do its part. When no items are left, the threads wait for each other and go on to the next kernel. */
 #pragma once
 
 #include <stdatomic.h>
+
+#include "arguments.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
 struct team {
   int threads;
-  atomic_long next;    /* item that nobody has taken */
-  atomic_int arrived;  /* threads that have come to the meeting */
-  atomic_int asleep;   /* threads that the system has to wake when it is over */
-  atomic_uint meeting; /* how many meetings are over */
+  atomic_long next;     /* the first item that no thread has taken */
+  atomic_int arrived;   /* threads that wait at the barrier */
+  atomic_int asleep;    /* threads that wait in the system call, and must be woken by one */
+  atomic_uint barriers; /* number of barriers that all threads have passed */
 };
 
-/* An argument of a kernel. */
-union word {
-  long i;
-  double f;
-  void *p;
-};
-
-/* `me` is the thread's index in its team. */
-typedef void kernel(const union word *w, struct team *team, int me);
-
-#define MOST_WORDS 16
+/* `arguments` points to the kernel's struct of arguments.h. `me` is the thread's index in its team. */
+typedef void kernel(const void *arguments, struct team *team, int me);
 
 struct call {
   kernel *kernel;
-  union word words[MOST_WORDS];
+  char arguments[MAX_ARGUMENTS * 8]; /* the kernel's struct, and unused bytes */
 };
 
-/* The first of `count` items that are now this thread's; those past the end are nobody's. */
+/* Takes `count` items for this thread and returns the first. The caller skips items past the end of the work. */
 static inline long take_items(struct team *team, long count) {
   return atomic_fetch_add_explicit(&team->next, count, memory_order_relaxed);
 }
 
-/* Runs the statement for each of `count` items, of which a thread takes `grain` at a time. */
-#define FOR_EACH_ITEM(item, count, grain, team)                                               \
+/* for (long item …): runs the statement that follows once for each item of 0 … count - 1, on whichever thread takes the
+   item. A thread takes `grain` items at a time. */
+#define FOR_EACH_ITEM(item, count, grain, team)                                                   \
   for (long first_ = take_items(team, grain); first_ < (count); first_ = take_items(team, grain)) \
     for (long item = first_; item < first_ + (grain) && item < (count); item++)
 
-/* Returns when all threads have come here; items are counted from 0 again. Between two phases of a kernel; after the last,
-   the threads meet by themselves. */
+/* The barrier between two phases of a kernel: returns when all threads have called it, and starts the count of items
+   again at 0. Not needed at the end of a kernel, where `run_calls` does it. */
 void wait_for_team(struct team *team);

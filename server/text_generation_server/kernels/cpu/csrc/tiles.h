@@ -1,9 +1,11 @@
-/* The matrix unit's registers: 8 tiles of 16 rows of 64 bytes. */
+/* The matrix unit (Intel AMX): 8 registers, called tiles 0 to 7, of up to 16 rows of up to 64 bytes. README.md explains
+   what its instructions do and which tile plays which role. */
 #pragma once
 
 #include "vectors.h"
 
-/* The tile instructions do not tell the compiler which memory they read and write. */
+/* Stands before tile loads and after tile stores: GCC does not know which memory the tile instructions read and
+   write. */
 #define MEMORY_IS_WRITTEN __asm__ volatile("" ::: "memory")
 
 struct __attribute__((packed)) tile_config {
@@ -12,7 +14,7 @@ struct __attribute__((packed)) tile_config {
   uint8_t rows[16];
 };
 
-/* Tiles 0, 1 and 4 get `first` rows; 2, 3 and 5 `second`; 6 and 7 are whole. */
+/* Sets the number of rows: `first` for tiles 0, 1 and 4, `second` for tiles 2, 3 and 5, 16 for tiles 6 and 7. */
 static inline void configure_tiles(int first, int second) {
   struct tile_config c = {.palette = 1};
   for (int i = 0; i < 8; i++) {

@@ -1,5 +1,7 @@
-/* Vectors of floats in the compiler's own notation, which it maps to whatever the target has, and the number formats that
-   memory holds. Compiled once for each kind of processor (see ../build.py). */
+/* Vectors of LANES floats, and how the number formats in memory are loaded and stored.
+
+   The types are those of GCC's vector extension, https://gcc.gnu.org/onlinedocs/gcc/Vector-Extensions.html: + - * / and
+   comparisons work lane by lane on any processor. Every file is compiled once for each target of ../build.py. */
 #pragma once
 
 #include <math.h>
@@ -9,6 +11,8 @@
 #include <immintrin.h>
 #endif
 
+#include "arguments.h"
+
 #if defined(__AVX512F__)
 #define LANES 16
 #else
@@ -16,24 +20,32 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
+/* LANES floats, and signed and unsigned integers of 32, 16 and 8 bits. */
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 typedef uint16_t vu16 __attribute__((vector_size(2 * LANES)));
 typedef int8_t vi8 __attribute__((vector_size(LANES)));
 typedef uint8_t vu8 __attribute__((vector_size(LANES)));
-typedef uint16_t bf16;
-
-enum type { F32 = 0, BF16 = 1, I8 = 2, F8 = 3 }; /* F8: e4m3 */
 
 INLINE vf splat(float x) { return x - (vf){}; }
 
-INLINE vf vf_bits(vu u) { vf f; memcpy(&f, &u, sizeof f); return f; }
-INLINE vu vu_bits(vf f) { vu u; memcpy(&u, &f, sizeof u); return u; }
+/* The same 32 bits of each lane as another type. */
+INLINE vf vf_bits(vu u) {
+  vf f;
+  memcpy(&f, &u, sizeof f);
+  return f;
+}
+INLINE vu vu_bits(vf f) {
+  vu u;
+  memcpy(&u, &f, sizeof u);
+  return u;
+}
 
+/* a where the mask is -1, b where it is 0. */
 INLINE vf blend(vi mask, vf a, vf b) { return vf_bits(((vu)mask & vu_bits(a)) | (~(vu)mask & vu_bits(b))); }
 
-/* b where a is not a number. */
+/* The larger of a and b; b where a is NaN. */
 INLINE vf larger(vf a, vf b) {
 #if defined(__AVX512F__)
   return (vf)_mm512_max_ps((__m512)a, (__m512)b);
@@ -54,7 +66,7 @@ INLINE vf load_bf16(const bf16 *p) {
 #endif
 }
 
-/* To the nearest, ties to even; a NaN stays one. */
+/* Rounds to the nearest bfloat16, ties to even. NaN stays NaN. */
 INLINE void store_bf16(bf16 *p, vf x) {
 #if defined(__AVX512BF16__)
   __m256bh h = _mm512_cvtneps_pbh((__m512)x);
@@ -67,7 +79,8 @@ INLINE void store_bf16(bf16 *p, vf x) {
 #endif
 }
 
-/* Sign, 4 bits of exponent, 3 of mantissa; below 8 steps of 2^-9. (As floats these would be denormal: slow.) */
+/* Magnitudes below 8 are multiples of 2^-9. They are converted as integers, because moving their bits into a float
+   would make a denormal number, which is slow to compute with. */
 INLINE vf load_f8(const uint8_t *p) {
 #if defined(__AVX512F__)
   vu u = (vu)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
@@ -83,6 +96,7 @@ INLINE vf load_f8(const uint8_t *p) {
   return vf_bits(vu_bits(blend(magnitude < 8, small, large)) | (u & 0x80) << 24);
 }
 
+/* For |x| up to 448, the largest number in e4m3. Rounds to the nearest, ties to even. */
 INLINE void store_f8(uint8_t *p, vf x) {
   vu u = vu_bits(x * 0x1p-120f);
   vu magnitude = u & 0x7fffffff;
@@ -103,13 +117,14 @@ INLINE vf load_i8(const int8_t *p) {
 #endif
 }
 
+/* For |x| up to 127. */
 INLINE void store_i8(int8_t *p, vf x) {
   /* Adding and subtracting 1.5 * 2^23 rounds to the nearest whole number, ties to even. */
   vi8 b = __builtin_convertvector(__builtin_convertvector((x + 0x1.8p23f) - 0x1.8p23f, vi), vi8);
   memcpy(p, &b, sizeof b);
 }
 
-/* The numbers from the `i`th on. */
+/* LANES numbers of memory `p` from number i on. */
 INLINE vf load(const void *p, long i, enum type type) {
   vf x;
   switch (type) {
@@ -131,7 +146,7 @@ INLINE void store(void *p, long i, vf x, enum type type) {
 
 INLINE long bytes_of(enum type type) { return type == F32 ? 4 : type == BF16 ? 2 : 1; }
 
-/* Always the same tree, so that a sum has the same bits wherever it is taken. */
+/* The sum of all lanes, always in the same order, so that it has the same bits in every kernel. */
 INLINE float lane_sum(vf x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)x);
@@ -143,10 +158,13 @@ INLINE float lane_sum(vf x) {
   return a[0];
 }
 
-/* The sums of so many vectors as one has lanes. */
+/* Lane i of the result is the sum of the lanes of x[i]. */
 INLINE vf lane_sums(const vf x[LANES]) {
 #if defined(__AVX512F__)
-  /* Halves of vector i and i + 8 come together, then quarters, pairs and single numbers. */
+  /* Each round adds halves of the remaining lanes: 16 vectors of 16 lanes become 8 vectors that hold 8 lanes of x[i]
+     and 8 of x[i + 8], then 4 with 4 lanes of four vectors, 2 with 2 lanes of eight, 1 with one lane of each. The
+     shuffles put the halves side by side (0x44 and 0xee: lower and upper half; 0x88 and 0xdd: even and odd quarters),
+     and the last permutation brings the sums into the order of x. README.md draws one round. */
   __m512 a[8], b[4], c[2];
   for (int i = 0; i < 8; i++)
     a[i] = _mm512_add_ps(_mm512_shuffle_f32x4((__m512)x[i], (__m512)x[i + 8], 0x44),
@@ -165,6 +183,7 @@ INLINE vf lane_sums(const vf x[LANES]) {
 #endif
 }
 
+/* The largest of all lanes. */
 INLINE float lane_max(vf x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)x);
@@ -176,8 +195,8 @@ INLINE float lane_max(vf x) {
   return a[0];
 }
 
-/* 2^x for x up to 128: a polynomial for the fraction (relative error 2e-7), whole powers by the exponent's bits. Below
-   -126: 0. */
+/* 2^x for x up to 128, and 0 for x below -126. The whole part of x becomes the exponent's bits; the fraction goes
+   through a polynomial with a relative error of 2e-7. */
 INLINE vf exp2_of(vf x) {
   vf clamped = larger(x, splat(-126.0f));
   vf whole = (clamped + 0x1.8p23f) - 0x1.8p23f;
@@ -195,8 +214,8 @@ INLINE vf exp2_of(vf x) {
 }
 
 #if defined(__AVX512F__)
-/* 2^x for x up to 0: a polynomial for the fraction (relative error 4e-6), which is far below what rounding to bfloat16 makes
-   of it. Below -126: 0; NaN stays. */
+/* 2^x for x up to 0, and 0 for x below -126; NaN stays NaN. The relative error of 4e-6 is far below that of bfloat16,
+   to which the attention kernels round the result. */
 INLINE vf exp2_of_negative(vf x) {
   vf whole = (vf)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   vf f = x - whole;
@@ -212,5 +231,6 @@ INLINE vf exp2_of_negative(vf x) {
 
 #define LOG2E 1.44269504088896340736f
 
-/* The power is capped at 2^128, which is infinity: past it the exponent's bits would run into the sign. */
+/* x / (1 + e^-x). The power of two is capped at 2^128, which is infinity: beyond it, exponent bits would reach the
+   sign. */
 INLINE vf silu(vf x) { return x / (exp2_of(-larger(x * LOG2E, splat(-128.0f))) + 1.0f); }

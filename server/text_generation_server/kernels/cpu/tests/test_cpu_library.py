@@ -1,11 +1,26 @@
-"""What is built, and which of it is used."""
+"""What is built, what is said where it is not, and which library is used."""
 
+import os
+import runpy
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.cpu import build, library, load_kernels
+
+CPU = torch.device("cpu")
+HATCH_BUILD = Path(__file__).parents[5] / "hatch_build.py"
+# Builds all that has no team.c among its sources, and fails with words of its own where it has.
+FAILING_COMPILER = """#!/bin/sh
+case "$*" in
+  *team.c*) echo "team.c:7:1: error: the moon is full" >&2; exit 1 ;;
+esac
+"""
 
 
 @pytest.fixture
@@ -15,29 +30,123 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "built"
 
 
+@pytest.fixture
+def failing_compiler(tmp_path: Path) -> str:
+    path = tmp_path / "cc-fails"
+    path.write_text(FAILING_COMPILER)
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def copied_build(tmp_path: Path) -> Path:
+    """build.py and csrc/ in a folder of their own, as the package's build finds them."""
+    shutil.copytree(build.SOURCES, tmp_path / "copy" / "csrc")
+    return Path(shutil.copy(str(build.__file__), tmp_path / "copy"))
+
+
+def run(script: Path, compiler: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    environment = os.environ | {"CC": compiler}
+    command = [sys.executable, str(script), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def needs_compiler() -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler (cc)")
+
+
 def test_without_a_compiler_nothing_is_built_and_torch_computes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert build.build() == []
-    assert library.usable_targets() == [] and load_kernels() is None
+    assert set(build.build()) == {*build._targets()}
+    assert library.choose_target().target is None and load_kernels() is None
+    why = "there was no C compiler (no-such-compiler) when the package was built"
+    assert select_backend(CPU).name == f"torch's, since {why}"
+
+
+def test_the_build_of_the_package_succeeds_without_a_compiler(copied_build: Path) -> None:
+    done = run(copied_build, "no-such-compiler")
+    assert done.returncode == 0 and "built: nothing" in done.stdout
+    assert "not portable: there was no C compiler (no-such-compiler)" in done.stdout
+    assert (copied_build.parent / "built" / "skipped.json").exists()
+
+
+def test_a_compile_error_fails_the_build_with_the_compilers_words(copied_build: Path, failing_compiler: str) -> None:
+    built = copied_build.parent / "built"
+    built.mkdir()
+    (built / "kernels-portable.so").write_text("the one before")
+    done = run(copied_build, failing_compiler)
+    assert done.returncode == 1
+    assert "do not compile for portable" in done.stderr and "error: the moon is full" in done.stderr
+    assert "no C compiler" not in done.stdout + done.stderr
+    assert [path.name for path in built.iterdir()] == ["kernels-portable.so"]
+
+
+def test_a_compile_error_fails_the_build_hook(failing_compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", failing_compiler)
+    with pytest.raises(SystemExit, match="the moon is full"):
+        runpy.run_path(str(HATCH_BUILD))["compile_kernels"]()
+
+
+def test_a_warning_fails_the_check(copied_build: Path) -> None:
+    needs_compiler()
+    (copied_build.parent / "csrc" / "team.c").write_text("static int nobody_calls_this(void) { return 1; }\n")
+    for source in (copied_build.parent / "csrc").glob("*.c"):
+        if source.name != "team.c":
+            source.unlink()
+    done = run(copied_build, "cc", "--check")
+    assert done.returncode == 1 and "nobody_calls_this" in done.stderr
+    assert not (copied_build.parent / "built").exists()
+
+
+def test_python_and_the_compiler_must_agree_on_every_argument(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_compiler()
+    monkeypatch.setattr(build, "TARGETS", {})
+    monkeypatch.setitem(build.KERNELS, "embed", dict.fromkeys(("ids", "weight", "tokens", "row_bytes", "out"), "q"))
+    monkeypatch.setattr(build, "FLAGS", ["-O0", *build.FLAGS[1:]])
+    with pytest.raises(build.BuildError, match="embed: tokens is not where Python puts it"):
+        build.build()
 
 
 def test_a_target_the_compiler_does_not_know_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if shutil.which("cc") is None:
-        pytest.skip("needs a C compiler (cc)")
-    monkeypatch.setattr(build, "TARGETS", {"future": ["-march=no-such-processor"]})
+    needs_compiler()
+    monkeypatch.setattr(build, "TARGETS", {"avx2": ["-march=no-such-processor"]})
+    monkeypatch.setattr(library, "TARGETS", {"avx2": []})
+    monkeypatch.setattr(library, "_processor_flags", lambda: library.NEEDS["avx2"])
     monkeypatch.setattr(build, "FLAGS", ["-O0", *build.FLAGS[1:]])
-    assert build.build() == ["portable"]
-    assert load_kernels("portable") is not None
+    skipped = build.build()
+    assert list(skipped) == ["avx2"] and "no-such-processor" in skipped["avx2"]
+    assert load_kernels("portable") is not None and load_kernels("avx2") is None
+    name = select_backend(CPU).name
+    assert name.startswith("cpu (portable); not avx2, since cc could not build for it when the package was built:")
 
 
 def test_the_best_library_that_the_processor_can_run_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     if not library.library_path("portable").exists():
         pytest.skip("needs a C compiler (cc) when the package is installed")
     monkeypatch.setattr(library, "_processor_flags", lambda: library.NEEDS["avx2"])
-    assert library.usable_targets() == ["avx2", "portable"]
+    assert library.choose_target().target == "avx2" and library.why_not("portable") is None
+    assert "; not avx512_bf16, since this processor has no avx512_bf16, avx512_vnni" in select_backend(CPU).name
     monkeypatch.setattr(library, "_processor_flags", set)
-    assert library.usable_targets() == ["portable"]
+    assert library.choose_target().target == "portable"
+
+
+def test_a_library_built_from_other_arguments_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not library.library_path("portable").exists():
+        pytest.skip("needs a C compiler (cc) when the package is installed")
+    monkeypatch.setattr(library, "DECLARED", library.DECLARED + " ")
+    assert load_kernels() is None
+    assert library.why_not("portable") == "it was built from another arguments.h; install the package again"
 
 
 def test_every_target_says_what_it_needs() -> None:
     assert set(library.NEEDS) == {*build.TARGETS, *build.PORTABLE}
+
+
+def test_a_call_must_name_every_argument_and_no_other() -> None:
+    packer = library.Packer(1, build.KERNELS["embed"])
+    given = dict.fromkeys(build.KERNELS["embed"], 7)
+    assert packer.pack(given) == packer.pack(dict(reversed(given.items())))
+    for wrong in (given | {"rows": 7}, {name: 7 for name in given if name != "out"}):
+        with pytest.raises(AssertionError, match=r"taken: .*'row_bytes', 'out'"):
+            packer.pack(wrong)

@@ -179,7 +179,7 @@ def steps(draw: st.DrawFn) -> tuple[list[int], list[list[int]], int]:
 @given(steps())
 def test_tensors_that_are_in_use_at_the_same_time_lie_apart(drawn: tuple[list[int], list[list[int]], int]) -> None:
     sizes, used, output = drawn
-    calls = [RecordedCall("place", tuple(Place(tensor, 0) for tensor in call)) for call in used]
+    calls = [RecordedCall("place", {str(i): Place(tensor, 0) for i, tensor in enumerate(call)}) for call in used]
     offsets, size = plan(calls, sizes, output)
     held = {t: {n for n, call in enumerate(used) if t in call} for t in {output, *(t for call in used for t in call)}}
     held[output].add(len(used))

@@ -1,0 +1,188 @@
+/* The arguments of every kernel, declared once. The C code reads these structs; Python reads this file (build.py) and
+   fills in the same structs by name. The build compiles assertions that both put each argument at the same offset.
+
+   Rules for this file, so that Python can read it: each argument is a pointer, a `long` or a `double`, so that all take
+   8 bytes, and has a line of its own. A number that Python needs is declared as NAME = value.
+
+   Pointers may be null only where a comment says "or null". Tensors are contiguous unless a stride is given. Strides
+   count numbers, not bytes. T is the number of tokens of a step, R of rows (running requests). */
+#pragma once
+
+#include <stdint.h>
+
+typedef uint16_t bf16; /* the upper half of a float32 */
+
+/* The number formats in memory. F8 is e4m3: sign, 4 bits of exponent, 3 of mantissa. */
+enum type { F32 = 0, BF16 = 1, I8 = 2, F8 = 3 };
+
+enum {
+  MAX_ARGUMENTS = 16,  /* of one kernel */
+  MAX_HEAD_SIZE = 256, /* numbers in a head, in all kernels that know heads; always a multiple of 16 */
+  FEW_ROWS = 16,       /* gemm: up to this many rows of x are read where they lie; more are packed into tiles first */
+  UNDIVIDED_INPUTS = 2048, /* gemm: products of more inputs are done part by part */
+  MAX_SUMMED_ROWS = 576,   /* gemm: rows whose unfinished sums are kept between two parts */
+  CHUNK_KEYS = 128,        /* attend_chunk: positions of a row are laid out in blocks of this many */
+};
+
+/* Copies the embeddings of tokens: out[t] = weight[ids[t]]. */
+struct embed_arguments {
+  const int32_t *ids; /* [T] */
+  long tokens;        /* T */
+  const void *weight; /* [vocabulary, row_bytes] */
+  long row_bytes;     /* bytes of one embedding */
+  void *out;          /* [T, row_bytes] */
+};
+
+/* out = x / sqrt(mean(x²) + eps) * weight for each token. With a residual, residual += x comes first and is what is
+   normed. */
+struct rms_norm_arguments {
+  const void *x;      /* [T, width] */
+  void *residual;     /* [T, width], or null */
+  long tokens;        /* T */
+  long width;         /* a multiple of 16 */
+  long type;          /* of x, residual, weight and out: F32 or BF16 */
+  const void *weight; /* [width] */
+  double eps;
+  void *out; /* [T, width]; may be x */
+};
+
+/* out = silu(gate) * up. */
+struct silu_mul_arguments {
+  const void *gate_up; /* [T, 2 * width]: gate, then up */
+  long tokens;         /* T */
+  long width;          /* a multiple of 16 */
+  long type;           /* of gate_up and out: F32 or BF16 */
+  void *out;           /* [T, width] */
+};
+
+/* Applies the rotary embedding to queries and keys. Queries are written back in place; keys and values are stored in
+   the tokens' slots of the cache. */
+struct rope_and_store_arguments {
+  void *qkv;                /* [T, heads + 2 * kv_heads, head_size]: queries, keys, values */
+  long tokens;              /* T */
+  long heads;               /* query heads */
+  long kv_heads;            /* key heads; as many value heads */
+  long head_size;           /* a multiple of 16 */
+  long type;                /* of qkv: F32 or BF16 */
+  const float *cos;         /* [positions, head_size / 2] */
+  const float *sin;         /* [positions, head_size / 2] */
+  const int32_t *positions; /* [T] */
+  void *kv;                 /* [slots, 2 * kv_heads, head_size]: keys, then values */
+  float *kv_scales;         /* [slots, 2 * kv_heads] for I8 and F8, or null */
+  long kv_type;             /* any type */
+  const int32_t *slots;     /* [T] */
+};
+
+/* Attention of single tokens: token t is a query of row rows[t] over the first lengths[t] slots of that row. */
+struct attend_arguments {
+  const void *q; /* [T, heads, head_size], tokens q_stride apart */
+  long q_stride;
+  long q_type;            /* of q and out: F32 or BF16 */
+  void *out;              /* [T, heads, head_size] */
+  long tokens;            /* T */
+  long heads;             /* query heads, a multiple of kv_heads */
+  const void *kv;         /* [slots, 2 * kv_heads, head_size]: keys, then values */
+  const float *kv_scales; /* [slots, 2 * kv_heads] for I8 and F8, or null */
+  long kv_heads;
+  long head_size;       /* a multiple of 16 */
+  long kv_type;         /* any type */
+  const int32_t *table; /* [rows, positions]: the slot of each position of each row, rows table_stride apart */
+  long table_stride;
+  const int32_t *rows;    /* [T] */
+  const int32_t *lengths; /* [T] */
+  double scale;           /* of the scores, before softmax */
+};
+
+/* Attention of a prompt chunk on the matrix unit: the queries are those at positions start … end - 1 of one row, and
+   each sees the row's positions up to its own. Queries and out are BF16. */
+struct attend_chunk_arguments {
+  const bf16 *q; /* [end - start, heads, head_size], tokens q_stride apart */
+  long q_stride;
+  bf16 *out;              /* [end - start, heads, head_size] */
+  long heads;             /* query heads, a multiple of kv_heads */
+  const void *kv;         /* [slots, 2 * kv_heads, head_size]: keys, then values */
+  const float *kv_scales; /* [slots, 2 * kv_heads] for I8 and F8, or null */
+  long kv_heads;
+  long head_size;       /* a multiple of 32 */
+  long kv_type;         /* any type */
+  const int32_t *slots; /* [end]: the slot of each position of the row */
+  long start;
+  long end;
+  double scale;  /* of the scores, before softmax */
+  bf16 *scratch; /* [2 * kv_heads, head_size, end rounded up to a multiple of CHUNK_KEYS] */
+};
+
+/* Begins a decode step. The newest position of row rows[r] gets slot slots[r]: table[row, length - 1] = slot. The
+   newest token of each row, its position and the row's length come out. */
+struct place_arguments {
+  const int32_t *rows;    /* [R] */
+  const int32_t *slots;   /* [R] */
+  long count;             /* R */
+  const int32_t *history; /* [rows, stride]: the token ids of each row */
+  int32_t *table;         /* [rows, stride]: the slots of each row */
+  long stride;            /* of history and table */
+  const int32_t *lengths; /* [rows] */
+  int32_t *ids;           /* [R] */
+  int32_t *positions;     /* [R] */
+  int32_t *row_lengths;   /* [R] */
+};
+
+/* Ends a step: appends token ids[r] to the history of row rows[r], which becomes one longer. */
+struct advance_arguments {
+  int32_t *history;    /* [rows, stride] */
+  long stride;         /* of history */
+  int32_t *lengths;    /* [rows] */
+  const int32_t *rows; /* [R] */
+  const int32_t *ids;  /* [R] */
+  long count;          /* R */
+};
+
+/* Chooses a token for each row of logits, and gives its log-probability. */
+struct draw_arguments {
+  const float *logits; /* [R, vocabulary], rows stride apart */
+  long count;          /* R */
+  long vocabulary;
+  long stride;            /* of logits */
+  const uint8_t *draws;   /* [R]: 1 draws at random, 0 takes the token with the highest logit */
+  const int64_t *seeds;   /* [R] */
+  const int32_t *lengths; /* [rows]: the position that seeds the noise */
+  const int32_t *rows;    /* [R]: indices into lengths */
+  int32_t *ids;           /* [R] */
+  float *logprobs;        /* [R] */
+};
+
+/* finite[r] = 1 where all of row r is finite. A row that is not becomes zeros. */
+struct check_finite_arguments {
+  float *logits; /* [R, vocabulary], rows stride apart */
+  long count;    /* R */
+  long vocabulary;
+  long stride;
+  uint8_t *finite; /* [R] */
+};
+
+/* y = x Wᵀ + bias in float32, with the same bits for a row whatever the other rows are. */
+struct gemm_f32_arguments {
+  const float *x; /* [rows, inputs] */
+  long rows;
+  long inputs;
+  const float *weights; /* [outputs / 32, inputs, 32], the last panel filled up with zeros */
+  long outputs;
+  const float *bias; /* [outputs], or null */
+  float *y;          /* [rows, outputs] */
+};
+
+/* y = x Wᵀ * scales + bias; gated, y = silu(gate) * up. Weights lie in panels: see README.md. */
+struct gemm_arguments {
+  const bf16 *x; /* [rows, inputs] */
+  long rows;
+  long inputs;         /* a multiple of 32 */
+  const void *weights; /* [outputs / 16, inputs / 2, 16, 2] in int8 or BF16 */
+  long outputs;        /* a multiple of 32 */
+  long is_int8;        /* whether weights are int8 */
+  const float *scales; /* [outputs] for int8, or null */
+  const float *bias;   /* [outputs], or null */
+  long gated;          /* whether panels of gates and panels of ups take turns */
+  long y_type;         /* F32 or BF16 */
+  void *y;             /* [rows, outputs]; gated, [rows, outputs / 2] */
+  bf16 *scratch;       /* aligned to 64 bytes; its size is computed in linear.py */
+};
