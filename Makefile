@@ -21,8 +21,11 @@ rm -rf .venv/build/wheels
 $(BIN)/pip install $(QUIET) --no-deps --force-reinstall .venv/build/wheels/*.whl
 endef
 CODE := benchmark clients/python integration-tests launcher router server tools hatch_build.py
+CPU_KERNELS := server/text_generation_server/kernels/cpu
+C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])
 
-.PHONY: install run test check proto lock sbom audit fuzz demo-model bench bench-peers gpu-wheels gpu-check chaos attacks mutate test-clients clean
+.PHONY: install run test check format proto lock sbom audit fuzz demo-model bench bench-peers gpu-wheels gpu-check chaos attacks mutate \
+	test-clients clean
 
 install: .venv/installed
 
@@ -56,6 +59,12 @@ check: install
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy benchmark/text_generation_benchmark clients/python/text_generation launcher/text_generation_launcher \
 		router/text_generation_router server/text_generation_server tools/demo_model tools/gpu_check tools/mutation
+	$(BIN)/clang-format --dry-run -Werror $(C_CODE)
+	$(BIN)/python $(CPU_KERNELS)/build.py --check
+
+format: install
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/clang-format -i $(C_CODE)
 
 # The scheduler's and the prefix cache's state machines, 100,000 steps and more of each.
 fuzz: install
