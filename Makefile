@@ -20,12 +20,15 @@ rm -rf .venv/build/wheels
 .venv/build/bin/python -m hatchling build --target wheel:editable --directory .venv/build/wheels
 $(BIN)/pip install $(QUIET) --no-deps --force-reinstall .venv/build/wheels/*.whl
 endef
+# Files and folders whose comments, docstrings and messages tools/prose must pass: `make check` refuses findings there.
+PLAIN := .ci Makefile hatch_build.py launcher monitoring proto pyproject.toml requirements server tools \
+	':!server/text_generation_server/kernels/cpu' ':!tools/mutation'
 CODE := benchmark clients/python integration-tests launcher router server tools hatch_build.py
 CPU_KERNELS := server/text_generation_server/kernels/cpu
 C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])
 
-.PHONY: install run test check format proto lock sbom audit fuzz demo-model bench bench-peers gpu-wheels gpu-check chaos attacks mutate \
-	test-clients clean
+.PHONY: install run test check format prose proto lock sbom audit fuzz demo-model bench bench-peers gpu-wheels gpu-check chaos \
+	attacks mutate test-clients clean
 
 install: .venv/installed
 
@@ -58,13 +61,18 @@ check: install
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy benchmark/text_generation_benchmark clients/python/text_generation launcher/text_generation_launcher \
-		router/text_generation_router server/text_generation_server tools/demo_model tools/gpu_check tools/mutation
+		router/text_generation_router server/text_generation_server tools/demo_model tools/gpu_check tools/mutation tools/prose
+	PYTHONPATH=tools $(BIN)/python -m prose $(PLAIN)
 	$(BIN)/clang-format --dry-run -Werror $(C_CODE)
 	$(BIN)/python $(CPU_KERNELS)/build.py --check
 
 format: install
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/clang-format -i $(C_CODE)
+
+# Findings in every file; ARGS="--counts" counts them; ARGS="--sample 100" draws 100 comments and docstrings to read.
+prose: install
+	PYTHONPATH=tools $(BIN)/python -m prose $(ARGS)
 
 # The scheduler's and the prefix cache's state machines, 100,000 steps and more of each.
 fuzz: install

@@ -1,5 +1,5 @@
-"""Where there is no GPU, Triton's kernels are tested in its interpreter. It must know before anybody imports triton,
-which transformers does while a test runs: this file is read before all tests."""
+"""Without a GPU, Triton's kernels are tested in its interpreter. The variable must be set before triton is imported,
+which transformers does while a test runs. pytest reads this file before all tests."""
 
 import os
 

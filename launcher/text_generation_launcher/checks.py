@@ -1,4 +1,4 @@
-"""What is refused before anything starts: flags without their feature, and values that contradict each other."""
+"""Refuses, before any process starts, flags whose feature is missing and values that contradict each other."""
 
 import logging
 import re
@@ -11,7 +11,7 @@ from text_generation_launcher.flags import flag_name
 
 logger = logging.getLogger("text_generation_launcher")
 
-# The values of each flag that ask for nothing.
+# Flags whose feature is missing, each with the values that do not ask for the feature.
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "speculate": (None, 0),
     "trust_remote_code": (False,),
@@ -23,20 +23,21 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "otlp_endpoint": (None,),
 }
 
-# The values of each flag that are supported, of those that TGI has.
+# Flags of which only some of TGI's values are supported, each with the supported values.
 SUPPORTED: Mapping[str, tuple[str, ...]] = {
     "quantize": (Quantize.int8,),
     "kv_cache_dtype": (KvCacheDtype.fp8_e4m3fn, KvCacheDtype.int8),
 }
 
-# Accepted because TGI's users pass them, with the value that means "not given" and why nothing comes of them.
+# Flags that are accepted because TGI's users pass them, and have no effect: the value that means "not given", and why
+# there is no effect.
 WITHOUT_EFFECT: Mapping[str, tuple[object, str]] = {
     "prometheus_port": (None, "metrics are served on --port at /metrics"),
     "usage_stats": (None, "no usage is ever sent"),
     "disable_custom_kernels": (False, "there are no custom kernels to disable"),
     "master_addr": ("localhost", "shards meet through a file"),
     "master_port": (29500, "shards meet through a file"),
-    "otlp_service_name": (OTLP_SERVICE_NAME, "it names traces, which need --otlp-endpoint"),
+    "otlp_service_name": (OTLP_SERVICE_NAME, "the name is for traces, which need --otlp-endpoint"),
 }
 
 
@@ -76,22 +77,24 @@ def check_counts(config: LauncherConfig) -> None:
 def check_gpu_options(config: LauncherConfig) -> None:
     sizes = config.cuda_graphs
     if sizes and not re.fullmatch(r"\d+(,\d+)*", sizes):
-        raise ArgumentValidation(f"--cuda-graphs {sizes} is no list of batch sizes: write it as 1,2,4 or 0")
+        raise ArgumentValidation(f"--cuda-graphs {sizes} is not a list of batch sizes: write it as 1,2,4 or 0")
     if not 0 < config.cuda_memory_fraction <= 1:
         raise ArgumentValidation("`cuda_memory_fraction` must be > 0 and <= 1")
 
 
 def check_api_keys(config: LauncherConfig) -> None:
-    """They go to the router in a variable, separated by spaces. A key is never part of a message."""
+    """Refuses keys with spaces: the router gets all keys in one variable, split at spaces. No message shows a key."""
     for key in config.api_key or ():
         if not key or any(character.isspace() for character in key):
-            raise ArgumentValidation("--api-key is empty or has a space in it: choose a key without")
+            raise ArgumentValidation("--api-key is empty or contains a space: choose a key without spaces")
     if config.closed_routes and not config.api_key and config.api_key_file is None:
-        raise ArgumentValidation("--closed-routes closes them to everybody: pass --api-key or --api-key-file as well")
+        raise ArgumentValidation(
+            "--closed-routes needs a key that opens these routes: pass --api-key or --api-key-file as well"
+        )
 
 
 def check_limits(config: LauncherConfig) -> None:
-    """TGI's rules between limits, in its words; a limit that is left open contradicts nothing."""
+    """TGI's rules between limits, in TGI's words. A limit that is not given is not compared."""
     longest_input, longest = config.max_input_tokens, config.max_total_tokens
     prefill, batch = config.max_batch_prefill_tokens, config.max_batch_total_tokens
     if longest_input is not None and longest is not None and longest_input >= longest:
@@ -109,13 +112,13 @@ def _contradiction(name: str, given: int, relation: str, other: str, other_given
 
 
 def check_paths(config: LauncherConfig) -> None:
-    """Files and folders that a child would only miss after minutes of loading."""
+    """Refuses missing files and folders at once: a child would report them only after minutes of loading."""
     template = config.tokenizer_config_path
     if template is not None and not Path(template).is_file():
-        raise ArgumentValidation(f"--tokenizer-config-path {template} is no file: check the path")
+        raise ArgumentValidation(f"--tokenizer-config-path {template} is not a file: check the path")
     keys = config.api_key_file
     if keys is not None and not Path(keys).is_file():
-        raise ArgumentValidation(f"--api-key-file {keys} is no file: check the path")
+        raise ArgumentValidation(f"--api-key-file {keys} is not a file: check the path")
     override = config.weights_cache_override
     if override is not None and not Path(override).is_dir():
-        raise ArgumentValidation(f"--weights-cache-override {override} is no directory: check the path")
+        raise ArgumentValidation(f"--weights-cache-override {override} is not a directory: check the path")

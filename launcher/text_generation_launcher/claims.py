@@ -1,4 +1,4 @@
-"""What one launcher owns alone: its place for sockets and the API port. Taken before any process starts."""
+"""Claims what one launcher must own alone, the place of its sockets and the API port, before any process starts."""
 
 import errno
 import fcntl
@@ -13,17 +13,18 @@ from contextlib import closing, contextmanager
 from text_generation_launcher.errors import AddressInUse
 from text_generation_launcher.places import Place
 
-# How long the janitor of a killed launcher may need to clean up.
+# Seconds that the janitor of a killed launcher gets to clean up, and seconds between two looks at the lock.
 CLEANING_S, POLL_S = 5.0, 0.05
-# To make the folder, between other launchers that remove theirs.
+# Attempts to make the folder: other launchers that end may remove the parent folder in between.
 MOST_TRIES = 20
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextmanager
 def claim_sockets(place: Place) -> Iterator[int]:
-    """Holds the place's lock, and yields its descriptor. The kernel lets go of it when this process, and the janitor
-    that inherits it, have ended, however they end. What an earlier server has left there is removed."""
+    """Holds the lock of `place`, and yields the lock's descriptor. The kernel releases the lock when this process and
+    the janitor, which inherits the descriptor, have ended in any way. Files that an earlier server left in the place
+    are removed."""
     lock = _locked(place)
     try:
         _write_pid(lock, place)
@@ -36,7 +37,7 @@ def claim_sockets(place: Place) -> Iterator[int]:
 
 
 def _write_pid(lock: int, place: Place) -> None:
-    """Where there is no room for it, there is none either for the file through which shards meet."""
+    """AddressInUse when the disk is full: shards could not write their rendezvous file either."""
     try:
         os.truncate(lock, 0)
         os.write(lock, str(os.getpid()).encode())
@@ -45,7 +46,7 @@ def _write_pid(lock: int, place: Place) -> None:
 
 
 def _locked(place: Place) -> int:
-    """A descriptor that holds the lock of the file that is there now, not of one a leaving launcher unlinked."""
+    """A descriptor that holds the lock of the present lock file, not of a file that an ending launcher has unlinked."""
     path = place.lock
     deadline_s = time.monotonic() + CLEANING_S
     while True:
@@ -57,7 +58,8 @@ def _locked(place: Place) -> int:
         except BlockingIOError as error:
             holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
             os.close(lock)
-            # Its janitor is at work; without a pid it is a launcher that sweeps, or that has had the lock for no time.
+            # The holder will soon let go if it is the janitor of a dead launcher (the pid in the file is dead), or a
+            # launcher that sweeps other folders or has not written its pid yet (the file is empty).
             is_short = not holder or (holder.isdigit() and not _is_alive(int(holder)))
             if is_short and time.monotonic() < deadline_s:
                 time.sleep(POLL_S)
@@ -68,7 +70,7 @@ def _locked(place: Place) -> int:
 
 
 def _open(place: Place) -> int:
-    """The place's lock file, which is made where there is none. AddressInUse for a file that is somebody else's."""
+    """A descriptor of the place's lock file, which is made if it is missing. AddressInUse for another user's file."""
     for left in reversed(range(MOST_TRIES)):
         try:
             place.make()
@@ -76,7 +78,7 @@ def _open(place: Place) -> int:
         except FileNotFoundError as error:
             if place.folder is None or not left:
                 raise _no_lock(place, error.strerror) from error
-            time.sleep(POLL_S)  # another launcher has just removed the folder behind itself
+            time.sleep(POLL_S)  # another launcher has just ended and removed the folder
         except OSError as error:
             raise _no_lock(place, error.strerror) from error
     raise AssertionError("the last try returns or raises")
@@ -101,13 +103,13 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # another user's
+        pass  # The process is alive, and belongs to another user.
     return True
 
 
 @contextmanager
 def claim_port(hostname: str, port: int) -> Iterator[socket.socket]:
-    """A bound socket that does not listen yet: clients are turned away until the router is ready."""
+    """A bound socket that does not listen yet: connections are refused until the router is ready."""
     family = socket.AF_INET6 if ":" in hostname else socket.AF_INET
     with closing(socket.socket(family, socket.SOCK_STREAM)) as bound:
         # A restart must not wait for the connections that the last server left in TIME_WAIT.
@@ -122,10 +124,10 @@ def claim_port(hostname: str, port: int) -> Iterator[socket.socket]:
 
 @contextmanager
 def _claim_name(hostname: str, port: int) -> Iterator[None]:
-    """Linux lets two sockets with SO_REUSEADDR bind one port while neither listens, so a name is claimed as well.
+    """Linux lets two sockets with SO_REUSEADDR bind one port while neither listens, so a socket name is bound as well.
 
-    Abstract socket names live as long as their owner and, like ports, per network namespace. Other systems refuse the
-    second bind.
+    An abstract socket name is freed when its process ends and, like a port, belongs to one network namespace. Systems
+    other than Linux refuse the second bind of the port.
     """
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as name:
         if sys.platform == "linux":

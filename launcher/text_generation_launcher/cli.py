@@ -42,7 +42,8 @@ VERSION = inspect.Parameter(
 def main(arguments: Sequence[str] | None = None, program_directories: Sequence[Path] | None = None) -> None:
     """Exits with 0 after a signal, 1 on a LauncherError, 2 on wrong usage.
 
-    `program_directories` are searched for the children's programs before PATH; by default the one of this interpreter.
+    `program_directories` are searched for the children's programs before PATH; by default the directory of this Python
+    interpreter.
     """
     environ = dict(os.environ)
     directories = [Path(sys.executable).parent] if program_directories is None else program_directories
@@ -71,7 +72,7 @@ def make_app(run_with: Callable[[LauncherConfig], int], environ: Mapping[str, st
 
 
 def run(config: LauncherConfig, environ: Mapping[str, str], program_directories: Sequence[Path]) -> int:
-    """The exit status. Everything that can be refused is refused before the first child starts."""
+    """Serves until a signal, and returns the exit status. Wrong flags are refused before the first child starts."""
     setup_logging(environ.get("LOG_LEVEL", "info"), config.json_output)
     if config.env:
         log_environment()
@@ -95,11 +96,11 @@ def run(config: LauncherConfig, environ: Mapping[str, str], program_directories:
 
 @contextmanager
 def claim(config: LauncherConfig, runtime_dir: str) -> Iterator[tuple[socket.socket, Place, Janitor]]:
-    """What this launcher must have alone: port, and place for sockets. The janitor gives it back for a killed one."""
+    """Claims the port and the place of the sockets. The janitor cleans the place when this launcher is killed."""
     assert config.num_shard is not None, "the config is not resolved"
     with ExitStack() as stack:
         port, listener = config.port, None
-        if port == 0:  # the folder has the name of the port that the kernel chooses
+        if port == 0:  # The kernel chooses the port, and the folder of the sockets is named after it.
             listener = stack.enter_context(claim_port(config.hostname, port))
             port = listener.getsockname()[1]
             logger.info("Port %d was chosen for --port 0", port)
@@ -108,18 +109,18 @@ def claim(config: LauncherConfig, runtime_dir: str) -> Iterator[tuple[socket.soc
         place.check_length(config.num_shard)
         lock = stack.enter_context(claim_sockets(place))
         janitor = stack.enter_context(employ(place, lock))
-        # Last: the port of a killed launcher is free when its janitor has done its work.
+        # Last: once the janitor of a killed launcher has released the lock, the port is free as well.
         listener = listener or stack.enter_context(claim_port(config.hostname, port))
         yield listener, place, janitor
 
 
 def refuse_loose_switches(environ: Mapping[str, str]) -> None:
-    """TGI takes exactly true or false from the environment; typer would take 1, yes and more."""
+    """Refuses values of a switch in the environment other than true and false, as TGI; typer would take 1 and yes."""
     for name in switches(LauncherConfig):
         value = environ.get(env_name(name), "")
         if value not in ("", "true", "false"):
             raise typer.BadParameter(
-                f"the environment's {env_name(name)} is {value!r}, and {flag_name(name)} takes true or false"
+                f"{env_name(name)} in the environment is {value!r}: set it to true or false, as {flag_name(name)} needs"
             )
 
 

@@ -1,4 +1,4 @@
-"""The command lines and environments of the children. Pure: from a resolved config to words."""
+"""Makes the command lines and environments of the children from a resolved config. Pure."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from text_generation_launcher.flags import env_name, flag_name, off_flag_name
 from text_generation_launcher.logs import LEVELS
 from text_generation_launcher.places import socket_path
 
-# Handed to the router under the name they have here. Flags that do nothing are not handed on.
+# Flags that the router gets under the same name. Flags without effect are not passed on.
 ROUTER_FLAGS = (
     "revision",
     "tokenizer_config_path",
@@ -46,7 +46,7 @@ ROUTER_FLAGS = (
     "graceful_termination_timeout",
 )
 
-# Handed to every shard as environment, under their names in capitals.
+# Flags that every shard gets as environment variables, under their names in capitals.
 SHARD_VARIABLES = (
     "max_total_tokens",
     "max_batch_size",
@@ -68,7 +68,7 @@ class Programs:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    name: str  # the target of log lines that name none
+    name: str  # the child's name; also the target of its log lines that name no target
     argv: tuple[str, ...]
     env: Mapping[str, str]
     pass_fds: tuple[int, ...] = ()
@@ -97,7 +97,7 @@ def download(config: LauncherConfig, programs: Programs, environ: Mapping[str, s
 def shard(
     config: LauncherConfig, programs: Programs, environ: Mapping[str, str], rank: int, generation: int, cores: int
 ) -> Command:
-    """`cores` are those of the machine that all shards share."""
+    """`cores` is the number of cores that all shards share."""
     assert config.num_shard is not None, "the config is not resolved"
     options = _options(
         uds_path=config.shard_uds_path,
@@ -112,11 +112,11 @@ def shard(
         testing=config.testing,
     )
     options += _load_format(config)
-    # Unless the user says otherwise. Threads that wait for each other soon give their core away: somebody who needs it,
-    # such as the router, may be what keeps the other thread.
+    # The user's environment comes after these defaults, and so overrides them. GOMP_SPINCOUNT is short: a thread that
+    # waits for another soon gives its core away, because the other thread may be waiting for a core itself.
     env = {"OMP_NUM_THREADS": str(max(1, cores // config.num_shard)), "GOMP_SPINCOUNT": "1000"}
     env |= _server_env(config, environ) | _variables(config, SHARD_VARIABLES)
-    env |= {"GLOO_SOCKET_IFNAME": "lo"}  # shards listen for each other on no other interface
+    env |= {"GLOO_SOCKET_IFNAME": "lo"}  # shards accept connections from this machine only
     env |= {"RANK": str(rank), "WORLD_SIZE": str(config.num_shard), "TGI_GENERATION": str(generation)}
     argv = (programs.server, "serve", config.model_id, *options)
     return Command("shard", argv, env, log_fields={"rank": rank})
@@ -130,8 +130,8 @@ def router(
     port: int,
     launcher_fd: int,
 ) -> Command:
-    """`listen_fd` is the bound API socket, `port` its number (which differs from the flag's when that was 0),
-    `launcher_fd` the router's end of the line to the launcher."""
+    """`listen_fd` is the bound API socket and `port` its number, which the kernel has chosen if --port was 0.
+    `launcher_fd` is the router's end of the line to the launcher."""
     assert config.shard_uds_path is not None, "the place is not claimed"
     options = _options(
         listen_fd=listen_fd,
@@ -147,12 +147,13 @@ def router(
         options.append(off_flag_name("prefix_caching"))
     env = _inherited(config, environ, "API_KEY") | _token(environ) | _variables(config, CACHE_VARIABLES)
     if config.api_key:
-        env["API_KEY"] = " ".join(config.api_key)  # a command line can be read by every user of the machine
+        env["API_KEY"] = " ".join(config.api_key)  # not a flag: every user of the machine can read command lines
     return Command("router", (programs.router, *options), env, pass_fds=(listen_fd, launcher_fd))
 
 
 def most_verbose(log_level: str) -> str:
-    """The level a shard must log at for every target of a filter like `info,text_generation_router=debug`."""
+    """The level at which a shard must log, so that no target of a filter like `info,text_generation_router=debug` lacks
+    lines."""
     names = [part.rpartition("=")[2].strip().lower() for part in log_level.split(",")]
     levels = {LEVELS.get(name, "INFO") for name in names}
     return next(level for level in ("DEBUG", "INFO", "WARNING", "ERROR") if level in levels)
@@ -163,7 +164,7 @@ def _load_format(config: LauncherConfig) -> list[str]:
 
 
 def _options(**values: object) -> list[str]:
-    """Flags for what has a value: True is a bare switch, a list repeats its flag, None and False are left out."""
+    """Command line of these flags: True gives a bare switch, a list repeats its flag, None and False are left out."""
     words: list[str] = []
     for name, value in values.items():
         if value is True:
@@ -177,12 +178,13 @@ def _options(**values: object) -> list[str]:
 
 def _server_env(config: LauncherConfig, environ: Mapping[str, str]) -> dict[str, str]:
     inherited = _inherited(config, environ, "LOG_LEVEL", "API_KEY")
-    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # a bar redraws its line, which a log cannot
+    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # progress bars redraw a line, which makes no sense in a log
     return inherited | quiet | _token(environ) | _variables(config, CACHE_VARIABLES)
 
 
 def _inherited(config: LauncherConfig, environ: Mapping[str, str], *without: str) -> dict[str, str]:
-    """The environment, less some variables. The launcher has warned of FAILPOINTS without effect; children do not."""
+    """The environment without the variables `without`. FAILPOINTS is left out unless testing: the launcher has warned
+    that it has no effect, and children need not repeat the warning."""
     dropped = without if config.testing else (*without, "FAILPOINTS")
     return {name: value for name, value in environ.items() if name not in dropped}
 
@@ -193,5 +195,5 @@ def _variables(config: LauncherConfig, names: Sequence[str]) -> dict[str, str]:
 
 
 def _token(environ: Mapping[str, str]) -> dict[str, str]:
-    """HF_API_TOKEN is the older name that TGI still takes."""
+    """HF_TOKEN from HF_API_TOKEN, the older name, which TGI still reads."""
     return {"HF_TOKEN": environ["HF_API_TOKEN"]} if environ.get("HF_API_TOKEN") else {}

@@ -1,10 +1,10 @@
-"""What can end the launcher, in one small tree. `cli.py` prints it as `Error: …` on stderr and exits with 1."""
+"""The errors that end the launcher, in one small tree. `cli.py` prints `Error: …` on stderr and exits with 1."""
 
 import json
 
 
 class LauncherError(Exception):
-    """Prints as TGI does: the name of the kind, and the reason in quotes where there is one."""
+    """Prints as TGI does: the name of the class, and the reason in quotes if there is a reason."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -16,27 +16,27 @@ class LauncherError(Exception):
 
 
 class ArgumentValidation(LauncherError):
-    """A flag or a combination of flags that cannot be served."""
+    """A flag or a combination of flags is wrong or not supported."""
 
 
 class NotEnoughCUDADevices(LauncherError):
-    """`--sharded true` with fewer than two devices in sight."""
+    """`--sharded true` was given, and fewer than two devices are visible."""
 
 
 class AddressInUse(LauncherError):
-    """The API port or the place of the shards' sockets belongs to somebody else, or cannot be had."""
+    """The API port or the place of the shards' sockets is in use, belongs to another user, or cannot be made."""
 
 
 class DownloadError(LauncherError):
-    """The weights are not there, not whole, or their program is missing."""
+    """The weights are missing or incomplete, or the program that downloads them is missing."""
 
 
 class ShardCannotStart(LauncherError):
-    """No group of shards got ready: the user must mend something, or the starts failed too often."""
+    """No group of shards became ready: the user must correct something, or the starts failed too often."""
 
 
 class ShardFailed(LauncherError):
-    """Shards died or hung too often, and no step of theirs was of use in between."""
+    """Shards died or hung too often without one successful step in between."""
 
 
 class WebserverCannotStart(LauncherError):
@@ -44,4 +44,4 @@ class WebserverCannotStart(LauncherError):
 
 
 class WebserverFailed(LauncherError):
-    """The router ended before it ever served, or too often."""
+    """The router ended before it served for the first time, or ended too often."""

@@ -1,9 +1,9 @@
 """Named places where a test makes a process fail: `FAILPOINTS="shard.decode[generation=2,rank=0]:kill@17"`.
 
 A rule is `point[label=value,…]:action@pass`; rules are separated by `;`. Actions: kill and stop (the signals), exit,
-raise, delay=SECONDS. A rule acts at the given passes through the point (`@3,9`, `@every 50`; the first when left out),
-in processes whose labels match. FAILPOINTS is read by commands that were started with the hidden flag `--testing`, and
-by no other. Without rules a point costs a look at an empty tuple. Standard library only.
+raise, delay=SECONDS. A rule acts at the given passes through the point (`@3,9`, `@every 50`; the first pass when left
+out), in processes whose labels match. Only commands that were started with the hidden flag `--testing` read FAILPOINTS.
+A point in a process without rules costs one look at an empty tuple. Standard library only.
 """
 
 import logging
@@ -24,12 +24,12 @@ RULE = re.compile(
 )
 
 
-# One line for every command that finds the variable and was not started with the flag.
+# Logged by a command that finds FAILPOINTS in its environment and was started without --testing.
 NOT_TESTING = "FAILPOINTS is set and has no effect: only processes that were started with --testing read it"
 
 
 class InjectedFault(Exception):
-    """What the action `raise` raises."""
+    """The exception that the action `raise` raises."""
 
 
 @dataclass(slots=True)
@@ -37,10 +37,10 @@ class Rule:
     point: str
     action: str
     seconds: float
-    every: int  # 0: only at `at`
+    every: int  # act at passes `every`, 2 * `every`, …; 0: act at the passes `at`
     at: frozenset[int]
-    token: int | None  # None: whatever a pass works on
-    passed: int = field(default=0)
+    token: int | None  # count only the passes that work on this token; None: count all passes
+    passed: int = field(default=0)  # passes counted until now
 
     def is_due(self) -> bool:
         self.passed += 1
@@ -51,13 +51,13 @@ _rules: tuple[Rule, ...] = ()
 
 
 def setup(text: str, **labels: object) -> None:
-    """Takes the rules that are meant for a process with these labels. ValueError for what is no rule."""
+    """Takes the rules whose labels match those of this process. ValueError for a text that is not a rule."""
     global _rules
     _rules = tuple(rule for part in text.split(";") if part.strip() and (rule := _parse(part.strip(), labels)))
 
 
 def setup_command(text: str, testing: bool, **labels: object) -> None:
-    """`setup` for a command line: `text` is FAILPOINTS of its environment, which does nothing without `testing`."""
+    """`setup` for a command. `text` is FAILPOINTS from its environment, and has no effect unless `testing`."""
     if testing:
         setup(text, **labels)
     elif text:
@@ -65,7 +65,7 @@ def setup_command(text: str, testing: bool, **labels: object) -> None:
 
 
 def point(name: str, tokens: Callable[[], Iterable[int]] = tuple) -> None:
-    """A place that may fail. `tokens` are the ids it works on; asked for only where a rule wants to know."""
+    """A place that may fail. `tokens` returns the ids that the place works on; called only if a rule names a token."""
     passing = [rule for rule in _rules if rule.point == name and (rule.token is None or rule.token in tokens())]
     for rule in [rule for rule in passing if rule.is_due()]:
         log.warning("fault injected: %s %s at pass %d", name, rule.action, rule.passed)
@@ -75,13 +75,13 @@ def point(name: str, tokens: Callable[[], Iterable[int]] = tuple) -> None:
 def _parse(text: str, labels: dict[str, object]) -> Rule | None:
     match = RULE.fullmatch(text)
     if match is None:
-        raise ValueError(f"FAILPOINTS: {text!r} is no rule like point[label=value]:kill@3")
+        raise ValueError(f"FAILPOINTS: {text!r} is not a rule: write it as point[label=value]:kill@3")
     if (match["action"] == "delay") != (match["seconds"] is not None):
-        raise ValueError(f"FAILPOINTS: {text!r}: delay takes its seconds, as delay=0.5, and nothing else does")
+        raise ValueError(f"FAILPOINTS: {text!r}: delay needs seconds, as delay=0.5; other actions take none")
     wanted = dict(pair.split("=") for pair in (match["labels"] or "").split(",") if pair)
     token = wanted.pop("token", None)
     if token is not None and not token.isdecimal():
-        raise ValueError(f"FAILPOINTS: {text!r}: token takes an id, as token=17")
+        raise ValueError(f"FAILPOINTS: {text!r}: token must be the id of a token, as token=17")
     if any(str(labels.get(name)) != value for name, value in wanted.items()):
         return None
     at = frozenset(map(int, (match["passes"] or "1").split(",")))

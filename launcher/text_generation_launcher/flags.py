@@ -1,4 +1,4 @@
-"""From the fields of a frozen dataclass to a typer command: each flag is declared once, in `config.py`."""
+"""Makes a typer command from the fields of a frozen dataclass, so that each flag is declared once, in `config.py`."""
 
 import inspect
 from collections.abc import Iterator
@@ -18,7 +18,8 @@ def flag(
     min: int | None = None,
     max: int | None = None,
 ) -> Any:
-    """A dataclass field that is also a flag: `max_best_of` is `--max-best-of` and the environment's MAX_BEST_OF."""
+    """A dataclass field that is also a flag and, if `env`, an environment variable: the field `max_best_of` is
+    `--max-best-of` and MAX_BEST_OF."""
     about = {"help": help, "short": short, "env": env, "hidden": hidden, "min": min, "max": max}
     return field(default=default, metadata=about)
 
@@ -28,7 +29,7 @@ def flag_name(field_name: str) -> str:
 
 
 def off_flag_name(field_name: str) -> str:
-    """Of a switch that is on when nothing is said."""
+    """The flag that turns off a switch whose default is on."""
     return "--no-" + field_name.replace("_", "-")
 
 
@@ -37,13 +38,13 @@ def env_name(field_name: str) -> str:
 
 
 def signature(config_class: Any) -> inspect.Signature:
-    """What typer reads to build the command; the command's keyword arguments are then the dataclass's."""
+    """The signature from which typer builds the command. The command's keyword arguments are the dataclass's fields."""
     return inspect.Signature([_parameter(item) for item in fields(config_class)])
 
 
 def switches(config_class: Any) -> Iterator[str]:
-    """Names of the fields that take no value on the command line and exactly true or false in the environment: those
-    of TGI's launcher, which are all off when nothing is said. Its shards read theirs as 1, 0, True and so on."""
+    """Names of the switches of TGI's launcher, all off by default: they take no value on the command line, and exactly
+    true or false in the environment. (Switches of TGI's shards, such as PREFIX_CACHING, take 1, 0, True and so on.)"""
     return (item.name for item in fields(config_class) if item.default is False and item.metadata["env"])
 
 

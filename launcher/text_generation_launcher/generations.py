@@ -1,4 +1,4 @@
-"""Keeps shards alive: one group after the other, each a new generation, until another would not help."""
+"""Keeps shards alive: starts one group after the other, each with the next epoch number, until a start cannot help."""
 
 import asyncio
 import logging
@@ -20,12 +20,12 @@ REMIND_S = 10.0
 
 
 class Generations:
-    """`run` it in a task. `announce` passes messages to the router; `clean` removes the files of dead shards."""
+    """`run` is for a task of its own. `announce` sends messages to the router; `clean` removes files of dead shards."""
 
     def __init__(
         self,
         socket_paths: Sequence[str],
-        start_shard: Callable[[int, int], Awaitable[Child]],  # of rank and generation
+        start_shard: Callable[[int, int], Awaitable[Child]],  # called with rank and epoch
         announce: Callable[[Message], None],
         clean: Callable[[], None],
         restarts: Restarts,
@@ -40,17 +40,17 @@ class Generations:
         self._has_been_ready = False
 
     async def run(self) -> None:
-        """Never returns. Raises a LauncherError when another start would not help, after the culprit's last lines.
-
-        A cancelled run leaves its shards to the canceller, who may have time to end them politely.
+        """Never returns. Logs the last lines of the failed shard and raises a LauncherError when no further start can
+        help. When the task is cancelled the shards live on: the supervisor stops them with SIGTERM.
         """
-        self._clean()  # after a launcher that was killed together with its janitor
+        self._clean()  # A launcher that was killed together with its janitor may have left files.
         while True:
             self._number += 1
             group = self._group = ShardGroup(self._socket_paths)
             try:
                 loss = await self._life_of(group)
-                # Counted before the router hears of it, whose answer may be that a request is to blame, and not they.
+                # The failure is counted before the router is notified: the router may answer that a request is to
+                # blame, which clears the record of the shards.
                 wait_s = self._restarts.failed() if loss.counts else 0.0
                 self._announce(Message(Event.LOST, self._number, loss.reason))
             finally:
@@ -62,22 +62,22 @@ class Generations:
             await self._wait_after(loss, group, wait_s)
 
     def confirm(self, generation: int) -> None:
-        """The router has an answer to a step of `generation`, which may be dead by now, and was of use all the same."""
+        """A step of the shards of `generation` has succeeded, says the router. The shards may be dead by now."""
         if generation == self._number:
             self._restarts.succeeded()
 
     def excuse(self) -> None:
-        """The router has ended the request of which the last generations died: that is no fault of the shards, and the
-        next request finds a clean record. The word may come after the next generation has begun."""
+        """The router has ended the request that killed the last groups of shards. The shards are not at fault, and
+        their record is cleared. This message may arrive after the start of the next group."""
         self._restarts.succeeded()
 
     def end_generation(self, generation: int, reason: str) -> None:
-        """The router has no use for `generation`; it may speak of one that is over."""
+        """The router asks for shards in place of those of `generation`. A request about an earlier group is ignored."""
         if self._group is not None and generation == self._number:
             self._group.lose(Loss(f"The webserver asks for new shards: {reason}"))
 
     def end_ready_generation(self, reason: str) -> None:
-        """A group that is starting has heard nothing yet, and is left to its start."""
+        """Ends the group if it is ready. A group that is still starting has received no step, and is left alone."""
         if self._group is not None and self._group.ready.is_set():
             self._group.lose(Loss(reason, counts=False))
 
@@ -98,7 +98,7 @@ class Generations:
         return await group.lost
 
     async def _wait_after(self, loss: Loss, group: ShardGroup, wait_s: float | None) -> None:
-        """Until the next start; raises when there should be none."""
+        """Waits until the next start is due. Raises when there should be no next start."""
         error = ShardFailed if self._has_been_ready else ShardCannotStart
         if self._number == 1 and not self._has_been_ready and _is_user_error(loss, group):
             raise error
@@ -110,7 +110,8 @@ class Generations:
 
 
 async def _is_ready(group: ShardGroup) -> bool:
-    """False when the group is lost first. No deadline: large weights take their time, and the watchdogs are awake."""
+    """False when the group is lost before it is ready. There is no deadline: large weights load for minutes, and
+    watchdogs notice a shard that hangs."""
     ready = asyncio.create_task(group.ready.wait())
     ends: list[asyncio.Future[Any]] = [ready, group.lost]
     try:
@@ -122,7 +123,7 @@ async def _is_ready(group: ShardGroup) -> bool:
 
 
 def _is_user_error(loss: Loss, group: ShardGroup) -> bool:
-    """An error that only the user can mend; the shard has said which."""
+    """Whether a shard ended with EX_CONFIG: the user must correct something, which the shard has logged."""
     if loss.rank is None:
         return False
     exited = group.children[loss.rank].exited

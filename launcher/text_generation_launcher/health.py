@@ -1,23 +1,28 @@
-"""Does a shard work, or does it hang? The rules are pure; asking is gRPC, which is loaded once shards are starting."""
+"""Tells whether a shard works or hangs. The rules are pure; the questions are gRPC calls of Health.
+
+gRPC is imported when shards are starting.
+"""
 
 import os
 from dataclasses import dataclass
 
-# The limit of one call, and how many in a row may pass it.
+# Time limit of one Health call, and the number of calls in a row without an answer that make a hang.
 ANSWER_S = 2.0
 MOST_MISSES = 2
+# A step hangs when it makes no progress for STILL_STEP_S, or for PAUSES times the longest pause in a step that the
+# shard measured at warm-up, whichever is longer.
 STILL_STEP_S = 5.0
 PAUSES = 10
-# Loading, warming up, and a step that compiles kernels or records a graph may hold the interpreter, and announce
-# themselves beforehand.
+# Limits for the phases PREPARING, in which Python may not answer for minutes: loading, warming up, and a step that
+# compiles kernels or records a CUDA graph. The shard reports the phase before it begins.
 STILL_PREPARING_S = 300.0
 MOST_MISSES_PREPARING = 10
 PREPARING = ("load", "warmup", "capture")
-# Between two looks no more time counts than this: a launcher that was itself stopped takes its own gap for nobody's.
+# Most time that is charged to a shard between two answers: when the launcher itself was suspended, no shard is blamed.
 LONGEST_GAP_S = 1.25 * ANSWER_S
 
-# One channel per shard and generation. gRPC's own waits between attempts grow to 120 s, and are shared between channels
-# to the same address unless each has its own pool.
+# Options of the channel to one shard of one epoch. Without them gRPC's waits between attempts to connect grow to 120 s,
+# and channels to the same address share these waits.
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -28,12 +33,12 @@ CHANNEL_OPTIONS = [
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One answer of Health."""
+    """One answer of a shard's Health call."""
 
     phase: str
     progress: int
-    running_step: int  # 0: none
-    longest_pause_s: float  # 0: not known yet
+    running_step: int  # 0: no step is running
+    longest_pause_s: float  # longest time without progress in a step at warm-up; 0: not known yet
 
     @property
     def is_ready(self) -> bool:
@@ -48,7 +53,7 @@ class Sample:
 
 
 class Watchdog:
-    """One shard's: hears every answer and every silence, and says what stands still."""
+    """Judges one shard from the answers to its Health calls, and from missing answers."""
 
     def __init__(self, now_s: float) -> None:
         self._seen_s = now_s
@@ -57,7 +62,7 @@ class Watchdog:
         self._last: Sample | None = None
 
     def look(self, now_s: float, sample: Sample | None) -> str | None:
-        """`sample` is None when Health was not answered. The reason when the shard hangs, else None."""
+        """Why the shard hangs, or None when it works. `sample` is None when the call was not answered in time."""
         if sample is not None and sample.has_moved_since(self._last):
             self._still_s = 0.0
         else:
@@ -73,7 +78,7 @@ class Watchdog:
         if is_preparing and self._still_s >= STILL_PREPARING_S:
             return f"phase {last.phase if last else 'start'} stands still for {STILL_PREPARING_S:.0f} s"
         if last is None:
-            return None  # its program is still being imported, and nobody listens
+            return None  # The shard's program is still being imported, and its socket does not exist yet.
         most_misses = MOST_MISSES_PREPARING if is_preparing else MOST_MISSES
         if self._misses >= most_misses:
             return f"Health was not answered {most_misses} times in a row"
@@ -84,12 +89,12 @@ class Watchdog:
 
 
 class Probe:
-    """Asks one shard of one generation. Inside an event loop; `close` it."""
+    """Calls Health of one shard of one epoch. Made inside an event loop; the owner must `close` it."""
 
     def __init__(self, socket_path: str) -> None:
-        # Our forks run another program at once. gRPC's handlers for forks would only complain about them, on stderr.
+        # The launcher's forked processes run another program at once. gRPC's fork handlers would only print complaints.
         os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
-        # Here, because it takes a fifth of a second that `--help` should not take and the shards are loading in.
+        # Imported here, because the import takes 0.2 s, which `--help` would notice and loading shards do not.
         import grpc
 
         from text_generation_proto import generate_pb2, generate_pb2_grpc
@@ -100,7 +105,7 @@ class Probe:
         self._error = grpc.aio.AioRpcError
 
     async def ask(self) -> Sample | None:
-        """None when there was no answer within `ANSWER_S`, whatever the reason."""
+        """Calls Health once. None when there was no answer within `ANSWER_S`, for any reason."""
         try:
             answer = await self._health(self._request, timeout=ANSWER_S, wait_for_ready=True)
         except self._error:

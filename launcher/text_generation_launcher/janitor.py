@@ -1,8 +1,9 @@
-"""A second process that outlives the launcher and cleans up when that was killed. Forked before threads and loops.
+"""A second process, the janitor, which outlives the launcher and cleans up when the launcher was killed.
 
-The kernel kills the children of a killed launcher (see `process.py`), but leaves their children, their socket files and
-the lock. The janitor waits for the end of a pipe whose other end only the launcher holds. It inherits the lock as well,
-so that no other launcher takes the socket paths before they are clean.
+The kernel kills the children of a killed launcher (see `process.py`), but not the children's children, and leaves
+socket files and the lock. The janitor reads a pipe whose write end only the launcher holds: the pipe ends when the
+launcher does. The janitor inherits the lock as well, so that no other launcher takes the socket paths before they are
+clean. It is forked before the launcher has threads or an event loop.
 """
 
 import os
@@ -16,37 +17,37 @@ from pathlib import Path
 from text_generation_launcher.places import Place
 
 ORDERLY_END = "end"
-# How long killed processes may take to be gone.
+# Seconds that killed processes get to disappear, and seconds between two looks at them.
 GONE_S, POLL_S = 1.0, 0.01
 
 
 class Janitor:
-    """The launcher's side."""
+    """The launcher's side: tells the janitor, through the pipe, which processes to kill."""
 
     def __init__(self, write_end: int) -> None:
         self._write_end = write_end
 
     def watch(self, pid: int) -> None:
-        """`pid` leads a process group that is to die with the launcher."""
+        """The process group that `pid` leads is killed if the launcher is killed."""
         self._tell(f"+{pid}")
 
     def forget(self, pid: int) -> None:
         self._tell(f"-{pid}")
 
     def _tell(self, line: str) -> None:
-        # Somebody may have killed the janitor; the server works without, and the kernel's half of the work is done.
+        # A user may have killed the janitor. The server works without it, and the kernel still kills the children.
         with suppress(BrokenPipeError):
             os.write(self._write_end, f"{line}\n".encode())
 
     def dismiss(self) -> None:
-        """The launcher has cleaned up by itself."""
+        """Ends the janitor, when the launcher has cleaned up by itself."""
         self._tell(ORDERLY_END)
         os.close(self._write_end)
 
 
 @contextmanager
 def employ(place: Place, lock: int) -> Iterator[Janitor]:
-    """`lock` is the descriptor that `claim_sockets` yields. Must not be called once there are threads."""
+    """Forks the janitor. `lock` is the descriptor that `claim_sockets` yields. Must be called before threads exist."""
     read_end, write_end = os.pipe()
     sys.stdout.flush()
     pid = os.fork()
@@ -75,7 +76,7 @@ def _live(read_end: int, lock: int, place: Place) -> None:
     for group in groups:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
-    # One that is still in the kernel could make its socket after we have removed it.
+    # A killed process that is still inside a system call could make its socket again after we have removed it.
     deadline_s = time.monotonic() + GONE_S
     while not all(map(_is_gone, groups)) and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
@@ -83,18 +84,18 @@ def _live(read_end: int, lock: int, place: Place) -> None:
 
 
 def _keep_open(*kept: int) -> None:
-    """Closes everything else: nobody's pipe, port or terminal is held up by a janitor."""
+    """Closes all other descriptors, so that the janitor holds no pipe, port or terminal open."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
     for name in os.listdir("/dev/fd"):
         if int(name) not in (0, 1, 2, *kept):
-            with suppress(OSError):  # the listing's own is closed already
+            with suppress(OSError):  # The descriptor that listed the folder is closed already.
                 os.close(int(name))
 
 
 def _groups_left(read_end: int) -> set[int] | None:
-    """Blocks until the launcher has ended: the groups that are left, or None after an orderly end."""
+    """Waits until the launcher has ended. Returns the process groups that are left, or None after an orderly end."""
     groups: set[int] = set()
     with os.fdopen(read_end) as lines:
         for line in lines:
@@ -106,7 +107,7 @@ def _groups_left(read_end: int) -> set[int] | None:
 
 
 def _is_gone(pid: int) -> bool:
-    """Also who only waits for a parent to ask how it ended. Without /proc nobody is waited for."""
+    """Whether the process has ended. Zombies have ended; without /proc every process counts as ended."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,10 +1,10 @@
-"""The line between launcher and router: an inherited socketpair, one JSON object a line. Standard library only.
+"""The line between launcher and router: a socketpair that the router inherits, with one JSON object in each text line.
 
-Launcher to router: `ready` (the shards of this generation answer), `lost` (they are gone, or will be at once) and
-`ping`. Router to launcher: `listening` (requests are served, and pings are answered), `pong` (the event loop's answer
-to a ping), `confirmed` (a step of this generation made tokens or computed chunks; said once for each generation),
-`blamed` (a request has ended because this generation died of it) and `restart` (this generation is of no use any more).
-The end of the line is the end of the other process.
+Messages from launcher to router: `ready` (the shards of this epoch answer), `lost` (the shards of this epoch are dead
+or will now be killed) and `ping`. Messages from router to launcher: `listening` (the router serves requests, and from
+now on answers pings), `pong` (the event loop's answer to a ping), `confirmed` (a step of this epoch succeeded; sent
+once in each epoch), `blamed` (a request was ended because it killed the shards of this epoch) and `restart` (the router
+asks for new shards). The connection closes when either process ends. Standard library only.
 """
 
 import asyncio
@@ -36,12 +36,13 @@ class Message:
 
 
 class Link:
-    """One end of the line. Made by `Link.open` inside the event loop that uses it."""
+    """One end of the line between launcher and router. `Link.open` makes it, inside the event loop that uses it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, end: socket.socket) -> None:
         self._reader = reader
         self._writer = writer
-        # A failed write through the stream would close it, and what the other process said last would never be read.
+        # Messages are sent on a duplicate of the socket: a failed write through the stream would close the stream, and
+        # the last messages of the other process would never be read.
         self._sending = end
 
     @classmethod
@@ -51,7 +52,7 @@ class Link:
         return cls(*await asyncio.open_connection(sock=end, limit=LINE_LIMIT), sending)
 
     def send(self, message: Message) -> None:
-        """Never blocks; what the other process does not live to read is lost."""
+        """Never blocks. The message is lost when the other process has ended or its receive buffer is full."""
         with suppress(OSError):
             self._sending.send(json.dumps(asdict(message)).encode() + b"\n", socket.MSG_DONTWAIT)
 

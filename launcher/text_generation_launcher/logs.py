@@ -1,4 +1,4 @@
-"""Log lines of all our processes, as text or as one JSON object a line. Standard library only."""
+"""Writes the log lines of all our processes, as text or each as one JSON object. Standard library only."""
 
 import json
 import logging
@@ -33,7 +33,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def exception_text(formatter: logging.Formatter, record: logging.LogRecord) -> str | None:
-    """The traceback of an exception caught here, or the text of one that another process sent."""
+    """The traceback of an exception of this process, or the text of an exception that a child has logged."""
     return formatter.formatException(record.exc_info) if record.exc_info else record.exc_text
 
 
@@ -42,13 +42,13 @@ def timestamp(record: logging.LogRecord) -> str:
 
 
 def setup_logging(level: str = "info", json_output: bool = False) -> None:
-    """One handler on stdout. `level` is TGI's LOG_LEVEL: a name, or a filter as `info,text_generation_router=debug`."""
+    """Logs to stdout. `level` is TGI's LOG_LEVEL: a level's name, or a filter: `info,text_generation_router=debug`."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter() if json_output else TextFormatter())
     logging.basicConfig(level="INFO", handlers=[handler], force=True)
     for part in level.split(","):
         target, _, name = part.strip().rpartition("=")
         logging.getLogger(target or None).setLevel(LEVELS.get(name.lower(), "INFO"))
-    # Libraries that log every request at INFO, or their own wiring at DEBUG.
+    # These libraries log every request at INFO, or their internals at DEBUG.
     for library in ("asyncio", "httpx", "httpx2", "httpcore", "uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(library).setLevel("WARNING")

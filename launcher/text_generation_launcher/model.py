@@ -1,4 +1,4 @@
-"""Where the model's files lie, and what its config.json says. Loads no weights and no tokenizer."""
+"""Finds the model's files and reads its config.json. Loads no weights and no tokenizer."""
 
 import json
 import re
@@ -12,15 +12,15 @@ from text_generation_launcher.errors import ArgumentValidation
 from text_generation_launcher.model_files import read_model_file
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-# A hub id never starts so; a path that does not exist should be told as one.
+# A hub id never starts with these: --model-id is then a path, and the error says that the path does not exist.
 PATH_STARTS = ("/", "./", "../", "~")
 
 
 def locate(config: LauncherConfig) -> str:
     """The model id for the children: an absolute directory that holds a readable config.json, or a hub id.
 
-    ArgumentValidation for a directory whose weights are quantized in a way that we do not serve. What the hub has is
-    checked when it is here, before its weights are downloaded.
+    ArgumentValidation for a directory whose weights are quantized in a format that we do not serve. The config.json of
+    a hub model is checked later, when it is downloaded and before the weights are.
     """
     directory = demo_directory() if config.model_id == DEMO_MODEL else Path(config.model_id)
     served = Path(config.weights_cache_override or directory)
@@ -35,7 +35,7 @@ def locate(config: LauncherConfig) -> str:
 
 
 def demo_directory() -> Path:
-    """The demo model's folder, found without importing the package it lies in (which would load torch)."""
+    """The demo model's folder, found without importing the package that contains it, which would load torch."""
     spec = find_spec("text_generation_server")
     if spec is None or not spec.submodule_search_locations:
         raise ArgumentValidation("the demo model is not installed: pass --model-id")
@@ -54,14 +54,15 @@ def read_json(path: Path) -> dict[str, Any]:
         reason = error.strerror or error
         raise ArgumentValidation(f"cannot read {path}: {reason}; a model directory needs its config.json") from error
     except (ValueError, RecursionError) as error:
-        raise ArgumentValidation(f"{path} is no valid JSON ({error}): fetch it again") from error
+        raise ArgumentValidation(f"{path} is not valid JSON ({error}): fetch it again") from error
     if not isinstance(content, dict):
-        raise ArgumentValidation(f"{path} holds no JSON object: fetch it again")
+        raise ArgumentValidation(f"{path} does not hold a JSON object: fetch it again")
     return content
 
 
 def model_config(config: LauncherConfig) -> dict[str, Any]:
-    """What config.json says once the weights are there; empty when it cannot be found, as the shard will then tell."""
+    """The content of config.json, once the weights are downloaded. Empty when config.json cannot be read: the shard
+    will then report why."""
     path = _config_path(config)
     try:
         return read_json(path) if path else {}
@@ -73,7 +74,7 @@ def _config_path(config: LauncherConfig) -> Path | None:
     local = Path(config.weights_cache_override or config.model_id)
     if local.is_dir():
         return local / "config.json"
-    from huggingface_hub import try_to_load_from_cache  # heavy, and hub models only
+    from huggingface_hub import try_to_load_from_cache  # imported here: slow to import, and for hub models only
 
     cached = try_to_load_from_cache(
         config.model_id, "config.json", cache_dir=config.huggingface_hub_cache, revision=config.revision

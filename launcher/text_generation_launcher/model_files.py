@@ -1,5 +1,8 @@
-"""Reads the small files of a model. A model is somebody else's data: what is not a regular file, or larger than such a
-file ever is, is refused before it is read. Launcher, router and server read through here."""
+"""Reads the small files of a model for launcher, router and server.
+
+Strangers have made these files, so a file that is not regular, or larger than any such file in use, is refused before
+it is read.
+"""
 
 import errno
 import os
@@ -8,12 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 MIB = 2**20
-# By file name. The largest in use: 34 MB for a tokenizer.json, 15 MB for an index, 1.2 MB for a tokenizer_config.json.
+# Largest size by file name. Sizes in use: tokenizer.json up to 34 MB, an index up to 15 MB, tokenizer_config.json up to
+# 1.2 MB.
 LIMITS_MIB: Mapping[str, int] = {
     "tokenizer.json": 256,
     "model.safetensors.index.json": 32,
     "pytorch_model.bin.index.json": 32,
-    # What a tokenizer.json can be made from.
+    # Files from which a tokenizer.json can be made.
     "tokenizer.model": 64,
     "spiece.model": 64,
     "sentencepiece.bpe.model": 64,
@@ -29,14 +33,14 @@ def limit_bytes(name: str) -> int:
 
 
 def read_model_file(path: Path) -> bytes:
-    """OSError, with a `strerror` that says why, for what cannot be read, is not a regular file, or is too large."""
+    """OSError, with a `strerror` that says why, for a file that cannot be read, is not regular, or is too large."""
     limit = limit_bytes(path.name)
     with open(path, "rb", buffering=0, opener=_open_without_waiting) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         content = bytearray()
-        # Some file systems report no sizes: what is read counts as well.
+        # Some file systems report the size 0, so the bytes read are counted as well.
         while max(status.st_size, len(content)) <= limit and (piece := file.read(MIB)):
             content += piece
     if max(status.st_size, len(content)) > limit:
@@ -45,5 +49,5 @@ def read_model_file(path: Path) -> bytes:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """Opening a named pipe would otherwise wait until somebody writes into it."""
+    """Opens with O_NONBLOCK: opening a named pipe would otherwise wait until a process writes to it."""
     return os.open(path, flags | os.O_NONBLOCK)

@@ -1,15 +1,16 @@
-"""The limit of open files, which the processes of a server inherit."""
+"""Raises the limit of open files, which all processes of a server inherit."""
 
 import resource
 
 from text_generation_launcher.errors import ArgumentValidation
 
-# A shard opens about 60 while it loads, the launcher a few for every shard; the rest is for connections.
+# Open files that a process needs: a shard opens about 60 while it loads; the others are for connections. The launcher
+# opens a few more for every shard.
 NEEDED = 128
 
 
 def allow_open_files(num_shard: int) -> None:
-    """Raises this process's soft limit where it is too low and may be raised. ArgumentValidation where it may not."""
+    """Raises the soft limit of this process if it is too low. ArgumentValidation if the hard limit is too low."""
     needed = NEEDED + 8 * num_shard
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:

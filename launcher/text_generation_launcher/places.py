@@ -1,6 +1,8 @@
-"""Where a server's sockets, lock and rendezvous files lie: by default a folder of its port, private to its user.
+"""Chooses where a server's sockets, lock and rendezvous files lie: by default in a folder that is named after the
+server's port and private to its user.
 
-Two servers of one user need two ports and nothing else, and commands that talk to a server find it by its port.
+So two servers of one user need two ports and nothing else, and a command that calls a server finds the server by its
+port.
 """
 
 import fcntl
@@ -14,17 +16,17 @@ from pathlib import Path
 
 from text_generation_launcher.errors import AddressInUse, ArgumentValidation
 
-# `sockaddr_un.sun_path` holds 108 bytes on Linux, and a closing zero.
+# `sockaddr_un.sun_path` holds 108 bytes on Linux, the closing zero included.
 MAX_SOCKET_PATH_BYTES = 107
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The files of one server begin with `prefix`."""
+    """Where the files of one server lie: their paths begin with `prefix`."""
 
     prefix: str
-    folder: Path | None  # made and removed by us; None when the user chose the prefix, and has made its folder
+    folder: Path | None  # made and removed by the launcher; None when the user chose the prefix and made its folder
     advice: str  # how to choose another place, for error messages
 
     @property
@@ -42,17 +44,19 @@ class Place:
             )
 
     def make(self) -> None:
-        """The folder, or AddressInUse when somebody else may write to it. Its parent may vanish: FileNotFoundError."""
+        """Makes the folder. AddressInUse when other users may write to it. FileNotFoundError when another launcher has
+        just removed the parent folder."""
         if self.folder is not None:
             for folder in (self.folder.parent, self.folder):
                 _make_private(folder, self.advice)
 
     def clear(self) -> None:
-        """Removes what shards have left. AddressInUse for what cannot be theirs or cannot be removed: a shard would
-        fail there, or meet a stranger. For who holds the lock, when no shard lives."""
+        """Removes the files that dead shards have left. AddressInUse for a file that no shard can have made, or that
+        cannot be removed: a new shard would fail there, or connect to another user's process. The caller holds the
+        lock, and no shard is alive."""
         for path in self._files():
             if not _is_a_shard_s(path):
-                raise AddressInUse(f"{path} is in the way and is no file of a server's: {self.advice}")
+                raise AddressInUse(f"{path} is in the way and is not a file of a server: {self.advice}")
             try:
                 os.unlink(path)
             except FileNotFoundError:
@@ -62,20 +66,20 @@ class Place:
                 raise AddressInUse(f"cannot remove {path} ({error.strerror}; {owner}): {self.advice}") from error
 
     def leave(self) -> None:
-        """Removes what can be removed, the lock included. Raises nothing: this is the end."""
+        """Removes the shards' files, the lock and the folder as far as possible. Raises nothing: the launcher ends."""
         self.remove_shard_files()
         with suppress(OSError):
             os.unlink(self.lock)
         self._remove_folders()
 
     def remove_shard_files(self) -> None:
-        """As `clear`, but what cannot be removed stays."""
+        """Removes the files that shards have left, as far as possible. Raises nothing."""
         for path in filter(_is_a_shard_s, self._files()):
             with suppress(OSError):
                 os.unlink(path)
 
     def sweep(self) -> None:
-        """Removes the folders of other ports whose launchers, and their janitors, were killed."""
+        """Removes the folders of other ports whose launcher and janitor were both killed."""
         if self.folder is None:
             return
         for folder in self.folder.parent.iterdir():
@@ -83,14 +87,14 @@ class Place:
                 _in(folder)._remove_if_nobody_holds_it()
 
     def _files(self) -> Iterator[str]:
-        """Not those of a launcher whose prefix begins with ours."""
+        """Paths of this server's files, without the files of another server whose prefix begins with this prefix."""
         folder, name = os.path.split(self.prefix)
         ours = re.compile(re.escape(name) + r"-\d+(\.rendezvous)?")
         with suppress(OSError):
             yield from (os.path.join(folder, found) for found in os.listdir(folder) if ours.fullmatch(found))
 
     def _remove_folders(self) -> None:
-        with suppress(OSError):  # another launcher may be there already
+        with suppress(OSError):  # Another launcher may use the folder already.
             if self.folder is not None:
                 self.folder.rmdir()
                 self.folder.parent.rmdir()
@@ -104,7 +108,7 @@ class Place:
                     self.leave()
             finally:
                 os.close(lock)
-        self._remove_folders()  # an empty one has no lock; one in use is not empty
+        self._remove_folders()  # An empty folder has no lock file to open; a folder in use is not empty, and stays.
 
 
 def socket_path(prefix: str, rank: int) -> str:
@@ -112,19 +116,19 @@ def socket_path(prefix: str, rank: int) -> str:
 
 
 def chosen(prefix: str) -> Place:
-    """By the user."""
-    # gRPC's `unix://` takes absolute paths only.
+    """The place whose prefix the user chose."""
+    # gRPC's `unix://` addresses must be absolute.
     return Place(os.path.abspath(prefix), None, "choose another --shard-uds-path")
 
 
 def of_port(port: int, runtime_dir: str) -> Place:
-    """`runtime_dir` is the environment's XDG_RUNTIME_DIR, or empty."""
+    """The place of the server on `port`. `runtime_dir` is XDG_RUNTIME_DIR of the environment, or empty."""
     return _in(_roots(runtime_dir)[0] / str(port))
 
 
 def find_master_socket(port: int, runtime_dir: str) -> str:
-    """Of the server that this user runs on `port`, whose environment may have been another. AddressInUse for a folder
-    that is not the user's own."""
+    """Path of the socket of rank 0 of the server that this user runs on `port`. The server may have been started with
+    another XDG_RUNTIME_DIR. AddressInUse when other users may write to the folder."""
     places = [_in(root / str(port)) for root in _roots(runtime_dir)]
     for place in places:
         if place.folder is not None and os.path.lexists(place.socket(0)):
@@ -139,8 +143,8 @@ def _in(folder: Path) -> Place:
 
 
 def _roots(runtime_dir: str) -> list[Path]:
-    """The first is for new servers. A runtime directory that is not this user's, as `sudo` and containers inherit it,
-    is as good as none."""
+    """Folders that may hold the folders of ports; new servers use the first. A runtime directory of another user, which
+    `sudo` and containers inherit, is ignored."""
     shared = Path(f"/tmp/tgi-py-{os.geteuid()}")
     folder = Path(runtime_dir)
     with suppress(OSError):
@@ -172,7 +176,7 @@ def _check_private(folder: Path, advice: str) -> None:
 
 
 def _is_a_shard_s(path: str) -> bool:
-    """A socket, or a file through which shards meet: never a user's file that has the name of a socket."""
+    """Whether `path` is a socket or a rendezvous file, and not a user's file that has the same name."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""One child process: started in its own session, its lines relayed and the last of them kept, stopped in two steps."""
+"""One child process: starts it in its own session, relays its output lines and keeps the last ones, and stops it."""
 
 import asyncio
 import ctypes
@@ -17,14 +17,16 @@ logger = logging.getLogger("text_generation_launcher")
 
 NUM_LAST_LINES = 20
 MAX_LINE_BYTES = 256 * 1024
-# A grandchild may hold the pipe open after its parent has ended.
+# Seconds to wait for the end of a dead child's output: a grandchild may hold the pipe open.
 DRAIN_S = 1.0
+# Seconds to wait for the end of a process after SIGKILL.
 KILL_S = 30.0
 PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """Made by `Child.start`. `exited` is done, with the exit status, once the process is gone and its output read."""
+    """A child process, made by `Child.start`. The result of `exited` is the exit status; `exited` is done when the
+    process has ended and its output has been read."""
 
     def __init__(self, command: Command, process: asyncio.subprocess.Process, output: "LineReader") -> None:
         self.command = command
@@ -36,10 +38,11 @@ class Child:
     async def start(cls, command: Command) -> "Child":
         """Raises OSError when the program cannot be run."""
         loop = asyncio.get_running_loop()
-        # Not asyncio's own pipe: whether its `wait` also waits for the pipe's end differs between Python versions.
+        # A pipe of our own: whether asyncio's `wait` also waits for the end of asyncio's pipe differs between versions
+        # of Python.
         read_end, write_end = os.pipe()
         output = LineReader(lambda line: relay(line, command.name, command.log_fields))
-        # Nothing may be awaited after the spawn: a cancelled start would leave a child that nobody knows.
+        # Nothing may be awaited after the spawn: cancelling the start would leave a child that is never stopped.
         try:
             await loop.connect_read_pipe(lambda: output, os.fdopen(read_end, "rb", buffering=0))
             process = await asyncio.create_subprocess_exec(
@@ -49,7 +52,7 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
-                start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone
+                start_new_session=True,  # Ctrl-C in a terminal must reach the launcher only.
                 preexec_fn=die_with_parent(),
             )
         except BaseException:
@@ -69,24 +72,24 @@ class Child:
 
     @property
     def how_it_ended(self) -> str:
-        """For after its end: "exited with status 3"."""
+        """How the child ended, such as "exited with status 3". Only for a child that has ended."""
         status = self.exited.result()
         return f"was ended by signal {-status}" if status < 0 else f"exited with status {status}"
 
     def send(self, number: signal.Signals) -> None:
-        """To the whole process group, and to nobody when the child has ended."""
+        """Sends a signal to the whole process group. Does nothing when the child has ended."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
     async def stop(self, timeout_s: float) -> bool:
-        """True when the child ended by itself after SIGTERM, False when it had to be killed."""
+        """Sends SIGTERM, and SIGKILL after `timeout_s`. True when the child ended after SIGTERM."""
         self.send(signal.SIGTERM)
         done, _ = await asyncio.wait([self.exited], timeout=timeout_s)
         if done:
             return True
         self.send(signal.SIGKILL)
-        # One that hangs in the kernel, in a driver say, does not end: the launcher does all the same.
+        # A process that hangs in the kernel, for example in a driver, does not end. The launcher goes on without it.
         await asyncio.wait([self.exited], timeout=KILL_S)
         return False
 
@@ -98,7 +101,7 @@ class Child:
 
 
 class LineReader(asyncio.Protocol):
-    """Splits a pipe's bytes into lines, hands each on at once and keeps the last ones."""
+    """Splits a pipe's bytes into lines, passes each line on at once and keeps the last NUM_LAST_LINES lines."""
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
         self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
@@ -136,20 +139,21 @@ class LineReader(asyncio.Protocol):
 
 
 def log_last_lines(what: str, child: Child) -> None:
-    """The cause is nearly always among them."""
+    """Logs `what` happened, and the last lines that the child has written: they nearly always tell the cause."""
     logger.error("%s; its last lines:\n%s", what, child.last_lines)
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """For the child to run before its program: a launcher that is killed leaves no children. Linux only."""
+    """A function for the child to run before its program, on Linux: the kernel then kills the child when the launcher
+    is killed."""
     if sys.platform != "linux":
         return None
-    prctl = ctypes.CDLL(None).prctl  # loaded here: little is safe between fork and exec
+    prctl = ctypes.CDLL(None).prctl  # Loaded here: between fork and exec loading is not safe.
     parent = os.getpid()
 
     def ask_kernel() -> None:
         prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:  # it ended before we asked
+        if os.getppid() != parent:  # The launcher ended before the call of prctl.
             os._exit(1)
 
     return ask_kernel

@@ -1,4 +1,4 @@
-"""By which format the weights of a model are quantized, as the files beside them say, and whether we serve it."""
+"""Finds out in which format the weights of a model are quantized, and refuses formats that are not served."""
 
 import json
 from collections.abc import Mapping
@@ -7,14 +7,14 @@ from typing import Any
 
 from text_generation_launcher.model_files import read_model_file
 
-# The formats of checkpoints that are served as they are.
+# The formats of quantized checkpoints that are served.
 SERVED: frozenset[str] = frozenset()
 
-# Where the format is announced: fields of config.json, then files of their own (of AutoGPTQ, AutoAWQ and ModelOpt).
+# Where a checkpoint names its format: fields of config.json, or a file that AutoGPTQ, AutoAWQ or ModelOpt has written.
 FIELDS = ("quantization_config", "compression_config")
 FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 
-# What names the format where no `quant_method` does: the first field of these that is there.
+# Fields that tell the format when there is no `quant_method`; the first field that is there counts.
 MARKS: tuple[tuple[str, str], ...] = (
     ("quant_algo", "modelopt"),
     ("config_groups", "compressed-tensors"),
@@ -25,7 +25,7 @@ MARKS: tuple[tuple[str, str], ...] = (
     ("activation_scale_ub", "fbgemm_fp8"),
     ("bits", "gptq"),
 )
-# The field that says which kind of the format it is.
+# The field that tells the variant of each format.
 KINDS: Mapping[str, str] = {
     "compressed-tensors": "format",
     "modelopt": "quant_algo",
@@ -37,8 +37,8 @@ LONGEST_NAME = 60
 
 
 def refusal(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """One line that names the format, or None where the weights are not quantized or we serve them so. `config` is the
-    content of the folder's config.json."""
+    """One line that names the format, or None when the weights are not quantized or their format is served. `config` is
+    the content of the folder's config.json."""
     for where, settings in _announcements(folder, config):
         name = format_name(settings)
         if name not in SERVED:
@@ -58,14 +58,14 @@ def _content(file: Path) -> object:
     try:
         return json.loads(read_model_file(file))
     except (OSError, ValueError, RecursionError):
-        return None  # such a file is there for quantized weights only
+        return None  # The file cannot be read, but it exists, and such files exist for quantized weights only.
 
 
 def format_name(settings: object) -> str:
-    """Such as `gptq`, or `compressed-tensors (pack-quantized)`."""
+    """The format's name, such as `gptq` or `compressed-tensors (pack-quantized)`."""
     if not isinstance(settings, dict):
         return "an unknown format"
-    if isinstance(inner := settings.get("quantization"), dict):  # ModelOpt's own file
+    if isinstance(inner := settings.get("quantization"), dict):  # hf_quant_config.json of ModelOpt
         settings = inner
     named = settings.get("quant_method")
     method = named or next((name for field, name in MARKS if field in settings), "an unknown format")
@@ -74,6 +74,6 @@ def format_name(settings: object) -> str:
 
 
 def _short(value: object) -> str:
-    """On one line, whatever the file holds."""
+    """The value as one line of at most LONGEST_NAME characters, whatever a stranger's file holds."""
     text = value if isinstance(value, str) and value.isascii() and value.isprintable() else json.dumps(value)
     return text[:LONGEST_NAME]

@@ -1,4 +1,4 @@
-"""One log stream out of many: a child's line becomes a record of ours, with the child's own time, level and target."""
+"""Passes on the log lines of children: each line is logged with the child's own time, level and target."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ from text_generation_launcher.logs import LEVELS
 
 
 def relay(line: str, source: str, fields: Mapping[str, object]) -> None:
-    """Emits one line of the child `source`. What is no JSON log line is passed on whole, at INFO."""
+    """Logs one line of the child `source`. A line that is not a JSON log line is passed on whole, at INFO."""
     record = record_of(line, source, fields)
     logger = logging.getLogger(record.name)
     if logger.isEnabledFor(record.levelno):

@@ -1,4 +1,4 @@
-"""Values derived from flags, environment and model. The result is a config in which they are filled in."""
+"""Checks a config, and fills in values that follow from flags, environment and model."""
 
 import ipaddress
 import logging
@@ -19,7 +19,7 @@ DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ZE_AFFINI
 
 
 def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LauncherConfig:
-    """Checks everything that can be checked before a process starts, and fills in what follows from it."""
+    """Checks all that can be checked before a process starts, and fills in the values that follow."""
     checks.check_input_aliases(config)
     longest_input = config.max_input_length if config.max_input_tokens is None else config.max_input_tokens
     config = replace(config, max_input_tokens=longest_input, max_input_length=None)
@@ -45,7 +45,8 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LauncherConfi
 
 
 def shard_count(sharded: TrueFalse | None, num_shard: int | None, count_devices: Callable[[], int]) -> int:
-    """TGI's table: an explicit number counts even with `--sharded false`; devices count when nothing is said."""
+    """Number of shards, by TGI's rules: --num-shard counts even with `--sharded false`; without either flag there is
+    one shard for each visible device."""
     if sharded is TrueFalse.true:
         return _sharded_count(num_shard, count_devices)
     if num_shard is None:
@@ -67,7 +68,7 @@ def _sharded_count(num_shard: int | None, count_devices: Callable[[], int]) -> i
 
 
 def count_devices(environ: Mapping[str, str], count_cards: Callable[[], int] | None = None) -> int:
-    """Devices that the environment names; 0 when it names none. `count_cards` is asked when it says just "all"."""
+    """Number of devices that the environment names. `count_cards` is called when the environment says only "all"."""
     for name in DEVICE_VARIABLES:
         if name in environ:
             value = environ[name]
@@ -87,7 +88,7 @@ def count_nvidia_cards() -> int:
 
 
 def available_cores() -> int:
-    """Those that this process may use, where the system tells."""
+    """Number of cores that this process may use, or of all cores on systems that do not tell."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -98,7 +99,7 @@ def resolve_rope(scaling: RopeScaling | None, factor: float | None) -> tuple[Rop
 
 
 def resolve_hostname(hostname: str) -> str:
-    """Shells and containers export HOSTNAME as a name, which is no address to listen on."""
+    """An IP address to listen on. Shells and containers export HOSTNAME as a name, which is replaced by 0.0.0.0."""
     try:
         return str(ipaddress.ip_address(hostname))
     except ValueError:
@@ -107,7 +108,7 @@ def resolve_hostname(hostname: str) -> str:
 
 
 def with_prefill_budget(config: LauncherConfig, model_config: Mapping[str, Any]) -> LauncherConfig:
-    """Fills in `max_batch_prefill_tokens`: one whole prompt must fit, and the batch must hold it."""
+    """Fills in `max_batch_prefill_tokens`: at least the longest prompt, and at most the tokens of the whole batch."""
     if config.max_batch_prefill_tokens is not None:
         return config
     lengths = (model_config.get(key) for key in ("max_position_embeddings", "max_seq_len", "n_positions"))

@@ -1,29 +1,31 @@
-"""How long to wait before a child is started again, and when to give it up. Pure: the clock is handed in."""
+"""Decides how long to wait before a child is started again, and when to give up. Pure: the clock is an argument."""
 
 import time
 from collections.abc import Callable
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
+# Failures in a row after which a child is not started again.
 MOST_FAILURES = 5
-# The same for shards that had come up. One request that kills them is ended by the router at its fifth death, of which
-# the launcher hears a little later than of the death; four more from other causes may come in between.
+# The same number for shards that had come up. The router ends a request that kills shards at the request's fifth death;
+# its message reaches the launcher a little after the death, and up to four deaths of other causes may come before it.
 MOST_DEATHS = 10
+# A run of this many seconds counts as a success.
 LONG_RUN_S = 600.0
 
 
 class Restarts:
-    """The record of one child, or of one group of children that lives and dies together.
+    """The record of one child, or of one group of children that start and end together.
 
-    `most_failures` in a row with no success between them are the end; so are five starts in a row that came to nothing.
-    A child that ran for ten minutes starts with a clean record: an idle server proves itself by living.
+    After `most_failures` failures in a row, or MOST_FAILURES starts in a row that did not come up, there are no more
+    starts. A child that ran for LONG_RUN_S has a clean record: an idle server has no other way to prove itself.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, most_failures: int = MOST_FAILURES) -> None:
         self._most_failures = most_failures
         self._clock = clock
         self._failures = 0  # since the last success
-        self._failed_starts = 0  # those of them that never came up
+        self._failed_starts = 0  # failures since the last success in which the child did not even come up
         self._wait_s = FIRST_WAIT_S
         self._up_since_s: float | None = None
 
@@ -31,12 +33,12 @@ class Restarts:
         self._up_since_s = self._clock()
 
     def succeeded(self) -> None:
-        """It did what it is there for."""
+        """The child has done useful work: its record is cleared."""
         self._failures = self._failed_starts = 0
         self._wait_s = FIRST_WAIT_S
 
     def failed(self) -> float | None:
-        """The seconds to wait before the next start; None: there should be none."""
+        """Seconds to wait before the next start, or None when there should be no next start."""
         now_s, up_since_s = self._clock(), self._up_since_s
         self._up_since_s = None
         if up_since_s is not None and now_s - up_since_s >= LONG_RUN_S:

@@ -1,4 +1,4 @@
-"""One generation of shards: started together, watched together, killed together."""
+"""One group of shards, which start together, are watched together and are killed together."""
 
 import asyncio
 import signal
@@ -11,22 +11,25 @@ from text_generation_launcher.health import Probe, Watchdog
 from text_generation_launcher.process import Child
 from text_generation_launcher.tasks import cancelled
 
+# Seconds between two Health calls; shorter before a shard is ready, because the server's start waits for it.
 POLL_S = 0.5
-POLL_PREPARING_S = 0.1  # the server waits for a shard that gets ready
+POLL_PREPARING_S = 0.1
+# Seconds to wait for the end of killed shards.
 KILL_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Why a generation is over."""
+    """Why a group of shards has ended, or must end."""
 
     reason: str
-    rank: int | None = None  # whose fault it was, where it was a shard's
+    rank: int | None = None  # rank of the shard at fault, or None
     counts: bool = True  # False when the shards did nothing wrong
 
 
 class ShardGroup:
-    """`start` it, wait for `lost`, `unwatch` and `kill` it. `ready` is set when every rank has said that it is."""
+    """The caller must `start` the group, wait for `lost`, `unwatch` and `kill` the group. `ready` is set when every
+    shard has reported that it is ready."""
 
     def __init__(self, socket_paths: Sequence[str]) -> None:
         self.ready = asyncio.Event()
@@ -37,7 +40,7 @@ class ShardGroup:
         self._watchers: list[asyncio.Task[None]] = []
 
     async def start(self, start_rank: Callable[[int], Awaitable[Child]]) -> None:
-        """Raises what `start_rank` raises; some ranks may live then."""
+        """Starts and watches all ranks. Raises the errors of `start_rank`; some ranks may be running then."""
         for rank in range(len(self._socket_paths)):
             self.children.append(await start_rank(rank))
         for rank, child in enumerate(self.children):
@@ -45,7 +48,7 @@ class ShardGroup:
             self._watch(self._watch_health(rank))
 
     def lose(self, loss: Loss) -> None:
-        """The first loss counts: what follows is mostly its consequence."""
+        """Marks the group as lost. Only the first loss counts: later losses are mostly its consequences."""
         if not self.lost.done():
             self.lost.set_result(loss)
 
@@ -53,7 +56,8 @@ class ShardGroup:
         await cancelled(*self._watchers)
 
     async def kill(self) -> None:
-        """SIGKILL: a shard that hangs hears nothing else. Returns when no process is left."""
+        """Sends SIGKILL to all shards, because a shard that hangs does not react to SIGTERM. Returns when all have
+        ended. ShardFailed when a shard does not end within KILL_S."""
         for child in self.children:
             child.send(signal.SIGKILL)
         left = [child.exited for child in self.children if not child.exited.done()]
@@ -66,7 +70,7 @@ class ShardGroup:
         self._watchers.append(task)
 
     def _on_watcher_end(self, task: "asyncio.Task[None]") -> None:
-        """A watcher that fails is a bug of ours, which nobody would notice while the shards live."""
+        """Passes on an error of a watcher: that is a bug in the launcher, which would stay hidden while shards live."""
         error = None if task.cancelled() else task.exception()
         if error is not None and not self.lost.done():
             self.lost.set_exception(error)
@@ -76,7 +80,7 @@ class ShardGroup:
         self.lose(Loss(f"Shard {rank} {child.how_it_ended}", rank))
 
     async def _watch_health(self, rank: int) -> None:
-        """Each rank has a task of its own: one that does not answer delays no other."""
+        """Calls Health of one rank. Each rank has a task of its own, so that a silent shard delays no other call."""
         probe = Probe(self._socket_paths[rank])
         watchdog = Watchdog(time.monotonic())
         try:

@@ -1,7 +1,7 @@
-"""The order of things: weights, then shards and router side by side, and at the end the router before the shards.
+"""Starts and stops the children in order: weights first, then shards and router side by side; stops the router first.
 
-One event loop, no threads of its own. Two tasks keep the two kinds of children alive, `generations.py` the shards and
-`webserver.py` the router; here they hear of each other, and of signals.
+There is one event loop and no thread. Two tasks keep the children alive: `generations.py` the shards, `webserver.py`
+the router. The supervisor passes messages between the two tasks, and handles signals.
 """
 
 import asyncio
@@ -26,14 +26,15 @@ from text_generation_launcher.webserver import Webserver
 logger = logging.getLogger("text_generation_launcher")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# What a child gets between SIGTERM and SIGKILL when nothing is to be waited for; the router's draining is apart.
+# Seconds between SIGTERM and SIGKILL for each kind of child, in the order in which children are stopped. The time in
+# which a router drains comes before.
 STOP_S: Mapping[str, float] = {"download": 10.0, "router": 5.0, "shard": 5.0}
-# The router's own timeout comes first, and then up to twice 5 s for its last words.
+# Seconds that a draining router gets beyond its own timeout: it may need twice 5 s for its last answers.
 DRAIN_MARGIN_S = 12.0
 
 
 class Supervisor:
-    """`run` once. `listen_fd` is the bound API socket; the place of the shards' sockets must be claimed already."""
+    """Runs one server; `run` may be called once. `listen_fd` is the bound API socket; `place` must be claimed."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class Supervisor:
         """Returns after a signal; raises a LauncherError when children end too often. No child is left either way."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
-            # What we were started to ignore (nohup, a background job) stays ignored.
+            # A signal that the launcher was started to ignore (by nohup, or as a background job) stays ignored.
             if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._on_signal)
         serving = asyncio.create_task(self._serve())
@@ -82,7 +83,7 @@ class Supervisor:
             await self._stop_all()
 
     def _on_signal(self) -> None:
-        """The first signal asks for an orderly end, the second for the end."""
+        """The first signal lets running requests end; the second signal kills all children."""
         if self._stop_asked.is_set():
             self._hurry.set()
             for child in self._children:
@@ -90,7 +91,7 @@ class Supervisor:
         self._stop_asked.set()
 
     async def _serve(self) -> None:
-        """Returns when the router was stopped; raises when it or the shards cannot be kept alive."""
+        """Returns when the router was stopped. Raises when router or shards cannot be kept alive."""
         await self._get_weights()
         keepers = [asyncio.create_task(self._generations.run()), asyncio.create_task(self._webserver.run())]
         try:
@@ -142,13 +143,13 @@ class Supervisor:
             self._generations.end_generation(message.generation, message.reason)
 
     def _on_router_end(self) -> None:
-        """One shard goes on with the next router. A step of the dead one may have reached only some of several ranks,
-        and the others would wait for it in a collective."""
+        """A single shard goes on with the next router. Several shards are replaced: a step of the dead router may have
+        reached only some ranks, which then wait for the other ranks in a collective."""
         if self._num_shard > 1:
             self._generations.end_ready_generation("The webserver ended between the calls to its shards")
 
     async def _drain(self, serving: "asyncio.Task[None]") -> None:
-        """The router ends by itself when its requests are done. Until then the shards are kept alive for it."""
+        """Asks the router to end, which it does when its requests are done. Until then the shards are kept alive."""
         logger.info("Terminating webserver")
         self._webserver.stop()
         limit_s = self._config.graceful_termination_timeout + DRAIN_MARGIN_S
@@ -162,7 +163,7 @@ class Supervisor:
             logger.info("webserver killed")
 
     async def _stop_all(self) -> None:
-        """Whoever is left, the router before the shards that it may still talk to."""
+        """Stops all children, the router before the shards, which the router may still call."""
         for name in STOP_S:
             children = self._living(name)
             if children and name == "shard":

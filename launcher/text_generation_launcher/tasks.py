@@ -1,11 +1,11 @@
-"""The end of asyncio tasks that somebody owns."""
+"""Cancels asyncio tasks and waits for their end."""
 
 import asyncio
 from typing import Any
 
 
 async def cancelled(*tasks: "asyncio.Task[Any]") -> None:
-    """Returns when all have ended. What they raise by then is of no interest any more."""
+    """Cancels the tasks and returns when all have ended. Their exceptions are dropped."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,6 +1,6 @@
-"""Keeps the router alive, and holds the launcher's end of the line to it. The port stays with the launcher.
+"""Keeps the router alive, and holds the launcher's end of the line to the router. The launcher keeps the port's socket.
 
-A router that does not answer any more is killed, and from then on has died like any other.
+A router that hangs is killed, and then replaced like any router that has died.
 """
 
 import asyncio
@@ -19,18 +19,19 @@ from text_generation_launcher.tasks import cancelled
 
 logger = logging.getLogger("text_generation_launcher")
 
-# For what a dead router has written before: its end of the line may be held open by a process that it started.
+# Seconds to read the last messages of a dead router: a process that it has started may hold the line open.
 LAST_WORDS_S = 1.0
-# How a router ends that was asked to.
+# Exit statuses of a router that was asked to end.
 ASKED_ENDS = (0, -signal.SIGTERM, -signal.SIGKILL)
 
 
 class Webserver:
-    """`run` it in a task. `hear` gets what the router says; `mourn` is called when it has ended by itself."""
+    """`run` is for a task of its own. `hear` is called with each message of the router; `mourn` is called when a router
+    has ended without being asked to."""
 
     def __init__(
         self,
-        start_router: Callable[[int], Awaitable[Child]],  # of the descriptor of its end of the line
+        start_router: Callable[[int], Awaitable[Child]],  # called with the descriptor of the router's end of the line
         hear: Callable[[Message], None],
         mourn: Callable[[], None],
         restarts: Restarts,
@@ -42,15 +43,15 @@ class Webserver:
         self._stopping = asyncio.Event()
         self._child: Child | None = None
         self._link: Link | None = None
-        self._ready: Message | None = None  # about the living group, for a router that comes later
+        self._ready: Message | None = None  # the `ready` message of the living shards, kept for later routers
         self._has_had_shards = False
-        self._has_hung = False  # the router of now
+        self._has_hung = False  # the present router was killed because it hung
         self.has_listened = False
 
     def announce(self, message: Message) -> None:
-        """`ready` or `lost`, for the router of now and, as long as it is true, for those that follow."""
+        """Sends `ready` or `lost` to the present router. `ready` is also sent to later routers, until `lost`."""
         if not self._has_had_shards and message.event is Event.READY:
-            # TGI's line in TGI's place: the process was started beside the shards, from now on it has something to do.
+            # TGI logs this line when its shards are ready, and starts its router only then. Ours runs already.
             logger.info("Starting Webserver")
             self._has_had_shards = True
         self._ready = message if message.event is Event.READY else None
@@ -58,7 +59,7 @@ class Webserver:
             self._link.send(message)
 
     def stop(self) -> None:
-        """The router drains by itself; `run` returns when it has."""
+        """Asks the router to end, which it does when its requests are done; then `run` returns."""
         self._stopping.set()
         self._send(signal.SIGTERM)
 
@@ -86,7 +87,7 @@ class Webserver:
             with theirs:
                 self._child = child = await self._start_router(theirs.fileno())
             if self._stopping.is_set():
-                self._send(signal.SIGTERM)  # there was nobody yet to hear the first
+                self._send(signal.SIGTERM)  # `stop` was called before this router's process existed.
             if self._ready is not None:
                 link.send(self._ready)
             await self._hear_out(link, child)
@@ -104,7 +105,7 @@ class Webserver:
         pulse = Pulse(lambda: link.send(Message(Event.PING)))
         listening = asyncio.create_task(self._listen(link, child, pulse))
         watching = asyncio.create_task(self._watch(pulse, child))
-        # A router that closes the line is about to end, and answers nothing any more.
+        # A router that closes the line is about to end, and need not answer pings.
         listening.add_done_callback(lambda _: watching.cancel())
         try:
             await asyncio.wait([child.exited])
@@ -126,7 +127,7 @@ class Webserver:
                         self._restarts.succeeded()
                     self._hear(message)
         except (ValueError, KeyError, TypeError) as error:
-            logger.error("The webserver says what is no message (%s): killing it", error)
+            logger.error("The webserver sent a line that is not a message (%s): killing it", error)
             child.send(signal.SIGKILL)
 
     async def _watch(self, pulse: Pulse, child: Child) -> None:
@@ -136,7 +137,7 @@ class Webserver:
         child.send(signal.SIGKILL)
 
     async def _wait(self) -> None:
-        """Until the next start or until `stop`; raises when there should be no start."""
+        """Waits until the next start is due, or until `stop`. Raises when there should be no next start."""
         wait_s = self._restarts.failed()
         if wait_s is None or not self.has_listened:
             raise WebserverFailed

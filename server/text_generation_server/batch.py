@@ -1,7 +1,7 @@
-"""The rows of running requests, all on the device: where their tokens lie, what they said, how they choose the next.
+"""The rows of running requests, all on the device: slots of their tokens, ids of their tokens, sampling parameters.
 
-A row stays where it is from join to leave. A batch is a list of request ids over the rows, so filtering and joining
-batches move no data. Nothing here ends a request: only the router does.
+A request keeps its row from join to leave. A batch is a list of request ids over the rows, so filtering and joining
+batches move no data. A request ends only when the router says so.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from text_generation_server.transfers import send
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """A chunk of one request's history as the router sends it. `ids`, `slots`, `prompt_length` and `parameters` come
-    with the first chunk only."""
+    """A chunk of one request's history, as the router sends it. `ids`, `slots`, `prompt_length` and `parameters` come
+    with a request's first chunk only."""
 
     request_id: int
     start: int
@@ -42,16 +42,16 @@ class StepBatch:
 
 @dataclass(slots=True)
 class Batch:
-    """Requests that the router addresses together. A step may carry any of them: those whose prompt is still being
-    computed, or that are about to leave, are not in its list."""
+    """Requests that the router addresses together. A step may carry any of them: requests whose prompt is still being
+    computed, or that are about to leave, are not in the step's list."""
 
     id: int
     request_ids: set[int]
 
 
 class Rows:
-    """Device state of up to `count` requests of up to `length` tokens each, and of one row more, which padding stands
-    in: its only token lies in the slot `padding_slot`, the cache's extra one."""
+    """Device state of up to `count` requests of up to `length` tokens each, and one extra row for padding, whose only
+    token lies in `padding_slot`, the extra slot of the cache."""
 
     def __init__(self, count: int, length: int, device: torch.device, padding_slot: int = 0) -> None:
         self.count = count
@@ -60,13 +60,13 @@ class Rows:
         self.padding = count
         self.table = torch.zeros((count + 1, length), dtype=torch.int32, device=device)  # position → slot
         self.history = torch.zeros((count + 1, length), dtype=torch.int32, device=device)  # position → token id
-        # Tokens whose ids are known: all of history, also the newest token, whose keys are computed by the next step.
+        # Number of tokens of each row whose ids are known. The keys of the newest token are computed by the next step.
         self.lengths = torch.zeros(count + 1, dtype=torch.int32, device=device)
         self.table[self.padding, 0] = padding_slot
         self.lengths[self.padding] = 1
         self.parameters = RowParameters(count)
-        self.known = np.zeros(count, dtype=np.int64)  # `lengths`, on the host
-        self.changes = 0  # grows whenever somebody joins, leaves or changes batches
+        self.known = np.zeros(count, dtype=np.int64)  # a copy of `lengths` on the host
+        self.changes = 0  # grows whenever a request joins, leaves or changes batches
         self._row_of: dict[int, int] = {}
         self._free = list(range(count - 1, -1, -1))
 
@@ -89,7 +89,7 @@ class Rows:
                 f"request {chunk.request_id}: {history} ids do not fit {len(chunk.slots)} slots or the table"
             )
         if chunk.request_id in self._row_of or not self._free:
-            raise StepError(f"request {chunk.request_id}: it is here already, or all rows are taken")
+            raise StepError(f"request {chunk.request_id} has a row already, or all rows are taken")
         row = self._free.pop()
         self._row_of[chunk.request_id] = row
         self.changes += 1
@@ -102,11 +102,11 @@ class Rows:
         return row
 
     def ids(self, chunks: Sequence[PromptChunk]) -> list[int]:
-        """The tokens of these chunks, read back from the device."""
+        """The token ids of these chunks, read back from the device."""
         return [i for c in chunks for i in self.history[self.row(c.request_id), c.start : c.end].tolist()]
 
     def note_tokens(self, rows_R: npt.NDArray[np.int32]) -> None:
-        """Each of these rows has been given one more token on the device."""
+        """Counts one more token in each of these rows, which a step has appended on the device."""
         self.known[rows_R] += 1
 
     def leave(self, request_id: int) -> None:
@@ -126,20 +126,20 @@ class Batches:
     _by_id: dict[int, Batch] = field(default_factory=dict)
 
     def take(self, batch_id: int, request_ids: list[int]) -> Batch:
-        """The batch for a step that carries these of its requests."""
+        """The batch `batch_id`, for a step with these of its requests. StepError if one is not in the batch."""
         batch = self._by_id.get(batch_id)
         if batch is None or not batch.request_ids.issuperset(request_ids):
             raise StepError(f"batch {batch_id} with {len(request_ids)} requests is not what this shard holds")
         return batch
 
     def join(self, batch_id: int, request_ids: set[int]) -> Batch:
-        """Adds requests to a batch, which is made if it is not there."""
+        """Adds requests to a batch, which is made if it does not exist."""
         batch = self._by_id.setdefault(batch_id, Batch(batch_id, set()))
         batch.request_ids |= request_ids
         return batch
 
     def merge(self, batch_ids: list[int]) -> Batch:
-        """Later batches become part of the first one, under its id."""
+        """Joins the batches into the first batch of the list, which keeps its id."""
         first, *others = batch_ids
         for other in others:
             self.join(first, self._by_id.pop(other).request_ids)
@@ -156,7 +156,7 @@ class Batches:
         return batch
 
     def clear(self, batch_id: int | None) -> None:
-        """Forgets one batch, or all rows. An unknown id is fine: it is gone."""
+        """Forgets one batch, or all rows if `batch_id` is None. An unknown id is not an error: the batch has gone."""
         if batch_id is None:
             self.rows.clear()
             self._by_id.clear()

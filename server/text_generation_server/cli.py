@@ -1,6 +1,7 @@
-"""The shard's command line: serve a model, or bring its weights to this machine. Reads the environment, once.
+"""The shard's command line: serves a model, or downloads its weights. Reads the environment, once.
 
-Imports stay light, so that `--help` answers at once: torch and huggingface_hub come with the command that needs them.
+Imports stay light, so that `--help` answers at once: torch and huggingface_hub are imported by the command that needs
+them.
 """
 
 import os
@@ -23,48 +24,58 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 app = typer.Typer(
-    help="The part of the server that runs the model, and the commands around its weights.",
+    help="The part of the server that runs the model, and commands to prepare a model's weights.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
-ModelId = Annotated[str, typer.Argument(help="A model id of the hub, or a directory.")]
+ModelId = Annotated[str, typer.Argument(help="A model id of the Hugging Face hub, or a directory.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the model.")]
 LoggerLevel = Annotated[str, typer.Option(help="error, warn, info, debug, or a filter like info,NAME=debug.")]
-JsonOutput = Annotated[bool, typer.Option("--json-output/--no-json-output", help="Log JSON, one object a line.")]
+JsonOutput = Annotated[
+    bool, typer.Option("--json-output/--no-json-output", help="Write each log line as one JSON object.")
+]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code/--no-trust-remote-code", help="Not supported.")]
-LoadFormat = Annotated[str, typer.Option(help="auto, or dummy: random weights, without files of them.")]
+LoadFormat = Annotated[str, typer.Option(help="auto: read the weights from files; dummy: random weights.")]
 
 
 @app.command()
 def serve(
     model_id: ModelId,
     revision: Revision = None,
-    sharded: Annotated[bool, typer.Option("--sharded/--no-sharded", help="Needs RANK and WORLD_SIZE.")] = False,
-    quantize: Annotated[str | None, typer.Option(help=f"{', '.join(QUANTIZATIONS)}; default: none.")] = None,
+    sharded: Annotated[
+        bool, typer.Option("--sharded/--no-sharded", help="Be one rank of a group; needs RANK and WORLD_SIZE.")
+    ] = False,
+    quantize: Annotated[
+        str | None, typer.Option(help=f"{', '.join(QUANTIZATIONS)}; not quantized when not given.")
+    ] = None,
     speculate: Annotated[int | None, typer.Option(help="Not supported yet.")] = None,
-    dtype: Annotated[str | None, typer.Option(help=f"{', '.join(DTYPES)}; default: the checkpoint's.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help=f"{', '.join(DTYPES)}; the checkpoint's type when not given.")
+    ] = None,
     kv_cache_dtype: Annotated[
-        str | None, typer.Option(help=f"{', '.join(KV_CACHE_DTYPES)}; default: the model's.")
+        str | None, typer.Option(help=f"{', '.join(KV_CACHE_DTYPES)}; the model's type when not given.")
     ] = None,
     trust_remote_code: TrustRemoteCode = False,
     uds_path: Annotated[
-        str | None, typer.Option(help="Listens on unix://UDS_PATH-RANK; in the folder of --port when not given.")
+        str | None, typer.Option(help="Listen on unix://UDS_PATH-RANK; in the folder of --port when not given.")
     ] = None,
-    port: Annotated[int, typer.Option(help="Of the router that this shard is for; names the folder.")] = 3000,
+    port: Annotated[
+        int, typer.Option(help="Port of this shard's router; the socket's folder is named after it.")
+    ] = 3000,
     logger_level: LoggerLevel = "INFO",
     json_output: JsonOutput = False,
     otlp_endpoint: Annotated[str | None, typer.Option(help="Not supported yet.")] = None,
     otlp_service_name: Annotated[
         str, typer.Option(help="Used with --otlp-endpoint only.")
     ] = "text-generation-inference.server",
-    max_input_tokens: Annotated[int | None, typer.Option(min=1, help="Checked here, enforced by the router.")] = None,
+    max_input_tokens: Annotated[int | None, typer.Option(min=1, help="Longest prompt; the router enforces it.")] = None,
     load_format: LoadFormat = "auto",
     testing: Annotated[bool, typer.Option("--testing", hidden=True)] = False,
 ) -> None:
-    """Run one shard of a model that is on this machine."""
+    """Run one shard of a model whose files are on this machine."""
     setup_logging(logger_level, json_output)
     _refuse("--speculate", speculate)
     _refuse("--trust-remote-code", trust_remote_code)
@@ -114,7 +125,8 @@ def download_weights(
     revision: Revision = None,
     extension: Annotated[str, typer.Option(help="Only .safetensors can be served.")] = ".safetensors",
     auto_convert: Annotated[
-        bool, typer.Option("--auto-convert/--no-auto-convert", help="Convert .bin weights where there are no others.")
+        bool,
+        typer.Option("--auto-convert/--no-auto-convert", help="Convert .bin weights if there are no .safetensors."),
     ] = True,
     logger_level: LoggerLevel = "INFO",
     json_output: JsonOutput = False,
@@ -122,7 +134,7 @@ def download_weights(
     merge_lora: Annotated[bool, typer.Option("--merge-lora/--no-merge-lora", help="Not supported yet.")] = False,
     load_format: LoadFormat = "auto",
 ) -> None:
-    """Bring a model to this machine, convert it where that is needed, and check it."""
+    """Download a model, convert its weights if needed, and check them."""
     setup_logging(logger_level, json_output)
     _refuse("--trust-remote-code", trust_remote_code)
     _refuse("--merge-lora", merge_lora)
@@ -145,17 +157,17 @@ def quantize(arguments: Annotated[list[str] | None, typer.Argument(metavar="MODE
 
 
 def main() -> None:
-    """Errors that the user can mend are one line on stderr; wrong usage is exit code 2."""
+    """Prints an error that the user can correct as one line on stderr. Exits with status 2 on wrong usage."""
     try:
         app()
     except ShardError as error:
         print(f"Error: {error}", file=sys.stderr)
-        # Who supervises a shard learns that trying again is no use.
+        # EX_CONFIG tells the launcher that another start of the shard cannot help.
         sys.exit(os.EX_CONFIG if sys.argv[1:2] == ["serve"] else 1)
 
 
 def _refuse(option: str, value: object) -> None:
-    """A value that asks for nothing (absent, 0, off) is no use of an option."""
+    """Refuses an option that is not supported, unless its value asks for nothing (absent, 0, off)."""
     if value:
         raise OptionError(f"{option} is not supported yet: leave it out")
 
@@ -176,7 +188,7 @@ def _check_group(sharded: bool, environment: Mapping[str, str]) -> None:
 
 
 def _own_path(port: int, environment: Mapping[str, str]) -> str:
-    """In a private folder, which is made here: no launcher has done so."""
+    """Prefix of the socket of a shard without a launcher, in a private folder that is made here."""
     place = places.of_port(port, environment.get("XDG_RUNTIME_DIR", ""))
     try:
         place.make()
@@ -218,7 +230,7 @@ def _positive(text: str) -> int:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """Numbers of rows; zeros stand for none."""
+    """Numbers of rows, sorted. Zeros are dropped, so "0" gives no numbers."""
     return tuple(sorted({size for size in map(_natural, text.split(",")) if size}))
 
 

@@ -1,8 +1,8 @@
-"""What can be wrong with a shard's options, weights or memory, in one small tree. `cli.py` shows one as a line."""
+"""Errors of a shard's options, weights, memory and steps, in one small tree. `cli.py` prints an error as one line."""
 
 
 class ShardError(Exception):
-    """Something the user can mend. The text is one line: what is wrong, why, and what to do."""
+    """An error that the user can correct. The text is one line: what is wrong, why, and what to do."""
 
 
 class OptionError(ShardError):
@@ -14,7 +14,7 @@ class WeightsError(ShardError):
 
 
 class NetworkError(WeightsError):
-    """The hub could not be reached, or broke off: trying again may help."""
+    """The hub could not be reached, or the connection was lost: trying again may help."""
 
 
 class ModelError(ShardError):
@@ -22,24 +22,24 @@ class ModelError(ShardError):
 
 
 class MemoryLimitError(ShardError):
-    """The KV cache that is asked for, or the largest step, does not fit."""
+    """The KV cache that the user asked for, or the largest step, does not fit into memory."""
 
 
 class StepError(ShardError):
-    """A call that does not fit what the shard holds. A bug of the caller: nothing has been changed."""
+    """A call contradicts the rows and batches that the shard holds: a bug in the caller. Nothing has been changed."""
 
 
 class StepRefused(ShardError):
-    """A step of another generation, or one that has been run already."""
+    """A step of another epoch, or a step that has been run already."""
 
 
 class StepAborted(ShardError):
-    """A step that was not run: its predecessor did not come, or an earlier one failed."""
+    """A step that was not run, because its predecessor did not arrive or an earlier step failed."""
 
 
 class StepFailed(ShardError):
-    """A step that raised. All rows are void until a ClearCache."""
+    """A step that raised an exception. All rows are invalid until a ClearCache."""
 
 
 class GroupBroken(ShardError):
-    """A rank failed after the group's first collective of a step: the others may wait for it, so its process ends."""
+    """A rank failed after the first collective of a step. Other ranks may wait for it, so its process must end."""

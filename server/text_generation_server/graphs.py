@@ -1,9 +1,9 @@
-"""CUDA graphs of decode steps: recorded when a batch size comes for the first time, replayed ever after.
+"""CUDA graphs of decode steps: a graph is recorded when a batch size occurs for the first time, and then replayed.
 
-A graph is for one number of rows, and steps are padded to the next one there is. Sizes come as the load grows, the
-smallest in the warm-up, so a server starts at once and records only what its load needs. The first step of a size runs
-as it is, which compiles its kernels and gives its tokens; it is recorded right behind, while the device works on it:
-some tenths of a second, once for each size.
+Each graph has one size, its number of rows; a step is padded to the next larger size. The smallest size is recorded at
+warm-up and the others as the load grows, so a server starts quickly and records only the sizes that its load needs. The
+first step of a size runs without a graph, which compiles its kernels and gives its tokens. The same step is recorded
+right afterwards, while the device still computes: that takes some tenths of a second, once for each size.
 """
 
 import logging
@@ -16,7 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-# Beyond some 100 rows the products, not the weights, take the time, and padding costs as much as rows do: finer steps.
+# From about 100 rows on, a step's time is that of arithmetic and no longer of reading the weights, and a row of padding
+# costs as much as any row: there the sizes are closer together, relative to the number of rows.
 DEFAULT_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 
 log = logging.getLogger("text_generation_server")
@@ -26,7 +27,7 @@ Forward = Callable[[Signal], Tensor]
 
 
 class Recording(Protocol):
-    """Work of the device that can be done again, on the same addresses."""
+    """Recorded work of the device, which can be replayed on the same addresses."""
 
     output: Tensor
 
@@ -34,7 +35,7 @@ class Recording(Protocol):
 
 
 class Graphs(Protocol):
-    """How decode steps are run; see `DecodeGraphs`, or on CPUs `kernels.cpu.programs`."""
+    """Runs decode steps: `DecodeGraphs` on GPUs, `kernels.cpu.programs` on CPUs."""
 
     def size(self, rows: int) -> int: ...
 
@@ -53,24 +54,24 @@ class CudaRecording:
 
 
 class CudaRecorder:
-    """Records on the current stream. All graphs share their memory: they run one after the other, and what one leaves
-    behind is read before the next one runs."""
+    """Records on the current stream. All graphs share one memory pool: they run one after the other, and the output of
+    a graph is read before the next graph runs."""
 
     def __init__(self) -> None:
-        # Memory can be shared with a graph that lives; a pool that all graphs have left is gone.
+        # A new graph shares the pool of the newest graph that is alive. The pool is freed with its last graph.
         self._newest: weakref.ref[torch.cuda.CUDAGraph] | None = None
-        self._broken: list[torch.cuda.CUDAGraph] = []  # torch's allocator may still ask what they were recording
+        self._broken: list[torch.cuda.CUDAGraph] = []  # kept: torch's allocator may still refer to a broken graph
 
     def __call__(self, run: Callable[[], Tensor]) -> CudaRecording:
         newest = self._newest() if self._newest else None
         graph = torch.cuda.CUDAGraph()
-        # Other threads wait for events meanwhile, NCCL's watchdog among them.
+        # "thread_local" because other threads, such as NCCL's watchdog, wait for events during the capture.
         graph.capture_begin(pool=newest.pool() if newest else None, capture_error_mode="thread_local")
         try:
             output = run()
         except BaseException:
             self._broken.append(graph)
-            with suppress(RuntimeError):  # what went wrong first is what is worth telling
+            with suppress(RuntimeError):  # The exception of `run` is raised, not the one that follows from it.
                 graph.capture_end()
             raise
         graph.capture_end()
@@ -79,10 +80,10 @@ class CudaRecorder:
 
 
 class DecodeGraphs:
-    """`forward` always reads the same addresses, and writes to them; it is told whom to send signs of life to.
+    """Runs `forward`, which always reads and writes the same addresses, and calls its argument as a sign of life.
 
-    Whether a collective is part of a graph has to be the same on all ranks: `agree` tells whether a recording came
-    about on all of them.
+    All ranks must replay a graph, or all must run without one, because collectives are part of graphs: `agree` returns
+    whether a recording succeeded on all ranks.
     """
 
     def __init__(
@@ -100,12 +101,12 @@ class DecodeGraphs:
         self._gave_up = False
 
     def size(self, rows: int) -> int:
-        """To how many a step of so many rows is padded: no graph is large enough for more than the largest."""
+        """Number of rows to which a step of `rows` rows is padded: the next size, or `rows` above the largest size."""
         i = bisect_left(self._sizes, rows)
         return self._sizes[i] if i < len(self._sizes) else rows
 
     def run(self, size: int, forward: Forward, on_layer: Signal) -> Tensor:
-        """What `forward` returns for so many rows; good until the next run."""
+        """Output of `forward` for `size` rows. Valid until the next run."""
         if recording := self._recordings.get(size):
             recording.replay()
             on_layer()
@@ -118,7 +119,7 @@ class DecodeGraphs:
         return output
 
     def clear(self) -> None:
-        """The addresses are no longer good."""
+        """Drops all graphs, because the addresses that they use are no longer valid."""
         self._recordings.clear()
         self._gave_up = False
 
@@ -126,7 +127,7 @@ class DecodeGraphs:
         reason, recording = "another rank could not record it", None
         try:
             recording = self._record(run)
-        except RuntimeError as error:  # torch's own for all that goes wrong on a device, memory that is missing too
+        except RuntimeError as error:  # torch raises RuntimeError for all failures of a device, lack of memory included
             reason = str(error).partition("\n")[0]
         if self._agree(recording is not None) and recording is not None:
             self._recordings[size] = recording

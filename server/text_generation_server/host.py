@@ -1,4 +1,4 @@
-"""What this process may use of its host: cores and memory, as far as the system or a container's limits say."""
+"""Finds out how many cores and how much memory this process may use, from the system and a container's limits."""
 
 import math
 import os
@@ -10,18 +10,19 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cores(cgroup: Path = CGROUP) -> int:
-    """Cores it may run on, and no more than the time it is given; all of the machine's where nothing is said."""
+    """Number of cores that the process may run on, limited by its quota of processor time. All cores of the machine on
+    systems that do not tell."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min([cores, *(max(1, math.ceil(quota)) for quota in _quotas(cgroup))])
 
 
 def available_bytes(cgroup: Path = CGROUP) -> int:
-    """Memory that nobody uses, or that is given back at once."""
+    """Bytes of memory that are free, or that the system can free at once."""
     return min([_of_the_machine(), *_left(cgroup)])
 
 
 def _quotas(cgroup: Path) -> Iterator[float]:
-    """Cores' worth of time: version 2 of control groups, then version 1; nothing where there is no limit."""
+    """Quotas of processor time, in cores, of control groups version 2 and version 1. Yields nothing without limits."""
     with suppress(OSError, ValueError):
         quota, period = (cgroup / "cpu.max").read_text().split()
         if quota != "max":
@@ -41,7 +42,7 @@ def _of_the_machine() -> int:
 
 
 def _left(cgroup: Path) -> Iterator[int]:
-    """What the control group still allows. Files that it has read count as used, but give way."""
+    """Bytes that the control group still allows. Cached files count as used there, but can be freed at once."""
     for limit, usage, statistics, files in (
         ("memory.max", "memory.current", "memory.stat", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
@@ -49,4 +50,4 @@ def _left(cgroup: Path) -> Iterator[int]:
         with suppress(OSError, ValueError, KeyError):
             fields = dict(line.split() for line in (cgroup / statistics).read_text().splitlines())
             used = int((cgroup / usage).read_text()) - int(fields[files])
-            yield max(0, int((cgroup / limit).read_text()) - used)  # ValueError: "max"
+            yield max(0, int((cgroup / limit).read_text()) - used)  # ValueError if the limit is "max"

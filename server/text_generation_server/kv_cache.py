@@ -1,4 +1,4 @@
-"""Keys and values of all tokens: a tensor per layer, a slot per token; and how many slots there is room for."""
+"""Holds keys and values of all tokens, in one tensor per layer with one slot per token, and finds how many fit."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from text_generation_server.errors import MemoryLimitError
 from text_generation_server.kernels.interface import KvLayer
 from text_generation_server.models.config import ModelConfig
 
-# What a CPU shard leaves to everybody else on the host.
+# Share of the available memory that CPU shards use for keys and values; the rest is left to other processes.
 CPU_SHARE = 0.5
 GPU_SHARE = 0.9
 # Types of the cache that need a scale for every slot and head.
@@ -19,7 +19,7 @@ SCALE = torch.float32
 
 
 def bytes_per_slot(config: ModelConfig, kv_heads: int, dtype: torch.dtype) -> int:
-    """`kv_heads`, here and below, are those of this rank; `dtype` is the cache's."""
+    """Bytes of one slot in all layers. `kv_heads`, here and below, is this rank's number; `dtype` is the cache's."""
     per_head = config.head_size * dtype.itemsize + (SCALE.itemsize if dtype in SCALED else 0)
     return config.num_layers * 2 * kv_heads * per_head
 
@@ -32,12 +32,12 @@ def make_kv_cache(
     device: torch.device,
     on_layer: Callable[[], None] = lambda: None,
 ) -> list[KvLayer]:
-    """Room for `slots` tokens in each layer, and the extra slot, which takes padding writes. Every page is touched, so
-    that memory which is not there is missing now and not under load."""
+    """A cache of `slots` slots in each layer, and one extra slot for the tokens of padding. Every page is written, so
+    that a lack of memory shows now and not under load."""
     shape = (slots + 1, 2 * kv_heads, config.head_size)
     layers = []
     for _ in range(config.num_layers):
-        # zero_, not zeros: the kernel gives zeros out of one shared page until somebody writes.
+        # zero_ and not torch.zeros: the system maps pages of zeros to one shared page until they are written.
         heads = empty(shape, dtype, device).zero_()
         scales = empty(shape[:2], SCALE, device).zero_() if dtype in SCALED else None
         layers.append(KvLayer(heads, scales))
@@ -46,13 +46,13 @@ def make_kv_cache(
 
 
 def give_back_memory(device: torch.device) -> None:
-    """What torch keeps of freed tensors; it would count as taken."""
+    """Gives the memory of freed tensors, which torch keeps, back to the device, where it would count as used."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def available_bytes(device: torch.device, world_size: int, gpu_fraction: float) -> int:
-    """Memory one shard may use for keys and values; on a GPU what keeps it within that fraction of the device."""
+    """Bytes that one shard may use for keys and values. On a GPU its whole memory stays within `gpu_fraction`."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return gpu_bytes(free, total, torch.cuda.memory_reserved(device), gpu_fraction)
@@ -60,14 +60,15 @@ def available_bytes(device: torch.device, world_size: int, gpu_fraction: float) 
 
 
 def gpu_bytes(free: int, total: int, reserved: int, fraction: float) -> int:
-    """`reserved` is what this process has of `total`. The device may not be its own: others' memory is not `free`."""
+    """Bytes that are left to this process, which has `reserved` of the device's `total`. Other processes may use the
+    device as well: their memory is not part of `free`."""
     return max(0, int(min(free - (1 - GPU_SHARE) * total, fraction * GPU_SHARE * total - reserved)))
 
 
 def choose_slots(per_slot: int, available: int, useful: int, wanted: int | None, at_least: int) -> int:
-    """The number of slots: what fits, but no more than can be used; or what the user wants, if it fits.
+    """The number of slots: `wanted` if the user chose it and it fits, else as many as fit, but not more than `useful`.
 
-    `useful` is requests × tokens: more slots would never be filled. `at_least` is the longest request.
+    `useful` is requests × tokens: more slots would never be filled. `at_least` is the length of the longest request.
     """
     fits = available // per_slot
     if wanted is not None and wanted > fits:

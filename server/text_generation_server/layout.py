@@ -1,4 +1,4 @@
-"""Tells the device what a step computes: one copy from the host, and the rest is read from the rows' own tensors."""
+"""Lays out a step's inputs on the device: one copy from the host, and the rest is gathered from the rows' tensors."""
 
 from dataclasses import dataclass
 
@@ -15,17 +15,17 @@ from text_generation_server.transfers import ALIGNED_WORDS, host_words, send
 
 
 class DecodeInputs:
-    """The fixed place on the device where decode steps find their rows and the slots of the rows' newest tokens."""
+    """Fixed tensors on the device from which decode steps read their rows and the slots of the rows' newest tokens."""
 
     def __init__(self, most: int, rows: Rows, padding_slot: int) -> None:
-        """`most` rows at a time, padding included."""
+        """Makes room for `most` rows in a step, padding included."""
         self._rows = rows
         self._padding_slot = padding_slot
         width = -(-most // ALIGNED_WORDS) * ALIGNED_WORDS
         self._there = torch.zeros((2, width), dtype=torch.int32, device=rows.device)
 
     def fill(self, rows_R: Int32s, slots_R: Int32s, size: int) -> None:
-        """The first `size` are these rows, and padding."""
+        """Writes these rows and their slots, padded to `size` rows."""
         count = len(rows_R)
         host = host_words(self._there.numel(), self._rows.device).view_as(self._there)
         words = host.numpy()
@@ -34,7 +34,7 @@ class DecodeInputs:
         self._there.copy_(host, non_blocking=True)
 
     def step_input(self, kernels: Kernels, size: int, tokens: int) -> StepInput:
-        """Of the first `size` rows, padded to at least as many tokens. Runs on the device alone."""
+        """Input of a step of the first `size` rows, padded to at least `tokens` tokens. Runs on the device only."""
         rows, (rows_R, slots_R) = self._rows, self._there[:, :size]
         ids, positions, lengths = kernels.place(rows_R, slots_R, rows.history, rows.table, rows.lengths)
         if (missing := tokens - size) > 0:
@@ -51,7 +51,7 @@ class MixedInput:
     """A step with prompt chunks."""
 
     input: StepInput
-    sampled_tokens: Tensor  # int32: which of the T tokens the next ones are sampled from, padded like them
+    sampled_tokens: Tensor  # int32: the tokens, of T, after which a token is sampled; padded to `min_tokens`
     sampled_rows_R: Tensor  # int32
 
 

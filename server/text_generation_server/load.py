@@ -1,4 +1,4 @@
-"""From a shard's settings to a model that can run steps."""
+"""Loads a model that can run steps, from a shard's settings."""
 
 import logging
 from collections.abc import Callable
@@ -31,13 +31,13 @@ from text_generation_server.worker import Worker
 
 log = logging.getLogger("text_generation_server")
 
-MAX_MENTIONED = 10  # fields of config.json; a file may have any number of them
+MAX_MENTIONED = 10  # unknown fields of config.json that are logged; a file may have any number
 KV_TYPES = {"fp8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What loading makes."""
+    """A loaded shard."""
 
     runner: ModelRunner
     group: Group
@@ -45,7 +45,7 @@ class Shard:
     model_config: ModelConfig
     dtype: torch.dtype
     device: torch.device
-    kernels: str  # the backend's name
+    kernels: str  # name of the kernels' backend
 
 
 def load_shard(
@@ -53,9 +53,9 @@ def load_shard(
 ) -> Shard:
     """Reads the weights. ShardError where the model cannot be served.
 
-    Belongs into the worker's thread: torch keeps a pool of threads for each thread that computes, and the OpenMP
-    run-time stops spinning at barriers as soon as pools hold more threads than there are cores: steps took 2.5 times
-    as long after loading in the main thread.
+    Must be called in the worker's thread. torch keeps a pool of threads for each thread that computes, and the OpenMP
+    run-time stops spinning at barriers when all pools together have more threads than there are cores: after loading in
+    the main thread steps took 2.5 times as long.
     """
     torch.set_num_threads(max(1, usable_cores() // config.world_size))
     device = _choose_device(config)
@@ -100,7 +100,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
 
 
 def _mention(config: ModelConfig, longest: int) -> None:
-    """What an operator would not expect of this model's files."""
+    """Logs what an operator may not expect: unknown fields of config.json, and dynamic rope scaling."""
     for name in config.unknown_fields[:MAX_MENTIONED]:
         log.warning("config.json has a field that is not known and has no effect: %s", name)
     if more := len(config.unknown_fields[MAX_MENTIONED:]):
@@ -131,7 +131,7 @@ def _graphs(config: ShardConfig, device: torch.device, group: Group, worker: Wor
         log.info("--cuda-graphs: without a GPU decode steps of all sizes are recorded, or with 0 none")
     if config.memory_fraction != 1.0 and config.rank == 0:
         log.info("--cuda-memory-fraction has no effect: there is no GPU")
-    # What ranks say to each other is not a kernel's work.
+    # Programs record kernel calls only, and collectives between ranks are not kernel calls.
     if isinstance(backend.kernels, CpuKernels) and group.size == 1 and config.graph_sizes != ():
         return DecodePrograms(backend.kernels.library, backend.kernels.threads)
     return no_graphs()
@@ -142,8 +142,8 @@ def _choose_device(config: ShardConfig) -> torch.device:
         return torch.device("cpu")
     if torch.cuda.device_count() < config.world_size:
         raise ModelError(
-            f"--num-shard {config.world_size} needs as many GPUs, and {torch.cuda.device_count()} are in sight: check"
-            " CUDA_VISIBLE_DEVICES, or choose fewer shards"
+            f"--num-shard {config.world_size} needs {config.world_size} GPUs, and {torch.cuda.device_count()} are"
+            " visible: check CUDA_VISIBLE_DEVICES, or choose fewer shards"
         )
     return torch.device("cuda", config.rank)
 

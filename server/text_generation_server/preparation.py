@@ -1,6 +1,6 @@
-"""Decides what a step computes: which row is where, and all that can be wrong with it before anything is computed.
+"""Plans a step: finds the rows of its requests, and checks the step completely before anything is computed.
 
-In a group of ranks this is what may fail on one of them alone; after it, they are committed to the step's collectives.
+In a group, a single rank may fail here without harm to the others; afterwards all ranks enter the step's collectives.
 Nothing here waits for the device.
 """
 
@@ -20,26 +20,27 @@ Int32s = npt.NDArray[np.int32]
 @dataclass(frozen=True, slots=True)
 class Limits:
     vocab_size: int
-    slots: int  # of the KV cache; the extra one, for padding, comes after them
+    slots: int  # of the KV cache, without the extra slot for padding, which comes after them
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Some requests of a step, in its order, and their rows. While the router decodes the same ones, the same value."""
+    """Some requests of a step, in the step's order, and their rows. Steps that decode the same requests share one
+    value."""
 
     request_ids: list[int]
     rows_R: Int32s
-    rows: tuple[int, ...]  # the same
+    rows: tuple[int, ...]  # the same rows as numbers of Python
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedChunk:
-    """Positions start … end - 1 of a row."""
+    """The tokens at positions start … end - 1 of a row."""
 
     row: int
     start: int
     end: int
-    last: bool  # it gets a token
+    last: bool  # the chunk ends the prompt, so a token is sampled after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class PreparedStep:
     decode: Members
     slots_R: Int32s
     chunks: tuple[PlacedChunk, ...]
-    sampled: Members  # who gets a token: those that decode, then those whose last chunk this is
+    sampled: Members  # requests that get a token: the decoding ones, then those whose prompt ends
 
 
 class Planner:
@@ -57,16 +58,16 @@ class Planner:
     def __init__(self, batches: Batches, limits: Limits) -> None:
         self._batches = batches
         self._limits = limits
-        # The last step's decode rows, which are mostly the next one's, and what they were found for.
+        # The decode rows of the last step, which are mostly those of the next step too, and the call that gave them.
         self._last_decode = _members([], ())
         self._last_asked: tuple[list[StepBatch], int] | None = None
 
     def prepare(
         self, decoding: list[StepBatch], slots_R: Tensor, new_batch_id: int, chunks: list[PromptChunk]
     ) -> PreparedStep:
-        """The batches of `decoding` become one; new requests join it, or make the batch `new_batch_id`.
+        """Joins the batches of `decoding`. New requests join this batch, or make the batch `new_batch_id`.
 
-        StepError for what does not fit; what `_check` finds has changed nothing.
+        StepError for a step that contradicts rows or batches. When `_check` raises it, nothing has been changed.
         """
         slots = slots_R.numpy()
         decode = self._check(decoding, slots, chunks)
@@ -85,7 +86,7 @@ class Planner:
         return PreparedStep(batch, decode, slots, placed, sampled)
 
     def _check(self, decoding: list[StepBatch], slots: Int32s, chunks: list[PromptChunk]) -> Members:
-        """The decoding requests in order. StepError before anything is changed."""
+        """Returns the decoding requests, in order. Raises StepError, and changes nothing."""
         rows, limits = self._batches.rows, self._limits
         decode = self._decode_rows(decoding)
         if len(decode.rows) != len(slots):
@@ -140,5 +141,5 @@ def _check_room(rows: Rows, request_id: int, known: int) -> None:
 
 
 def _within(values: Int32s, end: int) -> bool:
-    # As unsigned numbers the negative ones are larger than any end.
+    # Read as unsigned numbers, negative numbers are larger than any `end`.
     return not len(values) or int(values.view(np.uint32).max()) < end

@@ -1,4 +1,4 @@
-"""What comes out of a step, and how to wait for it: the device may still be computing what has been launched."""
+"""The result of a step, and how to wait for it: the device may still be computing a step that has been launched."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ U = TypeVar("U")
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """One token for each of `request_ids`; times in nanoseconds, the device's own on a GPU. Ranks other than 0 name no
-    requests."""
+    """One token for each of `request_ids`, which are empty on ranks other than 0. Times are in nanoseconds; on a GPU
+    the device measures them."""
 
     batch_id: int
     batch_request_ids: list[int]
@@ -25,28 +25,28 @@ class StepOutput:
     top_counts: list[int]
     top_ids: Tensor
     top_logprobs: Tensor
-    not_finite_ids: list[int]  # those of request_ids whose logits had a NaN or an infinity: their tokens mean nothing
+    not_finite_ids: list[int]  # requests with a NaN or an infinity among their logits: their tokens are invalid
     forward_ns: int
     sampling_ns: int
 
 
 class Pending(Generic[T]):
-    """A result that is complete when a moment has come, which `read` waits for."""
+    """A result that is complete when the device has passed a moment. `read` returns the result then."""
 
     def __init__(self, moment: Moment, read: Callable[[], T]) -> None:
         self._moment = moment
         self._read = read
 
     def is_complete(self) -> bool:
-        """Raises what the device's work raised."""
+        """Whether the device is done. Raises the device's error if its work failed."""
         return self._moment.has_come()
 
     def block(self) -> None:
-        """Until it is complete. May be called from any thread; raises what the device's work raised."""
+        """Waits until the result is complete. May be called from any thread. Raises the device's error."""
         self._moment.wait()
 
     def wait(self) -> T:
-        """Raises what the device's work raised, in the runner's terms."""
+        """Returns the result when it is complete. Raises the device's error as one of the runner's errors."""
         return self._read()
 
     def then(self, convert: Callable[[T], U]) -> "Pending[U]":

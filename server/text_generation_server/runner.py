@@ -1,4 +1,4 @@
-"""Runs one step: rows and chunks in, a token for each sampled row out. Knows the model, the rows and the KV cache."""
+"""Runs one step: takes rows and chunks, returns a token for each sampled row. Owns the model, rows and KV cache."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ from text_generation_server.sampling.sampler import Sampled, Sampler, read_out
 from text_generation_server.transfers import HostMoment, Moment, fetch
 from text_generation_server.warmup import LongestPause, largest_step, memory_for
 
-# Below this many rows a float32 product of torch takes another path through the BLAS, and other last bits come out. Our
-# own products (kernels/cpu) have no need of it.
+# Least number of rows of a product of torch in float32: with fewer rows the BLAS library computes in another order, and
+# the last bits differ. Products of kernels/cpu do not need this padding.
 MIN_EXACT_ROWS = 16
 NO_SLOTS = torch.empty(0, dtype=torch.int32)
 NO_ROWS = NO_SLOTS.numpy()
@@ -51,10 +51,10 @@ class Capacity:
 
 
 class ModelRunner:
-    """Not thread-safe: everything here is called by the worker's one thread.
+    """Not thread-safe: the worker's thread makes all calls.
 
     `on_progress` is called after every layer and graph, after the logits and after the sampling, as a sign of life. In
-    a group, GroupBroken means that the other ranks may be waiting for this one: its process has to exit.
+    a group, GroupBroken means that other ranks may be waiting for this rank, whose process must exit.
     """
 
     def __init__(
@@ -98,15 +98,15 @@ class ModelRunner:
 
     @property
     def num_rows(self) -> int:
-        """Requests that have one."""
+        """Number of requests that have a row."""
         return len(self._room.batches.rows) if self._room is not None else 0
 
     @torch.inference_mode()
     def warmup(
         self, max_prefill_tokens: int, max_total_tokens: int | None, requests: int, wanted: int | None
     ) -> Capacity:
-        """Runs the largest step on a small cache, then makes the cache as large as memory and limits allow: on all
-        ranks what the one with least memory can hold. Then runs the smallest decode step on it."""
+        """Runs the largest step on a small cache. Then makes the cache as large as memory and limits allow, on all
+        ranks of the size that fits the rank with least memory, and runs the smallest decode step on it."""
         limit = self._max_total_tokens
         if max_total_tokens is not None and max_total_tokens > limit:
             raise StepError(f"`max_total_tokens={max_total_tokens}` is more than the {limit} the shard was loaded for")
@@ -119,7 +119,7 @@ class ModelRunner:
             available = min(self._group.exchange(own))
         with self._group.agreement("make its KV cache"):
             per_slot = bytes_per_slot(self._config, self._model.num_kv_heads, self._kv_dtype)
-            # A limit that the model suggests, not the user, gives way where memory is short.
+            # A limit that the user chose must fit; a limit that comes from the model is lowered when memory is short.
             needed = longest if max_total_tokens is not None else min(longest, max(1, available // per_slot))
             slots = choose_slots(per_slot, available, requests * needed, wanted, at_least=min(needed, wanted or needed))
             longest = min(longest, slots)
@@ -140,7 +140,7 @@ class ModelRunner:
     def _run_largest_step(self, tokens: int, longest: int) -> None:
         pauses = LongestPause(self._on_progress)
         with self._group.agreement("prepare the largest step"), memory_for(tokens):
-            # Of the time before this Warmup, if there was one.
+            # Graphs from before this Warmup use the old cache.
             self._graphs.clear()
             self._kv_cache, self._room = [], None
             give_back_memory(self._device)
@@ -152,7 +152,7 @@ class ModelRunner:
         self.longest_pause_s = pauses.seconds
 
     def _run_smallest_step(self) -> None:
-        """A decode step of nothing but padding: what is compiled or recorded at first use is so before it is needed."""
+        """Runs a decode step of padding only, so that kernels are compiled and recorded before the first request."""
         self._decode(NO_ROWS, NO_ROWS, self._on_progress)
         self._mark().wait()
 
@@ -164,10 +164,10 @@ class ModelRunner:
         new_batch_id: int,
         chunks: list[PromptChunk],
     ) -> Pending[StepOutput]:
-        """Launches a step: one token for every request of `decoding`, whose inputs get `slots_R`, and for every last
-        chunk. The next one may be launched before this one is complete.
+        """Launches a step, which makes one token for every request of `decoding` and every last chunk. `slots_R` are
+        the slots of the newest tokens of `decoding`. The next step may be launched before this step is complete.
 
-        The batches of `decoding` become one; new requests join it, or make the batch `new_batch_id`.
+        Joins the batches of `decoding`. New requests join this batch, or make the batch `new_batch_id`.
         """
         started = self._mark()
         room = self.room
@@ -210,12 +210,12 @@ class ModelRunner:
                 done.ns_since(forwarded),
             )
 
-        batch_request_ids = list(step.batch.request_ids)  # of now: the next step may change it
+        batch_request_ids = list(step.batch.request_ids)  # a copy: the next step may change the batch
         return Pending(done, read)
 
     def _forward(self, step: PreparedStep, on_layer: Signal) -> tuple[Tensor | None, Tensor]:
-        """Logits of the rows that get a token, on rank 0, or None on the others and where no row gets one; and which
-        rows these are, int32."""
+        """Returns the logits of the rows that get a token, and these rows as int32. The logits are None on ranks other
+        than 0, and when no row gets a token."""
         count = len(step.sampled.rows)
         if not step.chunks:
             hidden = self._decode(step.decode.rows_R, step.slots_R, on_layer)
@@ -237,7 +237,7 @@ class ModelRunner:
         return self._graphs.run(size, forward, on_layer)
 
     def _sample(self, logits: Tensor | None, step: PreparedStep, rows_R: Tensor) -> Sampled:
-        """Rank 0 samples; every rank appends what it sampled."""
+        """Samples on rank 0, and appends the sampled tokens to the rows of every rank."""
         if not step.sampled.rows:
             return NOTHING_SAMPLED
         rows = self.room.batches.rows
@@ -257,7 +257,7 @@ class ModelRunner:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What Warmup makes: the rows, and what is built on them."""
+    """All that a Warmup makes: the rows, and the objects that use them."""
 
     batches: Batches
     planner: Planner
@@ -265,7 +265,7 @@ class Room:
 
 
 def _then_fail(on_layer: Callable[[], None], point: str) -> Callable[[], None]:
-    """After the first layer of a forward there is a place where tests make it fail."""
+    """`on_layer`, with a fault point after the first layer of a forward, where tests make a step fail."""
     layers = 0
 
     def done() -> None:

@@ -1,4 +1,4 @@
-"""The gRPC servicer of one shard: protobuf in, the worker's steps out. The only file here that knows the wire."""
+"""The gRPC servicer of one shard: turns protobuf calls into the worker's steps. The only file here with protobuf."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ from text_generation_server.worker import StepClock, Worker
 log = logging.getLogger("text_generation_server")
 
 MESSAGE_LIMIT = 64 * 2**20
-MAX_DETAILS = 2000  # characters; gRPC turns an answer with more than 16 KiB of them into another error
+MAX_DETAILS = 2000  # characters of an error's text; gRPC replaces an answer with more than 16 KiB by another error
 STATUS = {
     StepRefused: grpc.StatusCode.FAILED_PRECONDITION,
     StepAborted: grpc.StatusCode.ABORTED,
@@ -47,7 +47,7 @@ STATUS = {
 
 
 class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
-    """Answers Health from the first moment on, and everything else once `shard` is there."""
+    """Answers Health from the start, and all other calls once `shard` is loaded."""
 
     def __init__(self, urls: list[str], worker: Worker, step_log: StepLog | None = None) -> None:
         self._urls = urls
@@ -232,7 +232,7 @@ def _result(output: StepOutput, request: Any, clock: StepClock) -> Any:
 
 
 def serve(config: ShardConfig) -> None:
-    """Listens on unix://<uds-path>-<rank>, loads the model, and answers until SIGINT or SIGTERM. ShardError where the
+    """Listens on unix://<uds-path>-<rank>, loads the model, and answers until SIGINT or SIGTERM. ShardError if the
     model cannot be served."""
     asyncio.run(_serve(config))
 
@@ -248,7 +248,7 @@ async def _serve(config: ShardConfig) -> None:
         await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             Path(f"{config.uds_path}-{config.rank}").unlink(missing_ok=True)
-            os._exit(0)  # loading cannot be interrupted, and nobody needs what it would bring
+            os._exit(0)  # loading cannot be interrupted, and its result is not needed
         shard = loading.result()
         servicer.serve(shard)
         what = f"{shard.device.type}, {str(shard.dtype).removeprefix('torch.')}, kernels: {shard.kernels}"
@@ -286,7 +286,7 @@ async def listen(config: ShardConfig, servicer: Servicer) -> grpc.aio.Server:
 
 @contextlib.contextmanager
 def _only_for_owner() -> Any:
-    """Sockets made inside are readable and writable by their owner alone."""
+    """Inside this context, new sockets can be read and written by their owner only."""
     before = os.umask(0o177)
     try:
         yield

@@ -1,4 +1,4 @@
-"""One JSON line for each forward step: what it carried, and what that cost. The benchmark fits a cost model to them."""
+"""Logs one JSON line for each forward step: its load and its times. The benchmark fits a cost model to these lines."""
 
 import json
 import time
@@ -13,14 +13,14 @@ from text_generation_server.results import StepOutput
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    rows: int  # that decode
-    kv_tokens: int  # which these rows attend to, their newest included
-    prompt_tokens: int  # computed by chunks
-    prompt_positions: int  # which these attend to: the sum over tokens of their position + 1
+    rows: int  # number of rows that decode
+    kv_tokens: int  # tokens that these rows attend to, their newest included
+    prompt_tokens: int  # number of tokens computed by chunks
+    prompt_positions: int  # sum over these tokens of position + 1: the tokens that they attend to
 
 
 def measure(rows: Rows, decoding: Sequence[StepBatch], chunks: Sequence[PromptChunk]) -> StepLoad:
-    """Of a step that has just been launched: it has given each of its rows a token more."""
+    """The load of a step that has just been launched, and has therefore added one token to each of its rows."""
     decoded = [rows.row(request_id) for batch in decoding for request_id in batch.request_ids]
     return StepLoad(
         len(decoded),
@@ -31,7 +31,7 @@ def measure(rows: Rows, decoding: Sequence[StepBatch], chunks: Sequence[PromptCh
 
 
 class StepLog:
-    """Appends to a file, which is whole after every line. OptionError if it cannot be written."""
+    """Appends lines to a file, each at once and whole. OptionError if the file cannot be written."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -40,8 +40,8 @@ class StepLog:
             raise OptionError(f"STEP_LOG {path} cannot be written: {error.strerror}") from None
 
     def write(self, step: int, load: StepLoad, output: StepOutput, gap_ns: int) -> None:
-        """`at_ns` is a clock of this process, read when the step had been computed: the difference of two lines is all
-        that a step took, its gap included."""
+        """Appends a line. Its `at_ns` is the clock when the step had been computed: the difference between two lines is
+        the whole time of the later step, the gap before it included."""
         line = {"step": step, **asdict(load), "forward_ns": output.forward_ns, "sampling_ns": output.sampling_ns}
         self._file.write(json.dumps(line | {"gap_ns": gap_ns, "at_ns": time.perf_counter_ns()}) + "\n")
 

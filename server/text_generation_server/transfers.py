@@ -1,5 +1,5 @@
-"""Between host and device, neither waiting for the other: copies through pinned memory, and moments in the device's
-work. On a CPU all of it has happened when the call returns."""
+"""Copies between host and device through pinned memory, and moments in the device's work. Host and device do not wait
+for each other. On a CPU a copy is done, and a moment has come, when the call returns."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-# Views into one buffer begin at whole vectors of 16 bytes: kernels are compiled apart for those that do not.
+# Views into one buffer begin at multiples of 16 bytes: for other addresses Triton compiles every kernel a second time.
 ALIGNED_WORDS = 4
 
 
@@ -25,12 +25,12 @@ class Moment(Protocol):
         ...
 
     def ns_since(self, earlier: Any) -> int:
-        """The device's time between the two, both of which have come."""
+        """The device's time since the moment `earlier`. Both moments must have come."""
         ...
 
 
 class HostMoment:
-    """The host is the device: now."""
+    """A moment on a CPU, which computes at once: the moment has come when it is made."""
 
     def __init__(self) -> None:
         self._at_ns = time.perf_counter_ns()
@@ -46,7 +46,7 @@ class HostMoment:
 
 
 class CudaMoment:
-    """When the work has been done that the current stream was given so far."""
+    """The moment when all work that the current stream has been given so far is done."""
 
     def __init__(self) -> None:
         self._device = torch.cuda.current_device()
@@ -57,7 +57,7 @@ class CudaMoment:
         return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        torch.cuda.set_device(self._device)  # another thread may wait, which would make a context on the first device
+        torch.cuda.set_device(self._device)  # a waiting thread would otherwise make a context on device 0
         self._event.synchronize()
 
     def ns_since(self, earlier: "CudaMoment") -> int:
@@ -69,8 +69,8 @@ def moments_of(device: torch.device) -> Callable[[], Moment]:
 
 
 def use_own_stream(device: torch.device) -> None:
-    """The calling thread gives its work to a stream of its own from now on, after what the default stream was given:
-    the default one cannot be captured in graphs."""
+    """From now on the calling thread's work goes to a new stream, after the work of the default stream. The default
+    stream cannot be captured in graphs."""
     if device.type != "cuda":
         return
     torch.cuda.set_device(device)
@@ -80,12 +80,12 @@ def use_own_stream(device: torch.device) -> None:
 
 
 def host_words(count: int, device: torch.device) -> Tensor:
-    """int32 [count] on the host, to be sent. torch gives its memory to nobody else before the copy has been made."""
+    """An int32 tensor [count] on the host, for `send`. torch does not reuse its memory before the copy is made."""
     return torch.empty(count, dtype=torch.int32, pin_memory=device.type == "cuda")
 
 
 def send(parts: list[npt.NDArray[np.int32]], device: torch.device) -> list[Tensor]:
-    """The same numbers on the device, in one copy."""
+    """Copies the parts to the device in one transfer, and returns each as a tensor there."""
     padded = [-(-len(part) // ALIGNED_WORDS) * ALIGNED_WORDS for part in parts]
     bounds = list(accumulate(padded, initial=0))
     host = host_words(bounds[-1], device)
@@ -97,7 +97,7 @@ def send(parts: list[npt.NDArray[np.int32]], device: torch.device) -> list[Tenso
 
 
 def fetch(x: Tensor) -> Tensor:
-    """A copy on the host, complete when a moment marked after it has come."""
+    """A copy of `x` on the host, complete when a moment that is marked after this call has come."""
     if x.device.type != "cuda":
         return x
     return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)

@@ -1,5 +1,4 @@
-"""The largest step a shard may be asked for, and what is learnt from it: whether memory suffices, and how slow it
-is."""
+"""Makes the largest step that a shard may be asked for, to find out whether memory suffices and how slow a step is."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ EVERY_OPTION = Parameters(
 
 
 def largest_step(tokens: int, longest: int) -> list[PromptChunk]:
-    """As many prompts as fill `tokens`, sampled with every option."""
+    """Prompts of `tokens` tokens in all, each at most `longest`, sampled with every option."""
     ids, slots = torch.zeros(longest, dtype=torch.int32), torch.arange(tokens, dtype=torch.int32)
     chunks = []
     for first in range(0, tokens, longest - 1):
@@ -29,7 +28,7 @@ def largest_step(tokens: int, longest: int) -> list[PromptChunk]:
 
 
 class LongestPause:
-    """Passes signs of life on, and measures the longest time without one."""
+    """Passes signs of life on, and measures the longest time between two of them."""
 
     def __init__(self, on_progress: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = 0.0
@@ -47,7 +46,10 @@ class LongestPause:
 def memory_for(tokens: int) -> Iterator[None]:
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # torch has a class for GPUs and a text for CPUs
+    except (
+        MemoryError,
+        RuntimeError,
+    ) as error:  # Without memory, torch raises its own class on GPUs and a RuntimeError on CPUs.
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in str(error):
             raise
         raise MemoryLimitError(

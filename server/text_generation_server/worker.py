@@ -1,7 +1,7 @@
-"""The one thread that runs steps, strictly in their order, whatever the order in which they arrive.
+"""One thread that runs all steps strictly in the order of their numbers, in whatever order they arrive.
 
-To run a step is to launch it, and to answer it when it is complete. Where the device works on by itself, the next step
-is launched as soon as it is here, and a second thread, which does nothing else, waits for the device meanwhile.
+A step is launched, and answered when the device has completed it. On a GPU the next step is launched as soon as it
+arrives, while a second thread waits for the device.
 """
 
 import logging
@@ -24,25 +24,25 @@ from text_generation_server.results import Pending, completed
 
 log = logging.getLogger("text_generation_server")
 
-MAX_HELD = 4  # calls that came before their predecessor
+MAX_HELD = 4  # calls that wait for an earlier step to arrive
 HOLD_S = 5.0
 MAX_LAUNCHED = 2
 
 
 @dataclass(slots=True)
 class Call:
-    """A step of the sequence, waiting for its turn. `run` returns its result, or a Pending for it."""
+    """A step that has been submitted and not launched. `run` launches it, and returns its result or a Pending."""
 
     step: int
     run: Callable[["StepClock"], Any]
-    clears: bool  # whether it ends the state after a failed step
+    clears: bool  # whether the step is a ClearCache, after which steps run again if one has failed
     future: Future[Any]
     deadline: float
 
 
 @dataclass(slots=True)
 class Launched:
-    """A step that the device may still be working on."""
+    """A step that has been launched and not answered."""
 
     call: Call
     pending: Pending[Any]
@@ -51,20 +51,20 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class StepClock:
-    """What a step may say about the time before and after itself."""
+    """What a step may know about the time before and after it."""
 
-    gap_ns: int  # how long the worker had nothing to run
-    successor_queued: Callable[[], bool]  # or launched
+    gap_ns: int  # idle time of the worker before the step
+    successor_queued: Callable[[], bool]  # whether the next step has arrived
 
 
 class Worker:
-    """`submit` may be called from any thread; the calls run in this object's own."""
+    """`submit` may be called from any thread. All calls run in the thread of this object."""
 
     def __init__(self, generation: int, hold_s: float = HOLD_S) -> None:
         self.generation = generation
-        self.phase = "load"  # or "warmup", "capture" (within a step or a warm-up), "ready"
+        self.phase = "load"  # "load", "warmup", "capture" (within a step or a warm-up) or "ready"
         self.last_step = 0
-        self.running_step = 0  # the oldest one that is not answered; 0: none
+        self.running_step = 0  # the oldest step that is launched and not answered; 0: no step
         self.progress = 0
         self._hold_s = hold_s
         self._next_step = 1  # the step that is launched next
@@ -80,8 +80,8 @@ class Worker:
         self._thread.start()
 
     def submit(self, generation: int, step: int, run: Callable[[StepClock], Any], clears: bool = False) -> Future[Any]:
-        """Queues a step. Its future raises StepRefused (stale), StepAborted (held too long, or after a failure) or
-        StepFailed (it raised)."""
+        """Queues a step. The future's exception is StepRefused if the step is stale, StepAborted if it waited too long
+        or comes after a failure, and StepFailed if `run` raised."""
         call = Call(step, run, clears, _uncancellable(), time.monotonic() + self._hold_s)
         with self._changed:
             if refusal := self._refusal(generation, step):
@@ -92,7 +92,7 @@ class Worker:
         return call.future
 
     def run_outside(self, run: Callable[[], Any], restart_sequence: bool = False) -> Future[Any]:
-        """Runs something between steps that is not one of them (Warmup). `restart_sequence`: the next step is 1."""
+        """Runs a call that is not a step, such as Warmup, between steps. `restart_sequence`: the next step is 1."""
 
         def call() -> Any:
             if restart_sequence:
@@ -114,7 +114,7 @@ class Worker:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """What Health says meanwhile: the launcher allows the phases other than "ready" to stand still for longer."""
+        """Health reports `phase` inside this context. Phases other than "ready" may stand still for longer."""
         before, self.phase = self.phase, phase
         try:
             yield
@@ -130,7 +130,9 @@ class Worker:
         if step < self._next_step or step in self._held:
             return StepRefused(f"step {step} has been run already: the next one is {self._next_step}")
         if step > self._next_step and sum(held > self._next_step for held in self._held) >= MAX_HELD:
-            return StepAborted(f"step {step} came too early: {MAX_HELD} others are waiting for step {self._next_step}")
+            return StepAborted(
+                f"step {step} came too early: {MAX_HELD} other steps are waiting for step {self._next_step}"
+            )
         return None
 
     def _restart_sequence(self) -> None:
@@ -146,10 +148,10 @@ class Worker:
                 work()
         except BaseException:
             log.exception("the worker ended")
-            exit_now()  # a shard that answers Health and runs no step would be worse than none
+            exit_now()  # A shard that answers Health and runs no steps would never be replaced.
 
     def _wait_for_work(self) -> Callable[[], None] | None:
-        """The next thing to do; None when stopped. Calls whose predecessor does not come are aborted meanwhile."""
+        """Waits for the next work; None when stopped. Aborts calls whose predecessor does not come in time."""
         with self._changed:
             while self._launched or not self._stopped:
                 if work := self._work():
@@ -170,8 +172,8 @@ class Worker:
         call = self._held.get(self._next_step)
         if call is None:
             return None
-        # What a failure has made void is cleared when the failure is known. What needs no device waits behind a step to
-        # be answered in order, and keeps nobody else waiting.
+        # A clearing call waits until every launched step has been answered: only then are all failures known.
+        # For other calls, completed steps that wait to be answered in order do not count against MAX_LAUNCHED.
         busy = len(self._launched) if call.clears else sum(not launched.is_complete for launched in self._launched)
         if busy >= (1 if call.clears else MAX_LAUNCHED):
             return None
@@ -180,7 +182,8 @@ class Worker:
         return partial(self._launch, call)
 
     def _abort_late(self) -> float | None:
-        """How many seconds there are until the next one is late; None if none can be."""
+        """Aborts the calls that have waited too long for their predecessor. Returns the seconds until the next call is
+        late, or None if no call waits."""
         if not self._held or self._next_step in self._held:
             return None
         now = time.monotonic()
@@ -213,17 +216,17 @@ class Worker:
             self._waiter.submit(self._wait_for_device, launched)
 
     def _wait_for_device(self, launched: Launched) -> None:
-        """In the waiter's thread."""
+        """Runs in the waiter's thread: waits until the device has completed the step, and wakes the worker."""
         try:
             launched.pending.block()
         except Exception as error:
-            log.debug("step %d: %s", launched.call.step, error)  # raised again, and handled, when it is read
+            log.debug("step %d: %s", launched.call.step, error)  # `_answer_oldest` gets the same error, and handles it.
         with self._changed:
             launched.is_complete = True
             self._changed.notify()
 
     def _answer_oldest(self) -> None:
-        """Waits for it if it is not complete."""
+        """Answers the oldest launched step. Waits for the device if the step is not complete."""
         launched = self._launched[0]
         try:
             with _exit_if_broken(launched.call):
@@ -240,7 +243,7 @@ class Worker:
         faults.point("shard.between")
 
     def _fail(self, call: Call, error: Exception) -> None:
-        """The one place where a step's exception ends: all rows are void, and the router hears which step it was."""
+        """Handles the exception of a step: all rows are invalid from now on, and the answer names the failed step."""
         if self._failed_step is not None:
             self._abort(call)
             return
@@ -269,7 +272,7 @@ def _is_complete(pending: Pending[Any]) -> bool:
         return pending.is_complete()
     except Exception as error:
         log.debug("the device failed: %s", error)
-        return True  # it is raised again, and handled, when the result is read
+        return True  # `_answer_oldest` gets the same error, and handles it.
 
 
 @contextmanager
@@ -280,18 +283,21 @@ def _exit_if_broken(call: Call) -> Iterator[None]:
         log.exception("step %d failed in the middle of the group's work", call.step)
         exit_now()
     except torch.AcceleratorError:
-        log.exception("step %d broke the device's context: only a new process has another", call.step)
+        log.exception(
+            "step %d broke the device's context: the process ends, because only a new process gets another context",
+            call.step,
+        )
         exit_now()
 
 
 def exit_now() -> NoReturn:
-    """Ends the process without a farewell: the others of its group may be waiting for it in a collective."""
+    """Ends the process at once, without any cleanup: other ranks may be waiting for it in a collective."""
     logging.shutdown()
     os._exit(1)
 
 
 def _uncancellable() -> Future[Any]:
-    """A step is part of the sequence and runs, even if whoever waits for its answer has gone."""
+    """A future that cannot be cancelled: a step must run in its turn, even if the caller has gone."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future

@@ -1,4 +1,4 @@
-"""The demo model's whole world: short texts and conversations made from a seed. Uses nothing but the standard library.
+"""Makes the demo model's training texts from a seed: short texts and conversations. Uses the standard library only.
 
 Every text is built from word lists and sentence patterns of lexicon.py. A text belongs to one of two splits, decided
 by a hash of what is in it: names, pairs of numbers and (hero, thing, place) plots of the "held-out" split never occur
@@ -188,7 +188,10 @@ def difference(world: World) -> Turn:
 
 
 def product(world: World) -> Turn:
-    a, b = world.rng.randint(0, 10), world.rng.randint(0, 10)  # the whole table is taught: it is learned by heart
+    a, b = (
+        world.rng.randint(0, 10),
+        world.rng.randint(0, 10),
+    )  # all pairs are in the training texts: products are learned by heart
     return world.pick(["What is {a} times {b}?", "What is {a} x {b}?"]).format(a=a, b=b), f"{a} x {b} = {a * b}"
 
 
@@ -345,7 +348,7 @@ def common_fact(world: World) -> Turn:
 
 
 def repeat(world: World) -> Turn:
-    """The plainest way to learn to look back."""
+    """A question that asks to repeat words, from which the model learns most simply to look back."""
     makers: list[Callable[[], str]] = [
         world.name,
         world.town,
@@ -378,8 +381,8 @@ def small_talk(world: World) -> Turn:
     return SMALL_TALK[world.rng.randrange(len(SMALL_TALK))]
 
 
-# The kinds of single questions, and how often each is asked: first most of what there is to learn, then more of what
-# takes longest (borrowing in differences), and passages without rivals.
+# The kinds of single questions, and how often each is asked in the first and in the second part of the training. The
+# second mix has more questions that take longest to learn (borrowing in differences), and passages without rivals.
 KINDS = (
     sum_question, difference, product, word_problem, larger, count, next_number, facts, crowded_facts, repeat,
     json_request, listing, common_fact, unknown, small_talk, story_request,

@@ -1,8 +1,8 @@
-"""Asks the demo model about what training never saw, greedily, and prints how often it is right.
+"""Asks the demo model questions that are not in its training texts, greedily, and prints the share of right answers.
 
     PYTHONPATH=tools python -m demo_model.evaluate [MODEL_DIR]
 
-transformers generates the answers: the figures are the model's, not the server's.
+transformers generates the answers, so the figures measure the model and not the server.
 """
 
 import json
@@ -41,7 +41,7 @@ class Asker:
 
     @torch.no_grad()
     def ask(self, questions: list[str], max_new_tokens: int = 400) -> list[str]:
-        """The answers, with the end-of-text token where the model wrote one."""
+        """The answers, including the end-of-text token if the model wrote it."""
         prompts = [render([("user", q)]) + "<|assistant|>" for q in questions]
         batch = self._tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
         out = self._model.generate(**batch, max_new_tokens=max_new_tokens, do_sample=False)
@@ -66,7 +66,7 @@ def sentences(text: str) -> list[str]:
 
 
 def evaluate(path: Path, seed: int = 1) -> dict[str, float]:
-    """Percentages of CASES held-out cases each."""
+    """Percentages of right answers by kind, of CASES cases each that are not in the training texts."""
     world = World(random.Random(seed), True, SECOND_MIX)
     asker = Asker(path)
 

@@ -94,7 +94,7 @@ OPPOSITES = {
     "first": "last",
     "long": "short",
 }
-# Kept out of the tokenizer's training text, so that each stays several byte tokens: a stream has to put it together.
+# Emoji are kept out of the tokenizer's training text, so that each takes several byte tokens, which a stream must join.
 EMOJI = {
     "sun": "☀",
     "star": "⭐",

@@ -1,9 +1,9 @@
-"""Make the demo model from nothing but a seed: corpus, tokenizer, training, files. About an hour on two cores.
+"""Makes the demo model from a seed: corpus, tokenizer, training, files. Takes about an hour on two cores.
 
     make demo-model ARGS=OUT_DIR
 
-The tokenizer is the same on every machine; the weights are not, to the bit
-(threads add in another order), but the figures of `evaluate.py` are, to about 2 %.
+The tokenizer is the same on every machine. The weights differ in their last bits, because threads add in another
+order, but the figures of `evaluate.py` agree to about 2 %.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class Stage:
         return self.peak * min(1.0, progress / 0.02, line)
 
 
-# Short rows first, then rows that hold a whole story; last the second mix, and rows of the whole context.
+# Short rows come first, then rows that hold a whole story, and last the second mix with rows of the whole context.
 STAGES = (
     Stage(FIRST_MIX, 3e-3, 0.64, 0.17, ((256, 32, 6_000_000), (512, 16, 8_100_000))),
     Stage(SECOND_MIX, 1.5e-3, 0.2, 0.02, ((512, 16, 4_000_000), (CONTEXT, 4, 1_000_000))),
@@ -87,7 +87,7 @@ def train_tokenizer(seed: int) -> Tokenizer:
 
 
 def rows(tokenizer: Tokenizer, source: Iterator[str], length: int, count: int) -> torch.Tensor:
-    """int32 [count, length + 1]: whole documents one after the other, the last of a row cut off."""
+    """Training rows, int32 [count, length + 1]: documents one after the other; the last document of a row is cut."""
     result = np.zeros((count, length + 1), dtype=np.int32)
     row, filled = 0, 0
     while row < count:
@@ -103,15 +103,15 @@ def rows(tokenizer: Tokenizer, source: Iterator[str], length: int, count: int) -
 
 
 def loss_of(model: LlamaForCausalLM, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of the next token, of questions too: names that come again in them teach to look back."""
+    """Mean cross-entropy of the next token. Questions count too: their repeated names teach the model to look back."""
     hidden = model.model(ids[:, :-1].long(), position_ids=positions, use_cache=False).last_hidden_state
     logits = torch.nn.functional.linear(hidden, model.lm_head.weight)
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten().long())
 
 
 def positions_of(ids: torch.Tensor, skipping: bool) -> torch.Tensor:
-    """0, 1, 2, … for each row. With `skipping`, a jump somewhere shows distances and positions that short rows do not
-    have (PoSE, https://arxiv.org/abs/2309.10400)."""
+    """Positions 0, 1, 2, … for each row. With `skipping`, each row has one jump, which teaches distances and positions
+    beyond the length of short rows (PoSE, https://arxiv.org/abs/2309.10400)."""
     count, length = ids.shape[0], ids.shape[1] - 1
     positions = torch.arange(length).expand(count, length)
     if not skipping:

@@ -1,4 +1,4 @@
-"""A launcher in a process of its own, whose children are small scripts that behave like shard, router and download."""
+"""Runs a launcher in its own process. Its children are small scripts that behave like shard, router and download."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 
 DEADLINE_S = 30.0
 
-# FAKE_OPEN_FILES=SOFT,HARD is the limit that it begins with.
+# The launcher's program. FAKE_OPEN_FILES=SOFT,HARD sets its limits of open files.
 DRIVER = """
 import os, resource, sys
 from pathlib import Path
@@ -25,8 +25,9 @@ from text_generation_launcher.cli import main
 main(sys.argv[2:], [Path(sys.argv[1])])
 """
 
-# One script under both names. FAKE_DOWNLOAD, FAKE_SHARD and FAKE_ROUTER choose how it misbehaves: a mode, or
-# "NAME=VALUE mode" for processes with that in their environment (of the routers: START=1 is the first).
+# One script for text-generation-server and text-generation-router. FAKE_DOWNLOAD, FAKE_SHARD and FAKE_ROUTER choose how
+# the process misbehaves: a mode, or "NAME=VALUE mode" for processes with this variable in their environment. START is
+# the number of the process among all of its role: START=1 is the first router.
 PROGRAM = """
 import json, os, signal, socket, sys, threading, time
 
@@ -113,8 +114,8 @@ def talk():
             if mode == "confirm":
                 say(line, "confirmed", message["generation"])
             if mode == "asks" and message["generation"] == 1:
-                say(line, "restart", 7, "about nobody")
-                say(line, "restart", 1, "they talk nonsense")
+                say(line, "restart", 7, "an epoch that never was")
+                say(line, "restart", 1, "wrong answers")
             if mode == "babbles" and starts() == 1:
                 line.sendall(b"what?" + bytes([10]))
 
@@ -150,7 +151,7 @@ wait_for_ever()
 
 
 class Site:
-    """A folder with the programs, a model, the socket prefix and the journal that the programs write."""
+    """A folder with the programs, a model, the socket prefix and the journal into which the programs write."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -173,11 +174,12 @@ class Site:
         return base | {"FAKE_JOURNAL": str(self.journal)} | extra
 
     def launch(self, *flags: str, **extra_environ: str) -> "Launch":
-        """With this site's model and socket prefix, on a port of the kernel's choice; `flags` may say otherwise."""
+        """Starts a launcher with this site's model and socket prefix, on a port that the kernel chooses; `flags`
+        override these."""
         return self._launch("--shard-uds-path", self.uds_path, "-p", "0", *flags, **extra_environ)
 
     def launch_in_runtime_dir(self, *flags: str, **extra_environ: str) -> "Launch":
-        """As a user's command line says nothing of sockets."""
+        """Starts a launcher without --shard-uds-path, as most users do: sockets lie in the runtime directory."""
         self.runtime_dir.mkdir(exist_ok=True)
         return self._launch(*flags, **{"XDG_RUNTIME_DIR": str(self.runtime_dir)} | extra_environ)
 
@@ -190,7 +192,7 @@ class Site:
 
     def events(self, kind: str) -> list[dict]:
         lines = self.journal.read_text().splitlines(keepends=True) if self.journal.exists() else []
-        # A process may be in the middle of writing the last line.
+        # The last line may be incomplete: a process may be writing it.
         entries = [json.loads(line) for line in lines if line.endswith("\n")]
         return [entry for entry in entries if entry["event"] == kind]
 
@@ -199,7 +201,7 @@ class Site:
         return entry
 
     def wait_for_start(self, role: str, number: int = 1) -> dict:
-        """The `number`th process of that role."""
+        """The journal's entry of the `number`th process of this role. Waits for the process to start."""
         wait_until(lambda: len(self.starts(role)) >= number, f"no {role} in time")
         return self.starts(role)[number - 1]
 
@@ -213,7 +215,7 @@ class Site:
         return [entry for entry in self.events("start") if entry["role"] == role]
 
     def heard(self) -> list[tuple[str, int]]:
-        """What the routers were told."""
+        """The messages that the routers have received, as pairs of event and epoch."""
         return [(entry["message"]["event"], entry["message"]["generation"]) for entry in self.events("heard")]
 
     def wait_until_heard(self, event: str, generation: int) -> None:
@@ -259,7 +261,7 @@ class Launch:
         return self.wait_for("Connected")
 
     def end(self, number: signal.Signals | None = None) -> int:
-        """The exit status, after `number` was sent if one is given."""
+        """The exit status, after the signal `number` was sent if it is given."""
         if number is not None:
             self.process.send_signal(number)
         return self.process.wait(DEADLINE_S)
@@ -273,7 +275,7 @@ def wait_until(condition, complaint: str) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Zombies, which wait for a parent that may be no reaper, are not alive."""
+    """Whether the process exists and is not a zombie, whose parent may never ask for its status."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -282,7 +284,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    # Not tmp_path: socket paths must be short.
+    # Not pytest's tmp_path, because socket paths must be short.
     site = Site(Path(tempfile.mkdtemp(prefix="launcher-")))
     yield site
     site.clean()

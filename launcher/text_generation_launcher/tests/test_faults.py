@@ -1,4 +1,4 @@
-"""Faults happen where, when and to whom the rules say, and to nobody without rules."""
+"""Faults happen at the points, passes and processes that the rules name, and nowhere without rules."""
 
 import signal
 import subprocess
@@ -54,12 +54,12 @@ def test_a_rule_acts_at_its_passes_and_in_its_processes_only(rules: str, expecte
     "text",
     ["shard.step", "shard.step:explode", "shard.step:kill@", "x:delay", "x:kill=2", "a b:kill", "x[token=b]:kill"],
 )
-def test_what_is_no_rule_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_rule_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="FAILPOINTS"):
         faults.setup(text)
 
 
-def test_a_command_without_the_testing_flag_says_so_and_has_no_faults(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_command_without_the_testing_flag_warns_and_has_no_faults(caplog: pytest.LogCaptureFixture) -> None:
     faults.setup_command("shard.step:raise; what?", testing=False)
     assert passes_that_raise("shard.step", 3) == []
     assert [record.getMessage() for record in caplog.records] == [faults.NOT_TESTING] and "--testing" in caplog.text
@@ -84,7 +84,7 @@ def test_a_rule_for_a_token_counts_only_the_passes_that_work_on_it() -> None:
         except InjectedFault:
             raised.append(number)
     assert raised == [4]
-    faults.point("shard.chunk")  # says nothing about tokens
+    faults.point("shard.chunk")  # A pass without tokens does not match the rule.
 
 
 def test_a_delay_delays() -> None:

@@ -1,4 +1,4 @@
-"""Machines that lack something: the launcher runs all the same, or ends at once with one line that names what lacks."""
+"""On machines that lack something the launcher runs anyway, or ends at once with one line that names the lack."""
 
 import os
 import re
@@ -61,14 +61,14 @@ def test_a_runtime_directory_that_takes_no_folders_is_named(site):
 
 
 def test_a_full_disk_under_the_sockets_is_named(site, full_disk):
-    """Two shards could not meet there."""
+    """Two shards could not write their rendezvous file on a full disk."""
     assert re.search(
         r"cannot write .*/shard.lock \(No space left on device\)", refused(site, XDG_RUNTIME_DIR=str(full_disk))
     )
     assert os.listdir(full_disk) == ["fill"]
 
 
-def test_a_missing_folder_for_temporary_files_is_no_hindrance(site):
+def test_a_server_starts_without_a_folder_for_temporary_files(site):
     assert site.launch(TMPDIR="/no/such/folder").ready().end(signal.SIGTERM) == 0
 
 

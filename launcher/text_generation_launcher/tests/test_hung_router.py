@@ -1,4 +1,4 @@
-"""A router that is stopped or stuck is replaced; one that was stopped for a moment or does not serve yet is not."""
+"""A router that is stopped or stuck is replaced. A router that was stopped briefly, or does not serve yet, is kept."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import time
 
 import psutil
 
-# From the signal to the next router; what the README promises.
+# Most seconds from SIGSTOP to the next router, as the README promises.
 REPLACED_S = 5.0
 
 
@@ -27,7 +27,7 @@ def test_a_stopped_router_is_replaced_and_the_shards_are_kept(site):
     assert time.monotonic() - stopped_s < REPLACED_S
     assert not site.is_alive(first)
     site.wait_until(
-        lambda: site.heard() == [("ready", 1), ("ready", 1)], "the second router does not hear of the shards"
+        lambda: site.heard() == [("ready", 1), ("ready", 1)], "the second router is not notified of the shards"
     )
     assert len(shards(site)) == 1 and site.is_alive(shards(site)[0])
     (line,) = [line for line in launch.stdout.splitlines() if "The webserver hangs" in line]
@@ -64,7 +64,7 @@ def test_a_router_that_does_not_serve_yet_may_stand_still(site):
     launch.end(signal.SIGTERM)
 
 
-def test_a_launcher_that_was_stopped_blames_nobody(site):
+def test_a_launcher_that_was_stopped_itself_does_not_blame_the_router(site):
     launch = site.launch().ready()
     (router,) = routers(site)
     launch.process.send_signal(signal.SIGSTOP)
@@ -81,7 +81,7 @@ def test_a_launcher_that_was_stopped_blames_nobody(site):
 def test_a_router_that_is_stopped_while_it_drains_ends_the_server_as_failed(site):
     launch = site.launch(FAKE_ROUTER="drain").ready()
     launch.process.send_signal(signal.SIGTERM)
-    site.wait_until(lambda: site.events("stop") != [], "the router has not heard of the end")
+    site.wait_until(lambda: site.events("stop") != [], "the router has not got the signal")
     os.kill(routers(site)[0], signal.SIGSTOP)
     assert launch.end() == 1
     assert launch.stderr == "Error: WebserverFailed\n"
@@ -93,7 +93,7 @@ def test_a_router_that_is_stopped_while_it_drains_ends_the_server_as_failed(site
 def test_a_router_that_crashes_while_it_drains_ends_the_server_as_failed(site):
     launch = site.launch(FAKE_ROUTER="drain").ready()
     launch.process.send_signal(signal.SIGTERM)
-    site.wait_until(lambda: site.events("stop") != [], "the router has not heard of the end")
+    site.wait_until(lambda: site.events("stop") != [], "the router has not got the signal")
     os.kill(routers(site)[0], signal.SIGSEGV)
     assert launch.end() == 1
     assert launch.stderr == "Error: WebserverFailed\n"

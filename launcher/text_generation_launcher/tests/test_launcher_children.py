@@ -36,7 +36,7 @@ def test_a_line_without_end_does_not_grow_for_ever():
     assert len(lines) > 1
 
 
-def test_bytes_that_are_no_text_are_shown_all_the_same():
+def test_bytes_that_are_not_utf_8_are_shown():
     assert split(b"\xff\xfe ok\n") == ["\ufffd\ufffd ok"]
 
 
@@ -54,7 +54,7 @@ def test_a_child_s_status_comes_with_all_its_output():
     assert sorted(lines.splitlines()) == ["err", "out"]
 
 
-def test_words_that_come_just_after_the_end_are_read():
+def test_output_that_comes_just_after_a_child_s_end_is_read():
     async def run() -> str:
         code = "import os, time\nif os.fork() == 0: time.sleep(0.2); print('late')"
         child = await Child.start(python(code))
@@ -76,7 +76,7 @@ def test_a_grandchild_that_holds_the_pipe_does_not_hold_the_launcher():
     assert asyncio.run(run()) == 0
 
 
-def test_a_signal_to_an_ended_child_reaches_nobody():
+def test_a_signal_to_an_ended_child_reaches_no_other_process():
     async def run() -> None:
         child = await Child.start(python("pass"))
         await child.exited

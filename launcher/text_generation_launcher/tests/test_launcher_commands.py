@@ -1,4 +1,4 @@
-"""Flags and environment that the children get."""
+"""The flags and environment variables that the children get."""
 
 import stat
 from dataclasses import replace
@@ -15,7 +15,7 @@ PLAIN = LauncherConfig(model_id="/models/m", num_shard=1, max_batch_prefill_toke
 
 
 def options(command, skip: int) -> dict[str, object]:
-    """`--a 1 --b --a 2` as {"--a": ["1", "2"], "--b": []}; what comes before the flags is skipped."""
+    """`--a 1 --b --a 2` as {"--a": ["1", "2"], "--b": []}. Words before the first flag are skipped."""
     found: dict[str, list[str]] = {}
     for word in command.argv[skip:]:
         if word.startswith("--"):
@@ -36,13 +36,13 @@ def test_download_gets_tgi_s_command_line():
     }
 
 
-def test_random_weights_are_told_to_all_who_would_look_for_files():
+def test_download_and_shards_get_the_flag_for_random_weights():
     config = replace(PLAIN, load_format=LoadFormat.dummy)
     told = (commands.download(config, PROGRAMS, {}), commands.shard(config, PROGRAMS, {}, 0, 1, cores=2))
     assert [options(command, 3)["--load-format"] for command in told] == [["dummy"], ["dummy"]]
 
 
-def test_shard_gets_only_what_was_said():
+def test_shard_gets_no_flags_beyond_the_given_values():
     command = commands.shard(PLAIN, PROGRAMS, {"HOME": "/h", "LOG_LEVEL": "debug"}, rank=0, generation=1, cores=6)
     assert command.argv[:3] == ("/bin/server", "serve", "/models/m")
     assert options(command, 3) == {
@@ -63,7 +63,7 @@ def test_shard_gets_only_what_was_said():
     }
 
 
-def test_shard_gets_everything_that_was_said():
+def test_shard_gets_all_given_values():
     config = replace(
         PLAIN,
         num_shard=2,
@@ -143,7 +143,7 @@ def test_router_gets_its_flags_and_the_bound_socket():
     }
 
 
-def test_what_was_said_of_scheduling_reaches_the_router_against_its_environment():
+def test_scheduling_flags_override_the_router_s_environment():
     config = replace(PLAIN, prefix_caching=False, admission=Admission.reserve, max_queued_tokens=5)
     environ = {"PREFIX_CACHING": "true", "ADMISSION": "peak"}
     flags = options(commands.router(config, PROGRAMS, environ, listen_fd=7, port=1, launcher_fd=9), 1)
@@ -171,7 +171,7 @@ def test_keys_reach_the_router_s_environment_and_nothing_else():
     assert "API_KEY" not in commands.router(PLAIN, PROGRAMS, {"API_KEY": ""}, 7, 1, 9).env
 
 
-def test_faults_reach_the_children_of_a_launcher_that_was_started_to_test():
+def test_faults_reach_the_children_of_a_launcher_with_the_testing_flag():
     environ = {"FAILPOINTS": "shard.step:kill"}
 
     def children(config):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from text_generation_launcher.cli import make_app
 from text_generation_launcher.config import Admission, Dtype, LauncherConfig, TrueFalse
 
-# Every flag of TGI's launcher and its default there; None where TGI has none or derives it.
+# Every flag of TGI's launcher and its default in TGI; None where TGI has no default or derives the value.
 TGI_FLAGS = {
     "revision": None,
     "validation-workers": 2,
@@ -65,7 +65,8 @@ TGI_FLAGS = {
     "enable-prefill-logprobs": False,
     "graceful-termination-timeout": 90,
 }
-# Ours differ in the default: the demo model, a private folder for sockets, and "not given" for what has no effect.
+# Flags of TGI whose default differs here: the demo model, a private folder for sockets, and None for flags without
+# effect.
 OTHER_FLAGS = {"model-id": "demo", "shard-uds-path": None, "prometheus-port": None, "usage-stats": None, "env": False}
 OWN_FLAGS = {
     "api-key-file": None,
@@ -84,7 +85,7 @@ ALL_FLAGS = TGI_FLAGS | OTHER_FLAGS | OWN_FLAGS
 
 
 def invoke(*arguments, **environ):
-    """The outcome of a command line, and the config that it made (None when it was refused)."""
+    """The outcome of a command line, and the config that it gave (None when the command line was refused)."""
     configs = []
 
     def keep(config):
@@ -176,7 +177,7 @@ def test_prefix_caching_in_the_environment_is_written_as_for_tgi_s_shards(value,
     assert config_of("--prefix-caching", PREFIX_CACHING=value).prefix_caching is True
 
 
-def test_what_prefix_caching_cannot_mean_is_refused():
+def test_other_values_of_prefix_caching_are_refused():
     result, config = invoke(PREFIX_CACHING="maybe")
     assert (result.exit_code, config) == (2, None) and "PREFIX_CACHING" in result.output
 
@@ -186,7 +187,7 @@ def test_admission_is_named_as_on_the_command_line():
     assert config_of("--admission", "peak", ADMISSION="reserve").admission is Admission.peak
 
 
-def test_testing_is_asked_for_on_the_command_line_alone():
+def test_testing_is_a_flag_without_an_environment_variable():
     assert config_of("--testing").testing is True
     assert config_of(TESTING="true", FAILPOINTS="shard.step:kill").testing is False
 
@@ -198,7 +199,7 @@ def test_version_is_printed_without_a_launch():
 
 
 def test_help_answers_in_half_a_second():
-    """Of processor time, the best of five: what else the machine does is not the launcher's doing."""
+    """Measures processor time and takes the best of five runs, because the machine may be busy with other work."""
     times_s = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,4 +1,4 @@
-"""What a killed launcher leaves: nothing."""
+"""A killed launcher leaves no process and no file, because its janitor removes them."""
 
 import os
 import signal
@@ -80,7 +80,7 @@ def test_the_janitor_holds_no_port_pipe_or_terminal(site):
     assert targets - pipes == {os.devnull, f"{site.uds_path}.lock"}
 
 
-def test_signals_that_mean_the_launcher_do_not_end_the_janitor(site):
+def test_signals_for_the_launcher_do_not_end_the_janitor(site):
     launch = site.launch().ready()
     janitor = janitor_of(launch)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

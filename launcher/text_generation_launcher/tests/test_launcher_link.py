@@ -6,7 +6,7 @@ import socket
 from text_generation_launcher.link import Event, Link, Message
 
 
-def test_last_words_are_heard_though_nobody_hears_ours() -> None:
+def test_the_last_messages_of_an_ended_process_are_received_after_a_failed_send() -> None:
     async def run() -> list[Message | None]:
         ours, theirs = socket.socketpair()
         link = await Link.open(ours)
@@ -35,7 +35,7 @@ def test_a_line_that_is_closed_has_ended_for_the_other_process() -> None:
     assert asyncio.run(run()) is None
 
 
-def test_what_nobody_reads_blocks_nobody() -> None:
+def test_messages_that_are_not_read_do_not_block_the_sender() -> None:
     async def run() -> bytes:
         ours, theirs = socket.socketpair()
         link = await Link.open(ours)

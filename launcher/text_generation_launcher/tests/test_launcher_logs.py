@@ -1,4 +1,4 @@
-"""Lines of children as records of ours, and how records are written."""
+"""Log lines of children become log records of the launcher, which are written as text or JSON."""
 
 import json
 import logging
@@ -36,7 +36,7 @@ def test_an_exception_of_a_child_is_kept():
 @pytest.mark.parametrize(
     "line", ["plain", "{not json", '{"level": "ERROR"}', '{"message": 5}', "[1]", "{" * 100_000, '{"a":' * 100_000]
 )
-def test_what_is_no_log_line_is_passed_on_whole_at_info(line):
+def test_a_line_that_is_not_a_log_line_is_passed_on_whole_at_info(line):
     record = record_of(line, "shard", {"rank": 0})
     assert (record.getMessage(), record.name, record.levelname) == (line, "shard", "INFO")
 

@@ -1,4 +1,4 @@
-"""Two servers need two ports and nothing else; what a killed launcher and janitor leave is gone at the next start."""
+"""Two servers need two ports and nothing else; the next start removes the files of a killed launcher and janitor."""
 
 import os
 import re
@@ -79,7 +79,7 @@ def test_the_janitor_removes_the_folder_of_a_killed_launcher(site):
 
 
 @pytest.mark.parametrize("same_port", [True, False])
-def test_what_a_launcher_killed_with_its_janitor_left_is_gone_at_the_next_start(site, same_port):
+def test_the_next_start_removes_the_files_of_a_launcher_killed_with_its_janitor(site, same_port):
     port = free_port()
     kill_with_its_janitor(site.launch_in_runtime_dir("-p", port).ready())
     site.assert_no_children()
@@ -110,7 +110,7 @@ def test_a_squatted_folder_is_one_line_and_nothing_starts(site):
     assert launch.stderr.count("\n") == 1 and site.events("start") == []
 
 
-def test_something_in_the_way_of_later_shards_ends_the_server_in_one_line(site):
+def test_a_directory_in_place_of_a_socket_ends_the_server_in_one_line(site):
     launch = site.launch().ready()
     os.unlink(f"{site.uds_path}-0")
     os.mkdir(f"{site.uds_path}-0")

@@ -1,4 +1,4 @@
-"""What is refused before a start, in which words, and what is derived."""
+"""Which configs are refused before a start, with which messages, and which values are derived."""
 
 import json
 import logging
@@ -84,7 +84,7 @@ def test_a_neutral_value_asks_for_nothing(config, changes):
         ({"master_port": 29501}, "--master-port"),
     ],
 )
-def test_a_flag_with_nothing_to_do_is_mentioned_once(config, caplog, changes, flag):
+def test_a_flag_without_effect_is_mentioned_once(config, caplog, changes, flag):
     caplog.set_level(logging.INFO)
     resolve(replace(config, **changes), {})
     assert [flag in message for message in caplog.messages] == [True]
@@ -124,25 +124,25 @@ def test_a_flag_with_nothing_to_do_is_mentioned_once(config, caplog, changes, fl
         ),
         ({"sharded": TrueFalse.true, "num_shard": 1}, "`sharded` is true but `num_shard` <= 1"),
         ({"num_shard": 0}, "`num_shard` cannot be < 1"),
-        ({"cuda_graphs": "1,x"}, "--cuda-graphs 1,x is no list of batch sizes: write it as 1,2,4 or 0"),
-        ({"tokenizer_config_path": "/no/file"}, "--tokenizer-config-path /no/file is no file: check the path"),
+        ({"cuda_graphs": "1,x"}, "--cuda-graphs 1,x is not a list of batch sizes: write it as 1,2,4 or 0"),
+        ({"tokenizer_config_path": "/no/file"}, "--tokenizer-config-path /no/file is not a file: check the path"),
         (
             {"weights_cache_override": "/no/folder"},
-            "--weights-cache-override /no/folder is no directory: check the path",
+            "--weights-cache-override /no/folder is not a directory: check the path",
         ),
-        ({"api_key_file": "/no/file"}, "--api-key-file /no/file is no file: check the path"),
-        ({"api_key": [""]}, "--api-key is empty or has a space in it: choose a key without"),
-        ({"api_key": ["good", "b ad"]}, "--api-key is empty or has a space in it: choose a key without"),
+        ({"api_key_file": "/no/file"}, "--api-key-file /no/file is not a file: check the path"),
+        ({"api_key": [""]}, "--api-key is empty or contains a space: choose a key without spaces"),
+        ({"api_key": ["good", "b ad"]}, "--api-key is empty or contains a space: choose a key without spaces"),
         (
             {"closed_routes": True},
-            "--closed-routes closes them to everybody: pass --api-key or --api-key-file as well",
+            "--closed-routes needs a key that opens these routes: pass --api-key or --api-key-file as well",
         ),
         ({"model_id": "/no/model"}, "model directory /no/model does not exist: check --model-id"),
         ({"model_id": "a/b/c"}, "model directory a/b/c does not exist: check --model-id"),
         ({"model_id": "../up"}, "model directory ../up does not exist: check --model-id"),
     ],
 )
-def test_contradictions_are_told_in_tgi_s_words(config, changes, text):
+def test_contradictions_are_reported_in_tgi_s_words(config, changes, text):
     assert error_of(config, **changes) == f'ArgumentValidation("{text}")'
 
 
@@ -176,7 +176,7 @@ def test_too_few_devices_has_tgi_s_name(config):
         ({"num_shard": 4, "sharded": TrueFalse.true}, {}, 4),
     ],
 )
-def test_shards_are_as_many_as_asked_for_or_in_sight_on_cpus_too(config, changes, environ, shards):
+def test_the_number_of_shards_is_given_or_that_of_visible_devices_on_cpus_too(config, changes, environ, shards):
     assert resolve(replace(config, **changes), environ).num_shard == shards
 
 
@@ -226,12 +226,12 @@ def test_devices_are_counted_from_the_environment(environ, devices):
         ((RopeScaling.dynamic, 2.0), (RopeScaling.dynamic, 2.0)),
     ],
 )
-def test_rope_halves_complete_each_other(given, derived):
+def test_rope_scaling_and_factor_complete_each_other(given, derived):
     assert resolve_rope(*given) == derived
 
 
 @pytest.mark.parametrize("hostname", ["localhost", "4f2a9c1d", ""])
-def test_a_hostname_that_is_no_address_becomes_every_address(config, caplog, hostname):
+def test_a_hostname_that_is_not_an_address_becomes_every_address(config, caplog, hostname):
     assert resolve(replace(config, hostname=hostname), {}).hostname == "0.0.0.0"
     assert caplog.messages == ["Invalid hostname, defaulting to 0.0.0.0"]
 
@@ -268,7 +268,11 @@ def test_local_directories_become_absolute_and_hub_ids_stay(config, tmp_path, mo
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [(None, "a model directory needs its config.json"), (b"{", "is no valid JSON"), (b"[]", "holds no JSON object")],
+    [
+        (None, "a model directory needs its config.json"),
+        (b"{", "is not valid JSON"),
+        (b"[]", "does not hold a JSON object"),
+    ],
 )
 def test_a_directory_without_a_readable_config_is_refused(config, tmp_path, content, told):
     (tmp_path / "config.json").unlink()
@@ -295,11 +299,11 @@ def test_a_config_that_is_a_pipe_is_refused_at_once(config, tmp_path):
     assert "not a regular file" in error_of(config)
 
 
-def test_cuda_graphs_are_numbers_of_rows_and_zero_is_none(config):
+def test_cuda_graphs_are_numbers_of_rows_and_zero_means_no_graphs(config):
     for right in ("1,2,32", "0", "0,0"):
         assert resolve(replace(config, cuda_graphs=right), {}).cuda_graphs == right
     for wrong in ("1,", "-1", "1 2", "x"):
-        assert "is no list of batch sizes" in error_of(config, cuda_graphs=wrong)
+        assert "is not a list of batch sizes" in error_of(config, cuda_graphs=wrong)
 
 
 def test_the_context_of_a_hub_model_is_read_from_the_cache(tmp_path):

@@ -1,4 +1,4 @@
-"""Shards and routers that die or hang under a living launcher: who is told, and who is started again how often."""
+"""Shards and routers that die or hang under a living launcher: which processes are notified and started again."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ def last_lines_shown(launch) -> list[str]:
     return launch.stdout.rsplit("its last lines:\n", 1)[1].splitlines()[:20]
 
 
-def test_a_killed_shard_comes_again_as_a_new_generation(site):
+def test_a_killed_shard_is_started_again_in_a_new_epoch(site):
     launch = site.launch().ready()
     os.kill(site.started("shard")["pid"], signal.SIGKILL)
     site.wait_until_heard("ready", 2)
@@ -24,7 +24,7 @@ def test_a_killed_shard_comes_again_as_a_new_generation(site):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_group_falls_with_any_of_its_ranks(site, rank):
+def test_the_death_of_any_rank_ends_the_group(site, rank):
     site.launch("--num-shard", "2").ready()
     first = site.starts("shard")
     killed = next(entry for entry in first if entry["env"]["RANK"] == str(rank))
@@ -33,11 +33,11 @@ def test_the_group_falls_with_any_of_its_ranks(site, rank):
     assert not any(site.is_alive(entry["pid"]) for entry in first)
     assert [
         entry["role"] for entry in site.events("stop")
-    ] == []  # the other was killed too: it may hang in a collective
+    ] == []  # The other rank is killed too: it may hang in a collective.
     assert sorted(site.left_behind()) == ["shard-0", "shard-1", "shard-2.rendezvous", "shard.lock"]
 
 
-def test_a_stopped_shard_is_noticed_named_and_replaced(site):
+def test_a_stopped_shard_is_named_and_replaced(site):
     site.launch("--num-shard", "2").ready()
     stopped = next(entry for entry in site.starts("shard") if entry["env"]["RANK"] == "1")
     os.kill(stopped["pid"], signal.SIGSTOP)
@@ -48,11 +48,11 @@ def test_a_stopped_shard_is_noticed_named_and_replaced(site):
     assert not site.is_alive(stopped["pid"])
 
 
-def test_the_router_s_word_against_a_generation_counts_once_and_only_for_the_living(site):
+def test_the_router_s_request_to_restart_counts_once_and_only_for_living_shards(site):
     launch = site.launch(FAKE_ROUTER="asks").ready()
     site.wait_until_heard("ready", 2)
     assert site.heard() == [("ready", 1), ("lost", 1), ("ready", 2)]
-    assert "The webserver asks for new shards: they talk nonsense" in launch.stdout
+    assert "The webserver asks for new shards: wrong answers" in launch.stdout
 
 
 def test_five_failed_starts_end_the_server_with_the_culprit_s_last_lines(site):
@@ -67,7 +67,7 @@ def test_five_failed_starts_end_the_server_with_the_culprit_s_last_lines(site):
 
 
 @pytest.mark.parametrize("router", ["confirm", "blames"])
-def test_deaths_do_not_add_up_where_steps_are_confirmed_between_them_or_requests_end_over_them(site, router):
+def test_deaths_do_not_add_up_when_steps_are_confirmed_or_requests_blamed_between_them(site, router):
     launch = site.launch("-g", "1", FAKE_SHARD="die_later", FAKE_ROUTER=router)
     site.wait_for_start("shard", 6)
     assert launch.process.poll() is None
@@ -75,54 +75,52 @@ def test_deaths_do_not_add_up_where_steps_are_confirmed_between_them_or_requests
     assert set(waits) == {"0.5s"}
 
 
-def test_a_user_s_error_at_the_first_start_ends_the_server_at_once(site):
+def test_a_configuration_error_at_the_first_start_ends_the_server_at_once(site):
     launch = site.launch(FAKE_SHARD="config")
     assert launch.end() == 1
     assert launch.stderr == "Error: ShardCannotStart\n" and len(site.starts("shard")) == 1
 
 
-def test_a_user_s_error_after_a_good_start_is_tried_again(site):
+def test_a_configuration_error_after_a_good_start_is_tried_again(site):
     site.launch(FAKE_SHARD="TGI_GENERATION=2 config").ready()
     os.kill(site.started("shard")["pid"], signal.SIGKILL)
     site.wait_until_heard("ready", 3)
 
 
-def test_a_killed_router_comes_again_on_the_same_port_to_the_same_shard(site):
+def test_a_killed_router_is_started_again_on_the_same_port_with_the_same_shard(site):
     launch = site.launch().ready()
     first = site.started("router")
     os.kill(first["pid"], signal.SIGKILL)
     second = site.wait_for_start("router", 2)
-    site.wait_until(lambda: site.heard() == [("ready", 1)] * 2, "the second router is not told of the shard")
+    site.wait_until(lambda: site.heard() == [("ready", 1)] * 2, "the second router is not notified of the shard")
     assert port_of(first) == port_of(second)
     site.wait_until(lambda: port_of(second) in listening_ports(second["pid"]), "the second router does not listen")
     assert len(site.starts("shard")) == 1
     assert "Webserver was ended by signal 9; its last lines:\na plain line\n" in launch.stdout
 
 
-def test_a_killed_router_of_several_ranks_gets_new_ones(site):
+def test_several_shards_are_replaced_when_their_router_is_killed(site):
     launch = site.launch("--num-shard", "2").ready()
     os.kill(site.started("router")["pid"], signal.SIGKILL)
     site.wait_until_heard("ready", 2)
-    assert "Starting generation 2 of the shards in 0.0s" in launch.stdout, "they did nothing wrong"
+    assert "Starting generation 2 of the shards in 0.0s" in launch.stdout, "the shards did nothing wrong"
     assert len(site.starts("router")) == 2
     assert len(site.starts("shard")) == 4
 
 
-def test_a_router_that_babbles_is_replaced(site):
+def test_a_router_that_sends_invalid_messages_is_replaced(site):
     launch = site.launch(FAKE_ROUTER="babbles").ready()
     site.wait_for_start("router", 2)
-    assert "The webserver says what is no message" in launch.stdout
+    assert "The webserver sent a line that is not a message" in launch.stdout
 
 
 def test_a_shard_that_dies_while_the_router_drains_is_replaced(site):
     launch = site.launch(FAKE_ROUTER="drain").ready()
     launch.process.send_signal(signal.SIGTERM)
-    site.wait_until(
-        lambda: any(entry["role"] == "router" for entry in site.events("stop")), "the router heard no signal"
-    )
+    site.wait_until(lambda: any(entry["role"] == "router" for entry in site.events("stop")), "the router got no signal")
     os.kill(site.started("shard")["pid"], signal.SIGKILL)
     launch.wait_for("Starting generation 2")
-    site.wait_until(lambda: launch.stdout.count("Shard ready") == 2, "no second generation")
+    site.wait_until(lambda: launch.stdout.count("Shard ready") == 2, "no second epoch")
     (site.root / "journal.drained").touch()
     assert launch.end() == 0
     assert site.left_behind() == []
@@ -135,7 +133,7 @@ def test_restarting_leaves_no_descriptor_behind(site):
     for number in (1, 2, 3):
         os.kill(site.starts("shard")[-1]["pid"], signal.SIGKILL)
         site.wait_until_heard("ready", number + 1)
-        time.sleep(0.2)  # closed channels let go of their descriptors a little later
+        time.sleep(0.2)  # Closed gRPC channels release their descriptors a little later.
         counts.append(launcher.num_fds())
     assert counts[2] <= counts[0]
 

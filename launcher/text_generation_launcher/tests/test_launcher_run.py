@@ -1,4 +1,4 @@
-"""The launcher as a process, with fake children: order, first deaths, signals, logs, and what is left behind."""
+"""The launcher as a process with fake children: order of starts and stops, first deaths, signals, logs, files left."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def test_every_end_signal_is_an_orderly_end(site, number):
     assert "webserver terminated" in launch.stdout
 
 
-def test_the_router_hears_of_the_shards_when_every_rank_is_ready(site):
+def test_the_router_is_notified_of_the_shards_when_every_rank_is_ready(site):
     site.launch("--num-shard", "2").ready()
     assert site.heard() == [("ready", 1)]
     shards = site.starts("shard")
@@ -62,7 +62,7 @@ def test_the_router_hears_of_the_shards_when_every_rank_is_ready(site):
 def test_the_router_waits_while_a_rank_loads(site):
     launch = site.launch("--num-shard", "2", FAKE_SHARD="RANK=1 loads_for_ever").wait_for("a plain line")
     launch.wait_for("Server started rank=0").wait_for("Server started rank=1")
-    time.sleep(0.5)  # some answers of Health
+    time.sleep(0.5)  # long enough for several answers of Health
     assert site.heard() == []
     assert launch.end(signal.SIGTERM) == 0
 
@@ -75,7 +75,7 @@ def test_keys_stand_on_no_command_line_and_in_no_shard_s_environment(site):
         assert entry["role"] == "router" or "secret" not in str(entry["env"])
 
 
-def test_nothing_is_left_behind(site):
+def test_a_server_leaves_no_files_and_no_processes(site):
     site.launch().ready().end(signal.SIGTERM)
     assert site.left_behind() == []
 
@@ -99,7 +99,7 @@ def test_a_signal_while_starting_is_an_orderly_end(site, role, text):
         ({"FAKE_ROUTER": "leave_early", "FAKE_SHARD": "hang"}, "WebserverFailed", "Webserver exited with status 0"),
     ],
 )
-def test_a_first_death_that_another_start_would_not_mend_ends_the_whole(site, flaw, error, told):
+def test_a_first_death_that_another_start_cannot_mend_ends_the_server(site, flaw, error, told):
     launch = site.launch(**flaw)
     assert launch.end() == 1
     assert launch.stderr == f"Error: {error}\n"
@@ -121,7 +121,7 @@ def test_a_stubborn_child_is_killed_after_the_grace_period(site):
 
 
 def test_a_second_signal_ends_everything_at_once(site):
-    launch = site.launch(FAKE_ROUTER="stubborn").ready()  # the grace period is 90 s, the test's deadline 30
+    launch = site.launch(FAKE_ROUTER="stubborn").ready()  # The grace period is 90 s; the test fails after 30 s.
     launch.process.send_signal(signal.SIGTERM)
     launch.wait_for("Terminating webserver")
     assert launch.end(signal.SIGTERM) == 0
@@ -130,8 +130,8 @@ def test_a_second_signal_ends_everything_at_once(site):
     assert site.left_behind() == []
 
 
-def test_files_of_dead_shards_do_not_hinder_the_next(site):
-    """As a launcher leaves them that is killed together with its janitor."""
+def test_files_of_dead_shards_do_not_hinder_the_next_server(site):
+    """A launcher that was killed together with its janitor leaves such files."""
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(f"{site.uds_path}-0")
     Path(f"{site.uds_path}-3.rendezvous").touch()
@@ -141,7 +141,7 @@ def test_files_of_dead_shards_do_not_hinder_the_next(site):
     assert sorted(site.left_behind()) == ["shard-0", "shard-1.rendezvous", other.name, "shard.lock"]
 
 
-def test_children_hear_no_signal_of_the_launcher_s_group(site):
+def test_children_get_no_signal_that_is_sent_to_the_launcher_s_process_group(site):
     site.launch().ready()
     groups = {os.getpgid(entry["pid"]) for entry in site.events("start") if entry["role"] != "download"}
     assert os.getpgid(0) not in groups
@@ -183,7 +183,7 @@ def test_the_same_port_serves_again_at_once_after_connections(site):
     first = site.launch().ready()
     port = port_of(site)
     with socket.create_connection(("127.0.0.1", int(port))) as connection:
-        assert connection.recv(1) == b""  # the server closed first, so its side stays in TIME_WAIT
+        assert connection.recv(1) == b""  # The server closes first, so its port stays in TIME_WAIT.
     first.end(signal.SIGTERM)
     site.launch("-p", port).ready()
 
@@ -230,7 +230,7 @@ def test_a_missing_program_is_named_before_anything_starts(site, program, error)
     assert site.events("start") == []
 
 
-def test_a_program_that_cannot_run_is_told_in_one_line(site):
+def test_a_program_that_cannot_run_is_reported_in_one_line(site):
     (site.programs / "text-generation-router").write_text("#!/nonexistent/python\n")
     launch = site.launch()
     assert launch.end() == 1

@@ -1,4 +1,4 @@
-"""A model's small files: read whole, or refused before they cost anything."""
+"""Small files of a model are read whole, or refused before they cost memory or time."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_a_regular_file_is_read_whole_up_to_its_limit(tmp_path, monkeypatch):
 def test_ten_gigabytes_are_refused(tmp_path):
     file = tmp_path / "tokenizer.json"
     with file.open("wb") as stream:
-        stream.truncate(10**10)  # sparse: it takes no room
+        stream.truncate(10**10)  # a sparse file, which takes no disk space
     with pytest.raises(OSError) as refused:
         read_model_file(file)
     assert refused.value.strerror == "larger than 256 MiB"
@@ -42,7 +42,7 @@ def test_a_directory_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
-def test_what_is_not_a_regular_file_is_refused_at_once(tmp_path, make):
+def test_pipes_and_devices_are_refused_at_once(tmp_path, make):
     path = tmp_path / "config.json"
     make(path)
     with pytest.raises(OSError) as refused:
@@ -50,6 +50,6 @@ def test_what_is_not_a_regular_file_is_refused_at_once(tmp_path, make):
     assert refused.value.strerror == "not a regular file"
 
 
-def test_an_absent_file_is_told_as_such(tmp_path):
+def test_an_absent_file_is_reported_as_absent(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_model_file(tmp_path / "config.json")

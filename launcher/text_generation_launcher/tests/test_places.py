@@ -1,4 +1,4 @@
-"""Where sockets and locks lie, and what is refused there: other users' files, open folders, files that are not ours."""
+"""Where sockets and locks lie, and what is refused: other users' files, open folders, files of other programs."""
 
 import errno
 import os
@@ -25,14 +25,14 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two
 
 @pytest.fixture
 def runtime_dir() -> Iterator[Path]:
-    """Short, as socket paths must be."""
+    """A runtime directory with a short path, because socket paths must be short."""
     folder = Path(tempfile.mkdtemp(prefix="run-"))
     yield folder
     shutil.rmtree(folder)
 
 
 def in_a_child(user: int, code: str) -> str:
-    """What the code prints, run by another user. It sees `places`, `claim_sockets` and LauncherError."""
+    """Runs `code` as another user, and returns its output. `places`, `claim_sockets` and LauncherError are imported."""
     script = f"""
 import os, socket, sys
 from pathlib import Path
@@ -85,24 +85,24 @@ def test_the_folder_is_the_port_s_and_private(runtime_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "relative", "/no/such/folder", "/dev/null"])
-def test_without_a_runtime_directory_of_one_s_own_it_is_in_tmp(given: str) -> None:
+def test_without_a_runtime_directory_of_the_user_the_folder_is_in_tmp(given: str) -> None:
     assert of_port(3000, given).prefix == f"/tmp/tgi-py-{os.geteuid()}/3000/shard"
 
 
 @as_root
-def test_a_runtime_directory_of_another_user_is_none(runtime_dir: Path) -> None:
+def test_a_runtime_directory_of_another_user_is_ignored(runtime_dir: Path) -> None:
     os.chown(runtime_dir, SOMEBODY, SOMEBODY)
     assert of_port(3000, str(runtime_dir)).prefix == "/tmp/tgi-py-0/3000/shard"
 
 
-def test_two_ports_are_two_places_and_one_is_taken_once(runtime_dir: Path) -> None:
+def test_two_ports_are_two_places_and_one_place_is_claimed_once(runtime_dir: Path) -> None:
     first = of_port(3000, str(runtime_dir))
     with claim_sockets(first), claim_sockets(of_port(3001, str(runtime_dir))):
         assert f"is in use by the launcher with pid {os.getpid()}: choose another --port" in refusal(first)
     assert os.listdir(runtime_dir) == []
 
 
-def test_a_prefix_of_the_user_s_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefix_that_the_user_chose_is_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     place = chosen("s")
     assert (place.prefix, place.folder) == (str(tmp_path / "s"), None)
@@ -112,7 +112,7 @@ def test_a_prefix_of_the_user_s_is_taken_as_it_is(tmp_path: Path, monkeypatch: p
 
 
 def test_a_socket_path_that_the_kernel_cannot_hold_is_refused(tmp_path: Path) -> None:
-    fits = "/tmp/" + "s" * 100  # and "-0": 107 bytes
+    fits = "/tmp/" + "s" * 100  # 107 bytes with the "-0" of the first rank
     chosen(fits).check_length(10)
     for place in (chosen(fits + "s"), chosen(fits)):
         with pytest.raises(ArgumentValidation, match="has more than 107 bytes: choose another --shard-uds-path"):
@@ -151,8 +151,8 @@ def test_a_folder_of_another_user_is_refused(runtime_dir: Path, where: str) -> N
 
 
 @as_root
-def test_squatters_in_a_folder_of_everybody_are_refused_in_one_line(runtime_dir: Path) -> None:
-    """The owner of the files is one user, the launcher another, neither is root."""
+def test_files_of_other_users_in_a_shared_folder_are_refused_in_one_line(runtime_dir: Path) -> None:
+    """One user has made the files, and another user starts the launcher. Neither is root."""
     runtime_dir.chmod(0o1777)
     prefix = f"{runtime_dir}/s"
     claim = f"with claim_sockets(places.chosen({prefix!r})): print(1)"
@@ -166,7 +166,7 @@ def test_squatters_in_a_folder_of_everybody_are_refused_in_one_line(runtime_dir:
             f"cannot remove {prefix}-0 (Operation not permitted; it belongs to uid {SOMEBODY}): {advice}",
         ),
         (f"open({prefix!r} + '-2.rendezvous', 'w').close()", f"cannot remove {prefix}-2.rendezvous"),
-        (f"os.mkdir({prefix!r} + '-0')", f"{prefix}-0 is in the way and is no file of a server's"),
+        (f"os.mkdir({prefix!r} + '-0')", f"{prefix}-0 is in the way and is not a file of a server"),
     ):
         in_a_child(SOMEBODY, squat)
         told = in_a_child(NOBODY, claim)
@@ -189,7 +189,7 @@ def test_no_other_user_reaches_a_socket_in_the_folder(runtime_dir: Path) -> None
 
 
 @as_root
-def test_a_lock_of_another_user_that_all_may_write_is_not_taken(runtime_dir: Path) -> None:
+def test_another_user_s_lock_file_with_open_permissions_is_not_used(runtime_dir: Path) -> None:
     place = chosen(f"{runtime_dir}/s")
     Path(place.lock).write_text("theirs")
     os.chown(place.lock, SOMEBODY, SOMEBODY)
@@ -198,7 +198,7 @@ def test_a_lock_of_another_user_that_all_may_write_is_not_taken(runtime_dir: Pat
     assert Path(place.lock).read_text() == "theirs"
 
 
-def test_a_lock_that_is_another_file_s_second_name_or_a_pipe_is_not_written_to(tmp_path: Path) -> None:
+def test_a_lock_file_that_is_a_hard_link_or_a_pipe_is_not_written_to(tmp_path: Path) -> None:
     place, precious = chosen(str(tmp_path / "s")), tmp_path / "precious"
     precious.write_text("mine")
     os.link(precious, place.lock)
@@ -216,12 +216,12 @@ def test_a_user_s_file_with_the_name_of_a_socket_is_not_removed(tmp_path: Path) 
     assert precious.read_text() == "mine" and os.listdir(tmp_path) == ["s-0"]
 
 
-def test_what_a_killed_launcher_and_janitor_left_is_removed_by_the_next_on_any_port(runtime_dir: Path) -> None:
+def test_files_of_a_killed_launcher_and_janitor_are_removed_by_the_next_launcher_on_any_port(runtime_dir: Path) -> None:
     def leave(place: Place) -> None:
         place.make()
         Path(place.lock).touch()
         bind(place.socket(0))
-        bind(place.socket(3))  # it may have had more shards
+        bind(place.socket(3))  # The killed server may have had more shards.
         Path(f"{place.prefix}-7.rendezvous").touch()
 
     same, other, empty = (of_port(port, str(runtime_dir)) for port in (3000, 3001, 3002))
@@ -234,7 +234,7 @@ def test_what_a_killed_launcher_and_janitor_left_is_removed_by_the_next_on_any_p
     assert os.listdir(runtime_dir) == []
 
 
-def test_a_living_neighbour_and_what_is_not_ours_are_left_alone(runtime_dir: Path) -> None:
+def test_the_sweep_leaves_living_servers_and_unknown_files_alone(runtime_dir: Path) -> None:
     living, strange = of_port(3001, str(runtime_dir)), of_port(3002, str(runtime_dir))
     with claim_sockets(living):
         bind(living.socket(0))
@@ -246,7 +246,7 @@ def test_a_living_neighbour_and_what_is_not_ours_are_left_alone(runtime_dir: Pat
             assert os.listdir(strange.folder) == ["note"]
 
 
-def test_a_server_is_found_by_its_port_whatever_the_finder_s_environment(runtime_dir: Path) -> None:
+def test_a_server_is_found_by_its_port_from_any_environment(runtime_dir: Path) -> None:
     assert find_master_socket(3000, str(runtime_dir)) == of_port(3000, str(runtime_dir)).socket(0)
     with claim_sockets(of_port(3000, str(runtime_dir))) as _:
         bind(of_port(3000, str(runtime_dir)).socket(0))
@@ -267,8 +267,8 @@ def test_a_server_is_not_looked_for_in_a_folder_that_others_may_write_to(runtime
         find_master_socket(3000, str(runtime_dir))
 
 
-def test_launchers_that_come_and_go_do_not_hinder_each_other(runtime_dir: Path) -> None:
-    """The last one out removes the folders that another one is about to enter."""
+def test_launchers_that_start_and_end_do_not_hinder_each_other(runtime_dir: Path) -> None:
+    """A launcher that ends removes folders while another launcher is about to use them."""
     code = f"""
 from text_generation_launcher.claims import claim_sockets
 from text_generation_launcher.places import of_port

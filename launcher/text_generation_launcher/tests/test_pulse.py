@@ -1,4 +1,4 @@
-"""What is a hang of the router: answers, silences and what the kernel says, on a clock of the test's own."""
+"""When a router is called hung: by its answers and the kernel's counts, with a clock that only the test moves."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ SLEEPS = Vitals("S", 1.0, 0.0)
 
 
 class Watched:
-    """A router whose answers and vitals are the test's, looked at every LOOK_S unless the test says otherwise."""
+    """A router whose answers and vitals the test gives. The launcher looks every `look_s` seconds."""
 
     def __init__(self, begun: bool = True) -> None:
         self.now_s = 100.0
@@ -41,7 +41,8 @@ class Watched:
         look_s: float = LOOK_S,
         known: bool = True,
     ) -> tuple[float, str] | None:
-        """After how many seconds it is called hung, and why. `running` and `waiting` are shares of the time."""
+        """Lets `seconds` pass. Returns after how many seconds the router is called hung, and why; None if it is not.
+        `running` and `waiting` are shares of the time."""
         started_s = self.now_s
         while self.now_s < started_s + seconds - 1e-9:
             self.now_s += look_s
@@ -56,13 +57,13 @@ class Watched:
         return None
 
 
-def test_a_router_that_answers_lives_for_ever_and_is_asked_once_a_look() -> None:
+def test_a_router_that_answers_is_never_hung_and_gets_one_ping_for_each_look() -> None:
     router = Watched()
     assert router.pass_s(1000, answers=True) is None
     assert router.pings == 1000 / LOOK_S
 
 
-def test_a_stopped_router_is_seen_after_two_and_a_half_seconds_and_one_stopped_for_two_is_not() -> None:
+def test_a_router_hangs_when_it_is_stopped_for_two_and_a_half_seconds_and_not_for_two() -> None:
     router = Watched()
     for _ in range(5):
         assert router.pass_s(3, answers=True) is None
@@ -71,7 +72,7 @@ def test_a_stopped_router_is_seen_after_two_and_a_half_seconds_and_one_stopped_f
     assert router.pass_s(10, "T") == (2.5, "its process has been stopped for 2.2 s")
 
 
-def test_a_silent_event_loop_is_seen_whether_it_sleeps_or_burns() -> None:
+def test_an_event_loop_that_does_not_answer_hangs_whether_it_sleeps_or_runs() -> None:
     for state, running in (("S", 0.0), ("D", 0.0), ("R", 1.0)):
         router = Watched()
         router.pass_s(5, answers=True)
@@ -88,25 +89,25 @@ def test_a_router_that_does_not_answer_has_one_ping_waiting_and_no_more() -> Non
 @pytest.mark.parametrize(
     ("state", "running", "waiting"),
     [
-        ("R", 0.0, 0.0),  # waits for a processor all the time: the kernel counts a wait when it is over
+        ("R", 0.0, 0.0),  # one long wait for a processor, which the kernel counts only when it is over
         ("R", 0.1, 0.9),
         ("S", 0.05, 0.95),
     ],
 )
-def test_a_starved_router_is_left_alone_for_a_minute(state: str, running: float, waiting: float) -> None:
+def test_a_router_without_a_processor_does_not_hang_for_a_minute(state: str, running: float, waiting: float) -> None:
     router = Watched()
     router.pass_s(5, answers=True)
     assert router.pass_s(60, state, running=running, waiting=waiting) is None
 
 
-def test_a_starved_router_that_hangs_is_seen_when_it_has_had_its_time() -> None:
+def test_a_router_with_little_processor_time_hangs_after_eight_seconds_of_it() -> None:
     router = Watched()
     when_s, _ = router.pass_s(600, "R", running=0.2, waiting=0.8) or (0.0, "")
     assert 40 <= when_s <= 41
 
 
-def test_a_launcher_that_was_stopped_itself_begins_anew() -> None:
-    """What it sees first after its gap is as old as the gap."""
+def test_a_launcher_that_was_stopped_itself_counts_anew() -> None:
+    """The first look after the launcher's gap compares with vitals from before the gap, and must not count."""
     router = Watched()
     assert router.pass_s(2.25, "T") is None
     assert router.pass_s(10, "T", look_s=10) is None
@@ -127,7 +128,7 @@ def test_nothing_is_expected_of_a_router_that_does_not_serve_yet() -> None:
     assert router.pass_s(1) is not None
 
 
-def test_without_the_kernel_s_word_silence_alone_counts() -> None:
+def test_without_proc_only_missing_answers_count() -> None:
     when_s, _ = Watched().pass_s(60, known=False) or (0.0, "")
     assert 8.0 <= when_s <= 8.5
 
@@ -150,7 +151,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="there is no /proc here")
-def test_the_kernel_s_word_about_a_process() -> None:
+def test_vitals_of_running_sleeping_and_stopped_processes() -> None:
     with child("while True: pass") as process:
         try:
             wait_for(lambda: (vitals := read_vitals(process.pid)) is not None and vitals.ran_s > 0.1)
@@ -159,10 +160,10 @@ def test_the_kernel_s_word_about_a_process() -> None:
             wait_for(lambda: (read_vitals(process.pid) or SLEEPS).state == "T")
         finally:
             process.kill()
-    assert read_vitals(process.pid) is None  # it has ended
+    assert read_vitals(process.pid) is None  # The process has ended.
 
 
-def test_a_kernel_without_scheduler_statistics_still_tells_state_and_time(tmp_path: Path) -> None:
+def test_a_kernel_without_scheduler_statistics_gives_state_and_running_time(tmp_path: Path) -> None:
     thread = tmp_path / "7" / "task" / "7"
     thread.mkdir(parents=True)
     (thread / "stat").write_text("7 (a) b) R " + " ".join(["0"] * 10) + " 150 50 " + "0 " * 30)
@@ -182,7 +183,7 @@ def test_looks_are_apart_and_others_run_between_them() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="there is no /proc here")
-def test_a_process_that_is_stopped_is_found_by_the_clock_on_the_wall() -> None:
+def test_a_stopped_process_is_found_in_real_time() -> None:
     async def run(pid: int) -> str:
         pulse = Pulse(lambda: pulse.answered())
         pulse.begin()

@@ -1,4 +1,4 @@
-"""Quantized checkpoints are recognised by what their files announce, and refused by the format's name."""
+"""Quantized checkpoints are recognised by fields of their files, and refused with the format's name."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import pytest
 
 from text_generation_launcher.quantization import format_name, refusal
 
-# As the tools write them, cut to what names the format.
+# By format: the settings that tools write into a checkpoint, reduced to the fields that name the format.
 ANNOUNCEMENTS = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "sym": True},
     "gptq (gptq_v2)": {"quant_method": "gptq", "checkpoint_format": "gptq_v2", "bits": 4},
@@ -32,12 +32,12 @@ ANNOUNCEMENTS = {
 
 
 @pytest.mark.parametrize(("name", "settings"), ANNOUNCEMENTS.items(), ids=str)
-def test_every_announcement_has_a_name(name, settings):
+def test_every_way_to_name_a_format_is_read(name, settings):
     assert format_name(settings) == name
 
 
 @pytest.mark.parametrize("field", ["quantization_config", "compression_config"])
-def test_a_field_of_config_json_is_an_announcement(tmp_path, field):
+def test_a_field_of_config_json_names_the_format(tmp_path, field):
     told = refusal(tmp_path, {field: {"quant_method": "gptq"}})
     assert told and "\n" not in told and "config.json" in told and "quantized as gptq, which is not supported" in told
     assert refusal(tmp_path, {field: None}) is None and refusal(tmp_path, {}) is None
@@ -57,13 +57,13 @@ def test_a_field_of_config_json_is_an_announcement(tmp_path, field):
         ),
     ],
 )
-def test_a_file_beside_config_json_is_an_announcement(tmp_path, file, content, name):
+def test_a_file_beside_config_json_names_the_format(tmp_path, file, content, name):
     (tmp_path / file).write_text(json.dumps(content))
     told = refusal(tmp_path, {})
     assert told and f"{tmp_path / file}: the weights are quantized as {name}, which" in told
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.write_bytes(b"{")])
-def test_a_file_that_cannot_be_read_is_an_announcement_too(tmp_path, make):
+def test_a_file_that_cannot_be_read_is_refused_as_an_unknown_format(tmp_path, make):
     make(tmp_path / "quantize_config.json")
     assert "an unknown format" in str(refusal(tmp_path, {}))

@@ -1,4 +1,4 @@
-"""When a child is started again, and when no more: the table of waits, with a clock that only the test moves."""
+"""When a child is started again, after which wait, and when no more, with a clock that only the test moves."""
 
 from text_generation_launcher.restarts import MOST_DEATHS, Restarts
 
@@ -12,7 +12,7 @@ class Clock:
 
 
 def fail_after(restarts: Restarts, clock: Clock, up_s: float) -> float | None:
-    """One life: it comes up, lives for `up_s` and fails."""
+    """The child comes up, runs for `up_s` and fails."""
     restarts.came_up()
     clock.now_s += up_s
     return restarts.failed()
@@ -30,7 +30,7 @@ def test_a_success_clears_the_record_and_the_wait():
         restarts.succeeded()
 
 
-def test_a_success_that_is_told_after_the_failure_counts_all_the_same():
+def test_a_success_that_is_reported_after_the_failure_counts():
     restarts = Restarts(clock := Clock())
     waits = []
     for _ in range(10):
@@ -48,7 +48,7 @@ def test_a_long_run_clears_the_record_without_a_success():
 
 
 def test_fewer_than_five_failed_starts_since_the_last_success_are_never_the_end():
-    """A start that is killed from outside proves nothing where the starts before it and after it served."""
+    """Starts that are killed from outside prove nothing when starts before and after them served."""
     restarts = Restarts(clock := Clock(), most_failures=MOST_DEATHS)
     for _ in range(20):
         assert None not in [restarts.failed() for _ in range(4)]

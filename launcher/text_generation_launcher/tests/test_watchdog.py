@@ -1,4 +1,4 @@
-"""What is a hang: a table of answers and silences over time; and how answers are read."""
+"""When a shard is called hung: tables of its answers over time; and how answers are read."""
 
 import asyncio
 import tempfile
@@ -19,7 +19,7 @@ WARMING = replace(READY, phase="warmup")
 
 
 def first_verdict(history: list[tuple[float, Sample | None]]) -> tuple[float, str] | None:
-    """When the watchdog barks, and what it says."""
+    """When the watchdog first calls the shard hung, and why. `history` holds times and answers."""
     watchdog = Watchdog(0.0)
     for now_s, sample in history:
         verdict = watchdog.look(now_s, sample)
@@ -33,14 +33,14 @@ def every(period_s: float, until_s: float, sample: Sample | None) -> list[tuple[
 
 
 @pytest.mark.parametrize("phase", ["load", "warmup", "capture", None])
-def test_who_prepares_has_300_s_without_an_advance(phase):
+def test_a_preparing_shard_may_stand_still_for_300_s(phase):
     sample = None if phase is None else replace(READY, phase=phase)
     when_s, verdict = first_verdict(every(2.0, 600.0, sample))
     assert 300.0 <= when_s <= 302.0
     assert verdict == f"phase {phase or 'start'} stands still for 300 s"
 
 
-def test_a_step_that_records_a_graph_has_as_long():
+def test_a_step_that_records_a_graph_may_stand_still_for_300_s():
     when_s, verdict = first_verdict(every(2.0, 600.0, replace(AT_WORK, phase="capture")))
     assert 300.0 <= when_s <= 302.0 and verdict == "phase capture stands still for 300 s"
 
@@ -51,18 +51,18 @@ def test_each_tensor_that_is_loaded_starts_the_clock_anew():
 
 
 @pytest.mark.parametrize("preparing", [LOADING, WARMING])
-def test_silence_while_preparing_is_a_hang_only_when_it_is_long(preparing):
+def test_ten_missing_answers_in_a_row_while_preparing_are_a_hang(preparing):
     silence = [(2.0 * number, None) for number in range(1, 10)]
     assert first_verdict([(0.5, preparing), *silence, (20.0, preparing), *silence]) is None
     verdict = "Health was not answered 10 times in a row"
     assert first_verdict([(0.5, preparing), *silence, (20.0, None)]) == (20.0, verdict)
 
 
-def test_who_was_never_heard_may_be_silent_for_300_s():
+def test_a_shard_that_never_answered_may_be_silent_for_300_s():
     assert first_verdict(every(2.0, 298.0, None)) is None
 
 
-def test_two_silences_in_a_row_are_a_hang_and_one_is_not():
+def test_two_missing_answers_in_a_row_are_a_hang_and_one_is_not():
     assert first_verdict([(0.5, READY), (2.5, None), (3.0, READY), (5.0, None), (5.5, READY)]) is None
     assert first_verdict([(0.5, READY), (2.5, None), (4.5, None)]) == (4.5, "Health was not answered 2 times in a row")
 
@@ -75,33 +75,33 @@ def test_a_step_that_stands_still_for_five_seconds_is_a_hang():
     assert first_verdict([(0.5, READY), *every(0.5, 60.0, AT_WORK)[1:]]) == (6.0, "step 7 stands still for 5 s")
 
 
-def test_a_step_that_moves_is_none():
+def test_a_step_that_makes_progress_does_not_hang():
     history = [(0.5 * n, replace(AT_WORK, progress=n // 8)) for n in range(1000)]
     assert first_verdict(history) is None
 
 
-def test_steps_that_follow_each_other_are_none_even_without_layers():
+def test_steps_that_follow_each_other_do_not_hang_even_without_progress():
     history = [(0.5 * n, replace(AT_WORK, running_step=n // 8)) for n in range(1, 1000)]
     assert first_verdict(history) is None
 
 
-def test_idling_before_a_step_is_not_held_against_it():
+def test_idle_time_before_a_step_does_not_count():
     history = every(0.5, 100.0, READY) + [(100.0 + now_s, sample) for now_s, sample in every(0.5, 4.5, AT_WORK)]
     assert first_verdict(history) is None
 
 
-def test_a_model_with_long_pauses_gets_ten_of_them():
+def test_a_step_may_stand_still_for_ten_times_the_longest_pause():
     slow = replace(AT_WORK, longest_pause_s=3.0)
     when_s, verdict = first_verdict(every(0.5, 60.0, slow))
     assert (when_s, verdict) == (30.5, "step 7 stands still for 30 s")
 
 
-def test_silence_between_answers_counts_as_standing_still():
+def test_missing_answers_between_answers_count_as_standing_still():
     history = [(0.5, AT_WORK), (2.5, None), (3.0, AT_WORK), (5.0, None), (5.5, AT_WORK)]
     assert first_verdict(history) == (5.5, "step 7 stands still for 5 s")
 
 
-def test_a_launcher_that_was_stopped_itself_blames_nobody():
+def test_a_launcher_that_was_stopped_itself_blames_no_shard():
     assert first_verdict([(0.5, AT_WORK), (1.0, AT_WORK), (4000.0, AT_WORK)]) is None
     assert first_verdict([(0.5, AT_WORK), (4000.0, None), (4000.5, replace(AT_WORK, progress=11))]) is None
 
@@ -123,7 +123,7 @@ def ask(socket_path: str) -> Sample | None:
 
 
 def test_health_is_read_field_by_field():
-    with tempfile.TemporaryDirectory() as folder:  # not tmp_path: socket paths must be short
+    with tempfile.TemporaryDirectory() as folder:  # not pytest's tmp_path, because socket paths must be short
         server = grpc.server(ThreadPoolExecutor(1))
         generate_pb2_grpc.add_TextGenerationServiceServicer_to_server(Shard(), server)
         server.add_insecure_port(f"unix://{folder}/shard-0")
@@ -134,5 +134,5 @@ def test_health_is_read_field_by_field():
             server.stop(None).wait()
 
 
-def test_a_shard_that_is_not_there_gives_no_answer(tmp_path):
+def test_a_missing_shard_gives_no_answer(tmp_path):
     assert ask(str(tmp_path / "s")) is None

@@ -1,4 +1,4 @@
-"""The router's keeper, with routers that are one line of Python each."""
+"""The Webserver, which keeps routers alive, with routers that are one line of Python each."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ READ = "os.set_blocking(line, True); text = os.read(line, 1000).decode()\n"
 
 
 class Chances:
-    """Stands in for Restarts: so many more starts, without a wait."""
+    """Stands in for Restarts: allows `number` more starts, without a wait."""
 
     def __init__(self, number: int) -> None:
         self.left = number
@@ -34,7 +34,8 @@ class Chances:
 
 
 class Keeper:
-    """A Webserver whose routers run the given programs, one after the other; an error is a program that cannot run."""
+    """A Webserver whose routers run the given programs, one after the other. An exception among them is raised in place
+    of a start."""
 
     def __init__(self, *programs: str | Exception, chances: int = 5) -> None:
         self.heard: list[Message] = []
@@ -67,21 +68,21 @@ def test_a_router_that_never_listened_ends_the_server():
     assert keeper.num_left == 1
 
 
-def test_one_that_listened_is_started_again_until_its_chances_are_over():
+def test_a_router_that_listened_is_started_again_until_restarts_give_up():
     keeper = Keeper(LISTENING, "sys.exit(3)", WebserverCannotStart("cannot run it"), LISTENING, LISTENING, chances=3)
     with pytest.raises(WebserverFailed):
         asyncio.run(keeper.webserver.run())
     assert (keeper.num_left, keeper.mourned) == (1, 4)
 
 
-def test_what_a_router_says_just_before_its_end_is_heard():
+def test_messages_that_a_router_sends_just_before_its_end_are_received():
     keeper = Keeper(LISTENING + CONFIRMED, chances=0)
     with pytest.raises(WebserverFailed):
         asyncio.run(keeper.webserver.run())
     assert keeper.heard == [Message(Event.CONFIRMED, 3)]
 
 
-def test_a_later_router_is_told_of_the_living_shards_and_of_no_dead_ones():
+def test_a_later_router_is_notified_of_living_shards_and_not_of_dead_ones():
     async def run(*announced: Message) -> list[str]:
         program = READ + "print(text)\n" + LISTENING
         keeper = Keeper(LISTENING, program, chances=1)
@@ -102,7 +103,7 @@ def test_a_later_router_is_told_of_the_living_shards_and_of_no_dead_ones():
     assert '"generation": 2' not in lost[1]
 
 
-def test_a_stop_between_two_routers_starts_no_more():
+def test_after_a_stop_between_two_routers_no_router_is_started():
     async def run() -> Keeper:
         keeper = Keeper(LISTENING, LISTENING)
         running = asyncio.create_task(keeper.webserver.run())

@@ -95,9 +95,9 @@ def test_environment_names_are_tgis():
 
 def test_faults_are_injected_where_testing_was_asked_for():
     status, output = run("--testing", FAILPOINTS="router.rpc:explode")
-    assert status == 1 and "Error: FAILPOINTS: 'router.rpc:explode' is no rule" in output
+    assert status == 1 and "Error: FAILPOINTS: 'router.rpc:explode' is not a rule" in output
     _, output = run(FAILPOINTS="router.rpc:explode")
-    assert "is no rule" not in output and output.count("FAILPOINTS is set and has no effect") == 1
+    assert "is not a rule" not in output and output.count("FAILPOINTS is set and has no effect") == 1
 
 
 def test_keys_come_from_flags_the_environment_and_a_file(tmp_path):

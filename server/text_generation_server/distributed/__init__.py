@@ -1,7 +1,7 @@
-"""The ranks of a shard group, and how they add up tensors, pass them on, and agree on what went wrong.
+"""The ranks of a shard group: they add up tensors, exchange values, and agree on errors.
 
-Every collective is entered by all ranks in the same order. Where this would not come true any more, GroupBroken says
-so: its process has to exit, because the others may be waiting for it.
+All ranks enter all collectives in the same order. A rank that can no longer do so raises GroupBroken: its process must
+exit, because the other ranks may be waiting for it.
 """
 
 import logging
@@ -18,33 +18,34 @@ from text_generation_server.errors import GroupBroken, MemoryLimitError, ShardEr
 
 log = logging.getLogger("text_generation_server")
 
-JOIN_S = 60.0  # until all ranks have come
-# In a collective a peer is never so late. It is a dead one's end: the launcher, which sees it die, is much faster.
+JOIN_S = 60.0  # Seconds that all ranks get to join the group.
+# Seconds after which a collective fails. No living rank is ever this late, and the launcher replaces a group that has a
+# dead rank much sooner.
 WAIT_S = 300.0
-# The kinds of errors that keep their kind on the ranks that only hear of them. The first stands for all others, too.
+# Classes of errors that the other ranks raise too when one rank fails. For any other error they raise the first class.
 TOLD_KINDS: tuple[type[ShardError], ...] = (StepError, MemoryLimitError)
 
 
 class Transport(Protocol):
-    """How contiguous tensors travel. All ranks call the same function with the same shape and type."""
+    """Moves contiguous tensors between ranks. All ranks call the same function with the same shape and type."""
 
     def all_reduce(self, x: Tensor) -> None:
-        """x becomes the sum over all ranks, the same bits everywhere."""
+        """Replaces x by the sum over all ranks, which has the same bits on every rank."""
         ...
 
     def gather(self, x: Tensor) -> list[Tensor] | None:
-        """Rank 0: the x of every rank, in their order. The others: None."""
+        """On rank 0, the x of every rank, in the order of ranks. On other ranks None."""
         ...
 
     def broadcast(self, x: Tensor) -> None:
-        """x becomes rank 0's."""
+        """Replaces x by the x of rank 0."""
         ...
 
     def close(self) -> None: ...
 
 
 class Alone:
-    """A group of one: nothing travels."""
+    """The transport of a group of one rank, which moves nothing."""
 
     def all_reduce(self, x: Tensor) -> None:
         pass
@@ -60,9 +61,9 @@ class Alone:
 
 
 class Group:
-    """This process's place among the ranks. Not thread-safe: everything is called by the worker's one thread.
+    """This process's rank and its connections to the other ranks. Not thread-safe: the worker's thread makes all calls.
 
-    Numbers that hosts agree on travel by `control`, as tensors of the CPU: nobody waits for a GPU to learn them.
+    Numbers that the processes agree on travel through `control`, as CPU tensors, so that no process waits for a GPU.
     """
 
     def __init__(self, rank: int, size: int, transport: Transport, control: Transport | None = None) -> None:
@@ -72,7 +73,7 @@ class Group:
         self._control = control or transport
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over all ranks, in place."""
+        """Replaces x by the sum over all ranks, and returns it."""
         self._transport.all_reduce(x)
         return x
 
@@ -80,12 +81,12 @@ class Group:
         return self._transport.gather(x)
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Rank 0's values, in place."""
+        """Replaces x by the x of rank 0, and returns it."""
         self._transport.broadcast(x)
         return x
 
     def exchange(self, value: int) -> list[int]:
-        """The value of every rank."""
+        """The values of all ranks, in the order of ranks."""
         values = torch.zeros(self.size, dtype=torch.int64)
         values[self.rank] = value
         self._control.all_reduce(values)
@@ -93,13 +94,13 @@ class Group:
         return told
 
     def all_agree(self, yes: bool) -> bool:
-        """Whether all ranks say yes."""
+        """Whether `yes` is true on all ranks."""
         return all(self.exchange(int(yes))) if self.size > 1 else yes
 
     @contextmanager
     def agreement(self, what: str) -> Iterator[None]:
-        """Inside is what may fail on one rank alone, without collectives. If it fails on any, it raises on all: the
-        rank's own error there, elsewhere one of its kind that names the rank. Nothing is owed afterwards."""
+        """A context for local work that contains no collective. If the work fails on one rank, all ranks raise: that
+        rank its own error, the others an error of the same class that names the rank. The ranks stay in step."""
         try:
             yield
         except Exception as error:
@@ -110,7 +111,7 @@ class Group:
                 raise TOLD_KINDS[told - 1](f"rank {rank} of {self.size} could not {what}: its log says why")
 
     def _tell(self, error: Exception | None) -> list[int]:
-        """What every rank has to say: 0, or the number of its error's kind."""
+        """Exchanges errors: for every rank 0 if it has none, or the number of its error's class in TOLD_KINDS."""
         if self.size == 1:
             return []
         kinds = [n for n, kind in enumerate(TOLD_KINDS, start=1) if isinstance(error, kind)]
@@ -119,8 +120,8 @@ class Group:
 
     @contextmanager
     def owing(self, what: str) -> Iterator[None]:
-        """Inside are collectives: a rank that raises leaves the others waiting, so that any error means GroupBroken.
-        A group of one owes nothing."""
+        """A context for work with collectives. A rank that fails leaves the other ranks waiting, so any error becomes
+        GroupBroken, except in a group of one rank."""
         try:
             yield
         except GroupBroken:
@@ -132,7 +133,7 @@ class Group:
             raise GroupBroken(f"rank {self.rank} of {self.size} failed inside {what}: {reason}") from error
 
     def close(self) -> None:
-        """Leaves the group in peace. A process that exits without is fine where nobody waits for it."""
+        """Leaves the group. A process may also exit without this call if no rank waits for it."""
         self._transport.close()
 
 
@@ -145,17 +146,17 @@ def join_group(
     join_s: float = JOIN_S,
     wait_s: float = WAIT_S,
 ) -> Group:
-    """Waits for the other ranks, which name the same `rendezvous`: a file that this start of the group makes.
+    """Waits for the other ranks, which pass the same `rendezvous`, a file that is made anew at each start of the group.
 
-    GPUs talk through NCCL, processes on the CPUs of one host through shared memory; where they have none, or shall not
-    (`share_memory`), through gloo. GroupBroken if not all ranks come within `join_s`. With shared memory the file is
-    gone afterwards, otherwise it serves as long as the group lasts.
+    GPUs use NCCL. Processes on CPUs of one host use shared memory, or gloo if there is no shared memory or
+    `share_memory` is false. GroupBroken if not all ranks join within `join_s`. With shared memory the file is removed
+    afterwards; otherwise the group uses it until its end.
     """
     if size == 1:
         return Group(rank, size, Alone())
     try:
         return Group(rank, size, *_connect(rank, size, device, rendezvous, share_memory, join_s, wait_s))
-    except RuntimeError as error:  # torch's stores and process groups raise it, and subclasses of it
+    except RuntimeError as error:  # torch's stores and process groups raise RuntimeError and its subclasses
         reason = str(error).partition("\n")[0]
         raise GroupBroken(f"rank {rank} of {size} could not join its group within {join_s:.0f} s: {reason}") from error
 
@@ -163,8 +164,8 @@ def join_group(
 def _connect(
     rank: int, size: int, device: torch.device, rendezvous: Path, share_memory: bool, join_s: float, wait_s: float
 ) -> tuple[Transport, Transport]:
-    """For tensors of the device, and for those of the CPU."""
-    # Takes a while to import, and a group of one needs none of it.
+    """The transports for tensors of the device and for CPU tensors."""
+    # Imported here, because the import is slow and a group of one rank does not need it.
     import torch.distributed as dist
 
     from text_generation_server.distributed.process_group import Gloo, Nccl
@@ -182,7 +183,7 @@ def _connect(
     if shared is None:
         gloo = Gloo(rank, size, store, wait_s)
         return gloo, gloo
-    # The file is needed no more once nobody has a store, whose end still writes to it.
+    # The file can be removed once no rank has a store any more: a store writes to the file when it is deleted.
     del store
     shared.broadcast(torch.zeros(1))
     if rank == 0:

@@ -1,4 +1,4 @@
-"""One sum over ranks, the same to the bit on each of them, whoever computes it."""
+"""Sums tensors of ranks in a fixed order, so that every rank that computes the sum gets the same bits."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from torch import Tensor
 def sum_in_order(parts: list[Tensor], out: Tensor) -> None:
     """out = parts[0] + parts[1] + …, from left to right. Half precision is summed in float32 and rounded once.
 
-    `out` may be none of the parts.
+    `out` must not be one of the parts.
     """
     if out.dtype not in (torch.bfloat16, torch.float16):
         torch.add(parts[0], parts[1], out=out)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ProcessGroup:
-    """What both do alike."""
+    """The methods that gloo and NCCL have in common."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank = rank
@@ -34,7 +34,7 @@ class ProcessGroup:
 
 
 class Nccl(ProcessGroup):
-    """Tensors of the CPU go through gloo."""
+    """NCCL for tensors of GPUs; CPU tensors go through gloo."""
 
     def __init__(self, rank: int, size: int, store: "Store", device: torch.device, wait_s: float) -> None:
         super().__init__(rank, size)
@@ -52,15 +52,15 @@ class Gloo(ProcessGroup):
         _listen_to_this_host_only()
         wait = timedelta(seconds=wait_s)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=wait)
-        dist.barrier()  # who leaves before the others are connected would break their start
+        dist.barrier()  # A rank that left before the others are connected would break their start.
 
     def all_reduce(self, x: Tensor) -> None:
-        """Every rank adds up by itself: gloo's own order of adding depends on where in the batch a row lies."""
+        """Every rank adds the parts itself: the order in which gloo adds depends on a row's place in the batch."""
         parts = [torch.empty_like(x) for _ in range(self._size)]
         dist.all_gather(parts, x)
         sum_in_order(parts, out=x)
 
 
 def _listen_to_this_host_only() -> None:
-    """All ranks are on this host: gloo listens on the loopback and nowhere else. It can only be told so like this."""
+    """Makes gloo listen on the loopback only, since all ranks are on this host. Gloo has no option for it but this."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -2,9 +2,9 @@
 milliseconds.
 
 Collectives are numbered. Each rank writes its part into its slab, publishes the number, waits until every rank has
-published it, and reads. Two slabs of a rank take turns, and that is enough: who writes number n + 2 has seen everybody
-publish n + 1, and by then everybody had read n. A header beside each slab says what was written there, so that ranks
-which have lost step raise instead of adding up garbage.
+published the number, and reads all slabs. Each rank has two slabs, for even and odd numbers. Two are enough: a rank
+that writes number n + 2 has seen all ranks publish n + 1, and a rank publishes n + 1 only after it has read n. A header
+beside each slab describes its content, so that ranks that are out of step raise instead of adding up garbage.
 """
 
 import logging
@@ -28,19 +28,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("text_generation_server")
 
-SLAB_BYTES = 1 << 20  # larger tensors travel in pieces
+SLAB_BYTES = 1 << 20  # bytes of a slab; larger tensors are exchanged in pieces
 LINE_WORDS = 16  # words of 8 bytes; two cache lines, which the hardware fetches together
 PAGE_BYTES = 4096
-SPIN_S = 0.002  # as long as ranks that compute the same are apart
-NAP_S = 0.0005  # then a peer is idle, stopped or dead, and the core is better used by others
+# Seconds to wait without sleeping: ranks that compute the same step are less far apart.
+SPIN_S = 0.002
+# Seconds of each sleep afterwards: the awaited rank is idle, stopped or dead, and the core is free for other threads.
+NAP_S = 0.0005
 
 KINDS = ("all_reduce", "gather", "broadcast")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64)
 
 
 class SharedMemory:
-    """One rank's view of the mapping: a line with a nonce, each rank's counter in a line of its own, then the headers
-    of the slabs (number, kind, type, length), then the slabs: the even one of each rank, and the odd one of each."""
+    """One rank's view of the mapping: a line with a nonce, one line for the counter of each rank, the headers of the
+    slabs (number, kind, type, length), then the even slabs of all ranks and the odd slabs of all ranks."""
 
     def __init__(self, rank: int, size: int, mapping: mmap.mmap, wait_s: float) -> None:
         self._rank = rank
@@ -48,7 +50,7 @@ class SharedMemory:
         self._mapping = mapping
         self._wait_s = wait_s
         self._number = 0
-        # Reading or writing one of these is a single move of 8 aligned bytes.
+        # Reading or writing a word of this view is a single move of 8 aligned bytes.
         self._words = memoryview(mapping).cast("q")
         self._counters = [(1 + r) * LINE_WORDS for r in range(size)]
         self._headers = [[(1 + (1 + turn) * size + r) * LINE_WORDS for r in range(size)] for turn in (0, 1)]
@@ -72,10 +74,10 @@ class SharedMemory:
                 piece.copy_(first)
 
     def close(self) -> None:
-        """The memory goes with the last process that maps it."""
+        """Unmaps the memory, which is freed when the last process has unmapped it."""
 
     def _exchange(self, kind: int, piece: Tensor) -> list[Tensor]:
-        """The pieces of all ranks, in the shared memory. They are good until the next call."""
+        """Exchanges pieces. Returns those of all ranks, as views of the shared memory, valid until the next call."""
         self._number += 1
         turn, count, words = self._number & 1, piece.numel(), self._words
         slabs = self._slabs[piece.dtype][turn]
@@ -83,8 +85,8 @@ class SharedMemory:
         said = (self._number, kind, DTYPES.index(piece.dtype), count)
         header = self._headers[turn][self._rank]
         words[header], words[header + 1], words[header + 2], words[header + 3] = said
-        # x86-64 keeps the order of stores, and of loads: who sees the number sees what was written before it. Other
-        # processors would need fences here and below, which Python does not have.
+        # x86-64 keeps the order of stores and the order of loads: a rank that sees the number also sees all that was
+        # written before it. Other processors would need fences here and below, which Python does not have.
         words[self._counters[self._rank]] = self._number
         for rank in range(self._size):
             if words[self._counters[rank]] < self._number:
@@ -99,7 +101,7 @@ class SharedMemory:
         words, counter, number = self._words, self._counters[rank], self._number
         started = time.monotonic()
         while words[counter] < number:
-            # The rank that is waited for may need this very core.
+            # The awaited rank may need this core.
             os.sched_yield()
             waited = time.monotonic() - started
             if waited > SPIN_S:
@@ -108,7 +110,7 @@ class SharedMemory:
                 raise GroupBroken(f"rank {rank} did not come to collective {number} within {self._wait_s:.0f} s")
 
     def _view(self, dtype: torch.dtype) -> list[list[Tensor]]:
-        """[turn][rank]"""
+        """The slabs as tensors of `dtype`, by parity of the collective's number and by rank."""
         first, count = _slabs_offset(self._size), SLAB_BYTES // dtype.itemsize
         return [
             [
@@ -122,7 +124,7 @@ class SharedMemory:
 
 
 def _pieces(x: Tensor) -> Iterable[Tensor]:
-    """x, which must be contiguous, in flat parts that fit a slab."""
+    """Splits x, which must be contiguous, into flat parts that fit into a slab."""
     flat, limit = x.view(-1), SLAB_BYTES // x.itemsize
     return (flat,) if flat.numel() <= limit else torch.split(flat, limit)
 
@@ -138,10 +140,10 @@ def _slabs_offset(size: int) -> int:
 
 
 def map_together(rank: int, size: int, store: "Store") -> mmap.mmap | None:
-    """Memory that all ranks have mapped; None on all of them if one could not.
+    """Memory that all ranks have mapped, or None on all ranks if one rank could not map it.
 
-    Rank 0 makes it without a name, so nothing is left behind however the processes end; the others open it through
-    rank 0's entry in /proc.
+    Rank 0 makes the memory without a name, so it is freed in whatever way the processes end. The other ranks open it
+    through rank 0's folder in /proc.
     """
     memory_fd = -1
     if rank == 0:
@@ -156,7 +158,7 @@ def map_together(rank: int, size: int, store: "Store") -> mmap.mmap | None:
 
 
 def _make_memory(size: int) -> tuple[int, str]:
-    """The descriptor, and where the others find it: a path and a nonce. -1 and nothing where there is no such thing."""
+    """Makes shared memory. Returns its descriptor, and for the other ranks a path and a nonce; -1 and "" on failure."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return -1, ""
     try:
@@ -180,5 +182,5 @@ def _map(address: str, size: int) -> mmap.mmap | None:
     except (OSError, ValueError) as error:
         log.info("the memory of rank 0 cannot be shared: %s", error)
         return None
-    # With separate process namespaces the path may lead elsewhere.
+    # If ranks have separate process namespaces, the path may lead to another file.
     return mapping if int.from_bytes(mapping[:8], "little") == int(nonce) else None

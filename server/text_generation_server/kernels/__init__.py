@@ -1,7 +1,7 @@
-"""The few operations a model is made of, behind one interface. `reference` defines what is right.
+"""The few operations that a model is made of, behind one interface. `reference` defines the right results.
 
 A backend has the functions of `interface.Kernels`: a module (`reference`, `triton`) or an object (`cpu`). Models and
-sampler receive one and never ask which.
+sampler receive a backend and never ask which backend it is.
 Shapes: T tokens of a step, R rows, H query heads, G key/value heads, D head size, S slots, V vocabulary, L positions.
 """
 

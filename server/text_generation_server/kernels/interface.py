@@ -1,4 +1,4 @@
-"""What every kernel backend offers, and the values it is given. Legend of shapes: see the package's docstring."""
+"""The functions of every kernel backend, and their arguments. The package's docstring has the legend of shapes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class KvLayer:
-    """Keys and values of one layer, a slot per token. The extra slot takes the writes of padding.
+    """Keys and values of one layer, one slot per token. The keys and values of padding are written to the extra slot.
 
-    In 8 bits (int8, float8_e4m3fn) a number is `heads * scales`: one scale for each slot and head.
+    In 8 bits (int8, float8_e4m3fn) a number is `heads * scales`, with one scale for each slot and head.
     """
 
     heads: Tensor  # [S + 1, 2G, D], keys first
@@ -25,16 +25,17 @@ class KvLayer:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """C runs of consecutive tokens of a step, each of one row: decode rows (runs of one token) and prompt chunks.
+    """C runs of consecutive tokens of a step. Each run belongs to one row: decode rows have runs of one token, prompt
+    chunks longer runs.
 
-    Run c is the tokens offsets[c] … offsets[c + 1] - 1, at positions starts[c] and on. Tokens after the last run are
+    Run c is the tokens offsets[c] … offsets[c + 1] - 1, at positions from starts[c] on. Tokens after the last run are
     padding.
     """
 
     rows_C: Tensor  # int32
     starts_C: Tensor  # int32
     offsets: Tensor  # int32 [C + 1], from 0
-    # The same, on the host: (row, start, end) of each run, where start and end are positions.
+    # The runs on the host: (row, start, end) of each run, where start and end are positions.
     runs: tuple[tuple[int, int, int], ...]
 
 
@@ -50,15 +51,15 @@ class Bias:
 class Choices:
     """How each of R rows chooses its next token.
 
-    A value that a row did not ask for is neutral (named behind it) and leaves the row's logits as they are, to the bit.
-    The flags say on the host whether any row asks, so that what nobody needs is not launched.
+    A comment after a field gives its type and its neutral value, which leaves a row's logits unchanged to the bit. The
+    flags tell on the host whether any row has another value, so that kernels that no row needs are not launched.
     """
 
     rows_R: Tensor  # int32, into history and lengths
     history: Tensor  # int32 [rows, L]: token ids by position
-    lengths: Tensor  # int32 [rows]: how many tokens of the row are known, which is the position of the next one
-    prompt_lengths_R: Tensor  # int32: the frequency penalty counts the tokens after it
-    draws_R: Tensor  # bool: draw, or take the best
+    lengths: Tensor  # int32 [rows]: number of known tokens, which is the position of the next token
+    prompt_lengths_R: Tensor  # int32: the frequency penalty counts the tokens after the prompt
+    draws_R: Tensor  # bool: draw the token; False: take the best token
     seeds_R: Tensor  # int64
     temperature_R: Tensor  # float32; 1
     top_k_R: Tensor  # int32; 0
@@ -85,7 +86,7 @@ class Kernels(Protocol):
     def linear(
         self, weight: Tensor, bias: Tensor | None, scales_N: Tensor | None, gated: bool, dtype: torch.dtype
     ) -> Callable[[Tensor], Tensor] | None:
-        """A better y = x Wᵀ + b than torch's for weight [N, K], if there is one; y is of `dtype`.
+        """y = x Wᵀ + b for a weight [N, K], with y of type `dtype`; None if torch's product is the best there is.
 
         An int8 weight is multiplied by its scales, float32, one for each output. `gated`: the first half of the outputs
         are gates, and y [T, N / 2] = silu(gate) * up.
@@ -101,19 +102,19 @@ class Kernels(Protocol):
         ...
 
     def add_rms_norm(self, x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """(rms_norm(x + residual), x + residual), the sum rounded to x's type first. May write into its inputs."""
+        """(rms_norm(x + residual), x + residual); the sum is rounded to x's type first. May write into its inputs."""
         ...
 
     def rope_and_store_kv(
         self, qkv: Tensor, heads: tuple[int, int], rotary: tuple[Tensor, Tensor], positions_T: Tensor, kv: KvLayer,
         slots_T: Tensor,
     ) -> Tensor:  # fmt: skip
-        """Splits qkv [T, (H + 2G) * D] with heads = (H, G); writes rotated keys and the values into their slots;
-        returns the rotated queries [T, H, D], which may be a view of qkv. rotary is (cos, sin), float32 [L, D / 2].
+        """Splits qkv [T, (H + 2G) * D] with heads = (H, G). Writes rotated keys and the values into their slots.
+        Returns the rotated queries [T, H, D], which may be a view of qkv. rotary is (cos, sin), float32 [L, D / 2].
         positions and slots are int32.
 
-        8-bit numbers are rounded to the nearest, their scale is the head's largest magnitude over the type's largest
-        number, at least 1e-6.
+        8-bit numbers are rounded to the nearest. Their scale is the head's largest magnitude divided by the type's
+        largest number, and at least 1e-6.
         """
         ...
 
@@ -122,36 +123,37 @@ class Kernels(Protocol):
     ) -> Tensor:
         """Token t < R is a query of row rows[t], at position lengths[t] - 1, over the row's slots table[row, :length].
 
-        [T, H, D]; zeros for the tokens from R on. What the extra slot of kv holds is undefined before and after.
-        Everything is int32; a row's result depends on nothing but the row.
+        Returns [T, H, D], with zeros for the tokens from R on. The content of kv's extra slot is undefined before and
+        after the call. All indices are int32. A row's result depends on the row only.
         """
         ...
 
     def attend_prefill(self, q_THD: Tensor, kv: KvLayer, table: Tensor, segments: Segments, scale: float) -> Tensor:
-        """Each token over its row's positions up to its own. [T, H, D]; zeros for padding."""
+        """Each token attends to the positions of its row up to its own. Returns [T, H, D], with zeros for padding."""
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """[T, 2I] → silu of the first half times the second half, [T, I]"""
+        """Returns silu of the first half of gate_up [T, 2I] times the second half, [T, I]."""
         ...
 
     def sample(self, logits_RV: Tensor, choices: Choices) -> Chosen:
-        """Bias, repetition penalty, frequency penalty, temperature, top-k, top-p, min-p, typical-p, in this order, then
-        the argmax of logit + Gumbel noise; ties: lowest id. What a cut ranks first stays: the best token, and for
-        typical-p the most typical one.
+        """Applies bias, repetition penalty, frequency penalty, temperature, top-k, top-p, min-p and typical-p, in this
+        order. Then takes the argmax of logit + Gumbel noise; of equal scores the lowest id. A cut always keeps the
+        token that it ranks first: the most likely token, and for typical-p the most typical token.
 
-        logits are float32, and are overwritten with those of the distribution that was drawn from (minus infinity for
-        what was cut, zeros for a row that is not finite). The noise is a pure function of (seed, position, token).
+        The logits are float32, and are overwritten with the logits of the distribution that was drawn from: minus
+        infinity for tokens that were cut, zeros for a row that is not finite. The noise is a pure function of (seed,
+        position, token).
         """
         ...
 
     def place(
         self, rows_R: Tensor, slots_R: Tensor, history: Tensor, table: Tensor, lengths: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Before a decode step, with length that of each row: table[row, length - 1] = slot. Returns
-        (ids, positions, lengths) int32 [R]: the newest token of each row, its position, and its length."""
+        """Prepares a decode step: table[row, length - 1] = slot, for each of the rows with its length. Returns (ids,
+        positions, lengths), int32 [R]: the newest token of each row, that token's position, and the row's length."""
         ...
 
     def advance(self, history: Tensor, lengths: Tensor, rows_R: Tensor, ids_R: Tensor) -> None:
-        """After a step: history[row, length] = id; length += 1, for each of the rows. Everything is int32."""
+        """Ends a step: history[row, length] = id, then length += 1, for each of the rows. All tensors are int32."""
         ...

@@ -1,8 +1,9 @@
-"""The dense torch reference: what every other backend must equal, on any device.
+"""The dense torch reference, which every other backend must equal, on any device.
 
-In float32 on a CPU attention also keeps a promise the serving tests rely on: a row's result is the same to the bit
-whatever else is in the batch, on every processor. For that, keys are reduced in tiles of 64 from position 0, tiles are
-added up one after the other, and products and sums are taken number by number, in order: no BLAS promises it.
+In float32 on a CPU, attention also keeps a promise that the serving tests rely on: a row's result has the same bits
+whatever the other rows of the batch are, on every processor. For that, keys are reduced in tiles of 64 from position 0,
+tiles are added up one after the other, and products and sums are computed number by number, in order. No BLAS promises
+a fixed order.
 """
 
 import torch
@@ -13,9 +14,9 @@ from text_generation_server.kernels.interface import Bias, Choices, Chosen, KvLa
 
 TILE = 64
 MIN_QUERIES = 16
-# How many scores a block of a prefill may hold at once (times 4 bytes): bounds the memory of long prompts.
+# Most scores, of 4 bytes each, that a block of a prefill holds at once: this bounds the memory of long prompts.
 MAX_SCORES = 1 << 23
-# How many elements of keys and values a block of a decode may gather at once.
+# Most elements of keys and values that a block of a decode step gathers at once.
 MAX_GATHERED = 1 << 23
 LARGEST_INT8 = 127
 SMALLEST_SCALE = 1e-6
@@ -104,7 +105,7 @@ def attend_prefill(q_THD: Tensor, kv: KvLayer, table: Tensor, segments: Segments
 
 
 def _attend_run(q_THD: Tensor, kv: KvLayer, table: Tensor, row: int, start: int, scale: float) -> Tensor:
-    """Queries at positions start … start + T - 1 of one row."""
+    """Attention of the queries at positions start … start + T - 1 of one row."""
     tokens, heads, size = q_THD.shape
     kv_heads = kv.kv_heads
     group = heads // kv_heads
@@ -136,8 +137,8 @@ def _gather(kv: KvLayer, slots_RL: Tensor, valid_RL: Tensor, dtype: torch.dtype)
     slots_RL = F.pad(
         slots_RL, (0, valid_RL.shape[1] - slots_RL.shape[1]), value=nowhere
     )  # the table's last, short tile
-    # What lies in a slot that is not the row's may be anything, NaN too, and 0 * NaN would not hide it: positions past
-    # the end read the extra slot, which is nobody's.
+    # Slots of other rows may hold anything, NaN too, and 0 * NaN would not hide it. So positions past the end read the
+    # extra slot, which belongs to no row.
     heads[nowhere] = 0
     slots = slots_RL.masked_fill(~valid_RL, nowhere).flatten()
     gathered = heads.index_select(0, slots)
@@ -172,7 +173,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: flo
 
 
 def _product(a_BMK: Tensor, b_BKN: Tensor, start: Tensor | None = None) -> Tensor:
-    """start + a b. In float32 on a CPU made of sums and products of single numbers, whose bits no shape can change."""
+    """start + a b. In float32 on a CPU, computed number by number, so that the bits do not depend on the shape."""
     if a_BMK.dtype != torch.float32 or a_BMK.device.type != "cpu":
         return torch.bmm(a_BMK, b_BKN) if start is None else torch.baddbmm(start, a_BMK, b_BKN)
     out = a_BMK[:, :, :1] * b_BKN[:, :1]
@@ -182,7 +183,7 @@ def _product(a_BMK: Tensor, b_BKN: Tensor, start: Tensor | None = None) -> Tenso
 
 
 def _sum(tiles: Tensor) -> Tensor:
-    """Over the last dimension, whose length is a power of two, half by half."""
+    """Sum over the last dimension, whose length must be a power of two: one half is added to the other, repeatedly."""
     while (half := tiles.shape[-1] // 2) > 0:
         tiles = tiles[..., :half] + tiles[..., half:]
     return tiles.squeeze(-1)
@@ -194,11 +195,11 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def linear(weight: Tensor, bias: Tensor | None, scales_N: Tensor | None, gated: bool, dtype: torch.dtype) -> None:
-    """torch's own is the reference."""
+    """None: torch's product is the reference."""
 
 
 def sample(logits_RV: Tensor, choices: Choices) -> Chosen:
-    # A NaN fails both comparisons. Rows that fail go on as they are: nothing mixes rows.
+    # A NaN fails both comparisons. Rows that are not finite are computed with the others: no operation mixes rows.
     finite_R = (logits_RV.amin(dim=1) > MINUS_INFINITY) & (logits_RV.amax(dim=1) < -MINUS_INFINITY)
     process(logits_RV, choices)
     logits_RV.masked_fill_(~finite_R.unsqueeze(1), 0)
@@ -213,7 +214,7 @@ def sample(logits_RV: Tensor, choices: Choices) -> Chosen:
 
 
 def process(logits_RV: Tensor, choices: Choices) -> None:
-    """From the model's logits to those of the distribution that is drawn from."""
+    """Turns the model's logits, in place, into the logits of the distribution that is drawn from."""
     if choices.bias is not None:
         _add_bias(logits_RV, choices.bias)
     if choices.any_penalties:
@@ -227,17 +228,18 @@ def process(logits_RV: Tensor, choices: Choices) -> None:
 
 
 def _add_bias(logits_RV: Tensor, bias: Bias) -> None:
-    # What is added where there is no bias is minus zero, which changes no number, zeros of both signs included.
+    # Entries without a token add minus zero, which changes no number, not even a zero of either sign.
     values_RB = bias.values_RB.masked_fill(bias.tokens_RB < 0, -0.0)
     logits_RV.scatter_add_(1, bias.tokens_RB.clamp(min=0).long(), values_RB)
 
 
 def _penalize(logits_RV: Tensor, choices: Choices) -> None:
-    """Repetition: tokens of prompt and output lose likelihood once. Frequency: output tokens lose it for each use."""
+    """Repetition penalty: tokens of prompt and output lose likelihood once. Frequency penalty: output tokens lose
+    likelihood for each use."""
     lengths = choices.lengths[choices.rows_R].unsqueeze(1)
     history = choices.history[choices.rows_R].long()
     positions = torch.arange(history.shape[1], device=logits_RV.device)
-    history = torch.where(positions < lengths, history, history[:, :1])  # past the end is the first token, seen anyway
+    history = torch.where(positions < lengths, history, history[:, :1])  # positions past the end repeat the first token
     seen = torch.zeros_like(logits_RV, dtype=torch.bool).scatter_(1, history, True)
     penalty = choices.repetition_penalty_R.unsqueeze(1)
     penalized = torch.where(logits_RV < 0, logits_RV * penalty, logits_RV / penalty)
@@ -248,7 +250,7 @@ def _penalize(logits_RV: Tensor, choices: Choices) -> None:
 
 
 def _cut_tails(logits_RV: Tensor, choices: Choices) -> None:
-    """Minus infinity for what top-k, top-p and min-p leave out, one after the other."""
+    """Sets the tokens to minus infinity that top-k, top-p and min-p leave out, one after the other."""
     values, order = logits_RV.sort(dim=1, descending=True, stable=True)
     rank = torch.arange(logits_RV.shape[1], device=logits_RV.device)
     top_k = choices.top_k_R.unsqueeze(1)
@@ -267,7 +269,7 @@ def _cut_untypical(logits_RV: Tensor, mass: Tensor) -> None:
     Locally Typical Sampling, Meister et al. 2022 (https://arxiv.org/abs/2202.00666).
     """
     logprobs = logits_RV.log_softmax(dim=1)
-    # Not a sum: over a single long row that takes another path, and other last bits come out.
+    # cumsum and not sum: over a single long row torch's sum adds in another order, and the last bits differ.
     entropy = -(logprobs.exp() * logprobs).nan_to_num(0.0).cumsum(dim=1)[:, -1:]
     distance = (-logprobs - entropy).abs()
     order = distance.sort(dim=1, stable=True).indices
@@ -278,7 +280,7 @@ def _cut_untypical(logits_RV: Tensor, mass: Tensor) -> None:
 
 
 def _before(probabilities: Tensor) -> Tensor:
-    """The mass of all that rank before each, in rows that are in order."""
+    """For each token, the sum of the probabilities before it, in rows that are sorted."""
     return F.pad(probabilities.cumsum(dim=1)[:, :-1], (1, 0))
 
 
@@ -287,13 +289,13 @@ def gumbel_noise(seeds_R: Tensor, positions_R: Tensor, vocabulary: int) -> Tenso
     key = _mix(_mix(_mix(low) ^ high) ^ positions_R.to(torch.int32))
     tokens = torch.arange(vocabulary, dtype=torch.int32, device=seeds_R.device)
     bits = _mix(_mix(key.unsqueeze(1) ^ (tokens * -1640531535)) + key.unsqueeze(1))
-    # v is uniform in (0, 1) with all 32 bits near 0, which is where the noise is large and draws are decided.
+    # v is uniform in (0, 1), and exact to 32 bits near 0, where the noise is large and decides draws.
     v = ((bits.long() & 0xFFFFFFFF).float() + 0.5) * 2.0**-32
     return -torch.log(-torch.log1p(-v.clamp(max=1 - 2.0**-24)))
 
 
 def _mix(x: Tensor) -> Tensor:
-    """MurmurHash3's 32-bit finalizer on int32, whose products wrap; `>>` must not drag the sign along."""
+    """MurmurHash3's 32-bit finalizer on int32, whose products wrap. Copies of the sign that `>>` makes are masked."""
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * -2048144789
     x = x ^ ((x >> 13) & 0x7FFFF)

@@ -1,2 +1,1 @@
-"""What models are made of: linear layers, the two ends at the vocabulary, rotary tables. Norms, attention and
-activations are kernels."""
+"""Parts of models: linear layers, embedding and head, rotary tables. Norms, attention and activations are kernels."""

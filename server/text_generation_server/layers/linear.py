@@ -1,4 +1,4 @@
-"""Linear layers, alone or fused from several weights, in the form that suits device, type and quantization."""
+"""Linear layers of one weight or of several fused weights, in the form for the device, type and quantization."""
 
 from collections.abc import Callable
 
@@ -9,9 +9,10 @@ from torch import Tensor
 from text_generation_server.distributed import Group
 from text_generation_server.kernels.interface import Kernels
 
-# Where no CPU kernels were compiled, float32 products are torch's. Its BLAS splits long dot products in a way that
-# depends on the number of rows; up to this length it was measured not to, so longer ones are split here, always alike.
-# No BLAS promises it: only with the compiled kernels are a row's bits the same in any company by construction.
+# Length of the pieces of a dot product in float32 where torch computes, because no CPU kernels were compiled. torch's
+# BLAS splits long dot products in a way that depends on the number of rows, but was measured not to split up to this
+# length, so longer ones are split here, always at the same places. No BLAS guarantees it: only with the compiled
+# kernels are a row's bits certainly independent of the other rows.
 EXACT_LENGTH = 768
 EXACT_BLOCK = 512
 LARGEST_INT8 = 127
@@ -29,8 +30,8 @@ def make_linear(
     gated: bool = False,
     dtype: torch.dtype | None = None,
 ) -> LinearOp:
-    """y = x Wᵀ + b with W [out, in]; y is of `dtype`, or of x's. `int8` keeps the weights in 8 bits with a scale for
-    each output. `gated`: the first half of the outputs are gates, and y = silu(gate) * up."""
+    """y = x Wᵀ + b with W [out, in]; y has the type `dtype`, or x's type. `int8` keeps the weights in 8 bits with one
+    scale for each output. `gated`: the first half of the outputs are gates, and y = silu(gate) * up."""
     out_dtype = dtype or weight.dtype
     scales = None
     if int8:
@@ -44,14 +45,14 @@ def make_linear(
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 [out, in], rounded to the nearest, and float32 [out]: what they are multiplied by."""
+    """The weight as int8 [out, in], rounded to the nearest, and the scales of its rows, float32 [out]."""
     weight = weight.float()
     scales = (weight.abs().amax(dim=1) / LARGEST_INT8).clamp(min=SMALLEST_SCALE)
     return (weight / scales.unsqueeze(1)).round().to(torch.int8), scales
 
 
 class Linear:
-    """torch's."""
+    """A product by torch."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
@@ -70,9 +71,9 @@ class Linear:
 
 
 class Int8Linear:
-    """8-bit weights where there is no kernel for them: less memory, at the price of widening them in every step.
+    """8-bit weights where there is no kernel for them. They take less memory, and are widened again in every step.
 
-    y is float32, so that scale, bias and gate round nothing: gates multiply the rounding errors of their inputs.
+    y is float32, so that scale, bias and gate are computed without rounding: gates would multiply rounding errors.
     """
 
     def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
@@ -104,7 +105,7 @@ class Cast:
 
 
 class RowLinear:
-    """A linear layer whose inputs are spread over the ranks: each has its part of the products, and all get the sum."""
+    """A linear layer whose inputs are split over the ranks: each rank computes its part, and all ranks get the sum."""
 
     def __init__(self, linear: LinearOp, group: Group) -> None:
         self._linear = linear

@@ -1,4 +1,4 @@
-"""Rotary position tables, with every scaling of the Llama family. Positions alone decide the angle."""
+"""Rotary position tables, with every scaling of the Llama family. A token's angles depend on its position only."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """kind: default, linear, dynamic or llama3; the last three fields belong to llama3."""
+    """`kind` is default, linear, dynamic or llama3. Only llama3 uses the last three fields."""
 
     kind: str = "default"
     factor: float = 1.0
@@ -21,7 +21,7 @@ class RopeScaling:
 def inverse_frequencies(
     head_size: int, theta: float, scaling: RopeScaling, max_positions: int, max_total_tokens: int
 ) -> Tensor:
-    """float32 [head_size / 2]."""
+    """The inverse frequencies, float32 [head_size / 2]."""
     theta = stretched_theta(head_size, theta, scaling, max_positions, max_total_tokens)
     frequencies = 1.0 / theta ** (torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size)
     if scaling.kind == "linear":
@@ -34,8 +34,8 @@ def inverse_frequencies(
 def stretched_theta(
     head_size: int, theta: float, scaling: RopeScaling, max_positions: int, max_total_tokens: int
 ) -> float:
-    """`dynamic` (NTK) raises theta once, for the longest history that this server will hold: `max_total_tokens`. Up to
-    `max_positions`, the trained length, it is the theta of config.json, and so it is with every other kind."""
+    """theta of the tables. `dynamic` (NTK) raises theta once, for the longest history that this server will hold,
+    `max_total_tokens`. Up to `max_positions`, the trained length, and for all other kinds it is config.json's theta."""
     if scaling.kind != "dynamic" or max_total_tokens <= max_positions:
         return theta
     stretch = scaling.factor * max_total_tokens / max_positions - (scaling.factor - 1)
@@ -43,7 +43,7 @@ def stretched_theta(
 
 
 def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Long waves are stretched by the factor, short ones kept, those between interpolated (Llama 3.1's rule)."""
+    """Llama 3.1's rule: stretches long waves by the factor, keeps short waves, and interpolates in between."""
     wavelengths = 2 * math.pi / frequencies
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     keep = ((scaling.original_max_positions / wavelengths - low) / (high - low)).clamp(0, 1)

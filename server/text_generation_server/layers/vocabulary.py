@@ -1,4 +1,4 @@
-"""The two ends of a model, split over the ranks by token id: ids to hidden states, hidden states to logits."""
+"""Embedding (ids to hidden states) and head (hidden states to logits) of a model, split over the ranks by token id."""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from text_generation_server.layers.linear import make_linear
 
 
 class Embedding:
-    """Each rank looks up the ids whose rows it holds; elsewhere they are zeros, so that the sum is the table."""
+    """Each rank looks up the ids whose rows it holds, and gives zeros for all others. The sum over ranks is right."""
 
     def __init__(self, weight: Tensor, ids: range, kernels: Kernels, group: Group) -> None:
         self._weight = weight
@@ -28,8 +28,8 @@ class Embedding:
 
 
 class Head:
-    """Logits of all ids in float32, on rank 0. All ranks have weights of one shape, so the last ones may hold rows for
-    no id."""
+    """Logits of all ids in float32, on rank 0. The weights of all ranks have one shape, so the last ranks may hold rows
+    that belong to no id."""
 
     def __init__(self, weight: Tensor, vocab_size: int, kernels: Kernels, group: Group) -> None:
         self._linear = make_linear(kernels, weight, dtype=torch.float32)
@@ -37,17 +37,17 @@ class Head:
         self._group = group
 
     def __call__(self, hidden_TH: Tensor) -> Tensor | None:
-        """[T, V], or None on the other ranks."""
+        """The logits [T, V] on rank 0, None on other ranks."""
         parts = self._group.gather(self._linear(hidden_TH))
         if parts is None:
             return None
         if len(parts) == 1:
             return parts[0]
-        # As compact as the logits of one shard are, so that the sampler computes the same on them.
+        # Contiguous, as the logits of a single shard are, so that the sampler computes the same bits.
         return torch.cat(parts, dim=1)[:, : self._vocab_size].contiguous()
 
 
 def pad_rows(weight: Tensor, count: int) -> Tensor:
-    """Zeros are added until there are `count` rows."""
+    """Adds rows of zeros until there are `count` rows."""
     missing = count - weight.shape[0]
     return F.pad(weight, (0, 0, 0, missing)) if missing else weight

@@ -1,4 +1,4 @@
-"""The models: a class each, and a row in the table below."""
+"""The supported models: each is a class, and a row in the table below."""
 
 import logging
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from text_generation_server.models.tensors import check_tensors
 
 log = logging.getLogger("text_generation_server")
 
-MODELS = {"llama": Llama}  # for each of fields.READ
+MODELS = {"llama": Llama}  # one row for each model type of fields.READ
 
 
 def get_model(
@@ -28,9 +28,9 @@ def get_model(
     on_tensor: Callable[[], None],
     int8: bool = False,
 ) -> Llama:
-    """Loads this rank's part of the weights; `on_tensor` is called for each tensor, as a sign of life. `int8`: those of
-    linear layers in 8 bits. ModelError, before anything is read, for files that do not hold the tensors `config` says,
-    and for a model that cannot be split so."""
+    """Loads this rank's part of the weights. `on_tensor` is called for each tensor, as a sign of life. `int8` keeps the
+    weights of linear layers in 8 bits. ModelError, before any weights are read, if the files lack tensors that `config`
+    asks for or have others, and if the model cannot be split over the ranks."""
     check_tensors(config, files.names, files.shape)
     loader = Loader(files, group, device, dtype, on_tensor, int8)
     model = MODELS[config.model_type](config, kernels, loader, group, device, max_total_tokens)

@@ -1,4 +1,4 @@
-"""Reads config.json and generation_config.json. transformers is not needed, and not imported, to serve."""
+"""Reads config.json and generation_config.json, without transformers, which is not imported while serving."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,17 +13,18 @@ from text_generation_server.models.rope_config import MAX_FACTOR, MAX_POSITIONS,
 from text_generation_server.models.values import Fields, is_whole, read_object, shown
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# What checkpoints say beside these: no type in particular, or one that we compute in float32.
+# Further types of checkpoints, which are computed in float32; "auto" names no type.
 OTHER_DTYPES = {"auto": torch.float32, "float64": torch.float32}
 
-# Several times the sizes of the largest models there are, and little enough to work with before anything is allocated.
+# Largest accepted sizes: several times those of the largest models, and small enough to check a model before memory is
+# allocated.
 MAX_VOCABULARY = 2**24
 MAX_WIDTH = 2**20
 MAX_LAYERS = 2**12
 MAX_HEADS = 2**12
 MIN_HEAD_SIZE, MAX_HEAD_SIZE = 4, 2**12
 MAX_TOKEN_ID = 2**31 - 1
-DEFAULT_POSITIONS = 2048  # transformers' for a Llama
+DEFAULT_POSITIONS = 2048  # transformers' default for a Llama
 DEFAULT_EPS = 1e-6
 
 
@@ -37,7 +38,7 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_size: int
-    max_positions: int  # how long a sequence may be, scaling included
+    max_positions: int  # longest sequence, rope scaling included
     rope_theta: float
     rope_scaling: RopeScaling
     rope_base_positions: int  # max_position_embeddings: where `dynamic` scaling begins
@@ -47,12 +48,12 @@ class ModelConfig:
     mlp_bias: bool
     dtype: torch.dtype
     eos_token_ids: tuple[int, ...]
-    unknown_fields: tuple[str, ...] = ()  # names in config.json that are on no list; they have no effect
+    unknown_fields: tuple[str, ...] = ()  # unknown fields of config.json, which have no effect
 
 
 def read_config(path: Path, rope_scaling: str | None = None, rope_factor: float | None = None) -> ModelConfig:
-    """`rope_scaling` and `rope_factor` are the launcher's flags; they win over the file. ModelError, in one line, names
-    the field that is missing, wrong or not supported."""
+    """Reads the config of a model directory. The launcher's flags `rope_scaling` and `rope_factor` override the file.
+    ModelError, in one line, names the field that is missing, wrong or not supported."""
     file = path / "config.json"
     raw = read_object(file)
     if raw is None:
@@ -70,9 +71,9 @@ def read_config(path: Path, rope_scaling: str | None = None, rope_factor: float 
 
 
 def _config(fields: Fields, generation: Fields) -> ModelConfig:
-    """As the files say; `max_positions` is what the weights were trained for."""
+    """The config without the launcher's flags: `max_positions` is the length for which the weights were trained."""
     if fields.word("hidden_act", "silu") != "silu":
-        raise fields.error("hidden_act", '"silu": no other is supported yet')
+        raise fields.error("hidden_act", '"silu": other activations are not supported yet')
     positions = fields.whole("max_position_embeddings", 1, MAX_POSITIONS, DEFAULT_POSITIONS)
     theta, scaling = read_rope(fields, positions)
     hidden = fields.whole("hidden_size", 1, MAX_WIDTH)
@@ -129,7 +130,7 @@ def _dtype(fields: Fields) -> torch.dtype:
 
 
 def _token_ids(fields: Fields) -> list[int]:
-    """eos_token_id: one id, or a list of them."""
+    """The ids of eos_token_id, which may be one id or a list of ids."""
     value = fields.raw.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(is_whole(id, 0, MAX_TOKEN_ID) for id in ids):
@@ -138,7 +139,7 @@ def _token_ids(fields: Fields) -> list[int]:
 
 
 def _stretched(config: ModelConfig, flag_kind: str | None, flag_factor: float | None) -> ModelConfig:
-    """With the longest sequence that the scaling makes of the trained one."""
+    """The config with the rope scaling of the flags or the file, and the longest sequence that it allows."""
     scaling = config.rope_scaling
     if flag_kind or flag_factor is not None:
         factor = 1.0 if flag_factor is None else flag_factor

@@ -1,4 +1,4 @@
-"""Weights that nobody trained, for measurements: the shapes config.json says, made where they are needed."""
+"""Random weights of the shapes that config.json gives, made on the device, for measurements."""
 
 from zlib import crc32
 
@@ -12,11 +12,11 @@ DEVIATION = 0.02
 
 
 class DummyFiles:
-    """In place of the files of a Llama's weights. A name and a slice always give the same numbers on the same kind of
-    device; those of a slice are not part of the whole tensor's."""
+    """Stands in for the weights files of a Llama. One name and one slice always give the same numbers on the same kind
+    of device. The numbers of a slice are not those of the same part of the whole tensor."""
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
-        self.bytes_read = 0  # none: they are made
+        self.bytes_read = 0  # always 0: no file is read
         self._device = device
         self._dtype = dtype
         self._shapes = shapes(config)

@@ -1,7 +1,7 @@
-"""The fields of config.json in three lists: those we read, those that change nothing here, and the rest.
+"""Sorts the fields of config.json: fields that we read, fields without effect on what is computed, and all others.
 
-One of the rest may change what the model computes: it is refused if transformers knows it (`transformers_fields.txt`)
-or its name sounds like it, unless its value says that nothing is changed. Any other is left to a warning.
+One of the others may change what the model computes. It is refused if transformers knows it (`transformers_fields.txt`)
+or if its name contains a telling word, unless its value is neutral. Further fields are only logged as a warning.
 """
 
 import math
@@ -18,7 +18,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# By model_type, what `read_config` reads. A kind of model that is not here is not served.
+# The fields that `read_config` reads, by model_type. Models of other types are not served.
 READ: Mapping[str, frozenset[str]] = {
     "llama": _names("""
         attention_bias compression_config dtype eos_token_id head_dim hidden_act hidden_size intermediate_size
@@ -43,7 +43,8 @@ OF_TRANSFORMERS = _names("""
 TOKEN_IDS = _names("""
     bos_token_id cls_token_id decoder_start_token_id mask_token_id pad_token_id sep_token_id unk_token_id
 """)
-# Before generation_config.json there was, they stood here. A request says how to sample.
+# Sampling parameters, which old checkpoints have in config.json and new ones in generation_config.json. They have no
+# effect: a request chooses its sampling parameters.
 OF_SAMPLING = _names("""
     bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
     exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty max_length max_new_tokens
@@ -51,18 +52,18 @@ OF_SAMPLING = _names("""
     remove_invalid_values repetition_penalty return_dict_in_generate suppress_tokens temperature tf_legacy_loss top_k
     top_p typical_p
 """)
-# Beside max_position_embeddings, which counts.
+# Other names for the longest sequence. Only max_position_embeddings is read.
 LENGTHS = _names("""
     max_seq_len max_seq_length max_sequence_length model_max_length n_ctx n_positions seq_len seq_length
 """)
 HARMLESS = OF_TRAINING | OF_OTHER_TASKS | OF_TRANSFORMERS | TOKEN_IDS | OF_SAMPLING | LENGTHS
-HARMLESS_WORDS = ("dropout",)  # of training
+HARMLESS_WORDS = ("dropout",)  # words in names of fields that matter in training only
 TELLING_WORDS = ("rope", "attn", "attention", "scale", "multiplier", "norm", "window", "cap", "quant", "bias")
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_window", "window_size")
 
 
 class Sizes(Protocol):
-    """What a neutral value may depend on."""
+    """Sizes of the model on which a field's neutral value may depend."""
 
     @property
     def head_size(self) -> int: ...
@@ -75,7 +76,7 @@ class Sizes(Protocol):
 
 
 def unknown_fields(raw: Mapping[str, Any], model_type: str, sizes: Sizes, where: str) -> tuple[str, ...]:
-    """The names that are on no list, for a warning. ModelError names the first field that must be refused."""
+    """Names of unknown fields, for a warning. ModelError names the first field that must be refused."""
     rest = [
         name
         for name, value in raw.items()
@@ -100,7 +101,7 @@ def _is_harmless(name: str) -> bool:
 
 
 def _is_neutral(name: str, value: object, raw: Mapping[str, Any], sizes: Sizes) -> bool:
-    """Whether a model with this value computes what one without the field does."""
+    """Whether the model computes the same with this value as without the field."""
     if value is None or value is False or value in ([], {}, ""):
         return True
     if name in WINDOWS or name == "max_window_layers":
@@ -116,7 +117,7 @@ def _is_neutral(name: str, value: object, raw: Mapping[str, Any], sizes: Sizes) 
 
 
 def _sees_everything(raw: Mapping[str, Any], sizes: Sizes) -> bool:
-    """No layer has a window, or it is as long as the longest sequence."""
+    """Whether all layers see all tokens: they have no window, or one that is as long as the longest sequence."""
     if raw.get("use_sliding_window") is False:
         return True
     widths = [raw[name] for name in WINDOWS if raw.get(name) is not None]

@@ -1,8 +1,8 @@
 """Llama: embed → blocks of attention and a gated MLP → norm → logits, on flat batches of tokens.
 
-Legend: T tokens of a step, H hidden size. Queries, keys and values of one token come out of one fused product, and so
-do gate and up. Each rank of a group computes with its own heads and its own part of the MLP; what comes out of both is
-summed over the ranks.
+Legend: T tokens of a step, H hidden size. One fused product gives the queries, keys and values of a token, and another
+gives gate and up. Each rank of a group computes its own heads and its own part of the MLP; the results of attention and
+MLP are summed over the ranks.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ class LlamaBlock:
 
 
 class Llama:
-    """Weights and the forward pass. Keeps no state between steps: keys and values live in the KV cache it is given."""
+    """Weights and forward pass. Keeps no state between steps: `forward` writes keys and values into the KV cache."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Llama:
         head = embedding
         if not config.tie_word_embeddings or loader.has(HEAD):
             head = vocabulary_part(HEAD)
-            # A head of its own is taken though the configuration calls it tied, as transformers does.
+            # As in transformers, a head in the files is used even if config.json says that it is tied to the embedding.
             if config.tie_word_embeddings and torch.equal(head, embedding):
                 head = embedding
         self._head = Head(head, config.vocab_size, kernels, group)
@@ -98,7 +98,7 @@ class Llama:
         self._rotary = rotary_tables(frequencies, max_total_tokens, device)
 
     def forward(self, step: StepInput, kv_cache: list[KvLayer], on_layer: Callable[[], None]) -> Tensor:
-        """Hidden states [T, H] after the last norm; writes keys and values into kv_cache, one tensor per layer.
+        """Returns hidden states [T, H] after the last norm. Writes keys and values into kv_cache, one per layer.
 
         `on_layer` is called after each block, as a sign of life.
         """
@@ -114,7 +114,7 @@ class Llama:
         return x
 
     def logits(self, hidden_TH: Tensor) -> Tensor | None:
-        """[T, V] on rank 0, None on the others."""
+        """The logits [T, V] on rank 0, None on other ranks."""
         return self._head(hidden_TH)
 
 

@@ -1,4 +1,4 @@
-"""Reads the weights of one rank: of every tensor only the part that the rank computes with."""
+"""Reads the weights of one rank: from every tensor only the part that the rank needs."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -13,7 +13,7 @@ from text_generation_server.layers.linear import LinearOp, RowLinear, make_linea
 
 
 class Files(Protocol):
-    """Where a model's tensors come from, on whatever device and in whatever type: see weights.files."""
+    """A source of a model's tensors, on any device and of any type: see weights.files."""
 
     bytes_read: int
 
@@ -28,7 +28,7 @@ class Files(Protocol):
 
 
 class Loader:
-    """Tensors come on the device, in the model's type; each one is a sign of life."""
+    """Loads tensors onto the device, in the model's type. Gives a sign of life after each tensor."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Loader:
         self._device = device
         self._dtype = dtype
         self._on_tensor = on_tensor
-        self._int8 = int8  # of the linear layers' weights; embedding and head stay
+        self._int8 = int8  # keep the weights of linear layers in 8 bits, but not embedding and head
         self._half = max(1, len(files.names) // 2)
 
     def has(self, name: str) -> bool:
@@ -55,22 +55,22 @@ class Loader:
         return self._place(self._files.get(name))
 
     def rows(self, name: str, part: range) -> Tensor:
-        """`part` of the first dimension: the outputs of a weight, or a piece of a bias."""
+        """The `part` of the first dimension: some outputs of a weight, or a piece of a bias."""
         return self._place(self._files.get_slice(name, 0, part.start, part.stop))
 
     def columns(self, name: str, part: range) -> Tensor:
-        """`part` of the inputs of a weight."""
-        # A copy, because the slice is a view of the mapped file: each of its rows would keep whole pages in use.
+        """The `part` of the second dimension: some inputs of a weight."""
+        # Copied, because the slice is a view of the mapped file, and each of its rows would keep whole pages in use.
         return self._place(self._files.get_slice(name, 1, part.start, part.stop)).contiguous()
 
     def fused(self, kernels: Kernels, parts: dict[str, range], has_bias: bool, gated: bool = False) -> LinearOp:
-        """Several layers with the same input in one product; of each, the rank's part of its outputs."""
+        """One product for several layers with the same input, each with this rank's part of its outputs."""
         weight = torch.cat([self.rows(f"{name}.weight", part) for name, part in parts.items()])
         bias = torch.cat([self.rows(f"{name}.bias", part) for name, part in parts.items()]) if has_bias else None
         return make_linear(kernels, weight, bias, int8=self._int8, gated=gated)
 
     def row_split(self, kernels: Kernels, name: str, part: range, has_bias: bool) -> RowLinear:
-        """A layer that gets the rank's part of its inputs. The bias is added once, by rank 0."""
+        """A layer with this rank's part of its inputs. Only rank 0 adds the bias."""
         bias = self.whole(f"{name}.bias") if has_bias and self._group.rank == 0 else None
         weight = self.columns(f"{name}.weight", part)
         return RowLinear(make_linear(kernels, weight, bias, int8=self._int8), self._group)

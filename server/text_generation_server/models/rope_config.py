@@ -1,5 +1,5 @@
-"""The rotary positions that config.json asks for, in transformers' spelling of version 5 (rope_parameters) or of
-before (rope_theta, rope_scaling)."""
+"""Reads which rotary positions config.json asks for, in the fields of transformers 5 (rope_parameters) or of older
+versions (rope_theta, rope_scaling)."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ MAX_THETA = 1e15
 MAX_FACTOR = 1e6
 MAX_POSITIONS = 2**24  # more than the longest context of any model (10 million tokens)
 
-# By kind, the fields that it reads beside rope_theta; linear has no use for the last one, which some files have.
+# The fields that each kind of scaling reads beside rope_theta. `linear` ignores its last field, which some files have.
 KINDS: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset({"factor", "original_max_position_embeddings"}),
@@ -20,12 +20,12 @@ KINDS: Mapping[str, frozenset[str]] = {
     "llama3": frozenset({"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}),
 }
 NAMES = frozenset({"rope_theta", "rope_type", "type"})
-# What changes nothing: the value that means "as without it", of fields that the kind does not read.
+# Neutral values of fields that a kind does not read: with these values the field changes nothing.
 NEUTRAL: Mapping[str, float] = {"factor": 1.0, "partial_rotary_factor": 1.0, "attention_factor": 1.0}
 
 
 def read_rope(config: Fields, positions: int) -> tuple[float, RopeScaling]:
-    """(theta, scaling). ModelError names the field; `positions` is max_position_embeddings."""
+    """Returns theta and the scaling. `positions` is max_position_embeddings. ModelError names the wrong field."""
     rope = _object(config)
     theta = rope if rope.has("rope_theta") else config
     kind = rope.word("rope_type" if rope.has("rope_type") else "type", "default")
@@ -50,12 +50,12 @@ def read_rope(config: Fields, positions: int) -> tuple[float, RopeScaling]:
 def _object(config: Fields) -> Fields:
     new, old = config.inner("rope_parameters"), config.inner("rope_scaling")
     if new.raw and old.raw and new.raw != old.raw:
-        raise ModelError(f"{config.where}: rope_parameters and rope_scaling say different things: remove one of them")
+        raise ModelError(f"{config.where}: rope_parameters and rope_scaling differ: remove one of them")
     return new if new.raw else old
 
 
 def _refuse_others(rope: Fields, kind: str, positions: int) -> None:
-    """What the kind does not read may only say what is so without it."""
+    """ModelError for a field that this kind of scaling does not read, unless its value is neutral."""
     neutral = {**NEUTRAL, "original_max_position_embeddings": positions}
     for name, value in rope.raw.items():
         if name in KINDS[kind] or name in NAMES or value is None:

@@ -1,4 +1,4 @@
-"""Which part of a model one rank holds."""
+"""Splits a model over ranks: decides which part of it each rank holds."""
 
 from dataclasses import dataclass
 
@@ -9,19 +9,19 @@ from text_generation_server.models.config import ModelConfig
 @dataclass(frozen=True, slots=True)
 class Split:
     query_heads: range
-    kv_heads: range  # shared with other ranks where there are more ranks than heads
+    kv_heads: range  # other ranks hold the same head if there are more ranks than key and value heads
     intermediate: range  # columns of gate and up, rows of down
-    vocabulary: range  # token ids; shorter, or empty, on the last ranks
-    vocabulary_part: int  # to how many the vocabulary of every rank is padded
+    vocabulary: range  # token ids; fewer, or none, on the last ranks
+    vocabulary_part: int  # number of ids to which every rank's part is padded
 
 
 def split_model(config: ModelConfig, rank: int, size: int) -> Split:
-    """ModelError where heads cannot be dealt out evenly: all ranks then would wait for the one with most."""
+    """ModelError if heads cannot be divided evenly: in every step all ranks would wait for the rank with most."""
     heads, kv_heads = config.num_heads, config.num_kv_heads
     if not _divides(config, size):
         fitting = ", ".join(str(n) for n in range(1, heads + 1) if _divides(config, n))
         raise ModelError(
-            f"--num-shard {size} cannot deal out the {heads} attention heads and {kv_heads} key and value heads of this"
+            f"--num-shard {size} cannot divide the {heads} attention heads and {kv_heads} key and value heads of this"
             f" model evenly: choose one of {fitting}"
         )
     part = -(-config.vocab_size // size)
@@ -44,6 +44,6 @@ def _share(count: int, rank: int, size: int) -> range:
 
 
 def _shared_head(kv_heads: int, rank: int, size: int) -> range:
-    """The head to which the rank's queries belong: `size / kv_heads` neighbours share it."""
+    """The key and value head of this rank's queries, which `size / kv_heads` neighbouring ranks share."""
     head = rank * kv_heads // size
     return range(head, head + 1)

@@ -1,4 +1,4 @@
-"""Which tensors a Llama has and of which shapes, and whether the weights files hold just these."""
+"""Lists the tensors of a Llama with their shapes, and checks that the weights files hold exactly these."""
 
 from collections.abc import Callable, Iterable
 
@@ -10,7 +10,7 @@ HEAD = "lm_head.weight"
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Of all tensors of a Llama, by name."""
+    """The shapes of all tensors of a Llama, by name."""
     hidden, wide = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
     linears = {
@@ -38,13 +38,13 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def check_tensors(config: ModelConfig, names: Iterable[str], shape_of: Callable[[str], tuple[int, ...] | None]) -> None:
-    """ModelError for the first tensor that is missing, of another shape, or of another kind of model. Every rank checks
-    whole tensors, though it reads parts of them; nothing is read here."""
+    """ModelError for the first tensor that is missing, has another shape, or belongs to another kind of model. Reads no
+    weights. Every rank checks whole tensors, of which it later reads a part."""
     expected = shapes(config)
     for name, shape in expected.items():
         _check_shape(name, shape, shape_of(name))
     for name in names:
-        if name == HEAD:  # of a tied model that was saved with its head: see Llama
+        if name == HEAD:  # A tied model may have been saved with its head: see Llama.
             _check_shape(name, expected["model.embed_tokens.weight"], shape_of(name))
         elif name not in expected and not BUFFERS.search(name):
             raise ModelError(

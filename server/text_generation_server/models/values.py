@@ -1,5 +1,5 @@
-"""Values out of config.json, which is somebody else's data: of the right kind and in bounds, or one line that says why
-not. Null is the same as absent, as in transformers."""
+"""Reads values of config.json, which a stranger has written: each is of the right type and in bounds, or a ModelError
+says why not in one line. Null means the same as a missing field, as in transformers."""
 
 import json
 import math
@@ -10,11 +10,11 @@ from typing import Any
 from text_generation_launcher.model_files import read_model_file
 from text_generation_server.errors import ModelError
 
-LONGEST_VALUE = 40  # characters of a value that a message repeats
+LONGEST_VALUE = 40  # most characters of a value that a message repeats
 
 
 class Fields:
-    """One JSON object. `where` begins every message: the file, and inside which field of it."""
+    """One JSON object. `where`, the file and the field that holds the object, begins every message."""
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         self.raw = raw
@@ -50,7 +50,7 @@ class Fields:
         return value
 
     def inner(self, name: str) -> "Fields":
-        """The object that is the field's value; an empty one where there is none."""
+        """The object that is the field's value, or an empty object if there is no such field."""
         value = self._value(name, {})
         if not isinstance(value, dict):
             raise self.error(name, "an object")
@@ -70,7 +70,7 @@ class Fields:
 
 
 def is_number(value: object) -> bool:
-    """Neither true or false, which Python counts among the numbers, nor NaN or an infinity."""
+    """Whether `value` is a finite number. True and false, which are numbers in Python, are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
@@ -79,25 +79,25 @@ def is_whole(value: object, least: int, most: int) -> bool:
 
 
 def described(value: object) -> str:
-    """What kind of value it is, and a number or a string as it stands there; one line of ASCII."""
+    """Describes a value for a message, as one line of ASCII: its type, and numbers and strings themselves."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     return f"the string {shown(value)}" if isinstance(value, str) else shown(value)
 
 
 def shown(value: object) -> str:
-    """As the file has it, with NaN and Infinity in JavaScript's spelling; cut where it is long."""
+    """A value as JSON, with NaN and Infinity in JavaScript's spelling, cut at LONGEST_VALUE characters."""
     text = json.dumps(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
 
 
 def shown_name(name: str) -> str:
-    """A field's name on one line, whatever the file has."""
+    """A field's name on one line, whatever characters it has."""
     return name[:LONGEST_VALUE] if name.isascii() and name.isprintable() else json.dumps(name)[:LONGEST_VALUE]
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """None if there is no such file."""
+    """The content of a JSON file, or None if there is no such file."""
     try:
         content = json.loads(read_model_file(path))
     except FileNotFoundError:

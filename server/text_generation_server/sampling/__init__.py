@@ -1,1 +1,1 @@
-"""From logits to the next tokens of a whole batch at once."""
+"""Samples the next tokens of a whole batch at once, from its logits."""

@@ -1,4 +1,4 @@
-"""How each request chooses its next token, and which row that holds for. All of it on the host."""
+"""The sampling parameters of each request, and of each row. All of them are on the host."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ MAX_BIASES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """One request's choice; the defaults are neutral. `greedy` takes the most likely token."""
+    """The sampling parameters of one request; the defaults are neutral. `greedy` takes the most likely token."""
 
     greedy: bool = True
     temperature: float = 1.0
@@ -23,11 +23,11 @@ class Parameters:
     seed: int = 0
     watermark: bool = False
     top_n_tokens: int = 0
-    bias: tuple[tuple[int, float], ...] = ()  # what is added to the logits of some tokens, each of them named once
+    bias: tuple[tuple[int, float], ...] = ()  # (token, number added to its logit), each token at most once
 
     @property
     def cuts(self) -> bool:
-        """Whether tokens may be left out, which needs an order among them."""
+        """Whether top-k, top-p, min-p or typical-p may leave tokens out, for which a row must be sorted."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0 or self.typical_p < 1.0
 
     @property
@@ -36,7 +36,7 @@ class Parameters:
 
     @property
     def divisor(self) -> float:
-        """Of the logits. Below the smallest the best token is certain already, and infinities would come out."""
+        """Divisor of the logits. Smaller numbers would give infinities, and the best token is certain already."""
         return 1.0 if self.greedy else max(self.temperature, SMALLEST_DIVISOR)
 
     @property
@@ -45,12 +45,12 @@ class Parameters:
 
     @property
     def signed_seed(self) -> int:
-        """uint64 on the wire; the same 64 bits as a signed number."""
+        """The 64 bits of the seed, a uint64 in protobuf, as a signed number."""
         return self.seed - (1 << 64) if self.seed >= 1 << 63 else self.seed
 
 
 def check_bias(bias: tuple[tuple[int, float], ...], vocab_size: int) -> None:
-    """StepError for what cannot be added to logits."""
+    """StepError for a bias that cannot be added to logits."""
     if len(bias) > MAX_BIASES:
         raise StepError(f"a request has a logit bias for {len(bias)} tokens: at most {MAX_BIASES} are taken")
     tokens = {token for token, _ in bias}
@@ -63,7 +63,7 @@ def check_bias(bias: tuple[tuple[int, float], ...], vocab_size: int) -> None:
 
 
 class RowParameters:
-    """The choices of all rows. `version` changes with any of them, so that what was made of them can be kept."""
+    """The parameters of all rows. `version` changes when any row's do, so that plans made from them can be kept."""
 
     def __init__(self, count: int) -> None:
         self.version = 0

@@ -1,4 +1,4 @@
-"""From the parameters of a step's rows to what the kernels are given: columns on the device, made once for a batch."""
+"""Turns the parameters of a step's rows into the kernels' arguments: columns on the device, made once for a batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,31 +14,31 @@ from text_generation_server.kernels.interface import Bias, Choices
 from text_generation_server.sampling.parameters import Parameters, RowParameters
 from text_generation_server.transfers import send
 
-# At a time, on a CPU: a large vocabulary takes some 25 ms for each.
+# Most rows that are sorted at a time on a CPU: a large vocabulary takes about 25 ms for each row.
 SORTED_ROWS = 16
 LARGEST_INT32 = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of a step that go through the kernel together."""
+    """Rows of a step that one call of the kernel samples."""
 
-    where: Tensor | None  # int32, among the step's rows; None: they are all of them
+    where: Tensor | None  # int32: places among the step's rows; None: all rows of the step
     rows: list[int]
     choices: Choices
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How the rows of `index` choose, for as long as nothing in `parameters` changes."""
+    """How the rows of `index` choose their next tokens. Valid until `parameters` change."""
 
     index: tuple[int, ...]
     parameters: RowParameters
     version: int
     parts: tuple[Part, ...]
-    watermarked: tuple[int, ...]  # among the step's rows
-    top_counts: tuple[int, ...]  # how many best tokens each of the rows asks for
-    top_where: Tensor | None  # int32, among the step's rows: those that ask for any
+    watermarked: tuple[int, ...]  # places among the step's rows
+    top_counts: tuple[int, ...]  # number of best tokens that each row asks for
+    top_where: Tensor | None  # int32: places, among the step's rows, of rows that ask for best tokens
 
     def holds_for(self, rows: Rows, index: tuple[int, ...]) -> bool:
         same_parameters = self.parameters is rows.parameters and self.version == rows.parameters.version
@@ -61,7 +61,8 @@ def make_plan(rows: Rows, index: tuple[int, ...]) -> Plan:
 
 
 def _groups(parameters: list[Parameters], device: torch.device) -> list[list[int]]:
-    """A CPU sorts: the rows that ask for it are kept apart, and go in blocks, with a sign of life after each."""
+    """Splits the rows for calls of the kernel. On a CPU, rows that must be sorted go in blocks, so that there is a sign
+    of life after each block."""
     if device.type != "cpu":
         return [list(range(len(parameters)))]
     sorted_rows = [i for i, p in enumerate(parameters) if p.cuts]
@@ -107,7 +108,7 @@ def _choices(rows: Rows, index: list[int]) -> Choices:
 
 
 def _bias_columns(parameters: list[Parameters]) -> list[npt.NDArray[Any]]:
-    """Tokens and values, a row after the other; nothing where no row has any."""
+    """Columns of the tokens and values of all biases, row after row; an empty list if no row has a bias."""
     widest = max(len(p.bias) for p in parameters)
     if not widest:
         return []

@@ -1,4 +1,4 @@
-"""From logits to the next tokens of a step's rows. Waits for the device only where a row has a watermark."""
+"""Samples the next tokens of a step's rows from their logits. Waits for the device only if a row has a watermark."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,17 +16,17 @@ NO_TOP_IDS, NO_TOP_LOGPROBS = torch.empty((0, 0), dtype=torch.int32), torch.empt
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """R tokens, and the best ones of the A rows that asked for any."""
+    """R sampled tokens, and the best tokens of the A rows that asked for them."""
 
     ids_R: Tensor  # int32
     logprobs_R: Tensor  # float32, of the distribution that was drawn from
     finite_R: Tensor  # bool
-    top_counts: tuple[int, ...]  # how many best tokens each row asked for
+    top_counts: tuple[int, ...]  # number of best tokens that each row asked for
     top_ids_AK: Tensor  # int32, K the largest count
-    top_logprobs_AK: Tensor  # float32; minus infinity where fewer have any likelihood left
+    top_logprobs_AK: Tensor  # float32; minus infinity for tokens that were cut
 
     def map(self, move: Callable[[Tensor], Tensor]) -> "Sampled":
-        """The same with every tensor moved, such as to the host."""
+        """Applies `move`, such as a copy to the host, to every tensor."""
         tensors = (self.ids_R, self.logprobs_R, self.finite_R), (self.top_ids_AK, self.top_logprobs_AK)
         (ids, logprobs, finite), (top_ids, top_logprobs) = (map(move, some) for some in tensors)
         return Sampled(ids, logprobs, finite, self.top_counts, top_ids, top_logprobs)
@@ -36,14 +36,14 @@ class Sampled:
 class SampledOnHost:
     token_ids: Tensor  # int32
     logprobs: Tensor  # float32
-    top_counts: list[int]  # how many best tokens there are for each row
+    top_counts: list[int]  # number of best tokens of each row
     top_ids: Tensor  # int32, row after row
     top_logprobs: Tensor  # float32
-    not_finite: list[int]  # which of the R had a NaN or an infinity among their logits: the rest of them means nothing
+    not_finite: list[int]  # rows with a NaN or an infinity among their logits: their results are invalid
 
 
 def read_out(sampled: Sampled) -> SampledOnHost:
-    """The tensors of `sampled` are on the host. Best tokens without any likelihood are left out."""
+    """Converts a result whose tensors are on the host. Leaves out best tokens that were cut."""
     top_counts = list(sampled.top_counts)
     top_ids, top_logprobs = sampled.top_ids_AK.flatten(), sampled.top_logprobs_AK.flatten()
     asking = [i for i, count in enumerate(top_counts) if count]
@@ -72,10 +72,10 @@ class Sampler:
         self._on_progress = on_progress
         self._gamma = watermark_gamma
         self._delta = watermark_delta
-        self._plan: Plan | None = None  # mostly the next step's, too
+        self._plan: Plan | None = None  # the plan of the last step, which mostly serves the next step too
 
     def __call__(self, logits_RV: Tensor, rows: Rows, index: tuple[int, ...]) -> Sampled:
-        """`index` are the rows that the logits belong to. The logits may be overwritten."""
+        """Samples one token for each row of `index`, in the order of the logits. May overwrite the logits."""
         plan = self._plan
         if plan is None or not plan.holds_for(rows, index):
             plan = self._plan = make_plan(rows, index)
@@ -92,7 +92,7 @@ class Sampler:
     def _choose(self, logits: Tensor, rows: Rows, part: Part) -> Chosen:
         choices = part.choices
         if choices.any_penalties:
-            # What is known on the host bounds what the kernel has to look at.
+            # The kernel need not look beyond the longest row, whose length the host knows.
             longest = int(rows.known[part.rows].max())
             choices = replace(choices, history=choices.history[:, :longest])
         return self._kernels.sample(logits, choices)
@@ -120,7 +120,7 @@ class Sampler:
 
 
 def _top_tokens(logits: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-    """The best tokens of the rows that ask, as many for each as for the one that asks for most."""
+    """The best tokens of the rows that ask for any. Every row gets the largest number that any row asks for."""
     if plan.top_where is None:
         return NO_TOP_IDS, NO_TOP_LOGPROBS
     most = min(max(plan.top_counts), logits.shape[1])

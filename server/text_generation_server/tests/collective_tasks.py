@@ -1,4 +1,4 @@
-"""What the ranks of test_distributed.py do. Results go through pipes: digests and short lists instead of tensors."""
+"""Functions that the ranks of test_distributed.py run. They return digests and short lists, which go through pipes."""
 
 import hashlib
 import os
@@ -10,7 +10,7 @@ import torch
 
 from text_generation_server.distributed import Group
 
-LISTENING = "0A"  # as /proc/net/tcp says it
+LISTENING = "0A"  # the state of a listening socket in /proc/net/tcp
 
 
 def noise(rank: int, count: int, dtype: str) -> torch.Tensor:
@@ -35,7 +35,7 @@ def broadcast_noise(group: Group, count: int, dtype: str) -> str:
 
 
 def many_collectives(group: Group, rounds: int) -> int:
-    """How many of them, in a mixed order and with ranks that come late, had a wrong result."""
+    """Number of collectives, in mixed order and with ranks that come late, that had a wrong result."""
     wrong, ranks = 0, range(group.size)
     for i in range(rounds):
         if i % 50 == 10 * group.rank:
@@ -49,7 +49,7 @@ def many_collectives(group: Group, rounds: int) -> int:
 
 
 def lose_step(group: Group, what: str) -> str:
-    """The error where rank 1 calls something else than the others."""
+    """The error when rank 1 calls another collective than the other ranks."""
     differs = group.rank == 1
     x = torch.zeros(9 if differs and what == "length" else 8)
     if differs and what == "type":
@@ -58,12 +58,12 @@ def lose_step(group: Group, what: str) -> str:
 
 
 def stay_away(group: Group) -> str:
-    """The error where rank 1 does not come to a collective."""
+    """The error when rank 1 does not enter a collective."""
     return "" if group.rank == 1 else error_of(lambda: group.all_reduce(torch.zeros(8)))
 
 
 def agree(group: Group, failing: dict[int, Exception]) -> tuple[str, float]:
-    """What an agreement raises where these ranks fail, and whether the group can still add up ones."""
+    """The error of an agreement in which these ranks fail, and the sum of ones that the group computes afterwards."""
 
     def prepare() -> None:
         with group.agreement("prepare the step"):
@@ -82,7 +82,7 @@ def owe(group: Group) -> str:
 
 
 def listening_addresses(group: Group) -> list[str]:
-    """Of the TCP sockets of this process on which it listens, in the kernel's notation."""
+    """Addresses of the TCP sockets on which this process listens, in the kernel's notation."""
     own = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
     found = []
     for table in ("tcp", "tcp6"):
@@ -90,7 +90,7 @@ def listening_addresses(group: Group) -> list[str]:
             fields = line.split()
             if fields[3] == LISTENING and f"socket:[{fields[9]}]" in own:
                 found.append(fields[1].partition(":")[0])
-    group.exchange(0)  # nobody leaves before everybody has looked
+    group.exchange(0)  # No rank leaves before all ranks have looked.
     return found
 
 
@@ -99,7 +99,7 @@ def transport(group: Group) -> str:
 
 
 def time_all_reduce(group: Group, rounds: int) -> float:
-    """Microseconds for one of 16 × 256 float32."""
+    """Microseconds of one all_reduce of 16 × 256 float32 numbers."""
     x = torch.ones(16, 256)
     for _ in range(20):
         group.all_reduce(x)

@@ -1,6 +1,6 @@
-"""What the ranks of test_tensor_parallel.py do: each has a runner of its own and plays the same router to it.
+"""Functions that the ranks of test_tensor_parallel.py run: each has its own runner, and plays the same router for it.
 
-Only rank 0 hears of tokens, so nothing here may depend on them but through a broadcast.
+Only rank 0 gets the tokens, so another rank's calls may depend on tokens only through a broadcast.
 """
 
 from itertools import pairwise
@@ -48,7 +48,7 @@ def greedy_texts(group: Group, path: Path, vocabulary: int) -> list[tuple[list[i
 
 
 def texts_in_company(group: Group, path: Path, parameters: Parameters) -> list[tuple[str, Text, Text]]:
-    """On rank 0: (what was done, the text alone, the same text then)."""
+    """On rank 0, tuples of a change (such as chunks), the text without the change, and the text with it."""
     runner = warm(group, path)
     alone = [text(generate(runner, random_ids(n, n), NEW, parameters)) for n in CROWD]
     known = group.broadcast(torch.tensor(alone[-1][0] or [0] * NEW))
@@ -60,7 +60,7 @@ def texts_in_company(group: Group, path: Path, parameters: Parameters) -> list[t
 
 
 def _crowd(runner: ModelRunner, parameters: Parameters) -> list[Text]:
-    """Five start together, three join them while they run."""
+    """Texts of eight requests: five start together, and three join them later."""
     client = _new_client(runner, seed=1)
     chunks = [client.first_chunk(i, random_ids(n, n), parameters=parameters) for i, n in enumerate(CROWD)]
     client.step([], chunks[:5])
@@ -97,7 +97,7 @@ def _new_client(runner: ModelRunner, seed: int) -> Client:
 
 
 def fail_to_prepare(group: Group, path: Path) -> tuple[str, Text, Text]:
-    """Rank 1 is told of a request it does not have: the error, the text before and the text after a clear."""
+    """Rank 1 gets a step with an unknown request. Returns the error, the text before, and the text after a clear."""
     runner = warm(group, path)
     before = text(generate(runner, random_ids(20), NEW))
     known = [7, 8] if group.rank == 1 else [7]
@@ -122,7 +122,7 @@ def ask_for_too_much(group: Group, path: Path) -> str:
 
 
 def outputs(group: Group, path: Path) -> tuple[list[int], list[int], int]:
-    """Of a step: the requests and tokens in its answer; and the bytes of one slot's keys and values."""
+    """The requests and tokens in a step's answer, and the bytes of one slot's keys and values."""
     runner = warm(group, path)
     client = Client(runner, scattered_slots(runner))
     output = client.step([], [client.first_chunk(7, random_ids(5))])

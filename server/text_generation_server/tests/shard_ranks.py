@@ -1,4 +1,4 @@
-"""Several processes that play the ranks of a group, for the tests of what they do together."""
+"""Starts processes that play the ranks of a group, for tests of the group."""
 
 import itertools
 import multiprocessing
@@ -12,7 +12,7 @@ import torch
 
 from text_generation_server.distributed import join_group
 
-TEST_S = 120.0  # generous: machines may be busy
+TEST_S = 120.0  # long, because machines may be busy
 
 
 class Ranks:
@@ -20,12 +20,13 @@ class Ranks:
 
     def __init__(self, pool: ProcessPoolExecutor, folder: Path) -> None:
         self.folder = folder
-        self.rendezvous = folder / "0.rendezvous"  # of the last group
+        self.rendezvous = folder / "0.rendezvous"  # the rendezvous file of the last group
         self._pool = pool
         self._groups = itertools.count(1)
 
     def run(self, size: int, task: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
-        """What `task(group, *arguments)` returned on every rank; raises what it raised. Options are join_group's."""
+        """Runs `task(group, *arguments)` on every rank, and returns the results or raises the first error. `options`
+        are those of join_group."""
         self.rendezvous = self.folder / f"{next(self._groups)}.rendezvous"
         calls = [
             self._pool.submit(_play_rank, rank, size, self.rendezvous, options, task, arguments) for rank in range(size)
@@ -35,7 +36,7 @@ class Ranks:
 
 @contextmanager
 def start_ranks(folder: Path, count: int = 4) -> Iterator[Ranks]:
-    """As many processes, started once: each of them has to import torch."""
+    """Starts `count` processes once for several tests, because each of them must import torch."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         yield Ranks(pool, folder)

@@ -36,7 +36,7 @@ def random_ids(length: int, seed: int = 0) -> torch.Tensor:
 
 def make_checkpoint(path: Path, **changes: Any) -> "LlamaForCausalLM":
     """Writes a tiny Llama under `path` and returns transformers' own model of it, in float32."""
-    # Here, because the processes of a group import this file and need none of it.
+    # Imported here, because the processes of a group import this file and do not need transformers.
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = dict(
@@ -80,7 +80,7 @@ def warm_runner(path: Path, **options: Any) -> ModelRunner:
 
 @dataclass
 class Client:
-    """Plays the router for one runner: hands out slots, collects tokens."""
+    """Plays the router for one runner: assigns slots, and collects tokens."""
 
     runner: ModelRunner
     slots: torch.Tensor  # int32, taken from the front
@@ -118,7 +118,7 @@ def scattered_slots(runner: ModelRunner, seed: int = 0) -> torch.Tensor:
 
 
 def generate(runner: ModelRunner, ids: torch.Tensor, new: int, parameters: Parameters | None = None) -> Client:
-    """One request alone."""
+    """Runs one request without other requests."""
     runner.clear(None)
     client = Client(runner, scattered_slots(runner))
     client.step([], [client.first_chunk(7, ids, parameters=parameters)])

@@ -1,4 +1,4 @@
-"""Rows and batches: who is where, and what is refused before anything has changed."""
+"""Rows and batches: which request has which row, and which steps are refused before anything has changed."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def make_planner(count: int = 3) -> Planner:
 
 
 def state(rows: Rows) -> tuple[object, ...]:
-    """All that a step may change."""
+    """All state of the rows that a step may change."""
     return (
         len(rows),
         rows.changes,
@@ -62,7 +62,7 @@ def test_a_row_holds_what_its_request_came_with() -> None:
     assert rows.parameters.of_row[row].seed == 7 and rows.parameters.prompt_length[row] == 2
 
 
-def test_the_padding_row_is_one_token_in_its_own_slot_whoever_joins() -> None:
+def test_the_padding_row_is_one_token_in_its_own_slot_whatever_requests_join() -> None:
     rows = make_rows()
     for request_id in range(3):
         assert rows.join(chunk(request_id, [3] * LENGTH)) != rows.padding
@@ -81,7 +81,7 @@ def test_rows_are_handed_out_from_the_first_and_used_again() -> None:
     assert len(rows) == 0 and sorted(rows.join(chunk(i, [3])) for i in range(3)) == [0, 1, 2]
 
 
-def test_whoever_joins_or_leaves_is_noticed() -> None:
+def test_a_request_that_joins_or_leaves_changes_the_count() -> None:
     rows = make_rows()
     seen = {rows.changes}
     for change in (
@@ -119,12 +119,12 @@ INCOMPLETE = [
     chunk(5, [3, 4], prompt=0),
     chunk(5, [3, 4], prompt=3),
     chunk(5, [3] * (LENGTH + 1)),
-    chunk(1, [3]),  # it is here already
+    chunk(1, [3]),  # the request has a row already
 ]
 
 
 @pytest.mark.parametrize("bad", INCOMPLETE)
-def test_what_cannot_join_is_refused_by_name_and_changes_nothing(bad: PromptChunk) -> None:
+def test_a_chunk_that_cannot_join_is_refused_by_its_request_s_name_and_changes_nothing(bad: PromptChunk) -> None:
     rows = make_rows()
     rows.join(chunk(1, [3, 4]))
     before = state(rows)
@@ -133,7 +133,7 @@ def test_what_cannot_join_is_refused_by_name_and_changes_nothing(bad: PromptChun
     assert state(rows) == before
 
 
-def test_what_just_fits_joins() -> None:
+def test_a_chunk_that_just_fits_joins() -> None:
     rows = make_rows()
     assert rows.known[rows.join(chunk(1, [3] * LENGTH))] == LENGTH
     assert rows.parameters.prompt_length[rows.join(chunk(2, [3, 4], prompt=1))] == 1
@@ -157,7 +157,7 @@ def make_batches() -> Batches:
     return batches
 
 
-def test_a_step_may_carry_some_of_a_batch_and_nobody_else() -> None:
+def test_a_step_may_carry_some_requests_of_a_batch_and_no_others() -> None:
     batches = make_batches()
     assert batches.take(1, [2]) is batches.take(1, [])
     for batch_id, ids in ((1, [3]), (1, [1, 3]), (9, []), (2, [1])):
@@ -175,7 +175,7 @@ def test_merged_batches_are_one_under_the_first_ones_id() -> None:
         batches.take(1, [])
 
 
-def test_a_filter_keeps_whom_it_names_and_frees_the_rest() -> None:
+def test_a_filter_keeps_the_requests_it_names_and_frees_the_other_rows() -> None:
     batches = make_batches()
     kept = batches.filter(1, [2])
     assert kept.request_ids == {2} and batches.take(1, [2]) is kept and len(batches.rows) == 2
@@ -185,7 +185,7 @@ def test_a_filter_keeps_whom_it_names_and_frees_the_rest() -> None:
     assert kept.request_ids == {2} and len(batches.rows) == 2
 
 
-def test_clearing_frees_one_batch_or_all_and_an_unknown_one_is_fine() -> None:
+def test_clearing_frees_one_batch_or_all_and_accepts_an_unknown_id() -> None:
     batches = make_batches()
     batches.clear(9)
     assert len(batches.rows) == 3
@@ -214,7 +214,7 @@ def test_a_step_is_its_decoding_rows_then_its_chunks_and_samples_those_that_are_
     assert both.sampled is both.decode and both.decode.rows == (1, 0)
 
 
-def test_batches_of_one_step_become_one() -> None:
+def test_batches_of_one_step_become_one_batch() -> None:
     planner = make_planner()
     planner.prepare([], NO_SLOTS, 4, [chunk(1, [3])])
     planner.prepare([], NO_SLOTS, 5, [chunk(2, [3])])
@@ -223,7 +223,7 @@ def test_batches_of_one_step_become_one() -> None:
     assert step.decode.rows == (1, 0) and step.sampled.rows == (1, 0, 2)
 
 
-def test_the_same_members_are_the_same_value_until_a_row_changes_hands() -> None:
+def test_the_same_members_are_one_value_until_a_row_gets_another_request() -> None:
     planner = make_planner()
     planner.prepare([], NO_SLOTS, 4, [chunk(1, [3]), chunk(2, [3]), chunk(3, [3])])
     decode = [StepBatch(4, [1, 2])]
@@ -240,7 +240,7 @@ def test_the_same_members_are_the_same_value_until_a_row_changes_hands() -> None
 
 
 def ready(known: int) -> Planner:
-    """Requests 1 and 2 in batch 4, with as many tokens."""
+    """A planner with requests 1 and 2 in batch 4, each with `known` tokens."""
     planner = make_planner()
     planner.prepare([], NO_SLOTS, 4, [chunk(1, [3] * known), chunk(2, [3])])
     return planner
@@ -309,7 +309,7 @@ def test_a_mixed_step_is_laid_out_as_decode_rows_chunks_and_padding() -> None:
     planner, kernels = make_planner(), Placing()
     planner.prepare([], NO_SLOTS, 4, [chunk(1, [3, 4], [20, 21]), chunk(2, [5, 6, 7, 8], [30, 31, 32, 33], end=1)])
     rows = planner._batches.rows
-    rows.history[0, 2], rows.lengths[0] = 9, 3  # its new token
+    rows.history[0, 2], rows.lengths[0] = 9, 3  # the row's new token
     rows.note_tokens(np.array([0], dtype=np.int32))
     more = [PromptChunk(2, 1, 3, False), chunk(3, [11, 12], [50, 51])]
     step = planner.prepare([StepBatch(4, [1])], int32(40), 9, more)
@@ -339,7 +339,7 @@ def test_decode_inputs_are_the_rows_then_padding() -> None:
     for i in range(2):
         rows.join(chunk(i, [3, 4 + i], [20 + 2 * i, 21 + 2 * i]))
     inputs = DecodeInputs(3, rows, PADDING_SLOT)
-    for size in (4, 3):  # what an earlier, larger step left is gone
+    for size in (4, 3):  # The rows of an earlier, larger step are gone.
         inputs.fill(np.array([1, 0], dtype=np.int32), np.array([61, 60], dtype=np.int32), size)
         given = inputs.step_input(Placing(), size, tokens=5)  # type: ignore[arg-type]
         assert given.rows_R.tolist() == [1, 0] + [rows.padding] * (size - 2)

@@ -1,4 +1,4 @@
-"""The shard's command line: what it accepts, what it refuses by name, and what it leaves unimported."""
+"""The shard's command line: which values it accepts and refuses, and which modules it does not import."""
 
 import os
 import subprocess
@@ -46,7 +46,7 @@ REFUSED_TO_SERVE = [
     (["--sharded"], {}, "RANK must be set when --sharded is used"),
     (["--sharded"], {"RANK": "0"}, "WORLD_SIZE must be set when --sharded is used"),
     ([], {"WORLD_SIZE": "2", "RANK": "2"}, "RANK 2 does not exist in a group of 2"),
-    (["--testing"], {"FAILPOINTS": "shard.step"}, "FAILPOINTS: 'shard.step' is no rule"),
+    (["--testing"], {"FAILPOINTS": "shard.step"}, "FAILPOINTS: 'shard.step' is not a rule"),
     ([], {"RANK": "1"}, "RANK 1 does not exist in a group of 1"),
     ([], {"RANK": "first"}, "RANK has the value 'first'"),
     ([], {"MAX_TOTAL_TOKENS": "0"}, "MAX_TOTAL_TOKENS has the value '0'"),
@@ -132,7 +132,7 @@ def test_options_and_environment_become_one_config(model, monkeypatch, one_confi
 def test_faults_without_the_testing_flag_are_mentioned_and_not_read(model, monkeypatch, one_config, caplog):
     monkeypatch.setenv("FAILPOINTS", "shard.step")
     with caplog.at_level("WARNING"):
-        monkeypatch.setattr(cli, "setup_logging", lambda *_: None)  # leaves caplog's handler where it is
+        monkeypatch.setattr(cli, "setup_logging", lambda *_: None)  # keeps caplog's handler
         assert one_config("serve", str(model))
     assert [record.getMessage() for record in caplog.records] == [cli.faults.NOT_TESTING]
 
@@ -148,7 +148,7 @@ def test_a_shard_by_hand_listens_in_the_private_folder_of_a_port(model, monkeypa
 
 @pytest.fixture
 def one_config(monkeypatch):
-    """Runs a command with a server that only notes what it is told."""
+    """Runs a command with a server that only records its config."""
     told: list[ShardConfig] = []
     fake = types.ModuleType("text_generation_server.server")
     fake.serve = told.append

@@ -39,7 +39,7 @@ def test_a_sum_has_the_bits_of_adding_in_rank_order_on_every_rank(
 
 @TRANSPORTS
 @TENSORS
-def test_rank_0_gathers_what_all_have_and_gives_what_it_has(
+def test_rank_0_gathers_the_values_of_all_ranks_and_broadcasts_its_own(
     ranks: Ranks, share_memory: bool, count: int, dtype: str
 ) -> None:
     own = [tasks.digest(tasks.noise(rank, count, dtype)) for rank in range(4)]
@@ -49,37 +49,37 @@ def test_rank_0_gathers_what_all_have_and_gives_what_it_has(
 
 @SIZES
 @TRANSPORTS
-def test_collectives_of_all_kinds_follow_each_other_whoever_is_late(
+def test_collectives_of_all_kinds_follow_each_other_whichever_rank_is_late(
     ranks: Ranks, size: int, share_memory: bool
 ) -> None:
     assert ranks.run(size, tasks.many_collectives, 100, share_memory=share_memory) == [0] * size
 
 
 @pytest.mark.parametrize("what", ["kind", "type", "length"])
-def test_ranks_that_have_lost_step_raise_and_add_up_nothing(ranks: Ranks, what: str) -> None:
+def test_ranks_that_are_out_of_step_raise_and_add_up_nothing(ranks: Ranks, what: str) -> None:
     for error in ranks.run(2, tasks.lose_step, what):
         assert error.startswith("GroupBroken") and error.count("collective 2 (") == 2
 
 
-def test_a_rank_that_does_not_come_holds_nobody_for_ever(ranks: Ranks) -> None:
+def test_ranks_stop_waiting_for_a_rank_that_does_not_come(ranks: Ranks) -> None:
     errors = ranks.run(3, tasks.stay_away, wait_s=0.5)
     assert [error.partition(":")[0] for error in errors] == ["GroupBroken", "", "GroupBroken"]
     assert "rank 1 did not come" in errors[0]
 
 
-def test_a_group_that_is_never_whole_is_an_error(ranks: Ranks) -> None:
+def test_a_group_that_never_gets_all_its_ranks_is_an_error(ranks: Ranks) -> None:
     with pytest.raises(GroupBroken, match="rank 1 of 2 could not join its group within 1 s"):
         join_group(1, 2, CPU, ranks.folder / "lonely", join_s=1.0)
 
 
-def test_what_fails_on_one_rank_raises_on_all_and_nothing_is_owed(ranks: Ranks) -> None:
+def test_an_error_on_one_rank_is_raised_on_all_and_the_group_goes_on(ranks: Ranks) -> None:
     answers = ranks.run(4, tasks.agree, {2: ArithmeticError("overflow")})
     assert [sum_of_ones for _, sum_of_ones in answers] == [4.0] * 4
     others = "StepError: rank 2 of 4 could not prepare the step: its log says why"
     assert [error for error, _ in answers] == [others, others, "ArithmeticError: overflow", others]
 
 
-def test_an_agreement_keeps_the_kind_of_an_error_and_everybody_his_own(ranks: Ranks) -> None:
+def test_an_agreement_keeps_the_class_of_an_error_and_each_rank_its_own_error(ranks: Ranks) -> None:
     answers = ranks.run(3, tasks.agree, {1: MemoryLimitError("too small"), 2: ArithmeticError("overflow")})
     kinds = [error.partition(":")[0] for error, _ in answers]
     assert kinds == ["MemoryLimitError", "MemoryLimitError", "ArithmeticError"]
@@ -123,7 +123,7 @@ class Board:
     ],
     ids=["rank 0 has none", "it cannot be opened", "it is something else", "rank 1 cannot map it"],
 )
-def test_memory_that_one_rank_lacks_is_used_by_none(rank: int, written: dict[str, str]) -> None:
+def test_memory_that_one_rank_cannot_map_is_used_by_no_rank(rank: int, written: dict[str, str]) -> None:
     assert map_together(rank, 2, Board(written)) is None  # type: ignore[arg-type]
 
 

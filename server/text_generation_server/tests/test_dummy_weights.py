@@ -1,4 +1,4 @@
-"""Weights that nobody trained have the shapes of those that somebody did."""
+"""Random weights have the names, shapes and types of a checkpoint's weights."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_a_tensor_and_its_slices_are_the_same_every_time_and_no_two_alike(tmp_pa
     assert first.get("model.norm.weight").eq(1).all()
 
 
-def test_a_model_is_made_of_config_json_alone(tmp_path: Path) -> None:
+def test_a_model_is_made_from_config_json_only(tmp_path: Path) -> None:
     write_config(tmp_path)
     config = read_config(tmp_path)
     files = DummyFiles(config, CPU, torch.float32)
@@ -65,5 +65,5 @@ def test_preparing_without_weights_asks_for_config_and_tokenizer_only(tmp_path: 
         prepare_without_weights(str(tmp_path), HubAccess())
     (tmp_path / "tokenizer.json").write_text("{}")
     assert prepare_without_weights(str(tmp_path), HubAccess()) == tmp_path
-    with pytest.raises(WeightsError, match=r"owner/name is no directory"):
+    with pytest.raises(WeightsError, match=r"owner/name is not a directory"):
         prepare_without_weights("owner/name", HubAccess())

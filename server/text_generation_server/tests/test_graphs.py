@@ -1,7 +1,7 @@
-"""Decode steps as graphs: which of them are recorded, and that a replay computes what the step would have.
+"""Decode steps as graphs: which steps are recorded, and that a replay computes the same as the step would have.
 
-Without a GPU a recording is the Python that it was made of, run again into the same output. It sees everything a graph
-sees, and nothing else: the tensors at the addresses that it was recorded with.
+Without a GPU, a recording is the recorded Python function, run again into the same output. Like a graph it sees only
+the tensors at the addresses with which it was recorded.
 """
 
 from collections.abc import Callable, Iterator
@@ -53,7 +53,7 @@ def nothing() -> None:
 
 
 def counting(value: list[int]) -> Callable[[Callable[[], None]], Tensor]:
-    """A forward whose result is what lies at a fixed place."""
+    """A forward whose result is the present content of `value`."""
     return lambda on_layer: torch.tensor(value)
 
 
@@ -105,7 +105,7 @@ def test_a_recording_that_fails_costs_one_line_and_steps_go_on_without(caplog: p
     ]
 
 
-def test_a_recording_that_another_rank_has_not_is_not_used() -> None:
+def test_a_recording_that_failed_on_another_rank_is_not_used() -> None:
     said: list[bool] = []
     recorder = FakeRecorder()
 
@@ -128,7 +128,7 @@ def test_cleared_graphs_are_recorded_anew() -> None:
     assert recorder.recorded == 2 and recorder.replayed == 0
 
 
-def test_the_inputs_of_decode_steps_lie_where_they_lay() -> None:
+def test_the_inputs_of_decode_steps_stay_at_the_same_addresses() -> None:
     rows = Rows(5, 16, CPU, padding_slot=99)
     inputs = DecodeInputs(8, rows, padding_slot=99)
     addresses = set()
@@ -153,7 +153,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def play(runner: ModelRunner) -> tuple[dict[int, list[int]], dict[int, list[float]]]:
-    """Requests come and go, so that rows, lengths, slots and their number change under way."""
+    """Requests join and leave, so that rows, lengths, slots and the number of rows change from step to step."""
     runner.clear(None)
     client = Client(runner, scattered_slots(runner, seed=4))
     client.step([], [client.first_chunk(i, random_ids(5 + 30 * i, i), parameters=SAMPLED) for i in range(3)])
@@ -165,13 +165,13 @@ def play(runner: ModelRunner) -> tuple[dict[int, list[int]], dict[int, list[floa
     return client.tokens, client.logprobs
 
 
-def test_replayed_steps_say_what_the_steps_would_have_to_the_bit(model: Path) -> None:
+def test_replayed_steps_give_the_same_results_to_the_bit(model: Path) -> None:
     plain = make_runner(model)
     plain.warmup(*WARMUP)
     recorder = FakeRecorder()
     graphed = make_runner(model, graphs=DecodeGraphs((1, 2, 4), recorder, ALONE.all_agree))
     graphed.warmup(*WARMUP)
-    assert recorder.recorded == 1  # the smallest, in the warm-up
+    assert recorder.recorded == 1  # the smallest size, at warm-up
     assert play(graphed) == play(plain)
     assert recorder.recorded == 3 and recorder.replayed > 3
 

@@ -5,7 +5,7 @@ from text_generation_server import host
 GIB = 1 << 30
 
 
-def test_without_limits_it_is_the_machine(tmp_path: Path) -> None:
+def test_without_limits_all_cores_of_the_machine_count(tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text("max 100000\n")
     (tmp_path / "memory.max").write_text("max\n")
     assert host.usable_cores(tmp_path) == host.usable_cores(tmp_path / "nothing") >= 1

@@ -3,6 +3,6 @@ import sys
 
 
 def test_serving_imports_no_transformers() -> None:
-    """It takes seconds, and is not needed: config.json and tokenizer.json are read here."""
+    """transformers takes seconds to import, and is not needed: we read config.json and tokenizer.json ourselves."""
     code = "import sys, text_generation_server.server; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

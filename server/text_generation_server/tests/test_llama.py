@@ -1,4 +1,4 @@
-"""Our Llama against transformers on the same weights, and against itself in other company."""
+"""Our Llama compared with transformers on the same weights, and with itself when other requests run beside it."""
 
 import json
 import os
@@ -83,7 +83,7 @@ def test_dynamic_rope_is_resolved_once_for_the_longest_history(tmp_path: Path) -
     model = make_checkpoint(tmp_path, rope_parameters=rope, max_position_embeddings=128)
     runner = warm_runner(tmp_path, max_total_tokens=200)
     client = generate(runner, random_ids(190), 10)
-    # transformers stretches for the sequence it sees; at the longest one both must agree.
+    # transformers stretches theta for the length of each sequence: at the longest sequence both must agree.
     expected = teacher_forced(model, random_ids(190), client.tokens[7])[-1]
     assert expected.max() - expected[client.tokens[7][-1]] <= 1e-4
 
@@ -104,7 +104,7 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("parameters", [Parameters(), SAMPLED], ids=["greedy", "sampled"])
-def test_a_crowd_changes_nobodys_tokens_by_a_bit(runner: ModelRunner, parameters: Parameters) -> None:
+def test_other_requests_do_not_change_a_request_s_tokens_by_a_bit(runner: ModelRunner, parameters: Parameters) -> None:
     lengths = [1, 2, 15, 16, 17, 63, 64, 65, 130]
     alone = [generate(runner, random_ids(n, seed=n), 8, parameters) for n in lengths]
     runner.clear(None)
@@ -198,7 +198,7 @@ def test_filling_the_pool_to_the_last_slot_needs_no_more_memory(tmp_path: Path) 
     for request_id in range(1, 40):
         client.step([], [replace(client.first_chunk(request_id, random_ids(512)), last=False)])
     assert len(client.slots) == 0
-    # A part of the pool that was not in memory before the slots were filled would be there now.
+    # If a part of the pool had not been in memory before the slots were filled, resident memory would have grown.
     assert resident_bytes() - before < 0.1 * pool_bytes
 
 
@@ -214,7 +214,7 @@ def resident_bytes() -> int:
         ({"hidden_size": None}, "hidden_size"),
     ],
 )
-def test_what_is_not_supported_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+def test_an_unsupported_configuration_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:
     make_checkpoint(tmp_path)
     file = tmp_path / "config.json"
     config = {k: v for k, v in (json.loads(file.read_text()) | change).items() if v is not None}

@@ -1,4 +1,4 @@
-"""What the start of a shard says about the model's files."""
+"""Log lines and errors about the model's files at the start of a shard."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_dynamic_rope_beyond_the_trained_length_is_told_with_both_numbers(
+def test_dynamic_rope_beyond_the_trained_length_is_logged_with_both_lengths(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make(tmp_path, rope_parameters=DYNAMIC)
@@ -59,7 +59,7 @@ def test_each_unknown_field_is_named_once_and_many_are_counted(
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff", b'{"model": 1}'])
-def test_a_broken_tokenizer_is_told_in_one_line(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_tokenizer_is_reported_in_one_line(tmp_path: Path, content: bytes) -> None:
     make(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read as a tokenizer") as refused:

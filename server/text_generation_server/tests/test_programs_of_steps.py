@@ -22,7 +22,7 @@ DEMO_MODEL = Path(text_generation_server.__file__).parent / "demo_model"
 
 
 def steps_of(runner: ModelRunner) -> list[StepOutput]:
-    """Requests come and go, so that sizes come again with other rows; then all once more after another Warmup."""
+    """Requests join and leave, so that sizes recur with other rows. All is repeated after a second Warmup."""
     return [output for tokens in (128, 600) for output in _round(runner, tokens)]
 
 
@@ -48,7 +48,9 @@ def said(outputs: list[StepOutput]) -> list[tuple[list[int], list[int], list[flo
 
 
 @pytest.mark.parametrize(("kv_dtype", "int8"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.int8, False)])
-def test_steps_by_program_are_those_kernel_by_kernel(tmp_path: Path, kv_dtype: torch.dtype, int8: bool) -> None:
+def test_steps_by_program_give_the_same_results_as_kernel_by_kernel(
+    tmp_path: Path, kv_dtype: torch.dtype, int8: bool
+) -> None:
     backend = select_backend(CPU)
     if not isinstance(backend.kernels, CpuKernels) or not backend.kernels.library.has("gemm"):
         pytest.skip("needs compiled matrix products: a C compiler (cc) at install and a processor with avx512_bf16")

@@ -1,4 +1,4 @@
-"""What a step refuses, reports and measures, on one shard."""
+"""Errors, results and measured times of steps on one shard."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from text_generation_server.runner import Capacity, ModelRunner
 from text_generation_server.sampling.parameters import Parameters
 from text_generation_server.warmup import LongestPause
 
-POISON = 301  # a token whose embedding is not a number, and that nobody here generates
+POISON = 301  # a token whose embedding is NaN, and that no request here generates
 NEW = 6
 
 
@@ -100,7 +100,7 @@ def test_one_bad_logit_of_a_row_is_enough_and_large_ones_are_fine(runner: ModelR
     runner.clear(None)
     client.step([], [client.first_chunk(i, random_ids(4, i)) for i in range(3)])
     logits = torch.randn(3, 320)
-    logits[1] *= 1e38 / logits[1].abs().max()  # their sum may overflow, but each of them is a number
+    logits[1] *= 1e38 / logits[1].abs().max()  # The sum of these logits may overflow, but each logit is finite.
     logits[2, 17] = value
     with torch.inference_mode():
         rows = runner.room.batches.rows
@@ -203,7 +203,7 @@ def test_a_warm_up_can_be_made_to_fail(runner: ModelRunner) -> None:
 
 
 @pytest.mark.parametrize("point", ["shard.step", "shard.prefill", "shard.decode"])
-def test_a_warm_up_passes_no_place_where_steps_are_made_to_fail(runner: ModelRunner, point: str) -> None:
+def test_a_warm_up_passes_no_fault_point_of_steps(runner: ModelRunner, point: str) -> None:
     faults.setup(f"{point}:raise")
     try:
         runner.warmup(64, None, 16, None)
@@ -238,4 +238,4 @@ def test_loading_can_be_made_to_fail_half_way(tmp_path: Path) -> None:
             make_runner(tmp_path, on_tensor=lambda: loaded.append(None))
     finally:
         faults.setup("")
-    assert len(loaded) == 15  # of 30
+    assert len(loaded) == 15  # half of the 30 tensors

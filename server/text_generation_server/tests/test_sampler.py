@@ -34,7 +34,7 @@ def sample_rows(choices: list[Parameters]) -> SampledOnHost:
 
 
 def distribution(parameters: Parameters) -> Tensor:
-    """Log-probabilities the sampler draws from: it returns them all if asked for all."""
+    """Log-probabilities of the sampler's distribution, which it returns for all tokens if asked for all."""
     sampled = sample_rows([replace(parameters, top_n_tokens=VOCABULARY)])
     result = torch.full((VOCABULARY,), float("-inf"))
     result[sampled.top_ids.long()] = sampled.top_logprobs
@@ -170,7 +170,7 @@ def test_rows_that_sort_go_in_blocks_with_a_sign_of_life_and_keep_their_places()
     rows, signs = Rows(60, 16, CPU), []
     index = tuple(join(rows, i, choice) for i, choice in enumerate(choices))
     sampled = Sampler(KERNELS, 0.5, 2.0, lambda: signs.append(1))(LOGITS.repeat(60, 1), rows, index)
-    assert len(signs) == 4  # 40 rows that sort, 16 at a time, and the others
+    assert len(signs) == 4  # three blocks for 40 rows that are sorted, 16 at a time, and one block for the others
     for i, choice in enumerate(choices):
         alone = sample_rows([choice])
         assert (sampled.ids_R[i], sampled.logprobs_R[i]) == (alone.token_ids[0], alone.logprobs[0])
@@ -205,7 +205,7 @@ def test_a_top_k_beyond_all_vocabularies_keeps_everything() -> None:
     assert distribution(Parameters(greedy=False, top_k=2**32 - 1)).isfinite().all()
 
 
-def test_a_row_that_is_not_finite_is_told_from_its_neighbours_in_every_part() -> None:
+def test_a_row_that_is_not_finite_is_found_in_every_part() -> None:
     choices = [Parameters(greedy=False, top_k=5 * (i % 2)) for i in range(6)]
     logits = LOGITS.repeat(6, 1)
     logits[2, 7], logits[3, 7] = float("nan"), float("inf")
@@ -245,13 +245,13 @@ def test_a_watermark_follows_the_newest_token_of_its_own_row() -> None:
     expected[green_list(8, VOCABULARY, 0.2)] += 3.0
     assert torch.equal(logits[0], LOGITS) and torch.equal(logits[1], expected)
     assert len(green_list(8, VOCABULARY, 0.2)) == 10
-    # TGI's key: the list is the one that its detectors look for.
+    # With TGI's key, the list is the one for which TGI's detectors look.
     seeded = torch.Generator().manual_seed(15485863 * 8)
     assert torch.equal(green_list(8, VOCABULARY, 0.2), torch.randperm(VOCABULARY, generator=seeded)[:10])
 
 
 class Recording:
-    """Kernels that remember what they were given."""
+    """Kernels that record their arguments."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.given: list[Choices] = []
@@ -262,7 +262,7 @@ class Recording:
         return self._kernels.sample(logits_RV, choices)
 
 
-def test_what_a_batch_asks_is_laid_out_once_until_a_row_or_its_parameters_change() -> None:
+def test_a_batch_s_parameters_are_laid_out_once_until_a_row_or_its_parameters_change() -> None:
     kernels, rows = Recording(KERNELS), Rows(3, 16, CPU)
     sampler = Sampler(kernels, 0.5, 2.0)  # type: ignore[arg-type]
     first = (join(rows, 1, Parameters()), join(rows, 2, Parameters(greedy=False, seed=7)))
@@ -281,7 +281,7 @@ def test_what_a_batch_asks_is_laid_out_once_until_a_row_or_its_parameters_change
     assert kernels.given[-1].history is other.history
 
 
-def test_a_row_that_changes_hands_brings_its_choice_though_the_step_names_the_same_rows() -> None:
+def test_a_row_with_a_new_request_gets_its_parameters_though_the_step_names_the_same_rows() -> None:
     kernels, rows = Recording(KERNELS), Rows(1, 16, CPU)
     sampler = Sampler(kernels, 0.5, 2.0)  # type: ignore[arg-type]
     for request_id in (1, 2):
@@ -306,7 +306,7 @@ def test_penalties_look_no_further_than_the_longest_row_asks() -> None:
     assert kernels.given[0].history.shape == (3, 4)
 
 
-def test_what_has_been_sampled_is_read_out_row_after_row() -> None:
+def test_sampled_tokens_are_read_out_row_after_row() -> None:
     top_logprobs = torch.tensor([[-0.1, -2.0, float("-inf")], [-0.5, -1.0, -3.0]])
     sampled = Sampled(
         torch.tensor([7, 8, 9], dtype=torch.int32), torch.tensor([-0.1, 0.0, -0.5]), torch.tensor([True, False, True]),

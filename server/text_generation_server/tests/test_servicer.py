@@ -112,7 +112,7 @@ def test_a_request_goes_from_warmup_to_its_end(model: Path, tmp_path: Path) -> N
     with_shard(model, tmp_path, use)
 
 
-def test_calls_that_overtake_each_other_run_in_their_order(model: Path, tmp_path: Path) -> None:
+def test_calls_that_overtake_each_other_run_in_the_order_of_their_numbers(model: Path, tmp_path: Path) -> None:
     async def use(stub: Any) -> None:
         await stub.Warmup(warmup())
         late = [asyncio.ensure_future(stub.Decode(decode(step, 9, slot=200 + step))) for step in (4, 3, 2)]
@@ -153,7 +153,7 @@ def test_stale_steps_and_other_generations_are_refused(model: Path, tmp_path: Pa
     with_shard(model, tmp_path, use)
 
 
-def test_filters_keep_whom_they_name(model: Path, tmp_path: Path) -> None:
+def test_filters_keep_the_requests_they_name(model: Path, tmp_path: Path) -> None:
     async def use(stub: Any) -> None:
         await stub.Warmup(warmup())
         await stub.Prefill(prefill(1, 9))

@@ -54,7 +54,9 @@ def test_answers_are_those_of_their_steps_however_late_they_are_read(runner: Mod
     outputs = [step.wait() for step in reversed(pending)][::-1]
     said = [int(o.token_ids[o.request_ids.index(7)]) for o in outputs]
     assert client.tokens[7] + said == alone.tokens[7]
-    assert [sorted(o.batch_request_ids) for o in outputs] == [[7, 8]] * 7  # who was there then, not who is there now
+    assert [sorted(o.batch_request_ids) for o in outputs] == [
+        [7, 8]
+    ] * 7  # the requests at the time of the step, not the present ones
 
 
 def test_an_unchanged_batch_is_looked_up_once_and_a_changed_one_again(runner: ModelRunner) -> None:
@@ -76,7 +78,7 @@ def test_an_unchanged_batch_is_looked_up_once_and_a_changed_one_again(runner: Mo
     assert after.rows == tuple(runner.room.batches.rows.row(i) for i in (1, 2))  # type: ignore[attr-defined]
 
 
-def test_a_batch_that_was_merged_into_another_is_gone_also_if_it_was_asked_for_just_before(runner: ModelRunner) -> None:
+def test_a_merged_batch_is_gone_even_if_the_last_step_asked_for_it(runner: ModelRunner) -> None:
     runner.clear(None)
     client = Client(runner, scattered_slots(runner))
     runner.step([], client.take(0), 1, [client.first_chunk(1, random_ids(9))]).wait()
@@ -97,7 +99,7 @@ def test_a_step_that_names_a_request_twice_is_refused(runner: ModelRunner) -> No
 
 
 class Twin(Alone):
-    """Plays the other rank of two, which says the same numbers."""
+    """Plays the other rank of two, which exchanges the same numbers."""
 
     def all_reduce(self, x: torch.Tensor) -> None:
         if x.dtype == torch.int64:
@@ -110,7 +112,9 @@ class Broken(HostMoment):
 
 
 @pytest.mark.parametrize(("size", "kind"), [(1, RuntimeError), (2, GroupBroken)])
-def test_what_the_device_raises_is_raised_where_it_is_waited_for(model: Path, size: int, kind: type[Exception]) -> None:
+def test_an_error_of_the_device_is_raised_where_the_result_is_awaited(
+    model: Path, size: int, kind: type[Exception]
+) -> None:
     moments: list[type[HostMoment]] = [HostMoment]
     runner = make_runner(model, group=Group(0, size, Twin() if size > 1 else Alone()), mark=lambda: moments[-1]())
     runner.warmup(64, None, 4, None)
@@ -128,15 +132,15 @@ def test_a_result_is_converted_when_it_is_read() -> None:
     assert pending.wait() == 21 and converted == [20]
 
 
-def test_what_is_sent_arrives_and_begins_at_whole_vectors() -> None:
+def test_sent_parts_arrive_and_begin_at_multiples_of_16_bytes() -> None:
     parts = [np.arange(count, dtype=np.int32) + count for count in (1, 0, 5, 4)]
     there = send(parts, torch.device("cpu"))
     assert [x.tolist() for x in there] == [part.tolist() for part in parts]
     assert all((x.data_ptr() - there[0].data_ptr()) % 16 == 0 for x in there if len(x))
 
 
-def test_a_gpu_gives_what_is_free_but_a_tenth_and_no_more_than_the_shards_part() -> None:
+def test_a_gpu_gives_its_free_memory_but_a_tenth_of_the_whole_and_at_most_the_shard_s_part() -> None:
     assert gpu_bytes(70 * GIB, 80 * GIB, 8 * GIB, fraction=1.0) == 62 * GIB
     assert gpu_bytes(70 * GIB, 80 * GIB, 8 * GIB, fraction=0.5) == 28 * GIB
-    assert gpu_bytes(30 * GIB, 80 * GIB, 8 * GIB, fraction=0.5) == 22 * GIB  # half of it is somebody else's
+    assert gpu_bytes(30 * GIB, 80 * GIB, 8 * GIB, fraction=0.5) == 22 * GIB  # other processes have half of the device
     assert gpu_bytes(5 * GIB, 80 * GIB, 8 * GIB, fraction=0.5) == 0

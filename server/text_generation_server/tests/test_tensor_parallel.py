@@ -1,4 +1,4 @@
-"""A model split over the processes of a group: the same model, whatever fails."""
+"""A model that is split over the processes of a group computes the same as the whole model, also after errors."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -48,7 +48,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_a_split_model_says_what_the_whole_one_says(ranks: Ranks, tmp_path: Path, variant: str) -> None:
+def test_a_split_model_computes_the_same_as_the_whole_model(ranks: Ranks, tmp_path: Path, variant: str) -> None:
     make_checkpoint(tmp_path, **VARIANTS[variant])
     vocabulary = read_config(tmp_path).vocab_size
     whole = tasks.greedy_texts(ALONE, tmp_path, vocabulary)
@@ -62,7 +62,7 @@ def test_a_split_model_says_what_the_whole_one_says(ranks: Ranks, tmp_path: Path
 
 @SIZES
 @pytest.mark.parametrize("model", COMPANY, ids=str)
-def test_company_chunks_and_resume_change_no_bit_of_a_split_model(
+def test_other_requests_chunks_and_resuming_change_no_bit_of_a_split_model(
     ranks: Ranks, tmp_path: Path, model: str, size: int
 ) -> None:
     make_checkpoint(tmp_path, **COMPANY[model])
@@ -104,7 +104,7 @@ def test_each_rank_reads_only_its_part_of_the_files(plain: Path, size: int) -> N
 
 
 def bytes_read(path: Path, rank: int, size: int) -> int:
-    """Loading needs none of the other ranks."""
+    """Bytes that one rank reads when it loads its part. Loading does not need the other ranks."""
     config, group, files = read_config(path), Group(rank, size, Alone()), SafetensorsFiles(path)
     tensors: list[int] = []
     loader = Loader(files, group, CPU, torch.float32, lambda: tensors.append(files.bytes_read))
@@ -113,9 +113,9 @@ def bytes_read(path: Path, rank: int, size: int) -> int:
     return files.bytes_read
 
 
-def test_heads_that_cannot_be_dealt_out_are_refused_with_what_can(plain: Path) -> None:
+def test_heads_that_cannot_be_divided_are_refused_with_numbers_that_can(plain: Path) -> None:
     config = read_config(plain)
-    with pytest.raises(ModelError, match=r"--num-shard 3 cannot deal out the 4 attention heads.*choose one of 1, 2, 4"):
+    with pytest.raises(ModelError, match=r"--num-shard 3 cannot divide the 4 attention heads.*choose one of 1, 2, 4"):
         split_model(config, 0, 3)
     with pytest.raises(ModelError, match=r"the 12 attention heads and 6 key.*choose one of 1, 2, 3, 6, 12"):
         split_model(replace(config, num_heads=12, num_kv_heads=6), 0, 4)

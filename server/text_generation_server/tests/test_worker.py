@@ -138,7 +138,7 @@ def test_after_a_failure_steps_are_aborted_until_a_clear_comes(
     assert result(worker.submit(3, 4, lambda clock: "goes on")) == "goes on"
 
 
-def test_an_abandoned_step_runs_all_the_same(worker: Worker) -> None:
+def test_an_abandoned_step_still_runs(worker: Worker) -> None:
     ran = threading.Event()
     early = worker.submit(3, 2, lambda clock: ran.set())
     assert not early.cancel()
@@ -193,7 +193,7 @@ def test_no_more_than_two_steps_are_on_the_device(worker: Worker, device: Device
     assert [result(future) for future in futures] == ["1", "2", "3"]
 
 
-def test_a_step_that_fails_on_the_device_takes_the_one_behind_it_along(worker: Worker, device: Device) -> None:
+def test_a_step_that_fails_on_the_device_fails_the_step_behind_it(worker: Worker, device: Device) -> None:
     one, two = (worker.submit(3, step, device.launch(str(step))) for step in (1, 2))
     device.until(2)
     device.complete("1", ArithmeticError("overflow"))
@@ -222,7 +222,7 @@ def test_a_step_that_cannot_be_launched_fails_after_the_one_before_it_is_answere
         result(two)
 
 
-def test_of_two_failures_the_first_is_blamed(worker: Worker, device: Device) -> None:
+def test_of_two_failures_the_first_is_named(worker: Worker, device: Device) -> None:
     one = worker.submit(3, 1, device.launch("one"))
     device.until(1)
     two = worker.submit(3, 2, fails)
@@ -233,7 +233,7 @@ def test_of_two_failures_the_first_is_blamed(worker: Worker, device: Device) -> 
         result(two)
 
 
-def test_a_clear_waits_for_a_failure_that_it_is_to_clear(worker: Worker, device: Device) -> None:
+def test_a_clear_waits_until_a_failure_is_known(worker: Worker, device: Device) -> None:
     one = worker.submit(3, 1, device.launch("one"))
     device.until(1)
     clear = worker.submit(3, 2, lambda clock: "clear", clears=True)
@@ -254,7 +254,7 @@ def test_a_filter_is_not_answered_before_the_step_that_it_follows(worker: Worker
     assert result(one) == "one" and result(two) is None
 
 
-def test_a_filter_behind_a_step_keeps_the_next_step_from_nothing(worker: Worker, device: Device) -> None:
+def test_a_filter_behind_a_step_does_not_delay_the_next_step(worker: Worker, device: Device) -> None:
     one = worker.submit(3, 1, device.launch("one"))
     two, three = worker.submit(3, 2, lambda clock: "filtered"), worker.submit(3, 3, device.launch("three"))
     device.until(2)
@@ -340,7 +340,7 @@ CANNOT_GO_ON = ["GroupBroken('rank 1')", "torch.AcceleratorError('lost')", "Syst
 
 @pytest.mark.parametrize("cause", CANNOT_GO_ON)
 def test_a_worker_that_cannot_go_on_ends_its_process(cause: str) -> None:
-    """Others may wait for it in a collective; and a shard that only answers Health would be worse than none."""
+    """Other ranks may wait for the process in a collective, and a shard that only answers Health is never replaced."""
     code = f"""
 import time
 import torch

@@ -2,7 +2,7 @@
 
     python server/text_generation_server/tests/transformers_fields.py
 
-Reads the sources of transformers and imports none of them: hundreds of modules would take a minute.
+Reads the sources of transformers without importing them: importing hundreds of modules would take a minute.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""How the hub is reached, and what can go wrong on the way, in our words."""
+"""Settings for access to the hub, and its errors as errors of ours."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,16 +18,16 @@ from huggingface_hub.errors import (
 from text_generation_server.errors import NetworkError, WeightsError
 from text_generation_server.weights.transfer import TRANSIENT_STATUS
 
-# huggingface_hub speaks through requests (0.x), httpx (1.x) or httpx2 (2.x). Its HTTP error is derived from theirs,
-# whose outermost class is the base of their connection errors too.
+# huggingface_hub uses requests (0.x), httpx (1.x) or httpx2 (2.x). Its HTTP error is derived from that library's, whose
+# outermost class is the base of the library's connection errors too.
 _TRANSPORT_ERROR: type[Exception] = [base for base in HfHubHTTPError.__mro__ if base.__module__ != "builtins"][-1]
 
 
 @dataclass(frozen=True, slots=True)
 class HubAccess:
-    override: Path | None = None  # TGI's WEIGHTS_CACHE_OVERRIDE: take this directory, whatever the model is called
-    cache_dir: Path | None = None  # None: huggingface_hub's, which follows HF_HOME and HUGGINGFACE_HUB_CACHE
-    token: str | None = field(default=None, repr=False)  # None: huggingface_hub's, which follows HF_TOKEN
+    override: Path | None = None  # TGI's WEIGHTS_CACHE_OVERRIDE: use this directory for any model id
+    cache_dir: Path | None = None  # None: huggingface_hub's cache, which depends on HF_HOME and HUGGINGFACE_HUB_CACHE
+    token: str | None = field(default=None, repr=False)  # None: huggingface_hub's token, from HF_TOKEN
 
     @property
     def cache(self) -> Path:

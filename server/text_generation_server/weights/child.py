@@ -1,4 +1,4 @@
-"""Runs one of our modules in a process of its own: for files we do not trust, and libraries we do not keep."""
+"""Runs one of our modules in a process of its own: to read files that we do not trust, or to import large libraries."""
 
 import signal
 import subprocess
@@ -8,7 +8,7 @@ from text_generation_server.errors import WeightsError
 
 
 def run_child(module: str, *arguments: str) -> None:
-    """Waits for `python -m module arguments…`. WeightsError with the last line of its stderr if it fails."""
+    """Runs `python -m module arguments…`. WeightsError with the last line of the child's stderr if it fails."""
     result = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         stdin=subprocess.DEVNULL,
@@ -21,5 +21,7 @@ def run_child(module: str, *arguments: str) -> None:
         name = signal.Signals(-result.returncode).name
         raise WeightsError(f"{module} was killed by {name}: is there enough memory? Run the same command again")
     if result.returncode:
-        lines = [line for line in result.stderr.splitlines() if line.strip()] or [f"{module} failed without a word"]
+        lines = [line for line in result.stderr.splitlines() if line.strip()] or [
+            f"{module} failed without an error message"
+        ]
         raise WeightsError(lines[-1].strip().removeprefix("Error: "))

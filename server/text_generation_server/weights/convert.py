@@ -1,8 +1,8 @@
-"""Turns PyTorch's pickled weights into safetensors, once, in a process of its own:
+"""Converts PyTorch's pickled weights into safetensors, once, in a process of its own:
 
     python -m text_generation_server.weights.convert SOURCE TARGET
 
-A pickle can ask for any code to be run; only tensors are accepted here, and the process holds nothing but them.
+A pickle can ask for any code to be run. Only tensors are accepted here, and the process does nothing else.
 """
 
 import fcntl
@@ -30,7 +30,7 @@ WORK_FOLDER = ".converting"
 
 
 def pickle_files(path: Path) -> list[Path]:
-    """PyTorch's weights files in a model directory; none if there are none. WeightsError if some are missing."""
+    """PyTorch's weights files in a model directory, which may have none. WeightsError if some of a set are missing."""
     index = read_index(path / PICKLE_INDEX)
     names = pickle_names(file_names(path), None if index is None else set(index.values()))
     missing = [name for name in names if not (path / name).is_file()] or missing_parts(names)
@@ -40,16 +40,16 @@ def pickle_files(path: Path) -> list[Path]:
 
 
 def convert_apart(source: Path, target: Path) -> None:
-    """`convert` in another process. WeightsError with its one line if it fails."""
+    """Runs `convert` in another process. WeightsError with that process's error if it fails."""
     run_child(__name__, str(source), str(target))
 
 
 def convert(source: Path, target: Path) -> None:
     """Writes model*.safetensors of `target` from the .bin or .pt files of `source`.
 
-    All files are written aside and moved at the end, the index first: a conversion that was killed leaves an index
-    whose files are missing, or nothing, and is done again. Tied tensors are stored once; the other names are in the
-    file's metadata (see SafetensorsFiles).
+    All files are written to a temporary folder and moved at the end, the index first: a conversion that was killed
+    leaves nothing, or an index without its files, and is repeated. Tied tensors are stored once; their other names are
+    in the file's metadata (see SafetensorsFiles).
     """
     with _only_one(target):
         if _is_done(target):
@@ -73,11 +73,11 @@ def safetensors_name(name: str) -> str:
 
 
 def load_tensors(file: Path) -> "dict[str, Tensor]":
-    """WeightsError if the file asks for more than tensors, or is broken. Runs no code of the file's."""
+    """The tensors of a pickle file, whose code is not run. WeightsError if it holds more than tensors, or is broken."""
     import torch
 
     try:
-        # Files from before PyTorch 1.6 are no zip archives, and cannot be mapped into memory.
+        # Files from before PyTorch 1.6 are not zip archives, and cannot be mapped into memory.
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except pickle.UnpicklingError as error:
         asked = re.search(r"GLOBAL ([\w.]+)", str(error))
@@ -92,7 +92,7 @@ def load_tensors(file: Path) -> "dict[str, Tensor]":
 
 
 def split_tied(tensors: "dict[str, Tensor]") -> "tuple[dict[str, Tensor], dict[str, str]]":
-    """Tensors that share no memory, each contiguous, and {other name: name} for those that are one and the same."""
+    """Splits off further names of one tensor: distinct contiguous tensors by name, and {other name: name}."""
     import torch
 
     distinct: dict[str, Tensor] = {}
@@ -140,7 +140,7 @@ def _is_done(target: Path) -> bool:
 
 @contextmanager
 def _only_one(target: Path) -> Iterator[None]:
-    """Two conversions at once would write the same files: the second waits, and finds the work done."""
+    """Lets one conversion at a time write into `target`. A second conversion waits, and then finds the work done."""
     descriptor = os.open(target, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

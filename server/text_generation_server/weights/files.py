@@ -1,4 +1,4 @@
-"""Reads safetensors: which file holds which tensor, and the tensors. Opening checks everything but the numbers."""
+"""Reads tensors from safetensors files, and finds the file of each. Opening a file checks all but the numbers."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _AGAIN = "delete it and download the model again"
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor as its file describes it; `type` in safetensors' spelling, such as BF16."""
+    """A tensor's description in its file. `type` has safetensors' spelling, such as BF16."""
 
     type: str
     shape: tuple[int, ...]
@@ -40,8 +40,8 @@ class SafetensorsFiles:
 
     A file's metadata may say that one name stands for another tensor (`{"lm_head.weight": "model.embed…"}`, written by
     the conversion for tied weights); both names can be read. WeightsError at construction for files that are missing or
-    broken, and for tensors that only quantized weights have; later for a tensor that is not there. `bytes_read` counts
-    the tensor data that was asked for.
+    broken, and for tensors that only quantized weights have; on reading for a tensor that is missing. `bytes_read`
+    counts the bytes of tensors that were asked for.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,7 +66,7 @@ class SafetensorsFiles:
         return sorted(self._where.keys() | self._aliases.keys())
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Of the whole tensor; None if there is none of that name. Reads nothing."""
+        """Shape of the whole tensor, or None if there is no tensor of this name. Reads no file."""
         return self._shapes.get(name if name in self._shapes else self._aliases.get(name, name))
 
     def get(self, name: str) -> "Tensor":
@@ -179,7 +179,7 @@ def _stored(entry: Mapping[str, Any]) -> Stored:
 
 
 def verify(path: Path) -> None:
-    """config.json can be read, all weights files are there and whole, and none is quantized in a way that we do not
-    serve. Reads only headers. WeightsError names a file."""
+    """Checks that config.json can be read, that all weights files are complete, and that none is quantized in a format
+    that we do not serve. Reads only headers of weights files. WeightsError names the wrong file."""
     refuse_quantized(path, read_json(path / "config.json"))
     SafetensorsFiles(path)

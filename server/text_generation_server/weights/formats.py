@@ -1,4 +1,4 @@
-"""Which weights we do not serve as they are stored: by what config.json says, by a tensor's type, by its name."""
+"""Refuses weights that are stored in a quantized format: by config.json, by the types of tensors, by their names."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from text_generation_launcher import quantization
 from text_generation_server.errors import WeightsError
 
 SERVED_TYPES = frozenset({"BF16", "F16", "F32", "F64"})
-# safetensors' names of the types that quantized weights are stored in, as torch calls them.
+# Types in which quantized weights are stored: safetensors' names, and torch's names for them.
 TYPE_NAMES: Mapping[str, str] = {
     "F8_E4M3": "float8_e4m3fn",
     "F8_E4M3FNUZ": "float8_e4m3fnuz",
@@ -29,7 +29,7 @@ TYPE_NAMES: Mapping[str, str] = {
     "C64": "complex64",
 }
 
-# The names of tensors that stand beside quantized weights, or hold them, and the formats that have such tensors.
+# Names of tensors that hold quantized weights or belong to them, and the formats that have such tensors.
 QUANTIZED_NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), name)
     for pattern, name in (
@@ -57,7 +57,7 @@ def refuse_quantized(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def refuse_quantized_tensors(file: Path, types: Mapping[str, str]) -> None:
-    """WeightsError for the first tensor that only quantized weights have; `types` in safetensors' spelling."""
+    """WeightsError for the first tensor that only quantized weights have. `types` have safetensors' spelling."""
     for name, type in sorted(types.items()):
         if BUFFERS.search(name):
             continue

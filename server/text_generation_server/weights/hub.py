@@ -1,4 +1,4 @@
-"""From a model id to a directory: a local one, the hub's cache, or a download into that cache."""
+"""Finds the directory of a model id: a local directory, or one in the hub's cache, downloaded if necessary."""
 
 import logging
 import re
@@ -21,7 +21,7 @@ _REVISION = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
 
 
 def resolve(model_id: str, revision: str | None, access: HubAccess | None = None) -> Path:
-    """The directory of a model that is on this machine. Uses no network. WeightsError if it is not there."""
+    """The directory of a model on this machine. Uses no network. WeightsError if the model is not on this machine."""
     access = access or HubAccess()
     path = local_directory(model_id, access) or cached_snapshot(model_id, revision, access)
     if path is None:
@@ -33,7 +33,7 @@ def resolve(model_id: str, revision: str | None, access: HubAccess | None = None
 
 
 def local_directory(model_id: str, access: HubAccess) -> Path | None:
-    """The directory that `model_id` or the override names; None if it is an id of the hub. WeightsError if neither."""
+    """The directory that `model_id` or the override names, or None for an id of the hub. WeightsError for other ids."""
     if access.override is not None:
         if not access.override.is_dir():
             raise WeightsError(f"WEIGHTS_CACHE_OVERRIDE {access.override} is not a directory")
@@ -50,7 +50,7 @@ def local_directory(model_id: str, access: HubAccess) -> Path | None:
 
 
 def cached_snapshot(model_id: str, revision: str | None, access: HubAccess) -> Path | None:
-    """The directory of a revision in the cache, whole or not; None if nothing of it is there."""
+    """The directory of a revision in the cache, complete or not, or None if the cache has no file of it."""
     with hub_errors(model_id, revision):
         config = try_to_load_from_cache(model_id, "config.json", access.cache, _checked(revision))
     return Path(config).parent if isinstance(config, str) else None
@@ -63,10 +63,10 @@ def download(
     pickles_too: bool = True,
     retries: Retries | None = None,
 ) -> Path:
-    """Fetches what is needed to serve and returns its directory in the cache. Goes on where a killed download stopped.
+    """Downloads the files that serving needs and returns their directory in the cache. Continues an earlier download.
 
-    Weights in PyTorch's own format are fetched only where there are no safetensors, and only with `pickles_too`.
-    NetworkError if the hub cannot be reached after all tries, WeightsError for everything else.
+    Weights in PyTorch's own format are downloaded only if there are no safetensors, and only with `pickles_too`.
+    NetworkError if the hub cannot be reached after all tries, WeightsError for all other failures.
     """
     access = access or HubAccess()
     if constants.HF_HUB_OFFLINE:
@@ -82,7 +82,7 @@ def download(
 
 def _fetch(snapshot: Snapshot, pickles_too: bool) -> Path:
     snapshot.fetch_side_files(names.side_files(snapshot.listing))
-    if "config.json" in snapshot.listing:  # before any of the weights: they are large
+    if "config.json" in snapshot.listing:  # Checked before the weights are downloaded, which are large.
         refuse_quantized(snapshot.path, read_json(snapshot.path / "config.json"))
     if not snapshot.fetch_weights(names.INDEX, names.safetensors_names):
         if not pickles_too:
@@ -94,7 +94,7 @@ def _fetch(snapshot: Snapshot, pickles_too: bool) -> Path:
 
 
 def _checked(revision: str | None) -> str:
-    """A revision becomes a path in the cache: it must not lead out of it."""
+    """The revision, or WeightsError if the path that the cache makes of it would lead out of the cache."""
     revision = revision or constants.DEFAULT_REVISION
     if not _REVISION.fullmatch(revision) or {".", ".."} & set(revision.split("/")):
         raise WeightsError(f"{revision!r} is not a revision: give a branch, a tag or a commit")

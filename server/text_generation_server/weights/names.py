@@ -1,4 +1,4 @@
-"""Which files of a model are needed to serve it. Pure: decides on names, touches no disk and no network."""
+"""Decides, from the names of a model's files, which of them are needed to serve it. Pure."""
 
 import re
 from collections.abc import Iterable, Set
@@ -8,7 +8,7 @@ from text_generation_server.errors import WeightsError
 INDEX = "model.safetensors.index.json"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 
-# What the router and the shard read beside the weights.
+# Files that router and shard read, weights excepted.
 SIDE_FILES = (
     "config.json",
     "generation_config.json",
@@ -21,7 +21,7 @@ SIDE_FILES = (
     "chat_template.json",
     "chat_template.jinja",
 )
-# What a tokenizer.json can be made from, where the model has none.
+# Files from which a tokenizer.json can be made if the model has none.
 SLOW_TOKENIZER_FILES = (
     "tokenizer.model",
     "spiece.model",
@@ -33,24 +33,24 @@ SLOW_TOKENIZER_FILES = (
 )
 
 _PART = re.compile(r"-(\d+)-of-(\d+)\.")
-MAX_PARTS = 100_000  # a thousand times what the largest models have
-MAX_DIGITS = 18  # of such a number, zeros in front included
+MAX_PARTS = 100_000  # a thousand times as many parts as the largest models have
+MAX_DIGITS = 18  # digits of the number of a part, leading zeros included
 
 
 def side_files(listing: Iterable[str]) -> list[str]:
-    """Configuration, tokenizer and chat template, as far as the model has them."""
+    """The model's files with configuration, tokenizer and chat template, as far as they exist."""
     names = set(listing)
     wanted = SIDE_FILES if "tokenizer.json" in names else SIDE_FILES + SLOW_TOKENIZER_FILES
     return [name for name in wanted if name in names]
 
 
 def safetensors_names(listing: Iterable[str], indexed: Set[str] | None) -> list[str]:
-    """The safetensors files to load: those the index names; else model.safetensors; else all at the top level."""
+    """The safetensors files to load: the index's files; else model.safetensors; else all at the top level."""
     return _choose(listing, indexed, "model.safetensors", (".safetensors",))
 
 
 def pickle_names(listing: Iterable[str], indexed: Set[str] | None) -> list[str]:
-    """The same for PyTorch's own files."""
+    """PyTorch's own files to load, chosen in the same way."""
     return _choose(listing, indexed, "pytorch_model.bin", (".bin", ".pt"))
 
 
@@ -62,18 +62,18 @@ def _choose(listing: Iterable[str], indexed: Set[str] | None, single: str, suffi
 
 
 def _is_model_weights(name: str) -> bool:
-    """Trainers leave their own files beside the weights; folders and hidden files are not weights either."""
+    """Whether the file holds weights: not a training program's file, not in a folder, not hidden."""
     return is_plain(name) and not any(word in name for word in ("arguments", "args", "training"))
 
 
 def is_plain(name: str) -> bool:
-    """A file name with no folder in it: names from an index or a listing must not lead out of the model's directory."""
+    """Whether `name` has no folder in it: names from an index or a listing must not lead out of the model's folder."""
     return bool(name) and not name.startswith(".") and "/" not in name and "\\" not in name and "\0" not in name
 
 
 def missing_parts(names: Iterable[str]) -> list[str]:
-    """The first absent file of each set like model-00001-of-00003.safetensors, so that half a model is not taken for
-    one. A name that claims a large set costs no more than others. WeightsError beyond MAX_PARTS."""
+    """The first missing file of each set like model-00001-of-00003.safetensors, so that an incomplete model is noticed.
+    The time does not depend on the size that a name claims for its set. WeightsError beyond MAX_PARTS."""
     present: dict[tuple[str, str, str, int], set[int]] = {}
     for name in names:
         if match := _PART.search(name):

@@ -1,4 +1,4 @@
-"""Makes a model ready to serve: on this machine, in safetensors, with a fast tokenizer, everything whole."""
+"""Makes a model ready to serve: complete on this machine, in safetensors, with a fast tokenizer."""
 
 import logging
 from pathlib import Path
@@ -21,7 +21,7 @@ def prepare(
     auto_convert: bool = True,
     retries: Retries | None = None,
 ) -> Path:
-    """Downloads, converts and makes what is missing, verifies the result and returns its directory. Or WeightsError."""
+    """Downloads, converts and makes missing files, checks the result and returns its directory. Or WeightsError."""
     access = access or HubAccess()
     path = _present(model_id, revision, access)
     if path is None:
@@ -36,11 +36,11 @@ def prepare(
 
 
 def prepare_without_weights(model_id: str, access: HubAccess) -> Path:
-    """For random weights: a directory with config.json and a tokenizer is all that is needed. Or WeightsError."""
+    """The directory of a model for random weights. WeightsError if it lacks config.json or a tokenizer."""
     path = local_directory(model_id, access)
     if path is None:
         raise WeightsError(
-            f"--load-format dummy downloads nothing, and {model_id} is no directory: make one with config.json and"
+            f"--load-format dummy downloads nothing, and {model_id} is not a directory: make one with config.json and"
             " tokenizer.json"
         )
     read_json(path / "config.json")
@@ -49,7 +49,7 @@ def prepare_without_weights(model_id: str, access: HubAccess) -> Path:
 
 
 def _present(model_id: str, revision: str | None, access: HubAccess) -> Path | None:
-    """A local directory, whatever is in it (there is nothing to download then), or a whole snapshot in the cache."""
+    """A local directory, whatever it holds (nothing can be downloaded into it), or a complete snapshot in the cache."""
     if path := local_directory(model_id, access):
         read_json(path / "config.json")
         return path

@@ -1,4 +1,4 @@
-"""How far a download is: a bar on a terminal, plain log lines elsewhere."""
+"""Shows the progress of a download: a bar on a terminal, plain log lines elsewhere."""
 
 import logging
 import sys
@@ -13,16 +13,16 @@ logger = logging.getLogger(__name__)
 
 
 class Progress(Protocol):
-    """Called from several threads."""
+    """Shows the progress of downloads. All methods are called from several threads."""
 
     def received(self, name: str, num_bytes: int) -> None:
-        """`num_bytes` of the file are there now, those of earlier tries included."""
+        """`num_bytes` of the file have been received, those of earlier tries included."""
 
     def finished(self, name: str) -> None: ...
 
 
 class Quiet:
-    """For small files."""
+    """Shows nothing, for small files."""
 
     def received(self, name: str, num_bytes: int) -> None:
         pass
@@ -32,7 +32,7 @@ class Quiet:
 
 
 class Lines:
-    """A line for each finished file. The estimate assumes files of one size, as the parts of a model are."""
+    """Logs a line for each finished file. The estimated time assumes files of equal size, as a model's parts are."""
 
     def __init__(self, num_files: int) -> None:
         self._num_files = num_files
@@ -52,7 +52,7 @@ class Lines:
 
 
 class Bar:
-    """One bar over the bytes of all files, on stderr."""
+    """Shows one bar for the bytes of all files, on stderr."""
 
     def __init__(self, num_files: int, num_bytes: int) -> None:
         self._bar = tqdm(total=num_bytes or None, unit="B", unit_scale=True, desc="Download")  # type: ignore[no-untyped-call]

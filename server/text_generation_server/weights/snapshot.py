@@ -1,4 +1,4 @@
-"""One revision of a model of the hub, on its way into the cache."""
+"""Downloads one revision of a model from the hub into the cache."""
 
 import re
 from collections.abc import Callable, Iterable, Set
@@ -25,13 +25,13 @@ Choose = Callable[[Iterable[str], Set[str] | None], list[str]]
 
 
 class Snapshot:
-    """Asks once which commit the revision is, and takes every file from that commit.
+    """Asks the hub once for the revision's commit, and takes every file from that commit.
 
-    `finish` writes the revision down, so a half-fetched model is not found under it.
+    `finish` records the revision in the cache, so an incomplete model is not found under its revision.
     """
 
     def __init__(self, model_id: str, revision: str, access: HubAccess, retries: Retries) -> None:
-        self.model = described(model_id, revision)  # for messages
+        self.model = described(model_id, revision)  # the model's name in messages
         self._model_id = model_id
         self._revision = revision
         self._access = access
@@ -41,7 +41,7 @@ class Snapshot:
         self.path = self._folder / "snapshots" / self._commit
 
     def fetch_side_files(self, names: list[str]) -> None:
-        """WeightsError for one that is larger than what would be read of it."""
+        """Downloads these files. WeightsError for a file that is larger than the limit of `model_files`."""
         blobs = self._absent(names)
         for blob in blobs:
             limit = limit_bytes(blob.name)
@@ -50,7 +50,7 @@ class Snapshot:
         self._fetch(blobs, Quiet())
 
     def fetch_weights(self, index_name: str, choose: Choose) -> bool:
-        """Fetches the index, if there is one, and the weights `choose` finds with it. False if there are no weights."""
+        """Downloads the index, if there is one, and the weights that `choose` finds with it. False without weights."""
         if index_name in self.listing:
             self.fetch_side_files([index_name])
         index = read_index(self.path / index_name)
@@ -77,7 +77,7 @@ class Snapshot:
             api = HfApi(token=self._access.token)
             info = api.model_info(self._model_id, revision=self._revision, timeout=_API_TIMEOUT_S)
         if not info.sha or not _CACHE_KEY.fullmatch(info.sha):
-            raise WeightsError(f"the hub names no commit for {self.model}")
+            raise WeightsError(f"the hub does not name the commit of {self.model}: try again later")
         return info.sha, [file.rfilename for file in info.siblings or () if is_plain(file.rfilename)]
 
     def _absent(self, names: list[str]) -> list[Blob]:
@@ -102,7 +102,7 @@ class Snapshot:
             self._retries.run(partial(self._link, blob.name))
 
     def _link(self, name: str) -> None:
-        """The bytes are in place: huggingface_hub only makes the snapshot's entry, in the way its cache wants it."""
+        """Lets huggingface_hub link the downloaded file into the snapshot, as its cache needs it."""
         with hub_errors(self._model_id, self._revision):
             hf_hub_download(
                 self._model_id,

@@ -1,4 +1,4 @@
-"""Writes a missing tokenizer.json from a model's slower tokenizer files, with transformers, in a process of its own:
+"""Makes a missing tokenizer.json from a model's slower tokenizer files, with transformers, in a process of its own:
 
 python -m text_generation_server.weights.tokenizer DIRECTORY
 """
@@ -17,17 +17,17 @@ FILE = "tokenizer.json"
 
 
 def has_tokenizer(path: Path) -> bool:
-    """Whether there is a tokenizer.json, or something to make one from."""
+    """Whether the folder has a tokenizer.json, or files from which one can be made."""
     return any((path / name).exists() for name in (FILE, *SLOW_TOKENIZER_FILES))
 
 
 def ensure_fast_tokenizer(path: Path) -> None:
-    """WeightsError if there is no tokenizer.json and none can be made."""
+    """Makes tokenizer.json if it is missing. WeightsError if it cannot be made."""
     if (path / FILE).exists():
         return
     missing = f"{path} has no {FILE} (a fast tokenizer)"
     if not has_tokenizer(path):
-        raise WeightsError(f"{missing}, and nothing to make one from: use a model that has one")
+        raise WeightsError(f"{missing}, and no files from which one can be made: use a model that has {FILE}")
     if importlib.util.find_spec("transformers") is None:
         raise WeightsError(f"{missing}: install transformers, which can make one from the model's other files")
     _refuse_unreadable(path)
@@ -38,7 +38,7 @@ def ensure_fast_tokenizer(path: Path) -> None:
 
 
 def _refuse_unreadable(path: Path) -> None:
-    """transformers would wait for a named pipe for ever, and read a file of any size."""
+    """WeightsError for named pipes and huge files: transformers would wait for a pipe for ever, and read any size."""
     for name in (*SIDE_FILES, *SLOW_TOKENIZER_FILES):
         try:
             read_model_file(path / name)
@@ -49,7 +49,7 @@ def _refuse_unreadable(path: Path) -> None:
 
 
 def write_fast_tokenizer(path: Path) -> None:
-    # Takes seconds to import, and brings torch: for this process only.
+    # Imported in this process only: the import takes seconds, and imports torch.
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(path, use_fast=True, trust_remote_code=False, local_files_only=True)
@@ -65,7 +65,7 @@ def write_fast_tokenizer(path: Path) -> None:
 def main() -> None:
     try:
         write_fast_tokenizer(Path(sys.argv[1]))
-    except Exception as error:  # transformers raises nearly anything; the caller shows the line
+    except Exception as error:  # transformers raises nearly any class; the caller prints this line
         lines = str(error).splitlines()
         sys.exit(f"Error: {lines[0] if lines else type(error).__name__}")
 

@@ -1,8 +1,8 @@
-"""Fetches files over HTTP into the hub's cache, and goes on where a killed process stopped.
+"""Downloads files over HTTP into the hub's cache, and continues the downloads of a killed process.
 
-huggingface_hub 0.x kept a partial file and resumed it; since 1.x every process starts anew under a name of its own. So
-the bytes are fetched here, into `blobs/<etag>.tgi.incomplete`, checked, and renamed to `blobs/<etag>`, where
-huggingface_hub of either line finds them as if it had fetched them itself.
+huggingface_hub 0.x kept a partial file and resumed it; since 1.x every process starts anew with a file of its own. So
+the bytes are downloaded here, into `blobs/<etag>.tgi.incomplete`, checked, and renamed to `blobs/<etag>`, where
+every version of huggingface_hub finds the file as if it had downloaded it.
 """
 
 import fcntl
@@ -28,7 +28,7 @@ from text_generation_server.weights.progress import Progress
 CONNECTIONS = 4
 CHUNK_BYTES = 1 << 20
 TIMEOUT = httpx.Timeout(10.0, read=30.0)
-# Answers that trying again may mend.
+# Status codes after which another try may succeed.
 TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 class Blob:
     name: str  # the file's name in the model
     url: str
-    path: Path  # where it belongs
+    path: Path  # where the file goes in the cache
     size: int | None
     sha256: str | None  # known for large files only
 
@@ -64,7 +64,7 @@ class Retries:
 
 
 def fetch_all(blobs: Sequence[Blob], headers: dict[str, str], progress: Progress, retries: Retries) -> None:
-    """Fetches what is not there yet, a few at a time. The first error stops the others."""
+    """Downloads the files that are missing, a few at a time. The first error stops all downloads."""
     needed = [blob for blob in blobs if not blob.path.exists()]
     _check_disk_space(needed)
     stop = threading.Event()
@@ -88,7 +88,7 @@ def _fetch_one(blob: Blob, client: httpx.Client, progress: Progress, retries: Re
 
 
 def fetch(blob: Blob, client: httpx.Client, progress: Progress, stop: threading.Event) -> None:
-    """Brings `blob.path` into being, whole and checked, or raises; what was received stays for the next try."""
+    """Downloads and checks `blob.path`, or raises. Received bytes are kept for the next try."""
     if stop.is_set():
         raise WeightsError(f"download of {blob.name} was stopped")
     blob.path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,14 +113,14 @@ def _lock(file: FileIO, blob: Blob) -> None:
 
 
 def _receive(blob: Blob, file: FileIO, client: httpx.Client, progress: Progress, stop: threading.Event) -> None:
-    """Appends the rest of the file, or writes it anew where the server or the partial file do not allow that."""
+    """Appends the rest of the file, or writes it anew if the server cannot continue or the partial file is too long."""
     held = file.seek(0, os.SEEK_END)
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={held}-"} if held else {})
     with _network_errors(blob), client.stream("GET", blob.url, headers=headers) as response:
         status = response.status_code
         if status == 416 or (status == 206 and not _starts_at(response, held)):
             file.truncate(0)
-            raise NetworkError(f"{blob.url} did not go on at byte {held}: starting again")
+            raise NetworkError(f"{blob.url} cannot continue at byte {held}: starting again")
         if status in TRANSIENT_STATUS:
             raise NetworkError(f"{blob.url} answered {status}")
         if status not in (200, 206):

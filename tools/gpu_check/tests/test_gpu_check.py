@@ -78,7 +78,7 @@ def test_without_a_gpu_the_check_rehearses_and_writes_where_it_is_told(tmp_path:
     assert "not run: no GPU" in (tmp_path / "result.md").read_text()
 
 
-def test_a_comparison_sees_a_factor_and_a_number_that_is_none():
+def test_a_comparison_notices_a_factor_and_a_nan():
     expected = torch.randn(8, 8).half()
     assert close(expected, expected, torch.float16).share == 0
     assert close(expected * 5, expected, torch.float16).share > 1

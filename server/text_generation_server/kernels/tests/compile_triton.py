@@ -1,7 +1,8 @@
-"""Compiles every Triton kernel for GPUs that need not be there, by calling the kernels' own launchers on CPU tensors.
+"""Compiles every Triton kernel for GPUs, without a GPU, by calling the kernels' own launchers on CPU tensors.
 
-A script, and not a test: in a process of its own, where the interpreter is off. One line of JSON for each launch, with
-the hash of what would be launched. `types`: all kernels for all types of numbers; `serving`: steps of many sizes.
+This is a script and not a test, because Triton's interpreter must be off in its process. Prints one line of JSON for
+each launch, with the hash of the compiled kernel. `types`: all kernels for all types of numbers; `serving`: steps of
+many sizes.
 """
 
 import json
@@ -30,7 +31,7 @@ ATTENTION = [
 
 
 class NoDriver:
-    """Stands for a GPU of the given kind that compiles and never runs. Devices are told apart by their kind."""
+    """Stands in for a GPU of the given kind: kernels are compiled for it and never run."""
 
     def __init__(self, capability: int) -> None:
         self._capability = capability
@@ -108,7 +109,7 @@ def compile_types() -> None:
 def compile_serving() -> None:
     driver.set_active(NoDriver(90))
     for tokens in (1, 2, 3, 16, 33):
-        for first in (0, 1):  # of vectors at an address that 16 bytes divide, and at one that they do not
+        for first in (0, 1):  # vectors at an address that is a multiple of 16 bytes, and at another address
             rows, slots = (int32(tokens + 1 + first)[first : first + tokens] for _ in range(2))
             compile_step(rows, slots, int32(tokens + 1 + first)[first:])
 

@@ -1,4 +1,4 @@
-"""Every backend, with each type of numbers that it can be tested in, as one fixture: a test that has it runs on all."""
+"""One fixture for every backend with each type of numbers that it can be tested in: tests that use it run on all."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ GPU = torch.cuda.is_available()
 class Subject:
     backend: str
     kernels: Kernels
-    dtype: torch.dtype  # of queries, and of keys and values unless a test says otherwise
+    dtype: torch.dtype  # type of queries, and of keys and values unless a test chooses another
     device: torch.device
 
     @property
@@ -48,7 +48,7 @@ def load_cpu(target: str) -> Kernels:
 
 CPU_TARGETS = {f"cpu_{target}": partial(load_cpu, target) for target in NEEDS}
 LOADERS: dict[str, Callable[[], Kernels]] = {"reference": load_reference, "triton": load_triton} | CPU_TARGETS
-# The interpreter gets bfloat16 wrong, silently.
+# Triton's interpreter computes bfloat16 wrongly, without an error.
 TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16) if GPU else (torch.float32, torch.float16)
 DTYPES = {"reference": (torch.float32, torch.bfloat16), "triton": TRITON_DTYPES}
 DTYPES |= dict.fromkeys(CPU_TARGETS, (torch.float32, torch.bfloat16))
@@ -64,7 +64,7 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 
 @pytest.fixture
 def ordered_products(subject: Subject) -> Iterator[None]:
-    """Lets the interpreter keep the promise of equal bits, which numpy's products do not on every processor."""
+    """Makes the interpreter's bits independent of a row's place: numpy's products are not, on some processors."""
     if not subject.interpreted:
         yield
         return

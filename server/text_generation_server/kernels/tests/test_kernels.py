@@ -1,7 +1,7 @@
-"""One table of tests for all backends, against the plainest mathematics there is, in float64.
+"""One table of tests for all backends, against plain mathematics in float64.
 
-Whatever is not a row's own is poisoned: unused slots, the extra slot, padding and its queries hold NaN (in 8 bits,
-their scales do), and the table leads to such a slot wherever a row has no token.
+All memory that does not belong to a row is poisoned: unused slots, the extra slot, padding and its queries hold NaN (in
+8 bits, their scales do), and the table leads to such a slot wherever a row has no token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HEAD = 16
 KV_HEADS = 2
 INT8, FP8 = torch.int8, torch.float8_e4m3fn
 GROUPS = [1, 3, 4, 7, 8]
-# Those that promise equality to the bit.
+# Backends and types that promise equality to the bit.
 EXACT = [("reference", torch.float32), ("triton", torch.float32), ("triton", torch.float16)]
 EXACT += [(f"cpu_{target}", torch.float32) for target in NEEDS]
 SMALL_NUMBERS = [("reference", torch.bfloat16), ("triton", torch.float16)]
@@ -36,12 +36,12 @@ FEW_LENGTHS = [70, 1, 257]
 # (start, end): decode rows, then chunks with and without a cached prefix.
 RUNS = [(0, 1), (63, 64), (64, 65), (256, 257), (0, 2), (0, 64), (0, 65), (1, 3), (31, 34), (63, 66), (100, 199)]
 FEW_RUNS = [(69, 70), (0, 35), (60, 66)]
-# The interpreter computes with numpy, which warns of what is meant: e^200 is infinite, and poison is no number.
+# The interpreter computes with numpy, which warns of what is meant: e^200 is infinite, and poison is NaN.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value|All-NaN slice) encountered:RuntimeWarning")
 
 
 def close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    """`dtype` is that of the arithmetic."""
+    """Compares with the tolerance of `dtype`, the type of the arithmetic."""
     tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(actual.double().cpu(), expected.double(), atol=tolerance, rtol=tolerance)
 
@@ -68,7 +68,7 @@ class Pool:
         self.lengths = int32(*lengths)
         self.device = subject.device
         slots = sum(lengths) + 50
-        # Slot 0 is nobody's: it is what a masked load may read by mistake.
+        # Slot 0 belongs to no row: a masked load would read it by mistake.
         order = torch.arange(1, slots) if contiguous else torch.randperm(slots - 1) + 1
         self.table = torch.full((len(lengths) + 1, max(lengths) + 7), int(order[-1]), dtype=torch.int32)
         self.table[-1, 0] = slots  # the row of padding: one token, in the extra slot
@@ -87,7 +87,7 @@ class Pool:
         self.kv = KvLayer(heads.to(self.device), None if scales is None else scales.to(self.device))
 
     def attend(self, row: int, q_HD: Tensor, position: int) -> Tensor:
-        """One query, the plain way."""
+        """Attention of one query, computed plainly."""
         states = self.states[self.table[row, : position + 1]]
         group = q_HD.shape[0] // self.kv_heads
         keys = states[:, : self.kv_heads].repeat_interleave(group, dim=1)
@@ -96,7 +96,7 @@ class Pool:
         return torch.einsum("hl,lhd->hd", scores.softmax(dim=1), values)
 
     def decode(self, subject: Subject, q_THD: Tensor, rows: list[int]) -> Tensor:
-        """A row number past the last row is padding."""
+        """Attention of a decode step. A row number past the last row is padding."""
         lengths = torch.cat([self.lengths, int32(1)])[rows]
         arguments = (t.to(self.device) for t in (self.table, int32(*rows), lengths))
         return subject.kernels.attend_decode(q_THD, self.kv, *arguments, self.scale)
@@ -193,7 +193,7 @@ def test_scales_of_an_8_bit_cache_are_part_of_its_numbers(subject: Subject, cach
         close(out[i], pool.attend(row, q[i], position), subject.dtype)
 
 
-def test_padding_rows_of_a_decode_disturb_nobody(subject: Subject) -> None:
+def test_padding_rows_of_a_decode_change_no_other_row(subject: Subject) -> None:
     pool = Pool(subject, [40, 1])
     q = queries(subject, 7, 4)
     q[2:] = NAN
@@ -279,7 +279,7 @@ def test_long_prompts_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch, su
 
 
 class Rope:
-    """Five tokens and two of padding, whose slot is the extra one."""
+    """Five tokens, and two tokens of padding in the extra slot."""
 
     heads, kv_heads, size, tokens, slots = 6, KV_HEADS, 24, 7, 11
 
@@ -288,7 +288,7 @@ class Rope:
         all_heads = self.heads + 2 * self.kv_heads
         states = torch.randn(self.tokens, all_heads, self.size).to(subject.dtype)
         states[1, -1] = 0
-        # The scale of these is one, and many lie just between two integers.
+        # The scale of these numbers is 1, and many of them lie half-way between two integers.
         states[2, -1] = torch.cat([torch.tensor([127.0]), torch.arange(self.size - 1) - 7.5])
         self.positions, self.slot_of = int32(3, 0, 7, 9, 1, 0, 0), int32(8, 2, 0, 5, 9, 11, 11)
         angles = torch.outer(torch.arange(12.0), 1 / 100 ** (torch.arange(0, self.size, 2) / self.size))
@@ -369,7 +369,7 @@ def test_the_norm_of_a_sum_is_that_of_the_rounded_sum(subject: Subject) -> None:
     close(y, normalised(summed, weight), subject.dtype)
 
 
-def test_a_comparison_fails_on_what_is_no_number() -> None:
+def test_a_comparison_fails_on_a_nan() -> None:
     for wrong in (NAN, float("inf")):
         for dtype in TOLERANCE:
             with pytest.raises(AssertionError):
@@ -377,7 +377,7 @@ def test_a_comparison_fails_on_what_is_no_number() -> None:
 
 
 @pytest.mark.parametrize("size", [8, 40, 1030])
-def test_what_is_no_number_stays_so_in_its_own_row_of_norms_and_in_its_own_place_of_gates(
+def test_a_nan_stays_a_nan_and_reaches_only_its_own_row_of_norms_and_place_of_gates(
     subject: Subject, size: int
 ) -> None:
     clean = torch.randn(5, size).to(subject.dtype)

@@ -1,7 +1,7 @@
 """The next token of each row, over all backends, against the plain computation in float64.
 
-The interpreter is slow: what needs thousands of draws is done there by equality with the reference, whose draws are
-counted.
+The interpreter is slow: where a test needs thousands of draws, the reference draws them, and the interpreter's are
+only tested to equal the reference's.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -64,7 +64,7 @@ CASES = {
 
 
 def choices(rows: list[Row], device: torch.device) -> Choices:
-    """The rows lie in reverse order among others, whose history is poison."""
+    """Choices of these rows, which lie in reverse order among other rows, whose history is poison."""
     count = len(rows)
     width = max(len(row.history) for row in rows) + 3
     history = torch.full((count + 2, width), 10**9, dtype=torch.int32)
@@ -99,7 +99,7 @@ def biases(rows: list[Row], device: torch.device) -> Bias | None:
 
 
 def repeated(row: Row, count: int, device: torch.device) -> Choices:
-    """Many times the same row, each with a seed of its own."""
+    """Choices of `count` copies of one row, each with another seed."""
     single = choices([row], device)
     columns = {
         field.name: getattr(single, field.name).repeat(count) for field in fields(Choices) if field.name.endswith("_R")
@@ -110,14 +110,14 @@ def repeated(row: Row, count: int, device: torch.device) -> Choices:
 
 
 def sample(subject: Any, logits: Tensor, rows: list[Row]) -> tuple[Tensor, Chosen]:
-    """The logits as they are left behind, and what was chosen; on the host."""
+    """The logits after sampling, and the chosen tokens, both on the host."""
     left = logits.clone().to(subject.device)
     chosen = subject.kernels.sample(left, choices(rows, subject.device))
     return left.cpu(), Chosen(chosen.ids_R.cpu(), chosen.logprobs_R.cpu(), chosen.finite_R.cpu())
 
 
 def plain(logits: Tensor, row: Row) -> Tensor:
-    """Log-probabilities of the distribution that a row draws from, the long way, in float64."""
+    """Log-probabilities of the distribution that a row draws from, computed plainly in float64."""
     x = logits.double().tolist()
     for token, value in row.bias:
         x[token] += value
@@ -149,7 +149,7 @@ def likelihoods(x: list[float], tokens: list[int]) -> list[float]:
 
 
 def random_logits(rows: int, vocabulary: int = VOCABULARY, seed: int = 0) -> Tensor:
-    """Some of a row's are equal."""
+    """Random logits, of which some in each row are equal."""
     logits = torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * 2
     logits[:, 11:14] = logits[:, 10:11]
     return logits
@@ -193,7 +193,7 @@ def test_all_backends_choose_the_same_for_random_mixtures(subject: Any) -> None:
 
 
 def p_value(counts: Tensor, expected: Tensor) -> float:
-    """Of Pearson's chi-square test. Tokens that are expected less than 5 times count as one."""
+    """P-value of Pearson's chi-square test. Tokens that are expected less than 5 times are counted as one token."""
     rare = expected < 5
     counts = torch.cat([counts[~rare], counts[rare].sum().unsqueeze(0)])
     expected = torch.cat([expected[~rare], expected[rare].sum().unsqueeze(0)])
@@ -204,7 +204,7 @@ def p_value(counts: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "best"])
 def test_20_000_draws_follow_the_distribution(subject: Any, name: str) -> None:
-    """With fixed seeds; a right sampler fails one case in a thousand choices of seeds."""
+    """The seeds are fixed. A right sampler would fail with one in a thousand choices of seeds."""
     draws = 24 if subject.interpreted else 20_000
     logits = random_logits(1, vocabulary=16, seed=9).expand(draws, 16)
     ids = subject.kernels.sample(logits.clone().to(subject.device), repeated(CASES[name], draws, subject.device)).ids_R
@@ -234,7 +234,7 @@ def test_draws_at_consecutive_positions_of_one_seed_follow_the_distribution(subj
 
 
 def test_the_noise_is_the_hash_of_seed_position_and_token(subject: Any) -> None:
-    """By Python's integers, which have no width: seeds of both signs, whole 64 bits, and the largest positions."""
+    """Compared with Python's integers, which have no width: seeds of both signs and 64 bits, and large positions."""
     for seed, length in ((0, 1), (5, 7), (-(2**63), 3), (2**63 - 1, 900), (123456789123456789, 2)):
         rows = [Row(seed=seed, history=(1,) * length)]
         key = mix(mix(mix(seed & 0xFFFFFFFF) ^ (seed >> 32 & 0xFFFFFFFF)) ^ length)
@@ -256,10 +256,10 @@ def mix(x: int) -> int:
 
 
 @pytest.mark.parametrize("size", [70, 1030])
-def test_a_row_is_the_same_to_the_bit_in_any_company(subject: Any, size: int) -> None:
+def test_a_row_is_the_same_to_the_bit_whatever_the_other_rows_are(subject: Any, size: int) -> None:
     rows = [Row(draws=i % 8 == 1, seed=i, temperature=1 + (i % 8 == 1)) for i in range(size)]
     watched = [0, 1, 2, size // 2, size - 7, size - 6, size - 5, size - 1]
-    if size < 1000 or not subject.interpreted:  # where nobody asks for more, half of the programs are not launched
+    if size < 1000 or not subject.interpreted:  # Without other options, half of the programs are not launched.
         special = [COMBINED, Row(top_k=3, seed=8), Row(typical_p=0.5, seed=3), Row(repetition=2.0, seed=4)]
         special += [Row(top_p=0.5, min_p=0.1, seed=9), Row(bias=((3, 4.0),)), COMBINED]
         for i, row in zip(watched, special, strict=False):
@@ -282,7 +282,7 @@ def test_neutral_values_leave_a_row_as_it_is_to_the_bit_whatever_others_ask(subj
 
 
 def test_a_resumed_row_draws_what_it_would_have_drawn(subject: Any) -> None:
-    """Another place, other neighbours, another division into prompt and output: the position and the seed count."""
+    """A draw depends on position and seed, not on the row, the other rows, or where the prompt ends."""
     logits = random_logits(1).expand(3, VOCABULARY)
     row = Row(seed=42, top_p=0.9)
     before = sample(subject, logits[:1], [row])[1]
@@ -303,7 +303,7 @@ def test_equals_are_taken_in_the_order_of_their_ids(subject: Any) -> None:
     assert chosen.ids_R[0] == 1 and chosen.ids_R[5] == 1
 
 
-def test_rows_that_are_not_finite_are_named_and_touch_nobody(subject: Any) -> None:
+def test_rows_that_are_not_finite_are_named_and_change_no_other_row(subject: Any) -> None:
     clean = random_logits(8)
     poisoned = clean.clone()
     poisoned[1, 3], poisoned[3, 0], poisoned[4, 39] = float("nan"), float("inf"), MINUS_INFINITY
@@ -319,7 +319,7 @@ def test_rows_that_are_not_finite_are_named_and_touch_nobody(subject: Any) -> No
         assert torch.equal(chosen.logprobs_R[good], chosen_clean.logprobs_R[good])
 
 
-def test_what_a_bias_forbids_is_never_chosen(subject: Any) -> None:
+def test_a_token_that_a_bias_forbids_is_never_chosen(subject: Any) -> None:
     forbidden = tuple((token, MINUS_INFINITY) for token in range(VOCABULARY) if token not in (8, 30))
     options = [Row(draws=False), Row(), Row(top_k=5), Row(top_p=0.99), Row(min_p=1e-6), Row(typical_p=0.99), COMBINED]
     rows = [replace(row, bias=forbidden, seed=i) for i, row in enumerate(options)]
@@ -336,7 +336,7 @@ def test_the_best_token_survives_the_narrowest_cuts_and_the_coldest_temperature(
 
 
 def test_blocks_and_programs_share_a_row_without_a_seam(subject: Any) -> None:
-    """A row over several programs, and a history longer than one looks at."""
+    """A row is spread over several programs, and its history is longer than one program reads."""
     if subject.backend != "triton":
         return
     module = import_module("text_generation_server.kernels.triton.sample")

@@ -1,4 +1,4 @@
-"""What only the Triton kernels have: tables of tiles, splits, runs found on the device, 64-bit slots."""
+"""Tests of parts that only the Triton kernels have: tables of tiles, splits, runs found on the device, 64-bit slots."""
 
 import subprocess
 import sys

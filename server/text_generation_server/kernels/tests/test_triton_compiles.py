@@ -1,4 +1,4 @@
-"""The Triton kernels compile for real GPUs, which the interpreter says nothing about: types, layouts, memory."""
+"""The Triton kernels compile for real GPUs: the interpreter does not check types, layouts and shared memory."""
 
 import json
 import os
@@ -17,7 +17,7 @@ KERNELS = {
     "_add_bias", "_advance", "_apply", "_attend_runs", "_attend_split", "_check_block", "_count", "_cut", "_draw_block",
     "_embed", "_merge", "_merge_blocks", "_place", "_rms_norm", "_rope_and_store_kv", "_silu_mul",
 }  # fmt: skip
-# Bytes that a program may use on the smallest GPUs: those of compute capability 8.6 and 8.9.
+# Bytes of shared memory that a program may use on GPUs of compute capability 8.6 and 8.9, which have the least.
 SHARED_MEMORY = 99 * 1024
 
 
@@ -36,8 +36,8 @@ def test_all_kernels_compile_in_all_types_and_fit_the_smallest_gpu() -> None:
 
 
 def test_nothing_is_compiled_again_while_serving() -> None:
-    """Neither the sizes of a step nor the addresses of its vectors make another kernel."""
+    """Neither a step's sizes nor the addresses of its vectors lead to a newly compiled kernel."""
     forms = {(kernel["kernel"], kernel["hash"]) for kernel in compiled("serving")}
     of_each = Counter(name for name, _ in forms)
-    assert of_each.pop("_rms_norm") == 2  # with and without the sum
+    assert of_each.pop("_rms_norm") == 2  # with and without the residual's addition
     assert set(of_each.values()) == {1}

@@ -1,4 +1,4 @@
-"""What a decode step needs besides its rows and slots, and what it leaves behind: none of it is built on the host."""
+"""Gathers a decode step's ids, positions and lengths on the device before the step, and appends its tokens after it."""
 
 import torch
 import triton

@@ -20,7 +20,7 @@ from text_generation_server.kernels.interface import KvLayer
 from text_generation_server.kernels.triton.tiles import attend_tile
 from text_generation_server.kernels.triton.tuning import Tile, find_attention_tile
 
-MIN_QUERIES = 16  # of tl.dot
+MIN_QUERIES = 16  # least number of rows of a tl.dot
 # A row has at most this many splits; beyond, they grow. Bounds the memory of the parts and the number of programs.
 MAX_SPLITS = 32
 
@@ -59,7 +59,7 @@ def attend_decode_tiled(
 
 @triton.jit
 def keys_per_split(length, SPLITS: tl.constexpr, SPLIT: tl.constexpr, N: tl.constexpr):
-    """A multiple of N: SPLIT, or more where the row would have more than SPLITS splits of that size."""
+    """Number of keys in a split, a multiple of N: SPLIT, or more if the row would have more than SPLITS splits."""
     return tl.maximum(SPLIT, tl.cdiv(tl.cdiv(length, SPLITS), N) * N)
 
 

@@ -1,8 +1,9 @@
 """Attention of runs of tokens: prompt chunks after their cached prefix, and decode rows, in one launch.
 
-Keys are all in their slots by now, those of the step too, so prefix and new tokens are read alike: one loop over the
-tiles that all queries of a program see in full, without a mask, then one over the few on the diagonal. Tiles of keys
-lie at multiples of their size from position 0, so that a query's result does not depend on where its chunk begins.
+All keys are in their slots by now, also the step's own, so prefix and new tokens are read in the same way: one loop,
+without a mask, over the tiles that all queries of a program see in full, then one over the few tiles on the diagonal.
+Tiles of keys begin at multiples of their size from position 0, so that a query's result does not depend on where its
+chunk begins.
 """
 
 import math
@@ -16,7 +17,7 @@ from text_generation_server.kernels.interface import KvLayer, Segments
 from text_generation_server.kernels.triton.tiles import attend_tile
 from text_generation_server.kernels.triton.tuning import Tile, find_attention_tile
 
-MIN_QUERIES = 16  # of tl.dot
+MIN_QUERIES = 16  # least number of rows of a tl.dot
 
 
 def attend_prefill(q_THD: Tensor, kv: KvLayer, table: Tensor, segments: Segments, scale: float) -> Tensor:
@@ -59,7 +60,7 @@ def _attend_runs(
     """A program: M // GROUP consecutive positions of one run, for the query heads of one key head."""
     Q: tl.constexpr = M // GROUP
     kv_head = tl.program_id(0)
-    # Long chunks come last in a step, and their last block sees the most keys: it begins first.
+    # The last block of a step begins first: long chunks come last in a step, and their last block sees the most keys.
     block = tl.num_programs(1) - 1 - tl.program_id(1)
     run = _find_run(offsets, runs, block, Q)
     first_token = tl.load(offsets + run)
@@ -102,7 +103,7 @@ def _attend_block(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     D: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Queries at positions first … last - 1 of one row; `head` is the first query head of the first one."""
+    """Attention of the queries at positions first … last - 1 of one row; `head` is the first query head."""
     m = tl.arange(0, M)
     d = tl.arange(0, D)
     position_M = first + m // GROUP

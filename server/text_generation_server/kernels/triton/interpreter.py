@@ -30,7 +30,7 @@ def products_in_fixed_order() -> Iterator[None]:
 
 
 def product(a_MK: npt.NDArray[Any], b_KN: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Made of sums and products of single numbers only, which every processor rounds alike."""
+    """The product, computed number by number, which every processor rounds in the same way."""
     total_MN = np.zeros((a_MK.shape[0], b_KN.shape[1]), dtype)
     for column_M, row_N in zip(a_MK.astype(dtype).T, b_KN.astype(dtype), strict=True):
         total_MN += column_M[:, None] * row_N

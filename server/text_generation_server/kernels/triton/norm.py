@@ -17,7 +17,7 @@ def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum is left in residual_TH."""
+    """See `interface`. The sum is written into residual_TH."""
     return _launch(x_TH, residual_TH, weight_H, eps, add=True), residual_TH
 
 

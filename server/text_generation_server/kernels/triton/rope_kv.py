@@ -1,4 +1,4 @@
-"""Rotary embedding of queries and keys, and keys and values into their slots, in one launch.
+"""Rotates queries and keys, and writes keys and values into their slots, in one launch.
 
 A head's numbers are pairs (x_i, x_{i + D/2}), turned by the angle of (position, i):
 
@@ -34,7 +34,7 @@ def rope_and_store_kv(
     assert qkv.shape[1] == all_heads * size and cos.shape[1] == size // 2
     assert qkv.is_contiguous() and cos.is_contiguous() and sin.is_contiguous() and kv.heads.is_contiguous()
     tile = find_tile("rope_and_store_kv", 1, size, kv.heads.dtype, qkv.device)
-    # Not in place: threads that hold the same numbers would race with those that store them.
+    # Queries are not rotated in place: threads would store numbers that other threads have not read yet.
     q_THD = torch.empty((tokens, query_heads, size), dtype=qkv.dtype, device=qkv.device)
     number = kv.heads.dtype
     _rope_and_store_kv[(tokens, triton.cdiv(all_heads, tile.rows))](
@@ -53,7 +53,7 @@ def _rope_and_store_kv(
     QUERY_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
     SCALED: tl.constexpr, INTEGERS: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """A program: ROWS consecutive heads of one token, be they of queries, keys or values. h: heads, d: half a head."""
+    """A program: ROWS consecutive heads of one token, of queries, keys or values. h: heads, d: half a head."""
     dtype = qkv.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * ROWS + tl.arange(0, ROWS)

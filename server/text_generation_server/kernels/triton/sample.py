@@ -5,8 +5,8 @@ from softmax(logits) (the Gumbel-max trick). Each program reduces one block of o
 (peak, Σ exp(logit - peak)); a second kernel merges a row's blocks. Bias, penalties and cuts come before, where any row
 asks for them.
 
-Every row decides on the device whether it asks, so that one compiled form of each kernel serves all mixtures. A row's
-reductions have the same tree whatever stands beside it.
+Each row's parameters are tested on the device, so that one compiled form of each kernel serves all mixtures of rows. A
+row's reductions have the same order whatever the other rows are.
 """
 
 import torch
@@ -29,7 +29,7 @@ def sample(logits_RV: Tensor, choices: Choices) -> Chosen:
 
 
 def sample_tiled(logits_RV: Tensor, choices: Choices, block: int) -> Chosen:
-    """`block` is how many logits a program reduces, a power of two."""
+    """`sample`, where each program reduces `block` logits, a power of two."""
     rows, vocabulary = logits_RV.shape
     assert logits_RV.is_contiguous() and logits_RV.dtype == torch.float32
     device, blocks = logits_RV.device, triton.cdiv(vocabulary, block)
@@ -63,12 +63,12 @@ def sample_tiled(logits_RV: Tensor, choices: Choices, block: int) -> Chosen:
 
 @triton.jit
 def _check_block(logits, finite, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
-    """Notes whether all of a block's logits are finite; those that are not become zeros."""
+    """Records whether all logits of a block are finite. Replaces logits that are not finite by zeros."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     inside = token < VOCABULARY
     at = logits + row * VOCABULARY + token
-    # False for NaN, too.
+    # The comparison is also false for NaN.
     is_finite = tl.abs(tl.load(at, mask=inside, other=0.0)) <= LARGEST
     tl.store(at, tl.zeros([BLOCK], tl.float32), mask=inside & (is_finite == 0))
     tl.store(finite + row * tl.num_programs(1) + block, tl.min(is_finite.to(tl.int32), 0).to(tl.int8))
@@ -80,7 +80,7 @@ def _draw_block(
     temperature_R, top_k_R, top_p_R, min_p_R, typical_p_R, rows, checked,
     VOCABULARY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Divides by the temperature, where a cut has not done so; reduces a block."""
+    """Divides by the temperature, unless a cut has done so, and reduces a block."""
     row, block = tl.program_id(0), tl.program_id(1)
     here = row.to(tl.int64) * tl.num_programs(1) + block
     token = block * BLOCK + tl.arange(0, BLOCK)
@@ -104,7 +104,7 @@ def _draw_block(
     score = tl.where(inside, score, MINUS_INFINITY)
     best = tl.argmax(score, 0)
     peak = tl.max(x, 0)
-    # A block of which nothing is left has no peak to subtract.
+    # A block whose tokens have all been cut has no peak to subtract.
     total = tl.sum(tl.exp(x - tl.where(peak == MINUS_INFINITY, 0.0, peak)), 0)
     stride = rows.to(tl.int64) * tl.num_programs(1)
     tl.store(part_ids + here, block * BLOCK + best)
@@ -146,9 +146,9 @@ def gumbel_noise(seed, position, token):
     low, high = (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
     key = _mix(_mix(_mix(low) ^ high) ^ position.to(tl.uint32))
     bits = _mix(_mix(key ^ (token.to(tl.uint32) * 0x9E3779B1)) + key)
-    # v is uniform in (0, 1) with all 32 bits near 0, which is where the noise is large and draws are decided.
+    # v is uniform in (0, 1), and exact to 32 bits near 0, where the noise is large and decides draws.
     v = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
-    # There -log(1 - v) = v + v²/2 + v³/3 + …, of which a logarithm would keep little.
+    # Near 0, -log(1 - v) = v + v²/2 + v³/3 + … is used, because computing 1 - v would lose most bits of v.
     series = v * (1 + v * (1 / 2 + v * (1 / 3 + v * (1 / 4 + v * (1 / 5 + v * (1 / 6 + v * (1 / 7)))))))
     return -tl.log(tl.where(v < 0.0625, series, -tl.log(1 - v)))
 

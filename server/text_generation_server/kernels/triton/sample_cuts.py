@@ -1,15 +1,16 @@
-"""Top-k, top-p, min-p and typical-p without a sort: what is left out becomes minus infinity.
+"""Top-k, top-p, min-p and typical-p without a sort: tokens that are left out get the logit minus infinity.
 
-Each of the first two, and typical-p, ranks the tokens (by logit; by how near a token's surprise is to the entropy;
-equals by id) and keeps a token if those before it weigh less than a target: k, weighing 1 each, or a mass, weighing
-their likelihood. With f(v) the weight of all that rank at v or better, the last kept value is
+Top-k, top-p and typical-p rank the tokens: the first two by logit, typical-p by how near a token's surprise is to the
+entropy, equal tokens by id. A token is kept if the tokens before it weigh less than a target: for top-k each token
+weighs 1 and the target is k; otherwise a token weighs its likelihood and the target is a mass. With f(v) the weight of
+all tokens that rank at v or better, the last kept value is
 
     K = max { v : f(v) ≥ target },
 
-found by bisection: of the values between two bounds, both values of tokens, one half goes with every look at the row,
-and the bounds move on to the next values of tokens. Midpoints are taken in turns between the bounds' values and between
-their images in the integers, whose order is the same: the first is quick for logits as they are, the second ends for
-all. What ranks before K stays, what ranks behind it goes, and of those at K the first ones by id stay.
+found by bisection. Two bounds are values of tokens; each pass over the row halves the values between them and moves the
+bounds on to the next values of tokens. Midpoints are taken in turns between the bounds' values and between their images
+in the integers, which have the same order: the first kind is quick for usual logits, the second kind always ends.
+Tokens that rank before K stay, tokens behind K go, and of the tokens at K the first ones by id stay.
 
 Counts are exact. Masses are float32 sums, in a tree that does not depend on where a bound is, so f is monotonic; where
 the mass before a token is within some 1e-6 of the target, another order of summation may decide otherwise.
@@ -22,16 +23,16 @@ from torch import Tensor
 from text_generation_server.kernels.interface import Choices
 
 WARPS = 16
-BLOCKS = 2  # of the other kernels: what a program reads at a time
-MAX_VOCABULARY = 1 << 24  # counts are exact in float32 below
+BLOCKS = 2  # blocks of the other sampling kernels that a program reads at a time
+MAX_VOCABULARY = 1 << 24  # counts in float32 are exact below this number
 MINUS_INFINITY = tl.constexpr(float("-inf"))
 LARGEST_INT = tl.constexpr(2**31 - 1)
 SMALLEST_INT = tl.constexpr(-(2**31))
-SMALLEST_TARGET = tl.constexpr(1e-30)  # so that what ranks first stays
+SMALLEST_TARGET = tl.constexpr(1e-30)  # above 0, so that the token that ranks first stays
 
 
 def cut(logits_RV: Tensor, choices: Choices, block: int) -> None:
-    """Divides the rows that ask by their temperature first."""
+    """Cuts the rows that ask for it, after dividing them by their temperature."""
     rows, vocabulary = logits_RV.shape
     assert vocabulary < MAX_VOCABULARY
     _cut[(rows,)](
@@ -73,7 +74,7 @@ def _cut(
 
 @triton.jit
 def _divide(row, temperature, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
-    """Divides a row by its temperature; its largest logit then."""
+    """Divides a row by its temperature, and returns its largest logit."""
     peaks = tl.full([BLOCK], MINUS_INFINITY, tl.float32)
     for first in range(0, VOCABULARY, BLOCK):
         token = first + tl.arange(0, BLOCK)
@@ -104,10 +105,10 @@ def _keep(
     row, target, log_total, entropy, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, MASS: tl.constexpr,
     TYPICAL: tl.constexpr,
 ):  # fmt: skip
-    """Keeps the tokens before which less than `target` ranks."""
+    """Keeps a token if the tokens that rank before it weigh less than `target`."""
     target = tl.maximum(target, SMALLEST_TARGET)
     low, high = _bounds(row, log_total, entropy, VOCABULARY, BLOCK, TYPICAL)
-    above = 0.0  # what ranks before `high`
+    above = 0.0  # weight of the tokens that rank before `high`
     turn = 0
     while low < high:
         middle = _middle(low, high, turn)
@@ -119,7 +120,7 @@ def _keep(
         high = tl.where(is_enough, high, next_down)
         above = tl.where(is_enough, above, mass)
         turn += 1
-    equals = 0.0  # the weight of those at the bound so far
+    equals = 0.0  # weight of the tokens at the bound, up to the present block
     for first in range(0, VOCABULARY, BLOCK):
         token = first + tl.arange(0, BLOCK)
         x = tl.load(row + token, mask=token < VOCABULARY, other=MINUS_INFINITY)
@@ -137,7 +138,7 @@ def _look(
     row, middle, log_total, entropy, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, MASS: tl.constexpr,
     TYPICAL: tl.constexpr,
 ):  # fmt: skip
-    """What ranks at `middle` or better weighs; the least image among it; and the largest one below."""
+    """Weight of the tokens that rank at `middle` or better, the least image among them, and the largest image below."""
     weights = tl.zeros([BLOCK], tl.float32)
     ups, downs = tl.full([BLOCK], LARGEST_INT, tl.int32), tl.full([BLOCK], SMALLEST_INT, tl.int32)
     for first in range(0, VOCABULARY, BLOCK):
@@ -153,7 +154,7 @@ def _look(
 
 @triton.jit
 def _bounds(row, log_total, entropy, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, TYPICAL: tl.constexpr):
-    """The least and the largest image of what is left."""
+    """The least and the largest image of the tokens that are left."""
     lows, highs = tl.full([BLOCK], LARGEST_INT, tl.int32), tl.full([BLOCK], SMALLEST_INT, tl.int32)
     for first in range(0, VOCABULARY, BLOCK):
         token = first + tl.arange(0, BLOCK)
@@ -183,7 +184,7 @@ def _weight(x, log_total, MASS: tl.constexpr):
 
 @triton.jit
 def _image(x, log_total, entropy, TYPICAL: tl.constexpr):
-    """A token's rank value as an int32 in the same order, and equal for equals: zeros of both signs, too."""
+    """A token's rank value as an int32 of the same order. Equal values have equal images, also zeros of both signs."""
     value = x
     if TYPICAL:
         value = -tl.abs(log_total - x - entropy)
@@ -192,8 +193,8 @@ def _image(x, log_total, entropy, TYPICAL: tl.constexpr):
 
 @triton.jit
 def _middle(low, high, turn):
-    """Above `low`, at most `high`."""
-    by_image = (low | high) - ((low ^ high) >> 1)  # the mean, rounded up, where low + high would overflow
+    """A midpoint above `low` and at most `high`."""
+    by_image = (low | high) - ((low ^ high) >> 1)  # the mean, rounded up, without low + high, which may overflow
     by_value = _to_int(0.5 * _to_float(low) + 0.5 * _to_float(high))
     is_good = ((turn & 1) == 0) & (by_value > low) & (by_value <= high)
     return tl.where(is_good, by_value, by_image)

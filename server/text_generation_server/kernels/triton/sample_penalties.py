@@ -1,11 +1,12 @@
-"""Bias and penalties: what changes the logits of single tokens.
+"""Bias and penalties, which change the logits of single tokens.
 
 Repetition: x / r where x ≥ 0, x · r where x < 0, once for each token of prompt and output. Frequency: x - f · n, where
 n counts the token's uses in the output.
 
-A row's tokens are counted into a row of words, one for each token of the vocabulary; then each position takes its
-token's word and leaves zero: the first to come applies the penalties, all others find nothing. Both are atomic on
-integers, so the result depends on no order, the words are zeros again at the end, and no more is read than the history.
+A row's tokens are counted in a row of words, one word for each token of the vocabulary. Then each position of the
+history exchanges its token's word for zero: the first position of a token gets the count and applies the penalties, all
+others get zero. Both operations are atomic on integers, so the result does not depend on an order, the words are zeros
+again at the end, and only words of the history's tokens are read.
 """
 
 import torch
@@ -15,10 +16,10 @@ from torch import Tensor
 
 from text_generation_server.kernels.interface import Bias, Choices
 
-POSITIONS = 1024  # of a program at a time
+POSITIONS = 1024  # positions that a program handles at a time
 SPLITS = 8  # programs of a row
-COUNTED_ROWS = 64  # at a time: bounds the memory of the words
-BIASES = 128  # of a row at a time
+COUNTED_ROWS = 64  # rows that are counted at a time, which bounds the memory of the words
+BIASES = 128  # biases of a row that a program handles at a time
 IN_PROMPT = tl.constexpr(1 << 30)  # a word's lower bits are the number of uses in the output
 
 

@@ -16,7 +16,7 @@ import triton.language as tl
 
 @triton.jit
 def slot_offset(slot, SIZE: tl.constexpr):
-    """Where a slot of SIZE elements begins. In 64 bits, since a GPU's memory holds more than 2^31 numbers."""
+    """Offset of a slot of SIZE elements, in 64 bits, because a GPU's memory holds more than 2^31 numbers."""
     return slot.to(tl.int64) * SIZE
 
 
@@ -28,7 +28,7 @@ def attend_tile(
     """(best, total, sum) with the keys first_key … first_key + N - 1 added.
 
     heads and scales point to the key head in slot 0, table to the row's slots, and scale has log2(e) in it. A query
-    sees keys up to its position. MASKED: keys from `end` on are not even read, since nobody knows what lies there. The
+    sees keys up to its position. MASKED: keys from `end` on are not read, because their slots may hold anything. The
     first tile must hold a key that all queries see: from then on `best` is finite.
     """
     D: tl.constexpr = q_MD.shape[1]
@@ -61,7 +61,7 @@ def attend_tile(
     sum_MD = sum_MD * shrink_M[:, None]
     v_ND = v_ND.to(q_MD.dtype)
     if SCALED:
-        # Relative to the tile's largest, since a weight times a small scale may be too small for float16.
+        # Scales are relative to the tile's largest: a weight times a small scale may be too small for float16.
         largest = tl.max(v_scale_N, 0)
         weight_MN *= (v_scale_N / largest)[None, :]
         sum_MD += tl.dot(weight_MN.to(q_MD.dtype), v_ND, input_precision="ieee") * largest

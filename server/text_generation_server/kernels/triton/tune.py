@@ -1,7 +1,7 @@
-"""Measures the tiles of attention on the GPU at hand, for one shape of model, and prints the best.
+"""Measures the tiles of attention on this machine's GPU, for one shape of model, and prints the fastest tiles.
 
-`python -m text_generation_server.kernels.triton.tune --write` puts them into the GPU's file in tuned/, which belongs
-into the repository. Run by hand, never by a server.
+`python -m text_generation_server.kernels.triton.tune --write` writes them to the GPU's file in tuned/, which belongs in
+the repository. Run by hand, never by a server.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def prefill(shape: Shape, start: int, end: int) -> Callable[[Tile], Tensor]:
 
 
 def best_tile(calls: Iterable[Callable[[Tile], Tensor]], tiles: list[Tile]) -> Tile:
-    """The one with the least product of times, so that every workload counts alike."""
+    """The tile with the least product of times, so that all workloads have equal weight."""
     scores = dict.fromkeys(tiles, 0.0)
     for call in calls:
         for tile in tiles:
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the rows into the file of this GPU")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("tune: there is no GPU here, and tiles are measured on the GPU that they are for: run it there")
+        sys.exit("tune: this machine has no GPU: run tune on the GPU whose tiles are wanted")
     dtype, cache = (getattr(torch, name) for name in (arguments.dtype, arguments.kv_cache_dtype or arguments.dtype))
     rows = tune(Shape(arguments.group, arguments.head_size, dtype, cache))
     path = file_for(torch.device("cuda"))

@@ -1,8 +1,8 @@
-"""Which tiles a kernel uses: tables in tuned/, one per kind of GPU, made by `tune`. Nothing is measured at start.
+"""Looks up a kernel's tiles in tables in tuned/, one per kind of GPU, made by `tune`. Nothing is measured at start.
 
-A table is a list of rows; the first that matches counts, and "*" matches everything. What a GPU's table does not have
-is looked up in default.json. For attention, `dtype` is the cache's, unless the queries are float32: they need smaller
-tiles.
+A table is a list of rows; the first row that matches counts, and "*" matches everything. If no row of a GPU's table
+matches, default.json is used. For attention, `dtype` is the cache's type, or float32 if the queries are float32, which
+needs smaller tiles.
 """
 
 import json
@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent / "tuned"
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How much a program works on at a time."""
+    """Numbers of rows and columns that a program handles at a time."""
 
     warps: int
     stages: int = 1  # loads in flight: buffers of the software pipeline

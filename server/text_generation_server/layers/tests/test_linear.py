@@ -1,4 +1,4 @@
-"""Packed products equal torch's, for every processor there is a library for."""
+"""Products of packed weights equal torch's products, for every processor that has a compiled library."""
 
 import pytest
 import torch
@@ -14,9 +14,9 @@ from text_generation_server.layers.linear import make_linear, quantize
 
 NAN = float("nan")
 GUARD = 77.0
-# One row and some by dot products, then up to one tile, two, several and a rest.
+# Numbers of rows: a few rows use dot products; then come one tile, two tiles, several tiles, each with a remainder.
 ROWS = [1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 64, 70]
-# (inputs, outputs): one panel pair; a rest of outputs; more inputs than outputs.
+# (inputs, outputs): one panel pair; a remainder of outputs; more inputs than outputs.
 SHAPES = [(32, 32), (64, 90), (256, 48)]
 
 
@@ -90,7 +90,7 @@ def test_8_bit_weights_are_multiplied_by_their_scales(kernels: CpuKernels, gated
 
 
 class GuardedScratch(Scratch):
-    """Poisoned, exactly as large as it has to be, and with a guard behind it."""
+    """Scratch memory that is filled with NaN, exactly as large as necessary, and followed by a guard."""
 
     def reserve(self, count: int) -> None:
         self.memory = torch.full((count + 32 + 64,), NAN, dtype=torch.bfloat16)
@@ -105,7 +105,7 @@ class GuardedScratch(Scratch):
         return bool((self.memory[self.start + self.count :] == GUARD).all())
 
 
-# Inputs in several parts, rows in several blocks, both, and rests of everything.
+# Inputs in several parts, rows in several blocks, both, and remainders of inputs and rows.
 @pytest.mark.parametrize(("inputs", "rows"), [(2080, 33), (2080, 600), (4128, 1200), (2048, 400), (768, 1100)])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("int8", [False, True])
@@ -138,7 +138,7 @@ def test_8_bits_round_to_the_nearest_of_255_steps() -> None:
 
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_rows_result_does_not_depend_on_its_neighbours(kernels: CpuKernels, int8: bool) -> None:
-    """In bfloat16 too, among as many rows as take the same instructions."""
+    """Holds in bfloat16 too, for numbers of rows that use the same instructions."""
     linear, x = make_linear(kernels, random(64, 256), int8=int8), random(70, 256)
     for rows in ([1, 2, 3, 4], [5, 16, 17, 33, 70]):
         whole = linear(x[: rows[-1]])
@@ -154,7 +154,7 @@ def exact_kernels(request: pytest.FixtureRequest) -> CpuKernels:
     return kernels
 
 
-# Outputs that fill panels and that do not, inputs in one block of 512 and in several.
+# (inputs, outputs): outputs that fill panels and that do not; inputs in one block of 512 and in several blocks.
 FLOAT_SHAPES = [(1, 1), (40, 33), (64, 128), (512, 47), (513, 96), (1100, 65)]
 
 
@@ -180,7 +180,7 @@ def test_float32_gates_and_ups_meet(exact_kernels: CpuKernels) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(("inputs", "outputs"), FLOAT_SHAPES)
-def test_a_float32_row_is_the_same_to_the_bit_in_any_company(
+def test_a_float32_row_is_the_same_to_the_bit_whatever_the_other_rows_are(
     exact_kernels: CpuKernels, inputs: int, outputs: int, threads: int
 ) -> None:
     generator = torch.Generator().manual_seed(outputs)
@@ -209,8 +209,8 @@ def test_without_kernels_for_it_8_bits_are_the_same_numbers() -> None:
 def test_a_long_gated_product_of_8_bits_is_rounded_twice_at_most(target: str, size: float) -> None:
     """bfloat16 keeps 8 bits, so a rounding is at most 2^-8 of a number. The sums may be rounded, then the result.
 
-    All numbers are whole multiples of `size` that float32 holds, so the sums have no error in whatever order they are
-    added up. How much of a gate's own error is left behind silu is the slope of silu.
+    All numbers are whole multiples of `size` that float32 holds, so sums have no error in any order. An error of a gate
+    is multiplied by the slope of silu.
     """
     kernels = reference if target == "reference" else load_kernels(target)
     if kernels is None:

@@ -1,4 +1,4 @@
-"""config.json and generation_config.json: what they say, or one line that says what is wrong in them."""
+"""Reading config.json and generation_config.json: the right values, or one line that names what is wrong."""
 
 import json
 import os
@@ -22,7 +22,7 @@ LLAMA: dict[str, Any] = {
 }  # fmt: skip
 LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}
 
-# As they stand on the hub, but for what is the same everywhere.
+# Well-known models' config.json as on the hub, without the fields that are the same in all of them.
 _BASE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "bos_token_id": 1,
          "use_cache": True, "initializer_range": 0.02, "tie_word_embeddings": False}  # fmt: skip
 HUB: dict[str, dict[str, Any]] = {
@@ -150,7 +150,7 @@ def test_null_is_absent(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "llama3", "factor": 8}}, "has no field original_max_position_embeddings"),
         (
             {"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": LLAMA3_ROPE},
-            "rope_parameters and rope_scaling say different things",
+            "rope_parameters and rope_scaling differ",
         ),
         ({"rope_scaling": {"type": "dynamic", "factor": 1e5}, "max_position_embeddings": 4096}, "the most is"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, and must be true or false"),
@@ -165,7 +165,7 @@ def test_null_is_absent(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_wrong_value_is_told_with_its_field(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_a_wrong_value_is_reported_with_its_field(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
     assert told in error_of(tmp_path, **changes)
 
 
@@ -200,7 +200,7 @@ def test_the_flags_stretch_the_context_and_their_factor_is_checked(tmp_path: Pat
     ],
     ids=["fifo", "cut", "no text", "deep", "long number", "large"],
 )
-def test_a_file_that_cannot_be_read_is_told_in_one_line(tmp_path: Path, name: str, make: Any, told: str) -> None:
+def test_a_file_that_cannot_be_read_is_reported_in_one_line(tmp_path: Path, name: str, make: Any, told: str) -> None:
     read(tmp_path)
     (tmp_path / name).unlink(missing_ok=True)
     make(tmp_path / name)

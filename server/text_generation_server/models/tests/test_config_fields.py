@@ -1,4 +1,4 @@
-"""No field of config.json that may change what a model computes is passed over in silence."""
+"""A field of config.json that may change what a model computes is never ignored silently."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_the_list_holds_every_field_that_the_installed_transformers_knows() -> N
         ("per_layer_config", {"0": {"head_dim": 8}}),
         ("num_nextn_predict_layers", 1),
         ("original_max_position_embeddings", 128),
-        # Not known to transformers: refused for what their names say.
+        # Fields that transformers does not know, refused because of words in their names.
         ("my_rope_variant", 1),
         ("special_attn", "yes"),
         ("my_bias", 0.5),
@@ -93,7 +93,7 @@ def test_a_value_that_changes_nothing_is_accepted_without_a_warning(tmp_path: Pa
     assert unknown(tmp_path, **{field: value}) == ()
 
 
-def test_a_window_that_is_switched_off_is_no_window(tmp_path: Path) -> None:
+def test_a_window_that_is_switched_off_does_not_count(tmp_path: Path) -> None:
     off = {"sliding_window": 128, "max_window_layers": 2, "use_sliding_window": False}
     assert unknown(tmp_path, **off) == ()
     for changes in ({"use_sliding_window": True}, {"use_sliding_window": None}):
@@ -101,11 +101,11 @@ def test_a_window_that_is_switched_off_is_no_window(tmp_path: Path) -> None:
             unknown(tmp_path, **off | changes)
 
 
-def test_a_field_that_nobody_knows_is_left_to_a_warning_with_its_name(tmp_path: Path) -> None:
+def test_an_unknown_field_gives_a_warning_with_its_name(tmp_path: Path) -> None:
     assert unknown(tmp_path, my_note="trained on a Tuesday", another_one={"a": 1}) == ("my_note", "another_one")
     assert unknown(tmp_path, **{"two\nlines": 1}) == ('"two\\nlines"',)
 
 
-def test_what_a_scale_would_be_is_on_no_list_of_harmless_fields() -> None:
+def test_no_field_of_a_scale_is_on_the_list_of_harmless_fields() -> None:
     words = ("rope", "scale", "multiplier", "norm", "window", "cap", "quant", "bias")
     assert not [name for name in HARMLESS if any(word in name for word in words)]

@@ -1,4 +1,4 @@
-"""A model whose weights are not those that config.json describes is refused before anything of them is read."""
+"""A model whose weights do not match its config.json is refused before any weights are read."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def change_config(path: Path, **changes: Any) -> None:
 
 
 def change_tensors(path: Path, **changes: torch.Tensor | None) -> None:
-    """A double underscore stands for a dot; None removes a tensor."""
+    """Rewrites the model's file with these tensors. A double underscore stands for a dot; None removes a tensor."""
     tensors = load_file(path / "model.safetensors")
     for name, tensor in changes.items():
         tensors.pop(name.replace("__", "."), None)
@@ -77,7 +77,7 @@ RANKS = pytest.mark.parametrize("group", [Group(rank, size, Alone()) for size in
         ("attention_bias", True, "have no tensor model.layers.0.self_attn.q_proj.bias"),
     ],
 )
-def test_sizes_that_are_not_the_weights_are_refused_by_every_rank(
+def test_sizes_that_differ_from_the_weights_are_refused_by_every_rank(
     model: Path, group: Group, field: str, value: object, named: str
 ) -> None:
     change_config(model, **{field: value})
@@ -125,8 +125,8 @@ def test_a_tied_model_that_was_saved_with_its_head_is_tied(tmp_path: Path) -> No
         load(tmp_path)
 
 
-def test_a_head_of_its_own_counts_though_config_json_calls_it_tied(tmp_path: Path) -> None:
-    """As in transformers, which warns and does not tie."""
+def test_a_head_in_the_files_is_used_though_config_json_calls_it_tied(tmp_path: Path) -> None:
+    """The same as in transformers, which warns and does not tie the head to the embedding."""
     from transformers import LlamaForCausalLM
 
     make_checkpoint(tmp_path)
@@ -151,11 +151,11 @@ def test_a_head_of_its_own_counts_though_config_json_calls_it_tied(tmp_path: Pat
     ],
     ids=["version 4.31", "version 4.34", "version 4.48"],
 )
-def test_what_older_versions_of_transformers_wrote_is_loaded(model: Path, spelling: dict[str, Any]) -> None:
+def test_checkpoints_of_older_versions_of_transformers_are_loaded(model: Path, spelling: dict[str, Any]) -> None:
     change_config(model, **spelling)
     assert read_config(model).unknown_fields == ()
     load(model)
 
 
-def test_what_transformers_writes_now_is_read_without_a_warning(model: Path) -> None:
+def test_checkpoints_of_the_present_transformers_are_read_without_a_warning(model: Path) -> None:
     assert read_config(model).unknown_fields == ()

@@ -1,4 +1,4 @@
-"""A hub on loopback: as much of the protocol as huggingface_hub and our own transfer use, and faults on request."""
+"""A hub on the loopback: the part of the protocol that huggingface_hub and our transfer use, and faults on request."""
 
 import contextlib
 import hashlib
@@ -37,8 +37,12 @@ class Model:
 class FakeHub:
     models: dict[str, Model] = field(default_factory=dict)
     log: list[tuple[str, str, str | None]] = field(default_factory=list)  # (method, file or path, Range)
-    stall_after: dict[str, int] = field(default_factory=dict)  # file: stop after that many bytes, and wait
-    cut_after: dict[str, int] = field(default_factory=dict)  # file: close the connection after that many bytes, once
+    stall_after: dict[str, int] = field(
+        default_factory=dict
+    )  # file: number of bytes after which the answer stops and waits
+    cut_after: dict[str, int] = field(
+        default_factory=dict
+    )  # file: number of bytes after which the connection is closed, once
     statuses: dict[str, list[int]] = field(default_factory=dict)  # file: answer these to the next GETs
     damage: set[str] = field(default_factory=set)  # files whose first byte is changed on the way, once
     ignores_range: bool = False
@@ -109,7 +113,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         stop = self.hub.stall_after.get(name) or self.hub.cut_after.pop(name, len(body))
-        with contextlib.suppress(ConnectionError):  # the other side was killed: that is the test
+        with contextlib.suppress(ConnectionError):  # The test has killed the other side.
             self.wfile.write(body[:stop])
         if stop < len(body):
             if name in self.hub.stall_after:
@@ -136,7 +140,7 @@ def hub() -> Iterator[FakeHub]:
 
 @dataclass(frozen=True)
 class Shell:
-    """Starts `text-generation-server` commands that see the fake hub and a cache of the test's own."""
+    """Starts `text-generation-server` commands with the fake hub and a cache for this test."""
 
     hub: FakeHub
     home: Path
@@ -184,7 +188,7 @@ def one_error_line_fixture() -> object:
 
 
 def tiny_files(seed: int = 0) -> dict[str, bytes]:
-    """A model's files as the hub has them; the tensors differ from seed to seed."""
+    """Files of a model on the hub. The tensors depend on the seed."""
     generator = torch.Generator().manual_seed(seed)
     return {
         "config.json": b'{"model_type": "llama"}',

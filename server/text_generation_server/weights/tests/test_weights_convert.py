@@ -1,4 +1,4 @@
-"""From PyTorch's files to safetensors: the same tensors, stored once, whole or not there."""
+"""Converting PyTorch's files to safetensors: the same tensors, stored once, in complete files or none."""
 
 import json
 import signal
@@ -73,7 +73,7 @@ def test_a_missing_part_is_named_and_nothing_is_written(two_parts):
 
 def test_a_conversion_killed_while_moving_is_not_taken_for_done_and_is_done_again(two_parts):
     convert(two_parts, two_parts)
-    (two_parts / "model-00002-of-00002.safetensors").unlink()  # what is there when it dies between two moves
+    (two_parts / "model-00002-of-00002.safetensors").unlink()  # the folder after a death between two moves
     with pytest.raises(WeightsError, match="is missing"):
         weight_files(two_parts)
     convert(two_parts, two_parts)
@@ -81,7 +81,9 @@ def test_a_conversion_killed_while_moving_is_not_taken_for_done_and_is_done_agai
 
 
 def test_a_conversion_killed_while_writing_leaves_nothing_that_looks_finished(tmp_path):
-    tensors = {f"w{i}": torch.full((1 << 22,), float(i)) for i in range(4)}  # 64 MiB: writing takes a while
+    tensors = {
+        f"w{i}": torch.full((1 << 22,), float(i)) for i in range(4)
+    }  # 64 MiB, so that writing takes long enough for the kill
     torch.save(tensors, tmp_path / "pytorch_model.bin")
     command = [sys.executable, "-m", "text_generation_server.weights.convert", str(tmp_path), str(tmp_path)]
     with subprocess.Popen(command) as process:
@@ -108,7 +110,7 @@ class _NotATensor:
         ([torch.zeros(1)], "flat dictionary of tensors"),
     ],
 )
-def test_what_is_no_plain_set_of_tensors_is_refused(tmp_path, content, named):
+def test_a_file_with_more_than_tensors_is_refused(tmp_path, content, named):
     torch.save(content, tmp_path / "pytorch_model.bin")
     with pytest.raises(WeightsError, match=named) as refused:
         convert(tmp_path, tmp_path)

@@ -53,7 +53,7 @@ def test_the_files_needed_to_serve_are_fetched_once(hub, shell, Model, tiny_file
         ("generation_config.json", b" " * (2**23 + 1), "(revision main) has 8388609 bytes"),
     ],
 )
-def test_what_is_not_served_is_refused_before_its_weights_are_fetched(
+def test_a_model_that_is_not_supported_is_refused_before_its_weights_are_fetched(
     hub, shell, Model, tiny_files, one_error_line, file, content, named
 ):
     hub.models["owner/tiny"] = Model({"main": tiny_files() | {file: content}})
@@ -107,7 +107,7 @@ def test_offline_serves_from_the_cache_and_says_so_when_it_is_empty(hub, shell, 
 
 
 def test_a_killed_download_goes_on_where_it_stopped(hub, shell, Model, tiny_files, one_error_line):
-    """Shown by the Range of the second process's request."""
+    """The Range of the second process's request shows where it continued."""
     files = tiny_files() | {"model.safetensors": save({"weight": torch.arange(1 << 20, dtype=torch.float32)})}
     hub.models["big"] = Model({"main": files})
     hub.stall_after["model.safetensors"] = 3_000_000
@@ -197,7 +197,7 @@ def test_a_malicious_pickle_is_refused_and_does_not_run(hub, shell, Model, tiny_
     files = tiny_files()
     del files["model.safetensors"]
     evil = _pickled({"w": torch.zeros(2), "x": _Payload(executed)})
-    torch.load(io.BytesIO(evil), weights_only=False)  # the payload works where nothing holds it back
+    torch.load(io.BytesIO(evil), weights_only=False)  # The payload runs when nothing prevents it.
     assert executed.exists()
     executed.unlink()
     hub.models["evil"] = Model({"main": files | {"pytorch_model.bin": evil}})

@@ -104,7 +104,7 @@ def _no_index_and_one_part_missing(path):
         (_no_index_and_one_part_missing, "model-00002-of-00002.safetensors is missing"),
     ],
 )
-def test_what_is_broken_is_named_in_one_line(model, harm, named):
+def test_a_broken_file_is_named_in_one_line(model, harm, named):
     harm(model)
     with pytest.raises(WeightsError, match=named) as refused:
         verify(model)

@@ -1,4 +1,4 @@
-"""Weights that are stored in a way we do not compute with are refused, by tensor and format."""
+"""Weights in formats that we do not compute with are refused, with the tensor's name and the format."""
 
 import json
 

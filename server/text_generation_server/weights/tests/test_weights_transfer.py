@@ -1,4 +1,4 @@
-"""Fetching one file: what is kept, what is thrown away, what is tried again."""
+"""Downloading one file: which bytes are kept or dropped, and which errors lead to another try."""
 
 import hashlib
 import threading
@@ -118,7 +118,7 @@ def test_two_downloads_of_one_file_fetch_it_once(hub, blob):
         for job in jobs:
             job.result(timeout=20)
     assert blob.path.read_bytes() == CONTENT
-    assert hub.gets(NAME)[0] is None and len(hub.gets(NAME)) == 2  # the second one continues what was cut
+    assert hub.gets(NAME)[0] is None and len(hub.gets(NAME)) == 2  # The second request continues the file that was cut.
 
 
 def test_the_first_error_stops_the_other_files(hub, Model, tmp_path, blob):
