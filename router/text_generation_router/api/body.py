@@ -53,7 +53,7 @@ class Bodies:
         self._callers = callers
         self._offload = offload
         self._places = Places(OWNERS_BODIES, WAIT_S)
-        self._tidying = tidying or Tidying()
+        self.tidying = tidying or Tidying()
 
     async def read(self, request: Request, question: Question[B]) -> B:
         """Raises BodyError for what is not such a request, ValidationError for what is refused by its name."""
@@ -62,7 +62,7 @@ class Bodies:
         if await incoming.is_complete_within(LARGE_BYTES):
             return question.read(bytes(incoming.content), self._limits())
         owner = self._callers.owner_of(request)
-        with self._tidying.after():
+        with self.tidying.after():
             async with self._places.one_of(owner):
                 await incoming.is_complete_within(self._payload_limit)
                 job = job_of(incoming.content, self._limits())

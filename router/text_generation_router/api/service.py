@@ -1,6 +1,7 @@
 """The small routes: health, info, models, tokenize, metrics."""
 
 from collections.abc import AsyncGenerator
+from contextlib import nullcontext
 from typing import Any
 
 from fastapi import Request, Response
@@ -10,6 +11,7 @@ from text_generation_router.api.disconnect import unless_disconnected
 from text_generation_router.api.encoding import json_response, to_json
 from text_generation_router.api.json_stream import JsonStream
 from text_generation_router.api.services import Services
+from text_generation_router.api.shared_page import SharedPage
 from text_generation_router.errors import UnhealthyError
 from text_generation_router.metrics import CONTENT_TYPE, render
 from text_generation_router.scheduling.share import Share
@@ -22,6 +24,7 @@ SPANS_PER_PIECE = 2048
 class ServiceRoutes:
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._metrics_page = SharedPage(lambda: render(services.metrics.registry))
 
     async def health(self) -> Response:
         """200 with an empty body if the server takes requests, else 503."""
@@ -72,7 +75,7 @@ class ServiceRoutes:
 
     async def metrics(self) -> Response:
         """Prometheus metrics."""
-        return Response(render(self._services.metrics.registry), media_type=CONTENT_TYPE)
+        return Response(await self._metrics_page.read(), media_type=CONTENT_TYPE)
 
     async def tokenize(self, request: Request) -> Response:
         """The tokens of `inputs`, special ones too, with the bytes each covers. `parameters` change nothing."""
@@ -86,7 +89,9 @@ class ServiceRoutes:
 
     async def _tokens(self, text: str, share: Share) -> AsyncGenerator[bytes, None]:
         """What stands between the brackets, with commas: as much as is tokenized at once."""
-        with self._services.inference.counted_failures(), self._services.inference.permit(share):
+        is_large = len(text) > PART_CHARS
+        tidied = self._services.bodies.tidying.after() if is_large else nullcontext()
+        with tidied, self._services.inference.counted_failures(), self._services.inference.permit(share):
             comma = b""
             async for piece in self._services.tokenizer.spans(text, share, _encode_spans):
                 yield comma + piece if piece else b""

@@ -1,0 +1,29 @@
+"""A page that is costly to make, made once for all requests that wait for it."""
+
+import asyncio
+from collections.abc import Callable
+
+# Seconds from one page to the next at least: a page of metrics takes up to 10 ms of the event loop.
+GAP_S = 0.05
+
+
+class SharedPage:
+    """`make` makes the page, on the event loop. A page is never older than the request that it answers."""
+
+    def __init__(self, make: Callable[[], str], gap_s: float = GAP_S) -> None:
+        self._make = make
+        self._gap_s = gap_s
+        self._made_s = -gap_s  # the loop's time at which the newest page was made
+        self._next: asyncio.Task[str] | None = None
+
+    async def read(self) -> str:
+        if self._next is None:
+            self._next = asyncio.create_task(self._make_next())
+        return await asyncio.shield(self._next)  # a request that is cancelled leaves the page to the others
+
+    async def _make_next(self) -> str:
+        clock = asyncio.get_running_loop().time
+        await asyncio.sleep(self._made_s + self._gap_s - clock())
+        self._next = None  # requests that come from now on get a later page
+        self._made_s = clock()
+        return self._make()

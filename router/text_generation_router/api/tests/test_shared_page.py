@@ -1,0 +1,59 @@
+import asyncio
+from itertools import count
+
+import pytest
+
+from text_generation_router.api.shared_page import SharedPage
+
+
+def counted_page(gap_s: float) -> SharedPage:
+    numbers = count(1)
+    return SharedPage(lambda: str(next(numbers)), gap_s)
+
+
+def test_requests_that_wait_together_get_one_page_and_later_ones_a_later_page() -> None:
+    async def run() -> list[str]:
+        page = counted_page(gap_s=0.01)
+        first = await asyncio.gather(*(page.read() for _ in range(5)))
+        second = await asyncio.gather(*(page.read() for _ in range(3)))
+        return [*first, *second]
+
+    assert asyncio.run(run()) == ["1"] * 5 + ["2"] * 3
+
+
+def test_the_first_page_does_not_wait_and_the_next_one_comes_after_the_gap() -> None:
+    async def run() -> None:
+        page = counted_page(gap_s=60.0)
+        await asyncio.wait_for(page.read(), 10)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(page.read(), 0.05)
+
+    asyncio.run(run())
+
+
+def test_a_request_that_leaves_takes_the_page_from_nobody() -> None:
+    async def run() -> str:
+        page = counted_page(gap_s=0.0)
+        leaving, staying = asyncio.create_task(page.read()), asyncio.create_task(page.read())
+        await asyncio.sleep(0)
+        leaving.cancel()
+        return await staying
+
+    assert asyncio.run(run()) == "1"
+
+
+def test_a_page_that_cannot_be_made_fails_its_readers_only() -> None:
+    pages = iter([None, "page"])
+
+    def make() -> str:
+        if (page := next(pages)) is None:
+            raise ValueError("no page")
+        return page
+
+    async def run() -> str:
+        page = SharedPage(make, gap_s=0.0)
+        with pytest.raises(ValueError, match="no page"):
+            await page.read()
+        return await page.read()
+
+    assert asyncio.run(run()) == "page"
