@@ -134,6 +134,13 @@ class InvalidRequestError(InferenceError):
         super().__init__(f"Invalid HTTP request: {reason}")
 
 
+class SmallChunksError(InvalidRequestError):
+    def __init__(self, chunk_bytes: int) -> None:
+        super().__init__(
+            f"its body comes in many chunks of less than {chunk_bytes} bytes, send larger chunks or a `Content-Length`"
+        )
+
+
 class UnauthorizedError(InferenceError):
     error_type, status, label = "unauthorized", 401, "key"
     headers = MappingProxyType({"www-authenticate": "Bearer"})

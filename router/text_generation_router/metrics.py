@@ -27,6 +27,7 @@ class Limit(StrEnum):
     HEADER_TIME = "header_time"
     BODY_SIZE = "body_size"
     BODY_TIME = "body_time"
+    CHUNKS = "chunks"
     WRITE_TIME = "write_time"
     PIPELINE = "pipeline"
 

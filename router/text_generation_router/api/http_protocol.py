@@ -21,6 +21,7 @@ from text_generation_router.errors import (
     InferenceError,
     InvalidRequestError,
     RequestTimeoutError,
+    SmallChunksError,
     TooManyConnectionsError,
 )
 from text_generation_router.metrics import Limit
@@ -45,8 +46,10 @@ class Connection(HttpToolsProtocol):
         self._served: ASGIApp = self.app
         self._cycles: list[RequestResponseCycle] = []  # not answered when the newest of them began
         self._in_headers = False
+        self._is_refused = False  # the connection has had its last answer
         self._header_bytes = 0  # of headers that have not ended
         self._body_bytes = 0
+        self._chunks = 0  # of the body
         self._other_bytes = 0  # after the headers and since the last byte of a body: framing, trailers
         self._late: asyncio.TimerHandle | None = None  # for the headers or the body that are due
         self._stuck: asyncio.TimerHandle | None = None  # for the client to read
@@ -102,7 +105,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
-        self._body_bytes = self._other_bytes = 0
+        self._body_bytes = self._other_bytes = self._chunks = 0
         self._expect_nothing()
         if not self.flow.write_paused:
             self._stop_watching()
@@ -127,7 +130,7 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's name for the answer to what is not HTTP at all. `msg` is uvicorn's own sentence."""
-        if not self.transport.is_closing():
+        if not (self.transport.is_closing() or self._is_refused):
             self._refuse(InvalidRequestError("its bytes cannot be parsed as HTTP/1.1"))
 
     def on_body(self, body: bytes) -> None:
@@ -136,6 +139,13 @@ class Connection(HttpToolsProtocol):
         self._body_bytes += len(body)
         if self._body_bytes > self._limits.payload_bytes and self.cycle.response_complete:
             self._abort(Limit.BODY_SIZE)  # it was answered before, and nobody reads this
+
+    def on_chunk_header(self) -> None:
+        """Each chunk costs calls of Python, however small it is."""
+        if self._chunks > self._limits.small_chunks and self._body_bytes < self._chunks * self._limits.chunk_bytes:
+            self._end(Limit.CHUNKS, SmallChunksError(self._limits.chunk_bytes), LINGER_S)
+            raise ConnectionAbortedError  # ends the parser, which has more of them
+        self._chunks += 1
 
     def on_message_complete(self) -> None:
         self._expect_nothing()
@@ -217,6 +227,7 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, error: InferenceError, linger_s: float = 0.0) -> None:
         """With an answer, where one is still to be given. `linger_s`: for the client to read it, as in `closing.py`."""
+        self._is_refused = True
         is_between = self.cycle is None or (self._in_headers and self.cycle.response_complete)
         if not is_between and any(cycle.response_started for cycle in self._cycles):
             self.transport.abort()

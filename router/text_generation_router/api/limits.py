@@ -20,6 +20,9 @@ class Limits:
     headers_s: float = 10.0  # from the first byte of a request, or of a connection, to the end of the headers
     body_s: float = 30.0  # from the end of the headers to the end of the body
     header_bytes: int = 2**16
+    # Of a body with more than `small_chunks` chunks, the average chunk must have `chunk_bytes` bytes.
+    small_chunks: int = 512
+    chunk_bytes: int = 64
     pipelined_requests: int = 8  # sent ahead of the answers
     # None of our own: what the kernel does not take yet is waited for, and the deadline runs from then on.
     write_buffer_bytes: int = 0

@@ -272,15 +272,34 @@ def test_what_follows_a_body_without_end_is_neither_kept_nor_read(loop, endless)
     assert hits == 1 and sent < 50_000_000
 
 
+CHUNKED = post(b"x", b"transfer-encoding: chunked", b"connection: close")
+LAST_CHUNK = b"0\r\nt: x\r\n\r\n"
+
+
 @loops
-def test_a_body_in_small_pieces_is_read(loop):
+@pytest.mark.parametrize(
+    "pieces", [b"1\r\na\r\n" * 512, (b"40\r\n" + b"a" * 64 + b"\r\n") * 1_000], ids=["few", "not tiny"]
+)
+def test_a_body_in_small_pieces_is_read(loop, pieces):
     async def test(edge: Edge) -> tuple[bytes, int]:
-        pieces = b"1\r\na\r\n" * 50_000 + b"0\r\nt: x\r\n\r\n"
-        answer = await edge.ask(post(b"x", b"transfer-encoding: chunked", b"connection: close") + pieces)
+        answer = await edge.ask(CHUNKED + pieces + LAST_CHUNK)
         return answer, edge.app.received
 
     answer, received = run(loop, test)
-    assert answer.endswith(b"ok") and received == 50_000
+    assert answer.endswith(b"ok") and received == pieces.count(b"a")
+
+
+@loops
+def test_a_body_in_very_many_tiny_pieces_is_refused_with_one_answer(loop):
+    async def test(edge: Edge) -> tuple[list[bytes], float]:
+        answers = [await edge.ask(CHUNKED + b"1\r\na\r\n" * count + LAST_CHUNK) for count in (600, 50_000)]
+        return answers, edge.hits(Limit.CHUNKS)
+
+    answers, hits = run(loop, test)
+    assert hits == 2
+    for answer in answers:
+        assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1
+        assert b"many chunks of less than 64 bytes" in answer
 
 
 @loops
