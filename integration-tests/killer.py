@@ -26,9 +26,9 @@ from text_generation_benchmark.metrics import metric
 
 MOST_IN_A_ROW = 5
 BURSTS = (1, 2, 3)
-# After this long nothing is under way any more, and no other generation has begun.
+# After this long nothing is under way any more, and no other epoch has begun.
 SETTLED_S = 0.3
-# From one kill to the next, in seconds: about as long as a generation takes to start and to get going again.
+# From one kill to the next, in seconds: about as long as the shards of an epoch take to start and to get going again.
 LONGEST_WITHIN_BURST_S, LONGEST_BETWEEN_BURSTS_S = 5.0, 8.0
 ALL_RANKS = 1 / 3  # how often all shards die at once, where there are several
 WAIT_LIMIT_S = 120.0
@@ -41,7 +41,7 @@ class Kill:
     burst: int
     size: int  # of its burst
     ranks: list[int]
-    generation: int
+    epoch: int
     waited_s: float  # for an answered step, because of the limit
     in_a_row: int  # kills since the last answered step, this one included
     lost: dict[str, int]  # unanswered steps that it cost, by what they carried
@@ -101,7 +101,7 @@ class Killer:
         victims = self._alive(ranks)
         if not victims:
             return None
-        generation = max(victims.values())
+        epoch = max(victims.values())
         at_s = time.time()
         for victim in victims:
             os.kill(victim.pid, signal.SIGKILL)
@@ -109,10 +109,10 @@ class Killer:
         self._in_a_row += 1
         time.sleep(SETTLED_S)
         steps = self._steps()
-        # Steps of generations that died before stay unanswered for ever, and were counted then.
+        # Steps of earlier epochs stay unanswered for ever, and were counted then.
         lost = {method: steps.unanswered[method] - self._lost[method] for method in METHODS}
         self._answered, self._lost = steps.num_answered, steps.unanswered
-        return Kill(at_s, burst, size, ranks, generation, waited_s, self._in_a_row, lost)
+        return Kill(at_s, burst, size, ranks, epoch, waited_s, self._in_a_row, lost)
 
     def _wait_where_the_limit_says(self) -> float:
         started_s, has_waited = time.monotonic(), False
@@ -127,12 +127,12 @@ class Killer:
             time.sleep(0.05)
 
     def _alive(self, ranks: list[int]) -> dict[psutil.Process, int]:
-        """Shards of these ranks that this killer has not killed, and their generations."""
+        """Shards of these ranks that this killer has not killed, and their epochs."""
         found = {}
         with suppress(psutil.Error):  # the launcher has ended, or one of them while we looked
             for rank, shard in processes.shards(self._launcher).items():
                 if rank in ranks and shard not in self._killed and processes.living([shard]):
-                    found[shard] = processes.generation(shard)
+                    found[shard] = processes.epoch(shard)
         return found
 
     def _steps(self) -> Steps:

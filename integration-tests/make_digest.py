@@ -49,7 +49,7 @@ def digest_of(num_shard: int, launcher: Path) -> Digest:
     with ServerProcess("--num-shard", str(num_shard), *ARGUMENTS, launcher=launcher) as server:
         heard = asyncio.run(_hear_all(server, asked))
         [preemptions] = metrics(server.url, "tgi_request_preemptions")
-        epochs = processes.generation(processes.shards(server.pid)[0])
+        epochs = processes.epoch(processes.shards(server.pid)[0])
     lines = [line for one in heard if asked[one.ask].kind != "best_of" for line in one.outcome]  # it draws its seeds
     failed = [f"{asked[one.ask].kind}: {one.error}" for one in heard if one.error]
     total = hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -37,9 +37,9 @@ def router(launcher: int) -> psutil.Process:
     raise LookupError(f"the launcher {launcher} has no router now")
 
 
-def generation(shard: psutil.Process) -> int:
+def epoch(shard: psutil.Process) -> int:
     """Which start of its group this shard belongs to, from 1."""
-    return int(shard.environ()["TGI_GENERATION"])
+    return int(shard.environ()["TGI_EPOCH"])
 
 
 def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:

@@ -91,7 +91,7 @@ def stop_shard(scale: Scale, num_shard: int, seed: int, expected: Sequence[Heard
 
 
 def raise_in_steps(scale: Scale, num_shard: int, expected: Sequence[Heard]) -> Raised:
-    """All in one process if a step's exception is to be survived there; else once in each generation."""
+    """All in one process if a step's exception is to be survived there; else once in each epoch."""
     asked = scale.exceptions[num_shard]
     first, apart = min(FIRST_RAISE, scale.new_tokens // 3), STEPS_BETWEEN_RAISES
     if num_shard == 1:
@@ -100,8 +100,7 @@ def raise_in_steps(scale: Scale, num_shard: int, expected: Sequence[Heard]) -> R
     else:
         passes_of = [first, *[apart] * (asked - 1)]
         rules = [
-            f"shard.step[generation={generation},rank={num_shard - 1}]:raise@{at}"
-            for generation, at in enumerate(passes_of, start=1)
+            f"shard.step[epoch={epoch},rank={num_shard - 1}]:raise@{at}" for epoch, at in enumerate(passes_of, start=1)
         ]
     with scale.server(num_shard, "--testing", environ={"FAILPOINTS": ";".join(rules)}) as server:
         heard, _ = listen(server.url, scale.asks()[: scale.num_streams], scale.num_streams)
@@ -157,7 +156,7 @@ async def _ready_status(client: httpx.AsyncClient) -> int:
 
 def restarts(server: ServerProcess) -> int:
     """Of the shard group since the server was started."""
-    return max(processes.generation(shard) for shard in processes.shards(server.pid).values()) - 1
+    return max(processes.epoch(shard) for shard in processes.shards(server.pid).values()) - 1
 
 
 def _differences(comparison: Comparison) -> list[str]:

@@ -99,7 +99,7 @@ def profile_step(model: Path, rows: int, context: int, steps: int, dtype: str) -
 
     longest = context + steps + WARM_STEPS + 2
     config = ShardConfig(
-        model_path=model, uds_path="", rank=0, world_size=1, generation=1, dtype=dtype, max_total_tokens=longest,
+        model_path=model, uds_path="", rank=0, world_size=1, epoch=1, dtype=dtype, max_total_tokens=longest,
         rope_scaling=None, rope_factor=None, watermark_gamma=0.5, watermark_delta=2.0,
     )  # fmt: skip
     shard = load_shard(config, Worker(1), select)

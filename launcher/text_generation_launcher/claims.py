@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from text_generation_launcher.errors import AddressInUse
-from text_generation_launcher.places import Place
+from text_generation_launcher.places import ServerPlace
 
 # Seconds that the janitor of a killed launcher gets to clean up, and seconds between two looks at the lock.
 CLEANING_S, POLL_S = 5.0, 0.05
@@ -21,7 +21,7 @@ LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEX
 
 
 @contextmanager
-def claim_sockets(place: Place) -> Iterator[int]:
+def claim_sockets(place: ServerPlace) -> Iterator[int]:
     """Holds the lock of `place`, and yields the lock's descriptor. The kernel releases the lock when this process and
     the janitor, which inherits the descriptor, have ended in any way. Files that an earlier server left in the place
     are removed."""
@@ -36,7 +36,7 @@ def claim_sockets(place: Place) -> Iterator[int]:
         os.close(lock)
 
 
-def _write_pid(lock: int, place: Place) -> None:
+def _write_pid(lock: int, place: ServerPlace) -> None:
     """AddressInUse when the disk is full: shards could not write their rendezvous file either."""
     try:
         os.truncate(lock, 0)
@@ -45,7 +45,7 @@ def _write_pid(lock: int, place: Place) -> None:
         raise AddressInUse(f"cannot write {place.lock} ({error.strerror}): {place.advice}") from error
 
 
-def _locked(place: Place) -> int:
+def _locked(place: ServerPlace) -> int:
     """A descriptor that holds the lock of the present lock file, not of a file that an ending launcher has unlinked."""
     path = place.lock
     deadline_s = time.monotonic() + CLEANING_S
@@ -69,7 +69,7 @@ def _locked(place: Place) -> int:
         os.close(lock)
 
 
-def _open(place: Place) -> int:
+def _open(place: ServerPlace) -> int:
     """A descriptor of the place's lock file, which is made if it is missing. AddressInUse for another user's file."""
     for left in reversed(range(MOST_TRIES)):
         try:
@@ -84,7 +84,7 @@ def _open(place: Place) -> int:
     raise AssertionError("the last try returns or raises")
 
 
-def _checked(lock: int, place: Place) -> int:
+def _checked(lock: int, place: ServerPlace) -> int:
     found = os.fstat(lock)
     is_ours = found.st_uid == os.geteuid()
     if is_ours and stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
@@ -93,7 +93,7 @@ def _checked(lock: int, place: Place) -> int:
     raise _no_lock(place, "it is not a lock file" if is_ours else f"it belongs to another user, uid {found.st_uid}")
 
 
-def _no_lock(place: Place, reason: str | None) -> AddressInUse:
+def _no_lock(place: ServerPlace, reason: str | None) -> AddressInUse:
     return AddressInUse(f"cannot open {place.lock} ({reason}): {place.advice}")
 
 

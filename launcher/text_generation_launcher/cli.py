@@ -25,7 +25,7 @@ from text_generation_launcher.flags import env_name, flag_name, signature, switc
 from text_generation_launcher.janitor import Janitor, employ
 from text_generation_launcher.logs import setup_logging
 from text_generation_launcher.open_files import allow_open_files
-from text_generation_launcher.places import Place
+from text_generation_launcher.places import ServerPlace
 from text_generation_launcher.resolve import resolve
 from text_generation_launcher.supervisor import Supervisor
 
@@ -95,7 +95,7 @@ def run(config: LauncherConfig, environ: Mapping[str, str], program_directories:
 
 
 @contextmanager
-def claim(config: LauncherConfig, runtime_dir: str) -> Iterator[tuple[socket.socket, Place, Janitor]]:
+def claim(config: LauncherConfig, runtime_dir: str) -> Iterator[tuple[socket.socket, ServerPlace, Janitor]]:
     """Claims the port and the place of the sockets. The janitor cleans the place when this launcher is killed."""
     assert config.num_shard is not None, "the config is not resolved"
     with ExitStack() as stack:

@@ -95,7 +95,7 @@ def download(config: LauncherConfig, programs: Programs, environ: Mapping[str, s
 
 
 def shard(
-    config: LauncherConfig, programs: Programs, environ: Mapping[str, str], rank: int, generation: int, cores: int
+    config: LauncherConfig, programs: Programs, environ: Mapping[str, str], rank: int, epoch: int, cores: int
 ) -> Command:
     """`cores` is the number of cores that all shards share."""
     assert config.num_shard is not None, "the config is not resolved"
@@ -117,7 +117,7 @@ def shard(
     env = {"OMP_NUM_THREADS": str(max(1, cores // config.num_shard)), "GOMP_SPINCOUNT": "1000"}
     env |= _server_env(config, environ) | _variables(config, SHARD_VARIABLES)
     env |= {"GLOO_SOCKET_IFNAME": "lo"}  # shards accept connections from this machine only
-    env |= {"RANK": str(rank), "WORLD_SIZE": str(config.num_shard), "TGI_GENERATION": str(generation)}
+    env |= {"RANK": str(rank), "WORLD_SIZE": str(config.num_shard), "TGI_EPOCH": str(epoch)}
     argv = (programs.server, "serve", config.model_id, *options)
     return Command("shard", argv, env, log_fields={"rank": rank})
 

@@ -50,7 +50,7 @@ class LoadFormat(StrEnum):
     dummy = "dummy"
 
 
-class RopeScaling(StrEnum):
+class RopeScalingKind(StrEnum):
     linear = "linear"
     dynamic = "dynamic"
 
@@ -92,7 +92,7 @@ class LauncherConfig:
     speculate: int | None = flag(None, "Not supported yet; 0 is off.", min=0)
     trust_remote_code: bool = flag(False, "Not supported yet: code from a model repository is never run.")
     lora_adapters: str | None = flag(None, "Not supported yet.")
-    rope_scaling: RopeScaling | None = flag(None, "Stretch rotary positions beyond the trained context.")
+    rope_scaling: RopeScalingKind | None = flag(None, "Stretch rotary positions beyond the trained context.")
     rope_factor: float | None = flag(None, "Factor by which positions are stretched; 1.0 with --rope-scaling alone.")
     watermark_gamma: float | None = flag(
         None, "Share of the vocabulary on the watermark's green list; 0.5 when not given."

@@ -1,4 +1,4 @@
-"""Named places where a test makes a process fail: `FAILPOINTS="shard.decode[generation=2,rank=0]:kill@17"`.
+"""Named places where a test makes a process fail: `FAILPOINTS="shard.decode[epoch=2,rank=0]:kill@17"`.
 
 A rule is `point[label=value,…]:action@pass`; rules are separated by `;`. Actions: kill and stop (the signals), exit,
 raise, delay=SECONDS. A rule acts at the given passes through the point (`@3,9`, `@every 50`; the first pass when left

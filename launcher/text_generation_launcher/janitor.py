@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from text_generation_launcher.places import Place
+from text_generation_launcher.places import ServerPlace
 
 ORDERLY_END = "end"
 # Seconds that killed processes get to disappear, and seconds between two looks at them.
@@ -46,7 +46,7 @@ class Janitor:
 
 
 @contextmanager
-def employ(place: Place, lock: int) -> Iterator[Janitor]:
+def employ(place: ServerPlace, lock: int) -> Iterator[Janitor]:
     """Forks the janitor. `lock` is the descriptor that `claim_sockets` yields. Must be called before threads exist."""
     read_end, write_end = os.pipe()
     sys.stdout.flush()
@@ -65,7 +65,7 @@ def employ(place: Place, lock: int) -> Iterator[Janitor]:
         os.waitpid(pid, 0)
 
 
-def _live(read_end: int, lock: int, place: Place) -> None:
+def _live(read_end: int, lock: int, place: ServerPlace) -> None:
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -17,7 +17,7 @@ from enum import StrEnum
 LINE_LIMIT = 2**16
 
 
-class Event(StrEnum):
+class LinkEvent(StrEnum):
     READY = "ready"
     LOST = "lost"
     LISTENING = "listening"
@@ -29,9 +29,9 @@ class Event(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    event: Event
-    generation: int = 0
+class LinkMessage:
+    event: LinkEvent
+    epoch: int = 0
     reason: str = ""
 
 
@@ -51,12 +51,12 @@ class Link:
         sending = end.dup()
         return cls(*await asyncio.open_connection(sock=end, limit=LINE_LIMIT), sending)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: LinkMessage) -> None:
         """Never blocks. The message is lost when the other process has ended or its receive buffer is full."""
         with suppress(OSError):
             self._sending.send(json.dumps(asdict(message)).encode() + b"\n", socket.MSG_DONTWAIT)
 
-    async def receive(self) -> Message | None:
+    async def receive(self) -> LinkMessage | None:
         """The next message; None when the other process has ended."""
         try:
             line = await self._reader.readline()
@@ -65,7 +65,7 @@ class Link:
         if not line.endswith(b"\n"):
             return None
         fields = json.loads(line)
-        return Message(Event(fields["event"]), int(fields["generation"]), str(fields["reason"]))
+        return LinkMessage(LinkEvent(fields["event"]), int(fields["epoch"]), str(fields["reason"]))
 
     def close(self) -> None:
         self._sending.close()

@@ -22,7 +22,7 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerPlace:
     """Where the files of one server lie: their paths begin with `prefix`."""
 
     prefix: str
@@ -115,13 +115,13 @@ def socket_path(prefix: str, rank: int) -> str:
     return f"{prefix}-{rank}"
 
 
-def chosen(prefix: str) -> Place:
+def chosen(prefix: str) -> ServerPlace:
     """The place whose prefix the user chose."""
     # gRPC's `unix://` addresses must be absolute.
-    return Place(os.path.abspath(prefix), None, "choose another --shard-uds-path")
+    return ServerPlace(os.path.abspath(prefix), None, "choose another --shard-uds-path")
 
 
-def of_port(port: int, runtime_dir: str) -> Place:
+def of_port(port: int, runtime_dir: str) -> ServerPlace:
     """The place of the server on `port`. `runtime_dir` is XDG_RUNTIME_DIR of the environment, or empty."""
     return _in(_roots(runtime_dir)[0] / str(port))
 
@@ -138,8 +138,10 @@ def find_master_socket(port: int, runtime_dir: str) -> str:
     return places[0].socket(0)
 
 
-def _in(folder: Path) -> Place:
-    return Place(str(folder / "shard"), folder, "choose another --port, or a --shard-uds-path in a folder of your own")
+def _in(folder: Path) -> ServerPlace:
+    return ServerPlace(
+        str(folder / "shard"), folder, "choose another --port, or a --shard-uds-path in a folder of your own"
+    )
 
 
 def _roots(runtime_dir: str) -> list[Path]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from text_generation_launcher import checks, model
-from text_generation_launcher.config import DEMO_MODEL, LauncherConfig, RopeScaling, TrueFalse
+from text_generation_launcher.config import DEMO_MODEL, LauncherConfig, RopeScalingKind, TrueFalse
 from text_generation_launcher.errors import ArgumentValidation, NotEnoughCUDADevices
 
 logger = logging.getLogger("text_generation_launcher")
@@ -92,10 +92,10 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def resolve_rope(scaling: RopeScaling | None, factor: float | None) -> tuple[RopeScaling | None, float | None]:
+def resolve_rope(scaling: RopeScalingKind | None, factor: float | None) -> tuple[RopeScalingKind | None, float | None]:
     if scaling is None and factor is None:
         return None, None
-    return scaling or RopeScaling.linear, 1.0 if factor is None else factor
+    return scaling or RopeScalingKind.linear, 1.0 if factor is None else factor
 
 
 def resolve_hostname(hostname: str) -> str:

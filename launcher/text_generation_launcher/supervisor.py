@@ -1,6 +1,6 @@
 """Starts and stops the children in order: weights first, then shards and router side by side; stops the router first.
 
-There is one event loop and no thread. Two tasks keep the children alive: `generations.py` the shards, `webserver.py`
+There is one event loop and no thread. Two tasks keep the children alive: `epochs.py` the shards, `webserver.py`
 the router. The supervisor passes messages between the two tasks, and handles signals.
 """
 
@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from text_generation_launcher import commands, model
 from text_generation_launcher.commands import Command, Programs
 from text_generation_launcher.config import LauncherConfig
+from text_generation_launcher.epochs import Epochs
 from text_generation_launcher.errors import DownloadError, LauncherError, ShardCannotStart, WebserverCannotStart
-from text_generation_launcher.generations import Generations
 from text_generation_launcher.janitor import Janitor
-from text_generation_launcher.link import Event, Message
-from text_generation_launcher.places import Place
+from text_generation_launcher.link import LinkEvent, LinkMessage
+from text_generation_launcher.places import ServerPlace
 from text_generation_launcher.process import Child, log_last_lines
 from text_generation_launcher.resolve import available_cores, with_prefill_budget
 from text_generation_launcher.restarts import MOST_DEATHS, Restarts
@@ -43,7 +43,7 @@ class Supervisor:
         environ: Mapping[str, str],
         listen_fd: int,
         port: int,
-        place: Place,
+        place: ServerPlace,
         janitor: Janitor,
     ) -> None:
         assert config.num_shard is not None, "the config is not resolved"
@@ -60,7 +60,7 @@ class Supervisor:
         self._hurry = asyncio.Event()
         self._webserver = Webserver(self._start_router, self._on_message, self._on_router_end, Restarts())
         paths = [place.socket(rank) for rank in range(self._num_shard)]
-        self._generations = Generations(
+        self._epochs = Epochs(
             paths, self._start_shard, self._webserver.announce, place.clear, Restarts(most_failures=MOST_DEATHS)
         )
 
@@ -93,7 +93,7 @@ class Supervisor:
     async def _serve(self) -> None:
         """Returns when the router was stopped. Raises when router or shards cannot be kept alive."""
         await self._get_weights()
-        keepers = [asyncio.create_task(self._generations.run()), asyncio.create_task(self._webserver.run())]
+        keepers = [asyncio.create_task(self._epochs.run()), asyncio.create_task(self._webserver.run())]
         try:
             done, _ = await asyncio.wait(keepers, return_when=asyncio.FIRST_COMPLETED)
             for keeper in done:
@@ -111,9 +111,9 @@ class Supervisor:
         logger.info("Successfully downloaded weights for %s", model_id)
         self._config = with_prefill_budget(self._config, model.model_config(self._config))
 
-    async def _start_shard(self, rank: int, generation: int) -> Child:
+    async def _start_shard(self, rank: int, epoch: int) -> Child:
         cores = available_cores()
-        command = commands.shard(self._config, self._programs, self._environ, rank, generation, cores)
+        command = commands.shard(self._config, self._programs, self._environ, rank, epoch, cores)
         return await self._start(command, ShardCannotStart)
 
     async def _start_router(self, launcher_fd: int) -> Child:
@@ -134,19 +134,19 @@ class Supervisor:
         self._janitor.forget(child.pid)
         self._children.remove(child)
 
-    def _on_message(self, message: Message) -> None:
-        if message.event is Event.CONFIRMED:
-            self._generations.confirm(message.generation)
-        elif message.event is Event.BLAMED:
-            self._generations.excuse()
-        elif message.event is Event.RESTART:
-            self._generations.end_generation(message.generation, message.reason)
+    def _on_message(self, message: LinkMessage) -> None:
+        if message.event is LinkEvent.CONFIRMED:
+            self._epochs.confirm(message.epoch)
+        elif message.event is LinkEvent.BLAMED:
+            self._epochs.excuse()
+        elif message.event is LinkEvent.RESTART:
+            self._epochs.end_epoch(message.epoch, message.reason)
 
     def _on_router_end(self) -> None:
         """A single shard goes on with the next router. Several shards are replaced: a step of the dead router may have
         reached only some ranks, which then wait for the other ranks in a collective."""
         if self._num_shard > 1:
-            self._generations.end_ready_generation("The webserver ended between the calls to its shards")
+            self._epochs.end_ready_epoch("The webserver ended between the calls to its shards")
 
     async def _drain(self, serving: "asyncio.Task[None]") -> None:
         """Asks the router to end, which it does when its requests are done. Until then the shards are kept alive."""

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from text_generation_launcher.errors import WebserverCannotStart, WebserverFailed
-from text_generation_launcher.link import Event, Link, Message
+from text_generation_launcher.link import Link, LinkEvent, LinkMessage
 from text_generation_launcher.process import Child, log_last_lines
 from text_generation_launcher.pulse import Pulse, until_it_hangs
 from text_generation_launcher.restarts import Restarts
@@ -32,7 +32,7 @@ class Webserver:
     def __init__(
         self,
         start_router: Callable[[int], Awaitable[Child]],  # called with the descriptor of the router's end of the line
-        hear: Callable[[Message], None],
+        hear: Callable[[LinkMessage], None],
         mourn: Callable[[], None],
         restarts: Restarts,
     ) -> None:
@@ -43,18 +43,18 @@ class Webserver:
         self._stopping = asyncio.Event()
         self._child: Child | None = None
         self._link: Link | None = None
-        self._ready: Message | None = None  # the `ready` message of the living shards, kept for later routers
+        self._ready: LinkMessage | None = None  # the `ready` message of the living shards, kept for later routers
         self._has_had_shards = False
         self._has_hung = False  # the present router was killed because it hung
         self.has_listened = False
 
-    def announce(self, message: Message) -> None:
+    def announce(self, message: LinkMessage) -> None:
         """Sends `ready` or `lost` to the present router. `ready` is also sent to later routers, until `lost`."""
-        if not self._has_had_shards and message.event is Event.READY:
+        if not self._has_had_shards and message.event is LinkEvent.READY:
             # TGI logs this line when its shards are ready, and starts its router only then. Ours runs already.
             logger.info("Starting Webserver")
             self._has_had_shards = True
-        self._ready = message if message.event is Event.READY else None
+        self._ready = message if message.event is LinkEvent.READY else None
         if self._link is not None:
             self._link.send(message)
 
@@ -102,7 +102,7 @@ class Webserver:
 
     async def _hear_out(self, link: Link, child: Child) -> None:
         """Returns when the router has ended."""
-        pulse = Pulse(lambda: link.send(Message(Event.PING)))
+        pulse = Pulse(lambda: link.send(LinkMessage(LinkEvent.PING)))
         listening = asyncio.create_task(self._listen(link, child, pulse))
         watching = asyncio.create_task(self._watch(pulse, child))
         # A router that closes the line is about to end, and need not answer pings.
@@ -116,14 +116,14 @@ class Webserver:
     async def _listen(self, link: Link, child: Child, pulse: Pulse) -> None:
         try:
             while (message := await link.receive()) is not None:
-                if message.event is Event.LISTENING:
+                if message.event is LinkEvent.LISTENING:
                     self.has_listened = True
                     self._restarts.came_up()
                     pulse.begin()
-                elif message.event is Event.PONG:
+                elif message.event is LinkEvent.PONG:
                     pulse.answered()
                 else:
-                    if message.event is Event.CONFIRMED:
+                    if message.event is LinkEvent.CONFIRMED:
                         self._restarts.succeeded()
                     self._hear(message)
         except (ValueError, KeyError, TypeError) as error:

@@ -7,7 +7,7 @@ import time
 from text_generation_router.errors import ShardsError
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.shards import ShardGroup
+from text_generation_router.shards import ShardedClient
 
 log = logging.getLogger("text_generation_router")
 
@@ -21,7 +21,7 @@ class Audit:
         self._asked_s = float("-inf")
         self._asking: asyncio.Task[None] | None = None
 
-    def note_idle(self, scheduler: Scheduler, shards: ShardGroup) -> None:
+    def note_idle(self, scheduler: Scheduler, shards: ShardedClient) -> None:
         """Nothing runs, nothing waits, no step is in flight."""
         if (wrong := scheduler.books()) is not None:
             self._complain(wrong)
@@ -30,7 +30,7 @@ class Audit:
             self._asked_s = now
             self._asking = asyncio.create_task(self._ask(scheduler, shards), name="audit")
 
-    async def _ask(self, scheduler: Scheduler, shards: ShardGroup) -> None:
+    async def _ask(self, scheduler: Scheduler, shards: ShardedClient) -> None:
         steps = scheduler.num_steps
         try:
             views = await shards.views()

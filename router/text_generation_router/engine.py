@@ -1,6 +1,6 @@
 """Drives the shards: one loop that keeps two steps in flight and turns their answers into tokens for the requests.
 
-Shards may die at any time. What a request is, is known here alone: a new generation of shards gets all that are under
+Shards may die at any time. What a request is, is known here alone: the shards of a new epoch get all that are under
 way as prompts of what they have said so far, and their streams go on.
 """
 
@@ -25,7 +25,6 @@ from text_generation_router.errors import (
     WarmupRefusedError,
 )
 from text_generation_router.generation import GenerationStream
-from text_generation_router.generations import Generations
 from text_generation_router.metrics import Metrics
 from text_generation_router.retry_after import RetryAfter
 from text_generation_router.scheduling.admission import AdmissionMode
@@ -35,7 +34,8 @@ from text_generation_router.scheduling.request import GenerationRequest, Token
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import ForwardStep, Step
-from text_generation_router.shards import ModelInfo, ShardGroup, StepAnswer
+from text_generation_router.shard_groups import ShardGroups
+from text_generation_router.shards import ModelInfo, ShardedClient, StepAnswer
 from text_generation_router.step_metrics import StepMetrics
 from text_generation_router.text.detokenization import Vocabulary
 
@@ -80,7 +80,7 @@ class TokenLimits:
 
 
 @dataclass(slots=True)
-class InFlight:
+class StepInFlight:
     step: Step
     answer: asyncio.Task[StepAnswer | None]
     sent_s: float
@@ -94,7 +94,7 @@ class InFlight:
 class Engine:
     """Owns the scheduler. `submit` and `cancel` belong to the event loop's thread, like everything here.
 
-    `info` and `limits` are those of the newest generation; they exist once `start` has returned. `failed` is done when
+    `info` and `limits` are those of the newest epoch; they exist once `start` has returned. `failed` is done when
     nothing can be generated any more, by anybody.
     """
 
@@ -103,14 +103,14 @@ class Engine:
 
     def __init__(
         self,
-        generations: Generations,
+        shard_groups: ShardGroups,
         config: EngineConfig,
         make_vocabulary: Callable[[ModelInfo], Vocabulary],
         metrics: Metrics,
     ) -> None:
         self.on_limits: Callable[[TokenLimits], None] = lambda limits: None
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._generations = generations
+        self._shard_groups = shard_groups
         self._config = config
         self._make_vocabulary = make_vocabulary
         self._metrics = metrics
@@ -130,11 +130,11 @@ class Engine:
             )
         )
         self._retry_after = RetryAfter(self._scheduler.steps_until_start)
-        self._shards: ShardGroup | None = None  # None while there are none that are ready
-        self._confirmed = False  # whether this generation has answered a forward step
+        self._shards: ShardedClient | None = None  # None while there are none that are ready
+        self._confirmed = False  # whether this epoch has answered a forward step
         self._lost_s: float | None = None  # when the last one was lost
         self._streams: dict[int, GenerationStream] = {}
-        self._in_flight: deque[InFlight] = deque()
+        self._in_flight: deque[StepInFlight] = deque()
         self._forwards = 0  # how many of those in flight are forward steps
         self._answered = 0  # the newest step that has answered
         self._work = asyncio.Event()
@@ -200,7 +200,7 @@ class Engine:
         if self._shards is not None:
             await self._shards.close()
             self._shards = None
-        await self._generations.close()
+        await self._shard_groups.close()
 
     async def _drop_in_flight(self) -> None:
         answers = [sent.answer for sent in self._in_flight]
@@ -230,7 +230,7 @@ class Engine:
     async def _run(self) -> None:
         try:
             while True:
-                shards = await self._generations.next()
+                shards = await self._shard_groups.next()
                 try:
                     await self._warm_up(shards)
                     await self._drive(shards)
@@ -248,7 +248,7 @@ class Engine:
             self._fail_all(f"Server error: {error if isinstance(error, ShardsError) else type(error).__name__}")
             self.failed.set_result(None)
 
-    async def _warm_up(self, shards: ShardGroup) -> None:
+    async def _warm_up(self, shards: ShardedClient) -> None:
         config = self._config
         log.info("Warming up model")
         capacity = await shards.warmup(
@@ -263,7 +263,7 @@ class Engine:
         self.limits = TokenLimits(config.max_input_tokens or max_total - 1, max_total, capacity.slots)
         self._vocabulary = self._make_vocabulary(shards.info)
         self._metrics.batch_max_total_tokens.set(capacity.slots)
-        for request in self._scheduler.begin_generation(capacity.slots):
+        for request in self._scheduler.begin_epoch(capacity.slots):
             self._fail(request, f"Server error: the shards came back with room for {capacity.slots} tokens only")
         self._answered, self._confirmed = 0, False
         if self._lost_s is not None:
@@ -273,7 +273,7 @@ class Engine:
         self.on_limits(self.limits)
         self._started.set()
 
-    async def _drive(self, shards: ShardGroup) -> None:
+    async def _drive(self, shards: ShardedClient) -> None:
         """Steps, until the shards are lost: raises ShardsError then, and at no other time."""
         stepping = asyncio.create_task(self._step_for_ever(), name="steps")
         try:
@@ -297,25 +297,25 @@ class Engine:
                 await self._work.wait()
             self._work.clear()
 
-    async def _lose(self, shards: ShardGroup, reason: str) -> None:
+    async def _lose(self, shards: ShardedClient, reason: str) -> None:
         """The group is gone, and with it every row: all requests go back to the queue, and wait for the next one."""
-        log.error("shards of generation %d are lost: %s", shards.generation, reason)
+        log.error("shards of epoch %d are lost: %s", shards.epoch, reason)
         while self._in_flight and self._in_flight[0].has_answered:
             await self._receive()  # what was computed before the loss counts
         self._shards = None
         self._metrics.shard_losses.inc()
         self._lost_s = self._lost_s or time.perf_counter()
-        self._generations.lost(shards, reason)
+        self._shard_groups.lost(shards, reason)
         unanswered = [sent.step for sent in self._in_flight]
         await self._drop_in_flight()
         await shards.close()
         if self._put_back(unanswered, reason):
-            self._generations.blamed(shards)
+            self._shard_groups.blamed(shards)
 
     def _send(self, step: Step) -> None:
         assert self._shards is not None
         now = time.perf_counter()
-        self._in_flight.append(InFlight(step, asyncio.create_task(self._shards.run(step)), now))
+        self._in_flight.append(StepInFlight(step, asyncio.create_task(self._shards.run(step)), now))
         if isinstance(step, ForwardStep):
             self._forwards += 1
             self._counts.sent(step, self._scheduler)
@@ -371,7 +371,7 @@ class Engine:
         """A step has made tokens or computed chunks: these shards are of use."""
         if not self._confirmed and self._shards is not None:
             self._confirmed = True
-            self._generations.confirmed(self._shards)
+            self._shard_groups.confirmed(self._shards)
 
     def _end_not_finite(self, request_id: int, number: int) -> None:
         """The model made no numbers of it. Nobody else is touched."""

@@ -12,7 +12,7 @@ MAX_IDLE = 256
 WAIT_S = 60.0
 
 
-class Place:
+class PlaceInLine:
     """In the line of one tenant, for a slot that will be used for work of the given cost."""
 
     __slots__ = ("cost", "granted")
@@ -22,7 +22,7 @@ class Place:
         self.granted = granted
 
 
-class Node:
+class ShareNode:
     """All owners together, or an owner, or a tenant. Its children are served in equal shares: next is the child that
     has been served least. A child saves nothing up while it waits for nothing: it begins again at `floor`."""
 
@@ -33,26 +33,26 @@ class Node:
         self.floor = 0.0  # what the child served last had been given before
         self.num_waiting = 0
         self.num_held = 0
-        self.children: dict[str, Node] = {}
-        self.places: deque[Place] = deque()  # of a tenant, in order
+        self.children: dict[str, ShareNode] = {}
+        self.places: deque[PlaceInLine] = deque()  # of a tenant, in order
 
-    def child(self, name: str) -> "Node":
+    def child(self, name: str) -> "ShareNode":
         if name not in self.children:
             self._forget_idle()
-            self.children[name] = Node()
+            self.children[name] = ShareNode()
         return self.children[name]
 
-    def enter(self, child: "Node") -> None:
+    def enter(self, child: "ShareNode") -> None:
         if not child.num_waiting:
             child.served = max(child.served, self.floor)
         child.num_waiting += 1
 
-    def next(self, most_held: int) -> "Node | None":
+    def next(self, most_held: int) -> "ShareNode | None":
         """Of the children that wait and hold less than `most_held`."""
         waiting = (child for child in self.children.values() if child.num_waiting and child.num_held < most_held)
         return min(waiting, key=lambda child: child.served, default=None)
 
-    def serve(self, child: "Node", cost: float) -> None:
+    def serve(self, child: "ShareNode", cost: float) -> None:
         self.floor = child.served
         child.served += cost
         child.num_held += 1
@@ -74,7 +74,7 @@ class FairSlots:
         self._max_waiting = max_waiting
         self._max_held = slots if max_held is None else max_held
         self._wait_s = wait_s
-        self._all = Node()
+        self._all = ShareNode()
 
     async def acquire(self, share: Share, cost: float) -> None:
         """Waits for a slot; whoever gets it calls `release`. Raises OverloadedError if the tenant has too many waiting,
@@ -83,7 +83,7 @@ class FairSlots:
         tenant = owner.child(share.tenant)
         if len(tenant.places) >= self._max_waiting:
             raise OverloadedError
-        place = Place(cost, asyncio.get_running_loop().create_future())
+        place = PlaceInLine(cost, asyncio.get_running_loop().create_future())
         self._all.num_waiting += 1
         self._all.enter(owner)
         owner.enter(tenant)
@@ -92,7 +92,7 @@ class FairSlots:
         if not place.granted.done():
             await self._wait(place, share)
 
-    async def _wait(self, place: Place, share: Share) -> None:
+    async def _wait(self, place: PlaceInLine, share: Share) -> None:
         try:
             async with asyncio.timeout(self._wait_s):
                 await place.granted
@@ -103,7 +103,7 @@ class FairSlots:
             self._give_up(place, share)
             raise
 
-    def _give_up(self, place: Place, share: Share) -> None:
+    def _give_up(self, place: PlaceInLine, share: Share) -> None:
         if not place.granted.cancel() and not place.granted.cancelled():
             self.release(share)  # it was granted at the same moment
 

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from text_generation_router.api.gate import Gate
 from text_generation_router.api.http_protocol import Connection
-from text_generation_router.api.limits import LimitHits, Limits
+from text_generation_router.api.limits import ConnectionLimits, LimitHits
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class StopOnSignal:
             self._server.cut()
 
 
-def uvicorn_config(app: FastAPI, limits: Limits, hits: LimitHits) -> uvicorn.Config:
+def uvicorn_config(app: FastAPI, limits: ConnectionLimits, hits: LimitHits) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=partial(Connection, limits=limits, hits=hits),  # type: ignore[arg-type]  # it is called, nothing else

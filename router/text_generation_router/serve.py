@@ -13,21 +13,20 @@ from text_generation_launcher.link import Link
 from text_generation_router.api import reading_child
 from text_generation_router.api.body import Bodies
 from text_generation_router.api.caller import Callers
-from text_generation_router.api.engine_protocol import TokenLimits
 from text_generation_router.api.fields import ListLimits
 from text_generation_router.api.gate import Gate
 from text_generation_router.api.inference import Inference
-from text_generation_router.api.limits import SEND_BUFFER_BYTES, LimitHits, Limits
+from text_generation_router.api.limits import SEND_BUFFER_BYTES, ConnectionLimits, LimitHits
 from text_generation_router.api.permits import Permits
 from text_generation_router.api.services import Services
 from text_generation_router.app import create_app
 from text_generation_router.config import RouterConfig, is_address
-from text_generation_router.engine import Engine, EngineConfig
+from text_generation_router.engine import Engine, EngineConfig, TokenLimits
 from text_generation_router.errors import ShardsError, StartError
-from text_generation_router.generations import Generations, LaunchedGenerations, StandaloneGenerations
 from text_generation_router.http_server import Server, StopOnSignal, uvicorn_config
 from text_generation_router.metrics import Metrics
-from text_generation_router.offload.pool import Pool, PoolLimits
+from text_generation_router.offload.pool import PoolLimits, ProcessPool
+from text_generation_router.shard_groups import LaunchedGroups, ShardGroups, StandaloneGroups
 from text_generation_router.text.chat_template import load_chat_template
 from text_generation_router.text.detokenization import Vocabulary
 from text_generation_router.text.model_files import find_model_files
@@ -118,10 +117,13 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
     chat_template = load_chat_template(files.folder, config.tokenizer_config_path)
     metrics, gate = Metrics(), Gate()
     hits = LimitHits(metrics)
-    pool = Pool(reading_child.ENTRY, reading_child.setup_of(chat_template), child_limits(config))
-    generations = await find_generations(config)
+    pool = ProcessPool(reading_child.ENTRY, reading_child.setup_of(chat_template), child_limits(config))
+    shard_groups = await find_shard_groups(config)
     engine = Engine(
-        generations, engine_config(config), lambda info: Vocabulary.of(tokenizer.tokenizer, info.eos_token_ids), metrics
+        shard_groups,
+        engine_config(config),
+        lambda info: Vocabulary.of(tokenizer.tokenizer, info.eos_token_ids),
+        metrics,
     )
     pool.start()
     stack = AsyncExitStack()
@@ -135,7 +137,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         def take_limits(limits: TokenLimits) -> None:
             validator.limits = request_limits(config, limits)
 
-        engine.on_limits = take_limits  # a later generation of shards may have room for less
+        engine.on_limits = take_limits  # the shards of a later epoch may have room for less
         metrics.set_limits(engine.limits.max_input_tokens, engine.limits.max_total_tokens)
         permits = Permits(config.max_concurrent_requests, engine.retry_after_s)
         inference = Inference(engine, validator, permits, metrics)
@@ -157,7 +159,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         )
         http = uvicorn_config(create_app(services), connection_limits(config), hits)
         server = Server(
-            http, gate, engine.close, config.graceful_termination_timeout, on_listening=generations.listening
+            http, gate, engine.close, config.graceful_termination_timeout, on_listening=shard_groups.listening
         )
         engine.failed.add_done_callback(lambda _: server.stop())
         await stop.serve(server, listener)
@@ -170,18 +172,18 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         await stack.aclose()
 
 
-async def find_generations(config: RouterConfig) -> Generations:
+async def find_shard_groups(config: RouterConfig) -> ShardGroups:
     if config.launcher_fd is None:
-        return StandaloneGenerations(config.master_shard_uds_path)
+        return StandaloneGroups(config.master_shard_uds_path)
     try:
         line = socket.socket(fileno=config.launcher_fd)
     except OSError as error:
         raise StartError(f"--launcher-fd {config.launcher_fd} is no socket: {error.strerror}") from error
-    return LaunchedGenerations(await Link.open(line), config.master_shard_uds_path)
+    return LaunchedGroups(await Link.open(line), config.master_shard_uds_path)
 
 
-def connection_limits(config: RouterConfig) -> Limits:
-    return Limits(
+def connection_limits(config: RouterConfig) -> ConnectionLimits:
+    return ConnectionLimits(
         max_connections=config.max_connections,
         payload_bytes=config.payload_limit,
         write_s=config.stream_write_timeout,

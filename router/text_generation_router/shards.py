@@ -20,7 +20,7 @@ MESSAGE_LIMIT = 64 * 2**20
 OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_LIMIT),
     ("grpc.max_send_message_length", MESSAGE_LIMIT),
-    # A channel of a new generation must not share a connection that waits to be tried again (for up to 120 s).
+    # A channel of a new epoch must not share a connection that waits to be tried again (for up to 120 s).
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 ]
@@ -44,11 +44,11 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     kernels: str
     world_size: int
-    generation: int
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class WarmupAnswer:
     slots: int
     max_total_tokens: int
 
@@ -79,8 +79,8 @@ class StepAnswer:
     not_finite_ids: list[int]  # requests whose logits had a NaN or an infinity: their tokens mean nothing
 
 
-class ShardGroup:
-    """One generation of shards. Channels are made for it and die with it.
+class ShardedClient:
+    """The shards of one epoch. Channels are made for it and die with it.
 
     `lost` is done, with the reason, once somebody else knows that the group is gone.
     """
@@ -92,15 +92,15 @@ class ShardGroup:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
-    def generation(self) -> int:
-        return self.info.generation
+    def epoch(self) -> int:
+        return self.info.epoch
 
     def lose(self, reason: str) -> None:
         if not self.lost.done():
             self.lost.set_result(reason)
 
     @classmethod
-    async def connect(cls, master_uds_path: str) -> "ShardGroup":
+    async def connect(cls, master_uds_path: str) -> "ShardedClient":
         """Asks the first shard for the others. ShardsError if one cannot be reached."""
         master = _channel(f"unix://{master_uds_path}")
         try:
@@ -117,7 +117,7 @@ class ShardGroup:
 
     async def warmup(
         self, max_prefill_tokens: int, max_total_tokens: int | None, requests: int, wanted_slots: int | None
-    ) -> Capacity:
+    ) -> WarmupAnswer:
         """Sizes the KV caches; the smallest of all ranks counts. Steps are counted from 1 again. WarmupRefusedError:
         what is asked for does not fit. ShardsError: anything else."""
         request = pb.WarmupRequest(
@@ -125,10 +125,10 @@ class ShardGroup:
             max_total_tokens=max_total_tokens,
             max_concurrent_requests=requests,
             max_batch_total_tokens=wanted_slots,
-            generation=self.info.generation,
+            epoch=self.info.epoch,
         )
         answers = await self._call(lambda stub: stub.Warmup(request), WARMUP_ERRORS)
-        return Capacity(
+        return WarmupAnswer(
             min(answer.max_supported_total_tokens for answer in answers),
             min(answer.max_total_tokens for answer in answers),
         )
@@ -139,7 +139,7 @@ class ShardGroup:
         faults.point("router.rpc")
         if isinstance(step, ForwardStep):
             return await self._forward(step)
-        position = {"generation": self.info.generation, "step": step.number}
+        position = {"epoch": self.info.epoch, "step": step.number}
         if isinstance(step, ClearStep):
             clear = pb.ClearCacheRequest(**position)
             await self._call(lambda stub: stub.ClearCache(clear))
@@ -152,14 +152,14 @@ class ShardGroup:
         return None
 
     async def _forward(self, step: ForwardStep) -> StepAnswer:
-        generation, slots = self.info.generation, step.decode_slots.tobytes()
+        epoch, slots = self.info.epoch, step.decode_slots.tobytes()
         running = pb.CachedBatch(id=BATCH_ID, request_ids=step.decode_ids, size=len(step.decode_ids))
         if not step.chunks:
-            decode = pb.DecodeRequest(batches=[running], generation=generation, step=step.number, slots=slots)
+            decode = pb.DecodeRequest(batches=[running], epoch=epoch, step=step.number, slots=slots)
             answers = await self._call(lambda stub: stub.Decode(decode))
         else:
             batch = pb.Batch(id=BATCH_ID, requests=[_request(c) for c in step.chunks], size=len(step.chunks))
-            prefill = pb.PrefillRequest(batch=batch, generation=generation, step=step.number, slots=slots)
+            prefill = pb.PrefillRequest(batch=batch, epoch=epoch, step=step.number, slots=slots)
             if step.decode_ids:
                 prefill.cached_batch.CopyFrom(running)
             answers = await self._call(lambda stub: stub.Prefill(prefill))
@@ -213,7 +213,7 @@ def _model_info(info: Any) -> ModelInfo:
         tuple(info.eos_token_ids),
         info.kernels,
         info.world_size,
-        info.generation,
+        info.epoch,
     )
 
 

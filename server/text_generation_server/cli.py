@@ -97,7 +97,7 @@ def serve(
         uds_path=uds_path or _own_path(port, environment),
         rank=_variable(environment, "RANK", int, 0),
         world_size=_variable(environment, "WORLD_SIZE", int, 1),
-        generation=_variable(environment, "TGI_GENERATION", int, 1),
+        epoch=_variable(environment, "TGI_EPOCH", int, 1),
         dtype=dtype,
         quantize=quantize,
         kv_cache_dtype=kv_cache_dtype,
@@ -198,9 +198,9 @@ def _own_path(port: int, environment: Mapping[str, str]) -> str:
 
 
 def _set_up_faults(environment: Mapping[str, str], testing: bool) -> None:
-    rank, generation = environment.get("RANK", "0"), environment.get("TGI_GENERATION", "1")
+    rank, epoch = environment.get("RANK", "0"), environment.get("TGI_EPOCH", "1")
     try:
-        faults.setup_command(environment.get("FAILPOINTS", ""), testing, rank=rank, generation=generation)
+        faults.setup_command(environment.get("FAILPOINTS", ""), testing, rank=rank, epoch=epoch)
     except ValueError as error:
         raise OptionError(str(error)) from None
 

@@ -15,7 +15,7 @@ class ShardConfig:
     uds_path: str  # the shard listens on unix://<uds_path>-<rank>
     rank: int
     world_size: int
-    generation: int  # epoch of the shard group: each start of the group is a new epoch
+    epoch: int  # epoch of the shard group: each start of the group is a new epoch
     dtype: str | None  # one of DTYPES; None: the checkpoint's type
     max_total_tokens: int | None  # None: the model's limit
     rope_scaling: str | None  # "linear" or "dynamic"; None: as config.json says

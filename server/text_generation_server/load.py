@@ -72,7 +72,7 @@ def load_shard(
     kv_dtype = _choose_kv_dtype(config.kv_cache_dtype, dtype, device)
     _check_quantize(config.quantize, dtype, device)
     backend = select(device)
-    rendezvous = Path(f"{config.uds_path}-{config.generation}.rendezvous")
+    rendezvous = Path(f"{config.uds_path}-{config.epoch}.rendezvous")
     use_own_stream(device)
     group = join_group(config.rank, config.world_size, device, rendezvous)
     files = _files(config, model_config, device, dtype)

@@ -18,7 +18,7 @@ Int32s = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StepLimits:
     vocab_size: int
     slots: int  # of the KV cache, without the extra slot for padding, which comes after them
 
@@ -55,7 +55,7 @@ class PreparedStep:
 class Planner:
     """Prepares the steps over the batches of a shard."""
 
-    def __init__(self, batches: Batches, limits: Limits) -> None:
+    def __init__(self, batches: Batches, limits: StepLimits) -> None:
         self._batches = batches
         self._limits = limits
         # The decode rows of the last step, which are mostly those of the next step too, and the call that gave them.
@@ -121,7 +121,7 @@ def _members(request_ids: list[int], rows: tuple[int, ...]) -> Members:
     return Members(request_ids, np.array(rows, dtype=np.int32), rows)
 
 
-def _check_chunk(rows: Rows, limits: Limits, chunk: PromptChunk) -> None:
+def _check_chunk(rows: Rows, limits: StepLimits, chunk: PromptChunk) -> None:
     known = int(rows.known[rows.row(chunk.request_id)]) if chunk.ids is None else len(chunk.ids)
     if not 0 <= chunk.start < chunk.end <= known:
         raise StepError(f"request {chunk.request_id}: {known} tokens have no chunk {chunk.start}:{chunk.end}")

@@ -23,7 +23,7 @@ from text_generation_server.kv_cache import (
 from text_generation_server.layout import DecodeInputs, lay_out
 from text_generation_server.models.config import ModelConfig
 from text_generation_server.models.llama import Llama
-from text_generation_server.preparation import Int32s, Limits, Planner, PreparedStep
+from text_generation_server.preparation import Int32s, Planner, PreparedStep, StepLimits
 from text_generation_server.results import Pending, StepOutput
 from text_generation_server.sampling.sampler import Sampled, Sampler, read_out
 from text_generation_server.transfers import HostMoment, Moment, fetch
@@ -88,18 +88,18 @@ class ModelRunner:
         self._memory_fraction = memory_fraction
         self._min_tokens = MIN_EXACT_ROWS if device.type == "cpu" and dtype == torch.float32 else 1
         self._kv_cache: list[KvLayer] = []
-        self._room: Room | None = None
+        self._row_state: RowState | None = None
 
     @property
-    def room(self) -> "Room":
-        if self._room is None:
+    def row_state(self) -> "RowState":
+        if self._row_state is None:
             raise StepError("the shard has had no Warmup yet")
-        return self._room
+        return self._row_state
 
     @property
     def num_rows(self) -> int:
         """Number of requests that have a row."""
-        return len(self._room.batches.rows) if self._room is not None else 0
+        return len(self._row_state.batches.rows) if self._row_state is not None else 0
 
     @torch.inference_mode()
     def warmup(
@@ -134,19 +134,19 @@ class ModelRunner:
             self._config, self._model.num_kv_heads, slots, self._kv_dtype, self._device, self._on_progress
         )
         batches = Batches(Rows(rows, longest, self._device, padding_slot=slots))
-        planner = Planner(batches, Limits(self._config.vocab_size, slots))
-        self._room = Room(batches, planner, DecodeInputs(self._graphs.size(rows), batches.rows, slots))
+        planner = Planner(batches, StepLimits(self._config.vocab_size, slots))
+        self._row_state = RowState(batches, planner, DecodeInputs(self._graphs.size(rows), batches.rows, slots))
 
     def _run_largest_step(self, tokens: int, longest: int) -> None:
         pauses = LongestPause(self._on_progress)
         with self._group.agreement("prepare the largest step"), memory_for(tokens):
             # Graphs from before this Warmup use the old cache.
             self._graphs.clear()
-            self._kv_cache, self._room = [], None
+            self._kv_cache, self._row_state = [], None
             give_back_memory(self._device)
             chunks = largest_step(tokens, longest)
             self._make_room(tokens, len(chunks), longest)
-            step = self.room.planner.prepare([], NO_SLOTS, 0, chunks)
+            step = self.row_state.planner.prepare([], NO_SLOTS, 0, chunks)
         with self._group.owing("the largest step"), memory_for(tokens):
             self._launch(step, self._mark(), pauses, pauses).wait()
         self.longest_pause_s = pauses.seconds
@@ -170,13 +170,13 @@ class ModelRunner:
         Joins the batches of `decoding`. New requests join this batch, or make the batch `new_batch_id`.
         """
         started = self._mark()
-        room = self.room
+        state = self.row_state
         with self._group.agreement("prepare the step"):
-            step = room.planner.prepare(decoding, slots_R, new_batch_id, chunks)
+            step = state.planner.prepare(decoding, slots_R, new_batch_id, chunks)
         with self._group.owing("a step"):
             faults.point("shard.step")
             if chunks:
-                faults.point("shard.chunk", lambda: room.batches.rows.ids(chunks))
+                faults.point("shard.chunk", lambda: state.batches.rows.ids(chunks))
             on_layer = _then_fail(self._on_progress, "shard.prefill" if chunks else "shard.decode")
             return self._launch(step, started, self._on_progress, on_layer)
 
@@ -220,14 +220,14 @@ class ModelRunner:
         if not step.chunks:
             hidden = self._decode(step.decode.rows_R, step.slots_R, on_layer)
             logits = self._model.logits(hidden)
-            return None if logits is None else logits[:count], self.room.decode_inputs.rows_R(count)
-        mixed = lay_out(step, self.room.batches.rows, self._kernels, self._min_tokens)
+            return None if logits is None else logits[:count], self.row_state.decode_inputs.rows_R(count)
+        mixed = lay_out(step, self.row_state.batches.rows, self._kernels, self._min_tokens)
         hidden = self._model.forward(mixed.input, self._kv_cache, on_layer)
         logits = self._model.logits(hidden[mixed.sampled_tokens]) if count else None
         return None if logits is None else logits[:count], mixed.sampled_rows_R
 
     def _decode(self, rows_R: Int32s, slots_R: Int32s, on_layer: Signal) -> Tensor:
-        inputs, size = self.room.decode_inputs, self._graphs.size(max(1, len(rows_R)))
+        inputs, size = self.row_state.decode_inputs, self._graphs.size(max(1, len(rows_R)))
         inputs.fill(rows_R, slots_R, size)
 
         def forward(on_layer: Signal) -> Tensor:
@@ -240,7 +240,7 @@ class ModelRunner:
         """Samples on rank 0, and appends the sampled tokens to the rows of every rank."""
         if not step.sampled.rows:
             return NOTHING_SAMPLED
-        rows = self.room.batches.rows
+        rows = self.row_state.batches.rows
         sampled = NOTHING_SAMPLED if logits is None else self._sampler(logits, rows, step.sampled.rows)
         ids_R = self._group.broadcast(torch.empty_like(rows_R) if logits is None else sampled.ids_R)
         self._kernels.advance(rows.history, rows.lengths, rows_R, ids_R)
@@ -248,15 +248,15 @@ class ModelRunner:
         return sampled
 
     def filter(self, batch_id: int, keep: list[int]) -> list[int]:
-        return list(self.room.batches.filter(batch_id, keep).request_ids)
+        return list(self.row_state.batches.filter(batch_id, keep).request_ids)
 
     def clear(self, batch_id: int | None) -> None:
-        if self._room is not None:
-            self._room.batches.clear(batch_id)
+        if self._row_state is not None:
+            self._row_state.batches.clear(batch_id)
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class RowState:
     """All that a Warmup makes: the rows, and the objects that use them."""
 
     batches: Batches

@@ -69,7 +69,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
     async def Health(self, request: Any, context: Any) -> Any:
         worker, shard = self._worker, self._loaded
         return pb.HealthResponse(
-            generation=worker.generation,
+            epoch=worker.epoch,
             phase=worker.phase,
             last_step=worker.last_step,
             progress=worker.progress,
@@ -83,7 +83,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
             requires_padding=False,
             dtype=str(shard.dtype),
             device_type=shard.device.type,
-            generation=self._worker.generation,
+            epoch=self._worker.epoch,
             world_size=len(self._urls),
             vocab_size=shard.model_config.vocab_size,
             max_positions=shard.model_config.max_positions,
@@ -103,8 +103,8 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
 
     async def Warmup(self, request: Any, context: Any) -> Any:
         runner = (await self._shard(context)).runner
-        if request.generation != self._worker.generation:
-            await context.abort(STATUS[StepRefused], f"generation {request.generation} is over")
+        if request.epoch != self._worker.epoch:
+            await context.abort(STATUS[StepRefused], f"epoch {request.epoch} is over")
 
         def warmup() -> Capacity:
             with self._worker.during("warmup"):
@@ -144,7 +144,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
         return await self._step(request, context, run)
 
     async def _step(self, request: Any, context: Any, run: Callable[[StepClock], Any], clears: bool = False) -> Any:
-        future = self._worker.submit(request.generation, request.step, run, clears)
+        future = self._worker.submit(request.epoch, request.step, run, clears)
         return await self._answer(future, context)
 
     async def _answer(self, future: Future[Any], context: Any) -> Any:
@@ -166,7 +166,7 @@ def _runs_step(
     def run(clock: StepClock) -> Pending[Any]:
         decoding = [StepBatch(batch.id, list(batch.request_ids)) for batch in batches]
         launched = runner.step(decoding, _int32_tensor(request.slots), new_batch_id, chunks)
-        load = measure(runner.room.batches.rows, decoding, chunks) if step_log else None
+        load = measure(runner.row_state.batches.rows, decoding, chunks) if step_log else None
         return launched.then(lambda output: answer(output, clock, load))
 
     def answer(output: StepOutput, clock: StepClock, load: StepLoad | None) -> Any:
@@ -216,7 +216,7 @@ def _cached_batch(batch_id: int, request_ids: list[int]) -> Any:
 
 def _result(output: StepOutput, request: Any, clock: StepClock) -> Any:
     return pb.StepResult(
-        generation=request.generation,
+        epoch=request.epoch,
         step=request.step,
         request_ids=np.array(output.request_ids, dtype="<u8").tobytes(),
         token_ids=output.token_ids.numpy().astype("<i4").tobytes(),
@@ -238,7 +238,7 @@ def serve(config: ShardConfig) -> None:
 
 
 async def _serve(config: ShardConfig) -> None:
-    worker = Worker(config.generation)
+    worker = Worker(config.epoch)
     step_log = StepLog(config.step_log) if config.step_log and config.rank == 0 else None
     servicer = Servicer([f"unix://{config.uds_path}-{rank}" for rank in range(config.world_size)], worker, step_log)
     stopping = asyncio.create_task(_signal())

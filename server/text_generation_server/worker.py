@@ -30,7 +30,7 @@ MAX_LAUNCHED = 2
 
 
 @dataclass(slots=True)
-class Call:
+class StepCall:
     """A step that has been submitted and not launched. `run` launches it, and returns its result or a Pending."""
 
     step: int
@@ -44,7 +44,7 @@ class Call:
 class Launched:
     """A step that has been launched and not answered."""
 
-    call: Call
+    call: StepCall
     pending: Pending[Any]
     is_complete: bool
 
@@ -60,15 +60,15 @@ class StepClock:
 class Worker:
     """`submit` may be called from any thread. All calls run in the thread of this object."""
 
-    def __init__(self, generation: int, hold_s: float = HOLD_S) -> None:
-        self.generation = generation
+    def __init__(self, epoch: int, hold_s: float = HOLD_S) -> None:
+        self.epoch = epoch
         self.phase = "load"  # "load", "warmup", "capture" (within a step or a warm-up) or "ready"
         self.last_step = 0
         self.running_step = 0  # the oldest step that is launched and not answered; 0: no step
         self.progress = 0
         self._hold_s = hold_s
         self._next_step = 1  # the step that is launched next
-        self._held: dict[int, Call] = {}
+        self._held: dict[int, StepCall] = {}
         self._launched: deque[Launched] = deque()
         self._failed_step: int | None = None
         self._changed = threading.Condition()
@@ -79,12 +79,12 @@ class Worker:
         self._thread = threading.Thread(target=self._loop, name="worker", daemon=True)
         self._thread.start()
 
-    def submit(self, generation: int, step: int, run: Callable[[StepClock], Any], clears: bool = False) -> Future[Any]:
+    def submit(self, epoch: int, step: int, run: Callable[[StepClock], Any], clears: bool = False) -> Future[Any]:
         """Queues a step. The future's exception is StepRefused if the step is stale, StepAborted if it waited too long
         or comes after a failure, and StepFailed if `run` raised."""
-        call = Call(step, run, clears, _uncancellable(), time.monotonic() + self._hold_s)
+        call = StepCall(step, run, clears, _uncancellable(), time.monotonic() + self._hold_s)
         with self._changed:
-            if refusal := self._refusal(generation, step):
+            if refusal := self._refusal(epoch, step):
                 call.future.set_exception(refusal)
             else:
                 self._held[step] = call
@@ -124,9 +124,9 @@ class Worker:
     def advance_progress(self) -> None:
         self.progress += 1
 
-    def _refusal(self, generation: int, step: int) -> Exception | None:
-        if generation != self.generation:
-            return StepRefused(f"generation {generation} is over: this shard is generation {self.generation}")
+    def _refusal(self, epoch: int, step: int) -> Exception | None:
+        if epoch != self.epoch:
+            return StepRefused(f"epoch {epoch} is over: this shard is of epoch {self.epoch}")
         if step < self._next_step or step in self._held:
             return StepRefused(f"step {step} has been run already: the next one is {self._next_step}")
         if step > self._next_step and sum(held > self._next_step for held in self._held) >= MAX_HELD:
@@ -192,7 +192,7 @@ class Worker:
             self._held.pop(step).future.set_exception(StepAborted(reason))
         return min((call.deadline - now for call in self._held.values()), default=None)
 
-    def _launch(self, call: Call) -> None:
+    def _launch(self, call: StepCall) -> None:
         if call.clears:
             self._failed_step = None
         if self._failed_step is not None:
@@ -242,7 +242,7 @@ class Worker:
         launched.call.future.set_result(result)
         faults.point("shard.between")
 
-    def _fail(self, call: Call, error: Exception) -> None:
+    def _fail(self, call: StepCall, error: Exception) -> None:
         """Handles the exception of a step: all rows are invalid from now on, and the answer names the failed step."""
         if self._failed_step is not None:
             self._abort(call)
@@ -253,11 +253,11 @@ class Worker:
         call.future.set_exception(StepFailed(f"step {call.step} failed: {type(error).__name__}: {error}"))
         faults.point("shard.between")
 
-    def _abort(self, call: Call) -> None:
+    def _abort(self, call: StepCall) -> None:
         self._note_end(call)
         call.future.set_exception(StepAborted(f"step {self._failed_step} failed; a ClearCache must come first"))
 
-    def _note_end(self, call: Call) -> None:
+    def _note_end(self, call: StepCall) -> None:
         self.last_step = call.step
         self.running_step = self._launched[0].call.step if self._launched else 0
         self._ended_ns = time.perf_counter_ns()
@@ -276,7 +276,7 @@ def _is_complete(pending: Pending[Any]) -> bool:
 
 
 @contextmanager
-def _exit_if_broken(call: Call) -> Iterator[None]:
+def _exit_if_broken(call: StepCall) -> Iterator[None]:
     try:
         yield
     except GroupBroken:

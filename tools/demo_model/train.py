@@ -29,7 +29,7 @@ CONTEXT = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class TrainingStage:
     """`phases` are (length of a row, rows in a batch, tokens). The learning rate warms up, stays at its peak until
     `decay_from`, and goes down to `end` of it along a straight line."""
 
@@ -50,8 +50,8 @@ class Stage:
 
 # Short rows come first, then rows that hold a whole story, and last the second mix with rows of the whole context.
 STAGES = (
-    Stage(FIRST_MIX, 3e-3, 0.64, 0.17, ((256, 32, 6_000_000), (512, 16, 8_100_000))),
-    Stage(SECOND_MIX, 1.5e-3, 0.2, 0.02, ((512, 16, 4_000_000), (CONTEXT, 4, 1_000_000))),
+    TrainingStage(FIRST_MIX, 3e-3, 0.64, 0.17, ((256, 32, 6_000_000), (512, 16, 8_100_000))),
+    TrainingStage(SECOND_MIX, 1.5e-3, 0.2, 0.02, ((512, 16, 4_000_000), (CONTEXT, 4, 1_000_000))),
 )
 CHAT_TEMPLATE = """\
 {{- bos_token -}}
@@ -148,7 +148,7 @@ def make_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     ]
 
 
-def train(model: LlamaForCausalLM, tokenizer: Tokenizer, seed: int, stage: Stage) -> None:
+def train(model: LlamaForCausalLM, tokenizer: Tokenizer, seed: int, stage: TrainingStage) -> None:
     optimizers = make_optimizers(model)
     source = documents(seed, stage.mix)
     done, started, smooth = 0, time.monotonic(), None

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from gpu_check.findings import read
-from gpu_check.results import Report, StageResult
+from gpu_check.results import CheckReport, StageResult
 from gpu_check.stages import STAGES, Stage
 from text_generation_benchmark.process import exit_on_sigterm
 
@@ -34,7 +34,7 @@ LOG_LINES = 100
 
 
 @dataclass(slots=True)
-class Running:
+class RunningStage:
     stage: Stage
     process: "subprocess.Popen[bytes]"
     started_s: float
@@ -73,7 +73,7 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def start(stage: Stage, folder: Path, figures: dict[str, float], limit_s: float, on_gpu: bool) -> Running:
+def start(stage: Stage, folder: Path, figures: dict[str, float], limit_s: float, on_gpu: bool) -> RunningStage:
     stem = stage.name.replace(" ", "-")
     findings, log = folder / f"{stem}.jsonl", folder / f"{stem}.log"
     environment = dict(os.environ)
@@ -86,7 +86,7 @@ def start(stage: Stage, folder: Path, figures: dict[str, float], limit_s: float,
         process = subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
-    return Running(stage, process, time.monotonic(), limit_s, findings, log)
+    return RunningStage(stage, process, time.monotonic(), limit_s, findings, log)
 
 
 def rounds(stages: Sequence[Stage], beside: int) -> Iterator[list[Stage]]:
@@ -104,7 +104,7 @@ def rounds(stages: Sequence[Stage], beside: int) -> Iterator[list[Stage]]:
 def run_together(
     stages: Sequence[Stage], folder: Path, figures: dict[str, float], deadline_s: float, on_gpu: bool
 ) -> Iterator[StageResult]:
-    running: list[Running] = []
+    running: list[RunningStage] = []
     try:
         for stage in stages:
             left_s = deadline_s - time.monotonic() - STOP_S
@@ -143,9 +143,9 @@ def check(out: Path | None, only: Sequence[str]) -> bool:
     stages = [stage for stage in STAGES if not only or stage.name in only]
     done: list[StageResult] = []
 
-    def report() -> Report:
+    def report() -> CheckReport:
         ran = {result.name for result in done}
-        return Report(device, on_gpu, date, tuple(done), [stage.name for stage in stages if stage.name not in ran])
+        return CheckReport(device, on_gpu, date, tuple(done), [stage.name for stage in stages if stage.name not in ran])
 
     with tempfile.TemporaryDirectory(prefix="tgi-gpu-check-") as folder:
         for together in rounds(stages, MAX_BESIDE if on_gpu else 1):

@@ -59,7 +59,7 @@ class StageResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CheckReport:
     device: str
     on_gpu: bool
     date: str

@@ -25,21 +25,21 @@ WARM_UP_PART = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ServerPlan:
     shape: LlamaShape
     decodes: tuple[Workload, ...]
     prompt: Workload
     arguments: tuple[str, ...]
 
 
-ON_GPU = Plan(
+ON_GPU = ServerPlan(
     LLAMA_8B,
     # About 1,000 tokens of context in the middle of the measured steps.
     (Workload(1, 256, 512), Workload(64, 808, 384), Workload(256, 840, 320)),
     Workload(1, 4096, 1),
     ("--max-input-tokens", "4096", "--max-total-tokens", "4608", "--max-batch-prefill-tokens", "4096"),
 )
-REHEARSAL = Plan(
+REHEARSAL = ServerPlan(
     REHEARSED,
     (Workload(1, 32, 900), Workload(4, 32, 900)),
     Workload(1, 256, 1),
@@ -60,7 +60,7 @@ def measure(context: Context) -> Iterator[Finding]:
             yield _prefill(context, plan, command.port, prompts)
 
 
-def server_command(plan: Plan, folder: Path) -> ServerCommand:
+def server_command(plan: ServerPlan, folder: Path) -> ServerCommand:
     """Runs the launcher's module. Scripts stand in for the programs that it starts, so nothing has to be installed."""
     scripts = folder / "programs"
     scripts.mkdir()
@@ -118,7 +118,7 @@ def decode_finding(
     return Finding(DECODE, cells, figures)
 
 
-def _prefill(context: Context, plan: Plan, port: int, prompts: Prompts) -> Finding:
+def _prefill(context: Context, plan: ServerPlan, port: int, prompts: Prompts) -> Finding:
     workload, runs = plan.prompt, []
     for _ in range(1 + PROMPT_RUNS):  # the first one warms up
         before = Page(0, get(port, "/metrics"))

@@ -45,7 +45,7 @@ def main() -> None:
     gc.freeze()  # pytest collects garbage after each run, twice: what was imported is none
     for line in sys.stdin:
         asked = json.loads(line)
-        answer = run(log, tests, asked["first"], Limits(float(limit_s), asked["usual_s"]))
+        answer = run(log, tests, asked["first"], RunLimits(float(limit_s), asked["usual_s"]))
         print(json.dumps(answer), flush=True)
 
 
@@ -59,7 +59,7 @@ def _settle_hypothesis() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RunLimits:
     limit_s: float
     usual_s: dict[str, float]  # what tests take without a mutant
 
@@ -70,7 +70,7 @@ class Limits:
         signal.setitimer(signal.ITIMER_REAL, WALL * cpu_s)
 
 
-def run(log: str, tests: list[str], first: str, limits: Limits) -> dict[str, Any]:
+def run(log: str, tests: list[str], first: str, limits: RunLimits) -> dict[str, Any]:
     times = Path(log).with_suffix(".times")
     times.write_text("")
     child = os.fork()
@@ -86,7 +86,7 @@ def run(log: str, tests: list[str], first: str, limits: Limits) -> dict[str, Any
     return {"outcome": outcome, "test": last, "times_s": times_s}
 
 
-def _run_tests(log: str, tests: list[str], times: Path, first: str, limits: Limits) -> None:
+def _run_tests(log: str, tests: list[str], times: Path, first: str, limits: RunLimits) -> None:
     os.setsid()
     to = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
@@ -135,7 +135,7 @@ class _Order:
 class _Clock:
     """Writes two lines for a test, one when it begins and one with its seconds."""
 
-    def __init__(self, file: TextIO, limits: Limits) -> None:
+    def __init__(self, file: TextIO, limits: RunLimits) -> None:
         self._file = file
         self._limits = limits
         self._began = 0.0

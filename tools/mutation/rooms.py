@@ -26,7 +26,7 @@ ROOMS = (
         (f"{ROUTER}/engine*.py", f"{ROUTER}/shards.py", f"{ROUTER}/generation.py", f"{ROUTER}/step_metrics.py"),
         (
             f"{ROUTER}/tests/test_engine*.py", f"{ROUTER}/tests/test_generation*.py",
-            f"{ROUTER}/tests/test_shards.py", f"{ROUTER}/tests/test_step_metrics.py",
+            f"{ROUTER}/tests/test_shard*.py", f"{ROUTER}/tests/test_step_metrics.py",
         ),
     ),
     Room(

@@ -24,7 +24,7 @@ LIBRARIES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunResult:
     outcome: str
     test: str  # in which it ended, if it did not survive
     times_s: dict[str, float]  # of each test that came to its end
@@ -52,14 +52,14 @@ class RunsOfTests:
         with self._server:  # closes the pipes
             self._server.wait(STOP_S)
 
-    def run(self, first: str = "", usual_s: Mapping[str, float] = MappingProxyType({})) -> Run:
+    def run(self, first: str = "", usual_s: Mapping[str, float] = MappingProxyType({})) -> RunResult:
         """Of the tests as the copy is now; those with the word `first` in the name of their file come first. `usual_s`
         are the times of a run without a mutant."""
         assert self._server.stdin is not None and self._server.stdout is not None
         print(json.dumps({"first": first, "usual_s": dict(usual_s)}), file=self._server.stdin, flush=True)
         if not (answer := self._server.stdout.readline()):
             raise RuntimeError(f"the process that runs the tests has ended: {self.last_words()}")
-        return Run(**json.loads(answer))
+        return RunResult(**json.loads(answer))
 
     def last_words(self) -> str:
         return self._log.read_text(errors="replace")[-4000:] if self._log.exists() else ""

@@ -14,7 +14,7 @@ from text_generation_benchmark.shards.tables import tables
 from text_generation_launcher.errors import LauncherError
 from text_generation_launcher.places import find_master_socket
 from text_generation_router.errors import ShardsError, StartError
-from text_generation_router.text.validation import Parameters
+from text_generation_router.text.validation import AskedParameters
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 
@@ -80,7 +80,7 @@ def benchmark_shards(
         decode_length,
         runs,
         warmups,
-        Parameters(
+        AskedParameters(
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,

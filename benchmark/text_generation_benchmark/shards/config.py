@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from text_generation_router.errors import StartError, ValidationError
 from text_generation_router.scheduling.request import Sampling
-from text_generation_router.text.validation import Parameters, RequestLimits, parameter_checks, sampling
+from text_generation_router.text.validation import AskedParameters, RequestLimits, parameter_checks, sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ShardBenchmarkConfig:
     decode_length: int
     runs: int
     warmups: int
-    parameters: Parameters  # as the user gave them
+    parameters: AskedParameters  # as the user gave them
 
     def plan(self) -> Plan:
         """Raises StartError for settings that cannot be measured."""

@@ -12,7 +12,7 @@ from text_generation_benchmark.shards.statistics import Round
 from text_generation_router.errors import ShardsError, StartError, StepFailedError
 from text_generation_router.scheduling.slots import Slots
 from text_generation_router.scheduling.step import Chunk, ClearStep, FirstChunk, ForwardStep, Step
-from text_generation_router.shards import ShardGroup
+from text_generation_router.shards import ShardedClient
 
 NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
 
@@ -24,7 +24,7 @@ class ShardBenchmark:
     """
 
     def __init__(
-        self, shards: ShardGroup, master_uds_path: str, plan: Plan, ids: tuple[int, ...], last_step: int
+        self, shards: ShardedClient, master_uds_path: str, plan: Plan, ids: tuple[int, ...], last_step: int
     ) -> None:
         self._shards = shards
         self._master_uds_path = master_uds_path
@@ -83,7 +83,7 @@ class ShardBenchmark:
         number = self._last_step
         try:
             standings = await read_standings(self._master_uds_path)
-            gone = any(standing.generation != self._shards.generation for standing in standings)
+            gone = any(standing.epoch != self._shards.epoch for standing in standings)
         except ShardsError:
             standings, gone = [], True
         if gone:
@@ -104,7 +104,7 @@ async def open_benchmark(master_uds_path: str, plan: Plan, ids: tuple[int, ...])
     """Raises ShardsError if the shards cannot be used now, StartError if the plan does not fit them."""
     standings = await find_idle(master_uds_path)
     _check_slots(plan, min(standing.slots for standing in standings))
-    shards = await ShardGroup.connect(master_uds_path)
+    shards = await ShardedClient.connect(master_uds_path)
     try:
         if max(ids) >= shards.info.vocab_size:
             raise StartError(

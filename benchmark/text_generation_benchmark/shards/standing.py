@@ -19,7 +19,7 @@ QUIET_S = 0.2  # a router under load runs many steps in this time
 class Standing:
     """The state of one rank."""
 
-    generation: int
+    epoch: int
     last_step: int
     running_step: int  # 0: none
     slots: int  # 0: not warmed up yet
@@ -48,7 +48,7 @@ async def _read(url: str) -> Standing:
         stub = pb_grpc.TextGenerationServiceStub(channel)
         health: Any = await stub.Health(pb.HealthRequest(), timeout=ANSWER_S)
         info: Any = await stub.Info(pb.InfoRequest(), timeout=ANSWER_S)
-    return Standing(health.generation, health.last_step, health.running_step, info.slots)
+    return Standing(health.epoch, health.last_step, health.running_step, info.slots)
 
 
 async def find_idle(master_uds_path: str) -> list[Standing]:
@@ -61,7 +61,7 @@ async def find_idle(master_uds_path: str) -> list[Standing]:
         )
     await asyncio.sleep(QUIET_S)
     standings = await read_standings(master_uds_path)
-    positions = {(standing.generation, standing.last_step) for standing in standings}
+    positions = {(standing.epoch, standing.last_step) for standing in standings}
     if standings != before or len(positions) > 1 or any(standing.running_step for standing in standings):
         raise ShardsError(
             "the shards are busy: stop sending requests to their router, and run this when all have been answered"

@@ -90,7 +90,7 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class ClusterSummary:
     """The outcomes of all engines together."""
 
     output_tokens_per_s: float
@@ -112,7 +112,7 @@ class Summary:
 
 def summarize(
     outcomes: Sequence[Outcome], duration_s: float, bucket_s: float, overhead_s: float, targets: Targets
-) -> Summary:
+) -> ClusterSummary:
     """`duration_s`: seconds during which requests arrive."""
     arrival_s, first_s, last_s, longest, tokens = (
         np.concatenate([getattr(outcome.times, column) for outcome in outcomes])
@@ -124,7 +124,7 @@ def summarize(
     several = tokens > 1
     slots = sum(outcome.slots for outcome in outcomes)
     over_time = _held(outcomes) / (slots * bucket_s)
-    return Summary(
+    return ClusterSummary(
         output_tokens_per_s=float(tokens.sum()) / end_s,
         requests_per_s=len(tokens) / end_s,
         goodput=float(is_good.sum()) / duration_s,

@@ -21,11 +21,11 @@ from text_generation_benchmark.simulation.cost import SimulatedModel
 from text_generation_benchmark.simulation.engine import SimulatedEngine
 from text_generation_benchmark.simulation.fit import Fit, fit, joined, read_log
 from text_generation_benchmark.simulation.trace import Floats, Trace
-from text_generation_benchmark.simulation.workloads import LogNormal, Workload, generate
+from text_generation_benchmark.simulation.workloads import LogNormal, TraceWorkload, generate
 from text_generation_router.scheduling.limits import Limits
 
 # Prompt and output together fit into the demo model's 2,048 positions.
-WORKLOAD = Workload(LogNormal(120, 0.8, 16, 900), LogNormal(60, 0.7, 2, 400), 400)
+WORKLOAD = TraceWorkload(LogNormal(120, 0.8, 16, 900), LogNormal(60, 0.7, 2, 400), 400)
 MAX_ROWS = 256
 PREFILL_TOKENS = 1024
 ROUNDS = 4
@@ -45,7 +45,7 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ReplayComparison:
     rate: float
     fitted: SimulatedModel
     fit: Fit
@@ -87,7 +87,7 @@ FIGURES: dict[str, Callable[[Sequence[Played]], float]] = {
 }
 
 
-def compare_with_server(model: Path, rate: float, duration_s: float, seed: int) -> Comparison:
+def compare_with_server(model: Path, rate: float, duration_s: float, seed: int) -> ReplayComparison:
     """Starts a server on `model`. RuntimeError if the server does not start, or refuses a request.
 
     The machine's speed changes from minute to minute, so traces to fit to and traces to compare alternate.
@@ -115,7 +115,7 @@ def compare_with_server(model: Path, rate: float, duration_s: float, seed: int) 
     beyond_s = (_first_token_ms(played[::2], 50) - within_ms) / 1e3
     simulated_model = replace(bare, overhead_s=max(0.0, beyond_s))
     simulated = [_simulate(simulated_model, trace) for trace in traces[1::2]]
-    return Comparison(rate, simulated_model, fitted, played[1::2], simulated)
+    return ReplayComparison(rate, simulated_model, fitted, played[1::2], simulated)
 
 
 def _simulate(model: SimulatedModel, trace: Trace) -> Played:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from text_generation_benchmark.output import aligned_table
 from text_generation_benchmark.simulation.cost import SimulatedModel
-from text_generation_benchmark.simulation.metrics import Summary, Targets, percentile
+from text_generation_benchmark.simulation.metrics import ClusterSummary, Targets, percentile
 from text_generation_benchmark.simulation.trace import Floats
 from text_generation_router.scheduling.limits import Limits
 
@@ -31,7 +31,7 @@ class Run:
 
     policy: str
     rate: float
-    summary: Summary
+    summary: ClusterSummary
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class LogNormal:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class TraceWorkload:
     """`prompt`: length of the part that is not shared. The prefix is one of `num_prefixes`, all equally likely."""
 
     prompt: Lengths
@@ -69,17 +69,17 @@ class Workload:
 
 WORKLOADS = {
     # Conversations about as long as ShareGPT's, whose mean is some 220 tokens in and 200 out.
-    "short-chat": Workload(LogNormal(150, 0.9, 8, 2048), LogNormal(150, 0.8, 1, 1024), 1024),
+    "short-chat": TraceWorkload(LogNormal(150, 0.9, 8, 2048), LogNormal(150, 0.8, 1, 1024), 1024),
     # Questions about long documents, or requests with one of a few long system prompts.
-    "long-prompts-shared-prefix": Workload(
+    "long-prompts-shared-prefix": TraceWorkload(
         LogNormal(500, 0.8, 32, 4096), LogNormal(150, 0.6, 1, 512), 512, 16, Uniform(2000, 8000)
     ),
     # Clients that always ask for the largest output, of a model that stops long before.
-    "long-limits": Workload(LogNormal(80, 0.7, 8, 1024), LogNormal(260, 0.55, 1, 4096), 4096),
+    "long-limits": TraceWorkload(LogNormal(80, 0.7, 8, 1024), LogNormal(260, 0.55, 1, 4096), 4096),
 }
 
 
-def generate(workload: Workload, rate: float, duration_s: float, seed: int) -> Trace:
+def generate(workload: TraceWorkload, rate: float, duration_s: float, seed: int) -> Trace:
     """Poisson arrivals, on average `rate` per second. The same arguments give the same trace."""
     random = np.random.default_rng(seed)
     count = int(random.poisson(rate * duration_s))

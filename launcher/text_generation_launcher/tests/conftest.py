@@ -103,7 +103,7 @@ def talk():
             continue
         journal("heard", message=message)
         if message["event"] == "lost" and mode == "blames":
-            say(line, "blamed", message["generation"])
+            say(line, "blamed", message["epoch"])
         if message["event"] == "ready":
             if mode == "fail_when_ready":
                 complain(3)
@@ -112,15 +112,15 @@ def talk():
             log("Connected", port=server.getsockname()[1])
             say(line, "listening")
             if mode == "confirm":
-                say(line, "confirmed", message["generation"])
-            if mode == "asks" and message["generation"] == 1:
+                say(line, "confirmed", message["epoch"])
+            if mode == "asks" and message["epoch"] == 1:
                 say(line, "restart", 7, "an epoch that never was")
                 say(line, "restart", 1, "wrong answers")
             if mode == "babbles" and starts() == 1:
                 line.sendall(b"what?" + bytes([10]))
 
-def say(line, event, generation=0, reason=""):
-    line.sendall(json.dumps({"event": event, "generation": generation, "reason": reason}).encode() + bytes([10]))
+def say(line, event, epoch=0, reason=""):
+    line.sendall(json.dumps({"event": event, "epoch": epoch, "reason": reason}).encode() + bytes([10]))
 
 journal("start")
 mode = chosen_mode()
@@ -134,7 +134,7 @@ if role() == "download":
     sys.exit(0)
 if role() == "shard":
     keep = serve_health()
-    with open(value("--uds-path") + "-" + os.environ["TGI_GENERATION"] + ".rendezvous", "w"):
+    with open(value("--uds-path") + "-" + os.environ["TGI_EPOCH"] + ".rendezvous", "w"):
         log("Server started")
 else:
     server = socket.socket(fileno=int(value("--listen-fd")))
@@ -216,10 +216,10 @@ class Site:
 
     def heard(self) -> list[tuple[str, int]]:
         """The messages that the routers have received, as pairs of event and epoch."""
-        return [(entry["message"]["event"], entry["message"]["generation"]) for entry in self.events("heard")]
+        return [(entry["message"]["event"], entry["message"]["epoch"]) for entry in self.events("heard")]
 
-    def wait_until_heard(self, event: str, generation: int) -> None:
-        wait_until(lambda: (event, generation) in self.heard(), f"no {event} {generation} in time")
+    def wait_until_heard(self, event: str, epoch: int) -> None:
+        wait_until(lambda: (event, epoch) in self.heard(), f"no {event} {epoch} in time")
 
     def left_behind(self) -> list[str]:
         return [name for name in os.listdir(self.root) if name.startswith("shard")]

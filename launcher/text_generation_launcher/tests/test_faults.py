@@ -40,13 +40,13 @@ def passes_that_raise(point: str, passes: int) -> list[int]:
         ("shard.load:raise", []),
         ("shard.step[rank=1]:raise@3", [3]),
         ("shard.step[rank=0]:raise@3", []),
-        ("shard.step[rank=1,generation=2]:raise@3", [3]),
-        ("shard.step[rank=1,generation=1]:raise@3", []),
+        ("shard.step[rank=1,epoch=2]:raise@3", [3]),
+        ("shard.step[rank=1,epoch=1]:raise@3", []),
         ("shard.step[colour=1]:raise@3", []),
     ],
 )
 def test_a_rule_acts_at_its_passes_and_in_its_processes_only(rules: str, expected: list[int]) -> None:
-    faults.setup(rules, rank=1, generation=2)
+    faults.setup(rules, rank=1, epoch=2)
     assert passes_that_raise("shard.step", 9) == expected
 
 

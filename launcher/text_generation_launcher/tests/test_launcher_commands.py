@@ -8,7 +8,7 @@ import pytest
 
 from text_generation_launcher import commands
 from text_generation_launcher.commands import Programs
-from text_generation_launcher.config import Admission, Dtype, LauncherConfig, LoadFormat, RopeScaling
+from text_generation_launcher.config import Admission, Dtype, LauncherConfig, LoadFormat, RopeScalingKind
 
 PROGRAMS = Programs("/bin/server", "/bin/router")
 PLAIN = LauncherConfig(model_id="/models/m", num_shard=1, max_batch_prefill_tokens=2048, shard_uds_path="/run/shard")
@@ -43,7 +43,7 @@ def test_download_and_shards_get_the_flag_for_random_weights():
 
 
 def test_shard_gets_no_flags_beyond_the_given_values():
-    command = commands.shard(PLAIN, PROGRAMS, {"HOME": "/h", "LOG_LEVEL": "debug"}, rank=0, generation=1, cores=6)
+    command = commands.shard(PLAIN, PROGRAMS, {"HOME": "/h", "LOG_LEVEL": "debug"}, rank=0, epoch=1, cores=6)
     assert command.argv[:3] == ("/bin/server", "serve", "/models/m")
     assert options(command, 3) == {
         "--uds-path": ["/run/shard"],
@@ -55,7 +55,7 @@ def test_shard_gets_no_flags_beyond_the_given_values():
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "RANK": "0",
         "WORLD_SIZE": "1",
-        "TGI_GENERATION": "1",
+        "TGI_EPOCH": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "6",
         "GOMP_SPINCOUNT": "1000",
@@ -72,7 +72,7 @@ def test_shard_gets_all_given_values():
         max_input_tokens=10,
         max_total_tokens=20,
         max_batch_size=3,
-        rope_scaling=RopeScaling.dynamic,
+        rope_scaling=RopeScalingKind.dynamic,
         rope_factor=2.0,
         watermark_gamma=0.25,
         watermark_delta=1.5,
@@ -81,14 +81,14 @@ def test_shard_gets_all_given_values():
         huggingface_hub_cache="/cache",
         weights_cache_override="/override",
     )
-    command = commands.shard(config, PROGRAMS, {"HF_API_TOKEN": "t"}, rank=1, generation=4, cores=7)
+    command = commands.shard(config, PROGRAMS, {"HF_API_TOKEN": "t"}, rank=1, epoch=4, cores=7)
     flags = options(command, 3)
     assert flags["--sharded"] == []
     assert (flags["--dtype"], flags["--revision"], flags["--max-input-tokens"]) == (["float32"], ["r1"], ["10"])
     expected = {
         "RANK": "1",
         "WORLD_SIZE": "2",
-        "TGI_GENERATION": "4",
+        "TGI_EPOCH": "4",
         "MAX_TOTAL_TOKENS": "20",
         "MAX_BATCH_SIZE": "3",
         "ROPE_SCALING": "dynamic",
@@ -154,7 +154,7 @@ def test_scheduling_flags_override_the_router_s_environment():
 @pytest.mark.parametrize(("given", "cores", "threads"), [("5", 8, "5"), (None, 8, "2"), (None, 2, "1")])
 def test_shards_share_the_cores_unless_the_user_says_otherwise(given, cores, threads):
     environ = {"OMP_NUM_THREADS": given} if given else {}
-    command = commands.shard(replace(PLAIN, num_shard=4), PROGRAMS, environ, rank=0, generation=1, cores=cores)
+    command = commands.shard(replace(PLAIN, num_shard=4), PROGRAMS, environ, rank=0, epoch=1, cores=cores)
     assert command.env["OMP_NUM_THREADS"] == threads
 
 
@@ -167,7 +167,7 @@ def test_keys_reach_the_router_s_environment_and_nothing_else():
     flags = options(router, 1)
     assert (flags["--api-key-file"], flags["--closed-routes"]) == (["/keys"], [])
     assert "API_KEY" not in commands.download(config, PROGRAMS, environ).env
-    assert "API_KEY" not in commands.shard(config, PROGRAMS, environ, rank=0, generation=1, cores=1).env
+    assert "API_KEY" not in commands.shard(config, PROGRAMS, environ, rank=0, epoch=1, cores=1).env
     assert "API_KEY" not in commands.router(PLAIN, PROGRAMS, {"API_KEY": ""}, 7, 1, 9).env
 
 
@@ -175,7 +175,7 @@ def test_faults_reach_the_children_of_a_launcher_with_the_testing_flag():
     environ = {"FAILPOINTS": "shard.step:kill"}
 
     def children(config):
-        yield commands.shard(config, PROGRAMS, environ, rank=0, generation=1, cores=1)
+        yield commands.shard(config, PROGRAMS, environ, rank=0, epoch=1, cores=1)
         yield commands.router(config, PROGRAMS, environ, listen_fd=7, port=1, launcher_fd=9)
 
     for child in children(PLAIN):

@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from text_generation_launcher.config import KvCacheDtype, LauncherConfig, Quantize, RopeScaling, TrueFalse, UsageStats
+from text_generation_launcher.config import (
+    KvCacheDtype,
+    LauncherConfig,
+    Quantize,
+    RopeScalingKind,
+    TrueFalse,
+    UsageStats,
+)
 from text_generation_launcher.errors import LauncherError
 from text_generation_launcher.model import model_config
 from text_generation_launcher.resolve import count_devices, resolve, resolve_rope, shard_count, with_prefill_budget
@@ -221,9 +228,9 @@ def test_devices_are_counted_from_the_environment(environ, devices):
     ("given", "derived"),
     [
         ((None, None), (None, None)),
-        ((RopeScaling.dynamic, None), (RopeScaling.dynamic, 1.0)),
-        ((None, 2.0), (RopeScaling.linear, 2.0)),
-        ((RopeScaling.dynamic, 2.0), (RopeScaling.dynamic, 2.0)),
+        ((RopeScalingKind.dynamic, None), (RopeScalingKind.dynamic, 1.0)),
+        ((None, 2.0), (RopeScalingKind.linear, 2.0)),
+        ((RopeScalingKind.dynamic, 2.0), (RopeScalingKind.dynamic, 2.0)),
     ],
 )
 def test_rope_scaling_and_factor_complete_each_other(given, derived):

@@ -18,7 +18,7 @@ def test_a_killed_shard_is_started_again_in_a_new_epoch(site):
     site.wait_until_heard("ready", 2)
     assert site.heard() == [("ready", 1), ("lost", 1), ("ready", 2)]
     assert site.events("heard")[1]["message"]["reason"] == "Shard 0 was ended by signal 9"
-    assert [entry["env"]["TGI_GENERATION"] for entry in site.starts("shard")] == ["1", "2"]
+    assert [entry["env"]["TGI_EPOCH"] for entry in site.starts("shard")] == ["1", "2"]
     assert "Shard 0 was ended by signal 9; its last lines:" in launch.stdout
     assert len(site.starts("router")) == 1
 
@@ -71,7 +71,7 @@ def test_deaths_do_not_add_up_when_steps_are_confirmed_or_requests_blamed_betwee
     launch = site.launch("-g", "1", FAKE_SHARD="die_later", FAKE_ROUTER=router)
     site.wait_for_start("shard", 6)
     assert launch.process.poll() is None
-    waits = [line.rpartition(" in ")[2] for line in launch.stdout.splitlines() if "Starting generation" in line]
+    waits = [line.rpartition(" in ")[2] for line in launch.stdout.splitlines() if "Starting epoch" in line]
     assert set(waits) == {"0.5s"}
 
 
@@ -82,7 +82,7 @@ def test_a_configuration_error_at_the_first_start_ends_the_server_at_once(site):
 
 
 def test_a_configuration_error_after_a_good_start_is_tried_again(site):
-    site.launch(FAKE_SHARD="TGI_GENERATION=2 config").ready()
+    site.launch(FAKE_SHARD="TGI_EPOCH=2 config").ready()
     os.kill(site.started("shard")["pid"], signal.SIGKILL)
     site.wait_until_heard("ready", 3)
 
@@ -103,7 +103,7 @@ def test_several_shards_are_replaced_when_their_router_is_killed(site):
     launch = site.launch("--num-shard", "2").ready()
     os.kill(site.started("router")["pid"], signal.SIGKILL)
     site.wait_until_heard("ready", 2)
-    assert "Starting generation 2 of the shards in 0.0s" in launch.stdout, "the shards did nothing wrong"
+    assert "Starting epoch 2 of the shards in 0.0s" in launch.stdout, "the shards did nothing wrong"
     assert len(site.starts("router")) == 2
     assert len(site.starts("shard")) == 4
 
@@ -119,7 +119,7 @@ def test_a_shard_that_dies_while_the_router_drains_is_replaced(site):
     launch.process.send_signal(signal.SIGTERM)
     site.wait_until(lambda: any(entry["role"] == "router" for entry in site.events("stop")), "the router got no signal")
     os.kill(site.started("shard")["pid"], signal.SIGKILL)
-    launch.wait_for("Starting generation 2")
+    launch.wait_for("Starting epoch 2")
     site.wait_until(lambda: launch.stdout.count("Shard ready") == 2, "no second epoch")
     (site.root / "journal.drained").touch()
     assert launch.end() == 0

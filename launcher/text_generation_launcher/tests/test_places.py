@@ -17,7 +17,7 @@ import pytest
 from text_generation_launcher import places
 from text_generation_launcher.claims import claim_sockets
 from text_generation_launcher.errors import AddressInUse, ArgumentValidation, LauncherError
-from text_generation_launcher.places import Place, chosen, find_master_socket, of_port
+from text_generation_launcher.places import ServerPlace, chosen, find_master_socket, of_port
 
 NOBODY, SOMEBODY = 4001, 4002
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two other users")
@@ -51,7 +51,7 @@ except LauncherError as error:
     return done.stdout.strip()
 
 
-def refusal(place: Place) -> str:
+def refusal(place: ServerPlace) -> str:
     with pytest.raises(LauncherError) as refused, claim_sockets(place):
         pass
     assert "\n" not in refused.value.reason and place.advice in refused.value.reason
@@ -217,7 +217,7 @@ def test_a_user_s_file_with_the_name_of_a_socket_is_not_removed(tmp_path: Path) 
 
 
 def test_files_of_a_killed_launcher_and_janitor_are_removed_by_the_next_launcher_on_any_port(runtime_dir: Path) -> None:
-    def leave(place: Place) -> None:
+    def leave(place: ServerPlace) -> None:
         place.make()
         Path(place.lock).touch()
         bind(place.socket(0))

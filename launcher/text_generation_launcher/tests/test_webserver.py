@@ -8,13 +8,13 @@ import pytest
 
 from text_generation_launcher.commands import Command
 from text_generation_launcher.errors import WebserverCannotStart, WebserverFailed
-from text_generation_launcher.link import Event, Message
+from text_generation_launcher.link import LinkEvent, LinkMessage
 from text_generation_launcher.process import Child
 from text_generation_launcher.webserver import Webserver
 
 SAY = "import os, sys; line = int(sys.argv[1]); say = lambda text: os.write(line, text.encode() + b'\\n')\n"
-LISTENING = """say('{"event": "listening", "generation": 0, "reason": ""}')\n"""
-CONFIRMED = """say('{"event": "confirmed", "generation": 3, "reason": ""}')\n"""
+LISTENING = """say('{"event": "listening", "epoch": 0, "reason": ""}')\n"""
+CONFIRMED = """say('{"event": "confirmed", "epoch": 3, "reason": ""}')\n"""
 READ = "os.set_blocking(line, True); text = os.read(line, 1000).decode()\n"
 
 
@@ -38,7 +38,7 @@ class Keeper:
     of a start."""
 
     def __init__(self, *programs: str | Exception, chances: int = 5) -> None:
-        self.heard: list[Message] = []
+        self.heard: list[LinkMessage] = []
         self.mourned = 0
         self.outputs: list[str] = []
         self._programs = list(programs)
@@ -79,28 +79,28 @@ def test_messages_that_a_router_sends_just_before_its_end_are_received():
     keeper = Keeper(LISTENING + CONFIRMED, chances=0)
     with pytest.raises(WebserverFailed):
         asyncio.run(keeper.webserver.run())
-    assert keeper.heard == [Message(Event.CONFIRMED, 3)]
+    assert keeper.heard == [LinkMessage(LinkEvent.CONFIRMED, 3)]
 
 
 def test_a_later_router_is_notified_of_living_shards_and_not_of_dead_ones():
-    async def run(*announced: Message) -> list[str]:
+    async def run(*announced: LinkMessage) -> list[str]:
         program = READ + "print(text)\n" + LISTENING
         keeper = Keeper(LISTENING, program, chances=1)
         for message in announced:
             keeper.webserver.announce(message)
         running = asyncio.create_task(keeper.webserver.run())
-        if announced[-1].event is Event.LOST:
+        if announced[-1].event is LinkEvent.LOST:
             while keeper.num_left:
                 await asyncio.sleep(0.01)
-            keeper.webserver.announce(Message(Event.READY, 9))
+            keeper.webserver.announce(LinkMessage(LinkEvent.READY, 9))
         with pytest.raises(WebserverFailed):
             await asyncio.wait_for(running, 30)
         return keeper.outputs
 
-    assert '"generation": 2' in asyncio.run(run(Message(Event.READY, 2)))[1]
-    lost = asyncio.run(run(Message(Event.READY, 2), Message(Event.LOST, 2)))
-    assert '"generation": 9' in lost[1]
-    assert '"generation": 2' not in lost[1]
+    assert '"epoch": 2' in asyncio.run(run(LinkMessage(LinkEvent.READY, 2)))[1]
+    lost = asyncio.run(run(LinkMessage(LinkEvent.READY, 2), LinkMessage(LinkEvent.LOST, 2)))
+    assert '"epoch": 9' in lost[1]
+    assert '"epoch": 2' not in lost[1]
 
 
 def test_after_a_stop_between_two_routers_no_router_is_started():

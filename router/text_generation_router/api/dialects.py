@@ -9,12 +9,12 @@ from text_generation_router.errors import InferenceError
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class ErrorDialect:
     answer: Callable[[InferenceError], dict[str, Any]]  # the body of a refusal
     event: Callable[[InferenceError], bytes]  # of a stream, whose status is 200 all the same
 
 
-def dialect_of(path: str) -> Dialect:
+def dialect_of(path: str) -> ErrorDialect:
     return OPENAI if path.startswith("/v1/") else NATIVE
 
 
@@ -26,5 +26,5 @@ def _openai_event(error: InferenceError) -> bytes:
     return to_event({"error": {"message": error.text, "http_status_code": error.status}})
 
 
-NATIVE = Dialect(_native, lambda error: to_event(_native(error)))
-OPENAI = Dialect(_native, _openai_event)  # TGI says what is refused in its own shape here too
+NATIVE = ErrorDialect(_native, lambda error: to_event(_native(error)))
+OPENAI = ErrorDialect(_native, _openai_event)  # TGI says what is refused in its own shape here too

@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 from text_generation_router.api.closing import LINGER_S
 from text_generation_router.api.errors import error_bytes, error_response
 from text_generation_router.api.http_rules import problem_of
-from text_generation_router.api.limits import LimitHits, Limits
+from text_generation_router.api.limits import ConnectionLimits, LimitHits
 from text_generation_router.errors import (
     HeadersTooLargeError,
     InferenceError,
@@ -37,7 +37,7 @@ class Connection(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        limits: Limits,
+        limits: ConnectionLimits,
         hits: LimitHits,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)

@@ -5,9 +5,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from text_generation_router.api.caller import Caller
-from text_generation_router.api.engine_protocol import Engine
 from text_generation_router.api.generation import Generation, Result, close_all
 from text_generation_router.api.permits import Permit, Permits
 from text_generation_router.errors import BodyError, DeadlineError, InferenceError
@@ -16,9 +16,12 @@ from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.validation import Prompt, Validator
 
+if TYPE_CHECKING:
+    from text_generation_router.engine import Engine
+
 
 class Inference:
-    def __init__(self, engine: Engine, validator: Validator, permits: Permits, metrics: Metrics) -> None:
+    def __init__(self, engine: "Engine", validator: Validator, permits: Permits, metrics: Metrics) -> None:
         self.validator = validator
         self._engine = engine
         self._permits = permits

@@ -13,7 +13,7 @@ SEND_BUFFER_BYTES = 2**17
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     max_connections: int
     payload_bytes: int
     write_s: float  # for a client to take `write_progress_bytes` while an answer waits for it

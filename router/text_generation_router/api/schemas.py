@@ -17,7 +17,7 @@ from text_generation_router.api.fields import (
     Texts,
 )
 from text_generation_router.errors import ValidationError
-from text_generation_router.text.validation import Parameters
+from text_generation_router.text.validation import AskedParameters
 
 Priority = Annotated[
     I32 | None, Field(description="Of one tenant's requests that wait, lower ones go first. Default: 0.")
@@ -64,8 +64,8 @@ class GenerateParameters(Body):
     timeout: Timeout = None
     cache_salt: CacheSalt = None
 
-    def sampling_parameters(self) -> Parameters:
-        return Parameters(
+    def sampling_parameters(self) -> AskedParameters:
+        return AskedParameters(
             best_of=self.best_of,
             temperature=self.temperature,
             repetition_penalty=self.repetition_penalty,
@@ -129,11 +129,11 @@ class OpenAIRequest(Body):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling_parameters(self, max_new_tokens: int | None, top_n_tokens: int | None) -> Parameters:
+    def sampling_parameters(self, max_new_tokens: int | None, top_n_tokens: int | None) -> AskedParameters:
         """OpenAI's meanings: temperature 0 is greedy whatever else is asked for, no temperature is 1.0, top_p 1 is
         off."""
         greedy = self.temperature == 0
-        return Parameters(
+        return AskedParameters(
             temperature=None if greedy else self.temperature,
             repetition_penalty=self.repetition_penalty,
             frequency_penalty=self.frequency_penalty,

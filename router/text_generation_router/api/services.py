@@ -1,10 +1,10 @@
 """What the routes are built from."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from text_generation_router.api.body import Bodies
 from text_generation_router.api.caller import Callers
-from text_generation_router.api.engine_protocol import Engine
 from text_generation_router.api.gate import Gate
 from text_generation_router.api.inference import Inference
 from text_generation_router.api.limits import LimitHits
@@ -13,11 +13,14 @@ from text_generation_router.metrics import Metrics
 from text_generation_router.text.rendering import Renderer
 from text_generation_router.text.tokenization import TextTokenizer
 
+if TYPE_CHECKING:
+    from text_generation_router.engine import Engine
+
 
 @dataclass(frozen=True, slots=True)
 class Services:
     config: RouterConfig
-    engine: Engine
+    engine: "Engine"
     inference: Inference
     callers: Callers
     bodies: Bodies

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import BinaryIO, NoReturn
 
-from text_generation_router.offload.frames import ANSWER_HEAD, LENGTH, Outcome
+from text_generation_router.offload.frames import ANSWER_HEAD, LENGTH, JobOutcome
 
 Handler = Callable[[bytes], bytes]
 MakeHandlers = Callable[[bytes], Mapping[str, Handler]]
@@ -40,7 +40,7 @@ def main() -> None:
     _limit_memory(memory_bytes)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold prompts
     resident = _resident_bytes()
-    _write(answers, Outcome.DONE, False, b"")  # ready
+    _write(answers, JobOutcome.DONE, False, b"")  # ready
     while True:
         name = _read_frame(jobs).decode()
         content = _read_frame(jobs)
@@ -54,17 +54,17 @@ def main() -> None:
             _end()
 
 
-def _write(answers: BinaryIO, outcome: Outcome, ends_now: bool, answer: bytes) -> None:
+def _write(answers: BinaryIO, outcome: JobOutcome, ends_now: bool, answer: bytes) -> None:
     answers.write(ANSWER_HEAD.pack(outcome, ends_now, len(answer)))
     answers.write(answer)
     answers.flush()
 
 
-def _run(handlers: Mapping[str, Handler], name: str, content: bytes) -> tuple[Outcome, bytes]:
+def _run(handlers: Mapping[str, Handler], name: str, content: bytes) -> tuple[JobOutcome, bytes]:
     try:
-        return Outcome.DONE, handlers[name](content)
+        return JobOutcome.DONE, handlers[name](content)
     except Exception as error:  # told to the pool, whose caller answers the client
-        return Outcome.FAILED, type(error).__name__.encode()
+        return JobOutcome.FAILED, type(error).__name__.encode()
 
 
 def _has_grown(resident_before: int) -> bool:

@@ -29,7 +29,7 @@ class PoolLimits:
     max_answer_bytes: int = 64 * 2**20
 
 
-class Pool:
+class ProcessPool:
     """`start` it before the first `run`, and `close` it."""
 
     def __init__(self, entry: str, setup: bytes, limits: PoolLimits) -> None:

@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 
 from text_generation_router.offload.errors import JobFailedError, JobLostError
-from text_generation_router.offload.frames import ANSWER_HEAD, LENGTH, Outcome
+from text_generation_router.offload.frames import ANSWER_HEAD, LENGTH, JobOutcome
 
 CHILD = "text_generation_router.offload.child"
 # For a child to import what its handlers need, on a machine that is busy.
@@ -91,7 +91,7 @@ class ChildProcess:
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise JobLostError from error
         self._is_lost = bool(ends_now)
-        if outcome == Outcome.FAILED:
+        if outcome == JobOutcome.FAILED:
             raise JobFailedError(answer.decode())
         return answer
 

@@ -26,7 +26,7 @@ class AdmissionMode(StrEnum):
     PAST_FUTURE = "past-future"  # the same, with lengths as recent outputs had them
 
 
-class Admission:
+class AdmissionControl:
     def __init__(self, mode: AdmissionMode, seed: int = 0) -> None:
         self.mode = mode
         self._lengths = OutputLengths(seed)
@@ -82,7 +82,7 @@ class Forecast:
     joins without another.
     """
 
-    def __init__(self, admission: Admission, memory: Memory, budget: int) -> None:
+    def __init__(self, admission: AdmissionControl, memory: Memory, budget: int) -> None:
         self.missing = 0  # slots that the last one who was turned away would have needed
         self._admission = admission
         self._memory = memory

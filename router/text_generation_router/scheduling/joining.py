@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from text_generation_router.scheduling.admission import Admission, Forecast
+from text_generation_router.scheduling.admission import AdmissionControl, Forecast
 from text_generation_router.scheduling.chunks import guaranteed_share
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.lines import WINDOW
@@ -50,7 +50,7 @@ class Claim:
 
 
 class Joining:
-    def __init__(self, limits: Limits, memory: Memory, queue: Queue, admission: Admission) -> None:
+    def __init__(self, limits: Limits, memory: Memory, queue: Queue, admission: AdmissionControl) -> None:
         self.reason: str | None = None  # why the last ones joined running ones, in TGI's words
         self._limits = limits
         self._memory = memory

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.tenant import Owner, Tenant
-from text_generation_router.scheduling.turns import Turns
+from text_generation_router.scheduling.turns import FairTurns
 
 # Cached prefixes are looked up for this many first requests of a tenant, and in one step for this many of all at most.
 WINDOW = 32
@@ -119,14 +119,14 @@ class OwnerLines:
 
     def __init__(self, account: Owner) -> None:
         self.account = account
-        self.tenants: Turns[TenantLines] = Turns()
+        self.tenants: FairTurns[TenantLines] = FairTurns()
 
 
 class FairLines:
     """All of one class: owners take turns, and the tenants of an owner take turns when it is the owner's."""
 
     def __init__(self) -> None:
-        self.owners: Turns[OwnerLines] = Turns()
+        self.owners: FairTurns[OwnerLines] = FairTurns()
         self._disturbed: list[OwnerLines] = []  # some of their tenants are set aside
 
     def add(self, request: Running) -> None:

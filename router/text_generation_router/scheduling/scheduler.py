@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from text_generation_router.scheduling.admission import Admission
+from text_generation_router.scheduling.admission import AdmissionControl
 from text_generation_router.scheduling.blame import reaches
 from text_generation_router.scheduling.chunks import shares
 from text_generation_router.scheduling.joining import Joining
@@ -42,7 +42,7 @@ class Scheduler:
         """`seed` is that of the futures that admission draws."""
         self.limits = limits
         self.counters = SchedulerCounters()
-        self._admission = Admission(limits.admission, seed)
+        self._admission = AdmissionControl(limits.admission, seed)
         self._queue = Queue(lambda request: self._memory.cached_length(request), limits.priority_between_tenants)
         self._running: dict[int, Running] = {}  # hold a row and slots, in order of joining
         self._leaving: list[Running] = []  # ended or preempted; their last step has not answered
@@ -321,12 +321,12 @@ class Scheduler:
             request.blame.meet_loss(reached[i], was_alone=len(reached) == 1, newest=self._next_id - 1)
         return [request for request in aboard.values() if request.blame.ends_request]
 
-    def begin_generation(self, capacity: int) -> list[Running]:
+    def begin_epoch(self, capacity: int) -> list[Running]:
         """New shards, with room for `capacity` tokens and nothing in it. Everybody waits (see `put_back`).
 
         Those that do not fit any more are given up, and returned.
         """
-        assert not (self._running or self._leaving), "rows of the last generation"
+        assert not (self._running or self._leaving), "rows of the last epoch"
         self._begin(capacity)
         given_up = [request for request in self._queue.waiting() if not self.can_hold(request)]
         for request in given_up:

@@ -23,7 +23,7 @@ MAX_TRAILS, MAX_ALIKE = 64, 4
 FIRST = 8
 
 
-class Place(Protocol):
+class TrailNode(Protocol):
     """A node. The tokens that lead to its end stay the same while it is in the tree and `edits` does not change."""
 
     edits: int
@@ -34,7 +34,7 @@ class Place(Protocol):
     def __len__(self) -> int: ...
 
 
-P = TypeVar("P", bound=Place)
+P = TypeVar("P", bound=TrailNode)
 
 
 class Trail(Generic[P]):

@@ -18,7 +18,7 @@ M = TypeVar("M", bound=Member)
 SPARE_ENTRIES = 64
 
 
-class Turns(Generic[M]):
+class FairTurns(Generic[M]):
     """Members by name, in order of their counters; at a tie the one with fewer running requests is first.
 
     Counters grow all the time, and far more often than anybody asks for the first member. As they never become less,

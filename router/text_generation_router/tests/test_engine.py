@@ -24,7 +24,7 @@ from text_generation_router.generation import GenerationStream
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import FinishReason, GenerationRequest, TokenEvent
 from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step
-from text_generation_router.shards import Capacity, ModelInfo, ShardView, StepAnswer
+from text_generation_router.shards import ModelInfo, ShardView, StepAnswer, WarmupAnswer
 from text_generation_router.text.detokenization import Vocabulary
 
 EOS = 255
@@ -50,7 +50,7 @@ class FakeShards:
     """Answers after some turns of the event loop. `fail(step)` may raise, as a step in a shard does."""
 
     info = INFO
-    generation = INFO.generation
+    epoch = INFO.epoch
 
     def __init__(self, fail: Callable[[ForwardStep], None] = lambda step: None, capacity: int = 500) -> None:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -111,8 +111,8 @@ class FakeShards:
         top_logprobs = np.zeros(len(tops), dtype=np.float32)
         return StepAnswer(step.number, ids, tokens, zeros, counts, tops, top_logprobs, 1, 1, 1, True, poisoned)
 
-    async def warmup(self, *wanted: int | None) -> Capacity:
-        return Capacity(self.capacity, self.capacity)
+    async def warmup(self, *wanted: int | None) -> WarmupAnswer:
+        return WarmupAnswer(self.capacity, self.capacity)
 
     async def is_healthy(self) -> bool:
         return True
@@ -124,7 +124,7 @@ class FakeShards:
         pass
 
 
-class FakeGenerations:
+class FakeShardGroups:
     """Hands out fake shards, one group after the other."""
 
     def __init__(self, *groups: Callable[[], FakeShards]) -> None:
@@ -152,7 +152,7 @@ class FakeGenerations:
         pass
 
 
-def make_engine(generations: FakeGenerations, **limits: int) -> Engine:
+def make_engine(shard_groups: FakeShardGroups, **limits: int) -> Engine:
     config = EngineConfig(
         max_input_tokens=None,
         max_total_tokens=None,
@@ -164,7 +164,7 @@ def make_engine(generations: FakeGenerations, **limits: int) -> Engine:
         max_batch_size=None,
         max_queued_tokens=limits.get("max_queued_tokens"),
     )
-    return Engine(generations, config, lambda info: make_vocabulary(), Metrics())  # type: ignore[arg-type]
+    return Engine(shard_groups, config, lambda info: make_vocabulary(), Metrics())  # type: ignore[arg-type]
 
 
 def expected_tokens(prompt: list[int], count: int) -> list[int]:
@@ -183,16 +183,16 @@ def prompt(i: int) -> list[int]:
 
 
 def serve(
-    use: Callable[[Engine, FakeGenerations], Awaitable[None]], *groups: Callable[[], FakeShards], **limits: int
+    use: Callable[[Engine, FakeShardGroups], Awaitable[None]], *groups: Callable[[], FakeShards], **limits: int
 ) -> None:
-    """Runs `use` over an engine whose generations are `groups`; by default one that never fails."""
+    """Runs `use` over an engine whose shard groups are `groups`; by default one that never fails."""
 
     async def run() -> None:
-        generations = FakeGenerations(*(groups or (FakeShards,)))
-        engine = make_engine(generations, **limits)
+        shard_groups = FakeShardGroups(*(groups or (FakeShards,)))
+        engine = make_engine(shard_groups, **limits)
         await engine.start()
         try:
-            await asyncio.wait_for(use(engine, generations), timeout=20)
+            await asyncio.wait_for(use(engine, shard_groups), timeout=20)
             await asyncio.sleep(0.02)
             assert engine._scheduler.num_held == 0 and engine._scheduler.books() is None, "all slots come back"
         finally:
@@ -216,12 +216,12 @@ def dies_at(step_number: int, failed_ids: set[int] | None = None) -> Callable[[]
 
 
 def test_every_request_gets_its_own_tokens_with_two_steps_in_flight() -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         streams = [engine.submit(GenerationRequest(tuple(prompt(i)), 5 + i)) for i in range(12)]
         tokens = await asyncio.gather(*map(collect, streams))
         assert tokens == [expected_tokens(prompt(i), 5 + i) for i in range(12)]
 
-        assert generations.made[0].most_in_flight == 2
+        assert shard_groups.made[0].most_in_flight == 2
         between_tokens = engine._metrics.time_between_tokens
         assert sum(between_tokens._counts) == sum(4 + i for i in range(12)) and 0 < between_tokens._sum < 60 * 12
 
@@ -229,7 +229,7 @@ def test_every_request_gets_its_own_tokens_with_two_steps_in_flight() -> None:
 
 
 def test_requests_that_do_not_fit_wait_their_turn() -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         streams = [engine.submit(GenerationRequest(tuple(prompt(i)), 30)) for i in range(12)]
         tokens = await asyncio.gather(*map(collect, streams))
         assert tokens == [expected_tokens(prompt(i), 30) for i in range(12)]
@@ -247,7 +247,7 @@ def test_a_step_that_fails_once_costs_nobody_a_token(failing: int) -> None:
 
     failed = False
 
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         streams = [engine.submit(GenerationRequest(tuple(prompt(i)), 8)) for i in range(6)]
         tokens = await asyncio.gather(*map(collect, streams))
         assert tokens == [expected_tokens(prompt(i), 8) for i in range(6)]
@@ -261,7 +261,7 @@ def test_a_request_that_makes_its_steps_fail_is_the_only_one_that_fails() -> Non
         if 3 in step.request_ids:
             raise StepFailedError("poison")
 
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         streams = [engine.submit(GenerationRequest(tuple(prompt(i)), 8)) for i in range(6)]
         results = await asyncio.gather(*map(collect, streams), return_exceptions=True)
         (bad,) = [i for i, result in enumerate(results) if isinstance(result, BaseException)]
@@ -273,7 +273,7 @@ def test_a_request_that_makes_its_steps_fail_is_the_only_one_that_fails() -> Non
 
 
 def test_a_cancelled_request_leaves_and_the_others_go_on() -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         gone = engine.submit(GenerationRequest((1, 2, 3), 400))
         stays = engine.submit(GenerationRequest(tuple(prompt(1)), 20))
         await anext(gone)
@@ -287,21 +287,21 @@ def test_a_cancelled_request_leaves_and_the_others_go_on() -> None:
 
 
 def test_a_request_cancelled_in_the_queue_reaches_no_shard() -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         first = engine.submit(GenerationRequest((1, 2, 3), 20))
         waiting = engine.submit(GenerationRequest((4, 5, 6), 20))
         await anext(first)
         waiting.cancel()
         await collect(first)
 
-        steps = generations.made[0].steps
+        steps = shard_groups.made[0].steps
         assert {i for step in steps if isinstance(step, ForwardStep) for i in step.request_ids} == {1}
 
     serve(use, max_rows=1)
 
 
 def test_an_end_of_text_token_ends_and_what_came_after_it_is_dropped() -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         events = [event async for event in engine.submit(GenerationRequest((7,), 50, stop=(chr_of(next_token([7])),)))]
         assert len(events) == 1
         assert events[0].finish is not None and events[0].finish.reason is FinishReason.STOP_SEQUENCE
@@ -316,12 +316,12 @@ def chr_of(token: int) -> str:
 
 @pytest.mark.parametrize("step_numbers", [(1,), (3,), (5, 30), (2, 20, 15), (40,)])
 def test_when_shards_die_every_stream_goes_on_with_the_next_ones(step_numbers: tuple[int, ...]) -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         streams = [engine.submit(GenerationRequest(tuple(prompt(i)), 40)) for i in range(6)]
         assert await asyncio.gather(*map(collect, streams)) == [expected_tokens(prompt(i), 40) for i in range(6)]
         metrics = engine._metrics
         assert metrics.shard_losses._value.get() == len(step_numbers) and metrics.request_resumes._value.get() >= 1
-        assert [event for event in generations.events if event != "confirmed"] == ["lost: connection reset"] * len(
+        assert [event for event in shard_groups.events if event != "confirmed"] == ["lost: connection reset"] * len(
             step_numbers
         )
 
@@ -329,28 +329,28 @@ def test_when_shards_die_every_stream_goes_on_with_the_next_ones(step_numbers: t
 
 
 def test_after_a_loss_two_steps_are_in_flight_again() -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         await asyncio.gather(*(collect(engine.submit(GenerationRequest(tuple(prompt(i)), 40))) for i in range(6)))
-        assert [group.most_in_flight for group in generations.made] == [MAX_IN_FLIGHT] * 2
+        assert [group.most_in_flight for group in shard_groups.made] == [MAX_IN_FLIGHT] * 2
 
     serve(use, dies_at(9), FakeShards)
 
 
 def test_shards_that_somebody_else_calls_lost_are_left_even_when_nothing_runs() -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
-        generations.made[0].lost.set_result("shard 0 was ended by signal 9")
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
+        shard_groups.made[0].lost.set_result("shard 0 was ended by signal 9")
         await asyncio.sleep(0)
         stream = engine.submit(GenerationRequest(tuple(prompt(1)), 5))
         assert await collect(stream) == expected_tokens(prompt(1), 5)
-        assert len(generations.made) == 2 and generations.made[0].steps == []
+        assert len(shard_groups.made) == 2 and shard_groups.made[0].steps == []
 
     serve(use, FakeShards, FakeShards)
 
 
 def test_without_shards_the_engine_is_not_healthy_and_requests_wait() -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         assert await engine.is_healthy()
-        generations.made[0].lost.set_result("gone")
+        shard_groups.made[0].lost.set_result("gone")
         await asyncio.sleep(0.05)
         assert not await engine.is_healthy()
         stream = engine.submit(GenerationRequest((1, 2), 3))
@@ -363,17 +363,17 @@ def test_without_shards_the_engine_is_not_healthy_and_requests_wait() -> None:
 
 
 def test_four_kills_from_outside_in_a_row_lose_no_stream_and_the_next_token_makes_good_for_them() -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         streams = [engine.submit(GenerationRequest(tuple(prompt(i)), 20)) for i in range(6)]
         assert await asyncio.gather(*map(collect, streams)) == [expected_tokens(prompt(i), 20) for i in range(6)]
-        assert engine._metrics.shard_losses._value.get() == 8 and "blamed" not in generations.events
+        assert engine._metrics.shard_losses._value.get() == 8 and "blamed" not in shard_groups.events
 
     four = [dies_at(3), dies_at(1), dies_at(1), dies_at(1)]
     serve(use, *four, *four, FakeShards)
 
 
 def test_a_stream_that_is_alone_survives_four_kills_in_a_row_too() -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         assert await collect(engine.submit(GenerationRequest((5, 6), 9))) == expected_tokens([5, 6], 9)
 
     serve(use, *[dies_at(1)] * 4, FakeShards)
@@ -381,7 +381,7 @@ def test_a_stream_that_is_alone_survives_four_kills_in_a_row_too() -> None:
 
 @pytest.mark.parametrize("neighbours", [0, 5, 15])
 def test_a_request_that_kills_the_shards_each_time_is_ended_by_name_and_nobody_else(neighbours: int) -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         bad, *good = [engine.submit(GenerationRequest(tuple(prompt(i)), 8)) for i in range(neighbours + 1)]
         with pytest.raises(GenerationError, match="5 times in a row") as ended:
             await collect(bad)
@@ -389,28 +389,28 @@ def test_a_request_that_kills_the_shards_each_time_is_ended_by_name_and_nobody_e
         assert await asyncio.gather(*map(collect, good)) == [
             expected_tokens(prompt(i + 1), 8) for i in range(len(good))
         ]
-        assert engine._metrics.shard_losses._value.get() == 5 and generations.events.count("blamed") == 1
+        assert engine._metrics.shard_losses._value.get() == 5 and shard_groups.events.count("blamed") == 1
         if neighbours:
-            deaths = "".join("d" if event.startswith("lost") else event[0] for event in generations.events)
+            deaths = "".join("d" if event.startswith("lost") else event[0] for event in shard_groups.events)
             assert "dddd" not in deaths, "a neighbour gets on between two deaths alone"
 
     serve(use, *[dies_at(0, {1})] * 5, FakeShards)
 
 
 def test_a_confirmed_chunk_is_told_before_any_token() -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         stream = engine.submit(GenerationRequest(tuple([7] * 200), 3))
-        while not generations.events:
+        while not shard_groups.events:
             await asyncio.sleep(0.001)
-        assert generations.events == ["confirmed"] and not stream.running.output_ids
+        assert shard_groups.events == ["confirmed"] and not stream.running.output_ids
         assert await collect(stream) == expected_tokens([7] * 200, 3)
-        assert generations.events == ["confirmed"], "once for each generation"
+        assert shard_groups.events == ["confirmed"], "once for each epoch"
 
     serve(use)
 
 
 def test_an_answer_that_came_before_the_loss_counts() -> None:
-    """The shards end right after each answer: the stream gets on by a token in each generation."""
+    """The shards end right after each answer: the stream gets on by a token in each epoch."""
 
     class AnswersOnce(FakeShards):
         async def run(self, step: Step) -> StepAnswer | None:
@@ -420,16 +420,16 @@ def test_an_answer_that_came_before_the_loss_counts() -> None:
                 await asyncio.sleep(0)  # the engine hears of both in one turn of its loop
             return answer
 
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         assert await collect(engine.submit(GenerationRequest((5, 6), 12))) == expected_tokens([5, 6], 12)
-        assert len(generations.made) <= 12
+        assert len(shard_groups.made) <= 12
 
     serve(use, *[AnswersOnce] * 30)
 
 
 def test_top_tokens_are_their_own_requests_also_beside_one_whose_logits_are_not_finite() -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
-        shards = generations.made[0]
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
+        shards = shard_groups.made[0]
         shards.poisoned, shards.top_counts = {2}, {1: 1, 2: 3, 3: 2, 4: 0}
         asked = [GenerationRequest(tuple(prompt(i)), 6) for i in range(4)]
         events = await asyncio.gather(*(heard(engine.submit(request)) for request in asked))
@@ -451,14 +451,14 @@ async def heard(stream: GenerationStream) -> list[TokenEvent]:
 
 
 def test_a_token_between_two_deaths_clears_a_request() -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         assert await collect(engine.submit(GenerationRequest((5, 6), 30))) == expected_tokens([5, 6], 30)
 
     serve(use, *[dies_at(4)] * 6, FakeShards)
 
 
 def test_what_does_not_fit_the_next_shards_is_failed_by_name_and_the_rest_goes_on() -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         large, small = engine.submit(GenerationRequest((1, 2), 300)), engine.submit(GenerationRequest((3, 4), 40))
         results = await asyncio.gather(collect(large), collect(small), return_exceptions=True)
         assert isinstance(results[0], GenerationError) and "room for 100 tokens" in str(results[0])
@@ -470,8 +470,8 @@ def test_what_does_not_fit_the_next_shards_is_failed_by_name_and_the_rest_goes_o
 
 
 def test_a_request_whose_logits_are_not_finite_ends_alone() -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
-        generations.made[0].poisoned = {2}
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
+        shard_groups.made[0].poisoned = {2}
         streams = [engine.submit(GenerationRequest(tuple(prompt(i)), 8)) for i in range(4)]
         results = await asyncio.gather(*map(collect, streams), return_exceptions=True)
         assert isinstance(results[1], GenerationError) and "not finite" in str(results[1])
@@ -481,12 +481,12 @@ def test_a_request_whose_logits_are_not_finite_ends_alone() -> None:
 
 
 def test_no_prompt_matches_what_was_computed_for_one_whose_logits_were_not_finite() -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         async def cached(ids: range) -> int:
             events = await heard(engine.submit(GenerationRequest(tuple(ids), 5)))
             return events[-1].finish.cached_tokens if events and events[-1].finish else -1
 
-        generations.made[0].poisoned = {2}
+        shard_groups.made[0].poisoned = {2}
         assert await cached(range(20)) == 0
         assert await cached(range(60)) == -1
         assert await cached(range(60)) == 20, "the good text is found, and nothing of the other"
@@ -498,7 +498,7 @@ def test_no_prompt_matches_what_was_computed_for_one_whose_logits_were_not_finit
 def test_a_stream_that_nobody_reads_pauses_and_goes_on_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("text_generation_router.generation.MAX_UNREAD", 10)
 
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         unread, read = (engine.submit(GenerationRequest(tuple(prompt(i)), 40)) for i in range(2))
         assert await collect(read) == expected_tokens(prompt(1), 40)
         await asyncio.sleep(0.05)
@@ -512,7 +512,7 @@ def test_an_error_of_the_engine_itself_fails_everybody_and_is_told() -> None:
     def fail(step: ForwardStep) -> None:
         raise ZeroDivisionError
 
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         with pytest.raises(GenerationError, match="ZeroDivisionError"):
             await collect(engine.submit(GenerationRequest((1, 2), 3)))
         await asyncio.wait_for(engine.failed, 5)
@@ -523,11 +523,11 @@ def test_an_error_of_the_engine_itself_fails_everybody_and_is_told() -> None:
 
 def test_shards_that_refuse_the_first_warm_up_end_the_start() -> None:
     class Refusing(FakeShards):
-        async def warmup(self, *wanted: int | None) -> Capacity:
+        async def warmup(self, *wanted: int | None) -> WarmupAnswer:
             raise WarmupRefusedError("--max-batch-total-tokens 9 needs more")
 
     async def run() -> None:
-        engine = make_engine(FakeGenerations(Refusing))
+        engine = make_engine(FakeShardGroups(Refusing))
         with pytest.raises(WarmupRefusedError, match="needs more"):
             await engine.start()
         await engine.close()
@@ -541,7 +541,7 @@ def test_a_closed_engine_tells_those_that_wait_takes_nobody_and_leaves_no_task_b
             await asyncio.Event().wait()
 
     async def run() -> None:
-        engine = make_engine(FakeGenerations(NeverAnswers))
+        engine = make_engine(FakeShardGroups(NeverAnswers))
         await engine.start()
         stream = engine.submit(GenerationRequest((1, 2), 3))
         await asyncio.sleep(0.01)
@@ -560,7 +560,7 @@ def test_a_closed_engine_tells_those_that_wait_takes_nobody_and_leaves_no_task_b
 
 
 def test_a_prompt_that_has_been_here_is_not_computed_again() -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         asked = tuple(range(1, 51))
         for cached in (0, 49):
             events = [event async for event in engine.submit(GenerationRequest(asked, 5))]
@@ -573,7 +573,7 @@ def test_a_prompt_that_has_been_here_is_not_computed_again() -> None:
 
 
 def test_a_deadline_ends_a_running_request_with_what_it_has_said() -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         events = [event async for event in engine.submit(GenerationRequest((1, 2, 3), 450, timeout_s=0.2))]
         finish = events[-1].finish
         assert finish is not None and finish.reason is FinishReason.DEADLINE and events[-1].token is None
@@ -583,13 +583,13 @@ def test_a_deadline_ends_a_running_request_with_what_it_has_said() -> None:
 
 
 def test_a_request_whose_deadline_passes_in_the_queue_reaches_no_shard() -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         first = engine.submit(GenerationRequest((1, 2, 3), 60))
         waiting = engine.submit(GenerationRequest((4, 5, 6), 20, timeout_s=0.02))
         with pytest.raises(DeadlineError):
             await collect(waiting)
         await collect(first)
-        steps = generations.made[0].steps
+        steps = shard_groups.made[0].steps
         assert {i for step in steps if isinstance(step, ForwardStep) for i in step.request_ids} == {1}
         assert engine._metrics.request_failure.labels(err="deadline")._value.get() == 1
 
@@ -597,7 +597,7 @@ def test_a_request_whose_deadline_passes_in_the_queue_reaches_no_shard() -> None
 
 
 def test_a_queue_of_too_many_tokens_sends_requests_away_and_says_when_to_come_again() -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         running = engine.submit(GenerationRequest((1,), 20))
         await anext(running)
         waiting = [engine.submit(GenerationRequest((2,) * 30, 5)) for _ in range(2)]
@@ -611,9 +611,9 @@ def test_a_queue_of_too_many_tokens_sends_requests_away_and_says_when_to_come_ag
 
 
 def test_shards_that_hold_rows_of_nobody_are_noticed_when_nothing_runs(caplog: pytest.LogCaptureFixture) -> None:
-    async def use(engine: Engine, generations: FakeGenerations) -> None:
+    async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         for rows, errors in ((0, 0), (3, 1)):
-            generations.made[0].rows_left = rows
+            shard_groups.made[0].rows_left = rows
             engine._audit._asked_s = float("-inf")
             await collect(engine.submit(GenerationRequest((1, 2), 3)))
             await asyncio.sleep(0.05)

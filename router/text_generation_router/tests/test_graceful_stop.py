@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request, Response
 from text_generation_router.api.dialects import NATIVE
 from text_generation_router.api.errors import add_error_handlers
 from text_generation_router.api.gate import Gate, Gated
-from text_generation_router.api.limits import LimitHits, Limits
+from text_generation_router.api.limits import ConnectionLimits, LimitHits
 from text_generation_router.api.sse import EventStream
 from text_generation_router.errors import IncompleteGenerationError, InferenceError, UnhealthyError
 from text_generation_router.http_server import Server, StopOnSignal, uvicorn_config
@@ -35,7 +35,9 @@ class Router:
         self.app.add_api_route("/health", self.health)
         add_error_handlers(self.app, hits)
         self.app.add_middleware(Gated, gate=self.gate)
-        self.server = Server(uvicorn_config(self.app, Limits(100, 1000, 30), hits), self.gate, self.fail, patience_s)
+        self.server = Server(
+            uvicorn_config(self.app, ConnectionLimits(100, 1000, 30), hits), self.gate, self.fail, patience_s
+        )
         self.listener = socket.socket()
         self.listener.bind(("127.0.0.1", 0))
         self.address = self.listener.getsockname()

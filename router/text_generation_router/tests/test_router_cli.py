@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from typer.testing import CliRunner
 
 from text_generation_router.api.caller import CacheScope
-from text_generation_router.api.limits import SEND_BUFFER_BYTES, LimitHits, Limits
+from text_generation_router.api.limits import SEND_BUFFER_BYTES, ConnectionLimits, LimitHits
 from text_generation_router.cli import app, config_of
 from text_generation_router.config import RouterConfig, is_address
 from text_generation_router.errors import StartError
@@ -278,6 +278,6 @@ def test_trusted_proxies_come_from_flags_and_the_environment():
 
 def test_nobody_but_a_trusted_proxy_is_asked_for_addresses():
     """uvicorn would believe whoever connects from this host."""
-    http = uvicorn_config(FastAPI(), Limits(1, 1, 1.0), LimitHits(Metrics()))
+    http = uvicorn_config(FastAPI(), ConnectionLimits(1, 1, 1.0), LimitHits(Metrics()))
     http.load()
     assert isinstance(http.loaded_app, FastAPI)

@@ -14,9 +14,9 @@ from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_router.errors import ShardsError, StepAbortedError, StepFailedError, WarmupRefusedError
 from text_generation_router.scheduling.request import Sampling
 from text_generation_router.scheduling.step import BATCH_ID, Chunk, ClearStep, FilterStep, FirstChunk, ForwardStep
-from text_generation_router.shards import Capacity, ModelInfo, ShardGroup, ShardView
+from text_generation_router.shards import ModelInfo, ShardedClient, ShardView, WarmupAnswer
 
-GENERATION = 4
+EPOCH = 4
 
 
 class Rank(pb_grpc.TextGenerationServiceServicer):
@@ -41,7 +41,7 @@ class Rank(pb_grpc.TextGenerationServiceServicer):
     async def Info(self, request: Any, context: Any) -> Any:
         await self._note(request, context)
         return pb.InfoResponse(
-            dtype="torch.bfloat16", device_type="cuda", generation=GENERATION, world_size=2, vocab_size=320,
+            dtype="torch.bfloat16", device_type="cuda", epoch=EPOCH, world_size=2, vocab_size=320,
             max_positions=512, eos_token_ids=[2, 7], kernels="triton", slots=100 + self.rank, rows=3 + self.rank,
         )  # fmt: skip
 
@@ -49,7 +49,7 @@ class Rank(pb_grpc.TextGenerationServiceServicer):
         await self._note(request, context)
         if self.is_stuck:
             await asyncio.Event().wait()
-        return pb.HealthResponse(generation=GENERATION)
+        return pb.HealthResponse(epoch=EPOCH)
 
     async def Warmup(self, request: Any, context: Any) -> Any:
         await self._note(request, context)
@@ -83,7 +83,7 @@ class Rank(pb_grpc.TextGenerationServiceServicer):
         )  # fmt: skip
 
 
-def over(path: Path, use: Callable[[ShardGroup, list[Rank]], Awaitable[None]], size: int = 2) -> None:
+def over(path: Path, use: Callable[[ShardedClient, list[Rank]], Awaitable[None]], size: int = 2) -> None:
     async def run() -> None:
         urls = [f"unix://{path}/s-{rank}" for rank in range(size)]
         ranks = [Rank(rank, urls) for rank in range(size)]
@@ -93,7 +93,7 @@ def over(path: Path, use: Callable[[ShardGroup, list[Rank]], Awaitable[None]], s
             pb_grpc.add_TextGenerationServiceServicer_to_server(rank, servers[-1])
             servers[-1].add_insecure_port(url)
             await servers[-1].start()
-        group = await ShardGroup.connect(f"{path}/s-0")
+        group = await ShardedClient.connect(f"{path}/s-0")
         for rank in ranks:
             rank.asked.clear()
         try:
@@ -111,9 +111,9 @@ def first(greedy: bool = False, **sampling: Any) -> FirstChunk:
 
 
 def test_the_first_shard_says_what_the_model_is_and_where_the_others_are(tmp_path: Path) -> None:
-    async def use(group: ShardGroup, ranks: list[Rank]) -> None:
-        assert group.info == ModelInfo("torch.bfloat16", "cuda", 320, 512, (2, 7), "triton", 2, GENERATION)
-        assert group.generation == GENERATION
+    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
+        assert group.info == ModelInfo("torch.bfloat16", "cuda", 320, 512, (2, 7), "triton", 2, EPOCH)
+        assert group.epoch == EPOCH
         assert await group.views() == [ShardView(3, 100), ShardView(4, 101)]
         assert await group.is_healthy() and [len(rank.asked) for rank in ranks] == [2, 2]
 
@@ -121,14 +121,14 @@ def test_the_first_shard_says_what_the_model_is_and_where_the_others_are(tmp_pat
 
 
 def test_a_warm_up_asks_all_ranks_and_the_smallest_counts(tmp_path: Path) -> None:
-    async def use(group: ShardGroup, ranks: list[Rank]) -> None:
-        assert await group.warmup(64, 200, 16, 1000) == Capacity(899, 200)
-        assert await group.warmup(64, None, 16, None) == Capacity(899, 200)
+    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
+        assert await group.warmup(64, 200, 16, 1000) == WarmupAnswer(899, 200)
+        assert await group.warmup(64, None, 16, None) == WarmupAnswer(899, 200)
         for rank in ranks:
             full, least = rank.asked
             assert full == pb.WarmupRequest(
                 max_prefill_tokens=64, max_total_tokens=200, max_concurrent_requests=16, max_batch_total_tokens=1000,
-                generation=GENERATION,
+                epoch=EPOCH,
             )  # fmt: skip
             assert not least.HasField("max_total_tokens") and not least.HasField("max_batch_total_tokens")
 
@@ -143,12 +143,12 @@ def test_a_step_with_chunks_carries_all_that_a_shard_learns_about_a_request(tmp_
     chunks = (Chunk(9, 0, 2, False, first(top_n_tokens=3, **sampling)), Chunk(8, 4, 6, True, None))
     step = ForwardStep(5, (1, 2), np.array([70, 80], np.int32), chunks)
 
-    async def use(group: ShardGroup, ranks: list[Rank]) -> None:
+    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         answer = await group.run(step)
         assert answer is not None and (answer.forward_ns, answer.total_ns) == (30, 40)
         for rank in ranks:
             (asked,) = rank.asked
-            assert (asked.generation, asked.step, asked.batch.id, asked.batch.size) == (GENERATION, 5, BATCH_ID, 2)
+            assert (asked.epoch, asked.step, asked.batch.id, asked.batch.size) == (EPOCH, 5, BATCH_ID, 2)
             assert np.frombuffer(asked.slots, "<i4").tolist() == [70, 80]
             assert asked.cached_batch == pb.CachedBatch(id=BATCH_ID, request_ids=[1, 2], size=2)
             new, later = asked.batch.requests
@@ -162,7 +162,7 @@ def test_a_step_with_chunks_carries_all_that_a_shard_learns_about_a_request(tmp_
 
 
 def test_a_greedy_request_is_not_sampled_whatever_else_it_asks(tmp_path: Path) -> None:
-    async def use(group: ShardGroup, ranks: list[Rank]) -> None:
+    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         chunk = Chunk(9, 0, 3, True, first(greedy=True))
         await group.run(ForwardStep(1, (), np.empty(0, np.int32), (chunk,)))
         asked = ranks[0].asked[0]
@@ -172,7 +172,7 @@ def test_a_greedy_request_is_not_sampled_whatever_else_it_asks(tmp_path: Path) -
 
 
 def test_a_decode_step_is_answered_by_the_first_rank(tmp_path: Path) -> None:
-    async def use(group: ShardGroup, ranks: list[Rank]) -> None:
+    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         answer = await group.run(ForwardStep(6, (9, 2**40), np.array([70, 80], np.int32), ()))
         assert answer is not None
         assert (answer.number, answer.request_ids, answer.token_ids) == (6, [9, 2**40], [17, 18])
@@ -182,7 +182,7 @@ def test_a_decode_step_is_answered_by_the_first_rank(tmp_path: Path) -> None:
         assert answer.successor_queued and answer.not_finite_ids == [9]
         for rank in ranks:
             (asked,) = rank.asked
-            assert (asked.generation, asked.step) == (GENERATION, 6)
+            assert (asked.epoch, asked.step) == (EPOCH, 6)
             assert list(asked.batches) == [pb.CachedBatch(id=BATCH_ID, request_ids=[9, 2**40], size=2)]
             assert np.frombuffer(asked.slots, "<i4").tolist() == [70, 80]
 
@@ -190,14 +190,14 @@ def test_a_decode_step_is_answered_by_the_first_rank(tmp_path: Path) -> None:
 
 
 def test_rows_leave_by_a_filter_or_with_their_batch_or_all_together(tmp_path: Path) -> None:
-    async def use(group: ShardGroup, ranks: list[Rank]) -> None:
+    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         for step in (FilterStep(1, (5, 6)), FilterStep(2, ()), ClearStep(3)):
             assert await group.run(step) is None
         for rank in ranks:
             assert rank.asked == [
-                pb.FilterBatchRequest(batch_id=BATCH_ID, request_ids=[5, 6], generation=GENERATION, step=1),
-                pb.ClearCacheRequest(id=BATCH_ID, generation=GENERATION, step=2),
-                pb.ClearCacheRequest(generation=GENERATION, step=3),
+                pb.FilterBatchRequest(batch_id=BATCH_ID, request_ids=[5, 6], epoch=EPOCH, step=1),
+                pb.ClearCacheRequest(id=BATCH_ID, epoch=EPOCH, step=2),
+                pb.ClearCacheRequest(epoch=EPOCH, step=3),
             ]
 
     over(tmp_path, use)
@@ -213,7 +213,7 @@ WARMUP_ENDS = {
 
 @pytest.mark.parametrize("refusing", [0, 1])
 def test_a_refusal_of_any_rank_is_the_groups_and_says_what_is_left_to_do(tmp_path: Path, refusing: int) -> None:
-    async def use(group: ShardGroup, ranks: list[Rank]) -> None:
+    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         for calls, ends in ((lambda: group.run(ClearStep(1)), STEP_ENDS), (warm_up(group), WARMUP_ENDS)):
             for ranks[refusing].refusal, kind in ends.items():
                 with pytest.raises(ShardsError, match=f"rank {refusing} does not want to") as refused:
@@ -221,14 +221,14 @@ def test_a_refusal_of_any_rank_is_the_groups_and_says_what_is_left_to_do(tmp_pat
                 assert type(refused.value) is kind
         assert not await group.is_healthy()
 
-    def warm_up(group: ShardGroup) -> Callable[[], Awaitable[Any]]:
+    def warm_up(group: ShardedClient) -> Callable[[], Awaitable[Any]]:
         return lambda: group.warmup(64, None, 16, None)
 
     over(tmp_path, use)
 
 
 def test_a_group_is_lost_once_and_for_the_first_reason(tmp_path: Path) -> None:
-    async def use(group: ShardGroup, ranks: list[Rank]) -> None:
+    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         group.lose("shard 1 was ended by signal 9")
         group.lose("the launcher has ended")
         assert await group.lost == "shard 1 was ended by signal 9"
@@ -239,7 +239,7 @@ def test_a_group_is_lost_once_and_for_the_first_reason(tmp_path: Path) -> None:
 def test_a_question_after_its_health_ends_as_no_when_the_group_is_closed_and_by_itself_when_it_is_cancelled(
     tmp_path: Path,
 ) -> None:
-    async def use(group: ShardGroup, ranks: list[Rank]) -> None:
+    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         ranks[1].is_stuck = True
         cancelled, closed = (asyncio.create_task(group.is_healthy()) for _ in range(2))
         while len(ranks[1].asked) < 2:
@@ -254,7 +254,7 @@ def test_a_question_after_its_health_ends_as_no_when_the_group_is_closed_and_by_
 
 
 def test_an_answer_may_be_larger_than_grpcs_own_limit_of_4_megabytes(tmp_path: Path) -> None:
-    async def use(group: ShardGroup, ranks: list[Rank]) -> None:
+    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         ranks[0].tops = 1_200_000
         answer = await group.run(ForwardStep(6, (9, 2**40), np.array([70, 80], np.int32), ()))
         assert answer is not None and len(answer.top_ids) == ranks[0].tops

@@ -64,7 +64,7 @@ NEUTRAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TextPart:
     """text[start:stop], whose first character belongs to the part before if `has_context`."""
 
     start: int
@@ -92,14 +92,14 @@ def has_certain_cuts(tokenizer: Mapping[str, Any], added_contents: Sequence[str]
     return _splits_nothing(steps, spaces_are_gone) and _merges_words_apart(model)
 
 
-def cut_into_parts(text: str, part_chars: int) -> list[Part]:
+def cut_into_parts(text: str, part_chars: int) -> list[TextPart]:
     """In the text's order. A part has `part_chars` characters, or more up to the next cut. Holds the interpreter lock
     for one window of text at a time."""
-    parts: list[Part] = []
+    parts: list[TextPart] = []
     stop = len(text)
     while stop:
         letter = _last_cut(text, stop - part_chars)
-        parts.append(Part(letter, stop, bool(letter)))
+        parts.append(TextPart(letter, stop, bool(letter)))
         stop = letter + 1 if letter else 0
     return parts[::-1]
 

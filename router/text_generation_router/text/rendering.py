@@ -11,7 +11,7 @@ import orjson
 from text_generation_router.errors import OverloadedError, StartError, TemplateError
 from text_generation_router.fair_slots import FairSlots
 from text_generation_router.offload.errors import BusyError, JobError, JobFailedError, JobLostError, JobTimeoutError
-from text_generation_router.offload.pool import Pool, PoolLimits
+from text_generation_router.offload.pool import PoolLimits, ProcessPool
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.chat_template import MAX_RENDER_S, ChatTemplate, Message
 from text_generation_router.text.rendering_child import CHECK, ENTRY, RENDER, Kind
@@ -30,9 +30,9 @@ class Children(Protocol):
         """Raises JobError."""
 
 
-def children_of(template: ChatTemplate) -> Pool:
+def children_of(template: ChatTemplate) -> ProcessPool:
     limits = PoolLimits(CHILDREN, CHILDREN, START_S, MEMORY_BYTES)
-    return Pool(ENTRY, orjson.dumps((template.source, template.tokens)), limits)
+    return ProcessPool(ENTRY, orjson.dumps((template.source, template.tokens)), limits)
 
 
 class Renderer:

@@ -19,7 +19,7 @@ MAX_REPEATED = 1_000_000  # characters or items that one multiplication may make
 MAX_POWER_BITS = 4096
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """`{% generation %}` marks what an assistant wrote, for training. It changes nothing of the text."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
@@ -37,7 +37,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("*", "**"))
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
         self.filters["tojson"] = to_json
         self.globals["raise_exception"] = raise_exception
         self.globals["strftime_now"] = strftime_now

@@ -15,7 +15,7 @@ from text_generation_router.errors import StartError, ValidationError
 from text_generation_router.fair_threads import FairThreads
 from text_generation_router.memory import give_back_memory
 from text_generation_router.scheduling.share import Share
-from text_generation_router.text.certain_cuts import Part, cut_into_parts
+from text_generation_router.text.certain_cuts import TextPart, cut_into_parts
 from text_generation_router.text.joints import Joints
 from text_generation_router.text.length_bound import max_chars_per_token
 
@@ -147,13 +147,13 @@ class TextTokenizer:
         self._threads.close()
         self._large.close()
 
-    async def _parts(self, text: str, share: Share) -> list[Part]:
+    async def _parts(self, text: str, share: Share) -> list[TextPart]:
         """At least one."""
         if self._joints is None or len(text) <= self._part_chars:
-            return [Part(0, len(text), False)]
+            return [TextPart(0, len(text), False)]
         return await self._threads.run(share, self._part_chars, lambda: cut_into_parts(text, self._part_chars))
 
-    async def _in_turn(self, part: Part, share: Share, work: Callable[[], T]) -> T:
+    async def _in_turn(self, part: TextPart, share: Share, work: Callable[[], T]) -> T:
         chars = part.stop - part.start
         if chars <= LARGE_PART_CHARS:
             return await self._threads.run(share, chars, work)
@@ -175,13 +175,13 @@ class TextTokenizer:
             return Ids(tuple(ids), len(ids))
         return Ids((), count) if most is not None and count > most else Ids(tuple(encoding.ids), count)
 
-    def _ids_of_part(self, text: str, part: Part) -> list[int]:
+    def _ids_of_part(self, text: str, part: TextPart) -> list[int]:
         encoding = _first(self.tokenizer.encode_batch_fast, text[part.start : part.stop], add_special_tokens=False)
         return encoding.ids[self._num_context_ids(text, part) :]
 
-    def _use_spans(self, text: str, part: Part, first_byte: int, use: Callable[[list[Span]], T]) -> tuple[T, int]:
+    def _use_spans(self, text: str, part: TextPart, first_byte: int, use: Callable[[list[Span]], T]) -> tuple[T, int]:
         """And the byte behind the part. Special tokens that every text gets are with the first and the last part."""
-        whole = part == Part(0, len(text), False)
+        whole = part == TextPart(0, len(text), False)
         piece = text[part.start : part.stop]
         start = first_byte - part.has_context  # an ASCII letter
         spans = _spans(_first(self.tokenizer.encode_batch, piece, add_special_tokens=whole), piece, start)
@@ -193,14 +193,14 @@ class TextTokenizer:
             spans = [*map(_special, front), *spans, *map(_special, back)]
         return use(spans), start + len(piece.encode())
 
-    def _num_context_ids(self, text: str, part: Part) -> int:
+    def _num_context_ids(self, text: str, part: TextPart) -> int:
         if not part.has_context:
             return 0
         assert self._joints is not None
         return self._joints.ids_of_letter[text[part.start]]
 
 
-def _refuse_large_parts(parts: Sequence[Part], most: int) -> None:
+def _refuse_large_parts(parts: Sequence[TextPart], most: int) -> None:
     largest = max(part.stop - part.start for part in parts)
     if largest > most:
         raise ValidationError(

@@ -11,7 +11,7 @@ from text_generation_router.text.tokenization import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
+class AskedParameters:
     """As the user gave them; None is absent. Reals are float32 values."""
 
     best_of: int | None = None
@@ -55,7 +55,7 @@ class Prompt:
     """What one generation is asked for, before anything of it is checked."""
 
     inputs: str
-    parameters: Parameters
+    parameters: AskedParameters
     add_special_tokens: bool = True
 
 
@@ -117,7 +117,7 @@ class Validator:
             raise _too_long(self.limits.max_input_tokens, f"at least {fewest}")
 
 
-def parameter_checks(asked: Parameters, limits: RequestLimits) -> Iterator[Check]:
+def parameter_checks(asked: AskedParameters, limits: RequestLimits) -> Iterator[Check]:
     best_of = asked.best_of or 1
     yield best_of > 1 and not asked.asks_for_sampling, "you must use sampling when `best_of` is > 1"
     yield _not_positive(asked.temperature), "`temperature` must be strictly positive"
@@ -165,7 +165,7 @@ def _too_long(most: int, given: str) -> ValidationError:
     return ValidationError(f"`inputs` must have less than {most} tokens. Given: {given}")
 
 
-def sampling(asked: Parameters) -> Sampling:
+def sampling(asked: AskedParameters) -> Sampling:
     """Neutral values for what is absent, and a random seed."""
     if asked.greedy:
         asked = replace(asked, temperature=None, top_k=None, top_p=None, typical_p=None, do_sample=False)

@@ -40,7 +40,7 @@ def make_linear(
         return packed
     linear: LinearOp = Linear(weight, bias) if scales is None else Int8Linear(weight, scales, bias)
     if gated:
-        linear = Gated(linear, kernels)
+        linear = GatedLinear(linear, kernels)
     return linear if dtype is None and scales is None else Cast(linear, out_dtype)
 
 
@@ -86,7 +86,7 @@ class Int8Linear:
         return y if self._bias is None else y + self._bias
 
 
-class Gated:
+class GatedLinear:
     def __init__(self, linear: LinearOp, kernels: Kernels) -> None:
         self._linear = linear
         self._kernels = kernels

@@ -29,7 +29,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SamplingPlan:
     """How the rows of `index` choose their next tokens. Valid until `parameters` change."""
 
     index: tuple[int, ...]
@@ -45,11 +45,11 @@ class Plan:
         return same_parameters and self.index == index
 
 
-def make_plan(rows: Rows, index: tuple[int, ...]) -> Plan:
+def make_plan(rows: Rows, index: tuple[int, ...]) -> SamplingPlan:
     parameters = [rows.parameters.of_row[row] for row in index]
     counts = tuple(p.top_n_tokens for p in parameters)
     asking = [i for i, count in enumerate(counts) if count]
-    return Plan(
+    return SamplingPlan(
         index,
         rows.parameters,
         rows.parameters.version,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from text_generation_server.batch import Rows
 from text_generation_server.kernels.interface import Chosen, Kernels
-from text_generation_server.sampling.plan import Part, Plan, make_plan
+from text_generation_server.sampling.plan import Part, SamplingPlan, make_plan
 from text_generation_server.sampling.watermark import green_list
 
 NO_TOP_IDS, NO_TOP_LOGPROBS = torch.empty((0, 0), dtype=torch.int32), torch.empty((0, 0))
@@ -72,7 +72,7 @@ class Sampler:
         self._on_progress = on_progress
         self._gamma = watermark_gamma
         self._delta = watermark_delta
-        self._plan: Plan | None = None  # the plan of the last step, which mostly serves the next step too
+        self._plan: SamplingPlan | None = None  # the plan of the last step, which mostly serves the next step too
 
     def __call__(self, logits_RV: Tensor, rows: Rows, index: tuple[int, ...]) -> Sampled:
         """Samples one token for each row of `index`, in the order of the logits. May overwrite the logits."""
@@ -111,7 +111,7 @@ class Sampler:
             self._on_progress()
         return Chosen(ids, logprobs, finite)
 
-    def _watermark(self, logits: Tensor, rows: Rows, plan: Plan) -> None:
+    def _watermark(self, logits: Tensor, rows: Rows, plan: SamplingPlan) -> None:
         for i in plan.watermarked:
             row = plan.index[i]
             previous = int(rows.history[row, int(rows.known[row]) - 1])
@@ -119,7 +119,7 @@ class Sampler:
             logits[i, green.to(logits.device)] += self._delta
 
 
-def _top_tokens(logits: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+def _top_tokens(logits: Tensor, plan: SamplingPlan) -> tuple[Tensor, Tensor]:
     """The best tokens of the rows that ask for any. Every row gets the largest number that any row asks for."""
     if plan.top_where is None:
         return NO_TOP_IDS, NO_TOP_LOGPROBS

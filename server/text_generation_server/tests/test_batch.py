@@ -9,7 +9,7 @@ import torch
 from text_generation_server.batch import Batches, PromptChunk, Rows, StepBatch
 from text_generation_server.errors import StepError
 from text_generation_server.layout import DecodeInputs, lay_out
-from text_generation_server.preparation import Limits, Planner
+from text_generation_server.preparation import Planner, StepLimits
 from text_generation_server.sampling.parameters import Parameters
 
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def make_rows(count: int = 3) -> Rows:
 
 
 def make_planner(count: int = 3) -> Planner:
-    return Planner(Batches(make_rows(count)), Limits(VOCABULARY, SLOTS))
+    return Planner(Batches(make_rows(count)), StepLimits(VOCABULARY, SLOTS))
 
 
 def state(rows: Rows) -> tuple[object, ...]:

@@ -17,7 +17,7 @@ from text_generation_server.config import ShardConfig
 from text_generation_server.errors import OptionError
 
 VARIABLES = (
-    "FAILPOINTS", "RANK", "WORLD_SIZE", "MAX_TOTAL_TOKENS", "ROPE_SCALING", "ROPE_FACTOR", "TGI_GENERATION",
+    "FAILPOINTS", "RANK", "WORLD_SIZE", "MAX_TOTAL_TOKENS", "ROPE_SCALING", "ROPE_FACTOR", "TGI_EPOCH",
     "CUDA_GRAPHS", "CUDA_MEMORY_FRACTION",
 )  # fmt: skip
 
@@ -92,7 +92,7 @@ def test_options_and_environment_become_one_config(model, monkeypatch, one_confi
         uds_path=f"{model}/tgi-py/3000/shard",
         rank=0,
         world_size=1,
-        generation=1,
+        epoch=1,
         dtype=None,
         quantize=None,
         kv_cache_dtype=None,
@@ -104,7 +104,7 @@ def test_options_and_environment_become_one_config(model, monkeypatch, one_confi
         graph_sizes=None,
         memory_fraction=1.0,
     )
-    given = {"RANK": "0", "WORLD_SIZE": "1", "TGI_GENERATION": "7", "MAX_TOTAL_TOKENS": "100", "ROPE_SCALING": "linear"}
+    given = {"RANK": "0", "WORLD_SIZE": "1", "TGI_EPOCH": "7", "MAX_TOTAL_TOKENS": "100", "ROPE_SCALING": "linear"}
     given |= {"ROPE_FACTOR": "2.5", "WATERMARK_GAMMA": "0.25", "WATERMARK_DELTA": "3", "CUDA_GRAPHS": "0,8,2,8"}
     for name, value in (given | {"CUDA_MEMORY_FRACTION": "0.5"}).items():
         monkeypatch.setenv(name, value)
@@ -115,7 +115,7 @@ def test_options_and_environment_become_one_config(model, monkeypatch, one_confi
         uds_path="/x/y",
         rank=0,
         world_size=1,
-        generation=7,
+        epoch=7,
         dtype="bfloat16",
         quantize="int8",
         kv_cache_dtype="fp8_e4m3fn",

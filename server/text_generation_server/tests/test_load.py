@@ -18,7 +18,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 
 def load(folder: Path, max_total_tokens: int | None = 256) -> None:
     config = ShardConfig(
-        model_path=folder, uds_path=str(folder / "s"), rank=0, world_size=1, generation=1, dtype="float32",
+        model_path=folder, uds_path=str(folder / "s"), rank=0, world_size=1, epoch=1, dtype="float32",
         quantize=None, kv_cache_dtype=None, max_total_tokens=max_total_tokens, rope_scaling=None, rope_factor=None,
         watermark_gamma=0.5, watermark_delta=2.0,
     )  # fmt: skip

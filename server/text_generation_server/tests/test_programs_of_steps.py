@@ -78,7 +78,7 @@ def test_steps_are_recorded_unless_cuda_graphs_is_0(sizes: tuple[int, ...] | Non
     if not isinstance(select_backend(CPU).kernels, CpuKernels):
         pytest.skip("needs a C compiler (cc) when the package is installed")
     config = ShardConfig(
-        model_path=DEMO_MODEL, uds_path="", rank=0, world_size=1, generation=1, dtype="bfloat16", max_total_tokens=64,
+        model_path=DEMO_MODEL, uds_path="", rank=0, world_size=1, epoch=1, dtype="bfloat16", max_total_tokens=64,
         rope_scaling=None, rope_factor=None, watermark_gamma=0.5, watermark_delta=2.0, graph_sizes=sizes,
     )  # fmt: skip
     assert isinstance(load_shard(config, Worker(1)).runner._graphs, DecodePrograms) == recorded

@@ -103,7 +103,7 @@ def test_one_bad_logit_of_a_row_is_enough_and_large_ones_are_fine(runner: ModelR
     logits[1] *= 1e38 / logits[1].abs().max()  # The sum of these logits may overflow, but each logit is finite.
     logits[2, 17] = value
     with torch.inference_mode():
-        rows = runner.room.batches.rows
+        rows = runner.row_state.batches.rows
         sampled = runner._sampler(logits, rows, tuple(rows.row(i) for i in range(3)))
     assert sampled.finite_R.tolist() == [True, True, False] and bool(sampled.logprobs_R.isfinite().all())
 

@@ -33,15 +33,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def with_shard(model: Path, folder: Path, use: Callable[[Any], Awaitable[None]]) -> None:
-    """Runs `use(stub)` against a shard of generation 4 on a socket of its own."""
+    """Runs `use(stub)` against a shard of epoch 4 on a socket of its own."""
     config = ShardConfig(
-        model_path=model, uds_path=str(folder / "s"), rank=0, world_size=1, generation=4, dtype="float32",
+        model_path=model, uds_path=str(folder / "s"), rank=0, world_size=1, epoch=4, dtype="float32",
         quantize=None, kv_cache_dtype=None, max_total_tokens=256, rope_scaling=None, rope_factor=None,
         watermark_gamma=0.5, watermark_delta=2.0,
     )  # fmt: skip
 
     async def run() -> None:
-        worker = Worker(config.generation)
+        worker = Worker(config.epoch)
         servicer = Servicer([f"unix://{folder}/s-0"], worker)
         server = await listen(config, servicer)
         servicer.serve(await asyncio.wrap_future(worker.run_outside(lambda: load_shard(config, worker))))
@@ -56,7 +56,7 @@ def with_shard(model: Path, folder: Path, use: Callable[[Any], Awaitable[None]])
 
 
 def warmup() -> Any:
-    return pb.WarmupRequest(max_prefill_tokens=64, max_concurrent_requests=4, generation=4)
+    return pb.WarmupRequest(max_prefill_tokens=64, max_concurrent_requests=4, epoch=4)
 
 
 def prefill(step: int, request_id: int = 9, **changes: Any) -> Any:
@@ -73,13 +73,13 @@ def prefill(step: int, request_id: int = 9, **changes: Any) -> Any:
         prompt_length=4,
     )
     batch = pb.Batch(id=1, requests=[request], size=1)
-    return pb.PrefillRequest(**{"batch": batch, "generation": 4, "step": step, **changes})
+    return pb.PrefillRequest(**{"batch": batch, "epoch": 4, "step": step, **changes})
 
 
 def decode(step: int, *request_ids: int, slot: int = 200) -> Any:
     slots = np.arange(slot, slot + len(request_ids), dtype="<i4").tobytes()
     batch = pb.CachedBatch(id=1, request_ids=request_ids)
-    return pb.DecodeRequest(batches=[batch], generation=4, step=step, slots=slots)
+    return pb.DecodeRequest(batches=[batch], epoch=4, step=step, slots=slots)
 
 
 async def refusal(call: Awaitable[Any]) -> tuple[grpc.StatusCode, str]:
@@ -92,7 +92,7 @@ def test_a_request_goes_from_warmup_to_its_end(model: Path, tmp_path: Path) -> N
     async def use(stub: Any) -> None:
         info = await stub.Info(pb.InfoRequest())
         assert (info.dtype, info.device_type, info.vocab_size) == ("torch.float32", "cpu", 320)
-        assert list(info.eos_token_ids) == [2] and info.generation == 4 and not info.requires_padding
+        assert list(info.eos_token_ids) == [2] and info.epoch == 4 and not info.requires_padding
         found = await stub.ServiceDiscovery(pb.ServiceDiscoveryRequest())
         assert list(found.urls) == [f"unix://{tmp_path}/s-0"]
         capacity = await stub.Warmup(warmup())
@@ -104,10 +104,10 @@ def test_a_request_goes_from_warmup_to_its_end(model: Path, tmp_path: Path) -> N
         assert np.frombuffer(first.result.top_ids, "<i4")[0] == token
         assert first.result.step == 1 and first.forward_ns > 0 and first.batch.request_ids == [9]
         second = await stub.Decode(decode(2, 9))
-        assert len(second.result.token_ids) == 4 and second.result.generation == 4
-        await stub.ClearCache(pb.ClearCacheRequest(id=1, generation=4, step=3))
+        assert len(second.result.token_ids) == 4 and second.result.epoch == 4
+        await stub.ClearCache(pb.ClearCacheRequest(id=1, epoch=4, step=3))
         health = await stub.Health(pb.HealthRequest())
-        assert (health.generation, health.phase, health.last_step) == (4, "ready", 3) and health.progress > 0
+        assert (health.epoch, health.phase, health.last_step) == (4, "ready", 3) and health.progress > 0
 
     with_shard(model, tmp_path, use)
 
@@ -133,19 +133,19 @@ def test_a_failed_step_says_so_and_the_shard_goes_on_after_a_clear(model: Path, 
         assert code == grpc.StatusCode.INTERNAL and "step 2" in reason
         code, _ = await refusal(stub.Decode(decode(3, 9)))
         assert code == grpc.StatusCode.ABORTED
-        await stub.ClearCache(pb.ClearCacheRequest(generation=4, step=4))
+        await stub.ClearCache(pb.ClearCacheRequest(epoch=4, step=4))
         await stub.Prefill(prefill(5))
 
     with_shard(model, tmp_path, use)
 
 
-def test_stale_steps_and_other_generations_are_refused(model: Path, tmp_path: Path) -> None:
+def test_stale_steps_and_other_epochs_are_refused(model: Path, tmp_path: Path) -> None:
     async def use(stub: Any) -> None:
-        code, _ = await refusal(stub.Warmup(pb.WarmupRequest(max_prefill_tokens=64, generation=3)))
+        code, _ = await refusal(stub.Warmup(pb.WarmupRequest(max_prefill_tokens=64, epoch=3)))
         assert code == grpc.StatusCode.FAILED_PRECONDITION
         await stub.Warmup(warmup())
         await stub.Prefill(prefill(1))
-        for stale in (prefill(1, 10), prefill(2, 10, generation=3)):
+        for stale in (prefill(1, 10), prefill(2, 10, epoch=3)):
             code, _ = await refusal(stub.Prefill(stale))
             assert code == grpc.StatusCode.FAILED_PRECONDITION
         await stub.Decode(decode(2, 9))
@@ -161,7 +161,7 @@ def test_filters_keep_the_requests_they_name(model: Path, tmp_path: Path) -> Non
             prefill(2, 10, cached_batch=pb.CachedBatch(id=1, request_ids=[9]), slots=np.array([201], "<i4").tobytes())
         )
         assert np.frombuffer(joined.result.request_ids, "<u8").tolist() == [9, 10]
-        kept = await stub.FilterBatch(pb.FilterBatchRequest(batch_id=1, request_ids=[10], generation=4, step=3))
+        kept = await stub.FilterBatch(pb.FilterBatchRequest(batch_id=1, request_ids=[10], epoch=4, step=3))
         assert list(kept.batch.request_ids) == [10]
         code, _ = await refusal(stub.Decode(decode(4, 9)))
         assert code == grpc.StatusCode.INTERNAL

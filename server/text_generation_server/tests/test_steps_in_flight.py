@@ -61,7 +61,7 @@ def test_answers_are_those_of_their_steps_however_late_they_are_read(runner: Mod
 
 def test_an_unchanged_batch_is_looked_up_once_and_a_changed_one_again(runner: ModelRunner) -> None:
     runner.clear(None)
-    client, planner = Client(runner, scattered_slots(runner)), runner.room.planner
+    client, planner = Client(runner, scattered_slots(runner)), runner.row_state.planner
     client.step([], [client.first_chunk(i, random_ids(9, i)) for i in (1, 2)])
 
     def looked_up() -> object:
@@ -75,7 +75,7 @@ def test_an_unchanged_batch_is_looked_up_once_and_a_changed_one_again(runner: Mo
     client.step([], [client.first_chunk(i, random_ids(9, i)) for i in (2, 1)])
     after = looked_up()
     assert after.request_ids == [1, 2] and after is not before  # type: ignore[attr-defined]
-    assert after.rows == tuple(runner.room.batches.rows.row(i) for i in (1, 2))  # type: ignore[attr-defined]
+    assert after.rows == tuple(runner.row_state.batches.rows.row(i) for i in (1, 2))  # type: ignore[attr-defined]
 
 
 def test_a_merged_batch_is_gone_even_if_the_last_step_asked_for_it(runner: ModelRunner) -> None:

@@ -15,7 +15,7 @@ from text_generation_server.worker import MAX_HELD, StepClock, Worker
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
-    worker = Worker(generation=3, hold_s=0.2)
+    worker = Worker(epoch=3, hold_s=0.2)
     yield worker
     worker.stop()
 
@@ -107,9 +107,9 @@ def test_a_step_learns_whether_its_successor_is_already_here(worker: Worker) -> 
 
 def test_stale_and_repeated_steps_are_refused(worker: Worker) -> None:
     result(worker.submit(3, 1, lambda clock: None))
-    for generation, step in ((2, 2), (3, 1)):
+    for epoch, step in ((2, 2), (3, 1)):
         with pytest.raises(StepRefused):
-            result(worker.submit(generation, step, lambda clock: None))
+            result(worker.submit(epoch, step, lambda clock: None))
 
 
 def test_a_step_whose_predecessor_does_not_come_is_aborted(worker: Worker) -> None:
@@ -274,7 +274,7 @@ def test_a_warmup_waits_for_the_device(worker: Worker, device: Device) -> None:
 
 
 def test_a_worker_that_stops_answers_what_it_has_launched(device: Device) -> None:
-    worker = Worker(generation=3)
+    worker = Worker(epoch=3)
     one = worker.submit(3, 1, device.launch("one"))
     device.until(1)
     threading.Timer(0.05, device.complete, ["one"]).start()
@@ -284,7 +284,7 @@ def test_a_worker_that_stops_answers_what_it_has_launched(device: Device) -> Non
 
 
 def test_a_worker_has_stopped_when_its_last_answer_has_been_read_however_long_that_takes() -> None:
-    worker, moment = Worker(generation=3), FakeMoment()
+    worker, moment = Worker(epoch=3), FakeMoment()
     reading = threading.Event()
 
     def read() -> str:
@@ -300,7 +300,7 @@ def test_a_worker_has_stopped_when_its_last_answer_has_been_read_however_long_th
 
 
 def test_a_step_that_waits_for_its_predecessor_is_aborted_when_the_worker_stops() -> None:
-    worker = Worker(generation=3)
+    worker = Worker(epoch=3)
     early = worker.submit(3, 2, lambda clock: None)
     worker.stop()
     with pytest.raises(StepAborted, match="stopping"):
@@ -309,7 +309,7 @@ def test_a_step_that_waits_for_its_predecessor_is_aborted_when_the_worker_stops(
 
 def test_the_gap_before_a_step_is_the_time_in_which_nothing_ran(device: Device) -> None:
     began_ns = time.perf_counter_ns()
-    worker = Worker(generation=3)
+    worker = Worker(epoch=3)
     try:
         time.sleep(0.02)
         first = result(worker.submit(3, 1, lambda clock: clock.gap_ns))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from gpu_check import check
-from gpu_check.check import Running, rounds
+from gpu_check.check import RunningStage, rounds
 from gpu_check.comparing import close, equal, findings
 from gpu_check.findings import Context, Finding
 from gpu_check.stages import STAGES, Stage, function_of
@@ -24,15 +24,15 @@ append(Path(sys.argv[1]), Finding("T", {"a": "1"}))
 HERE = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # for children that import what we can
 
 
-def run(tmp_path: Path, code: str, limit_s: float = 60) -> Running:
+def run(tmp_path: Path, code: str, limit_s: float = 60) -> RunningStage:
     found, log = tmp_path / "found", tmp_path / "log"
     command = [sys.executable, "-c", WRITE + code, str(found)]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=HERE, start_new_session=True)
-    return Running(Stage("s", "m:f", limit_s), process, time.monotonic(), limit_s, found, log)
+    return RunningStage(Stage("s", "m:f", limit_s), process, time.monotonic(), limit_s, found, log)
 
 
-def wait_for_findings(running: Running) -> None:
+def wait_for_findings(running: RunningStage) -> None:
     while not running.findings.exists() or not running.findings.read_text().endswith("\n"):
         time.sleep(0.02)
 

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 from gpu_check.findings import Finding, append, read
-from gpu_check.results import TARGETS, Report, StageResult
+from gpu_check.results import TARGETS, CheckReport, StageResult
 
 from text_generation_benchmark.output import table
 
 AT_LEAST, AT_MOST = TARGETS[0], TARGETS[-1]
 
 
-def report(on_gpu: bool = True, **figures: float) -> Report:
+def report(on_gpu: bool = True, **figures: float) -> CheckReport:
     named = {name.replace("_", " "): value for name, value in figures.items()}
     stages = [StageResult("server", 3.0, [Finding("Server", {"streams": "1"}, named)])]
-    return Report("Some GPU", on_gpu, "today", stages, ["roofline"])
+    return CheckReport("Some GPU", on_gpu, "today", stages, ["roofline"])
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_stage_passes_only_if_it_ended_in_order_and_nothing_in_it_failed():
     assert StageResult("s", 1, [good]).passed
     assert StageResult("s", 1, [good, bad]).verdict == "failed: 1 of 2"
     assert StageResult("s", 1, [good], "not done after 9 s").verdict == "failed: not done after 9 s"
-    text = Report("GPU", True, "today", [StageResult("s", 1, [good, bad], log="its end")], []).as_markdown()
+    text = CheckReport("GPU", True, "today", [StageResult("s", 1, [good, bad], log="its end")], []).as_markdown()
     assert "## Log of s\n\n````text\nits end\n" in text
     assert "| 1 |  |\n| 2 | wrong / by far |" in text
 

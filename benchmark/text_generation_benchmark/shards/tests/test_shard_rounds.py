@@ -24,7 +24,7 @@ from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_router.errors import ShardsError, StartError
 from text_generation_router.scheduling.request import Sampling
-from text_generation_router.text.validation import Parameters
+from text_generation_router.text.validation import AskedParameters
 from text_generation_server.config import ShardConfig
 from text_generation_server.load import load_shard
 from text_generation_server.server import Servicer, listen
@@ -43,7 +43,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
     urls: list[str]
     last_step: int = 7  # steps that a router has run
     slots: int = 100
-    generation: int = 4
+    epoch: int = 4
     refuse_from: int = 10**9  # from this step on, another client was faster
     moves_each_health: int = 0  # steps that another client runs between two questions
     steps: list[Any] = field(default_factory=list)
@@ -53,12 +53,10 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
 
     def Health(self, request: Any, context: Any) -> Any:
         self.last_step += self.moves_each_health
-        return pb.HealthResponse(generation=self.generation, phase="ready", last_step=self.last_step)
+        return pb.HealthResponse(epoch=self.epoch, phase="ready", last_step=self.last_step)
 
     def Info(self, request: Any, context: Any) -> Any:
-        return pb.InfoResponse(
-            generation=self.generation, world_size=len(self.urls), vocab_size=20000, slots=self.slots
-        )
+        return pb.InfoResponse(epoch=self.epoch, world_size=len(self.urls), vocab_size=20000, slots=self.slots)
 
     def ClearCache(self, request: Any, context: Any) -> Any:
         self._run(request, context)
@@ -74,10 +72,10 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         if request.step >= self.refuse_from:
             self.last_step = request.step
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"step {request.step} has been run already")
-        assert (request.generation, request.step) == (self.generation, self.last_step + 1)
+        assert (request.epoch, request.step) == (self.epoch, self.last_step + 1)
         self.last_step = request.step
         self.steps.append(request)
-        return pb.StepResult(generation=request.generation, step=request.step)
+        return pb.StepResult(epoch=request.epoch, step=request.step)
 
 
 @contextmanager
@@ -158,7 +156,7 @@ def test_shards_that_go_away_are_not_taken_for_shards_that_another_client_uses(t
     async def run() -> None:
         with fake_shards(tmp_path) as (shard,):
             async with open_benchmark(str(tmp_path / "s-0"), PLAN, IDS) as benchmark:
-                shard.refuse_from, shard.generation = 8, 5
+                shard.refuse_from, shard.epoch = 8, 5
                 with pytest.raises(ShardsError, match="the shards went away in step 8"):
                     await benchmark.measure(lambda done: None)
 
@@ -166,22 +164,22 @@ def test_shards_that_go_away_are_not_taken_for_shards_that_another_client_uses(t
 
 
 def config_of(**changes: Any) -> ShardBenchmarkConfig:
-    usual = ShardBenchmarkConfig("m", "main", "/s-0", (4, 1, 4), 10, 8, 10, 1, Parameters())
+    usual = ShardBenchmarkConfig("m", "main", "/s-0", (4, 1, 4), 10, 8, 10, 1, AskedParameters())
     return replace(usual, **changes)
 
 
 def test_a_plan_has_each_batch_size_once_and_ignores_neutral_parameters() -> None:
-    plan = config_of(parameters=Parameters(top_k=0, top_p=1.0, typical_p=1.0, temperature=1.0)).plan()
+    plan = config_of(parameters=AskedParameters(top_k=0, top_p=1.0, typical_p=1.0, temperature=1.0)).plan()
     assert plan.batch_sizes == (4, 1) and plan.decode_steps == 7 and plan.sampling == Sampling()
-    assert not config_of(parameters=Parameters(top_k=5)).plan().sampling.is_greedy
+    assert not config_of(parameters=AskedParameters(top_k=5)).plan().sampling.is_greedy
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"decode_length": 1}, "--decode-length must be at least 2"),
-        ({"parameters": Parameters(temperature=0.0)}, "`temperature` must be strictly positive"),
-        ({"parameters": Parameters(top_p=1.5)}, "`top_p` must be > 0.0 and < 1.0"),
+        ({"parameters": AskedParameters(temperature=0.0)}, "`temperature` must be strictly positive"),
+        ({"parameters": AskedParameters(top_p=1.5)}, "`top_p` must be > 0.0 and < 1.0"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(changes: dict[str, Any], reason: str) -> None:
@@ -218,7 +216,7 @@ def test_a_tokenizer_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_real_shard_is_refused_before_its_warm_up_and_measured_after_it(tmp_path: Path) -> None:
     async def run() -> list[Round]:
         config = ShardConfig(DEMO_MODEL, str(tmp_path / "s"), 0, 1, 4, "float32", 64, None, None, 0.5, 2.0)
-        worker = Worker(config.generation)
+        worker = Worker(config.epoch)
         servicer = Servicer([f"unix://{tmp_path}/s-0"], worker)
         server = await listen(config, servicer)
         servicer.serve(await asyncio.wrap_future(worker.run_outside(lambda: load_shard(config, worker))))
@@ -227,7 +225,7 @@ def test_a_real_shard_is_refused_before_its_warm_up_and_measured_after_it(tmp_pa
                 await measure(tmp_path / "s-0")
             async with grpc.aio.insecure_channel(f"unix://{tmp_path}/s-0") as channel:
                 stub = pb_grpc.TextGenerationServiceStub(channel)
-                warmup = pb.WarmupRequest(max_prefill_tokens=64, max_concurrent_requests=4, generation=4)
+                warmup = pb.WarmupRequest(max_prefill_tokens=64, max_concurrent_requests=4, epoch=4)
                 capacity = await stub.Warmup(warmup)
                 info = await stub.Info(pb.InfoRequest())
                 assert info.slots == capacity.max_supported_total_tokens > 0

@@ -11,7 +11,7 @@ from text_generation_benchmark.simulation.cost import StepCost
 from text_generation_benchmark.simulation.engine import SimulatedEngine
 from text_generation_benchmark.simulation.metrics import Outcome
 from text_generation_benchmark.simulation.trace import NO_PREFIX, Trace
-from text_generation_benchmark.simulation.workloads import LogNormal, Uniform, Workload, generate
+from text_generation_benchmark.simulation.workloads import LogNormal, TraceWorkload, Uniform, generate
 from text_generation_router.scheduling.admission import AdmissionMode
 from text_generation_router.scheduling.limits import Limits
 
@@ -80,7 +80,7 @@ def test_too_little_memory_is_survived_by_preempting() -> None:
 
 
 WORKLOADS = st.builds(
-    Workload,
+    TraceWorkload,
     prompt=st.sampled_from([Uniform(1, 30), LogNormal(40, 0.8, 1, 200)]),
     output=st.sampled_from([Uniform(1, 60), LogNormal(20, 1.0, 1, 150)]),
     max_new_tokens=st.sampled_from([1, 150, 400]),
@@ -101,7 +101,7 @@ WORKLOADS = st.builds(
     prefix_caching=st.booleans(),
 )
 def test_a_simulation_that_jumps_comes_to_exactly_the_same(
-    workload: Workload,
+    workload: TraceWorkload,
     rate: float,
     seed: int,
     admission: AdmissionMode,

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from text_generation_benchmark.simulation.metrics import Outcome, RequestTimes, Summary, Targets, percentile, summarize
+from text_generation_benchmark.simulation.metrics import (
+    ClusterSummary,
+    Outcome,
+    RequestTimes,
+    Targets,
+    percentile,
+    summarize,
+)
 
 
 def outcome(*requests: tuple[float, float, float, float, int], held: tuple[float, ...] = (50.0, 25.0)) -> Outcome:
@@ -12,7 +19,7 @@ def outcome(*requests: tuple[float, float, float, float, int], held: tuple[float
     return Outcome(RequestTimes(*columns), 100, 10.0, np.array(held), 60, 7, 40, 10, 3, 2, 1)
 
 
-def summary(*outcomes: Outcome, overhead_s: float = 0.0) -> Summary:
+def summary(*outcomes: Outcome, overhead_s: float = 0.0) -> ClusterSummary:
     return summarize(outcomes, 5.0, 1.0, overhead_s, Targets(first_token_s=1.0, gap_s=0.5))
 
 

@@ -12,11 +12,11 @@ from tokenizers import Tokenizer
 
 from text_generation_benchmark.simulation.cost import SimulatedModel, StepCost
 from text_generation_benchmark.simulation.fit import Fit
-from text_generation_benchmark.simulation.replay import Comparison, Played, PromptTexts, play
-from text_generation_benchmark.simulation.workloads import Uniform, Workload, generate
+from text_generation_benchmark.simulation.replay import Played, PromptTexts, ReplayComparison, play
+from text_generation_benchmark.simulation.workloads import TraceWorkload, Uniform, generate
 from text_generation_launcher.model import demo_directory
 
-SHARED = Workload(Uniform(1, 30), Uniform(1, 5), 5, num_prefixes=2, prefix=Uniform(5, 40))
+SHARED = TraceWorkload(Uniform(1, 30), Uniform(1, 5), 5, num_prefixes=2, prefix=Uniform(5, 40))
 
 
 def test_texts_have_as_many_tokens_as_the_trace_and_share_its_prefixes() -> None:
@@ -82,7 +82,7 @@ def test_the_parts_are_compared_together() -> None:
 
     model = SimulatedModel("m", StepCost(1, 0, 0, 0, 0, 0, 0), 10, 0.002, "")
     fitted = Fit(model.cost, 1234, 0.05)
-    comparison = Comparison(7.0, model, fitted, [part(0.1, 1), part(0.3, 3)], [part(0.2, 2), part(0.4, 2)])
+    comparison = ReplayComparison(7.0, model, fitted, [part(0.1, 1), part(0.3, 3)], [part(0.2, 2), part(0.4, 2)])
     text = comparison.as_markdown()
     assert "2 requests, 7 a second" in text and "1,234 steps" in text and "2.0 ms" in text
     assert "| output tokens/s     | 50.0  | 50.0      | 1.00             |" in text

@@ -7,9 +7,16 @@ import numpy as np
 import pytest
 
 from text_generation_benchmark.simulation.trace import NO_PREFIX, Requests, Trace, read_csv, write_csv
-from text_generation_benchmark.simulation.workloads import WORKLOADS, Constant, LogNormal, Uniform, Workload, generate
+from text_generation_benchmark.simulation.workloads import (
+    WORKLOADS,
+    Constant,
+    LogNormal,
+    TraceWorkload,
+    Uniform,
+    generate,
+)
 
-SHARED = Workload(Uniform(1, 9), Uniform(1, 20), 30, num_prefixes=3, prefix=Uniform(5, 8))
+SHARED = TraceWorkload(Uniform(1, 9), Uniform(1, 20), 30, num_prefixes=3, prefix=Uniform(5, 8))
 
 
 def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
@@ -25,7 +32,7 @@ def test_the_same_seed_gives_the_same_trace_and_another_seed_another() -> None:
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
-def test_requests_arrive_at_the_rate_and_never_make_more_than_they_may(workload: Workload) -> None:
+def test_requests_arrive_at_the_rate_and_never_make_more_than_they_may(workload: TraceWorkload) -> None:
     trace = generate(workload, 50, 100, 0)
     assert len(trace) == pytest.approx(5000, rel=0.1) and trace.duration_s == pytest.approx(100, rel=0.02)
     assert (trace.output_tokens <= trace.max_new_tokens).all() and trace.prompt_tokens.min() > 0

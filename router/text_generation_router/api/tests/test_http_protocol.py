@@ -13,7 +13,7 @@ import uvloop
 from fastapi import FastAPI
 
 from text_generation_router.api.gate import Gate
-from text_generation_router.api.limits import SEND_BUFFER_BYTES, LimitHits, Limits
+from text_generation_router.api.limits import SEND_BUFFER_BYTES, ConnectionLimits, LimitHits
 from text_generation_router.http_server import Server, uvicorn_config
 from text_generation_router.metrics import Limit, Metrics
 
@@ -103,7 +103,7 @@ class Edge:
 async def serving(**changes: Any) -> AsyncIterator[Edge]:
     values: dict[str, Any] = {"max_connections": 50, "payload_bytes": 100_000, "write_s": PATIENCE_S}
     metrics, app = Metrics(), App()
-    config = uvicorn_config(cast(FastAPI, app), Limits(**values | changes), LimitHits(metrics))
+    config = uvicorn_config(cast(FastAPI, app), ConnectionLimits(**values | changes), LimitHits(metrics))
     server = Server(config, Gate(), end_streams=asyncio.Event().wait, patience_s=0)
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from text_generation_router.api.closing import LINGER_BYTES
-from text_generation_router.api.limits import Limits
+from text_generation_router.api.limits import ConnectionLimits
 from text_generation_router.http_server import Server, uvicorn_config
 
 LARGE = 50_000_000
@@ -42,7 +42,7 @@ class Client:
 
 def run(server: Any, test: Callable[[Client], Awaitable[Any]]) -> Any:
     async def served() -> Any:
-        limits = Limits(10, server.config.payload_limit, 30)
+        limits = ConnectionLimits(10, server.config.payload_limit, 30)
         http = Server(uvicorn_config(server.app, limits, server.limit_hits), server.gate, asyncio.Event().wait, 0)
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))

@@ -16,7 +16,7 @@ from text_generation_router.api.reading_child import ENTRY, job_of, make_handler
 from text_generation_router.api.schemas import ChatRequest, CompletionRequest, GenerateRequest
 from text_generation_router.errors import InferenceError
 from text_generation_router.offload.errors import BusyError, JobFailedError, JobLostError, JobTimeoutError
-from text_generation_router.offload.pool import Pool, PoolLimits
+from text_generation_router.offload.pool import PoolLimits, ProcessPool
 from text_generation_router.text.chat_template import ChatTemplate, Message
 
 LIMITS = ListLimits(messages=40, prompts=3, stops=4)
@@ -152,7 +152,7 @@ def test_a_child_process_reads_and_renders():
     messages = [{"role": "user", "content": "é" * 1000}] * 40
 
     async def test() -> None:
-        pool = Pool(ENTRY, setup_of(TEMPLATE), PoolLimits(1, 4))
+        pool = ProcessPool(ENTRY, setup_of(TEMPLATE), PoolLimits(1, 4))
         pool.start()
         try:
             job = job_of(orjson.dumps({"messages": messages, "seed": 2**64 - 1, "temperature": 0.1}), LIMITS)

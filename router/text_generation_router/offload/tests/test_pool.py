@@ -14,16 +14,16 @@ import uvloop
 
 from text_generation_router.offload.child import KEPT_BYTES
 from text_generation_router.offload.errors import BusyError, JobFailedError, JobLostError, JobTimeoutError
-from text_generation_router.offload.pool import Pool, PoolLimits
+from text_generation_router.offload.pool import PoolLimits, ProcessPool
 
 HANDLERS = "text_generation_router.offload.tests.handlers:make"
 LONG_S = 20.0
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
 
 
-def run(test: Callable[[Pool], Awaitable[Any]], children: int = 1, waiting: int = 8, **limits: Any) -> Any:
+def run(test: Callable[[ProcessPool], Awaitable[Any]], children: int = 1, waiting: int = 8, **limits: Any) -> Any:
     async def with_pool() -> Any:
-        pool = Pool(HANDLERS, b"the setup", PoolLimits(children, waiting, **{"wait_s": LONG_S} | limits))
+        pool = ProcessPool(HANDLERS, b"the setup", PoolLimits(children, waiting, **{"wait_s": LONG_S} | limits))
         pool.start()
         try:
             async with asyncio.timeout(LONG_S):
@@ -35,7 +35,7 @@ def run(test: Callable[[Pool], Awaitable[Any]], children: int = 1, waiting: int 
         return runner.run(with_pool())
 
 
-async def pid_of(pool: Pool) -> int:
+async def pid_of(pool: ProcessPool) -> int:
     return int(await pool.run("pid", b"", LONG_S))
 
 
@@ -52,7 +52,7 @@ def is_gone(pid: int) -> bool:
 
 
 def test_each_job_gets_its_own_answer():
-    async def test(pool: Pool) -> None:
+    async def test(pool: ProcessPool) -> None:
         contents = [bytes([number]) * number for number in range(8)] + [os.urandom(3_000_000)]
         answers = await asyncio.gather(*(pool.run("reverse", content, LONG_S) for content in contents))
         assert answers == [content[::-1] for content in contents]
@@ -62,7 +62,7 @@ def test_each_job_gets_its_own_answer():
 
 
 def test_what_a_handler_prints_is_not_taken_for_an_answer():
-    async def test(pool: Pool) -> None:
+    async def test(pool: ProcessPool) -> None:
         assert await pool.run("print", b"aloud", LONG_S) == b"aloud"
         assert await pool.run("reverse", b"ab", LONG_S) == b"ba"
 
@@ -70,7 +70,7 @@ def test_what_a_handler_prints_is_not_taken_for_an_answer():
 
 
 def test_a_job_that_never_ends_is_ended_and_the_next_one_is_done():
-    async def test(pool: Pool) -> None:
+    async def test(pool: ProcessPool) -> None:
         before = await pid_of(pool)
         with pytest.raises(JobTimeoutError):
             await pool.run("hang", b"", 0.1)
@@ -82,7 +82,7 @@ def test_a_job_that_never_ends_is_ended_and_the_next_one_is_done():
 
 @linux_only
 def test_a_job_that_fills_memory_fails_alone():
-    async def test(pool: Pool) -> None:
+    async def test(pool: ProcessPool) -> None:
         with pytest.raises(JobFailedError) as caught:
             await pool.run("fill", b"80000000", LONG_S)
         assert caught.value.reason == "MemoryError"
@@ -93,7 +93,7 @@ def test_a_job_that_fills_memory_fails_alone():
 
 @linux_only
 def test_a_child_that_keeps_what_its_jobs_took_is_replaced():
-    async def test(pool: Pool) -> None:
+    async def test(pool: ProcessPool) -> None:
         before = await pid_of(pool)
         await pool.run("keep", b"1000", LONG_S)
         assert await pid_of(pool) == before
@@ -104,7 +104,7 @@ def test_a_child_that_keeps_what_its_jobs_took_is_replaced():
 
 
 def test_an_answer_that_is_too_large_is_not_taken():
-    async def test(pool: Pool) -> None:
+    async def test(pool: ProcessPool) -> None:
         with pytest.raises(JobLostError):
             await pool.run("grow", b"1001", LONG_S)
         assert len(await pool.run("grow", b"1000", LONG_S)) == 1000
@@ -113,7 +113,7 @@ def test_an_answer_that_is_too_large_is_not_taken():
 
 
 def test_a_handler_that_raises_tells_what_but_no_text_of_it():
-    async def test(pool: Pool) -> None:
+    async def test(pool: ProcessPool) -> None:
         before = await pid_of(pool)
         with pytest.raises(JobFailedError) as caught:
             await pool.run("fail", b"a secret", LONG_S)
@@ -124,7 +124,7 @@ def test_a_handler_that_raises_tells_what_but_no_text_of_it():
 
 
 def test_a_child_that_dies_loses_its_job_and_no_other():
-    async def test(pool: Pool) -> None:
+    async def test(pool: ProcessPool) -> None:
         dying, living = pool.run("die", b"", LONG_S), pool.run("reverse", b"ab", LONG_S)
         lost, answer = await asyncio.gather(dying, living, return_exceptions=True)
         assert isinstance(lost, JobLostError) and answer == b"ba"
@@ -133,7 +133,7 @@ def test_a_child_that_dies_loses_its_job_and_no_other():
 
 
 def test_a_child_killed_while_it_rests_costs_no_job():
-    async def test(pool: Pool) -> None:
+    async def test(pool: ProcessPool) -> None:
         pid = await pid_of(pool)
         os.kill(pid, signal.SIGKILL)
         await until(lambda: is_gone(pid))
@@ -144,7 +144,7 @@ def test_a_child_killed_while_it_rests_costs_no_job():
 
 
 def test_signals_that_ask_the_router_to_stop_leave_its_children_at_work():
-    async def test(pool: Pool) -> None:
+    async def test(pool: ProcessPool) -> None:
         pid = await pid_of(pool)
         for number in (signal.SIGTERM, signal.SIGINT):
             os.kill(pid, number)
@@ -154,7 +154,7 @@ def test_signals_that_ask_the_router_to_stop_leave_its_children_at_work():
 
 
 def test_a_job_beyond_the_bound_is_refused_at_once():
-    async def test(pool: Pool) -> None:
+    async def test(pool: ProcessPool) -> None:
         await pid_of(pool)
         running = asyncio.ensure_future(pool.run("sleep", b"0.5", LONG_S))
         await asyncio.sleep(0.1)
@@ -169,7 +169,7 @@ def test_a_job_beyond_the_bound_is_refused_at_once():
 
 
 def test_a_job_that_waited_too_long_is_refused():
-    async def test(pool: Pool) -> None:
+    async def test(pool: ProcessPool) -> None:
         first = asyncio.ensure_future(pool.run("hang", b"", LONG_S))
         await asyncio.sleep(0)
         with pytest.raises(BusyError):
@@ -181,7 +181,7 @@ def test_a_job_that_waited_too_long_is_refused():
 
 
 def test_whoever_gives_up_gives_its_place_back():
-    async def test(pool: Pool) -> None:
+    async def test(pool: ProcessPool) -> None:
         await pid_of(pool)
         running = asyncio.ensure_future(pool.run("sleep", b"0.3", LONG_S))
         await asyncio.sleep(0.1)
@@ -197,7 +197,7 @@ def test_whoever_gives_up_gives_its_place_back():
 
 
 def test_closing_ends_the_children_and_all_jobs():
-    async def test(pool: Pool) -> None:
+    async def test(pool: ProcessPool) -> None:
         pids = [await pid_of(pool)]
         jobs = [asyncio.ensure_future(pool.run("hang", b"", LONG_S)) for _ in range(3)]
         await asyncio.sleep(0.05)
@@ -213,7 +213,7 @@ def test_closing_ends_the_children_and_all_jobs():
 
 def test_a_child_that_cannot_start_is_tried_again_and_its_jobs_lose_patience():
     async def test() -> None:
-        pool = Pool(HANDLERS, b"broken", PoolLimits(1, 8, wait_s=0.2))
+        pool = ProcessPool(HANDLERS, b"broken", PoolLimits(1, 8, wait_s=0.2))
         pool.start()
         try:
             with pytest.raises(BusyError):
@@ -226,10 +226,10 @@ def test_a_child_that_cannot_start_is_tried_again_and_its_jobs_lose_patience():
 
 PARENT = """
 import asyncio, sys
-from text_generation_router.offload.pool import Pool, PoolLimits
+from text_generation_router.offload.pool import ProcessPool, PoolLimits
 
 async def main():
-    pool = Pool(sys.argv[1], b"", PoolLimits(1, 8))
+    pool = ProcessPool(sys.argv[1], b"", PoolLimits(1, 8))
     pool.start()
     print((await pool.run("pid", b"", 60)).decode(), flush=True)
     await pool.run("hang", b"", 60)

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from text_generation_router.scheduling.admission import Admission, AdmissionMode, peak
+from text_generation_router.scheduling.admission import AdmissionControl, AdmissionMode, peak
 from text_generation_router.scheduling.chunks import shares
 from text_generation_router.scheduling.futures import DRAWS, ENOUGH, Futures, OutputLengths
 from text_generation_router.scheduling.request import GenerationRequest
@@ -36,7 +36,7 @@ def test_draws_are_recent_lengths_that_are_longer_than_what_has_been_made() -> N
 
 
 def test_little_history_is_not_believed() -> None:
-    admission = Admission(AdmissionMode.PAST_FUTURE)
+    admission = AdmissionControl(AdmissionMode.PAST_FUTURE)
     request = Running(1, GenerationRequest((1,), 500))
     for _ in range(ENOUGH):
         assert set(admission.expect(request)) == {500}

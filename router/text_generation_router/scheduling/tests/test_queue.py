@@ -12,7 +12,7 @@ from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.share import Share
 from text_generation_router.scheduling.tenant import Account
-from text_generation_router.scheduling.turns import Turns
+from text_generation_router.scheduling.turns import FairTurns
 
 
 class Waiting:
@@ -268,7 +268,7 @@ class Counted:
 
 @pytest.mark.parametrize("members", [10, 10_000])
 def test_a_turn_costs_the_same_among_few_and_among_many(members: int) -> None:
-    turns: Turns[Counted] = Turns()
+    turns: FairTurns[Counted] = FairTurns()
     for i in range(members):
         turns.add(str(i), Counted())
     Counted.looks = 0
@@ -280,7 +280,7 @@ def test_a_turn_costs_the_same_among_few_and_among_many(members: int) -> None:
 
 
 def test_those_who_come_and_go_leave_nothing_behind() -> None:
-    turns: Turns[Counted] = Turns()
+    turns: FairTurns[Counted] = FairTurns()
     turns.add("stays", Counted())
     for i in range(10_000):
         turns.add(str(i), Counted())

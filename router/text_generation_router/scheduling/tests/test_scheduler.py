@@ -89,7 +89,7 @@ def test_a_request_that_ends_before_new_shards_compute_anything_of_it_holds_noth
     sent = [scheduler.next_step() for _ in range(3)]
     assert short.last_step and long.last_step
     assert scheduler.put_back([step for step in sent if isinstance(step, ForwardStep)]) == []
-    scheduler.begin_generation(CAPACITY)
+    scheduler.begin_epoch(CAPACITY)
     step = scheduler.next_step()
     assert isinstance(step, ForwardStep) and step.request_ids == (long.id,) and short.holding is not None
     held = scheduler.num_held
@@ -268,7 +268,7 @@ def test_a_long_prompt_that_gets_a_chunk_further_each_time_is_never_ended() -> N
         for _ in range(reached):
             answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
         assert lose(scheduler, scheduler.next_step()) == []  # type: ignore[arg-type]
-        scheduler.begin_generation(2000)
+        scheduler.begin_epoch(2000)
     run_to_end(scheduler)
     assert len(long.output_ids) == 3
 
@@ -280,7 +280,7 @@ def test_losses_in_what_a_replay_repeats_speak_against_nobody() -> None:
         answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
     for step_lost in (0, 1, 2, 3) * 10:
         assert lose(scheduler, *[scheduler.next_step() for _ in range(1)]) == []  # type: ignore[misc]
-        scheduler.begin_generation(2000)
+        scheduler.begin_epoch(2000)
         for _ in range(step_lost):
             answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
     run_to_end(scheduler)
@@ -300,7 +300,7 @@ def test_no_request_waits_for_ever_while_shards_die_again_and_again_and_others_k
         for _ in range(chance.randint(4, 24)):
             answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
         lose(scheduler, scheduler.next_step())  # type: ignore[arg-type]
-        scheduler.begin_generation(20_000)
+        scheduler.begin_epoch(20_000)
         aboard = [request for request in aboard if not request.ended]
         assert all(epoch < epochs_left[request.id] for request in aboard)
 
@@ -400,11 +400,11 @@ def test_a_suspect_shares_no_step_even_when_its_prompt_takes_several() -> None:
     assert all(len(request.output_ids) == 3 for request in [*suspects, innocent])
 
 
-def test_a_new_generation_starts_with_empty_slots_and_gives_up_what_cannot_fit() -> None:
+def test_a_new_epoch_starts_with_empty_slots_and_gives_up_what_cannot_fit() -> None:
     scheduler = make_scheduler()
     large, small = scheduler.add(make_request(20, 20)), scheduler.add(make_request(4, 6))
     answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
-    assert scheduler.put_back(()) == [] and scheduler.begin_generation(20) == [large]
+    assert scheduler.put_back(()) == [] and scheduler.begin_epoch(20) == [large]
     assert scheduler.num_reserved == 0 and scheduler.num_held == 0
     (first, *_) = run_to_end(scheduler)
     assert first.number == 1 and len(small.output_ids) == 6 and large.ended

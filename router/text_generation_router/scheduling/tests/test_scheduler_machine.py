@@ -165,10 +165,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def shards_die(self) -> None:
-        """A new generation begins. The cause may be anything: any step that was under way, or something outside."""
+        """A new epoch begins. The cause may be anything: any step that was under way, or something outside."""
         unanswered, self.in_flight = self.in_flight, []
         self.lose(unanswered)
-        assert self.scheduler.begin_generation(CAPACITY) == []
+        assert self.scheduler.begin_epoch(CAPACITY) == []
         self.shard = ShardModel(MAX_ROWS)
         self.answered = 0
 

@@ -5,7 +5,7 @@ import pytest
 from text_generation_router.errors import ValidationError
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.tokenization import Ids
-from text_generation_router.text.validation import Parameters, Prompt, RequestLimits, Validator
+from text_generation_router.text.validation import AskedParameters, Prompt, RequestLimits, Validator
 
 LIMITS = RequestLimits(
     max_best_of=2, max_stop_sequences=4, max_top_n_tokens=5, max_input_tokens=10, max_total_tokens=15
@@ -28,7 +28,7 @@ class Letters:
 
 def validate(inputs, tokenizer=None, **parameters):
     validator = Validator(tokenizer or Letters(), LIMITS)
-    return asyncio.run(validator.validate(Prompt(inputs, Parameters(**parameters)), Share()))
+    return asyncio.run(validator.validate(Prompt(inputs, AskedParameters(**parameters)), Share()))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ PREFILL_TILES = [
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class AttentionShape:
     group: int
     head_size: int
     dtype: torch.dtype
@@ -53,7 +53,7 @@ class Shape:
         return KvLayer(heads, torch.rand(slots + 1, 2 * KV_HEADS, device="cuda") if scaled else None)
 
 
-def decode(shape: Shape, rows: int, length: int) -> Callable[[Tile], Tensor]:
+def decode(shape: AttentionShape, rows: int, length: int) -> Callable[[Tile], Tensor]:
     q, kv = shape.queries(rows), shape.kv(rows * length)
     slots = torch.randperm(rows * length, device="cuda").to(torch.int32).view(rows, length)
     table = torch.zeros((rows, MAX_TOKENS), dtype=torch.int32, device="cuda")
@@ -63,7 +63,7 @@ def decode(shape: Shape, rows: int, length: int) -> Callable[[Tile], Tensor]:
     return lambda tile: attend_decode_tiled(q, kv, table, numbers, lengths, shape.head_size**-0.5, tile)
 
 
-def prefill(shape: Shape, start: int, end: int) -> Callable[[Tile], Tensor]:
+def prefill(shape: AttentionShape, start: int, end: int) -> Callable[[Tile], Tensor]:
     q, kv = shape.queries(end - start), shape.kv(end)
     table = torch.randperm(end, device="cuda").to(torch.int32).unsqueeze(0)
     row, offsets = (torch.tensor(t, dtype=torch.int32, device="cuda") for t in ([0], [0, end - start]))
@@ -87,7 +87,7 @@ def milliseconds(call: Callable[[Tile], Tensor], tile: Tile) -> float:
         return math.inf
 
 
-def tune(shape: Shape) -> list[TunedRow]:
+def tune(shape: AttentionShape) -> list[TunedRow]:
     name = str(shape.cache).removeprefix("torch.")
     kernels = (
         ("attend_decode", [decode(shape, *load) for load in DECODES], DECODE_TILES),
@@ -110,7 +110,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("tune: this machine has no GPU: run tune on the GPU whose tiles are wanted")
     dtype, cache = (getattr(torch, name) for name in (arguments.dtype, arguments.kv_cache_dtype or arguments.dtype))
-    rows = tune(Shape(arguments.group, arguments.head_size, dtype, cache))
+    rows = tune(AttentionShape(arguments.group, arguments.head_size, dtype, cache))
     path = file_for(torch.device("cuda"))
     if arguments.write:
         keys = {row.key for row in rows}

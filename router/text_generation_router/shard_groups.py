@@ -1,28 +1,28 @@
-"""Where shards come from: each start of their group is a new generation, and the launcher says when one is there."""
+"""Where shards come from: each start of their group is a new epoch, and the launcher says when its shards are there."""
 
 import asyncio
 from typing import Protocol
 
-from text_generation_launcher.link import Event, Link, Message
+from text_generation_launcher.link import Link, LinkEvent, LinkMessage
 from text_generation_router.errors import ShardsError
-from text_generation_router.shards import ShardGroup
+from text_generation_router.shards import ShardedClient
 
 RETRY_S = 1.0
 
 
-class Generations(Protocol):
-    async def next(self) -> ShardGroup:
+class ShardGroups(Protocol):
+    async def next(self) -> ShardedClient:
         """Waits for shards that have not been handed out before, and connects to them. ShardsError: there will be
         none any more."""
         ...
 
-    def lost(self, group: ShardGroup, reason: str) -> None:
+    def lost(self, group: ShardedClient, reason: str) -> None:
         """This group is of no use any more."""
 
-    def confirmed(self, group: ShardGroup) -> None:
+    def confirmed(self, group: ShardedClient) -> None:
         """A step of this group has made tokens or computed chunks. Said once for each group."""
 
-    def blamed(self, group: ShardGroup) -> None:
+    def blamed(self, group: ShardedClient) -> None:
         """The loss of this group has been held against a request, which has ended over it."""
 
     def listening(self) -> None:
@@ -31,20 +31,20 @@ class Generations(Protocol):
     async def close(self) -> None: ...
 
 
-class LaunchedGenerations:
+class LaunchedGroups:
     """Shards that a launcher starts, watches and starts again."""
 
     def __init__(self, link: Link, master_uds_path: str) -> None:
         self._link = link
         self._path = master_uds_path
-        self._ready = 0  # the newest generation that the launcher calls ready
+        self._ready = 0  # the newest epoch whose shards the launcher calls ready
         self._taken = 0
         self._launcher_ended = False
         self._changed = asyncio.Event()
-        self._group: ShardGroup | None = None
+        self._group: ShardedClient | None = None
         self._task = asyncio.create_task(self._listen(), name="launcher")
 
-    async def next(self) -> ShardGroup:
+    async def next(self) -> ShardedClient:
         while True:
             while self._ready <= self._taken or self._launcher_ended:
                 if self._launcher_ended:
@@ -53,43 +53,43 @@ class LaunchedGenerations:
                 await self._changed.wait()
             self._taken = self._ready
             try:
-                group = await ShardGroup.connect(self._path)
+                group = await ShardedClient.connect(self._path)
             except ShardsError as error:
-                self._send(Event.RESTART, self._taken, str(error))
+                self._send(LinkEvent.RESTART, self._taken, str(error))
                 continue
-            if group.generation == self._taken == self._ready:
+            if group.epoch == self._taken == self._ready:
                 self._group = group
                 return group
             await group.close()  # replaced while we were connecting
 
-    def lost(self, group: ShardGroup, reason: str) -> None:
-        self._send(Event.RESTART, group.generation, reason)
+    def lost(self, group: ShardedClient, reason: str) -> None:
+        self._send(LinkEvent.RESTART, group.epoch, reason)
 
-    def confirmed(self, group: ShardGroup) -> None:
-        self._send(Event.CONFIRMED, group.generation)
+    def confirmed(self, group: ShardedClient) -> None:
+        self._send(LinkEvent.CONFIRMED, group.epoch)
 
-    def blamed(self, group: ShardGroup) -> None:
-        self._send(Event.BLAMED, group.generation)
+    def blamed(self, group: ShardedClient) -> None:
+        self._send(LinkEvent.BLAMED, group.epoch)
 
     def listening(self) -> None:
-        self._send(Event.LISTENING)
+        self._send(LinkEvent.LISTENING)
 
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._link.close()
 
-    def _send(self, event: Event, generation: int = 0, reason: str = "") -> None:
-        self._link.send(Message(event, generation, reason))
+    def _send(self, event: LinkEvent, epoch: int = 0, reason: str = "") -> None:
+        self._link.send(LinkMessage(event, epoch, reason))
 
     async def _listen(self) -> None:
         while (message := await self._link.receive()) is not None:
-            if message.event is Event.READY:
-                self._ready = message.generation
+            if message.event is LinkEvent.READY:
+                self._ready = message.epoch
                 self._changed.set()
-            elif message.event is Event.PING:
-                self._send(Event.PONG)
-            elif message.event is Event.LOST and self._group and self._group.generation == message.generation:
+            elif message.event is LinkEvent.PING:
+                self._send(LinkEvent.PONG)
+            elif message.event is LinkEvent.LOST and self._group and self._group.epoch == message.epoch:
                 self._group.lose(message.reason)
         self._launcher_ended = True
         self._changed.set()
@@ -97,20 +97,20 @@ class LaunchedGenerations:
             self._group.lose("the launcher has ended")
 
 
-class StandaloneGenerations:
-    """Shards that somebody else starts. A socket that answers again is a new generation."""
+class StandaloneGroups:
+    """Shards that somebody else starts. A socket that answers again begins a new epoch."""
 
     def __init__(self, master_uds_path: str) -> None:
         self._path = master_uds_path
         self._connected = False
 
-    async def next(self) -> ShardGroup:
+    async def next(self) -> ShardedClient:
         """ShardsError if the first ones cannot be reached."""
         if self._connected:
             await asyncio.sleep(RETRY_S)  # those that answer and are of no use are not asked in a hurry
         while True:
             try:
-                group = await ShardGroup.connect(self._path)
+                group = await ShardedClient.connect(self._path)
                 self._connected = True
                 return group
             except ShardsError:
@@ -118,13 +118,13 @@ class StandaloneGenerations:
                     raise
                 await asyncio.sleep(RETRY_S)
 
-    def lost(self, group: ShardGroup, reason: str) -> None:
+    def lost(self, group: ShardedClient, reason: str) -> None:
         pass  # there is nobody to tell
 
-    def confirmed(self, group: ShardGroup) -> None:
+    def confirmed(self, group: ShardedClient) -> None:
         pass
 
-    def blamed(self, group: ShardGroup) -> None:
+    def blamed(self, group: ShardedClient) -> None:
         pass
 
     def listening(self) -> None:

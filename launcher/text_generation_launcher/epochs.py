@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from text_generation_launcher.errors import LauncherError, ShardCannotStart, ShardFailed
-from text_generation_launcher.link import Event, Message
+from text_generation_launcher.link import LinkEvent, LinkMessage
 from text_generation_launcher.process import Child, log_last_lines
 from text_generation_launcher.restarts import Restarts
 from text_generation_launcher.shard_group import Loss, ShardGroup
@@ -19,14 +19,14 @@ logger = logging.getLogger("text_generation_launcher")
 REMIND_S = 10.0
 
 
-class Generations:
+class Epochs:
     """`run` is for a task of its own. `announce` sends messages to the router; `clean` removes files of dead shards."""
 
     def __init__(
         self,
         socket_paths: Sequence[str],
         start_shard: Callable[[int, int], Awaitable[Child]],  # called with rank and epoch
-        announce: Callable[[Message], None],
+        announce: Callable[[LinkMessage], None],
         clean: Callable[[], None],
         restarts: Restarts,
     ) -> None:
@@ -52,7 +52,7 @@ class Generations:
                 # The failure is counted before the router is notified: the router may answer that a request is to
                 # blame, which clears the record of the shards.
                 wait_s = self._restarts.failed() if loss.counts else 0.0
-                self._announce(Message(Event.LOST, self._number, loss.reason))
+                self._announce(LinkMessage(LinkEvent.LOST, self._number, loss.reason))
             finally:
                 self._group = None
                 await group.unwatch()
@@ -61,9 +61,9 @@ class Generations:
             self._clean()
             await self._wait_after(loss, group, wait_s)
 
-    def confirm(self, generation: int) -> None:
-        """A step of the shards of `generation` has succeeded, says the router. The shards may be dead by now."""
-        if generation == self._number:
+    def confirm(self, epoch: int) -> None:
+        """A step of the shards of `epoch` has succeeded, says the router. The shards may be dead by now."""
+        if epoch == self._number:
             self._restarts.succeeded()
 
     def excuse(self) -> None:
@@ -71,12 +71,12 @@ class Generations:
         their record is cleared. This message may arrive after the start of the next group."""
         self._restarts.succeeded()
 
-    def end_generation(self, generation: int, reason: str) -> None:
-        """The router asks for shards in place of those of `generation`. A request about an earlier group is ignored."""
-        if self._group is not None and generation == self._number:
+    def end_epoch(self, epoch: int, reason: str) -> None:
+        """The router asks for shards in place of those of `epoch`. A request about an earlier group is ignored."""
+        if self._group is not None and epoch == self._number:
             self._group.lose(Loss(f"The webserver asks for new shards: {reason}"))
 
-    def end_ready_generation(self, reason: str) -> None:
+    def end_ready_epoch(self, reason: str) -> None:
         """Ends the group if it is ready. A group that is still starting has received no step, and is left alone."""
         if self._group is not None and self._group.ready.is_set():
             self._group.lose(Loss(reason, counts=False))
@@ -94,7 +94,7 @@ class Generations:
             logger.info("Shard ready in %.3fs", time.monotonic() - started_s)
             self._has_been_ready = True
             self._restarts.came_up()
-            self._announce(Message(Event.READY, self._number))
+            self._announce(LinkMessage(LinkEvent.READY, self._number))
         return await group.lost
 
     async def _wait_after(self, loss: Loss, group: ShardGroup, wait_s: float | None) -> None:
@@ -105,7 +105,7 @@ class Generations:
         if wait_s is None:
             logger.error("The shards failed too often: giving up")
             raise error
-        logger.warning("Starting generation %d of the shards in %.1fs", self._number + 1, wait_s)
+        logger.warning("Starting epoch %d of the shards in %.1fs", self._number + 1, wait_s)
         await asyncio.sleep(wait_s)
 
 
