@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from prose.check import PATTERNS, Checker, Finding
+from prose.check import PATTERNS, Checker, ProseFinding
 from prose.texts import COMMENT, DOCSTRING, TRAILING, Text, texts_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -69,7 +69,7 @@ def _is_to_read(text: Text) -> bool:
     return text.kind in (DOCSTRING, COMMENT, TRAILING) and len(text.joined.split()) > 1
 
 
-def table(findings: Sequence[Finding]) -> str:
+def table(findings: Sequence[ProseFinding]) -> str:
     """The number of findings by pattern and package, as a Markdown table."""
     counts = Counter((finding.pattern.name, _package(finding.path)) for finding in findings)
     patterns, packages = sorted({name for name, _ in counts}), sorted({package for _, package in counts})

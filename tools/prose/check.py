@@ -35,7 +35,7 @@ class Allowed:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ProseFinding:
     path: str
     line: int
     pattern: Pattern
@@ -61,7 +61,7 @@ class Checker:
         allowed = tuple(Allowed(entry["path"], entry["text"]) for entry in table.get("allowed", ()))
         return cls(patterns, tuple(entry["path"] for entry in table["data"]), allowed)
 
-    def findings(self, path: str, texts: list[Text]) -> Iterator[Finding]:
+    def findings(self, path: str, texts: list[Text]) -> Iterator[ProseFinding]:
         """Findings in the texts of one file, in order. `path` is relative to the repository."""
         is_data = path.startswith(self.data)
         allowed = [entry for entry in self.allowed if entry.path == path]
@@ -75,7 +75,7 @@ class Checker:
                 for match in pattern.regex.finditer(joined):
                     if not self._is_allowed(allowed, joined, match):
                         words = joined[max(0, match.start() - 30) : match.end() + 30].strip()
-                        yield Finding(path, text.line_at(match.start()), pattern, words)
+                        yield ProseFinding(path, text.line_at(match.start()), pattern, words)
 
     def unused(self, paths: set[str]) -> list[Allowed]:
         """Entries for files of `paths` that allowed nothing. To be called after `findings` of these files."""
