@@ -21,7 +21,8 @@ rm -rf .venv/build/wheels
 $(BIN)/pip install $(QUIET) --no-deps --force-reinstall .venv/build/wheels/*.whl
 endef
 # Files and folders whose comments, docstrings and messages tools/prose must pass: `make check` refuses findings there.
-PLAIN := .ci Makefile hatch_build.py launcher monitoring proto pyproject.toml requirements server tools \
+PLAIN := .ci ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md Makefile README.md docs hatch_build.py launcher monitoring proto \
+	pyproject.toml requirements server tools \
 	':!server/text_generation_server/kernels/cpu' ':!tools/mutation'
 CODE := benchmark clients/python integration-tests launcher router server tools hatch_build.py
 CPU_KERNELS := server/text_generation_server/kernels/cpu

@@ -1,4 +1,39 @@
-"""Everything that can be wrong with a request, in one small tree. `api/errors.py` turns it into HTTP."""
+"""The router's errors: one tree for requests, one for the shards, and one error of the start.
+
+`api/errors.py` turns an InferenceError into HTTP, with the status that stands behind it here.
+
+    InferenceError
+    ├── ValidationError             422
+    ├── TemplateError               422
+    ├── SuffixError                 422
+    ├── TooManyPromptsError         422
+    ├── OverloadedError             429
+    ├── DeadlineError               504
+    ├── GenerationError             424
+    ├── IncompleteGenerationError   500
+    ├── IncompleteStreamError       500
+    ├── InternalError               500
+    ├── UnhealthyError              503
+    ├── ShuttingDownError           503
+    ├── TooManyConnectionsError     503
+    ├── RequestTimeoutError         408
+    ├── HeadersTooLargeError        431
+    ├── InvalidRequestError         400
+    ├── UnauthorizedError           401
+    ├── NoSuchRouteError            404
+    ├── MethodError                 405
+    └── BodyError
+        ├── UnsupportedMediaTypeError   415
+        ├── PayloadTooLargeError        413
+        ├── InvalidJsonError            400
+        ├── UnprocessableError          422
+        └── TooExpensiveError           422
+    StartError                      `cli.py` prints it and exits with 1
+    ShardsError                     `engine.py` gives the shards up, except for
+    ├── WarmupRefusedError          of the first warm-up: the router ends
+    ├── StepFailedError             the requests start again
+    └── StepAbortedError            and nothing more for the steps behind the failed step
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType

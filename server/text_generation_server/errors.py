@@ -1,4 +1,19 @@
-"""Errors of a shard's options, weights, memory and steps, in one small tree. `cli.py` prints an error as one line."""
+"""Errors of a shard's options, weights, memory and steps, in one small tree. `cli.py` prints an error as one line.
+
+`server.py` turns an error of a call into a gRPC status, which stands behind it here.
+
+    ShardError                      INTERNAL where no status follows
+    ├── OptionError
+    ├── WeightsError
+    │   └── NetworkError
+    ├── ModelError
+    ├── MemoryLimitError            RESOURCE_EXHAUSTED
+    ├── StepError                   INVALID_ARGUMENT from Warmup; a step that raises it becomes a StepFailed
+    ├── StepRefused                 FAILED_PRECONDITION
+    ├── StepAborted                 ABORTED
+    ├── StepFailed                  INTERNAL
+    └── GroupBroken                 no status: the process ends
+"""
 
 
 class ShardError(Exception):

@@ -1,7 +1,7 @@
 """Decides each step: who joins, who goes on, who leaves, and which slots the new tokens get.
 
-The rules of design section 5a: a step is decided without knowing the tokens of the one before it; slots return when
-the last step that contains their request has answered; a failed step sends everybody through a fresh start.
+The rules are in ARCHITECTURE.md, section 5: a step is decided without knowing the tokens of the step before it; slots
+return when the last step that contains their request has answered; after a failed step all requests start again.
 
 A request is one of four: *waiting* in the queue, holding nothing; *running*, with a row and slots; *leaving*, ended or
 preempted while a step that carries it is under way, so that it holds its slots still; *gone*. Rows of those who left
