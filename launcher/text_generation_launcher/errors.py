@@ -1,14 +1,14 @@
 """The errors that end the launcher, in one small tree. `cli.py` prints `Error: …` on stderr and exits with 1.
 
-    LauncherError
-    ├── ArgumentValidation
-    ├── NotEnoughCUDADevices
-    ├── AddressInUse
-    ├── DownloadError
-    ├── ShardCannotStart
-    ├── ShardFailed
-    ├── WebserverCannotStart
-    └── WebserverFailed
+LauncherError
+├── ArgumentValidation
+├── NotEnoughCUDADevices
+├── AddressInUse
+├── DownloadError
+├── ShardCannotStart
+├── ShardFailed
+├── WebserverCannotStart
+└── WebserverFailed
 """
 
 import json

@@ -1,18 +1,18 @@
 """Everything a call can raise, in one tree, and the rule that picks the class for a server's error.
 
-    TextGenerationError
-    ├── ValidationError
-    ├── GenerationError
-    ├── OverloadedError
-    ├── IncompleteGenerationError
-    ├── BadRequestError
-    ├── ShardNotReadyError
-    ├── ShardTimeoutError
-    ├── NotFoundError
-    ├── RateLimitExceededError
-    ├── UnknownError
-    ├── ServerConnectionError       also a ConnectionError
-    └── TimeoutExceededError        also a TimeoutError
+TextGenerationError
+├── ValidationError
+├── GenerationError
+├── OverloadedError
+├── IncompleteGenerationError
+├── BadRequestError
+├── ShardNotReadyError
+├── ShardTimeoutError
+├── NotFoundError
+├── RateLimitExceededError
+├── UnknownError
+├── ServerConnectionError       also a ConnectionError
+└── TimeoutExceededError        also a TimeoutError
 """
 
 from collections.abc import Mapping
