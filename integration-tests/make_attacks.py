@@ -204,7 +204,7 @@ def as_markdown(rows: Sequence[tuple[Assault, Sequence[Outcome]]], spied: Sequen
 
 def _cells(outcome: Outcome) -> str:
     live = f"{_ms(outcome.live_p99_s)}, {_ms(outcome.live_worst_s)}"
-    return f"{_ms(outcome.attacked_p99_s)} | {live} | +{outcome.peak_mib:.0f}, +{outcome.kept_mib:.0f}"
+    return f"{_ms(outcome.attacked_p99_s)} | {live} | {outcome.peak_mib:+.0f}, {outcome.kept_mib:+.0f}"
 
 
 def main() -> int:
