@@ -35,7 +35,7 @@ def create_app(services: Services) -> FastAPI:
         title="Text Generation Inference",
         version=services.version,
         license_info={"name": "Apache 2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
-        docs_url=None,  # the documentation's routes are ours, so that a key may be asked for there too
+        docs_url=None,  # FastAPI's own documentation routes are replaced by add_documentation, which can require a key
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
@@ -63,14 +63,15 @@ def create_app(services: Services) -> FastAPI:
 
 
 def add_post(app: FastAPI, path: str, endpoint: Endpoint, schema: type[Body]) -> None:
-    """The endpoint parses the body by itself: its errors, its limit and its speed are part of the contract."""
+    """Adds a route without FastAPI's body parsing: the endpoint parses the body, because the error texts, the size
+    limit and the parsing speed are part of TGI's contract. `schema` only documents the body."""
     content = {"application/json": {"schema": {"$ref": SCHEMA_REF.format(model=schema.__name__)}}}
     documentation = {"requestBody": {"required": True, "content": content}}
     app.add_api_route(path, endpoint, methods=["POST"], response_class=Response, openapi_extra=documentation)
 
 
 def add_get(app: FastAPI, path: str, endpoint: Endpoint, open: bool, in_schema: bool = True) -> None:
-    """`open`: needs no key, if there are any."""
+    """Adds GET and HEAD. `open`: the route needs no API key, even if the router has keys."""
     kind = OpenRoute if open else APIRoute
     for method, documented in (("GET", in_schema), ("HEAD", False)):
         app.router.add_api_route(
@@ -93,7 +94,7 @@ def add_documentation(app: FastAPI, open: bool) -> None:
         return app.openapi_schema
 
     async def document(_: Request) -> Response:
-        return JSONResponse(app.openapi())  # it has 2**64, which the faster encoder refuses
+        return JSONResponse(app.openapi())  # the schema contains 2**64, which orjson refuses
 
     async def page(_: Request) -> Response:
         return get_swagger_ui_html(openapi_url=DOCUMENT_PATH, title=app.title)

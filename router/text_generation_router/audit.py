@@ -1,4 +1,4 @@
-"""Looks at the books when there is nothing else to do: does every slot belong to somebody, do the shards agree?"""
+"""Checks, while the engine is idle, that every token slot is accounted for and that the shards agree."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from text_generation_router.shards import ShardedClient
 
 log = logging.getLogger("text_generation_router")
 
-# The shards are asked at most once in so many seconds.
+# Minimum time between two calls that ask the shards how many rows and slots they hold.
 ASK_S = 10.0
 
 
@@ -22,7 +22,7 @@ class Audit:
         self._asking: asyncio.Task[None] | None = None
 
     def note_idle(self, scheduler: Scheduler, shards: ShardedClient) -> None:
-        """Nothing runs, nothing waits, no step is in flight."""
+        """Checks the books. Call when no request runs or waits and no step is in flight."""
         if (wrong := scheduler.books()) is not None:
             self._complain(wrong)
         now = time.monotonic()
@@ -35,9 +35,9 @@ class Audit:
         try:
             views = await shards.views()
         except ShardsError:
-            return  # whoever watches them will say so
+            return  # the engine reports the loss
         if scheduler.num_steps != steps or not scheduler.is_idle:
-            return  # what they said is about something else by now
+            return  # a step was sent meanwhile: the views describe an older state
         for rank, view in enumerate(views):
             if view.rows or view.slots < scheduler.slots.capacity:
                 self._complain(

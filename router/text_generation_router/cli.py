@@ -1,4 +1,4 @@
-"""`text-generation-router`: TGI's flags to one config, and its errors to one line."""
+"""`text-generation-router`: turns TGI's flags into one config, and a failed start into one line on stderr."""
 
 import sys
 from dataclasses import fields
@@ -18,7 +18,7 @@ from text_generation_router.flags import mention_without_effect, refuse_unsuppor
 from text_generation_router.scheduling.admission import AdmissionMode
 from text_generation_router.serve import run
 
-# Pretty tracebacks print the values of local variables, and those may be a user's text.
+# Pretty tracebacks are off: they print the values of local variables, which may be a user's text.
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Flag = typer.Option
 
@@ -142,7 +142,7 @@ def set_up_faults(text: str, testing: bool) -> None:
 
 
 def config_of(given: dict[str, Any]) -> RouterConfig:
-    """Raises StartError for keys and networks that are none. Of the keys only digests are kept."""
+    """Raises StartError for an invalid API key or proxy network. The config keeps digests of the keys, not the keys."""
     changed = {
         "master_shard_uds_path": given["master_shard_uds_path"] or find_shard(given["port"], given["runtime_dir"]),
         "cors_allow_origin": tuple(given["cors_allow_origin"] or ()),

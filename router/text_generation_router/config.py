@@ -24,14 +24,14 @@ POSITIVE = (
 class RouterConfig:
     tokenizer_name: str  # a local directory or a hub id; also the `model_id` that routes report
     revision: str | None
-    weights_cache_override: str | None  # a folder that has the model's files, whatever its name
-    tokenizer_config_path: str | None  # its chat template replaces the model's own
+    weights_cache_override: str | None  # a folder with the model's files; its name may differ
+    tokenizer_config_path: str | None  # a file whose chat template replaces the model's own
     max_concurrent_requests: int
     max_best_of: int
     max_stop_sequences: int
     max_top_n_tokens: int
     max_client_batch_size: int
-    max_input_tokens: int | None  # None, here and below: decided at warm-up
+    max_input_tokens: int | None  # this and every other token limit: None means that warm-up decides
     max_total_tokens: int | None
     waiting_served_ratio: float
     max_batch_prefill_tokens: int
@@ -49,20 +49,20 @@ class RouterConfig:
     port: int
     listen_fd: int | None  # a bound socket, inherited; replaces hostname and port
     master_shard_uds_path: str
-    cors_allow_origin: tuple[str, ...]  # empty: any
+    cors_allow_origin: tuple[str, ...]  # empty: any origin
     json_output: bool
     log_level: str
     compute_type: str
-    api_key_digests: tuple[bytes, ...] = field(repr=False)  # empty: nobody needs a key
+    api_key_digests: tuple[bytes, ...] = field(repr=False)  # empty: no request needs a key
     closed_routes: bool  # whether /info, /metrics, /v1/models and the documentation need a key too
-    trusted_proxies: tuple[Network, ...]  # their word about the client's address is taken
+    trusted_proxies: tuple[Network, ...]  # proxies whose forwarding headers name the client's address
     max_connections: int
     stream_write_timeout: float  # seconds
     graceful_termination_timeout: float  # seconds
-    launcher_fd: int | None  # an inherited socket to the launcher; None: started by hand
+    launcher_fd: int | None  # an inherited socket to the launcher; None: no launcher
 
     def check(self) -> None:
-        """Raises StartError for values that contradict each other."""
+        """Raises StartError for a value that is out of range or contradicts another value."""
         for name in POSITIVE:
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -89,7 +89,7 @@ class RouterConfig:
 
 
 def is_address(hostname: str) -> bool:
-    """Whether it can be bound as it is. Containers set HOSTNAME to their name, which cannot."""
+    """Whether `hostname` is an IP address. Containers set HOSTNAME to the container's name, which cannot be bound."""
     try:
         ip_address(hostname)
     except ValueError:

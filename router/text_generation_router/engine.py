@@ -1,7 +1,7 @@
 """Drives the shards: one loop that keeps two steps in flight and turns their answers into tokens for the requests.
 
-Shards may die at any time. What a request is, is known here alone: the shards of a new epoch get all that are under
-way as prompts of what they have said so far, and their streams go on.
+Shards may die at any time. Only the router knows the whole state of a request: it sends each running request to the
+shards of the new epoch as a prompt of the original prompt and the tokens made so far, and the stream goes on.
 """
 
 import asyncio
@@ -41,13 +41,13 @@ from text_generation_router.text.detokenization import Vocabulary
 
 log = logging.getLogger("text_generation_router")
 
-# One runs, one waits behind it: a shard never waits for the router.
+# One step runs and one step waits behind it in the shard, so a shard never waits for the router.
 MAX_IN_FLIGHT = 2
-# Prompt tokens that may wait, in multiples of the slots, where the user has not said.
+# Default of max_queued_tokens, in multiples of the token slots.
 QUEUED_CAPACITIES = 16
-# Nobody's deadline is later, in seconds; the loop's clock takes no more.
+# Longest deadline of a request, in seconds from its arrival; event loop timers accept no longer delay.
 LATEST_DEADLINE_S = 10.0**8
-# What the client of a request hears that is blamed for the last of these losses.
+# Error text of a request that is blamed for repeated losses of the shards.
 LOST_TOO_OFTEN = (
     f"the shards died, or failed a step, {MAX_LOSSES} times in a row while they worked on this request, the last"
     f" {MAX_COUNTS} times on nothing else"
@@ -56,7 +56,7 @@ LOST_TOO_OFTEN = (
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What the user may set; None: as the warm-up finds."""
+    """The user's settings. A token limit that is None is decided by warm-up."""
 
     max_input_tokens: int | None
     max_total_tokens: int | None
@@ -87,15 +87,15 @@ class StepInFlight:
 
     @property
     def has_answered(self) -> bool:
-        """False while it is under way, and when it failed."""
+        """False while the shards compute the step, and after the step has failed."""
         return self.answer.done() and not self.answer.cancelled() and self.answer.exception() is None
 
 
 class Engine:
     """Owns the scheduler. `submit` and `cancel` belong to the event loop's thread, like everything here.
 
-    `info` and `limits` are those of the newest epoch; they exist once `start` has returned. `failed` is done when
-    nothing can be generated any more, by anybody.
+    `info` and `limits` describe the newest epoch; they exist once `start` has returned. `failed` is done once the
+    engine can generate nothing more for any request.
     """
 
     info: ModelInfo
@@ -130,20 +130,20 @@ class Engine:
             )
         )
         self._retry_after = RetryAfter(self._scheduler.steps_until_start)
-        self._shards: ShardedClient | None = None  # None while there are none that are ready
+        self._shards: ShardedClient | None = None  # None while no shards are ready
         self._confirmed = False  # whether this epoch has answered a forward step
-        self._lost_s: float | None = None  # when the last one was lost
+        self._lost_s: float | None = None  # when the shards were lost; None while they work
         self._streams: dict[int, GenerationStream] = {}
         self._in_flight: deque[StepInFlight] = deque()
-        self._forwards = 0  # how many of those in flight are forward steps
-        self._answered = 0  # the newest step that has answered
+        self._forwards = 0  # number of forward steps in `_in_flight`
+        self._answered = 0  # number of the newest step that has answered
         self._work = asyncio.Event()
         self._started = asyncio.Event()
         self._ended = False
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Returns when the first shards are ready. ShardsError: there will be none."""
+        """Returns when the first shards are ready. ShardsError: no shards will come."""
         self._task = asyncio.create_task(self._run(), name="engine")
         ready = asyncio.create_task(self._started.wait())
         try:
@@ -154,8 +154,9 @@ class Engine:
             self._task.result()
 
     def submit(self, request: GenerationRequest) -> GenerationStream:
-        """Queues a validated request. ValidationError if it does not fit the shards of now; OverloadedError if too many
-        tokens wait already, of its share too; IncompleteGenerationError if there will be no other shards."""
+        """Queues a validated request. ValidationError: the request does not fit the current shards. OverloadedError:
+        too many prompt tokens wait already, and its own share has its part of them. IncompleteGenerationError: the
+        engine has ended."""
         if self._ended:
             raise IncompleteGenerationError
         if len(request.input_ids) + request.max_new_tokens > self.limits.max_batch_total_tokens:
@@ -180,14 +181,14 @@ class Engine:
         return self._config.max_queued_tokens or QUEUED_CAPACITIES * self.limits.max_batch_total_tokens
 
     def retry_after_s(self) -> int:
-        """When a request that is refused now would have begun."""
+        """Forecast in seconds: when a request that is refused now would have started."""
         return self._retry_after.seconds(time.perf_counter())
 
     async def is_healthy(self) -> bool:
         return self._shards is not None and await self._shards.is_healthy()
 
     async def close(self) -> None:
-        """Finishes nothing: whoever still waits is told that the generation is incomplete. May be called again."""
+        """Stops at once: every unfinished stream fails with IncompleteGenerationError. May be called again."""
         self._ended = True
         if self._task is not None:
             self._task.cancel()
@@ -211,7 +212,7 @@ class Engine:
         await asyncio.gather(*answers, return_exceptions=True)
 
     def _cancel(self, request: Running, reason: str) -> None:
-        """Its client is gone, or it has to make room; `reason` is the name that the metrics have for it."""
+        """Ends a request whose client left, or that has to make room. `reason`: its `err` in tgi_request_failure."""
         if self._streams.pop(request.id, None) is not None:
             self._metrics.request_failure.labels(err=reason).inc()
             self._scheduler.end(request, self._answered, finished=False)
@@ -219,7 +220,7 @@ class Engine:
             self._work.set()
 
     def _expire(self, stream: GenerationStream) -> None:
-        """Its time is over: it ends with what it has said."""
+        """Ends a request at its deadline, with the text made so far."""
         del self._streams[stream.running.id]
         if not stream.expire(time.perf_counter()):
             self._metrics.request_failure.labels(err="deadline").inc()
@@ -240,7 +241,7 @@ class Engine:
                     await self._lose(shards, str(error))
         except Exception as error:
             if not self._started.is_set():
-                raise  # `start` waits for it
+                raise  # `start` raises it again
             if isinstance(error, ShardsError):
                 log.error("%s", error)
             else:
@@ -274,7 +275,7 @@ class Engine:
         self._started.set()
 
     async def _drive(self, shards: ShardedClient) -> None:
-        """Steps, until the shards are lost: raises ShardsError then, and at no other time."""
+        """Sends steps until the shards are lost, then raises ShardsError."""
         stepping = asyncio.create_task(self._step_for_ever(), name="steps")
         try:
             ends: list[asyncio.Future[Any]] = [stepping, shards.lost]
@@ -298,7 +299,7 @@ class Engine:
             self._work.clear()
 
     async def _lose(self, shards: ShardedClient, reason: str) -> None:
-        """The group is gone, and with it every row: all requests go back to the queue, and wait for the next one."""
+        """Ends a lost group and its rows: all running requests go back to the queue and wait for the next group."""
         log.error("shards of epoch %d are lost: %s", shards.epoch, reason)
         while self._in_flight and self._in_flight[0].has_answered:
             await self._receive()  # what was computed before the loss counts
@@ -324,7 +325,7 @@ class Engine:
                     self._counts.began(stream.running, stream.queue_s)
 
     async def _receive(self) -> None:
-        """The answer of the oldest step in flight, and what follows from it."""
+        """Waits for the answer of the oldest step in flight and applies it."""
         oldest = self._in_flight[0]  # stays there until it has answered, so that a loss finds it
         try:
             answer = await oldest.answer
@@ -347,7 +348,7 @@ class Engine:
 
     def _take_tokens(self, answer: StepAnswer, now: float) -> None:
         first_top = 0
-        gaps_s: Counter[float] = Counter()  # since each one's token before, and how many waited so long
+        gaps_s: Counter[float] = Counter()  # time since a stream's previous token: number of streams
         logprobs = answer.logprobs.tolist()
         for i, request_id in enumerate(answer.request_ids):
             tops, first_top = slice(first_top, first_top + answer.top_counts[i]), first_top + answer.top_counts[i]
@@ -357,7 +358,7 @@ class Engine:
             running = self._scheduler.confirm(request_id, answer.token_ids[i])
             stream = self._streams.get(request_id)
             if running is None or stream is None:
-                continue  # it ended while this step was in flight
+                continue  # the request ended while this step was in flight
             top_tokens = self._top_tokens(answer, tops) if tops.stop > tops.start else ()
             if stream.last_token_s:
                 gaps_s[now - stream.last_token_s] += 1
@@ -368,13 +369,13 @@ class Engine:
         self._counts.waited_between_tokens(gaps_s)
 
     def _note_confirmed(self) -> None:
-        """A step has made tokens or computed chunks: these shards are of use."""
+        """Tells the shard groups, once per epoch, that a forward step of these shards has answered."""
         if not self._confirmed and self._shards is not None:
             self._confirmed = True
             self._shard_groups.confirmed(self._shards)
 
     def _end_not_finite(self, request_id: int, number: int) -> None:
-        """The model made no numbers of it. Nobody else is touched."""
+        """Ends a request for which the model computed NaN or infinity. No other request is affected."""
         if (stream := self._streams.get(request_id)) is not None:
             self._scheduler.end(stream.running, number, finished=False, is_good=False)
             self._fail(stream.running, "the model's logits for it are not finite (NaN or infinity)")
@@ -385,7 +386,8 @@ class Engine:
         return tuple(Token(i, vocabulary.text_of(i), logprob, i in vocabulary.special_ids) for i, logprob in pairs)
 
     async def _start_again(self, failed: Step, reason: str) -> None:
-        """Step `failed` raised in a shard, and nothing behind it was run: everybody starts again, nobody else pays."""
+        """Restarts all running requests: step `failed` raised in a shard, and no later step was run. Only the requests
+        of step `failed` can be blamed."""
         log.error("%s: starting all running requests again", reason)
         if isinstance(failed, ForwardStep):
             self._counts.failed(failed)
@@ -395,11 +397,11 @@ class Engine:
             del self._in_flight[1]
         self._in_flight.clear()
         self._forwards = 0
-        self._put_back([failed], reason)  # no other step was run
+        self._put_back([failed], reason)
         self._send(self._scheduler.clear())
 
     def _put_back(self, unanswered: Iterable[Step], reason: str) -> int:
-        """How many requests end, because the loss is held against them."""
+        """Puts running requests back into the queue. Returns how many ended because they are blamed for the loss."""
         running = self._scheduler.num_running
         given_up = self._scheduler.put_back([step for step in unanswered if isinstance(step, ForwardStep)])
         for request in given_up:

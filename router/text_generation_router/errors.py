@@ -1,6 +1,6 @@
-"""The router's errors: one tree for requests, one for the shards, and one error of the start.
+"""The router's errors: one tree for requests, one tree for the shards, and StartError.
 
-`api/errors.py` turns an InferenceError into HTTP, with the status that stands behind it here.
+`api/errors.py` turns an InferenceError into an HTTP answer with the status shown here.
 
     InferenceError
     ├── ValidationError             422
@@ -28,11 +28,11 @@
         ├── InvalidJsonError            400
         ├── UnprocessableError          422
         └── TooExpensiveError           422
-    StartError                      `cli.py` prints it and exits with 1
-    ShardsError                     `engine.py` gives the shards up, except for
-    ├── WarmupRefusedError          of the first warm-up: the router ends
-    ├── StepFailedError             the requests start again
-    └── StepAbortedError            and nothing more for the steps behind the failed step
+    StartError                      `cli.py` prints the error and exits with status 1
+    ShardsError                     `engine.py` gives the shards up and waits for new ones
+    ├── WarmupRefusedError          at the first warm-up: the router ends; later: as ShardsError
+    ├── StepFailedError             the shards are kept; all running requests start again
+    └── StepAbortedError            a step behind a failed step; ignored, as the failed step is handled
 """
 
 from collections.abc import Mapping
@@ -46,8 +46,8 @@ class InferenceError(Exception):
     error_type: str
     status: int
     label: str
-    retry_after_s: int | None = None  # of those that pass by themselves: when it is worth trying again
-    headers: Mapping[str, str] = MappingProxyType({})  # of the answer
+    retry_after_s: int | None = None  # for temporary errors: seconds until a retry may succeed
+    headers: Mapping[str, str] = MappingProxyType({})  # extra headers of the answer
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -55,7 +55,7 @@ class InferenceError(Exception):
 
     @classmethod
     def restored(cls, text: str) -> Self:
-        """The error with this whole text, as another process has raised it."""
+        """An error that another process raised: `text` is its complete text, prefix included."""
         error = cls.__new__(cls, text)
         error.text = text
         return error
@@ -207,7 +207,7 @@ class InternalError(InferenceError):
 
 
 class BodyError(InferenceError):
-    """The body is no request. Not counted in tgi_request_failure: nothing was asked yet."""
+    """The body is not a valid request. Body errors are not counted in tgi_request_failure."""
 
     label = "body"
 
@@ -234,7 +234,7 @@ class InvalidJsonError(BodyError):
 
 
 class UnprocessableError(BodyError):
-    """Valid JSON of the wrong shape. `path` names the field, as `parameters.top_k`; "" is the body itself."""
+    """Valid JSON with a wrong type or value. `path` names the field, such as `parameters.top_k`; "": the whole body."""
 
     error_type, status = "unprocessable", 422
 
@@ -254,20 +254,20 @@ class TooExpensiveError(BodyError):
 
 
 class StartError(Exception):
-    """Why the router cannot start: one line that says what, why and what to do. `cli.py` prints it and exits 1."""
+    """The router cannot start. The text is one line: what is wrong, why, and what to do."""
 
 
 class ShardsError(Exception):
-    """The shards cannot be reached, or answered something they should not: they are of no use any more."""
+    """The shards cannot be reached or gave a wrong answer, so this group of shards cannot be used any more."""
 
 
 class WarmupRefusedError(ShardsError):
-    """What the flags ask for does not fit the model or the memory: the same shards will refuse it again."""
+    """The limits set by the flags do not fit the model or the memory. Trying again with the same shards is useless."""
 
 
 class StepFailedError(ShardsError):
-    """A step raised in a shard. Its rows are void, and the shard goes on after a ClearCache."""
+    """A step raised in a shard. All rows of the shard are void; the shard works again after a ClearCache call."""
 
 
 class StepAbortedError(ShardsError):
-    """A step was not run, because one before it failed or did not come."""
+    """A step was not run, because an earlier step failed or did not arrive."""

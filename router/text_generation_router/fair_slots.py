@@ -1,4 +1,4 @@
-"""Something scarce that is held for a short while, such as a thread: which share gets it next."""
+"""Shares a limited number of slots (threads, child processes) fairly between owners and their tenants."""
 
 import asyncio
 from collections import deque
@@ -6,14 +6,14 @@ from collections import deque
 from text_generation_router.errors import OverloadedError
 from text_generation_router.scheduling.share import Share
 
-# Owners that wait for nothing, and as many tenants of one owner, whose counters are remembered.
+# Number of idle owners whose counters are kept, and of idle tenants for each owner.
 MAX_IDLE = 256
-# How long a place in the line is kept.
+# Default of how long `acquire` waits for a slot.
 WAIT_S = 60.0
 
 
 class PlaceInLine:
-    """In the line of one tenant, for a slot that will be used for work of the given cost."""
+    """One call of `acquire` that waits in its tenant's line. `cost` is the cost of the work it needs the slot for."""
 
     __slots__ = ("cost", "granted")
 
@@ -23,18 +23,18 @@ class PlaceInLine:
 
 
 class ShareNode:
-    """All owners together, or an owner, or a tenant. Its children are served in equal shares: next is the child that
-    has been served least. A child saves nothing up while it waits for nothing: it begins again at `floor`."""
+    """A node of the tree root - owner - tenant. A node's children get equal shares: the child that was served the
+    least cost goes next. An idle child earns no credit: when it waits again, its counter is at least `floor`."""
 
     __slots__ = ("children", "floor", "num_held", "num_waiting", "places", "served")
 
     def __init__(self) -> None:
-        self.served = 0.0  # the cost of what it was given
-        self.floor = 0.0  # what the child served last had been given before
+        self.served = 0.0  # total cost of the work this node was served
+        self.floor = 0.0  # `served` of the most recently served child, before that service
         self.num_waiting = 0
         self.num_held = 0
         self.children: dict[str, ShareNode] = {}
-        self.places: deque[PlaceInLine] = deque()  # of a tenant, in order
+        self.places: deque[PlaceInLine] = deque()  # of a tenant: its waiting calls, oldest first
 
     def child(self, name: str) -> "ShareNode":
         if name not in self.children:
@@ -48,7 +48,7 @@ class ShareNode:
         child.num_waiting += 1
 
     def next(self, most_held: int) -> "ShareNode | None":
-        """Of the children that wait and hold less than `most_held`."""
+        """The least served child among those that wait and hold fewer than `most_held` slots."""
         waiting = (child for child in self.children.values() if child.num_waiting and child.num_held < most_held)
         return min(waiting, key=lambda child: child.served, default=None)
 
@@ -65,11 +65,11 @@ class ShareNode:
 
 
 class FairSlots:
-    """`slots` of something, shared first between owners, then between an owner's tenants. For one event loop."""
+    """A number of slots, shared first between owners, then between an owner's tenants. For use in one event loop."""
 
     def __init__(self, slots: int, max_waiting: int, max_held: int | None = None, wait_s: float = WAIT_S) -> None:
-        """`max_waiting`: how many of one tenant may wait. `max_held`: how many slots one owner may have, where work may
-        take long and a slot is to be there for others."""
+        """`max_waiting`: most calls of one tenant that may wait. `max_held`: most slots that one owner may hold, so
+        that long work of one owner leaves a slot for others; None: all."""
         self._free = slots
         self._max_waiting = max_waiting
         self._max_held = slots if max_held is None else max_held
@@ -77,8 +77,8 @@ class FairSlots:
         self._all = ShareNode()
 
     async def acquire(self, share: Share, cost: float) -> None:
-        """Waits for a slot; whoever gets it calls `release`. Raises OverloadedError if the tenant has too many waiting,
-        or after `wait_s`. A caller that is cancelled has none."""
+        """Waits for a slot; the caller must `release` it. Raises OverloadedError if too many calls of the tenant wait,
+        or after `wait_s` seconds. A cancelled call holds no slot."""
         owner = self._all.child(share.owner)
         tenant = owner.child(share.tenant)
         if len(tenant.places) >= self._max_waiting:
@@ -105,7 +105,7 @@ class FairSlots:
 
     def _give_up(self, place: PlaceInLine, share: Share) -> None:
         if not place.granted.cancel() and not place.granted.cancelled():
-            self.release(share)  # it was granted at the same moment
+            self.release(share)  # the slot was granted just before the timeout or cancellation
 
     def release(self, share: Share) -> None:
         self._free += 1
@@ -121,7 +121,7 @@ class FairSlots:
             place = tenant.places.popleft()
             for node in (self._all, owner, tenant):
                 node.num_waiting -= 1
-            if place.granted.done():  # its caller was cancelled
+            if place.granted.done():  # the caller was cancelled
                 continue
             self._free -= 1
             self._all.serve(owner, place.cost)

@@ -1,4 +1,4 @@
-"""Threads for work that releases the interpreter lock, fair between shares."""
+"""A thread pool for work that releases the interpreter lock, shared fairly between owners and tenants."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,8 @@ class FairThreads:
         self._slots = FairSlots(threads, max_waiting)
 
     async def run(self, share: Share, cost: float, work: Callable[[], T]) -> T:
-        """The result of `work`. Raises OverloadedError if the tenant has too much waiting."""
+        """The result of `work`. Raises OverloadedError if too many calls of the tenant wait, or if no thread was free
+        within fair_slots.WAIT_S seconds."""
         await self._slots.acquire(share, cost)
         loop = asyncio.get_running_loop()
         try:
@@ -28,10 +29,10 @@ class FairThreads:
             raise
 
         def free_slot(_: object) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the event loop is closed: no call waits any more
                 loop.call_soon_threadsafe(self._slots.release, share)
 
-        # Not when the caller goes on: a caller that is cancelled leaves its thread at work.
+        # The slot is freed when the work ends, not when the caller does: a cancelled caller leaves its thread working.
         job.add_done_callback(free_slot)
         return await asyncio.wrap_future(job)
 

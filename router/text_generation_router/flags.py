@@ -1,4 +1,4 @@
-"""Flags of TGI's router that we do not honour: refused by name, or accepted because there is nothing to do."""
+"""Flags of TGI's router without a feature here: refused by name, or accepted and logged as having no effect."""
 
 import logging
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from text_generation_router.errors import StartError
 
 logger = logging.getLogger(__name__)
 
-# The value of each that asks for nothing.
+# Refused flags: the value that is allowed because it does not ask for the feature.
 UNSUPPORTED: Mapping[str, object] = {
     "trust_remote_code": False,
     "otlp_endpoint": None,
@@ -17,7 +17,7 @@ UNSUPPORTED: Mapping[str, object] = {
     "max_image_fetch_size": 1_073_741_824,
 }
 
-# The value that means "not given", and why nothing comes of others.
+# Accepted flags: the default value, and why any other value has no effect.
 WITHOUT_EFFECT: Mapping[str, tuple[object, str]] = {
     "prometheus_port": (9000, "metrics are served on --port at /metrics"),
     "usage_stats": ("on", "no usage is ever sent"),

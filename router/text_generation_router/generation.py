@@ -1,4 +1,4 @@
-"""One request's stream of tokens, from the engine that makes them to the handler that sends them."""
+"""One request's stream of tokens, from the engine that makes the tokens to the handler that sends them."""
 
 import asyncio
 import time
@@ -10,15 +10,15 @@ from text_generation_router.scheduling.request import Finish, FinishReason, Toke
 from text_generation_router.scheduling.running import Running
 from text_generation_router.text.detokenization import TextStream, Vocabulary
 
-# Tokens (best tokens beside them included) that may wait for a slow reader, some 100 KB: then its request pauses until
-# half of them are read. One who never reads is cut off by the write deadline.
+# Most unread tokens of a stream (top_n_tokens included), about 100 KB. At this number its request pauses, until half of
+# them are read. The HTTP server's write deadline disconnects a client that does not read at all.
 MAX_UNREAD = 512
 
 
 class GenerationStream:
-    """An async iterator of TokenEvent, whose last one has `finish`; raises InferenceError when the request fails.
+    """An async iterator of TokenEvent; the last event has `finish`. Raises InferenceError when the request fails.
 
-    `cancel` belongs into the reader's `finally`.
+    The reader must call `cancel` in a `finally` block.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class GenerationStream:
         self.running = running
         self._vocabulary = vocabulary
         self._on_cancel = on_cancel
-        self._on_read = on_read  # a paused request may go on
+        self._on_read = on_read  # called when a paused request may go on
         self._unread = 0
         self._text = TextStream(vocabulary, request.input_ids, request.stop)
         self._events: deque[TokenEvent] = deque()
@@ -63,16 +63,16 @@ class GenerationStream:
         return event
 
     def cancel(self) -> None:
-        """Its reader is gone, or satisfied. May be called at any time, any number of times."""
+        """Ends an unfinished request: the reader wants no more events. May be called at any time, and again."""
         self._end_early(IncompleteGenerationError(), "dropped")
 
     @property
     def has_begun(self) -> bool:
-        """Its request has joined the running ones, now or before."""
+        """Whether the request runs, or has run before a preemption or a loss of the shards."""
         return self.running.has_begun
 
     def refuse(self, error: InferenceError) -> None:
-        """Its place is wanted for others: its reader gets `error`."""
+        """Ends the request to make room for other requests; its reader gets `error`."""
         self._end_early(error, error.label)
 
     def _end_early(self, error: InferenceError, label: str) -> None:
@@ -80,10 +80,10 @@ class GenerationStream:
         if not self._finished:
             self.fail(error)
 
-    # What follows is the engine's side.
+    # The methods below are for the engine only.
 
     def begin(self, now: float) -> bool:
-        """Its first step has been decided. False: it starts again, and has begun before."""
+        """Notes that the request joined a step. Returns False if it had joined one before: it is being resumed."""
         if self._begun_s is not None:
             return False
         self._begun_s = now
@@ -91,11 +91,11 @@ class GenerationStream:
 
     @property
     def queue_s(self) -> float:
-        """How long it waited until it began."""
+        """Seconds from arrival in the queue to the first step; 0 before that step."""
         return (self._begun_s or self._queued_s) - self._queued_s
 
     def end_at(self, timer: asyncio.TimerHandle) -> None:
-        """Its deadline, which nobody waits for once it has ended."""
+        """`timer` fires at the request's deadline; it is cancelled when the request ends earlier."""
         self._timer = timer
 
     def fail(self, error: InferenceError) -> None:
@@ -109,8 +109,8 @@ class GenerationStream:
             self._timer.cancel()
 
     def expire(self, now: float) -> bool:
-        """Its deadline has passed: it ends with what it has said, or fails if that is nothing. Returns whether it had
-        said anything. Nothing may be pushed any more."""
+        """Ends the request at its deadline: with the tokens made so far (returns True), or with DeadlineError if there
+        are none (returns False). `push` must not be called afterwards."""
         if not self.running.output_ids:
             self.fail(DeadlineError())
             return False
@@ -121,7 +121,7 @@ class GenerationStream:
         return True
 
     def push(self, token_id: int, logprob: float, top_tokens: tuple[Token, ...], now: float) -> bool:
-        """Takes a confirmed token. Returns whether it was the last one."""
+        """Adds a token that the shards have confirmed. Returns whether the request is finished."""
         shown, plain, stopped = self._text.push(token_id)
         reason = self._finish_reason(token_id, stopped)
         if reason is not None and not stopped:
@@ -138,7 +138,7 @@ class GenerationStream:
         return self._finished
 
     def _finish_reason(self, token_id: int, stopped: bool) -> FinishReason | None:
-        """TGI's precedence."""
+        """The length limit before the end-of-sequence token before a stop string, as in TGI."""
         request = self.running.request
         if len(self.running.output_ids) >= request.max_new_tokens:
             return FinishReason.LENGTH

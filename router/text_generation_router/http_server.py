@@ -1,4 +1,4 @@
-"""The HTTP server and its end: who is inside finishes, nobody comes in, and after a while it is over all the same."""
+"""The HTTP server and its graceful stop: accepted requests finish, new requests get 503, and a time limit ends both."""
 
 import asyncio
 import gc
@@ -18,17 +18,17 @@ from text_generation_router.api.limits import ConnectionLimits, LimitHits
 
 logger = logging.getLogger(__name__)
 
-# Longer than clients keep idle connections, so that they never write to one that is being closed.
+# Longer than clients usually keep idle connections, so that no client writes to a connection that is being closed.
 KEEP_ALIVE_S = 75
-# For what has been ended to reach the clients.
+# At the end of the stop: time for the last bytes of ended requests to reach their clients.
 LAST_WORDS_S = 5.0
 POLL_S = 0.05
 
 
 class Server(uvicorn.Server):
-    """`end_streams` gives every unfinished generation its end; `patience_s` after the signal it is called.
+    """`end_streams` ends every unfinished generation; `drain` calls it after `patience_s` seconds.
 
-    `on_listening` is called when connections are accepted.
+    `on_listening` is called once the server accepts connections.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Server(uvicorn.Server):
         self._on_listening()
 
     def stop(self) -> None:
-        """Nothing can be done for anybody any more: all have been told so."""
+        """Stops without waiting: for a failed engine, which has already failed every request."""
         self._gate.shut()
         self.should_exit = True
 
     async def drain(self) -> None:
-        """It goes on listening meanwhile, and answers 503."""
+        """Waits until all accepted requests have ended, then stops. New requests are answered 503 meanwhile."""
         self._gate.shut()
         until_s = asyncio.get_running_loop().time() + self._patience_s
         try:
@@ -72,17 +72,17 @@ class Server(uvicorn.Server):
             self.should_exit = True
 
     def _is_unread(self) -> bool:
-        """Whether the clients have not taken yet what was said to them. Those that never do lose their connection."""
+        """Whether a connection has unsent bytes. The write deadline drops clients that never read theirs."""
         return any(connection.transport.get_write_buffer_size() for connection in self.server_state.connections)
 
     def cut(self) -> None:
-        """Drops all connections, with whatever is being said on them."""
+        """Stops at once and aborts all connections, also in the middle of an answer."""
         self.should_exit = self.force_exit = True
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # Idle connections are closed at once; clients that do not read what is left for them are not waited for.
+        # uvicorn closes idle connections at once; clients that have not read their answers by the limit are cut off.
         limit = asyncio.get_running_loop().call_later(self.last_words_s, self.cut)
         try:
             await super().shutdown(sockets)
@@ -91,13 +91,13 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are StopOnSignal's: uvicorn would raise them again at the end, and the exit status not be 0."""
+        """Leaves signals to StopOnSignal: uvicorn would raise them again at the end, and the exit status be nonzero."""
         yield
 
 
 class StopOnSignal:
-    """SIGTERM and SIGINT: before there is a server they end the start; then the first one drains it, and the second one
-    drops whoever is left."""
+    """Handles SIGTERM and SIGINT. During the start a signal ends the start; later the first signal drains the server,
+    and the second signal drops all connections."""
 
     def __init__(self) -> None:
         self._task = asyncio.current_task()
@@ -108,7 +108,7 @@ class StopOnSignal:
 
     async def serve(self, server: Server, listener: socket.socket) -> None:
         self._server = server
-        # What start-up made stays; the collector need not look at it again between two tokens.
+        # Objects made by the start live as long as the process: freeze them, so that later collections skip them.
         gc.collect()
         gc.freeze()
         logger.info("Connected")
@@ -134,12 +134,12 @@ class StopOnSignal:
 def uvicorn_config(app: FastAPI, limits: ConnectionLimits, hits: LimitHits) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=partial(Connection, limits=limits, hits=hits),  # type: ignore[arg-type]  # it is called, nothing else
+        http=partial(Connection, limits=limits, hits=hits),  # type: ignore[arg-type]  # uvicorn only calls it
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # whose word about an address counts is `--trusted-proxy`'s matter
+        proxy_headers=False,  # api/peer.py handles forwarding headers, by --trusted-proxy
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
     )

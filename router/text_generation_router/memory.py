@@ -1,4 +1,4 @@
-"""Memory that the C library keeps after it was freed, given back to the system."""
+"""Returns freed memory to the system, which the C library would keep."""
 
 import asyncio
 import ctypes
@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-# Seconds after the last large piece of work. The second time is for the texts that were still needed the first time.
+# Trim this many seconds after the last large piece of work. The second trim is for texts still in use at the first.
 DELAYS_S = (2.0, 30.0)
 
 
 def give_back_memory() -> None:
-    """Takes up to 0.1 s after much work, without the interpreter lock. Does nothing without glibc."""
+    """Takes up to 0.1 s after much work, during which the interpreter lock is free. Without glibc it does nothing."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -19,8 +19,8 @@ def give_back_memory() -> None:
 
 
 class Tidying:
-    """Gives back memory when no large work has been done for a while: beside such work it would be wanted again at
-    once. For one event loop."""
+    """Gives back memory some time after the last large work has ended: during such work the memory would be needed
+    again at once. For use in one event loop."""
 
     def __init__(self, give_back: Callable[[], None] = give_back_memory, delays_s: Sequence[float] = DELAYS_S) -> None:
         self._give_back = give_back
@@ -30,7 +30,7 @@ class Tidying:
 
     @contextmanager
     def after(self) -> Iterator[None]:
-        """Around each piece of large work."""
+        """Put this context around each piece of large work."""
         self._at_work += 1
         for timer in self._timers:
             timer.cancel()

@@ -1,6 +1,6 @@
-"""TGI's Prometheus metrics: same names, labels, buckets and bytes, so its dashboards keep working.
+"""TGI's Prometheus metrics with the same names, labels, buckets and format, so that TGI's dashboards keep working.
 
-prometheus_client holds the numbers; `render` prints them, because its own printer renames counters to `*_total`.
+prometheus_client holds the values; `render` prints them, because its own printer renames counters to `*_total`.
 Every series exists from the start, at zero.
 """
 
@@ -20,7 +20,7 @@ METHODS = ("prefill", "decode")
 
 
 class Limit(StrEnum):
-    """What a client ran into; the values of tgi_router_limit_hits."""
+    """The limits that end requests and connections: the values of tgi_router_limit_hits' label."""
 
     CONNECTIONS = "connections"
     HEADER_SIZE = "header_size"
@@ -33,7 +33,7 @@ class Limit(StrEnum):
 
 
 def duration_buckets() -> list[float]:
-    """Seconds: 0.00015 to 145.6, each 1.5 times the one before."""
+    """Bucket bounds from 0.00015 to 145.6 seconds, each 1.5 times the previous bound."""
     bounds, value = [], 0.0001
     for _ in range(35):
         value *= 1.5
@@ -45,14 +45,14 @@ def hundredths(maximum: int) -> list[float]:
     return [maximum / 100 * step for step in range(1, 101)]
 
 
-# What a request may wait for in the queue: others before it, TGI's joining rule, a row, memory, the step's budget of
-# prompt tokens, or a prefix that is being computed for somebody else.
+# Reasons why a request waits in the queue: earlier requests, TGI's joining rule, no free row, too little memory, the
+# step's budget of prompt tokens, or a prefix that is being computed for another request.
 WAITS = ("turn", "rule", "rows", "memory", "budget", "prefix")
 RATIOS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 
 
 class StepHistogram(Collector):
-    """Durations that many requests have in common: observed once for all of them."""
+    """A histogram of durations. `observe` adds one duration for `count` requests at once."""
 
     def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
         self._name, self._text = name, text
@@ -73,9 +73,9 @@ class StepHistogram(Collector):
 
 
 class Metrics:
-    """All instruments. A description is printed as HELP; those that TGI does not describe have none."""
+    """All metrics. A description is printed as a HELP line; an empty description prints none."""
 
-    # Made by set_limits: their buckets need limits that only warm-up knows.
+    # set_limits makes these three: their buckets depend on limits that are known only after warm-up.
     request_input_length: Histogram
     request_max_new_tokens: Histogram
     request_generated_tokens: Histogram
@@ -88,7 +88,7 @@ class Metrics:
         self._add_scheduling_metrics()
 
     def set_limits(self, max_input_tokens: int, max_total_tokens: int) -> None:
-        """To be called once, after warm-up and before the first request."""
+        """Call once, after warm-up and before the first request."""
         self.request_input_length = self._histogram(
             "tgi_request_input_length", "Prompt tokens of each validated request", hundredths(max_input_tokens)
         )
@@ -115,7 +115,7 @@ class Metrics:
         self.request_mean_time_per_token_duration = self._duration(
             "tgi_request_mean_time_per_token_duration", "Mean seconds per generated token of a request"
         )
-        # A summary in TGI, for which its own dashboard has only histogram queries.
+        # In TGI this metric is a summary, but TGI's dashboard queries it as a histogram.
         self.request_skipped_tokens = self._histogram(
             "tgi_request_skipped_tokens", "Speculated tokens accepted per generation message", [0.0]
         )
@@ -149,7 +149,7 @@ class Metrics:
         self.batch_concat_duration = self._duration("tgi_batch_concat_duration", "", ("decode",))
 
     def _add_shard_metrics(self) -> None:
-        """Our own, which TGI does not have."""
+        """Metrics about shards, which TGI does not have."""
         self.shard_decode_steps = self._counter("tgi_shard_decode_steps", "Decode steps answered by the shards")
         self.shard_overlapped_steps = self._counter(
             "tgi_shard_overlapped_steps", "Decode steps whose successor was queued when they ended"
@@ -169,7 +169,7 @@ class Metrics:
         )
 
     def _add_scheduling_metrics(self) -> None:
-        """Our own, too: memory, and what waiting is for."""
+        """Metrics about memory and waiting, which TGI does not have."""
         self.slots_used = self._gauge("tgi_slots_used", "Token slots that requests hold, shared ones once")
         self.slots_cached = self._gauge("tgi_slots_cached", "Token slots of cached prefixes that nobody holds")
         self.slots_free = self._gauge("tgi_slots_free", "Token slots with nothing in them")
@@ -197,7 +197,7 @@ class Metrics:
         self.books_errors = self._counter("tgi_books_errors", "Times that token slots or rows did not add up")
 
     def _counter(self, name: str, text: str, **labels: Sequence[str]) -> Counter:
-        """At most one label; its values are the keyword's."""
+        """`labels`: at most one label, and its values."""
         counter = Counter(name, text, labels.keys(), registry=self.registry)
         for label, values in labels.items():
             for value in values:

@@ -1,18 +1,18 @@
-"""When a client that is refused is told to come again."""
+"""The Retry-After of refused requests: a forecast, in seconds, of when a request would have started."""
 
 import math
 from collections import deque
 from collections.abc import Callable
 
-# Steps whose durations count.
+# The mean step duration is taken over this many latest steps.
 WINDOW = 64
-# A forecast looks at every request, and is told to all that are refused meanwhile.
+# A forecast walks over every request, so its result is reused for this long.
 FRESH_S = 1.0
 MAX_RETRY_AFTER_S = 60
 
 
 class RetryAfter:
-    """The scheduler's forecast in steps times what a step has taken of late."""
+    """Multiplies the scheduler's forecast in steps by the mean duration of recent steps."""
 
     def __init__(self, steps_until_start: Callable[[], float]) -> None:
         self._steps_until_start = steps_until_start
@@ -22,7 +22,8 @@ class RetryAfter:
         self._seconds = 1
 
     def note_step(self, sent_s: float, received_s: float) -> None:
-        """A step has answered. Until the one before it had, it was not its turn."""
+        """Notes an answered step. Its duration is counted from the previous step's answer, if that came after
+        `sent_s`: until then the step waited."""
         self._steps_s.append(received_s - max(sent_s, self._received_s))
         self._received_s = received_s
 

@@ -1,4 +1,4 @@
-"""From a config to a running server and back: start in order, stop without dropping anybody."""
+"""Starts all parts of the router from a config, serves, and stops them in order without dropping a request."""
 
 import asyncio
 import importlib.metadata
@@ -36,20 +36,21 @@ from text_generation_router.text.validation import RequestLimits, Validator
 
 logger = logging.getLogger(__name__)
 
-# Files, pipes and sockets of ours that are no client's connection.
+# Open files, pipes and sockets of this process besides the clients' connections.
 OTHER_DESCRIPTORS = 64
-# That read large bodies: one after the other, so that no more than one of them is in memory as objects.
+# Child processes that read large bodies. With one child, at most one large body is in memory as Python objects.
 CHILDREN = 1
-# Large bodies that wait to be read; their number bounds the memory that they take.
+# Most large bodies that wait for the child: this bounds their memory.
 WAITING_BODIES = 16
-# JSON takes as much memory at most, as objects and in its parser; a long chat less than half of it.
+# Memory limit of the child: 48 bytes for each byte of the body, which is the most that JSON takes as objects and in its
+# parser (a long chat takes less than half), and at least 96 MiB.
 MIN_CHILD_BYTES, CHILD_BYTES_PER_BODY_BYTE = 96 * 2**20, 48
 
 
 def run(config: RouterConfig) -> None:
-    """Returns after a graceful stop. Raises StartError."""
+    """Serves until a graceful stop. Raises StartError if the router cannot start, ShardsError if it has no shards."""
     allow_descriptors(config.max_connections)
-    # Cancelled by a signal during start: nothing was served, nothing is lost.
+    # A signal during the start cancels `serve`: no request was accepted yet, so this is a clean stop.
     with (
         bind(config) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
@@ -59,7 +60,7 @@ def run(config: RouterConfig) -> None:
 
 
 def bind(config: RouterConfig) -> socket.socket:
-    """Bound and not listening: until warm-up is done, connections are refused."""
+    """The bound socket. It does not listen yet, so connections are refused until warm-up is done."""
     listener = _bound_socket(config)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return listener
@@ -88,7 +89,7 @@ def _bound_socket(config: RouterConfig) -> socket.socket:
 
 
 def allow_descriptors(max_connections: int) -> None:
-    """Raises this process's limit of open files as far as it may."""
+    """Raises this process's limit of open files as far as needed and allowed."""
     wanted = max_connections + OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -111,7 +112,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         files.folder,
         config.validation_workers,
         config.max_concurrent_requests,
-        # Such a part takes 150 times its size in memory, one with cuts next to nothing.
+        # Tokenizing a part that cannot be cut takes 150 times its size in memory; a text with cuts takes little.
         max_part_chars=config.payload_limit // 2,
     )
     chat_template = load_chat_template(files.folder, config.tokenizer_config_path)
@@ -230,7 +231,7 @@ def child_limits(config: RouterConfig) -> PoolLimits:
 
 
 def version() -> str:
-    """Of the installed distribution; a bare checkout has none."""
+    """Version of the installed distribution; 0.0.0 in a checkout that is not installed."""
     try:
         return importlib.metadata.version("tgi-py")
     except importlib.metadata.PackageNotFoundError:

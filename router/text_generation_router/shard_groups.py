@@ -1,4 +1,4 @@
-"""Where shards come from: each start of their group is a new epoch, and the launcher says when its shards are there."""
+"""Sources of shard groups. Each start of the group is a new epoch; the launcher announces when its shards are ready."""
 
 import asyncio
 from typing import Protocol
@@ -12,18 +12,17 @@ RETRY_S = 1.0
 
 class ShardGroups(Protocol):
     async def next(self) -> ShardedClient:
-        """Waits for shards that have not been handed out before, and connects to them. ShardsError: there will be
-        none any more."""
+        """Waits for a group that was not returned before, and connects to it. ShardsError: no more groups will come."""
         ...
 
     def lost(self, group: ShardedClient, reason: str) -> None:
-        """This group is of no use any more."""
+        """The engine cannot use this group any more."""
 
     def confirmed(self, group: ShardedClient) -> None:
-        """A step of this group has made tokens or computed chunks. Said once for each group."""
+        """A step of this group has made tokens or computed chunks. Called once for each group."""
 
     def blamed(self, group: ShardedClient) -> None:
-        """The loss of this group has been held against a request, which has ended over it."""
+        """The loss of this group was blamed on a request, which has ended with an error."""
 
     def listening(self) -> None:
         """The router serves requests from now on."""
@@ -32,12 +31,12 @@ class ShardGroups(Protocol):
 
 
 class LaunchedGroups:
-    """Shards that a launcher starts, watches and starts again."""
+    """Shards that the launcher starts, watches and restarts."""
 
     def __init__(self, link: Link, master_uds_path: str) -> None:
         self._link = link
         self._path = master_uds_path
-        self._ready = 0  # the newest epoch whose shards the launcher calls ready
+        self._ready = 0  # newest epoch that the launcher has announced as ready
         self._taken = 0
         self._launcher_ended = False
         self._changed = asyncio.Event()
@@ -60,7 +59,7 @@ class LaunchedGroups:
             if group.epoch == self._taken == self._ready:
                 self._group = group
                 return group
-            await group.close()  # replaced while we were connecting
+            await group.close()  # a newer group replaced it meanwhile
 
     def lost(self, group: ShardedClient, reason: str) -> None:
         self._send(LinkEvent.RESTART, group.epoch, reason)
@@ -98,16 +97,16 @@ class LaunchedGroups:
 
 
 class StandaloneGroups:
-    """Shards that somebody else starts. A socket that answers again begins a new epoch."""
+    """Shards that run without a launcher. A socket that answers again begins a new epoch."""
 
     def __init__(self, master_uds_path: str) -> None:
         self._path = master_uds_path
         self._connected = False
 
     async def next(self) -> ShardedClient:
-        """ShardsError if the first ones cannot be reached."""
+        """ShardsError if the first group cannot be reached."""
         if self._connected:
-            await asyncio.sleep(RETRY_S)  # those that answer and are of no use are not asked in a hurry
+            await asyncio.sleep(RETRY_S)  # do not retry a group that answers but fails in a tight loop
         while True:
             try:
                 group = await ShardedClient.connect(self._path)
@@ -119,7 +118,7 @@ class StandaloneGroups:
                 await asyncio.sleep(RETRY_S)
 
     def lost(self, group: ShardedClient, reason: str) -> None:
-        pass  # there is nobody to tell
+        pass  # no launcher to inform
 
     def confirmed(self, group: ShardedClient) -> None:
         pass

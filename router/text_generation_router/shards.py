@@ -1,5 +1,5 @@
-"""The gRPC client for a group of shards: every rank gets every call, rank 0's answer is read. The router's only file
-that knows the wire."""
+"""The gRPC client for a group of shards: every rank gets every call, and rank 0's tokens are used. No other file of the
+router uses protobuf."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,11 +20,11 @@ MESSAGE_LIMIT = 64 * 2**20
 OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_LIMIT),
     ("grpc.max_send_message_length", MESSAGE_LIMIT),
-    # A channel of a new epoch must not share a connection that waits to be tried again (for up to 120 s).
+    # A new epoch's channel must not share a connection of the old epoch, which may wait up to 120 s for its next try.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 ]
-# The limits of reaching a shard and of its answers. Steps and warm-up have none: the launcher sees what stands still.
+# Time limits in seconds. Steps and warm-up have none: the launcher detects shards that hang.
 CONNECT_S, CALL_S, HEALTH_S = 10.0, 10.0, 2.0
 
 Errors = Mapping[grpc.StatusCode, type[ShardsError]]
@@ -55,7 +55,7 @@ class WarmupAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ShardView:
-    """What one shard says it holds."""
+    """Numbers of rows and token slots that one shard holds, by its own count."""
 
     rows: int
     slots: int
@@ -63,7 +63,8 @@ class ShardView:
 
 @dataclass(frozen=True, slots=True)
 class StepAnswer:
-    """What a forward step made; arrays are parallel. Times in nanoseconds."""
+    """The result of a forward step: `request_ids`, `token_ids`, `logprobs` and `top_counts` have one entry for each
+    row; `top_ids` and `top_logprobs` are the rows' top tokens joined. Times in nanoseconds."""
 
     number: int
     request_ids: list[int]
@@ -76,13 +77,13 @@ class StepAnswer:
     total_ns: int
     gap_ns: int
     successor_queued: bool
-    not_finite_ids: list[int]  # requests whose logits had a NaN or an infinity: their tokens mean nothing
+    not_finite_ids: list[int]  # requests whose logits had a NaN or an infinity: their tokens are invalid
 
 
 class ShardedClient:
-    """The shards of one epoch. Channels are made for it and die with it.
+    """A connection to the shards of one epoch, which owns its gRPC channels.
 
-    `lost` is done, with the reason, once somebody else knows that the group is gone.
+    `lost` is done, with the reason, once the launcher has reported that the group is gone.
     """
 
     def __init__(self, channels: list[grpc.aio.Channel], info: ModelInfo) -> None:
@@ -101,7 +102,7 @@ class ShardedClient:
 
     @classmethod
     async def connect(cls, master_uds_path: str) -> "ShardedClient":
-        """Asks the first shard for the others. ShardsError if one cannot be reached."""
+        """Asks the first shard for the addresses of the others. ShardsError if the first shard cannot be reached."""
         master = _channel(f"unix://{master_uds_path}")
         try:
             stub = pb_grpc.TextGenerationServiceStub(master)
@@ -118,8 +119,8 @@ class ShardedClient:
     async def warmup(
         self, max_prefill_tokens: int, max_total_tokens: int | None, requests: int, wanted_slots: int | None
     ) -> WarmupAnswer:
-        """Sizes the KV caches; the smallest of all ranks counts. Steps are counted from 1 again. WarmupRefusedError:
-        what is asked for does not fit. ShardsError: anything else."""
+        """Sizes the KV caches; the smallest size of all ranks counts. Step numbers start at 1 again.
+        WarmupRefusedError: the given limits do not fit. ShardsError: any other failure."""
         request = pb.WarmupRequest(
             max_prefill_tokens=max_prefill_tokens,
             max_total_tokens=max_total_tokens,
@@ -134,8 +135,8 @@ class ShardedClient:
         )
 
     async def run(self, step: Step) -> StepAnswer | None:
-        """Sends a step and waits for all ranks. StepFailedError: it raised in a shard. StepAbortedError: it was not
-        run. ShardsError: anything else, after which the group is of no use."""
+        """Sends a step and waits for all ranks. StepFailedError: the step raised in a shard. StepAbortedError: the step
+        was not run. ShardsError: any other failure; the group cannot be used any more."""
         faults.point("router.rpc")
         if isinstance(step, ForwardStep):
             return await self._forward(step)
@@ -166,7 +167,7 @@ class ShardedClient:
         return _answer(answers[0])
 
     async def views(self) -> list[ShardView]:
-        """Of all ranks. ShardsError if one cannot be reached."""
+        """The views of all ranks. ShardsError if a rank cannot be reached."""
         answers = await self._call(lambda stub: stub.Info(pb.InfoRequest(), timeout=CALL_S))
         return [ShardView(answer.rows, answer.slots) for answer in answers]
 
@@ -179,7 +180,7 @@ class ShardedClient:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return False  # a channel that is closed cancels its calls
+            return False  # the channel was closed, which cancels its calls
         return True
 
     async def close(self) -> None:
@@ -187,7 +188,7 @@ class ShardedClient:
             await channel.close()
 
     async def _call(self, call: Callable[[Any], Awaitable[Any]], kinds: Errors = STEP_ERRORS) -> list[Any]:
-        """The same call on all ranks."""
+        """Makes the same call on all ranks. `kinds` maps status codes to errors; other codes raise ShardsError."""
         try:
             if len(self._stubs) == 1:
                 return [await call(self._stubs[0])]

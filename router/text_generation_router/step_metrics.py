@@ -1,4 +1,4 @@
-"""What is counted about steps: when one is sent, when it has answered, and when there is nothing to do."""
+"""Updates the metrics of steps: when a step is sent, when it has answered, and when the engine is idle."""
 
 import time
 from collections.abc import Mapping
@@ -75,7 +75,7 @@ class StepMetrics:
         metrics.slots_free.set(scheduler.slots.num_free)
 
     def _happened(self, counters: SchedulerCounters) -> None:
-        """What is new since the last time."""
+        """Adds the scheduler's counts since the previous call to the metrics."""
         metrics, before = self._metrics, self._before
         if counters == before:
             return
