@@ -1,21 +1,21 @@
-"""Where a text can be cut so that its parts, tokenized one by one, certainly have the ids of the whole.
+"""Finds places where a text can be cut so that its parts, tokenized one by one, certainly give the ids of the whole.
 
-A cut is made between an ASCII letter and a single space that another ASCII letter follows. There, none of the steps of
-the tokenizers known here joins what is left of the cut with what is right of it, or looks across it:
+A cut lies between an ASCII letter and a single space that is followed by another ASCII letter. No step of the accepted
+tokenizers joins the text on the left of a cut with the text on its right, or looks across the cut:
 
-- added tokens: none of them contains the place, ends with a letter, or takes whitespace or word borders into account
-  beside a letter or space;
-- normalizers: letters and the space stay as they are, or the space becomes one other character; nothing composes with
-  them, as what could compose with a letter or a space stands behind it and is not a letter;
-- a pre-tokenizer splits there, whatever stands before and after;
-- without such a pre-tokenizer BPE merges over the whole text, but the vocabulary has no token with a space behind a
-  letter, so no merge leads over the place.
+- added tokens: no added token contains such a place, ends with a letter, or depends on whitespace or word borders next
+  to a letter or space;
+- normalizers: letters stay as they are, and the space stays or becomes one other character; neither composes with its
+  neighbours, as a character that composes with a letter or space comes after it and is not an ASCII letter;
+- the pre-tokenizer splits at the cut, whatever the text before and after;
+- or there is no such pre-tokenizer and BPE merges over the whole text, but no token of the vocabulary has a space after
+  a letter, so no merge crosses the cut.
 
-Every other tokenizer has no certain cuts. Unigram over a text that is not split has none, even if no token leads over
-the place: it adds up scores from the left, and their rounding can decide between two ways that are nearly equal.
+Any other tokenizer has no certain cuts. Unigram over a text that is not split has none, even if no token crosses the
+cut: Unigram adds up scores from the left, and their rounding can decide between two nearly equal tokenizations.
 
-The beginning of a text is special to many tokenizers (a space is put before it). So a part is tokenized together with
-the letter before it, whose ids are then taken away.
+Many tokenizers treat the beginning of a text specially (they put a space before it). So each part is tokenized together
+with the letter before it, and the ids of that letter are then removed.
 """
 
 import re
@@ -24,17 +24,17 @@ from dataclasses import dataclass
 from typing import Any
 
 CUT = re.compile(r"[A-Za-z](?= [A-Za-z])")
-SPACES = " \u2581"  # U+2581 is what SentencePiece's models have for a space
-# An added token with this could begin, end, or lie across a cut.
+SPACES = " \u2581"  # SentencePiece models write a space as U+2581
+# An added token that matches this pattern could begin at, end at or cross a cut.
 AT_A_CUT = re.compile(rf"[A-Za-z][{SPACES}]|[{SPACES}][A-Za-z]|[A-Za-z]\Z|\A[{SPACES}]\Z")
 LETTER_SPACE = re.compile(rf"[A-Za-z][{SPACES}]")
 BESIDE_A_CUT = re.compile(rf"[A-Za-z{SPACES}]")
 
-# A cut is looked for within one window at a time: the search holds the interpreter lock.
+# The search for a cut holds the interpreter lock, so it goes through one window of this size at a time.
 WINDOW_CHARS = 1024
 
-# Patterns of which no match leads from a letter to a space, while one may begin with a space and a letter. So a match
-# ends at every cut, and what comes after it does not depend on what was before.
+# Regular expressions no match of which continues from a letter to a space, while a match may begin with a space and a
+# letter. So a match ends at every cut, and the matches after the cut do not depend on the text before.
 SPLITTING_PATTERNS = frozenset(
     {
         # GPT-2
@@ -58,14 +58,14 @@ SPLITTING_PATTERNS = frozenset(
         r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     }
 )
-# Pre-tokenizers that look at one character at a time, and so do the same to a part as to the whole.
+# Pre-tokenizers that look at one character at a time, so they split a part just as they split the whole text.
 LOCAL_PRE_TOKENIZERS = frozenset({"Digits", "Punctuation"})
 NEUTRAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})
 
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """text[start:stop], whose first character belongs to the part before if `has_context`."""
+    """text[start:stop]. If `has_context`, its first character is the letter before the part (see the top)."""
 
     start: int
     stop: int
@@ -73,8 +73,8 @@ class TextPart:
 
 
 def has_certain_cuts(tokenizer: Mapping[str, Any], added_contents: Sequence[str]) -> bool:
-    """`tokenizer` is the content of tokenizer.json; `added_contents` the texts of its added tokens after the
-    normalizer, which it matches with normalized texts."""
+    """Whether cuts are safe with a tokenizer. `tokenizer`: the content of tokenizer.json. `added_contents`: the
+    normalized texts of those added tokens that are matched with normalized text."""
     added = tokenizer.get("added_tokens") or []
     contents = [*(token["content"] for token in added), *added_contents]
     if any(map(AT_A_CUT.search, contents)) or any(map(_looks_around, added)):
@@ -93,8 +93,8 @@ def has_certain_cuts(tokenizer: Mapping[str, Any], added_contents: Sequence[str]
 
 
 def cut_into_parts(text: str, part_chars: int) -> list[TextPart]:
-    """In the text's order. A part has `part_chars` characters, or more up to the next cut. Holds the interpreter lock
-    for one window of text at a time."""
+    """The parts, in the text's order. A part has at least `part_chars` characters, and extends back to the nearest cut.
+    Holds the interpreter lock for one window of text at a time."""
     parts: list[TextPart] = []
     stop = len(text)
     while stop:
@@ -105,10 +105,10 @@ def cut_into_parts(text: str, part_chars: int) -> list[TextPart]:
 
 
 def _last_cut(text: str, end: int) -> int:
-    """Where the letter of the last cut before `end` stands; 0 if there is none."""
+    """Position of the letter of the last cut before `end`; 0 if there is no cut."""
     while end > 1:
         begin = max(end - WINDOW_CHARS, 1)
-        # The space and the letter behind the last place are looked at as well.
+        # + 2: the pattern also looks at the space and the letter after the last position.
         if last := max((found.start() for found in CUT.finditer(text, begin, end + 2)), default=0):
             return last
         end = begin
@@ -116,7 +116,7 @@ def _last_cut(text: str, end: int) -> int:
 
 
 def _looks_around(token: Mapping[str, Any]) -> bool:
-    """Whether what stands beside the token decides on it or belongs to it, in places that a cut could be in."""
+    """Whether a letter or space beside the token, where a cut could be, decides on its match or belongs to it."""
     first, last = token["content"][:1], token["content"][-1:]
     single = token.get("single_word")
     return bool(
@@ -135,7 +135,7 @@ def _flatten(step: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]
 
 def _keeps_words(normalizer: Mapping[str, Any]) -> bool:
     kind = normalizer.get("type")
-    if kind == "Prepend":  # at the beginning, where no part begins with a cut
+    if kind == "Prepend":  # acts only on the text's beginning, where no cut is
         return normalizer.get("prepend") == SPACES[1]
     if kind == "Replace":
         return _replaces_spaces(normalizer)
@@ -162,7 +162,8 @@ def _splits_words(steps: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _splits_nothing(steps: Sequence[Mapping[str, Any]], spaces_are_gone: bool) -> bool:
-    """Metaspace without splitting; or no pre-tokenizer at all, or one that splits at spaces, of which none is left."""
+    """Whether the pre-tokenizer leaves the text whole: Metaspace without splitting; or, if the normalizer replaces all
+    spaces, no pre-tokenizer or a pre-tokenizer that splits at spaces."""
     if not steps:
         return spaces_are_gone
     if len(steps) > 1:
@@ -177,9 +178,9 @@ def _merges_words_apart(model: Mapping[str, Any]) -> bool:
     vocab = model.get("vocab") or {}
     return (
         model["type"] == "BPE"
-        and not model.get("ignore_merges")  # with it, a part that is itself a token would not be merged
+        and not model.get("ignore_merges")  # ignore_merges turns a part that is itself a token into that token
         and not model.get("continuing_subword_prefix")
         and not model.get("end_of_word_suffix")
-        and SPACES[1] in vocab  # so it is not unknown, and unknown characters around it are not fused
+        and SPACES[1] in vocab  # else it would be unknown, and be fused with unknown characters beside it
         and not any(map(LETTER_SPACE.search, vocab))
     )

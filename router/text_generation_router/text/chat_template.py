@@ -1,4 +1,4 @@
-"""Messages to one prompt, by the model's own chat template."""
+"""Renders messages to one prompt with the model's chat template."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -19,9 +19,9 @@ from text_generation_router.text.template_environment import RaisedError, Templa
 
 MAX_RENDERED_CHARS = 16_000_000
 MAX_RENDER_S = 5.0
-# That are copied to render a chat.
+# A chat is cheap to render if at most this many characters are copied.
 MAX_CHEAP_CHARS = 8_000_000
-# Of a message in JSON, beside its texts.
+# Characters of a message in JSON besides its role and content.
 MESSAGE_CHARS = 64
 
 
@@ -32,24 +32,24 @@ class Message:
 
 
 class ChatTemplate:
-    """Only a process that may be killed renders or compiles it, unless `is_cheap`: constants are evaluated when it is
-    compiled, and none of what a template does has to end."""
+    """A chat template. Unless `is_cheap`, render and compile it only in a process that may be killed: rendering may
+    never end, nor may compiling, which evaluates constant expressions."""
 
     def __init__(self, source: str, tokens: dict[str, str]) -> None:
-        """`tokens`: bos_token and eos_token, where the model has them. Raises StartError if it is not Jinja."""
+        """`tokens`: the model's bos_token and eos_token, if any. Raises StartError if `source` is not valid Jinja."""
         self.source, self.tokens = source, tokens
         with _refusing_syntax_errors():
             self._cost = cost_of(TemplateEnvironment().parse(source))
 
     def is_cheap(self, messages: Sequence[Message]) -> bool:
-        """Whether it certainly renders them within some milliseconds, so that any process may do it."""
+        """Whether the template certainly renders `messages` within some milliseconds, so that any process may do it."""
         if self._cost is None:
             return False
         chars = len(self.source) + sum(len(m.role) + len(m.content) + MESSAGE_CHARS for m in messages)
         return self._cost.of(len(messages), chars) <= MAX_CHEAP_CHARS
 
     def compile(self) -> jinja2.Template:
-        """Once. Raises StartError if it uses what does not exist."""
+        """Compiles the template at the first call. Raises StartError for an unknown filter or test."""
         with _refusing_syntax_errors():
             return self._template
 
@@ -58,7 +58,8 @@ class ChatTemplate:
         return TemplateEnvironment().from_string(self.source)
 
     def render(self, messages: tuple[Message, ...]) -> str:
-        """The prompt, ready for the assistant's turn; if the last message is the assistant's, it is continued."""
+        """The prompt, ending where the assistant's answer begins. A last message of the assistant is left open, so that
+        the model continues it."""
         variables = [{"role": message.role, "content": message.content} for message in messages]
         try:
             text = self._render(variables)
@@ -91,7 +92,7 @@ def _refusing_syntax_errors() -> Iterator[None]:
 
 
 def _continued(text: str, content: str) -> str:
-    """Cuts the prompt behind the last message's content, which some templates strip."""
+    """Cuts the prompt after the content of the last message; some templates strip that content."""
     for wanted in (content, content.strip()):
         at = text.rfind(wanted)
         if at >= 0:
@@ -100,7 +101,7 @@ def _continued(text: str, content: str) -> str:
 
 
 def _line(traceback: TracebackType | None) -> int:
-    """The template's line that raised: jinja2 puts it into the traceback."""
+    """The line of the template that raised, from jinja2's traceback; 0 if unknown."""
     line = 0
     while traceback:
         if traceback.tb_frame.f_code.co_filename == "<template>":
@@ -110,9 +111,9 @@ def _line(traceback: TracebackType | None) -> int:
 
 
 def load_chat_template(folder: Path, tokenizer_config_path: str | None = None) -> ChatTemplate | None:
-    """None if the model has none. `tokenizer_config_path` replaces the model's own sources.
+    """The model's chat template, or None: the first of chat_template.json, tokenizer_config.json, chat_template.jinja.
 
-    Order: chat_template.json, tokenizer_config.json, chat_template.jinja.
+    `tokenizer_config_path` replaces all three.
     """
     config = _read_json(
         Path(tokenizer_config_path or folder / "tokenizer_config.json"), tokenizer_config_path is not None
@@ -127,7 +128,7 @@ def load_chat_template(folder: Path, tokenizer_config_path: str | None = None) -
 
 
 def _template_of(config: dict[str, Any]) -> str | None:
-    """A string, or a list of named ones, of which `default` counts."""
+    """The config's `chat_template`: a string, or the entry named `default` of a list of named templates."""
     template = config.get("chat_template")
     if isinstance(template, list):
         named = [entry for entry in template if isinstance(entry, dict)]

@@ -1,4 +1,4 @@
-"""Token ids to text, one at a time: whole characters only, stop strings found wherever they begin and end."""
+"""Turns token ids into text one at a time: gives out whole characters only, and finds stop strings across tokens."""
 
 import codecs
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from tokenizers import Tokenizer
 
 from text_generation_router.text.token_bytes import TokenBytes
 
-# A character that is not complete has at most this many bytes.
+# Most bytes of an incomplete UTF-8 character.
 MAX_OPEN_BYTES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tokenizer, and what is known about single ids."""
+    """The tokenizer, and the properties of single token ids."""
 
     tokenizer: Tokenizer
     token_bytes: TokenBytes
@@ -29,24 +29,24 @@ class Vocabulary:
         return cls(tokenizer, TokenBytes(tokenizer), special_ids, frozenset(eos_ids))
 
     def text_of(self, token_id: int) -> str:
-        """A token by itself; special ones keep their text."""
+        """The text of a single token, special tokens included."""
         return self.tokenizer.decode([token_id], skip_special_tokens=False)
 
 
 class Piece(NamedTuple):
-    """What one token adds."""
+    """The text that one token adds."""
 
-    shown: str  # with the text of a special token
-    plain: str  # without it: the pieces' plain texts add up to the generated text
+    shown: str  # including the text of a special token
+    plain: str  # without special tokens: all plain texts joined are the generated text
     stopped: bool  # a stop string is complete
 
 
 def decode_utf8(data: bytes) -> tuple[str, bytes]:
-    """(the text of all that is complete, the bytes of a last character that is not)."""
+    """(the text of all complete characters, the bytes of an incomplete last character)."""
     text, used = codecs.utf_8_decode(data, "replace", False)
     rest = data[used:]
     if rest[:1] == b"\xed" and rest[1:] >= b"\xa0":
-        # Python waits for the third byte of a surrogate, which is not UTF-8 whatever comes.
+        # Python's decoder waits for the third byte of a surrogate, but a surrogate is never valid UTF-8.
         return text + "\N{REPLACEMENT CHARACTER}" * len(rest), b""
     return text, rest
 
@@ -55,28 +55,27 @@ class TextStream:
     """The growing text of one request.
 
     The text is utf8(bytes of the prompt + bytes of the output) without the characters that are complete in the prompt;
-    bytes that are not UTF-8 become U+FFFD as in Python's "replace". A character that the prompt begins and the output
-    completes is therefore given out once, whole, and no other character of the prompt is.
+    bytes that are not UTF-8 become U+FFFD as in Python's "replace". So a character that begins in the prompt and is
+    completed by the output is given out once, whole; no other character of the prompt is given out.
 
-    A special token has no bytes. It ends the character before it: what is held back becomes U+FFFD (or nothing, where
-    all of it is the prompt's), then comes the special token's own text, which is in `Piece.shown` alone. The shown
-    pieces without the special tokens' texts are the plain pieces, and those, with what `flush` returns, are `text`.
-    Stop strings are looked for in what is shown.
+    A special token has no bytes. It ends an incomplete character before it: held back bytes become U+FFFD (or nothing,
+    if all of them come from the prompt). Then follows the special token's own text, in `Piece.shown` only. `text` is
+    all `Piece.plain` joined, plus the text returned by `flush`. Stop strings are searched for in the shown text.
     """
 
     def __init__(self, vocabulary: Vocabulary, input_ids: Sequence[int], stop: Sequence[str]) -> None:
         self._vocabulary = vocabulary
         self._stop = stop
         self._longest_stop = max(map(len, stop), default=0)
-        self._tail = ""  # the end of the text given out, in which a stop string may have begun
+        self._tail = ""  # end of the text given out: a stop string may begin in it
         self._plain: list[str] = []
         ordinary = (i for i in reversed(input_ids) if i not in vocabulary.special_ids)
-        self._previous = next(ordinary, None)  # the last token that is not special
-        self._has_bytes = False  # whether a token of the output has added any
-        _, self._open = decode_utf8(self._last_bytes(input_ids))  # bytes of a character that is not complete
+        self._previous = next(ordinary, None)  # the latest token that is not special
+        self._has_bytes = False  # whether the output has added bytes
+        _, self._open = decode_utf8(self._last_bytes(input_ids))  # bytes of an incomplete character
 
     def push(self, token_id: int) -> Piece:
-        """Its texts are "" while a character is incomplete."""
+        """Adds a token. The texts of the returned piece are "" while a character is incomplete."""
         if token_id in self._vocabulary.special_ids:
             plain = self._held_back()
             shown = plain + self._vocabulary.text_of(token_id)
@@ -94,13 +93,13 @@ class TextStream:
         return Piece(shown, plain, stopped)
 
     def flush(self) -> str:
-        """The text that is still held back: bytes of a character that will not be completed."""
+        """Ends the text: returns the held back bytes of an incomplete character, as text."""
         text = self._held_back()
         self._plain.append(text)
         return text
 
     def text(self) -> str:
-        """All that has been given out, without special tokens, up to the end of the stop string."""
+        """The text given out so far, without special tokens, up to the end of the stop string."""
         return "".join(self._plain)
 
     def _held_back(self) -> str:
@@ -109,7 +108,7 @@ class TextStream:
         return text
 
     def _last_bytes(self, input_ids: Sequence[int]) -> bytes:
-        """Of the prompt, enough to hold a character that it leaves incomplete."""
+        """The last bytes of the prompt: enough to contain a character that the prompt leaves incomplete."""
         data = b""
         for token_id in reversed(input_ids):
             if len(data) >= MAX_OPEN_BYTES or token_id in self._vocabulary.special_ids:

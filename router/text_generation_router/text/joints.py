@@ -1,4 +1,4 @@
-"""What is needed to join the ids of a text's parts: see certain_cuts."""
+"""Data for joining the token ids of a text's parts, which certain_cuts.py cuts."""
 
 import string
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from text_generation_router.text.certain_cuts import has_certain_cuts
 
 @dataclass(frozen=True, slots=True)
 class Joints:
-    front: tuple[int, ...]  # special tokens that every text gets
-    back: tuple[int, ...]
-    ids_of_letter: Mapping[str, int]  # how many ids an ASCII letter has by itself
+    front: tuple[int, ...]  # special tokens before every text
+    back: tuple[int, ...]  # special tokens behind every text
+    ids_of_letter: Mapping[str, int]  # number of ids of an ASCII letter alone
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, content: Mapping[str, Any]) -> Self | None:
-        """`content` is that of tokenizer.json. None: texts cannot be cut."""
+        """`content`: the content of tokenizer.json. Returns None if texts cannot be cut for this tokenizer."""
         added = tokenizer.get_added_tokens_decoder().values()
         normalizer = tokenizer.normalizer
         normalized = [normalizer.normalize_str(token.content) for token in added if normalizer and token.normalized]

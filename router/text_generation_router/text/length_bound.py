@@ -1,8 +1,9 @@
-"""How many characters a token can stand for at most, so that hopeless prompts are refused before they are tokenized.
+"""The most characters that one token can cover, so that prompts that are too long are refused before tokenizing.
 
-The bound must never refuse a prompt that fits. It therefore exists only for tokenizers that lose no text: byte-level or
-byte-fallback BPE whose normalizer and pre-tokenizer neither delete nor merge without limit. For all others (stripped
-whitespace, unknown-token runs, …) one token may cover any number of characters, and the payload limit is the only cap.
+The bound must never refuse a prompt that fits. So it exists only for tokenizers that lose no text: byte-level or
+byte-fallback BPE whose normalizer and pre-tokenizer neither delete text nor merge text without limit. With any other
+tokenizer (which strips whitespace or merges unknown characters, say) one token may cover any number of characters, and
+only the payload limit bounds a prompt.
 """
 
 from itertools import count
@@ -14,7 +15,7 @@ LOSSLESS_PRE_TOKENIZERS = {"ByteLevel", "Digits", "Metaspace"}
 
 
 def max_chars_per_token(tokenizer: dict[str, Any]) -> int | None:
-    """`tokenizer` is the content of tokenizer.json. None: there is no bound."""
+    """`tokenizer`: the content of tokenizer.json. Returns None if there is no bound."""
     model = tokenizer.get("model") or {}
     vocab = model.get("vocab")
     added = tokenizer.get("added_tokens") or []
@@ -22,7 +23,7 @@ def max_chars_per_token(tokenizer: dict[str, Any]) -> int | None:
         return None
     steps = _flatten(tokenizer.get("pre_tokenizer"), "pretokenizers")
     covers_every_byte = _has_all_bytes(model, vocab, steps)
-    # A token with lstrip or rstrip swallows the whitespace around it, however long.
+    # A token with lstrip or rstrip covers all whitespace before or after it, of any length.
     swallows = any(token.get("lstrip") or token.get("rstrip") for token in added)
     factor = _normalizer_factor(_flatten(tokenizer.get("normalizer"), "normalizers"))
     if not covers_every_byte or swallows or factor is None or not all(map(_keeps_text, steps)):
@@ -59,15 +60,15 @@ def _normalizer_factor(steps: list[dict[str, Any]]) -> int | None:
 
 
 def _has_all_bytes(model: dict[str, Any], vocab: dict[str, int], steps: list[dict[str, Any]]) -> bool:
-    """BPE drops what its vocabulary lacks, so every byte must have a token."""
+    """Whether every byte has a token: BPE drops bytes without one."""
     if model.get("byte_fallback"):
         return all(f"<0x{byte:02X}>" in vocab for byte in range(256))
     return any(step["type"] == "ByteLevel" for step in steps) and all(symbol in vocab for symbol in byte_symbols())
 
 
 def byte_symbols() -> list[str]:
-    """The characters in which byte-level vocabularies write the bytes 0 to 255 (GPT-2's table): printable ones stand
-    for themselves, the others move up to U+0100 and beyond."""
+    """The characters that stand for the bytes 0 to 255 in byte-level vocabularies (GPT-2's table): printable characters
+    for themselves, characters from U+0100 on for the other bytes."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     moved = count(256)
     return [chr(byte if byte in printable else next(moved)) for byte in range(256)]

@@ -15,12 +15,12 @@ class ModelFiles:
 
 
 def find_model_files(name: str, revision: str | None, override: str | None = None) -> ModelFiles:
-    """`override` is a folder that has the files, whatever the name. Raises StartError if there is no such model."""
+    """`override`: a folder with the files, used instead of `name`. Raises StartError if the model is not found."""
     if override is not None:
         return ModelFiles(Path(override), None)
     if Path(name).is_dir():
         return ModelFiles(Path(name), None)
-    # Imported late: a local model needs nothing of it, and it costs a good part of the start.
+    # Imported here because the import takes a good part of the start, and a local model does not need it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

@@ -1,5 +1,5 @@
-"""Chats to prompts. The model's template is somebody else's program, and may never end: it runs in child processes,
-unless it can be told from its source that it costs little."""
+"""Renders chats to prompts. The model's template is an untrusted program that may never end, so it runs in child
+processes, unless its source shows that rendering is cheap."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -16,11 +16,12 @@ from text_generation_router.scheduling.share import Share
 from text_generation_router.text.chat_template import MAX_RENDER_S, ChatTemplate, Message
 from text_generation_router.text.rendering_child import CHECK, ENTRY, RENDER, Kind
 
-# A template that a client can bring to its limits keeps one of them busy, not both.
+# Two child processes: a client whose chats make the template run to its time limit occupies only one of them.
 CHILDREN = 2
-# Of a child, beyond what it has when it starts. A chat of 64 KiB takes less than 1 MiB.
+# Memory limit of a child, beyond its memory at the start. A chat of 64 KiB takes less than 1 MiB.
 MEMORY_BYTES = 48 * 2**20
-# A template that writes ends by itself after MAX_RENDER_S; a child whose template does not is killed a little later.
+# Time limit of a job, after which its child is killed. ChatTemplate itself stops a template after MAX_RENDER_S seconds,
+# but only when the template writes text.
 JOB_S = MAX_RENDER_S + 0.5
 START_S = 60.0
 
@@ -37,12 +38,12 @@ def children_of(template: ChatTemplate) -> ProcessPool:
 
 class Renderer:
     def __init__(self, template: ChatTemplate, children: Children, max_waiting: int, job_s: float = JOB_S) -> None:
-        """`max_waiting`: how many chats of one tenant may wait."""
+        """`max_waiting`: most chats of one tenant that may wait."""
         self._template = template
         self._children = children
         self._job_s = job_s
         self._slots = FairSlots(CHILDREN, max_waiting, max_held=CHILDREN - 1)
-        self._jobs: set[asyncio.Task[bytes]] = set()  # each ends within its time, or when the children are closed
+        self._jobs: set[asyncio.Task[bytes]] = set()  # each ends within `job_s`, or when the children are closed
 
     async def check(self) -> None:
         """Raises StartError if the template cannot be compiled."""
@@ -57,7 +58,7 @@ class Renderer:
             raise StartError(answer[1:])
 
     async def render(self, messages: Sequence[Message], share: Share) -> str:
-        """As ChatTemplate.render. Raises TemplateError, and OverloadedError."""
+        """As ChatTemplate.render. Raises TemplateError or OverloadedError."""
         if self._template.is_cheap(messages):
             return self._template.render(tuple(messages))
         content = orjson.dumps([(message.role, message.content) for message in messages])
@@ -73,13 +74,13 @@ class Renderer:
         return answer[1:]
 
     def _started(self, content: bytes, share: Share) -> asyncio.Task[bytes]:
-        """Holds its slot to the end, even if nobody waits for it any more: the child is busy as long."""
+        """Starts a job, which holds its slot until it ends: the child stays busy even if the request is cancelled."""
 
         def ended(job: asyncio.Task[bytes]) -> None:
             self._jobs.discard(job)
             self._slots.release(share)
             if not job.cancelled():
-                job.exception()  # whoever waits for it has been told
+                job.exception()  # marks the error as retrieved; `render` raises it if its caller still waits
 
         job = asyncio.create_task(self._run(content))
         self._jobs.add(job)
@@ -90,14 +91,14 @@ class Renderer:
         for _ in range(CHILDREN):
             try:
                 return await self._children.run(RENDER, content, self._job_s)
-            except JobLostError:  # perhaps somebody killed the child; perhaps all of them
+            except JobLostError:  # the child was killed from outside; every child may have been
                 continue
         return await self._children.run(RENDER, content, self._job_s)
 
 
 @asynccontextmanager
 async def rendering(template: ChatTemplate | None, max_waiting: int) -> AsyncGenerator[Renderer | None, None]:
-    """With children that are about to start. None: the model has no template."""
+    """A renderer and its child processes, which may still be starting. None if the model has no template."""
     if template is None:
         yield None
         return

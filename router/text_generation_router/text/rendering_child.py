@@ -1,7 +1,6 @@
-"""What a child process does with a chat: renders the prompt.
+"""The work of a rendering child process: renders a chat to a prompt.
 
-A job is a JSON list of (role, content); an answer is one byte that says which of the two it is, the prompt or the text
-of the error, and then that.
+A job is a JSON list of (role, content). An answer is one byte (see Kind), then the prompt or the text of the error.
 """
 
 from collections.abc import Mapping
@@ -33,7 +32,7 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
         return (Kind.PROMPT + text).encode()
 
     def check(_: bytes) -> bytes:
-        """The template is compiled, which evaluates what is constant in it."""
+        """Compiles the template. Compiling evaluates the template's constant expressions, so it may take long."""
         try:
             template.compile()
         except StartError as error:

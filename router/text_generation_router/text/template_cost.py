@@ -1,9 +1,9 @@
-"""What a chat template costs at most, where that can be told from its source.
+"""An upper bound on the cost of rendering a chat template, derived from the template's source.
 
-Only what common templates consist of is known here, and any other template has no bound. The unit is the size of the
-chat: its characters, and those of the template. Every expression makes a value of at most so many units, however the
-chat is written, and costs what it makes. A variable that is set within a loop is forgotten after each turn, as Jinja
-does it; what goes into a namespace stays, so nothing that was read from a namespace may go into one.
+Only the syntax of common templates is known here; a template with anything else has no bound. One unit is the number of
+characters of the chat and the template together. Each expression has a size: the most units that its value can take for
+any chat. The size is also the expression's cost. Jinja forgets a variable that is set within a loop after each turn,
+but keeps a namespace's values; so that they cannot grow, no value read from a namespace may be stored in a namespace.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +14,15 @@ from jinja2 import nodes
 
 F = TypeVar("F")
 
-# Of the printed form of a value: of 1 character at most 10 ("\\U0001f600"), and what stands around it.
+# Factor for printing a value: one character becomes at most 10 ("\\U0001f600"), plus brackets, quotes and commas.
 PRINTED = 12
-# Of a character in upper or lower case.
+# Factor for changing case: most characters that one character becomes in upper or lower case.
 CASE = 3
-# A list has this many bytes for each of its texts, of which one may have a single character.
+# Factor for `split`: bytes that a list takes for each of its texts, each of which may be a single character.
 SPLIT = 64
-# Of a value in a namespace.
+# Most units of a value in a namespace.
 MAX_KEPT = 64
-MAX_DEPTH = 2  # of loops within each other
+MAX_DEPTH = 2  # of nested loops
 
 FACTORS_OF_FILTERS = {
     **{"trim": 1, "string": 1, "upper": CASE, "lower": CASE, "tojson": PRINTED},
@@ -46,21 +46,21 @@ TESTS = {
 }
 LOOP_NUMBERS = {"index", "index0", "revindex", "revindex0", "length"}
 LOOP_VALUES = LOOP_NUMBERS | {"first", "last", "previtem", "nextitem"}
-# What only names a value that is there already.
+# Expressions that refer to an existing value without copying it.
 WITHOUT_COPY = (nodes.Name, nodes.Const, nodes.TemplateData, nodes.Getattr)
-# What can be called without being a method. `messages` is not here: it may be set to some of them.
+# Callable global names, which a template must not set. A template may set `messages` to a part of its messages.
 RESERVED = {"loop", "raise_exception", "namespace", "range", "lipsum", "dict", "cycler", "joiner", "strftime_now"} | {
     "self",
     "super",
     "caller",
 }
-# What these have by name can be called too, and would be kept under a name of the template's choice.
+# Types whose methods a template must not read as attributes: a stored method could be called by another name.
 HAVE_METHODS = (str, list, tuple, dict, int, float)
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """In units, by how often it comes: once, for each message, for each pair of messages."""
+    """Cost in units, by loop depth: spent once, for each message, for each pair of messages."""
 
     by_depth: tuple[int, ...]
 
@@ -69,7 +69,7 @@ class Cost:
 
 
 class UnboundedError(Exception):
-    """The template has something that is not known here."""
+    """The template contains syntax without a known bound."""
 
 
 def cost_of(template: nodes.Template) -> Cost | None:
@@ -85,11 +85,11 @@ class _Walk:
     def __init__(self) -> None:
         self.by_depth = [0] * (MAX_DEPTH + 1)
         self._depth = 0
-        self._sizes: dict[str, int] = {}  # of variables; others have one unit
-        self._messages = {"messages"}  # names that are lists of messages wherever they are set
-        self._others: set[str] = set()  # the other names that are set
-        self._message = set[str]()  # names that are one message wherever they are set
-        self._texts = {"bos_token", "eos_token"}  # names that are texts wherever they are set
+        self._sizes: dict[str, int] = {}  # of variables, in units; a variable that is not here has one unit
+        self._messages = {"messages"}  # names whose every value is a list of messages
+        self._others: set[str] = set()  # all other names that are set
+        self._message = set[str]()  # names whose every value is one message
+        self._texts = {"bos_token", "eos_token"}  # names whose every value is a text
         self._namespaces: set[str] = set()
         self._read_from_namespace: set[str] = set()
         self._statements: Mapping[type[nodes.Node], Callable[..., None]] = {
@@ -127,7 +127,7 @@ class _Walk:
             _known(self._statements, node)(node)
 
     def size(self, node: nodes.Node) -> int:
-        """Of the value, in units; what it costs to make is counted."""
+        """Size of the node's value in units. Adds the cost of making that value."""
         size: int = _known(self._expressions, node)(node)
         self.by_depth[self._depth] += 1 if isinstance(node, WITHOUT_COPY) else size
         return size
@@ -184,14 +184,14 @@ class _Walk:
         self._read_from_namespace.add(name)
 
     def _set(self, name: str, size: int, value: nodes.Node, is_messages: bool) -> None:
-        """A variable may be set in one branch and not in the other: it has the largest size, and is a list of messages
-        if each value is."""
+        """Notes a value of a variable. As branches may set different values, the variable has the largest size of all,
+        and is a list of messages or a text only if every value is."""
         if name in RESERVED or name in self._namespaces:
             raise UnboundedError
         if not is_messages:
             self._others.add(name)
             if name in self._messages:
-                raise UnboundedError  # a loop over it may have been seen already
+                raise UnboundedError  # a loop over this name may have been counted already
         elif name not in self._others:
             self._messages.add(name)
         if not self._is_text(value):
@@ -208,7 +208,7 @@ class _Walk:
         return isinstance(node, nodes.Name) and node.name in self._messages
 
     def _is_text(self, node: nodes.Node) -> bool:
-        """Or undefined. Of a message all values are texts."""
+        """Whether the value is certainly a text or undefined. All values of a message are texts."""
         if isinstance(node, nodes.TemplateData | nodes.Concat):
             return True
         if isinstance(node, nodes.Const):
@@ -251,7 +251,7 @@ class _Walk:
         return self.size(node.node)
 
     def _item(self, node: nodes.Getitem) -> int:
-        """Of a name that is not a key, Jinja takes the attribute."""
+        """`value[name]`. Jinja reads the attribute `name` if the value has no such key, so methods are refused."""
         if isinstance(node.arg, nodes.Slice):
             bounds = [bound for bound in (node.arg.start, node.arg.stop, node.arg.step) if bound is not None]
         else:
@@ -261,14 +261,14 @@ class _Walk:
         return self.size(node.node)
 
     def _compare(self, node: nodes.Compare) -> int:
-        """A text is looked for in another one in as much time as both have characters."""
+        """Searching a text for another takes time in proportion to the characters of both."""
         return self.size(node.expr) + sum(self.size(operand.expr) for operand in node.ops)
 
     def _both(self, node: nodes.BinExpr) -> int:
         return self.size(node.left) + self.size(node.right)
 
     def _mod(self, node: nodes.Mod) -> int:
-        """Of numbers: with a text on its left it formats."""
+        """`%` of numbers only: with a text on the left it would format."""
         if not _is_number(node.left):
             raise UnboundedError
         self.size(node.right)
@@ -322,7 +322,8 @@ def _is_loop(node: nodes.Node) -> bool:
 
 
 def _is_number(node: nodes.Node) -> bool:
-    """A small one. `loop` is never set, and without a loop it is undefined."""
+    """Whether the value is certainly a small number, or undefined (`loop` outside of a loop). No template can set
+    `loop`."""
     if isinstance(node, nodes.Add | nodes.Sub):
         return _is_number(node.left) and _is_number(node.right)
     if isinstance(node, nodes.Neg):

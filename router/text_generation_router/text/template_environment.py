@@ -1,7 +1,7 @@
-"""The sandbox that chat templates run in: transformers' globals and filters, and limits that it does not have.
+"""The sandbox that chat templates run in: transformers' globals and filters, plus limits that transformers lacks.
 
-A template comes with the model, so it is somebody else's program: it can reach no attribute of Python's internals,
-change nothing it is given, and make neither huge strings nor huge numbers.
+A template comes with the model, so it is an untrusted program: it cannot reach attributes of Python's internals, change
+the values it is given, or make huge strings and numbers.
 """
 
 import json
@@ -20,7 +20,7 @@ MAX_POWER_BITS = 4096
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` marks what an assistant wrote, for training. It changes nothing of the text."""
+    """`{% generation %}` marks the assistant's text for training. The rendered text does not depend on it."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
@@ -64,7 +64,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike jinja2's own filter, escapes nothing for HTML."""
+    """The `tojson` filter. Unlike jinja2's own filter, it does not escape HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

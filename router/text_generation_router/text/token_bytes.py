@@ -1,4 +1,4 @@
-"""What each token adds to a text, in bytes. A token may hold a part of a character, so texts are added up as bytes."""
+"""The bytes that each token adds to a text. Bytes, not characters, because a token may hold a part of a character."""
 
 import re
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayout:
-    """A decoder that treats every token by itself; the first token of a text may differ from the others."""
+    """A decoder that decodes every token independently; only the first token of a text may be treated differently."""
 
-    byte_level: bool = False  # every character of a token is one byte, in GPT-2's table
-    byte_fallback: bool = False  # <0x0A> is the byte 0x0A
+    byte_level: bool = False  # each character of a token stands for one byte, by GPT-2's table
+    byte_fallback: bool = False  # the token <0x0A> stands for the byte 0x0A
     replacements: tuple[tuple[str, str], ...] = ()
-    first_drops: str = ""  # Metaspace: a character that stands for a space, and for nothing in the first token
-    first_strips: tuple[str, int] = ("", 0)  # Strip: a character, and how many of it the first token loses at its start
+    first_drops: str = ""  # Metaspace: a character that stands for a space; dropped from the first token
+    first_strips: tuple[str, int] = ("", 0)  # Strip: a character, and how many times the first token's start loses it
 
     def bytes_of(self, token: str, is_first: bool) -> bytes:
         data = self._raw_bytes(token, is_first)
@@ -43,7 +43,7 @@ class DecoderLayout:
 
 
 def symbols_to_bytes(token: str) -> bytes:
-    """A token that is not written in the table's characters stands for itself: an added token with a space in it."""
+    """A token with a character that is not in the table stands for its own text: an added token with a space, say."""
     try:
         return bytes([BYTE_OF_SYMBOL[symbol] for symbol in token])
     except KeyError:
@@ -51,7 +51,8 @@ def symbols_to_bytes(token: str) -> bytes:
 
 
 def read_layout(decoder: dict[str, Any] | None) -> DecoderLayout | None:
-    """`decoder` is the decoder's entry in tokenizer.json. None: it does not treat every token by itself."""
+    """`decoder`: the decoder's entry in tokenizer.json. Returns None if the decoder does not decode every token
+    independently."""
     if decoder is None:
         return None
     steps = _flatten(decoder)
@@ -85,7 +86,7 @@ def _flatten(step: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class TokenBytes:
-    """The table of one tokenizer's tokens; it fills as tokens are met."""
+    """A table of the bytes of a tokenizer's tokens, filled on demand."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -94,8 +95,8 @@ class TokenBytes:
         self._bytes: dict[int, bytes] = {}
 
     def of(self, token_id: int, previous: int | None) -> bytes:
-        """What the token adds behind the token `previous`; None: it is the text's first. Special tokens count as
-        neither. Ids that the tokenizer does not know add nothing."""
+        """The bytes that a token adds after the token `previous` (None: the token is the text's first). Neither may be
+        a special token. An id that the tokenizer does not know adds no bytes."""
         if self._layout is None:
             return self._difference(token_id, previous)
         if previous is None:
@@ -109,8 +110,8 @@ class TokenBytes:
         return self._tokenizer.id_to_token(token_id) or ""
 
     def _difference(self, token_id: int, previous: int | None) -> bytes:
-        """For the decoders that look at neighbours (WordPiece, an end-of-word suffix, spaces between all tokens): they
-        know no parts of characters."""
+        """For decoders whose output depends on the neighbouring token (WordPiece, an end-of-word suffix, spaces between
+        all tokens). Their tokens never hold parts of characters."""
         before = "" if previous is None else self._decode([previous])
         both = before if previous is None else self._decode([previous, token_id])
         if previous is not None and both.startswith(before):

@@ -1,4 +1,4 @@
-"""Text to ids, off the event loop and fair between shares."""
+"""Turns text into token ids, in threads that are shared fairly between owners and tenants."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -22,18 +22,18 @@ from text_generation_router.text.length_bound import max_chars_per_token
 T = TypeVar("T")
 EncodeBatch = Callable[..., list[Encoding]]
 
-# Of a text that can be cut: what a thread works on before it may turn to another share, for some 10 ms.
+# Part size of a text that can be cut: about 10 ms of work, after which the thread may serve another tenant.
 PART_CHARS = 16_384
-# Of a part that could not be cut. It takes seconds, and up to 150 bytes of memory for each of its bytes, so that such
-# parts have one thread of their own, and what they leave behind is given back.
+# A part that could not be cut is large above this size. It takes seconds, and up to 150 bytes of memory for each of its
+# bytes, so large parts share one thread of their own, and freed memory is returned to the system after each.
 LARGE_PART_CHARS = 4 * PART_CHARS
-# Of a part whose tokens are told one by one, at 500 bytes of memory each.
+# Largest part of which `spans` lists the tokens, at 500 bytes of memory for each token.
 MAX_SPANS_PART_CHARS = 4 * LARGE_PART_CHARS
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One token of a text and the bytes (UTF-8) it covers; special tokens cover none."""
+    """One token of a text, and the range of UTF-8 bytes that it covers: empty for a special token."""
 
     id: int
     text: str
@@ -43,7 +43,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """Of a text that has more tokens than its caller wants, only how many: at least `count` if not `is_exact`."""
+    """The token ids of a text. If the text has more tokens than the caller accepts, `values` is empty, and `count` is
+    the number of tokens, or a lower bound if not `is_exact`."""
 
     values: tuple[int, ...]
     count: int
@@ -51,8 +52,8 @@ class Ids:
 
 
 class TextTokenizer:
-    """Encodes in threads, by the batch functions: they release the GIL, and `encode` would hold it and stall every
-    stream while a long prompt is read."""
+    """Encodes in threads with tokenizers' batch functions, which release the interpreter lock. `encode` would hold the
+    lock and stall every stream while it reads a long prompt."""
 
     def __init__(
         self,
@@ -64,8 +65,8 @@ class TextTokenizer:
         part_chars: int = PART_CHARS,
         max_part_chars: int | None = None,
     ) -> None:
-        """`max_waiting`: how many texts of one tenant may wait for one of the `workers` threads. `max_part_chars`: of
-        a part that cannot be cut."""
+        """`max_waiting`: most texts of one tenant that may wait for one of the `workers` threads. `max_part_chars`: a
+        larger part, which could not be cut, is refused; None: no limit."""
         self.tokenizer = tokenizer
         self.max_chars_per_token = max_chars_per_token
         self._joints = joints
@@ -84,7 +85,7 @@ class TextTokenizer:
                 "write one with transformers' AutoTokenizer(...).save_pretrained(...)"
             )
         try:
-            # Read as bytes: tokenizer.json is UTF-8 whatever the locale says.
+            # Read as bytes: tokenizer.json is UTF-8 in every locale.
             tokenizer = Tokenizer.from_buffer(read_model_file(path))
             return cls.of(tokenizer, workers, max_waiting, max_part_chars=max_part_chars)
         except Exception as error:  # tokenizers raises bare Exception
@@ -100,7 +101,7 @@ class TextTokenizer:
         max_part_chars: int | None = None,
     ) -> Self:
         content: dict[str, Any] = orjson.loads(tokenizer.to_str())
-        # What a prompt may be is this server's decision; a file that truncates or pads would hide text from it.
+        # This server checks the length of prompts: settings in the file to truncate or pad would falsify it.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         bound, joints = max_chars_per_token(content), Joints.of(tokenizer, content)
@@ -109,7 +110,8 @@ class TextTokenizer:
     async def encode(
         self, text: str, add_special_tokens: bool, share: Share, keep_last: int | None = None, most: int | None = None
     ) -> Ids:
-        """Token ids; the last `keep_last` of them if given. Of a text with more than `most` ids only their number."""
+        """The token ids of `text`, only the last `keep_last` ids if given. For a text with more than `most` ids, only
+        their number (see Ids)."""
         parts = await self._parts(text, share)
         if self._max_part_chars is not None:
             _refuse_large_parts(parts, self._max_part_chars)
@@ -134,8 +136,8 @@ class TextTokenizer:
         return Ids(values, len(values))
 
     async def spans(self, text: str, share: Share, use: Callable[[list[Span]], T]) -> AsyncGenerator[T, None]:
-        """What `use` makes, in a thread, of the tokens of each part of the text. Raises ValidationError before the
-        first if there is a part that is too large."""
+        """Calls `use`, in a thread, with the tokens of each part of the text, and yields the results. Raises
+        ValidationError, before the first result, if a part is too large."""
         parts = await self._parts(text, share)
         _refuse_large_parts(parts, MAX_SPANS_PART_CHARS)
         first_byte = 0
@@ -148,7 +150,7 @@ class TextTokenizer:
         self._large.close()
 
     async def _parts(self, text: str, share: Share) -> list[TextPart]:
-        """At least one."""
+        """The parts of the text, at least one. A text that cannot be cut is one part."""
         if self._joints is None or len(text) <= self._part_chars:
             return [TextPart(0, len(text), False)]
         return await self._threads.run(share, self._part_chars, lambda: cut_into_parts(text, self._part_chars))
@@ -167,7 +169,7 @@ class TextTokenizer:
         return await self._large.run(share, chars, work_and_tidy)
 
     def _ids_of_whole(self, text: str, add_special_tokens: bool, keep_last: int | None, most: int | None) -> Ids:
-        # "Fast" keeps neither offsets nor token texts, whose release alone stalls others for 80 ms at 1 MB.
+        # The "fast" function keeps no offsets and token texts: freeing them would stall other threads for 80 ms per MB.
         encoding = _first(self.tokenizer.encode_batch_fast, text, add_special_tokens)
         count = len(encoding)
         if keep_last is not None:
@@ -180,10 +182,11 @@ class TextTokenizer:
         return encoding.ids[self._num_context_ids(text, part) :]
 
     def _use_spans(self, text: str, part: TextPart, first_byte: int, use: Callable[[list[Span]], T]) -> tuple[T, int]:
-        """And the byte behind the part. Special tokens that every text gets are with the first and the last part."""
+        """(The result of `use` for the part, the text's byte offset after the part.) The first and the last part
+        include the special tokens that every text gets."""
         whole = part == TextPart(0, len(text), False)
         piece = text[part.start : part.stop]
-        start = first_byte - part.has_context  # an ASCII letter
+        start = first_byte - part.has_context  # the context is one ASCII letter, so one byte
         spans = _spans(_first(self.tokenizer.encode_batch, piece, add_special_tokens=whole), piece, start)
         spans = spans[self._num_context_ids(text, part) :]
         if not whole:
@@ -221,7 +224,7 @@ def _special(token_id: int) -> Span:
 
 
 def _spans(encoding: Encoding, text: str, first_byte: int) -> list[Span]:
-    """tokenizers counts characters, TGI's answer bytes."""
+    """Converts offsets: tokenizers counts characters, TGI's answer has byte offsets."""
     length = len(text) + 1
     byte_at = range(length) if text.isascii() else [0, *accumulate(len(char.encode()) for char in text)]
     return [

@@ -1,4 +1,4 @@
-"""What a request may ask for: TGI's checks in TGI's order, with its texts, and the request that passes them."""
+"""Validates requests: TGI's checks in TGI's order with TGI's error texts. Returns the request for the scheduler."""
 
 import secrets
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from text_generation_router.text.tokenization import TextTokenizer
 
 @dataclass(frozen=True, slots=True)
 class AskedParameters:
-    """As the user gave them; None is absent. Reals are float32 values."""
+    """Parameters as the client gave them; None: not given. Floats are rounded to float32."""
 
     best_of: int | None = None
     temperature: float | None = None
@@ -22,7 +22,7 @@ class AskedParameters:
     top_p: float | None = None
     typical_p: float | None = None
     do_sample: bool = False
-    greedy: bool = False  # the most likely token, whatever else is asked for
+    greedy: bool = False  # take the most likely token, whatever the sampling parameters are
     max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
     truncate: int | None = None
@@ -52,14 +52,14 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What one generation is asked for, before anything of it is checked."""
+    """The input of one generation, not yet validated."""
 
     inputs: str
     parameters: AskedParameters
     add_special_tokens: bool = True
 
 
-Check = tuple[bool, str]  # whether it fails, and the text then
+Check = tuple[bool, str]  # (whether the check fails, its error text)
 
 
 class Validator:
@@ -68,7 +68,7 @@ class Validator:
         self._tokenizer = tokenizer
 
     def check_best_of(self, best_of: int | None) -> None:
-        """Apart from the others: comes before anything is counted, and only where tokens are not streamed."""
+        """Separate from the other checks: only routes that do not stream call it, before the request is counted."""
         most = self.limits.max_best_of
         given = best_of or 1
         _raise_first(
@@ -79,7 +79,7 @@ class Validator:
         )
 
     async def validate(self, prompt: Prompt, share: Share) -> GenerationRequest:
-        """Raises ValidationError with the first check that fails, and OverloadedError if too many texts of the share
+        """Raises ValidationError for the first check that fails, and OverloadedError if too many texts of the tenant
         wait to be tokenized."""
         limits, parameters = self.limits, prompt.parameters
         _raise_first(parameter_checks(parameters, limits))
@@ -107,8 +107,8 @@ class Validator:
         )
 
     def _refuse_hopeless(self, prompt: Prompt) -> None:
-        """A prompt has at least (characters ÷ the longest token) tokens; tokenizing one that is over the limit even
-        so would only cost time. Prompts that are truncated always fit."""
+        """Refuses a prompt that is certainly too long without tokenizing it: a prompt has at least
+        (its characters / characters of the longest token) tokens. A truncated prompt always fits."""
         longest = self._tokenizer.max_chars_per_token
         if longest is None or prompt.parameters.truncate is not None:
             return
@@ -130,12 +130,12 @@ def parameter_checks(asked: AskedParameters, limits: RequestLimits) -> Iterator[
     yield _not_positive(asked.max_new_tokens), "`max_new_tokens` must be strictly positive"
     most, given = limits.max_stop_sequences, len(asked.stop)
     yield given > most, too_many_stops(most, given)
-    # Not a check of TGI, where an empty string ends every text at once.
+    # TGI lacks this check: there, an empty stop string ends every text at once.
     yield "" in asked.stop, "`stop` must not contain an empty string"
     yield best_of > 1 and asked.seed is not None, "`seed` must not be set when `best_of` > 1"
     most, given = limits.max_top_n_tokens, asked.top_n_tokens or 0
     yield given > most, f"`top_n_tokens` must be >= 0 and <= {most}. Given: {given}"
-    yield _not_positive(asked.timeout), "`timeout` must be strictly positive"  # TGI has none
+    yield _not_positive(asked.timeout), "`timeout` must be strictly positive"  # TGI has no timeout
 
 
 def too_many_stops(most: int, given: int) -> str:
@@ -157,7 +157,7 @@ def length_checks(length: int, wanted: int, limits: RequestLimits) -> Iterator[C
         f"Given: {length} `inputs` tokens and {wanted} `max_new_tokens`",
     )
     yield length > most, f"`inputs` must have less than {most} tokens. Given: {length}"
-    # Not a check of TGI: only tokenizers that delete text come here, with "\n" for example.
+    # TGI lacks this check. It fails only with tokenizers that delete text, for the prompt "\n" for example.
     yield length == 0, "`inputs` has no tokens"
 
 
@@ -166,7 +166,7 @@ def _too_long(most: int, given: str) -> ValidationError:
 
 
 def sampling(asked: AskedParameters) -> Sampling:
-    """Neutral values for what is absent, and a random seed."""
+    """The parameters, with neutral values and a random seed where none was given."""
     if asked.greedy:
         asked = replace(asked, temperature=None, top_k=None, top_p=None, typical_p=None, do_sample=False)
     return Sampling(
