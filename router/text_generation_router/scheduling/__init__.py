@@ -1,1 +1,2 @@
-"""Which tokens are computed next, and where they lie. Pure: no I/O, no clock, no torch; imports nothing of ours."""
+"""Decides which tokens are computed next, and in which slots. Without I/O, clock or torch; imports no other package of
+this repository."""

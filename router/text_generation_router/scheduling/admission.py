@@ -1,7 +1,7 @@
-"""Whether a request may start: only when the memory is expected to last for all that run, to their ends.
+"""Decides whether a request may start: only if the slots are expected to last until all running requests have ended.
 
-The estimate is the peak of the future: requests shrink the memory by a token a step each, and give theirs back when
-they end. Sorted by how long they stay, the most that is ever held is at one of the ends.
+The estimate is the future peak of held slots: each request takes one slot a step, and gives all its slots back when it
+ends. The peak lies at the end of some request.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,16 +14,16 @@ from text_generation_router.scheduling.look_ahead import Stay
 from text_generation_router.scheduling.memory import Memory
 from text_generation_router.scheduling.running import Lengths, Running
 
-# Share of the slots that is not given away on the strength of draws.
+# Fraction of the slots kept free when lengths are sampled, because real outputs may be longer.
 RESERVE = 0.05
-# For so many steps a forecast is good enough.
+# A forecast is reused for this many steps.
 GOOD_STEPS = 16
 
 
 class AdmissionMode(StrEnum):
-    RESERVE = "reserve"  # everything a request may ever need is there when it starts
-    PEAK = "peak"  # the peak of the future, in which every request makes all the tokens it may
-    PAST_FUTURE = "past-future"  # the same, with lengths as recent outputs had them
+    RESERVE = "reserve"  # slots for all tokens a request may make are set aside when it starts
+    PEAK = "peak"  # the future peak fits, if every request makes `max_new_tokens` tokens
+    PAST_FUTURE = "past-future"  # as PEAK, with output lengths sampled from recent ones
 
 
 class AdmissionControl:
@@ -33,7 +33,7 @@ class AdmissionControl:
         self._futures = Futures(self._lengths)
 
     def learn(self, length: int) -> None:
-        """An output has ended by itself, so long."""
+        """A request has reached its own end after `length` output tokens."""
         self._lengths.add(length)
 
     @property
@@ -41,7 +41,7 @@ class AdmissionControl:
         return self.mode is AdmissionMode.PAST_FUTURE and self._lengths.are_enough
 
     def expect(self, request: Running) -> Lengths:
-        """How many tokens one that waits will have made in the end."""
+        """Expected final output lengths of a waiting request, in tokens: one for each future."""
         if self.uses_history:
             return self._futures.guess(request)
         return np.array([request.request.max_new_tokens], dtype=np.int64)
@@ -53,14 +53,15 @@ class AdmissionControl:
         self._futures.leave(request)
 
     def totals(self, requests: Sequence[Running]) -> Lengths:
-        """How many tokens those that run will have made in the end: a row for each, a column for each future."""
+        """Expected final output lengths of running requests, in tokens: a row for each request, a column for each
+        future."""
         if self.uses_history:
             return self._futures.totals(requests)
         return np.array([[r.request.max_new_tokens] for r in requests], dtype=np.int64).reshape(-1, 1)
 
     def stays(self, requests: Sequence[Running]) -> list[Stay]:
-        """What they need to their ends: as long as recent outputs are on average, if enough are known, else as long as
-        they may become."""
+        """What each request needs until its end, at the mean length of recent outputs. While too few outputs are known,
+        at its greatest length."""
         made_N = np.array([len(r.output_ids) for r in requests], dtype=np.int64)
         most_N = np.array([r.request.max_new_tokens for r in requests], dtype=np.int64)
         totals_N = self._lengths.mean(made_N, most_N) if self._lengths.are_enough else most_N
@@ -76,34 +77,35 @@ class AdmissionControl:
 
 
 class Forecast:
-    """The most that will ever be held, if nobody else joins; D futures, N requests.
+    """The future peak of held slots, for N requests in D sampled futures.
 
-    It can only become less by itself, so an exact one is good for a while: who is small enough to fit on top of it
-    joins without another.
+    Without new requests the peak only falls, so a forecast is reused for GOOD_STEPS steps: a request that fits on top
+    of it joins without a new forecast.
     """
 
     def __init__(self, admission: AdmissionControl, memory: Memory, budget: int) -> None:
-        self.missing = 0  # slots that the last one who was turned away would have needed
+        self.missing = 0  # slots that the last refused request lacked
         self._admission = admission
         self._memory = memory
         self._budget = budget
-        self._bound: int | None = None  # nothing above it is to be expected, and
-        self._good_until = 0  # so long, in steps
+        # Upper bound on slots ever held, from the last exact forecast, and the step until which it may be reused.
+        self._bound: int | None = None
+        self._good_until = 0
 
     def admits(
         self, candidate: Running, running: Collection[Running], prefilling: Collection[Running], now: int
     ) -> bool:
-        """Whether memory lasts if it starts now, holding what the cache has of it: `running` are all that run already,
-        `prefilling` those of them whose prompts are under way, `now` is the number of the step. If so, it is counted
-        from now on."""
+        """Whether the slots last if `candidate`, which holds its cached prefix, starts in step `now`. If so, the
+        forecast includes it from now on. `running`: all running requests; `prefilling`: those requests among them whose
+        prompts are not computed yet."""
         if self._memory.num_available < candidate.num_uncomputed:
             self.missing = candidate.num_uncomputed - self._memory.num_available
             return False
         return self._fits_on_top(candidate, prefilling, now) or self._fits(candidate, running, now)
 
     def _fits_on_top(self, candidate: Running, prefilling: Collection[Running], now: int) -> bool:
-        """It adds to a peak at most what it holds, and a slot for each of its steps; as long as all prompts are done in
-        this one, so that it makes nobody stay longer than was foreseen."""
+        """Whether `candidate` fits on top of the last forecast: it adds at most the slots it holds and one for each of
+        its steps. All prompts must be finished by this step, so that no request stays longer than forecast."""
         uncomputed = sum(r.num_uncomputed for r in prefilling) + candidate.num_uncomputed
         if self._bound is None or now >= self._good_until or uncomputed > self._budget:
             return False
@@ -129,17 +131,19 @@ class Forecast:
 
     def _highest(self, candidate: Running, running: Collection[Running]) -> int:
         members = [r for r in running if not r.paused]
-        # Nobody knows when those who pause will go on, or leave.
+        # Paused requests may go on at any time, so each counts at its greatest length, for ever.
         resting = sum(r.most_slots - len(r.slots) for r in running if r.paused)
         totals_ND = np.vstack([self._admission.totals(members), self._admission.expect(candidate)])
         members.append(candidate)
         is_prefilling_N = np.fromiter((r.prefilled < r.prefill_to for r in members), np.bool_, len(members))
         sent_N = np.fromiter((r.num_sent for r in members), np.int64, len(members))
-        # Slots to take, one with each decode step. The last chunk of a prompt makes a token as well.
+        # Slots still to take, one with each decode step. The last chunk of a prompt makes a token without a decode
+        # step.
         growth_DN = np.maximum(totals_ND.T - sent_N - is_prefilling_N, 0)
         held_N = np.array(self._memory.exclusives(members), dtype=np.int64)
-        apart = self._memory.num_held - int(held_N.sum()) + resting  # shared, or of those who are leaving
-        held_N[-1] += candidate.num_uncomputed  # its prompt counts as held in full
+        # Slots counted as held for ever: shared slots, slots of leaving requests, and the growth of paused requests.
+        apart = self._memory.num_held - int(held_N.sum()) + resting
+        held_N[-1] += candidate.num_uncomputed  # the candidate's prompt counts as held in full
         everything = int(held_N.sum()) + int(growth_DN.sum(axis=1).max())
         if self._admission.mode is AdmissionMode.RESERVE:
             return apart + everything
@@ -149,12 +153,13 @@ class Forecast:
 
 
 def peak(held_N: Lengths, left_DN: Lengths) -> int:
-    """The most that is ever held, in the worst of D futures: everybody grows by one a step and stays for `left` steps.
+    """The most slots that N requests ever hold together, in the worst of D futures. Each request grows by one slot a
+    step and stays for `left` steps.
 
     The Efficient Router's formula (LightLLM): with `left` in descending order, max over i of
     left_i × i + held_1 + … + held_i.
     """
-    # Sorted as one number each, which is several times faster than an order and two gathers.
+    # `left` and `held` are packed into one integer: several times faster than `argsort` and two gathers.
     both_DN = np.sort((left_DN << 32) | held_N, axis=1)[:, ::-1]
     left_DN, held_DN = both_DN >> 32, np.cumsum(both_DN & 0xFFFFFFFF, axis=1)
     return int((left_DN * np.arange(1, len(held_N) + 1) + held_DN).max())

@@ -1,10 +1,10 @@
-"""Which request is to blame when shards die or a step fails. The cause cannot be known, so blame goes by company.
+"""Finds the request to blame when shards die or a step fails. The cause cannot be known, so requests are tested alone.
 
 A loss is the death of the shards, or an exception in a step. It may have come from any request in the unanswered
-steps, or from outside. The first losses that meet a request only raise a suspicion. A suspect then runs alone until it
-has made a token, in its turn by age. Only a loss that happens while a suspect runs alone counts against it, and then
-all requests that are there go first, but not those that come later: however often shards die, it gets on in the end.
-The last of these losses ends it.
+steps, or from outside. The first MAX_SUSPICIONS losses that meet a request only make it a suspect. A suspect runs alone
+until it has made a token; suspects take turns by age. Only a loss that happens while a suspect runs alone counts
+against it. The suspect then goes after all requests that are there, but before requests that come later, so that it
+gets on in the end, however often shards die. The request ends at MAX_COUNTS such losses.
 """
 
 import sys
@@ -15,41 +15,40 @@ from text_generation_router.scheduling.step import ForwardStep
 
 # Losses in a row that meet a request before it has to run alone.
 MAX_SUSPICIONS = 2
-# Losses in a row with no other request aboard that end it.
+# Losses in a row, with no other request in the unanswered steps, that end a request.
 MAX_COUNTS = 3
-# Losses in a row with a request aboard that end it; fewer end none.
+# Losses in a row that can end a request in the unanswered steps; fewer end none.
 MAX_LOSSES = MAX_SUSPICIONS + MAX_COUNTS
-# How far a decode step reaches: beyond what any chunk has computed.
+# The reach of a decode step, in tokens of the history: beyond any chunk.
 DECODED = sys.maxsize
 
 
 @dataclass(slots=True)
 class Blame:
-    """What speaks against one request. Losses are counted since the last progress: a confirmed token, or a confirmed
-    chunk of tokens that no chunk before it had computed. A replay repeats chunks, which proves nothing new: otherwise a
-    request whose second chunk kills the shards would kill them for ever."""
+    """The losses that count against one request since its last progress: a confirmed token, or a confirmed chunk with
+    new tokens. Chunks that a replay repeats are not progress: otherwise a request whose second chunk kills the shards
+    would kill them for ever."""
 
-    suspicions: int = 0  # losses that met it before it ran alone, at most MAX_SUSPICIONS
-    counts: int = 0  # losses that met it while it ran alone
+    suspicions: int = 0  # losses before the request ran alone, at most MAX_SUSPICIONS
+    counts: int = 0  # losses while the request ran alone
     runs_alone: bool = False  # from the last suspicion until the next token
     goes_after: int = (
         0  # the id of the newest request when a loss last counted against it; 0: none since its last token
     )
-    is_replayed: bool = False  # a loss has met it since its last token, whatever that says about it
-    proven: int = 0  # the end of the furthest chunk of its own that has been confirmed, in tokens of its history
+    is_replayed: bool = False  # whether any loss has met the request since its last token
+    proven: int = 0  # end of the furthest confirmed chunk, in tokens of the history
 
     @property
     def ends_request(self) -> bool:
         return self.counts >= MAX_COUNTS
 
     def turn(self, request_id: int) -> tuple[int, int, int]:
-        """Requests with a lower turn start first: by age, but for what counts against them."""
+        """Sort key: requests start by age, except that counted losses move a request back."""
         return max(self.goes_after, request_id), self.counts, request_id
 
     def meet_loss(self, reach: int, was_alone: bool, newest: int) -> None:
-        """The request was aboard, and the unanswered steps would have computed `reach` tokens of its history. A loss
-        while nothing was computed but what is proven speaks neither for nor against it. `newest`: the largest id of all
-        requests so far."""
+        """A loss met the request: the unanswered steps would have computed the first `reach` tokens of its history. A
+        loss in tokens that are proven already does not count. `newest`: the largest id of all requests so far."""
         if reach <= self.proven:
             return
         if self.suspicions < MAX_SUSPICIONS:
@@ -60,7 +59,8 @@ class Blame:
             self.goes_after = newest
 
     def note_chunk(self, end: int) -> None:
-        """A chunk of its own that ends there has been confirmed. It still runs alone until its token."""
+        """A chunk of the request, up to token `end` of its history, is confirmed. A suspect still runs alone until its
+        next token."""
         if end > self.proven:
             self.proven = end
             self.suspicions = self.counts = 0
@@ -71,7 +71,7 @@ class Blame:
 
 
 def reaches(steps: Iterable[ForwardStep]) -> dict[int, int]:
-    """Who is aboard these steps, and how many tokens of each history they would have computed."""
+    """The ids of the requests in `steps`, and how many tokens of each history the steps would have computed."""
     found: dict[int, int] = {}
     for step in steps:
         for chunk in step.chunks:

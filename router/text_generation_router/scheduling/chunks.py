@@ -1,16 +1,17 @@
-"""How the prompts under way share the tokens of one step."""
+"""Shares the prompt tokens of one step between the prompts that are being computed."""
 
 from collections.abc import Sequence
 
-# Of so many long prompts at a time the chunks are computed; more would only make all of them late.
+# About this many long prompts are computed at a time; more would only make all of them late.
 MAX_LONG_PROMPTS = 8
 
 
 def shares(uncomputed: Sequence[int], budget: int, num_first: int = 0) -> list[int]:
-    """Each prompt gets the same, or what it needs if that is less, and what is left over goes to the others.
+    """Tokens of each prompt in this step: equal shares of `budget`; what a short prompt does not need goes to the
+    others.
 
-    The first `num_first` of them get all they need, one after the other. Those are prompts that are computed again
-    because the shards died: if they all advanced together, shards that die again would have finished none of them.
+    The first `num_first` prompts come before the others, and get all they need, one after the other. These prompts are
+    computed again because the shards died: if all advanced together and shards died again, none would be finished.
     """
     given = [0] * len(uncomputed)
     for i in range(num_first):
@@ -24,5 +25,5 @@ def shares(uncomputed: Sequence[int], budget: int, num_first: int = 0) -> list[i
 
 
 def guaranteed_share(uncomputed: int, budget: int) -> int:
-    """What a prompt needs at least, for itself, of a step's budget to be worth starting."""
+    """The tokens of a step's budget that must be left for a prompt to start."""
     return min(uncomputed, max(1, budget // MAX_LONG_PROMPTS))

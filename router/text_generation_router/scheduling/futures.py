@@ -1,4 +1,4 @@
-"""How many tokens requests will have made in the end: guesses, drawn from how long recent outputs became."""
+"""Guesses the final output lengths of requests, in tokens, by sampling the lengths of recent outputs."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ import numpy.typing as npt
 
 from text_generation_router.scheduling.running import Lengths, Running
 
-# Lengths of outputs that are remembered, and how many it takes to believe them.
+# WINDOW output lengths are remembered. Below ENOUGH lengths no guesses are made.
 WINDOW, ENOUGH = 1000, 32
-# Futures that are drawn; the worst of them counts.
+# Number of sampled futures. The one with the highest peak decides.
 DRAWS = 6
 
 
 class OutputLengths:
-    """Only those that ended by themselves teach anything."""
+    """The lengths, in tokens, of recent outputs that reached their own end."""
 
     def __init__(self, seed: int = 0) -> None:
         self._recent: deque[int] = deque(maxlen=WINDOW)
@@ -32,7 +32,7 @@ class OutputLengths:
         return len(self._recent) >= ENOUGH
 
     def draw(self, longer_than_K: Lengths, most_K: Lengths) -> Lengths:
-        """A length for each, one of those that are longer than what has been made already; `most` if there is none."""
+        """K sampled lengths: each one a recent length above `longer_than`, at most `most`; `most` if none is longer."""
         if not self._is_sorted:
             self._sorted, self._is_sorted = np.sort(np.array(self._recent, dtype=np.int64)), True
         known = len(self._sorted)
@@ -43,7 +43,8 @@ class OutputLengths:
         return lengths
 
     def mean(self, longer_than_K: Lengths, most_K: Lengths) -> Lengths:
-        """Of those that are longer than what has been made already, and at most `most`: nothing is drawn."""
+        """K mean lengths: each one the mean of the recent lengths above `longer_than`, at most `most`. Nothing is
+        sampled."""
         recent = np.sort(np.array(self._recent, dtype=np.int64))
         sums = np.append(np.cumsum(recent[::-1])[::-1], 0)
         first_K = np.searchsorted(recent, longer_than_K, side="right")
@@ -53,8 +54,8 @@ class OutputLengths:
 
 
 class Futures:
-    """The guesses for those that run, a row for each, DRAWS wide: a request brings its own, or gets some when they are
-    asked for."""
+    """A table of guesses for the running requests: a row of DRAWS lengths for each. A request that joins without
+    guesses gets them when `totals` is called."""
 
     def __init__(self, lengths: OutputLengths) -> None:
         self._lengths = lengths
@@ -62,7 +63,7 @@ class Futures:
         self._free: list[int] = list(range(64))
 
     def guess(self, request: Running) -> Lengths:
-        """For one that waits; remembered until it has made more than that."""
+        """DRAWS guesses for a waiting request, remembered until the request has reached one of them."""
         made = len(request.output_ids)
         if not len(request.expected) or int(request.expected.min()) <= made:
             request.expected = self._lengths.draw(_repeated(made), _repeated(request.request.max_new_tokens))
@@ -81,7 +82,7 @@ class Futures:
         self._free.append(request.seat)
 
     def totals(self, requests: Sequence[Running]) -> Lengths:
-        """N × DRAWS. Guesses that have been outlived are drawn anew."""
+        """The guesses for N requests, N × DRAWS. A guess that its request has reached is sampled anew."""
         count = len(requests)
         seats_N = np.fromiter((r.seat for r in requests), np.int64, count)
         made_N = np.fromiter((len(r.output_ids) for r in requests), np.int64, count)

@@ -1,9 +1,10 @@
-"""Who joins the running batch, and when.
+"""Decides which waiting requests join the running batch, and when.
 
-TGI's rule says when: at once if nothing runs; else when enough wait for those that run, or after enough decode steps.
-Whoever's turn it is then joins, as long as rows, memory and the step's budget of prompt tokens last. Nobody overtakes
-one for whom they do not. A request that one crowding owner or tenant owes a place waits for neither the rule nor its
-turn.
+TGI's rule says when: at once if no request runs; else when the number of waiting requests reaches
+`waiting_served_ratio` times the number of running ones, or after `max_waiting_tokens` decode steps. Requests then join
+in the order of the queue, as long as rows, memory and the step's budget of prompt tokens last. A request for which they
+do not last is not overtaken. Exempt from rule and turn is a request whose owner or tenant is owed a place by another
+owner or tenant with too many running requests.
 """
 
 from collections import Counter
@@ -20,24 +21,24 @@ from text_generation_router.scheduling.queue import Queue
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.tenant import Account
 
-# One who does not fit is looked at again when others have given back what was missing, or after so many steps.
+# A request refused for lack of memory is tried again after RETRY_STEPS forward steps, or once enough slots are free.
 RETRY_STEPS = 8
-# A request that makes room for another tenant's has made this many tokens since it joined, or more.
+# A request is preempted for another tenant only after it has made FEWEST_TOKENS tokens since it joined.
 FEWEST_TOKENS = 4
-# An account crowds the others if more than this part of the running requests are its own.
+# An account (owner or tenant) crowds the others if more than this fraction of the running requests belongs to it.
 CROWD = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A request that is owed a place: by another owner, or by another tenant of its own owner."""
+    """A request that is owed a place by another owner, or by another tenant of its own owner."""
 
     request: Running
     between_owners: bool
-    most: int  # running requests of the account that has most of those that owe it
+    most: int  # running requests of the account that owes the place and has the most
 
     def account_of(self, running: Running) -> Account:
-        """Who gives up a place if it makes room."""
+        """The account that gives up a place if `running` is preempted."""
         return running.tenant.owner if self.between_owners else running.tenant
 
     @property
@@ -45,35 +46,37 @@ class Claim:
         return self.account_of(self.request)
 
     def crowding(self, victim: Running) -> tuple[int, int]:
-        """Those who have most running make room first."""
+        """Sort key: requests of the account with the most running requests are preempted first."""
         return -victim.tenant.owner.num_running if self.between_owners else 0, -victim.tenant.num_running
 
 
 class Joining:
     def __init__(self, limits: Limits, memory: Memory, queue: Queue, admission: AdmissionControl) -> None:
-        self.reason: str | None = None  # why the last ones joined running ones, in TGI's words
+        self.reason: str | None = None  # why the newest requests joined a running batch, in TGI's words
         self._limits = limits
         self._memory = memory
         self._queue = queue
         self._admission = admission
         self._forecast = Forecast(admission, memory, limits.max_batch_prefill_tokens)
         self._preempted: list[Running] = []
-        self._waiting_tokens = 0  # decode steps since somebody joined
-        self._forwards = 0
-        self._retry_at = 0  # until then nobody fits, unless others give back
-        self._missing = 0  # so many slots
-        self._favoured: Running | None = None  # others make room for it, and
-        self._victims: list[Running] = []  # these are they
+        self._waiting_tokens = 0  # decode steps since a request last joined
+        self._forwards = 0  # forward steps so far
+        # After a refusal for lack of memory: the forward step of the next try, and the slots that were missing.
+        self._retry_at = 0
+        self._missing = 0
+        # The request that running ones are preempted for, and those running ones.
+        self._favoured: Running | None = None
+        self._victims: list[Running] = []
         self._suspect: Running | None = None  # the last request that started to run alone
 
     def note_forward(self, steps: int, decodes: bool) -> None:
-        """`decodes`: those who run make a token in each, whether it carries chunks or not."""
+        """Counts `steps` forward steps. `decodes`: each makes tokens for running requests, with or without chunks."""
         self._forwards += steps
         if decodes:
             self._waiting_tokens += steps
 
     def retry(self, slots: int) -> None:
-        """So many have been given back."""
+        """`slots` token slots were just freed. Once enough are free, a refused request is tried again."""
         self._missing -= slots
         made_room = bool(self._victims) and all(victim.holding is None for victim in self._victims)
         if made_room:
@@ -82,16 +85,17 @@ class Joining:
             self._retry_at = 0
 
     def retry_now(self) -> None:
-        """Somebody has come who is not to wait for that."""
+        """A request of a tenant with nothing running arrived: refused requests are tried again at the next step."""
         self._retry_at = 0
 
     def take_preempted(self) -> list[Running]:
-        """Running requests that have to make room."""
+        """The running requests to preempt now. Clears the list."""
         preempted, self._preempted = self._preempted, []
         return preempted
 
     def quiet_steps(self, running: Mapping[int, Running]) -> int:
-        """For how many decode steps nobody joins, whatever happens in them. `running` pause not and prefill not."""
+        """Number of coming decode steps in which no request joins, whatever tokens they make. No request of `running`
+        may be paused or prefilling."""
         if not len(self._queue):
             return self._limits.capacity
         if len(running) >= self._limits.max_running and self._claim(running) is None:
@@ -103,7 +107,7 @@ class Joining:
         return max(0, self._retry_at - self._forwards)
 
     def choose(self, running: Mapping[int, Running]) -> list[Running]:
-        """Takes them out of the queue, and memory for their histories."""
+        """The requests that join now: out of the queue, with memory for their histories."""
         self._memory.begin_step()
         if not len(self._queue):
             return []
@@ -111,7 +115,7 @@ class Joining:
         if num_active and self._forwards < self._retry_at:
             return []
         again = self._queue.again()
-        # A suspect starts as soon as it can: it has waited enough.
+        # A suspect, retried alone after failed steps, is exempt from TGI's joining rule.
         waited = self._waiting_tokens >= self._limits.max_waiting_tokens or bool(again and again.blame.runs_alone)
         owed = self._owed(running)
         if num_active and owed is None and not waited and not self._are_enough(num_active):
@@ -119,19 +123,19 @@ class Joining:
             return []
         joined = self._take(dict(running), owed)
         if self._forwards < self._retry_at or len(running) >= self._limits.max_running:
-            # Nobody who can go on waits for slow readers: they would not notice that they wait themselves.
+            # If a waiting request could go on, paused ones are preempted: their clients do not read anyway.
             if self._queue.somebody_may_go_on:
                 self._preempted = [request for request in running.values() if request.paused]
             self._make_room(running)
         if joined:
-            # Tested here, where it is known: TGI counts who joined, and why, only where others were running.
+            # TGI counts the reason for joining only where other requests were running.
             self.reason = ("wait_exceeded" if waited else "backpressure") if num_active else None
         if any(request is not owed for request in joined):
-            self._waiting_tokens = 0  # a request that is owed a place makes the others wait no longer
+            self._waiting_tokens = 0  # a request that is owed a place does not restart the others' wait
         return joined
 
     def suspect(self, running: Mapping[int, Running]) -> Running | None:
-        """The request that runs alone, if there is one. The rows of the others rest meanwhile."""
+        """The running request that has to run alone, if there is one. Meanwhile no step carries the other rows."""
         request = self._suspect
         if request is not None and not (request.blame.runs_alone and request.id in running):
             request = self._suspect = None
@@ -149,17 +153,17 @@ class Joining:
         if owner.is_owed_by(most):
             return Claim(request, True, most)
         mates = (r.tenant.num_running for r in running.values() if r.tenant.owner is owner)
-        return Claim(request, False, max(mates, default=0))  # all of them may have joined just now
+        return Claim(request, False, max(mates, default=0))  # default: its mates may all have joined in this step
 
     def _owed(self, running: Mapping[int, Running]) -> Running | None:
-        """The request that one account, which crowds all others, owes a place. A suspect that waits goes before it."""
+        """The request that a crowding account owes a place. None while a suspect waits: the suspect goes first."""
         again, claim = self._queue.again(), self._claim(running)
         if claim is None or (again is not None and again.blame.runs_alone):
             return None
         return claim.request if claim.most > CROWD * len(running) else None
 
     def _take(self, running: dict[int, Running], owed: Running | None) -> list[Running]:
-        """Those who join are among `running` from then on."""
+        """Starts as many requests as fit, adds them to `running`, and returns them."""
         joined: list[Running] = []
         prefilling = [r for r in running.values() if r.prefilled < r.prefill_to]
         if self.suspect(running) is not None:
@@ -184,7 +188,7 @@ class Joining:
         return joined
 
     def _obstacle(self, request: Running, running: Mapping[int, Running], prefilling: list[Running]) -> str | None:
-        """What it has to wait for. None: nothing, and it holds what the cache has of it."""
+        """What the request has to wait for. None: nothing, and the request now holds its cached prefix."""
         memory, budget = self._memory, self._limits.max_batch_prefill_tokens
         if len(running) >= self._limits.max_running:
             return "rows"
@@ -202,17 +206,17 @@ class Joining:
         return "memory"
 
     def _first(self, owed: Running | None) -> list[Running]:
-        """Before everybody else: the one that others made room for, else the one that is owed a place."""
+        """The request tried before all others: the one others were preempted for, else the one owed a place."""
         if self._favoured is not None and (self._favoured.ended or self._favoured.holding is not None):
             self._favoured = None
         first = self._favoured or owed
         return [] if first is None else [first]
 
     def _make_room(self, running: Mapping[int, Running]) -> None:
-        """An owner gets a place at once from an owner that has many more running requests; a tenant that has nothing
-        running, from a tenant of the same owner that has several."""
+        """Preempts for a request that is owed a place. Owners with more than twice as many running requests as its
+        owner pay; if its tenant has none running, tenants of the same owner with several."""
         if self._victims:
-            return  # what they hold is on its way
+            return  # the slots of the last victims are not free yet
         claim = self._claim(running)
         if claim is None:
             return
@@ -234,11 +238,11 @@ class Joining:
             self._favoured, self._victims = request, victims
             self._preempted += victims
         else:
-            self._retry_at = min(self._retry_at, self._forwards + 1)  # somebody may soon have got somewhere
+            self._retry_at = min(self._retry_at, self._forwards + 1)  # FEWEST_TOKENS may be reached by then
 
     def _may_be_sent_away(self, victim: Running, request: Running) -> bool:
-        """For the sake of another tenant's `request`; not again before it has got somewhere, and not by one that
-        matters less, where priorities count between tenants."""
+        """Whether `victim` may be preempted for another tenant's `request`: not before it has made FEWEST_TOKENS tokens
+        since it joined, and, where priorities count between tenants, not for a request of worse priority."""
         return (
             (victim.request.priority >= request.request.priority or not self._limits.priority_between_tenants)
             and victim.num_sent - victim.num_sent_at_start >= FEWEST_TOKENS
@@ -247,7 +251,7 @@ class Joining:
         )
 
     def _is_alone(self, request: Running) -> bool:
-        """Nobody holds anything but itself. It fits, then: others are not even queued."""
+        """Whether only `request` holds slots. It fits then: the server rejects requests that do not fit alone."""
         return self._memory.num_held == self._memory.num_exclusive(request)
 
     def _start(self, request: Running) -> None:

@@ -1,4 +1,4 @@
-"""What the scheduler may use, and how."""
+"""The limits and policies of the scheduler."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ from text_generation_router.scheduling.admission import AdmissionMode
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """TGI's knobs. `waiting_served_ratio`: that many waiting per running request may interrupt; after
-    `max_waiting_tokens` decode steps any may."""
+    """TGI's settings. New requests join running ones at `waiting_served_ratio` waiting requests per running request, or
+    after `max_waiting_tokens` decode steps."""
 
     capacity: int  # token slots
     max_rows: int  # requests that may hold a row in the shards
@@ -18,7 +18,7 @@ class Limits:
     max_batch_size: int | None = None
     admission: AdmissionMode = AdmissionMode.PAST_FUTURE
     prefix_caching: bool = True
-    priority_between_tenants: bool = False  # else it orders the requests within one tenant only
+    priority_between_tenants: bool = False  # False: priorities order only the requests of one tenant
 
     @property
     def max_running(self) -> int:

@@ -1,4 +1,4 @@
-"""New requests that wait: by owner, by tenant of the owner, by priority within the tenant, by arrival."""
+"""Waiting requests that have not run yet: by owner, tenant of the owner, priority within the tenant, and arrival."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -9,20 +9,20 @@ from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.tenant import Owner, Tenant
 from text_generation_router.scheduling.turns import FairTurns
 
-# Cached prefixes are looked up for this many first requests of a tenant, and in one step for this many of all at most.
+# The order by cached prefix covers a tenant's first WINDOW requests. A step tries at most WINDOW requests.
 WINDOW = 32
-# A request, or a priority, that this many others of the same tenant have overtaken goes next.
+# A request or priority goes next when MAX_PASSED other requests have overtaken it.
 MAX_PASSED = 256
 
 T = TypeVar("T")
 
 
 class Priorities(Generic[T]):
-    """Things by priority: the lowest number goes first, but none is overtaken more than MAX_PASSED times."""
+    """Lines of requests by priority: the lowest number goes first, but none is overtaken more than MAX_PASSED times."""
 
     def __init__(self) -> None:
         self._things: dict[int, T] = {}
-        self._passed: dict[int, int] = {}  # priority → joins of better ones since it has joined last
+        self._passed: dict[int, int] = {}  # priority → joins of better priorities since its own last join
 
     def __len__(self) -> int:
         return len(self._things)
@@ -31,7 +31,7 @@ class Priorities(Generic[T]):
         return iter(self._things.values())
 
     def get(self, priority: int, make: Callable[[], T]) -> T:
-        """`make` makes it if there is none."""
+        """The line of this priority, created by `make` if it is missing."""
         if priority not in self._things:
             self._things[priority] = make()
         return self._things[priority]
@@ -51,7 +51,7 @@ class Priorities(Generic[T]):
         return [self._things[priority] for priority in order]
 
     def note_joined(self, priority: int) -> None:
-        """Those of worse priorities have been overtaken."""
+        """A request of `priority` joined: all worse priorities have been overtaken once more."""
         self._passed[priority] = 0
         for other in self._things:
             if other > priority:
@@ -59,23 +59,24 @@ class Priorities(Generic[T]):
 
 
 class Line:
-    """What one tenant waits for, with one priority."""
+    """The waiting requests of one tenant with one priority."""
 
     __slots__ = ("passed", "requests")
 
     def __init__(self) -> None:
         self.requests: OrderedDict[int, Running] = OrderedDict()  # by arrival
-        self.passed = 0  # how many have joined since the first one is the first
+        self.passed = 0  # requests of this line that joined since the first one became first
 
     def in_turn(self, cached_length: Callable[[Running], int], most: int) -> list[Running]:
-        """`most` of the first few, longest cached prefix first."""
+        """The first `most` requests, longest cached prefix first. An oldest request that MAX_PASSED others have
+        overtaken comes first, and again in its place."""
         first = list(islice(self.requests.values(), most))
         by_length = sorted(first, key=lambda request: (-cached_length(request), request.id))
         return [first[0], *by_length] if self.passed >= MAX_PASSED else by_length
 
 
 class TenantLines:
-    """What one tenant waits for."""
+    """The waiting requests of one tenant."""
 
     __slots__ = ("account", "lines")
 
@@ -103,7 +104,7 @@ class TenantLines:
         return next(iter(self.lines.first().requests.values()))
 
     def in_turn(self, cached_length: Callable[[Running], int]) -> list[Running]:
-        """The first few. One of them may stand there twice."""
+        """The first WINDOW requests or so. One request may occur twice."""
         order: list[Running] = []
         for line in self.lines.in_turn():
             if len(order) >= WINDOW:
@@ -113,7 +114,7 @@ class TenantLines:
 
 
 class OwnerLines:
-    """What the tenants of one owner wait for."""
+    """The waiting requests of all tenants of one owner."""
 
     __slots__ = ("account", "tenants")
 
@@ -123,11 +124,11 @@ class OwnerLines:
 
 
 class FairLines:
-    """All of one class: owners take turns, and the tenants of an owner take turns when it is the owner's."""
+    """The waiting requests of one class. Owners take turns, and within an owner's turns its tenants take turns."""
 
     def __init__(self) -> None:
         self.owners: FairTurns[OwnerLines] = FairTurns()
-        self._disturbed: list[OwnerLines] = []  # some of their tenants are set aside
+        self._disturbed: list[OwnerLines] = []  # owners with tenants that are set aside
 
     def add(self, request: Running) -> None:
         share, tenant = request.request.share, request.tenant
@@ -161,8 +162,8 @@ class FairLines:
     def in_turn(
         self, cached_length: Callable[[Running], int], is_settled: Callable[[Running], bool]
     ) -> Iterator[Running]:
-        """Requests that are not settled. Whose turn it is changes with each that joins: the caller settles each request
-        before it asks for the next one. Afterwards `restore` is due."""
+        """Requests in order, without the settled ones. Each request that joins changes the turns: the caller must
+        settle a request before it asks for the next. Afterwards the caller must call `restore`."""
         orders: dict[Tenant, list[Running]] = {}
         while (owner := self.owners.first()) is not None:
             lines = owner.tenants.first()
@@ -181,16 +182,16 @@ class FairLines:
                 self._disturbed.append(owner)
 
     def restore(self) -> None:
-        """Whoever was set aside in a round of `in_turn` has its turn again."""
+        """Owners and tenants that `in_turn` set aside take turns again."""
         self.owners.restore()
         for owner in self._disturbed:
             owner.tenants.restore()
         self._disturbed = []
 
     def shut_out(self, most: int) -> Running | None:
-        """The first request of an owner that is owed a place by the owner with `most` running requests: the one with
-        the fewest running requests, at a tie the one that was served least. Else of a tenant with nothing running while
-        others of its owner have several requests running."""
+        """The first request of an owner that is owed a place by the owner with `most` running requests. Among such
+        owners, the fewest running requests decide, then the fewest served tokens. If there is none: the first request
+        of a tenant with none running, whose owner has another tenant with several."""
         owners = [owner for owner in self.owners if owner.account.is_owed_by(most)]
         if owners:
             least_first = lambda owner: (owner.account.num_running, owner.account.served)  # noqa: E731

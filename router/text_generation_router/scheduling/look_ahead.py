@@ -1,8 +1,8 @@
-"""After how many steps a request that arrives now would begin, if the outputs become as long as is expected.
+"""Forecasts after how many steps a request that arrives now starts, if outputs reach their expected lengths.
 
-A coarse look ahead for `Retry-After`: requests begin in order of arrival, one after the other, once a row and the slots
-of their whole stay are free and the prompts before them are computed. Fair shares, preemption, shared prefixes and the
-steps for which new requests are gathered are left out.
+A coarse forecast for `Retry-After`: requests start in order of arrival, once a row and the slots of their greatest
+length are free and the prompts before them are computed. Fair shares, preemption, shared prefixes and TGI's joining
+rule are left out.
 """
 
 import heapq
@@ -12,20 +12,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """What a request still needs, from now to its end."""
+    """What a request still needs from now until its end."""
 
-    prompt_tokens: float  # to be computed
-    output_tokens: float  # to be made, one a step
-    slots: float  # at its longest
+    prompt_tokens: float  # prompt tokens to compute
+    output_tokens: float  # output tokens to make, one a step
+    slots: float  # slots at its greatest length
 
 
 def steps_until_start(
     running: Iterable[Stay], waiting: Iterable[Stay], capacity: int, max_rows: int, budget: int
 ) -> float:
-    """Of a request behind all that wait. `budget` is of prompt tokens a step."""
-    now, computed = 0.0, 0.0  # when the last one began, and when all prompts up to its own are computed
+    """Steps until a request behind all waiting ones starts. `budget`: prompt tokens a step."""
+    now, computed = 0.0, 0.0  # steps until the last request starts, and until its prompt is computed
     free_rows, free_slots = max_rows, float(capacity)
-    ends: list[tuple[float, float]] = []  # when, and how many slots come free then
+    ends: list[tuple[float, float]] = []  # steps until a request ends, and slots that it frees then
     for stay in running:
         computed += stay.prompt_tokens / budget
         ends.append((stay.output_tokens + (computed if stay.prompt_tokens else 0.0), stay.slots))

@@ -9,14 +9,15 @@ from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.slots import Slots, TokenSlots
 from text_generation_router.scheduling.trails import Ids
 
-# The cache gives its slots up in portions of so small a share of all: a few at a time would cost more than their worth.
+# The cache evicts at least 1/PORTIONS of all slots at a time: evicting a few slots costs almost as much.
 PORTIONS = 50
-# Matches in one step for the sake of their order alone.
+# Fresh prefix lookups in one step that only serve to order the waiting requests.
 MAX_LOOKS = 8
 
 
 class Memory:
-    """Every slot is free, or the cache's, or one request's. Cached tokens that nobody holds are as good as free."""
+    """Each slot is free, or owned by the cache, or owned by one request. Cached tokens that no request holds count as
+    free."""
 
     def __init__(self, capacity: int, prefix_caching: bool) -> None:
         self.slots = TokenSlots(capacity)
@@ -24,9 +25,9 @@ class Memory:
         self._prefix_caching = prefix_caching
         self._portion = max(1, capacity // PORTIONS)
         self._pending = PendingPrefixes()
-        self._under_way: dict[int, Node] = {}  # request → its place among the pending
-        self._remembered: dict[int, tuple[int, int]] = {}  # waiting request → version of the cache, length of the match
-        self._looks = 0  # at the cache, for those that wait, that are left in this step
+        self._under_way: dict[int, Node] = {}  # id of a prefilling request → node of its prompt in `_pending`
+        self._remembered: dict[int, tuple[int, int]] = {}  # id of a waiting request → cache version, cached tokens then
+        self._looks = 0  # fresh lookups left in this step
 
     @property
     def capacity(self) -> int:
@@ -38,11 +39,11 @@ class Memory:
 
     @property
     def num_held(self) -> int:
-        """Slots that somebody needs; shared ones once."""
+        """Slots that requests need; a slot shared by several requests counts once."""
         return self.capacity - self.num_available
 
     def allocate(self, count: int) -> Slots:
-        """The caller has made sure that so many are available."""
+        """Takes `count` free slots, evicting from the cache if necessary. At least `count` must be available."""
         if (missing := count - self.slots.num_free) > 0:
             portions = -(-missing // self._portion)
             self.cache.evict(min(portions * self._portion, self.cache.num_evictable))
@@ -52,8 +53,8 @@ class Memory:
         self._looks = MAX_LOOKS
 
     def cached_length(self, request: Running) -> int:
-        """About how much of a waiting request need not be computed: some of those who ask in one step are told what
-        was right a few steps ago."""
+        """Number of cached first tokens of a waiting request, perhaps out of date: a step makes at most MAX_LOOKS fresh
+        lookups, and then the last known value is used."""
         version, length = self._remembered.get(request.id, (-1, 0))
         if version != self.cache.version and self._looks:
             self._looks -= 1
@@ -68,25 +69,25 @@ class Memory:
         return length
 
     def forget_match(self, request: Running) -> None:
-        """It waits no longer."""
+        """Drops the remembered lookup of a request that waits no longer."""
         self._remembered.pop(request.id, None)
 
     def should_wait(self, request: Running) -> bool:
-        """Whether a good part of it is being computed for somebody else."""
+        """Whether another request is computing enough of the same prefix to be worth waiting for."""
         cached = self.cached_length_now(request)
         return self._prefix_caching and self._pending.is_worth_waiting(
             request.request.namespace, _matchable(request), cached
         )
 
     def hold(self, request: Running) -> None:
-        """The cached part of its history stays, and is its own too."""
+        """Locks the cached prefix of the request's history, and prepares the prefill of the rest."""
         node, slots = None, NOTHING
         if self._prefix_caching:
             node, slots = self.cache.lock(request.request.namespace, _matchable(request))
         request.start(node, slots)
 
     def let_go(self, request: Running) -> None:
-        """It does not start after all: `hold` is undone."""
+        """Undoes `hold` for a request that does not start after all."""
         holding = request.holding
         assert holding is not None and not holding.num_private
         request.holding = None
@@ -94,7 +95,7 @@ class Memory:
             self.cache.unlock(holding.node)
 
     def announce(self, request: Running) -> None:
-        """Its prompt is being computed: others may wait for it."""
+        """The request's prompt is being computed: requests with the same prefix may wait for it."""
         if self._prefix_caching:
             self._under_way[request.id] = self._pending.add(request.request.namespace, request.history)
 
@@ -103,11 +104,11 @@ class Memory:
         request.holding.add(self.allocate(count))
 
     def num_exclusive(self, request: Running) -> int:
-        """Slots that would be available if it left now."""
+        """Slots that would become available if the request left now."""
         return self.exclusives([request])[0]
 
     def exclusives(self, requests: Iterable[Running]) -> list[int]:
-        """The same, of each."""
+        """`num_exclusive` of each request."""
         counts = []
         for request in requests:
             holding = request.holding
@@ -122,12 +123,12 @@ class Memory:
         return counts
 
     def holds_what_one_held(self, request: Running) -> bool:
-        """Whether something that only one other held is now held by two."""
+        """Whether the request shares a cached node with exactly one other request, which held it alone before."""
         node = request.holding.node if request.holding else None
         return node is not None and any(held.locks == 2 for held in node.path())
 
     def keep(self, request: Running) -> None:
-        """What has been confirmed of it enters the cache, unless the same is there already."""
+        """Puts the request's confirmed tokens into the cache, unless the same tokens are there already."""
         holding, end = request.holding, request.num_computed
         assert holding is not None and end <= holding.count
         start = holding.kept
@@ -139,12 +140,13 @@ class Memory:
             holding.hand_over(start, end)
 
     def prefill_done(self, request: Running) -> None:
-        """Or over: nobody waits for it any longer."""
+        """The prefill has finished or ended early: no request waits for it any longer."""
         if (node := self._under_way.pop(request.id, None)) is not None:
             self._pending.remove(node)
 
     def release(self, request: Running) -> None:
-        """Everything it holds. What is confirmed of it stays in the cache, unless it is no good."""
+        """Gives all slots of the request back. Its confirmed tokens stay in the cache, unless they are bad (see
+        `forget`)."""
         holding, end = request.holding, request.num_computed
         assert holding is not None
         self.prefill_done(request)
@@ -160,11 +162,12 @@ class Memory:
             self.cache.unlock(holding.node)
 
     def forget(self, request: Running) -> None:
-        """What was computed for it is not good: nobody finds any of it from now on, nor what others computed on top."""
+        """Makes the keys and values computed for the request unfindable, and all that others computed on top of
+        them."""
         if request.holding is not None and request.holding.node is not None:
             self.cache.forget(request.request.namespace, request.history, request.computed_from)
 
 
 def _matchable(request: Running) -> Ids:
-    """One token is always computed: the next one comes from it."""
+    """The last token is never matched: it must be computed, because the next token is sampled from its output."""
     return request.history[:-1]

@@ -1,22 +1,23 @@
-"""Prefixes that are being computed now: who needs one of them had better wait for it."""
+"""Prefixes that are being computed now. A request with such a prefix saves work by waiting for it."""
 
 from collections.abc import Hashable
 
 from text_generation_router.scheduling.radix_tree import NOTHING, Node, RadixTree
 from text_generation_router.scheduling.trails import Ids
 
-# So many tokens have to be saved at least by waiting a step or more for them.
+# A request waits for a prefix only if that saves at least this many tokens.
 WORTH_WAITING = 16
 
 
 class PendingPrefixes:
-    """The prompts under way. Locks say how many go through a node; at none it is gone."""
+    """The prompts that are being computed. The locks of a node count the prompts through it; a node without locks is
+    removed."""
 
     def __init__(self) -> None:
         self._tree = RadixTree()
 
     def add(self, namespace: Hashable, ids: Ids) -> Node:
-        """To be given back with `remove`."""
+        """Adds a prompt. Returns its last node, for `remove`."""
         node = self._tree.root(namespace)
         found = self._tree.find(namespace, ids)
         assert found is not None
@@ -37,6 +38,6 @@ class PendingPrefixes:
                     self._tree.drop_empty_root(held)
 
     def is_worth_waiting(self, namespace: Hashable, ids: Ids, cached: int) -> bool:
-        """Whether somebody computes much more of this prompt than the `cached` tokens that are there."""
+        """Whether a running prefill covers at least WORTH_WAITING tokens of `ids` beyond the `cached` first tokens."""
         found = self._tree.find(namespace, ids)
         return found is not None and found.length >= cached + WORTH_WAITING

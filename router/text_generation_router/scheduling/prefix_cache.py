@@ -1,7 +1,7 @@
-"""Keys and values that are there already, by the token ids that lead to them.
+"""The prefix cache: finds the slots of keys and values that are computed already, by token ids.
 
-What enters has been confirmed by the answer of a step; the caller sees to that. What nobody holds is free memory that
-remembers something: it counts as such, and is given up, least recently used first, when slots are wanted.
+The caller adds only tokens that an answered step has confirmed. Tokens that no request holds count as free memory:
+when slots are wanted, they are evicted, least recently used first.
 """
 
 import heapq
@@ -19,23 +19,23 @@ class PrefixCache:
 
     def __init__(self, pool: TokenSlots) -> None:
         self.num_tokens = 0
-        self.num_evictable = 0  # held by nobody
+        self.num_evictable = 0  # tokens that no request holds
         self.version = 0  # changes whenever a sequence may match more or less than before
         self._pool = pool
         self._tree = RadixTree()
-        self._now = 0
-        # Leaves that nobody holds, by last use; entries whose leaf has changed since are skipped when they come up.
+        self._now = 0  # logical time of use
+        # Heap of leaves that no request holds, by last use. Entries whose leaf has changed since are skipped.
         self._leaves: list[tuple[int, int, Node]] = []
         self._pushed = 0
         self._num_nodes = 0
 
     def match(self, namespace: Hashable, ids: Ids) -> int:
-        """How many of the first tokens are here."""
+        """How many of the first tokens of `ids` are cached."""
         found = self._tree.find(namespace, ids)
         return found.length if found else 0
 
     def lock(self, namespace: Hashable, ids: Ids) -> tuple[Node, Slots]:
-        """Holds as much of the beginning of `ids` as there is; its slots. To be given back with `unlock`."""
+        """Locks the longest cached prefix of `ids`. Returns its last node, for `unlock`, and its slots."""
         node = self._node_at(self._tree.find(namespace, ids) or Found(self._tree.root(namespace), 0, 0))
         self._hold(node)
         return node, slots_to(node)
@@ -56,15 +56,14 @@ class PrefixCache:
         self._tree.drop_empty_root(node)
 
     def extend(self, held: Node, ids: Ids, slots: Slots) -> Node | None:
-        """More tokens of the sequence that is held at `held`: the tree owns their slots from now on, and the hold is at
-        the returned node. None, and nothing has changed: somebody else was first, and there is nothing to be gained
-        from holding the same twice."""
+        """Appends tokens to the sequence locked at `held`: the tree owns their slots from now on, and the lock moves to
+        the returned node. None: nothing changed, because another request has added the same first token already."""
         if int(ids[0]) in held.children:
             return None
         self.version += 1
         self.num_tokens += len(ids)
         if held.parent is not None and not held.children and held.locks == 1:
-            # Who holds a leaf alone makes it longer, so that chunks do not become nodes.
+            # A leaf with a single lock is lengthened, so that not every chunk becomes a node.
             held.ids, held.slots = np.concatenate([held.ids, ids]), np.concatenate([held.slots, slots])
             held.edits += 1
             return held
@@ -74,8 +73,8 @@ class PrefixCache:
         return leaf
 
     def insert(self, namespace: Hashable, ids: Ids, slots: Slots) -> int:
-        """A whole sequence that nobody needs any more. How many of its tokens were here before: of the others, and
-        only of them, the tree owns the slots from now on."""
+        """Adds a whole sequence that no request needs any more. Returns how many of its first tokens were cached
+        before; the tree owns the slots of the other tokens, and only those slots, from now on."""
         found = self._tree.find(namespace, ids) or Found(self._tree.root(namespace), 0, 0)
         known = found.length
         if known < len(ids):
@@ -86,7 +85,7 @@ class PrefixCache:
         return known
 
     def evict(self, count: int) -> None:
-        """Gives up at least `count` tokens, from the ends of sequences."""
+        """Evicts `count` tokens, from the ends of sequences."""
         assert count <= self.num_evictable
         self.version += 1
         while count > 0:
@@ -99,7 +98,7 @@ class PrefixCache:
             self._note_leaf(leaf)
 
     def _trim(self, leaf: Node, kept: int) -> None:
-        """Its first `kept` tokens stay. The parent of one that goes may be the next leaf."""
+        """Evicts all but the first `kept` tokens of a leaf. Without its last leaf, a parent becomes a leaf."""
         freed = leaf.slots[kept:]
         self._pool.release(freed)
         self.num_tokens -= len(freed)
@@ -115,8 +114,8 @@ class PrefixCache:
             self._note_leaf(parent)
 
     def forget(self, namespace: Hashable, ids: Ids, start: int) -> None:
-        """What a sequence computed from token `start` on is not worth keeping, nor what follows it: nobody finds it any
-        more from now on. What is held of it is given up when the last holder lets it go."""
+        """Makes a sequence unfindable from token `start` on, with all that follows it. Locked nodes are evicted when
+        the last lock is released."""
         found = self._tree.find(namespace, ids[: start + 1])
         if found is None or found.length <= start:
             return
@@ -130,7 +129,7 @@ class PrefixCache:
         return any(held.is_detached for held in node.path())
 
     def _sweep(self, top: Node) -> None:
-        """Gives up what nobody holds of it and of what is below it."""
+        """Evicts all nodes without locks from `top` down."""
         below = [top]
         for node in below:
             below.extend(node.children.values())
@@ -139,7 +138,7 @@ class PrefixCache:
                 self._trim(node, 0)
 
     def _node_at(self, found: Found) -> Node:
-        """The node that ends where the match ends."""
+        """The node that ends where the match ends, split off if necessary."""
         if found.inside == len(found.node):
             return found.node
         self._num_nodes += 1
@@ -167,6 +166,6 @@ def _is_evictable(node: Node) -> bool:
 
 
 def slots_to(node: Node) -> Slots:
-    """Of all tokens from the root to the end of `node`."""
+    """The slots of all tokens from the root to the end of `node`."""
     runs = [held.slots for held in node.path()]
     return np.concatenate(runs[::-1])

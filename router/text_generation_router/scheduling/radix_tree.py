@@ -1,7 +1,7 @@
-"""A tree over token ids: sequences that begin alike share nodes. What the nodes mean is for those who use it.
+"""A tree over token ids: sequences with equal first tokens share nodes. The users of the tree give nodes a meaning.
 
-A node stands for a run of tokens, and its slots, if it has any, lie beside them. A *lock* on a node holds it and all
-above it. Runs are compared as arrays, never token by token.
+A node stands for a run of tokens, and perhaps their slots. A *lock* on a node protects the node and all nodes above it.
+Runs are compared as arrays, never token by token.
 """
 
 from collections.abc import Hashable, Iterator
@@ -16,7 +16,7 @@ NOTHING: Ids = np.empty(0, dtype=np.int32)
 
 
 class Node:
-    """`ids` begin where the parent's end. Roots have none, and no parent, but the name of what they are the root of."""
+    """`ids` continue the sequence of the parent. A root has no ids and no parent, and knows its namespace."""
 
     __slots__ = ("children", "edits", "ids", "is_detached", "locks", "namespace", "parent", "slots", "used")
 
@@ -25,11 +25,11 @@ class Node:
         self.namespace = namespace
         self.ids = ids
         self.slots = slots
-        self.children: dict[int, Node] = {}  # by their first token
-        self.edits = 0  # changes of its end, or of what leads to it
-        self.is_detached = False  # its parent does not know it any more, so nobody finds it
+        self.children: dict[int, Node] = {}  # first token → child
+        self.edits = 0  # number of changes of its end, or of the tokens that lead to it
+        self.is_detached = False  # no longer a child of its parent, so no search finds the node
         self.locks = 0
-        self.used = 0  # when it was last let go, in the tree's own time
+        self.used = 0  # logical time of the last unlock
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -39,7 +39,7 @@ class Node:
         return self.parent is not None
 
     def path(self) -> "Iterator[Node]":
-        """It and all above it."""
+        """The node and all nodes above it, upwards."""
         node: Node | None = self
         while node is not None:
             yield node
@@ -48,7 +48,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """How far a sequence goes along the tree: `inside` tokens into `node`, `length` in all."""
+    """The longest match of a sequence in the tree: `inside` tokens into `node`, `length` tokens in all."""
 
     node: Node
     inside: int
@@ -56,7 +56,7 @@ class Found:
 
 
 class RadixTree:
-    """One tree for each namespace: nothing is shared between two of them."""
+    """One tree for each namespace. Different namespaces share no nodes."""
 
     def __init__(self) -> None:
         self._roots: dict[Hashable, Node] = {}
@@ -66,7 +66,7 @@ class RadixTree:
         return self._roots.setdefault(namespace, Node(None, NOTHING, NOTHING, namespace))
 
     def find(self, namespace: Hashable, ids: Ids) -> Found | None:
-        """None: nobody has used this namespace."""
+        """The longest match of `ids`. None: the namespace has no tree."""
         root = self._roots.get(namespace)
         if root is None:
             return None
@@ -84,7 +84,8 @@ class RadixTree:
         return Found(node, same, at)
 
     def split(self, node: Node, at: int) -> Node:
-        """The first `at` tokens of a node become its parent, which is returned. Whoever holds the node holds both."""
+        """Splits the first `at` tokens of a node off as its new parent, which is returned. All locks hold both
+        nodes."""
         parent = node.parent
         assert parent is not None and 0 < at < len(node)
         upper = Node(parent, node.ids[:at], node.slots[:at])
@@ -95,7 +96,7 @@ class RadixTree:
         return upper
 
     def add(self, parent: Node, ids: Ids, slots: Slots) -> Node:
-        """A new leaf below `parent`. Both arrays are the tree's from now on."""
+        """Adds a leaf below `parent`. The tree owns both arrays from now on."""
         leaf = Node(parent, ids, slots)
         assert int(ids[0]) not in parent.children
         parent.children[int(ids[0])] = leaf
@@ -110,7 +111,7 @@ class RadixTree:
         self.drop_empty_root(parent)
 
     def detach(self, node: Node) -> None:
-        """Nobody finds it any more, nor what is below it. Whoever holds some of it goes on holding all above it."""
+        """Makes the node and all nodes below it unfindable. Locks on them still protect all nodes above."""
         assert node.parent is not None and not node.is_detached
         del node.parent.children[int(node.ids[0])]
         node.is_detached = True
@@ -120,6 +121,6 @@ class RadixTree:
             below.extend(lost.children.values())
 
     def drop_empty_root(self, node: Node) -> None:
-        """If it is one, and nobody holds it."""
+        """Removes `node` if it is a root without children and locks."""
         if node.parent is None and not node.children and not node.locks:
             self._roots.pop(node.namespace, None)

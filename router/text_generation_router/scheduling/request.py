@@ -1,4 +1,4 @@
-"""What a request asks for, and what it is told: the values that pass between api, text, scheduling and engine."""
+"""Values that pass between api, text, scheduling and engine: what a request asks for, and the events it gets."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -20,7 +20,7 @@ class Sampling:
     """How tokens are chosen. The defaults are neutral: the most likely token."""
 
     temperature: float = 1.0
-    top_k: int = 0  # 0: off
+    top_k: int = 0  # tokens; 0: off
     top_p: float = 1.0
     typical_p: float = 1.0
     do_sample: bool = False
@@ -47,16 +47,17 @@ class GenerationRequest:
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    share: Share = field(default_factory=Share)  # whose share of the server it counts to
+    share: Share = field(default_factory=Share)  # the share of the server that the request is charged to
     priority: int = 0  # lower goes first, as in vLLM
     namespace: Namespace = ()  # prompts of different namespaces share no cached prefix
-    timeout_s: float | None = None  # from submission; then the engine ends it
+    timeout_s: float | None = None  # seconds from submission until the engine ends the request
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
     id: int
-    # Text this token adds; "" while a character is incomplete. The last token of a request carries what was held back.
+    # Text this token adds; "" while a character is incomplete. The last token of a request carries the text that was
+    # held back.
     text: str
     logprob: float
     special: bool
@@ -68,20 +69,20 @@ class Finish:
 
     reason: FinishReason
     generated_text: str  # without special tokens
-    generated_tokens: int  # the end-of-text token counts
+    generated_tokens: int  # including the end-of-text token
     seed: int | None  # None if the request was greedy
-    queue_s: float  # in the queue, until its first step was decided
+    queue_s: float  # from submission until the first step was decided
     inference_s: float  # from then to the last token
-    cached_tokens: int  # of the prompt, those whose KV was in the prefix cache when the request first started
+    cached_tokens: int  # prompt tokens found in the prefix cache at the first start
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One generated token; the last event of a request has `finish`. It has no token if the reason is DEADLINE."""
+    """One generated token. The last event of a request has `finish`, and no token if the reason is DEADLINE."""
 
     token: Token | None
-    # What the event adds to the generated text: the token's text. Without a token, or with a special one: what was held
-    # back before it.
+    # What the event adds to the generated text: the text of the token. Without a token, or with a special token, the
+    # text that was held back before.
     text: str
     top_tokens: tuple[Token, ...] = ()
     finish: Finish | None = None

@@ -1,4 +1,4 @@
-"""One request on its way: what it has said, what has been sent for it, what it holds."""
+"""The state of one request: its tokens, the steps that were sent for it, and the slots that it holds."""
 
 import sys
 from dataclasses import dataclass, field
@@ -21,14 +21,14 @@ NO_LENGTHS: Lengths = np.empty(0, dtype=np.int64)
 
 @dataclass(slots=True)
 class Holding:
-    """The slots of positions 0, 1, … of a request. It owns those that are not the prefix cache's."""
+    """The slots of positions 0, 1, … of a request. Each slot is owned by the request or by the prefix cache."""
 
     slots: Slots
-    is_cached: Flags  # the prefix cache owns it
-    node: Node | None  # what it holds of the cache, if there is one
-    count: int = 0
-    num_cached: int = 0
-    kept: int = 0  # so many first tokens have been offered to the cache
+    is_cached: Flags  # of each position: whether the prefix cache owns the slot
+    node: Node | None  # the locked node of the prefix cache; None without prefix caching
+    count: int = 0  # slots in use
+    num_cached: int = 0  # slots among them that the cache owns
+    kept: int = 0  # number of first tokens that the cache holds up to `node`
 
     @property
     def num_private(self) -> int:
@@ -55,7 +55,7 @@ class Holding:
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """`input_ids + output_ids` is the truth of a request: from it the request can be started again, anywhere.
+    """A request and its progress. From `input_ids + output_ids` alone it can be started again, on any shards.
 
     What is *sent* runs ahead of what is *confirmed* (`output_ids`), because a step is decided before the one ahead of
     it has answered.
@@ -64,28 +64,28 @@ class Running:
     id: int  # also the order of arrival
     request: GenerationRequest
     output_ids: list[int] = field(default_factory=list)
-    holding: Holding | None = None  # while it runs, and until the last step that carries it has answered
-    prefill_to: int = 0  # length of the history that a (re)start computes
-    prefilled: int = 0  # how much of it has been sent
+    holding: Holding | None = None  # while running or leaving
+    prefill_to: int = 0  # tokens of the history that the last (re)start computes
+    prefilled: int = 0  # tokens of the history that are cached or in sent chunks
     num_computed: int = 0  # tokens whose keys and values an answered step has confirmed
     num_sent: int = 0  # output tokens whose step has been sent, confirmed or not
-    num_sent_at_start: int = 0
-    last_step: int = 0  # the last step sent that contains it
+    num_sent_at_start: int = 0  # `num_sent` at the last (re)start
+    last_step: int = 0  # number of the last sent step that carries the request
     blame: Blame = field(default_factory=Blame)
     ended: bool = False
-    paused: bool = False  # its reader is so far behind that it gets no more tokens for now
-    has_begun: bool = False  # it has run, and may have been put back
-    computed_from: int = sys.maxsize  # tokens that each of its starts found in the cache, at least
-    cached_tokens: int = 0  # of the prompt, found in the prefix cache when it began
-    expected: Lengths = field(default_factory=lambda: NO_LENGTHS)  # draws of how many tokens it will have made
-    seat: int = 0  # where they are while it runs
-    estimate: int = 0  # the mean of them when it began
-    waited_for: str = ""  # what last kept it in the queue
-    is_good: bool = True  # what was computed for it may be kept
-    is_known_to_shards: bool = False  # its first chunk has been sent
-    most_computed: int = 0  # so much of it had been computed when it was last put back
-    num_tokens: int = 0  # prompt and output
-    tenant: Tenant = field(default_factory=lambda: Tenant(Owner(0.0)))  # whose counter it moves; the queue gives it
+    paused: bool = False  # gets no tokens for now, because its client reads too slowly
+    has_begun: bool = False  # has joined at least once
+    computed_from: int = sys.maxsize  # fewest cached tokens that any of its starts found
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first start
+    expected: Lengths = field(default_factory=lambda: NO_LENGTHS)  # sampled final output lengths
+    seat: int = 0  # while it runs: row of `Futures` with the sampled lengths
+    estimate: int = 0  # mean sampled length at the first start, in tokens
+    waited_for: str = ""  # why the request last stayed in the queue
+    is_good: bool = True  # keys and values computed for the request may stay in the cache
+    is_known_to_shards: bool = False  # the first chunk has been sent, so the shards have a row
+    most_computed: int = 0  # computed tokens at the last release of the slots
+    num_tokens: int = 0  # prompt and output tokens
+    tenant: Tenant = field(default_factory=lambda: Tenant(Owner(0.0)))  # the account to charge; set by the queue
     _ids: Ids = field(default_factory=lambda: NOTHING)
 
     def __post_init__(self) -> None:
@@ -94,36 +94,37 @@ class Running:
 
     @property
     def history(self) -> Ids:
-        """Prompt and output."""
+        """Token ids of prompt and output."""
         return self._ids[: self.num_tokens]
 
     @property
     def most_slots(self) -> int:
-        """At its longest: nobody needs the keys of the last token."""
+        """Slots at the greatest length. The last token needs no slot: no later token attends to it."""
         return len(self.request.input_ids) + self.request.max_new_tokens - 1
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens of its history whose chunks are still to be sent."""
+        """Tokens of the history whose chunks are still to be sent."""
         return self.prefill_to - self.prefilled
 
     @property
     def wants_token(self) -> bool:
-        """Whether another decode step may carry it: somebody reads, and its end is not yet on its way."""
+        """Whether another decode step may carry the request: prefilled, not paused, and the last token not sent yet."""
         return self.prefilled >= self.prefill_to and self.num_sent < self.request.max_new_tokens and not self.paused
 
     @property
     def is_ending(self) -> bool:
-        """Its last token is on its way."""
+        """Whether the step that makes the last token has been sent."""
         return self.num_sent == self.request.max_new_tokens
 
     @property
     def slots(self) -> Slots:
-        """As many as it holds, in order of position."""
+        """The slots in use, in order of position."""
         return self.holding.slots[: self.holding.count] if self.holding else NOTHING
 
     def start(self, node: Node | None, cached: Slots) -> None:
-        """Ready for a prefill of what the cache does not have of everything it has said so far."""
+        """Prepares a prefill of the history, without its first tokens, whose slots are `cached` and locked at
+        `node`."""
         size = len(self.request.input_ids) + self.request.max_new_tokens
         if len(self._ids) < size:
             self._ids = np.append(self._ids, np.empty(size - len(self._ids), dtype=np.int32))
@@ -138,13 +139,13 @@ class Running:
         self.is_known_to_shards = False
 
     def begin(self, expected: Lengths) -> None:
-        """It has joined, and is expected to have made so many tokens in the end."""
+        """The request has joined. `expected`: sampled final output lengths, in tokens."""
         if not self.has_begun:
             self.cached_tokens, self.estimate = self.prefilled, round(float(expected.mean()))
         self.has_begun = True
 
     def add_token(self, token_id: int) -> None:
-        """A confirmed one. Its own keys are computed by the step that it goes into."""
+        """Adds a confirmed token. Its keys and values are computed by the next step, whose input it is."""
         self._ids[self.num_tokens] = token_id
         self.num_computed = self.num_tokens
         self.num_tokens += 1
@@ -152,7 +153,7 @@ class Running:
         self.blame.note_token()
 
     def add_tokens(self, token_id: int, count: int) -> None:
-        """The same one several times over."""
+        """Adds the same confirmed token `count` times."""
         self._ids[self.num_tokens : self.num_tokens + count] = token_id
         self.num_tokens += count
         self.num_computed = self.num_tokens - 1

@@ -1,11 +1,11 @@
-"""Decides each step: who joins, who goes on, who leaves, and which slots the new tokens get.
+"""Decides each step: which requests join, go on and leave, and which token slots the new tokens get.
 
 The rules are in ARCHITECTURE.md, section 5: a step is decided without knowing the tokens of the step before it; slots
 return when the last step that contains their request has answered; after a failed step all requests start again.
 
-A request is one of four: *waiting* in the queue, holding nothing; *running*, with a row and slots; *leaving*, ended or
-preempted while a step that carries it is under way, so that it holds its slots still; *gone*. Rows of those who left
-are *departed* until the shards are told.
+A request is in one of four states: *waiting* in the queue, without a row or slots; *running*, with a row in the shards
+and token slots; *leaving*, ended or preempted but still with slots, because an unanswered step carries it; *gone*. The
+row of a request that left is *departed* until a filter step removes it from the shards.
 """
 
 from collections import deque
@@ -29,26 +29,26 @@ from text_generation_router.scheduling.step import Chunk, ClearStep, FilterStep,
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """What has happened since the start. Tokens, but for `preemptions`."""
+    """Counts since the router started: all in tokens, except `preemptions`."""
 
     preemptions: int = 0
-    recomputed_tokens: int = 0  # computed once before, and lost
-    prefix_hit_tokens: int = 0  # of prompts, found in the prefix cache
-    prefilled_tokens: int = 0  # in chunks that were sent
+    recomputed_tokens: int = 0  # tokens prefilled again after a preemption or a loss of the shards
+    prefix_hit_tokens: int = 0  # prompt tokens found in the prefix cache
+    prefilled_tokens: int = 0  # tokens in the chunks that were sent
 
 
 class Scheduler:
     def __init__(self, limits: Limits, seed: int = 0) -> None:
-        """`seed` is that of the futures that admission draws."""
+        """`seed` seeds the random output lengths that admission draws."""
         self.limits = limits
         self.counters = SchedulerCounters()
         self._admission = AdmissionControl(limits.admission, seed)
         self._queue = Queue(lambda request: self._memory.cached_length(request), limits.priority_between_tenants)
-        self._running: dict[int, Running] = {}  # hold a row and slots, in order of joining
-        self._leaving: list[Running] = []  # ended or preempted; their last step has not answered
-        self._departed: set[int] = set()  # their rows are still in the shards
-        self._sent: deque[ForwardStep] = deque()  # not answered yet
-        self._num_joined = 0  # since the last forward step
+        self._running: dict[int, Running] = {}  # id → running request, in order of joining
+        self._leaving: list[Running] = []  # ended or preempted requests whose last step has not answered
+        self._departed: set[int] = set()  # ids of requests that left, with a row still in the shards
+        self._sent: deque[ForwardStep] = deque()  # steps that have not answered yet
+        self._num_joined = 0  # requests that joined since the last forward step
         self._next_id = 1
         self._begin(limits.capacity)
 
@@ -69,7 +69,7 @@ class Scheduler:
 
     @property
     def num_held(self) -> int:
-        """Slots that requests need: theirs, and what they hold of the prefix cache."""
+        """Slots in use by requests: private slots, and slots of the prefix cache that a request holds."""
         return self._memory.num_held
 
     @property
@@ -90,20 +90,20 @@ class Scheduler:
 
     @property
     def num_reserved(self) -> int:
-        """Slots that those who run may come to hold."""
+        """Slots that the running requests would hold at their greatest lengths."""
         return sum(request.most_slots for request in self._running.values())
 
     @property
     def num_steps(self) -> int:
-        """Steps that have been decided since the shards are there."""
+        """Steps decided since the shards were last (re)started."""
         return self._next_number - 1
 
     def can_hold(self, request: Running) -> bool:
-        """Whether it fits when it is alone."""
+        """Whether the request fits into the memory when no other request runs."""
         return request.most_slots <= self.limits.capacity
 
     def steps_until_start(self) -> float:
-        """Of a request that arrives now and waits behind all others: a coarse forecast, which changes nothing."""
+        """Forecast: after how many steps a request that arrives now starts, if it waits behind all others."""
         running = self._admission.stays(list(self._running.values()))
         waiting = self._admission.stays(list(self._queue.waiting()))
         limits = self.limits
@@ -114,7 +114,7 @@ class Scheduler:
         return not (self._queue or self._running or self._leaving)
 
     def add(self, request: GenerationRequest) -> Running:
-        """Queues a request that fits the limits."""
+        """Queues a request that validation found to fit the limits."""
         running = Running(self._next_id, request)
         assert self.can_hold(running), "validation lets through what can never fit"
         self._next_id += 1
@@ -124,8 +124,10 @@ class Scheduler:
         return running
 
     def end(self, request: Running, answered: int, finished: bool = True, is_good: bool = True) -> None:
-        """It is over, running or waiting. `answered` is the newest step that has answered; `finished`: by itself, so
-        that its length says something about others; not `is_good`: nothing that was computed for it is to be kept."""
+        """Ends a running or waiting request. `answered`: number of the newest step that has answered.
+
+        `finished`: the request reached its own end, so its output length trains the length estimate.
+        `is_good=False`: keys and values computed for the request must not be found in the prefix cache."""
         if request.ended:
             return
         request.ended, request.is_good = True, is_good
@@ -140,7 +142,7 @@ class Scheduler:
             self._memory.forget_match(request)
 
     def next_step(self) -> Step | None:
-        """The next call to the shards; None when there is nothing to do until something answers or arrives."""
+        """The next call to the shards. None: nothing to send before a step answers or a request arrives."""
         if not self._departed:
             self._join()
         return self._drop_rows() if self._departed else self._forward()
@@ -159,9 +161,10 @@ class Scheduler:
             return None
         running = self._running.values() if suspect is None else [suspect]
         prefilling = [r for r in running if r.prefilled < r.prefill_to]
-        # A suspect's next token is not asked for before its first one is there: others may go on then.
+        # A suspect makes one token alone. Its second token is not sent before the first is confirmed, because the other
+        # requests may go on from then.
         decoding = self._with_room([r for r in running if r.wants_token]) if suspect is None else []
-        prefilling = [r for r in prefilling if r.id in self._running]  # one of them may just have made room
+        prefilling = [r for r in prefilling if r.id in self._running]  # `_with_room` may have preempted some
         if not (prefilling or decoding):
             return None
         number = self._take_number()
@@ -182,7 +185,7 @@ class Scheduler:
         return step
 
     def _is_anybody_else_aboard(self, suspect: Running) -> bool:
-        """A loss is held against a suspect only if no step of another request could have caused it."""
+        """Whether an unanswered step carries another request: that request could be the cause of a loss too."""
         return any(request_id != suspect.id for step in self._sent for request_id in step.request_ids)
 
     def _count_start(self, request: Running) -> None:
@@ -193,8 +196,8 @@ class Scheduler:
             self.counters.prefix_hit_tokens += request.prefilled
 
     def _with_room(self, decoding: list[Running]) -> list[Running]:
-        """As many as there are slots for. If nobody is about to give some back, one that has cost least is preempted,
-        and another, until there is room for the rest."""
+        """The requests of `decoding` that get a slot for their next token. If the slots of leaving and ending requests
+        will not be enough for the rest, running requests are preempted until the others fit (see `_victim`)."""
         memory = self._memory
         while (missing := len(decoding) - memory.num_available) > 0:
             ending = [request for request in self._running.values() if request.is_ending]
@@ -207,14 +210,15 @@ class Scheduler:
         return decoding
 
     def _victim(self) -> Running | None:
-        """Who has the least work to lose, and nobody who is alone. One whose reader is slow goes first."""
+        """The running request to preempt: a paused one first, then the one with the fewest slots of its own, then the
+        newest. None if fewer than two requests run, or all are about to end."""
         if len(self._running) < 2:
             return None
         able = (request for request in self._running.values() if not request.is_ending)
         return min(able, key=lambda r: (not r.paused, self._memory.num_exclusive(r), -r.id), default=None)
 
     def _preempt(self, request: Running) -> None:
-        """Its memory is wanted. It goes on, from where it stood, when there is room again."""
+        """Takes the request's row and slots away. The request joins again, with all its tokens, when there is room."""
         self.counters.preemptions += 1
         self._leave(request, self._answered)
 
@@ -255,7 +259,7 @@ class Scheduler:
         return number
 
     def confirm(self, request_id: int, token_id: int) -> Running | None:
-        """A step has answered with this token. None: the request ended while the step was under way."""
+        """Adds the token that a step answered with. None: the request ended while the step was under way."""
         request = self._aboard(request_id)
         if request is None or request.ended:
             return None
@@ -264,8 +268,8 @@ class Scheduler:
         return request
 
     def answered(self, number: int) -> None:
-        """Step `number`, and with it every earlier one, has answered: its chunks are computed, and the slots of those
-        who left with it are free."""
+        """Step `number` and every earlier step have answered: their chunks are computed, and requests that left during
+        these steps release their slots."""
         while self._sent and self._sent[0].number <= number:
             for chunk in self._sent.popleft().chunks:
                 self._confirm_chunk(chunk)
@@ -285,19 +289,20 @@ class Scheduler:
             self._memory.prefill_done(request)
 
     def _aboard(self, request_id: int) -> Running | None:
-        """It runs, or it is leaving."""
+        """The running or leaving request with this id, if there is one."""
         running = self._running.get(request_id)
         return running if running is not None else next((r for r in self._leaving if r.id == request_id), None)
 
     def clear(self) -> ClearStep:
-        """The step that empties the shards, after a failed one."""
+        """The step that drops every row of the shards, after a step has failed."""
         return ClearStep(self._take_number())
 
     def put_back(self, unanswered: Iterable[ForwardStep]) -> list[Running]:
-        """When no step is in flight and the shards' rows are void: everybody starts again from what is confirmed.
+        """After a loss, with all rows of the shards void and no step in flight: puts all running and leaving requests
+        back into the queue, with their confirmed tokens.
 
-        The cause lies in one of the `unanswered` steps, or outside. Requests that this loss ends (see `blame.py`) are
-        returned.
+        One of the `unanswered` steps caused the loss, or something outside. Returns the requests that this loss ends
+        (see `blame.py`).
         """
         given_up = self._blame(reaches(unanswered))
         for request in given_up:
@@ -322,9 +327,9 @@ class Scheduler:
         return [request for request in aboard.values() if request.blame.ends_request]
 
     def begin_epoch(self, capacity: int) -> list[Running]:
-        """New shards, with room for `capacity` tokens and nothing in it. Everybody waits (see `put_back`).
+        """Starts with new, empty shards of `capacity` token slots. All requests must be waiting (see `put_back`).
 
-        Those that do not fit any more are given up, and returned.
+        Ends and returns the waiting requests that do not fit into the new capacity.
         """
         assert not (self._running or self._leaving), "rows of the last epoch"
         self._begin(capacity)
@@ -335,7 +340,7 @@ class Scheduler:
         return given_up
 
     def _release(self, request: Running) -> None:
-        """All it holds, now that no step needs it any more."""
+        """Gives the slots of a request back. No unanswered step may carry the request."""
         before = self._memory.num_available
         self._memory.release(request)
         self._joining.retry(self._memory.num_available - before)
@@ -343,7 +348,8 @@ class Scheduler:
             self._queue.put_back(request)
 
     def books(self) -> str | None:
-        """What is wrong with them: every slot is free, cached, or one request's, and who is idle holds none."""
+        """Checks the accounts of the token slots: what is wrong, or None. Each slot is free, or cached, or owned by one
+        request, and while no request runs or leaves, no cached slot is held."""
         slots, cache = self.slots, self.cache
         aboard = [*self._running.values(), *self._leaving]
         private = sum(request.holding.num_private for request in aboard if request.holding)
@@ -354,8 +360,8 @@ class Scheduler:
         return None
 
     def quiet_steps(self) -> int:
-        """How many decode steps from the next one on carry the same rows as those in flight and nothing else, and end
-        nobody, as long as nothing arrives, ends early or is cancelled. 0: the next one is no such step."""
+        """Number of coming decode steps that carry exactly the rows of the steps in flight and end no request, provided
+        that no request arrives, ends early or is cancelled meanwhile. 0: the next step is different."""
         rows, sent = len(self._running), self._sent
         if not rows or self._departed or self._leaving or not all(r.wants_token for r in self._running.values()):
             return 0
@@ -365,8 +371,9 @@ class Scheduler:
         return max(0, min(left, self._memory.num_available // rows, self._joining.quiet_steps(self._running)))
 
     def jump(self, steps: int, token_of: Callable[[Running], int]) -> None:
-        """As if `steps` (of `quiet_steps`) more steps had been decided and as many had answered, with the same token
-        each. Those in flight are still in flight, and their numbers have grown by `steps`."""
+        """Advances the state by `steps` decode steps, at most `quiet_steps()`, as if they had been decided and
+        answered: each running request gets the token `token_of(request)` `steps` times. Steps in flight stay in
+        flight, and their numbers grow by `steps`."""
         self._sent = deque(replace(step, number=step.number + steps) for step in self._sent)
         self._next_number += steps
         self._answered += steps

@@ -1,4 +1,4 @@
-"""Whose share of the server a request counts to."""
+"""The share of the server that a request is charged to."""
 
 from dataclasses import dataclass
 
@@ -8,5 +8,5 @@ class Share:
     """Shares of the server are equal first between owners, then between the tenants of one owner. Not for logs: both
     may be a person's name or address."""
 
-    owner: str = ""  # who the server knows the client to be: an API key's name, or a peer address
-    tenant: str = ""  # what the client says in `X-Tenant`
+    owner: str = ""  # name of the client's API key, or its peer address
+    tenant: str = ""  # value of the `X-Tenant` header

@@ -1,6 +1,6 @@
-"""The pool of token slots: which are free. A slot is the place of one token's keys and values in a shard.
+"""The pool of free token slots. A slot is the place of one token's keys and values in a shard.
 
-Each other slot has one owner, a request or a node of the prefix cache; what they share is counted there, by locks.
+Each slot in use has one owner: a request, or a node of the prefix cache. Nodes count the requests that share them.
 """
 
 import numpy as np
@@ -8,17 +8,17 @@ import numpy.typing as npt
 
 Slots = npt.NDArray[np.int32]
 
-# From how many on an allocation looks for runs, and among how many times as many free ones.
+# An allocation of at least LARGE slots first sorts LOOKED_AT times as many free slots, so that it gets runs.
 LARGE, LOOKED_AT = 16, 4
 
 
 class TokenSlots:
-    """Slots 0 … capacity - 1. A stack of free ones, whose top is sorted before many are taken: prompts come to lie in
-    runs, as far as there are any."""
+    """Slots 0 … capacity - 1. The free ones are a stack, whose top is sorted before a large allocation: prompts then
+    get runs of adjacent slots, if there are any."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        # Taken from the end; descending, so that slots come out in ascending runs.
+        # Slots are taken from the end. The order is descending, so that allocations ascend.
         self._free = np.arange(capacity - 1, -1, -1, dtype=np.int32)
         self._num_free = capacity
         self._is_free = np.ones(capacity, dtype=np.bool_)
@@ -33,7 +33,7 @@ class TokenSlots:
         return self.capacity - self._num_free
 
     def allocate(self, count: int) -> Slots:
-        """The caller has made sure that they are there."""
+        """Takes `count` slots. At least `count` must be free."""
         assert count <= self._num_free, f"{count} slots wanted, {self._num_free} free: admission is wrong"
         if count >= LARGE and not self._in_order:
             self._sort_top(count * LOOKED_AT)
@@ -44,7 +44,7 @@ class TokenSlots:
         return slots
 
     def release(self, slots: Slots) -> None:
-        """Distinct ones."""
+        """Gives slots back. They must be distinct and in use."""
         assert not self._is_free[slots].any(), "a slot was released twice"
         self._is_free[slots] = True
         self._free[self._num_free : self._num_free + len(slots)] = slots[::-1]

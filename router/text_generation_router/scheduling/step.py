@@ -1,4 +1,5 @@
-"""What the scheduler decides, as values. The engine turns each into one call to the shards, in order of `number`."""
+"""Steps: the decisions of the scheduler. The engine turns each step into one call to the shards, in order of
+`number`."""
 
 from dataclasses import dataclass
 
@@ -11,10 +12,10 @@ BATCH_ID = 1
 
 @dataclass(frozen=True, slots=True)
 class FirstChunk:
-    """What a shard learns once about a request."""
+    """What a shard learns about a request, once, with its first chunk."""
 
-    ids: tuple[int, ...]  # the whole history: prompt, then output if it is resumed
-    slots: Slots  # of every position of the history
+    ids: tuple[int, ...]  # the whole history: prompt, then output if the request is resumed
+    slots: Slots  # the slot of every position of the history
     prompt_length: int
     sampling: Sampling
     greedy: bool
@@ -22,7 +23,8 @@ class FirstChunk:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Positions start … end - 1 of a request's history; a `last` chunk gets a token."""
+    """Positions start … end - 1 of a request's history. A `last` chunk ends the history, and the shards sample a
+    token."""
 
     request_id: int
     start: int
@@ -33,14 +35,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ForwardStep:
-    """One token for each of `decode_ids`, whose input tokens go into `decode_slots`, fused with chunks of prompts."""
+    """Decodes one token for each request of `decode_ids`, and computes chunks of prompts. `decode_slots`: for each of
+    these requests, the slot of its input token."""
 
     number: int
     decode_ids: tuple[int, ...]
     decode_slots: Slots
     chunks: tuple[Chunk, ...]
     joined: int = 0  # requests that begin with this step
-    concat_reason: str | None = None  # why they joined running ones, in TGI's words
+    concat_reason: str | None = None  # why these requests joined running ones, in TGI's words
 
     @property
     def method(self) -> str:
@@ -53,7 +56,8 @@ class ForwardStep:
 
 @dataclass(frozen=True, slots=True)
 class FilterStep:
-    """The rows of all others leave the shards. None to keep: the batch goes."""
+    """Removes all rows from the shards except those of the requests in `keep`. If `keep` is empty, the batch is
+    removed."""
 
     number: int
     keep: tuple[int, ...]
@@ -61,7 +65,7 @@ class FilterStep:
 
 @dataclass(frozen=True, slots=True)
 class ClearStep:
-    """All rows go."""
+    """Removes all rows from the shards."""
 
     number: int
 

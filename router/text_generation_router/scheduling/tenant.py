@@ -1,13 +1,13 @@
-"""What owners and their tenants have been served, and how many requests they have running and waiting."""
+"""Accounts of owners and their tenants: tokens served, and numbers of running and waiting requests."""
 
 from text_generation_router.scheduling.share import Share
 
-# A generated token counts as two tokens of a prompt: about what it costs (Sheng et al., VTC).
+# A generated token is charged as two prompt tokens, which is about its cost (Sheng et al., VTC).
 OUTPUT_WEIGHT = 2
 
 
 class Account:
-    """The virtual token counter `served` only grows."""
+    """Counts of one owner or tenant. The virtual token counter `served` never falls."""
 
     __slots__ = ("num_running", "num_waiting", "served", "waiting_tokens")
 
@@ -15,16 +15,17 @@ class Account:
         self.served = served
         self.num_running = 0
         self.num_waiting = 0
-        self.waiting_tokens = 0  # of the requests that wait
+        self.waiting_tokens = 0  # prompt and output tokens of the waiting requests
 
     def may_wait(self, tokens: int, part: int) -> bool:
-        """Whether `tokens` more are within its part of what may wait. One request may always wait."""
+        """Whether a request of `tokens` tokens may wait, if at most `part` tokens of this account may. One request
+        always may."""
         return not self.num_waiting or self.waiting_tokens + tokens <= part
 
     def is_owed_by(self, running: int) -> bool:
-        """Whether an account with `running` running requests gives up one of them for this account: the rest is more
-        than twice as many as this account has. Were it less, accounts of about the same size would send each other's
-        requests away in turn."""
+        """Whether an account with `running` running requests gives up one of them for this account: the rest must be
+        more than twice the running requests of this account. With a smaller factor, accounts of about the same size
+        would preempt each other's requests in turn."""
         return running - 1 > 2 * self.num_running
 
     @property
@@ -33,16 +34,16 @@ class Account:
 
 
 class Owner(Account):
-    """The sums over its tenants."""
+    """The account of an owner: sums over its tenants."""
 
     __slots__ = ("floor", "num_tenants_running", "num_tenants_waiting", "tenants")
 
     def __init__(self, served: float) -> None:
         super().__init__(served)
-        self.tenants: dict[str, Tenant] = {}  # also idle ones, whose counters are remembered
+        self.tenants: dict[str, Tenant] = {}  # by name; idle tenants too, for their counters
         self.num_tenants_running = 0
         self.num_tenants_waiting = 0
-        self.floor = 0.0  # the counter of the tenant that was served last
+        self.floor = 0.0  # `served` of the tenant whose request joined last
 
 
 class Tenant(Account):
@@ -54,11 +55,11 @@ class Tenant(Account):
 
     @property
     def is_crowded_out(self) -> bool:
-        """It has nothing running, while another tenant of its owner has several requests running."""
+        """Whether this tenant has no running request, while another tenant of its owner has several."""
         return not self.num_running and self.owner.num_running > self.owner.num_tenants_running
 
     def waits(self, tokens: int) -> None:
-        """One more of its requests waits, of so many tokens."""
+        """One more request of this tenant waits, with `tokens` tokens."""
         self.owner.num_tenants_waiting += not self.num_waiting
         for account in (self, self.owner):
             account.num_waiting += 1
@@ -71,7 +72,7 @@ class Tenant(Account):
         self.owner.num_tenants_waiting -= not self.num_waiting
 
     def starts(self) -> None:
-        """One of its requests has joined."""
+        """One request of this tenant has joined."""
         self.owner.num_tenants_running += not self.num_running
         self.num_running += 1
         self.owner.num_running += 1
@@ -87,11 +88,11 @@ class Tenant(Account):
 
 
 class Accounts:
-    """All owners and tenants that have requests, and about `max_idle` of those that have none any more."""
+    """All owners and tenants with requests. Beyond `max_idle` tenants, those without requests are forgotten."""
 
     def __init__(self, max_idle: int) -> None:
         self.owners: dict[str, Owner] = {}
-        self.floor = 0.0  # the counter of the owner that was served last
+        self.floor = 0.0  # `served` of the owner whose request joined last
         self._max_idle = max_idle
         self._num_tenants = 0
 
@@ -107,13 +108,13 @@ class Accounts:
         return tenant
 
     def note_served(self, tenant: Tenant) -> None:
-        """It was served just now: whoever comes anew begins with its counter."""
+        """A request of `tenant` joined just now: new owners and tenants begin with its counters."""
         tenant.owner.floor = tenant.served
         self.floor = tenant.owner.served
 
     def may_wait(self, share: Share, tokens: int, most: int) -> bool:
-        """Whether `tokens` more are within the share's equal part of `most`: equal for all owners that have requests
-        waiting, and within an owner for all its tenants that have."""
+        """Whether `tokens` more waiting tokens are within the share's equal part of `most`. Owners with waiting
+        requests have equal parts, and within an owner its tenants with waiting requests."""
         owner = self.owners.get(share.owner)
         if owner is None or not owner.num_waiting:
             return True

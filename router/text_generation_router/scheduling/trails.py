@@ -1,8 +1,8 @@
-"""Long ways through a radix tree that have been gone before, so that the next one need not be gone node by node.
+"""Remembers long paths through a radix tree, so that the next search need not walk them node by node.
 
 A client that sends its text after every keystroke makes a node of each keystroke. Its next text follows the last one
-through thousands of nodes of a few tokens each: one comparison of both texts says how far, and the search goes on from
-there.
+through thousands of nodes of a few tokens each. A single comparison of both texts says how far they agree, and the
+search goes on from there.
 """
 
 from bisect import bisect_right
@@ -15,16 +15,16 @@ import numpy.typing as npt
 
 Ids = npt.NDArray[np.int32]
 
-# Ways through fewer nodes are not remembered: to go them costs about as much as to compare a text.
+# Paths of up to LONG nodes are not remembered: walking them costs about as much as comparing two texts.
 LONG = 32
-# Ways that are remembered, and of those at most so many that begin with the same tokens.
+# At most MAX_TRAILS paths are remembered, and at most MAX_ALIKE of them with the same first tokens.
 MAX_TRAILS, MAX_ALIKE = 64, 4
-# So many first tokens say which remembered ways are looked at.
+# A search compares only remembered paths with the same FIRST first tokens.
 FIRST = 8
 
 
 class TrailNode(Protocol):
-    """A node. The tokens that lead to its end stay the same while it is in the tree and `edits` does not change."""
+    """A node. The tokens from the root to its end stay the same while it is in the tree and `edits` does not change."""
 
     edits: int
 
@@ -38,24 +38,24 @@ P = TypeVar("P", bound=TrailNode)
 
 
 class Trail(Generic[P]):
-    """The nodes that a sequence has gone through from their beginnings to their ends."""
+    """The nodes that a sequence of tokens matched in full, from the root down."""
 
     __slots__ = ("edits", "ends", "ids", "key", "nodes")
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
-        self.ids: Ids = np.empty(0, dtype=np.int32)  # at least as far as the last end
+        self.ids: Ids = np.empty(0, dtype=np.int32)  # token ids, at least up to the last end
         self.nodes: list[P] = []
-        self.edits: list[int] = []  # of each node then
-        self.ends: list[int] = []  # of each node, in tokens from the root
+        self.edits: list[int] = []  # `edits` of each node at that time
+        self.ends: list[int] = []  # end of each node, in tokens from the root
 
     def common(self, ids: Ids) -> int:
-        """How many nodes of it `ids` goes through, too, if nothing has changed since."""
+        """How many nodes of the trail `ids` matches in full, if no node has changed since."""
         return bisect_right(self.ends, common_length(self.ids, ids))
 
     def valid(self, count: int) -> int:
-        """How many of the first `count` nodes are still what they were. As sequences change at their ends only, nothing
-        behind a node that has changed is what it was."""
+        """How many of the first `count` nodes are unchanged. Sequences change only at their ends, so behind a changed
+        node no node is unchanged."""
         if not count or self._is_valid(count - 1):
             return count
         return bisect_right(range(count), False, key=lambda i: not self._is_valid(i))
@@ -65,7 +65,7 @@ class Trail(Generic[P]):
         return node.is_in_tree and node.edits == self.edits[i]
 
     def cut(self, count: int) -> None:
-        """Its first `count` nodes stay."""
+        """Drops all but the first `count` nodes."""
         del self.nodes[count:], self.edits[count:], self.ends[count:]
 
     def copy(self, count: int) -> "Trail[P]":
@@ -89,7 +89,7 @@ class Trails(Generic[P]):
         self._by_use: OrderedDict[Trail[P], None] = OrderedDict()
 
     def longest(self, namespace: Hashable, ids: Ids) -> tuple[Trail[P] | None, int]:
-        """The one that `ids` follows furthest, and through how many of its nodes."""
+        """The trail that `ids` follows furthest, and how many of its nodes `ids` matches in full."""
         if not self._trails:
             return None, 0
         best, most = None, 0
@@ -103,7 +103,7 @@ class Trails(Generic[P]):
         return best, most
 
     def note(self, namespace: Hashable, ids: Ids, trail: Trail[P] | None, followed: int, walked: list[P]) -> None:
-        """`ids` has followed `trail` through so many nodes, and then gone through `walked` on its own."""
+        """Remembers a search: `ids` matched the first `followed` nodes of `trail`, and then the nodes `walked`."""
         if trail is not None:
             self._by_use.move_to_end(trail)
             if len(trail.nodes) - followed <= self._long:
@@ -136,7 +136,7 @@ def _key(namespace: Hashable, ids: Ids) -> Hashable:
 
 
 def common_length(one: Ids, other: Ids) -> int:
-    """How many tokens two sequences have in common at their beginnings."""
+    """Number of equal first tokens of two sequences."""
     shorter = min(len(one), len(other))
     different = one[:shorter] != other[:shorter]
     at = int(different.argmax()) if shorter else 0

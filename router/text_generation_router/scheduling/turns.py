@@ -1,4 +1,5 @@
-"""Whose turn it is among members that are served: the one that has been served the fewest tokens."""
+"""Members (owners or tenants) take turns: the next turn belongs to the member that has been served the fewest
+tokens."""
 
 import heapq
 from collections.abc import Iterator
@@ -14,15 +15,15 @@ class Member(Protocol):
 
 M = TypeVar("M", bound=Member)
 
-# Entries of members that have left are cleared out when there are this many more than twice the members.
+# The heap drops the entries of members that left once it has more than 2 × members + SPARE_ENTRIES entries.
 SPARE_ENTRIES = 64
 
 
 class FairTurns(Generic[M]):
     """Members by name, in order of their counters; at a tie the one with fewer running requests is first.
 
-    Counters grow all the time, and far more often than anybody asks for the first member. As they never become less,
-    an entry of the heap that is out of date comes up too early at worst, and is then put where it belongs.
+    Counters grow far more often than `first` is called. As they never fall, an outdated entry of the heap comes up too
+    early at worst, and is then moved to its place.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class FairTurns(Generic[M]):
         del self._members[name]
 
     def first(self) -> M | None:
-        """Of those that are not set aside."""
+        """The member whose turn it is, among members that are not set aside."""
         while self._heap:
             served, num_running, _, name, member = self._heap[0]
             if self._members.get(name) is not member:
@@ -63,7 +64,7 @@ class FairTurns(Generic[M]):
         return None
 
     def set_aside(self) -> None:
-        """The first one, until `restore`."""
+        """Takes the first member out until `restore`."""
         assert self.first() is not None
         self._aside.append(heapq.heappop(self._heap)[-2:])
 
