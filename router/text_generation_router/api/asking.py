@@ -1,6 +1,6 @@
-"""From the bytes of a body to what is asked for: parsed, checked, refused by name.
+"""Reads a request body: parses the JSON, checks its fields, refuses unsupported fields by name.
 
-Pure: small bodies are read by it on the event loop, large ones in a child process (`reading_child.py`).
+Pure: it reads small bodies on the event loop and large bodies in a child process (`reading_child.py`).
 """
 
 from collections.abc import Callable
@@ -28,8 +28,8 @@ A = TypeVar("A", bound=Body, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Question(Generic[A]):
-    """One kind of body. `read` makes the values of a whole body; `condensed` is the schema of what a child sends back:
-    checked values, small but for the prompt's text."""
+    """One kind of body. `read` turns a whole body into checked values; `condensed` is the schema of the values that a
+    child process sends back, which are small except for the prompt's text."""
 
     name: str
     read: Callable[[bytes, ListLimits], A]
@@ -47,8 +47,8 @@ def parse(content: bytes) -> dict[str, Any]:
 
 
 def check(schema: type[B], value: dict[str, Any], limits: ListLimits | None = None) -> B:
-    """Raises UnprocessableError naming the first wrong field. Its text holds nothing of the value. Without `limits`
-    lists may have any length."""
+    """Raises UnprocessableError naming the first wrong field; the error's text contains nothing of the value. Without
+    `limits` lists may have any length."""
     try:
         return schema.model_validate(value, context=limits)
     except pydantic.ValidationError as error:

@@ -1,4 +1,4 @@
-"""A request's body: received up to a limit, and read where that holds nobody up."""
+"""Receives a request's body up to a size limit, and reads it: small on the event loop, large in a child process."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -22,13 +22,13 @@ from text_generation_router.offload.errors import BusyError, JobFailedError, Job
 
 B = TypeVar("B", bound=Body)
 
-# Larger bodies are read in a child process: the dearest content of so many bytes takes 3 to 5 ms of the event loop.
+# Larger bodies are read in a child process: the slowest content of LARGE_BYTES takes 3 to 5 ms of the event loop.
 LARGE_BYTES = 2**16
-# For a child to read a body and to render its prompt.
+# Seconds for a child process to read a body and to render its prompt.
 READ_S = 10.0
-# Large bodies of one owner that are held at once, from their first LARGE_BYTES until they have been read.
+# Large bodies of one owner held in memory at once, each from its first LARGE_BYTES until it has been read.
 OWNERS_BODIES = 16
-# For one of these to be read, so that the next one is taken.
+# Seconds that a large body may wait until fewer than OWNERS_BODIES of its owner are held.
 WAIT_S = 30.0
 
 
@@ -38,7 +38,8 @@ class Offload(Protocol):
 
 
 class Bodies:
-    """`limits` is asked for each body: they follow from the shards' memory, which may change."""
+    """Reads the bodies of all requests. `limits` is called for each body, because the limits follow from the shards'
+    memory, which may change."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class Bodies:
         self.tidying = tidying or Tidying()
 
     async def read(self, request: Request, question: Question[B]) -> B:
-        """Raises BodyError for what is not such a request, ValidationError for what is refused by its name."""
+        """Raises BodyError if the body does not have the form of `question`, ValidationError if a field is refused."""
         self._check_headers(request)
         incoming = Incoming(request, self._payload_limit)
         if await incoming.is_complete_within(LARGE_BYTES):
@@ -86,7 +87,7 @@ class Bodies:
         try:
             try:
                 return await self._offload.run(name, job, READ_S, owner)
-            except JobLostError:  # perhaps somebody killed the child
+            except JobLostError:  # the cause may lie outside the job: try once more
                 return await self._offload.run(name, job, READ_S, owner)
         except BusyError as error:
             raise OverloadedError from error
@@ -99,7 +100,7 @@ class Bodies:
 
 
 class Incoming:
-    """The content of a body, as far as it has been received."""
+    """A body's content received so far."""
 
     def __init__(self, request: Request, limit: int) -> None:
         self.content = bytearray()

@@ -1,4 +1,4 @@
-"""Who asks, and how long it will wait: what the connection and the headers of a generating request say."""
+"""The caller of a request, from its connection and headers: share of the server, cache domain, timeout."""
 
 import re
 from collections.abc import Sequence
@@ -18,28 +18,28 @@ SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 class CacheScope(StrEnum):
-    """Among whose requests cached prefixes are shared."""
+    """Which requests share cached prefixes."""
 
     ALL = "all"
-    KEY = "key"  # everybody's, where the server has no keys
-    TENANT = "tenant"  # the requests of one key with the same `X-Tenant`
+    KEY = "key"  # requests with the same API key; all requests if the server has no keys
+    TENANT = "tenant"  # requests with the same API key and the same `X-Tenant`
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
     share: Share
-    cache_domain: Namespace  # whose cached prefixes it shares
+    cache_domain: Namespace  # requests with an equal domain share cached prefixes
     timeout_s: float | None  # from the receipt of the request
 
 
 class Callers:
-    """Reads the caller out of a request. `has_keys`: every request that gets here carries one of the server's API keys.
-    Without keys an `Authorization` header proves nothing (its client could send another one each time), so the owner
-    is the peer address; `trusted_proxies` are those whose word about it is taken.
+    """Reads the caller from a request. `has_keys`: every request that arrives here carries one of the server's API
+    keys, and the key is the owner. Without keys an `Authorization` header proves nothing (a client could send a new
+    header each time), so the owner is the client's address; `trusted_proxies` may say which address that is.
 
-    An address bounds what one client can take, but it is not an identity: behind one address there may be many users,
-    and one user may come from several. So it divides no cache: without keys prefixes are shared by all (who has secrets
-    gives them a `cache_salt`)."""
+    An address limits what one client can take, but does not identify a user: many users may share an address, and a
+    user may have several addresses. So addresses do not divide the cache: without keys all requests share cached
+    prefixes, and a client with secrets sends a `cache_salt`."""
 
     def __init__(self, has_keys: bool, trusted_proxies: Sequence[Network], cache_scope: CacheScope) -> None:
         self._has_keys = has_keys
@@ -63,8 +63,8 @@ class Callers:
 
 
 def _tenant(request: Request) -> str:
-    """`X-Tenant`, which divides the owner's share. Whether clients may choose it is for the proxy in front to decide,
-    which otherwise sets the header or takes it away."""
+    """`X-Tenant`, which divides the owner's share. If clients may not choose their tenant, the proxy in front of the
+    server sets or removes the header."""
     name = _single(request, "X-Tenant")
     if TENANT.fullmatch(name) is None:
         raise ValidationError("`X-Tenant` must be at most 128 visible ASCII characters")
@@ -82,7 +82,7 @@ def _timeout_s(request: Request) -> float | None:
 
 
 def _single(request: Request, name: str) -> str:
-    """Empty if it is absent. Of two nobody could say which one the proxy has set."""
+    """The header's value; "" if the header is absent. Two values are refused: either could be the proxy's."""
     values = request.headers.getlist(name)
     if len(values) > 1:
         raise ValidationError(f"`{name}` must be given once")

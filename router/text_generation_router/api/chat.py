@@ -30,7 +30,7 @@ from text_generation_router.text.chat_template import Message
 from text_generation_router.text.validation import Prompt
 
 KIND = "chat.completion"
-# As TGI counts them: the chat, and its generation.
+# Requests counted for one chat, as in TGI: the chat and its generation.
 REQUESTS = 2
 
 
@@ -48,7 +48,7 @@ class ChatRoutes:
         with self._inference.counted_failures():
             caller = self._services.callers.caller_of(request)
             max_tokens = requested_tokens(asked)
-            # A chat whose client has gone gives up its place among those to be rendered.
+            # If the client disconnects, its chat leaves the queue of chats to be rendered.
             prompt = await unless_disconnected(request.receive, self._prompt(asked, max_tokens, caller.share))
         if asked.stream:
             starting = self._inference.start([prompt], caller, started)

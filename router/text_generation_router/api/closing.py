@@ -1,4 +1,4 @@
-"""Answers that end their connection, given before the request was read to its end."""
+"""Answers that are sent before the whole request was read, and end their connection."""
 
 import asyncio
 from contextlib import suppress
@@ -11,8 +11,8 @@ LINGER_BYTES = 2**18
 
 
 class ClosingResponse(Response):
-    """A socket closed with unread bytes in it is reset, and the answer may be lost on the way: so the client gets a
-    moment to read it. Of what it still sends only a little is taken."""
+    """Gives the client up to LINGER_S seconds to read the answer: closing a socket that has unread bytes resets the
+    connection, and the answer may be lost. Meanwhile at most LINGER_BYTES more of the request are read."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.headers["connection"] = "close"
@@ -25,7 +25,7 @@ class ClosingResponse(Response):
 
 
 async def _rest_of(receive: Receive) -> None:
-    """Returns at the end of the request, or never if that is far away."""
+    """Returns at the end of the request, or never if more than LINGER_BYTES of the request are left."""
     left = LINGER_BYTES
     while left > 0:
         message = await receive()

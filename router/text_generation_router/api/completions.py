@@ -74,7 +74,7 @@ class CompletionRoutes:
                 if event.finish is None or timing is None:
                     yield head | {"choices": [choice]}
                 else:
-                    # TGI ends each prompt with its usage. Where OpenAI's option asks for one sum, it comes last.
+                    # TGI sends each prompt's usage in its last chunk. OpenAI's `include_usage` asks for one final sum.
                     yield head | {
                         "choices": [choice],
                         "usage": None if asked.include_usage else usage_json([timing]),

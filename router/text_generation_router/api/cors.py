@@ -16,7 +16,7 @@ PREFLIGHT = {
 
 class Cors:
     def __init__(self, app: ASGIApp, origins: tuple[str, ...]) -> None:
-        """`origins`: those that may read answers; empty for any."""
+        """`origins`: origins that may read answers; empty for any origin."""
         self._app = app
         self._origins = frozenset(origins)
 

@@ -1,4 +1,4 @@
-"""How an error is said on a route: TGI's routes have their shape, OpenAI's theirs. Nothing else decides it."""
+"""The JSON shape of an error: TGI's or OpenAI's. The path of the route alone decides which."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from text_generation_router.errors import InferenceError
 @dataclass(frozen=True, slots=True)
 class ErrorDialect:
     answer: Callable[[InferenceError], dict[str, Any]]  # the body of a refusal
-    event: Callable[[InferenceError], bytes]  # of a stream, whose status is 200 all the same
+    event: Callable[[InferenceError], bytes]  # an error in a stream, whose status 200 has been sent
 
 
 def dialect_of(path: str) -> ErrorDialect:
@@ -27,4 +27,4 @@ def _openai_event(error: InferenceError) -> bytes:
 
 
 NATIVE = ErrorDialect(_native, lambda error: to_event(_native(error)))
-OPENAI = ErrorDialect(_native, _openai_event)  # TGI says what is refused in its own shape here too
+OPENAI = ErrorDialect(_native, _openai_event)  # as in TGI, refusals have TGI's shape on OpenAI's routes too

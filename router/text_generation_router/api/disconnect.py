@@ -1,4 +1,4 @@
-"""Work that ends when the client goes away. FastAPI tells a handler nothing of that."""
+"""Cancels work when its client disconnects. FastAPI does not tell a handler about a disconnect."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled and awaited if the client goes first: then ClientDisconnect is raised.
+    """The result of `work`. If the client disconnects first, `work` is cancelled and ClientDisconnect is raised.
 
     The request's body must have been read.
     """

@@ -12,7 +12,7 @@ from text_generation_router.scheduling.request import Token
 
 T = TypeVar("T")
 
-# Tokens of an answer that are encoded at once: with five top tokens each, less than a millisecond of the event loop.
+# Tokens encoded in one piece: with five top tokens each, less than a millisecond of the event loop.
 ROWS_PER_PIECE = 128
 
 
@@ -26,7 +26,7 @@ def to_event(value: Any) -> bytes:
 
 
 async def rows_json(rows: Sequence[T], json_of: Callable[[T], Any]) -> orjson.Fragment:
-    """An array with a value for each row, encoded; between its pieces the event loop does other work."""
+    """A JSON array with one value per row. The event loop does other work after every ROWS_PER_PIECE rows."""
     pieces = []
     for at in range(0, len(rows), ROWS_PER_PIECE):
         if at:

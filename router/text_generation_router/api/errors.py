@@ -1,4 +1,4 @@
-"""Errors to HTTP, in the one place that does so."""
+"""Turns errors into HTTP answers. No other file does."""
 
 from http import HTTPStatus
 
@@ -24,8 +24,8 @@ from text_generation_router.errors import (
 )
 from text_generation_router.metrics import Limit
 
-CLIENT_GONE = 499  # nginx's number; nobody is there to read it
-# What the client goes on sending is not worth reading.
+CLIENT_GONE = 499  # nginx's status for a client that disconnected; the answer is never read
+# Errors that end the connection: the rest of the request is not worth reading.
 CLOSING = (HeadersTooLargeError, InvalidRequestError, PayloadTooLargeError, ShuttingDownError)
 
 
@@ -37,7 +37,7 @@ def error_response(error: InferenceError, path: str) -> Response:
 
 
 def error_bytes(error: InferenceError) -> bytes:
-    """The whole answer to a client that never got as far as a request. It ends the connection."""
+    """A complete HTTP answer that ends the connection, for refusals that do not pass through the application."""
     body = to_json(NATIVE.answer(error))
     headers = {
         "content-type": "application/json",
@@ -68,18 +68,18 @@ def add_error_handlers(app: FastAPI, hits: LimitHits) -> None:
 
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, error: HTTPException) -> Response:
-        """The only two that Starlette raises by itself."""
+        """404 and 405 are the only HTTPExceptions that Starlette raises by itself."""
         path = request.url.path
         is_method = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
         return error_response(MethodError(allowed_methods(app, path)) if is_method else NoSuchRouteError(), path)
 
     @app.exception_handler(Exception)
     async def mistake(request: Request, _: Exception) -> Response:
-        """Starlette raises the exception again behind the answer, so that it is logged."""
+        """Starlette raises the exception again after the answer, so that uvicorn logs it."""
         return error_response(InternalError(), request.url.path)
 
 
 def allowed_methods(app: FastAPI, path: str) -> str:
-    """Of all routes of the path: Starlette would name those of the first alone."""
+    """Methods of all routes of `path`. Starlette itself would name only the methods of the first route."""
     routes = (route for route in app.routes if isinstance(route, Route) and route.path == path)
     return ",".join(sorted({method for route in routes for method in route.methods or ()}))

@@ -1,7 +1,7 @@
-"""The types of request fields: TGI's integer widths, 32-bit reals, strictly typed JSON, lists that end early.
+"""The types of request fields: TGI's integer widths, 32-bit floats, strictly typed JSON, lists of bounded length.
 
-A list fails at its first bad item: pydantic would otherwise make an error object for each. Its length is looked at
-before its items, where a check is given `ListLimits` as its context.
+A list fails at its first bad item: pydantic would otherwise make an error object for each bad item. If the validation
+context is a `ListLimits`, a list's length is checked before its items.
 """
 
 import struct
@@ -17,7 +17,7 @@ from text_generation_router.text.validation import too_many_stops
 
 @dataclass(frozen=True, slots=True)
 class ListLimits:
-    """How many items a request can have at most."""
+    """Largest number of items in each list of a request."""
 
     messages: int
     prompts: int
@@ -25,13 +25,13 @@ class ListLimits:
 
 
 class Body(BaseModel):
-    """Integers are JSON integers, booleans are no numbers, and fields we do not know are left alone."""
+    """Numbers are JSON numbers (a boolean is not a number, 1.0 is not an integer); unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
 def to_f32(value: float) -> float:
-    """The nearest float32, so that 0.99999999 is 1.0 as it is for the shards."""
+    """The nearest float32: 0.99999999 becomes 1.0, as in the shards."""
     try:
         (narrow,) = struct.unpack("<f", struct.pack("<f", value))
     except OverflowError as error:
@@ -44,7 +44,7 @@ def one_or_many(value: Any) -> Any:
 
 
 def _at_most(limit: Callable[[ListLimits], int], refusal: Callable[[int, int], InferenceError]) -> BeforeValidator:
-    """`refusal` is made of the limit and the length."""
+    """Raises `refusal(limit, length)` for a list that is longer than its limit."""
 
     def look(value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, list) and isinstance(info.context, ListLimits):

@@ -1,4 +1,4 @@
-"""The way in for requests that ask for work. It counts who is inside, and is shut when the server stops."""
+"""A gate for requests that ask for work. It counts unfinished requests, and refuses new requests on shutdown."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ class Gate:
         self._emptied.set()
 
     def shut(self) -> None:
-        """Nobody comes in any more; who is inside goes on."""
+        """Refuses new requests from now on; requests inside continue."""
         self.is_shut = True
 
     def enter(self) -> None:
@@ -39,7 +39,7 @@ class Gate:
 
 
 class Gated:
-    """The application behind a gate. Work is what is asked for by POST; the other routes tell how the server is."""
+    """The application behind a gate. POST requests ask for work; other methods report state and pass a shut gate."""
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app

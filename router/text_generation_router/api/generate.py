@@ -48,7 +48,7 @@ class GenerateRoutes:
         """/generate in a list of one, or /generate_stream if `stream` is true."""
         asked = await self._read(COMPAT_GENERATE, request)
         full_text = asked.parameters.return_full_text
-        # TGI's default for text-generation models, and for those of which the hub knows no task.
+        # TGI's default for text-generation models, and for models without a task on the hub.
         full_text = True if full_text is None else full_text
         if asked.stream:
             return self._stream(request, asked, full_text)
@@ -70,7 +70,7 @@ class GenerateRoutes:
             caller = self._services.callers.caller_of(request)
         prompts = [native_prompt(asked)] * max(asked.parameters.best_of or 1, 1)
         results = await unless_disconnected(request.receive, self._inference.results(prompts, caller, started))
-        # Of equals the first, as TGI's.
+        # If several results have the highest mean, `max` takes the first, as TGI does.
         best = results[0] if len(results) == 1 else max(results, key=lambda result: result.mean_logprob)
         prefix = asked.inputs if full_text else ""
         answer: dict[str, Any] = {"generated_text": prefix + best.finish.generated_text}
@@ -128,7 +128,7 @@ def refuse_unsupported(asked: GenerateParameters) -> None:
 def event_json(
     index: int, event: TokenEvent, asked: GenerateRequest, prompt_tokens: int, full_text: bool
 ) -> dict[str, Any]:
-    """Once per token: keep it lean."""
+    """Called once per token: keep it fast."""
     value: dict[str, Any] = {"index": index, "token": token_json(event.token or deadline_token(event.text))}
     if event.top_tokens:
         value["top_tokens"] = [token_json(token) for token in event.top_tokens]
@@ -142,7 +142,7 @@ def event_json(
 
 
 def deadline_token(text: str) -> Token:
-    """Stands where no token was made: clients demand one in every event. They leave special ones out."""
+    """Placeholder in an event without a token: clients demand a token in every event, and hide special tokens."""
     return Token(id=0, text=text, logprob=0.0, special=not text)
 
 

@@ -1,4 +1,4 @@
-"""One generation under way: its permit, its tokens, and the books about it."""
+"""One generation in progress: its permit, its tokens, its timing and metrics."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of one generation, and the tokens it is about."""
+    """Seconds spent on one generation, and the size of its prompt and its text."""
 
     total_s: float
     validation_s: float
@@ -43,15 +43,15 @@ class Result:
 
 @dataclass(slots=True)
 class Generation:
-    """A generation under way. It holds a permit until it has finished or `close` is called, which its owner does in
-    every case."""
+    """A generation in progress. Holds a permit until it has finished or `close` is called; its owner must always call
+    `close`."""
 
     stream: GenerationStream
     permit: Permit
     metrics: Metrics
     prompt_tokens: int
     prompt_characters: int
-    started: float  # when the HTTP request was received, as time.perf_counter
+    started: float  # time.perf_counter when the HTTP request was received
     queued: float = field(default_factory=time.perf_counter)
     timing: Timing | None = None  # once finished
     _begun: bool = False
@@ -123,7 +123,7 @@ def count_success(metrics: Metrics, timing: Timing) -> None:
 
 
 def log_success(timing: Timing, seed: int | None) -> None:
-    """Numbers only: nothing that a user wrote or was told is logged."""
+    """Logs numbers only, no text of a prompt or an answer."""
     fields = {
         "total_time": f"{timing.total_s:.6f}s",
         "validation_time": f"{timing.validation_s:.6f}s",

@@ -9,12 +9,12 @@ def stream_headers(compute_type: str, characters: int) -> dict[str, str]:
     return {
         "x-compute-type": compute_type,
         "x-compute-characters": str(characters),
-        "x-accel-buffering": "no",  # nginx would hold events back
+        "x-accel-buffering": "no",  # else nginx delays events
     }
 
 
 def timing_headers(compute_type: str, timings: Sequence[Timing]) -> dict[str, str]:
-    """Sums over all prompts of the request; milliseconds, but x-compute-time, which is in seconds."""
+    """Sums over all prompts of the request. Times are in milliseconds, except x-compute-time in seconds."""
     return {
         "x-compute-type": compute_type,
         "x-compute-time": str(sum(timing.total_s for timing in timings)),

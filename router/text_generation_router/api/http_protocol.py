@@ -1,7 +1,7 @@
-"""One connection, on uvicorn's protocol: ended when it takes too long, sends too much or reads too little.
+"""One connection, on uvicorn's protocol: ended when its client is too slow, sends too much or reads too little.
 
-While an answer streams nothing here runs: the write deadline belongs to the transport's pauses, and the other limits
-are looked at where a request begins, or has sent something.
+This file adds no work per streamed event: the write deadline starts when the transport pauses writing, and the other
+limits are checked when a request begins or data arrives.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from text_generation_router.errors import (
 )
 from text_generation_router.metrics import Limit
 
-HEADER_OVERHEAD = 4  # ": " and the line's end
+HEADER_OVERHEAD = 4  # bytes per header: ": " and "\r\n"
 
 
 class Connection(HttpToolsProtocol):
@@ -44,15 +44,15 @@ class Connection(HttpToolsProtocol):
         self._limits = limits
         self._hits = hits
         self._served: ASGIApp = self.app
-        self._cycles: list[RequestResponseCycle] = []  # not answered when the newest of them began
+        self._cycles: list[RequestResponseCycle] = []  # the newest request, and requests unanswered when it began
         self._in_headers = False
-        self._is_refused = False  # the connection has had its last answer
-        self._header_bytes = 0  # of headers that have not ended
+        self._is_refused = False  # the connection's last answer has been written
+        self._header_bytes = 0  # received of headers that have not ended
         self._body_bytes = 0
-        self._chunks = 0  # of the body
-        self._other_bytes = 0  # after the headers and since the last byte of a body: framing, trailers
-        self._late: asyncio.TimerHandle | None = None  # for the headers or the body that are due
-        self._stuck: asyncio.TimerHandle | None = None  # for the client to read
+        self._chunks = 0  # of the current body
+        self._other_bytes = 0  # since the headers or the last byte of a body: chunk framing, trailers
+        self._late: asyncio.TimerHandle | None = None  # deadline for headers or a body to arrive
+        self._stuck: asyncio.TimerHandle | None = None  # deadline for the client to read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -64,7 +64,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        # uvicorn tells the newest request only.
+        # uvicorn reports the disconnect to the newest request only.
         for cycle in self._cycles:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -90,7 +90,7 @@ class Connection(HttpToolsProtocol):
             if self._header_bytes > self._limits.header_bytes:
                 self._end(Limit.HEADER_SIZE, HeadersTooLargeError(self._limits.header_bytes), LINGER_S)
         elif self._late is None and self.timeout_keep_alive_task is None and self._is_idle():
-            self._expect_headers()  # bytes that begin no request, as empty lines do, have ended the keep-alive timer
+            self._expect_headers()  # empty lines begin no request, yet they end uvicorn's keep-alive timer
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -100,7 +100,7 @@ class Connection(HttpToolsProtocol):
             self._expect_headers()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_headers:  # not those behind a body, which nobody asks for and which have no end
+        if self._in_headers:  # trailers after a body are dropped: they are not used, and could be endless
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -117,7 +117,7 @@ class Connection(HttpToolsProtocol):
         if len(self._cycles) > self._limits.pipelined_requests:
             self._hits.count(Limit.PIPELINE)
             self.transport.abort()
-            raise ConnectionAbortedError  # ends the parser, which has more of them
+            raise ConnectionAbortedError  # stops the parser, which may hold more requests
         self._late = self.loop.call_later(self._limits.body_s, self._body_is_late)
 
     def _error_in_headers(self) -> InferenceError | None:
@@ -129,7 +129,7 @@ class Connection(HttpToolsProtocol):
         return None if problem is None else InvalidRequestError(problem)
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's name for the answer to what is not HTTP at all. `msg` is uvicorn's own sentence."""
+        """uvicorn calls this for bytes that are not HTTP. `msg` is uvicorn's own text, which is not sent."""
         if not (self.transport.is_closing() or self._is_refused):
             self._refuse(InvalidRequestError("its bytes cannot be parsed as HTTP/1.1"))
 
@@ -138,19 +138,19 @@ class Connection(HttpToolsProtocol):
         self._other_bytes = 0
         self._body_bytes += len(body)
         if self._body_bytes > self._limits.payload_bytes and self.cycle.response_complete:
-            self._abort(Limit.BODY_SIZE)  # it was answered before, and nobody reads this
+            self._abort(Limit.BODY_SIZE)  # the request has been answered, and its body is not used
 
     def on_chunk_header(self) -> None:
-        """Each chunk costs calls of Python, however small it is."""
+        """Refuses bodies of many tiny chunks: each chunk costs Python calls, however small the chunk is."""
         if self._chunks > self._limits.small_chunks and self._body_bytes < self._chunks * self._limits.chunk_bytes:
             self._end(Limit.CHUNKS, SmallChunksError(self._limits.chunk_bytes), LINGER_S)
-            raise ConnectionAbortedError  # ends the parser, which has more of them
+            raise ConnectionAbortedError  # stops the parser, which may hold more chunks
         self._chunks += 1
 
     def on_message_complete(self) -> None:
         self._expect_nothing()
         super().on_message_complete()
-        if self.cycle.response_complete:  # before it was asked to its end; uvicorn leaves such a one without a timer
+        if self.cycle.response_complete:  # answered before its body ended: uvicorn sets no keep-alive timer then
             self.cycle.more_body = False
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(
@@ -177,7 +177,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _body_is_late(self) -> None:
-        if self.flow.read_paused:  # it is us who do not read
+        if self.flow.read_paused:  # the server itself has paused reading
             self._late = self.loop.call_later(self._limits.body_s, self._body_is_late)
             return
         self._late = None
@@ -201,7 +201,7 @@ class Connection(HttpToolsProtocol):
             self._watch_writing()
 
     def _watch_writing(self) -> None:
-        """Only while nothing more is written: so whatever leaves the buffer was read."""
+        """Starts the write deadline. Nothing is written meanwhile, so the buffer shrinks only if the client reads."""
         self._stop_watching()
         if pending := self.transport.get_write_buffer_size():
             self._stuck = self.loop.call_later(self._limits.write_s, self._reader_is_late, pending)
@@ -226,7 +226,8 @@ class Connection(HttpToolsProtocol):
         self._refuse(error, linger_s)
 
     def _refuse(self, error: InferenceError, linger_s: float = 0.0) -> None:
-        """With an answer, where one is still to be given. `linger_s`: for the client to read it, as in `closing.py`."""
+        """Ends the connection, with an answer unless an answer is already being sent. `linger_s`: seconds for the
+        client to read the answer, as in `closing.py`."""
         self._is_refused = True
         is_between = self.cycle is None or (self._in_headers and self.cycle.response_complete)
         if not is_between and any(cycle.response_started for cycle in self._cycles):
@@ -242,7 +243,7 @@ class Connection(HttpToolsProtocol):
         self._watch_writing()
 
     def _abort(self, limit: Limit) -> None:
-        """Not closed: that would wait until the client has read what is buffered for it."""
+        """Drops buffered bytes: `close` would wait until the client has read them."""
         self._hits.count(limit)
         self.transport.abort()
 

@@ -1,10 +1,10 @@
-"""What a request must be, beyond what its parser demands, so that no proxy in front can take it for another one."""
+"""Rules for requests beyond the parser's, so that a proxy in front cannot read the same bytes as another request."""
 
 from collections.abc import Sequence
 
 
 def problem_of(version: str, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
-    """Why the request is refused, if it is. Names of headers are in lower case (RFC 9112, sections 3.2 and 6.1)."""
+    """Why the request is refused, or None (RFC 9112, sections 3.2 and 6.1). Header names are in lower case."""
     if version not in ("1.0", "1.1"):
         return f"HTTP/{version} is not supported, use HTTP/1.1"
     names = [name for name, _ in headers]

@@ -28,7 +28,7 @@ class Inference:
         self._metrics = metrics
 
     async def start(self, prompts: Sequence[Prompt], caller: Caller, started: float) -> list[Generation]:
-        """Queues all prompts or none. Raises InferenceError. Whoever calls closes what it gets."""
+        """Queues all prompts or none. Raises InferenceError. The caller must close the generations."""
         with self.counted_failures():
             permit = self._permits.take(caller.share, len(prompts))
             generations: list[Generation] = []
@@ -56,19 +56,19 @@ class Inference:
 
     @contextmanager
     def counted_failures(self) -> Iterator[None]:
-        """Counts what is refused before a generation has begun; the engine counts what fails later."""
+        """Counts refusals before a generation has begun; the engine counts later failures."""
         try:
             yield
         except BodyError:
-            raise  # no request at all, so none that failed
+            raise  # the body is not a request, so no request failed
         except InferenceError as error:
             self._metrics.request_failure.labels(err=error.label).inc()
             raise
 
     @contextmanager
     def counted_refusals(self, requests: int) -> Iterator[None]:
-        """For reading a body: counts the requests and one failure where it is refused. A body that passes is counted by
-        its route, and one that is not a request at all is not counted."""
+        """For reading a body. If a field is refused, counts `requests` requests and one failure. The route counts a
+        body that passes; a body that is not a request is not counted."""
         try:
             with self.counted_failures():
                 yield
@@ -82,7 +82,7 @@ class Inference:
         self, prompt: Prompt, request: GenerationRequest, caller: Caller, started: float, permit: Permit
     ) -> Generation:
         left_s = _time_left_s((request.timeout_s, caller.timeout_s), started)
-        # A tuple, so that no salt can be made up that gives the name of another caller's cache.
+        # A tuple, not a joined string: no salt can then imitate another caller's namespace.
         namespace = (*caller.cache_domain, *request.namespace)
         request = replace(request, share=caller.share, namespace=namespace, timeout_s=left_s)
         self._metrics.request_input_length.observe(len(request.input_ids))
@@ -97,7 +97,7 @@ class Inference:
         )
 
     async def results(self, prompts: Sequence[Prompt], caller: Caller, started: float) -> list[Result]:
-        """Runs all prompts to their ends, side by side. If one fails, so do all."""
+        """Runs all prompts at the same time, to their ends. If one prompt fails, the others are cancelled."""
         generations = await self.start(prompts, caller, started)
         tasks = [asyncio.ensure_future(generation.collect()) for generation in generations]
         try:
@@ -110,7 +110,7 @@ class Inference:
 
 
 def _time_left_s(timeouts_s: Sequence[float | None], started: float) -> float | None:
-    """Of the smallest timeout, counted from `started`. Raises DeadlineError if nothing is."""
+    """Seconds left of the smallest timeout since `started`; None without a timeout. Raises DeadlineError at 0."""
     given = [timeout_s for timeout_s in timeouts_s if timeout_s is not None]
     if not given:
         return None

@@ -1,4 +1,4 @@
-"""A JSON array that is sent while it is made, because all of it would take too much memory."""
+"""A JSON array that is sent while it is made, because the whole array would take too much memory."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -11,8 +11,8 @@ from text_generation_router.api.disconnect import unless_disconnected
 
 
 class JsonStream(Response):
-    """`first` and then `pieces`, which have their commas, between brackets. An error after the first piece ends the
-    connection before the array ends."""
+    """Sends `[`, `first`, `pieces` and `]`; the pieces contain their commas. An error after the first piece ends the
+    connection before the array is complete."""
 
     def __init__(self, pieces: AsyncGenerator[bytes, None], first: bytes) -> None:
         self.status_code = 200
@@ -27,7 +27,7 @@ class JsonStream(Response):
             async with aclosing(self._pieces):
                 await unless_disconnected(receive, self._send_all(send))
         except ClientDisconnect:
-            pass  # the pieces are closed, and nobody is there to be told
+            pass  # `aclosing` has closed the pieces; no client is left to answer
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -1,4 +1,4 @@
-"""API keys: kept as digests, compared in constant time, asked for on every route that is not registered as open."""
+"""API keys: kept as digests, compared in constant time, required on every route that is not registered as open."""
 
 import hashlib
 import hmac
@@ -18,17 +18,17 @@ NAME_DIGITS = 16
 
 
 class OpenRoute(APIRoute):
-    """A route that needs no key. All others do, whoever adds them."""
+    """A route that needs no key. Every other route needs a key, including routes that are added later."""
 
 
 class Guard:
-    """Answers 401 before anything of the body is read. Which route is meant is asked of the routes themselves, as the
-    router will: a comparison of paths would be a second opinion, and the difference between the two a way in."""
+    """Answers 401 before any of the body is read. The routes themselves decide which route a request matches, as in the
+    application's router: a separate comparison of paths could disagree, and let a request in without a key."""
 
     def __init__(self, app: ASGIApp, digests: Sequence[bytes], routes: Sequence[BaseRoute]) -> None:
         self._app = app
         self._digests = tuple(digests)
-        self._routes = routes  # the application's own list: routes that are added later are in it
+        self._routes = routes  # the application's own list, which later gets more routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not (self._has_key(scope) or is_open(self._routes, scope)):
@@ -41,7 +41,7 @@ class Guard:
 
 
 def is_open(routes: Iterable[BaseRoute], scope: Scope) -> bool:
-    """Of the route that the router takes: the first that matches, else the first whose path does. None is not open."""
+    """Whether the route that will run is open: the first full match, else the first match of the path alone."""
     partial: BaseRoute | None = None
     for route in routes:
         match, _ = route.matches(scope)
@@ -53,7 +53,7 @@ def is_open(routes: Iterable[BaseRoute], scope: Scope) -> bool:
 
 
 def is_allowed(authorization: bytes, digests: Iterable[bytes]) -> bool:
-    """Whether it is `Bearer KEY` with one of the keys. Takes as long whichever key it is, or none."""
+    """Whether `authorization` is `Bearer KEY` with a known key. The comparison takes the same time for every key."""
     is_bearer, key = _parse(authorization)
     digest = hashlib.sha256(key).digest()
     matches = [hmac.compare_digest(digest, known) for known in digests]
@@ -61,7 +61,7 @@ def is_allowed(authorization: bytes, digests: Iterable[bytes]) -> bool:
 
 
 def name_of_key(authorization: bytes) -> str:
-    """The same at every server, and not the key; "" if it is no `Bearer KEY`."""
+    """A name for the key, equal on all servers, that does not reveal the key; "" if the header is not `Bearer KEY`."""
     is_bearer, key = _parse(authorization)
     return hashlib.sha256(key).hexdigest()[:NAME_DIGITS] if is_bearer and key else ""
 
@@ -73,7 +73,7 @@ def _parse(authorization: bytes) -> tuple[bool, bytes]:
 
 
 def digests_of(keys: Iterable[str], file: str | None) -> tuple[bytes, ...]:
-    """Raises StartError, which never shows a key or a digest."""
+    """Digests of `keys`, and those listed in `file`. Raises StartError, whose text never shows a key or a digest."""
     digests = [_digest_of(number, key) for number, key in enumerate(keys, start=1)]
     return tuple(digests) + (_read(Path(file)) if file is not None else ())
 

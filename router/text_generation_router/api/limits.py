@@ -1,4 +1,4 @@
-"""How much a client may take of the server before it has asked for anything: connections, bytes, seconds."""
+"""Limits on what a connection may take of the server, whatever it asks for: connections, bytes, seconds."""
 
 import logging
 import time
@@ -8,7 +8,7 @@ from text_generation_router.metrics import Limit, Metrics
 
 logger = logging.getLogger(__name__)
 
-# Of the kernel, per connection; set on the listening socket, from which the accepted ones inherit it.
+# Kernel send buffer of each connection. Set on the listening socket: accepted sockets inherit the size.
 SEND_BUFFER_BYTES = 2**17
 
 
@@ -16,22 +16,22 @@ SEND_BUFFER_BYTES = 2**17
 class ConnectionLimits:
     max_connections: int
     payload_bytes: int
-    write_s: float  # for a client to take `write_progress_bytes` while an answer waits for it
+    write_s: float  # in which the client must read `write_progress_bytes` of a waiting answer
     headers_s: float = 10.0  # from the first byte of a request, or of a connection, to the end of the headers
     body_s: float = 30.0  # from the end of the headers to the end of the body
     header_bytes: int = 2**16
-    # Of a body with more than `small_chunks` chunks, the average chunk must have `chunk_bytes` bytes.
+    # In a body of more than `small_chunks` chunks, the average chunk must have at least `chunk_bytes` bytes.
     small_chunks: int = 512
     chunk_bytes: int = 64
-    pipelined_requests: int = 8  # sent ahead of the answers
-    # None of our own: what the kernel does not take yet is waited for, and the deadline runs from then on.
+    pipelined_requests: int = 8  # unanswered requests on one connection
+    # 0: writing pauses, and the write deadline starts, as soon as the kernel does not take all bytes at once.
     write_buffer_bytes: int = 0
     write_progress_bytes: int = 2**15
 
 
 class LimitHits:
-    """Counts what the limits ended. Logs too, but not more than a line per limit and second: it is attackers who choose
-    how often this happens."""
+    """Counts requests and connections that a limit ended. Logs at most one line per limit and second, because attackers
+    choose how often a limit is reached."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

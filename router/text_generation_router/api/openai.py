@@ -14,12 +14,12 @@ from text_generation_router.api.generation import Generation, Timing
 from text_generation_router.errors import InferenceError
 from text_generation_router.scheduling.request import FinishReason, Token, TokenEvent
 
-# A token, and the most likely ones in its place.
+# A token, and the most likely tokens at its position.
 Row = tuple[Token, tuple[Token, ...]]
 
 
 def finish_reason(reason: FinishReason) -> str:
-    """OpenAI's word for the end of a text; TGI's for the others."""
+    """OpenAI's word for an end-of-sequence token; TGI's words for the other reasons."""
     return "stop" if reason is FinishReason.EOS_TOKEN else reason.value
 
 
@@ -35,12 +35,12 @@ def usage_json(timings: Sequence[Timing]) -> dict[str, Any]:
 
 
 def chunk_json(kind: str, model: str, fingerprint: str) -> dict[str, Any]:
-    """The head of every answer. `id` is empty, as TGI's."""
+    """The first fields of every answer. `id` is empty, as in TGI."""
     return {"object": kind, "id": "", "created": int(time.time()), "model": model, "system_fingerprint": fingerprint}
 
 
 def chat_logprobs(row: Row) -> dict[str, Any]:
-    """Of one token; `all_chat_logprobs` of a whole text."""
+    """Log-probabilities of one token; `all_chat_logprobs` has the log-probabilities of a whole text."""
     return {"content": [_chat_row(row)]}
 
 
@@ -58,8 +58,8 @@ def _named_logprob(token: Token) -> dict[str, Any]:
 
 
 def completion_logprobs(row: Row, offset: int) -> dict[str, Any]:
-    """OpenAI's older form, of one token. `text_offset` counts characters of the choice's own text; the token itself is
-    among `top_logprobs`."""
+    """Log-probabilities of one token, in the form of OpenAI's completions. `text_offset` counts characters of the
+    choice's text; `top_logprobs` contains the token itself as well."""
     return {name: [value_of(row)] for name, value_of in COMPLETION_ARRAYS.items()} | {"text_offset": [offset]}
 
 
@@ -82,7 +82,7 @@ COMPLETION_ARRAYS: dict[str, Callable[[Row], Any]] = {
 
 
 async def guarded(events: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
-    """Values to events; an error becomes one, and `[DONE]` ends the stream in every case."""
+    """Encodes values as events. An error becomes an event, and `[DONE]` ends the stream in every case."""
     try:
         async for value in events:
             yield to_event(value)
@@ -94,7 +94,7 @@ async def guarded(events: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerato
 
 
 async def merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, TokenEvent], None]:
-    """Tokens of all generations as they come, with the generation's index. The first error ends it."""
+    """Events of all generations as they arrive, each with its generation's index. Raises the first error."""
     if len(generations) == 1:
         async for event in generations[0]:
             yield 0, event

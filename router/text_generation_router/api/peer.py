@@ -1,4 +1,4 @@
-"""Which address a request comes from, past the proxies that are trusted to say so."""
+"""The address of a request's client, read from the forwarding headers of trusted proxies."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,18 +11,18 @@ from text_generation_router.errors import StartError
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-# One client usually has a whole IPv6 network of this prefix length, so its addresses count as one.
+# One client usually has a whole IPv6 network of this prefix length, so the network counts as one address.
 IPV6_CLIENT_BITS = 64
-# Entries of a forwarding header that are read, from the right. More proxies in a row than this are not believed.
+# Entries of a forwarding header that are read, from the right. A longer chain of proxies is not believed.
 MAX_HOPS = 16
-# One element of `Forwarded` (RFC 7239), of which only the parameter `for` matters here.
+# The parameter `for` in one element of a `Forwarded` header (RFC 7239). Other parameters do not matter here.
 FORWARDED_FOR = re.compile(r"(?:^|;)[ \t]*for[ \t]*=[ \t]*(\"[^\"\\]*\"|[^\s\";,]+)[ \t]*(?=;|$)", re.IGNORECASE)
-# An address, as both headers write it: `1.2.3.4`, `1.2.3.4:80`, `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:80`.
+# Both headers write addresses as `1.2.3.4`, `1.2.3.4:80`, `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:80`.
 BRACKETED = re.compile(r"\[([^\[\]]*)\](?::[^:]*)?")
 
 
 def networks_of(words: Iterable[str]) -> tuple[Network, ...]:
-    """What `--trusted-proxy` names. Raises StartError."""
+    """The networks that `--trusted-proxy` names. Raises StartError."""
     return tuple(map(_network, words))
 
 
@@ -36,13 +36,13 @@ def _network(word: str) -> Network:
 
 
 def peer_of(request: Request, trusted: Sequence[Network]) -> str:
-    """The client's address, or its /64 network where it is an IPv6 address; "" if the connection has no address.
+    """The client's IPv4 address or IPv6 /64 network; "" if the connection has no address.
 
-    The address is the connection's, unless that is a trusted proxy's: then the entries of `Forwarded` or
-    `X-Forwarded-For` are followed from the right, as each was written by the hop to its right, up to the first address
-    that is not trusted. An entry that is not an address, a chain longer than MAX_HOPS, and two headers that disagree
-    (a proxy writes one of them, so the other may be the client's own) are not believed: the request then counts to the
-    last hop that is known.
+    The client's address is the connection's, unless that is a trusted proxy's address. Then the entries of `Forwarded`
+    or `X-Forwarded-For` are followed from right to left (each proxy appends the address that it was called from), up to
+    the first address that is not trusted. Three cases are not believed: an entry that is not an address, a chain longer
+    than MAX_HOPS, and two headers that disagree (a proxy writes one header, the client may have written the other). The
+    request then counts to the last known hop.
     """
     connected = _address(request.client.host) if request.client is not None else None
     if connected is None:
@@ -75,14 +75,14 @@ def _x_forwarded_for(request: Request) -> list[str]:
 
 
 def _forwarded(request: Request) -> list[str]:
-    """An element without a readable `for` stays as an entry that is not an address."""
+    """The `for` of each element. An element without a readable `for` gives "", which is not an address."""
     elements = _last_entries(request.headers.getlist("forwarded"))
     matches = (FORWARDED_FOR.search(element) for element in elements)
     return [match[1].strip('"') if match else "" for match in matches]
 
 
 def _last_entries(values: Sequence[str]) -> Iterator[str]:
-    """Of a list header given in one or several lines: the last MAX_HOPS + 1 entries, left to right."""
+    """The last MAX_HOPS + 1 entries, left to right, of a list header given in one or several lines."""
     entries = ",".join(values).rsplit(",", MAX_HOPS + 1) if values else []
     return (entry.strip(" \t") for entry in entries[-MAX_HOPS - 1 :])
 

@@ -1,9 +1,9 @@
-"""How many generations may be under way, and whose must not begin when there are too many.
+"""Permits for generations, one per row of the shards: which request is refused when more requests come than rows.
 
-There are as many permits as rows in the shards. Whoever holds permits has a share: equal for all owners, and within an
-owner equal for all its tenants. While permits are left, anybody gets them. When none is left, they go to those below
-their shares: requests that have not begun, of whoever is most above its share, are refused for them, the newest first.
-Where all have begun nobody is refused: the newcomer waits in the queue, which frees a row for a tenant that has none.
+Permits are shared equally among the owners that hold some, and an owner's share equally among its tenants. While
+permits are left, every request gets them. When no permit is left, only a tenant below its share gets more: the newest
+requests that have not begun, of the owner or tenant most above its share, are refused to make room. If all requests
+have begun, none is refused: the new request waits in the queue, which frees a row for a tenant that has no row.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from text_generation_router.errors import InferenceError, OverloadedError
 from text_generation_router.scheduling.share import Share
 
-# Permits that are out at most, as a multiple of the rows: then even a newcomer is refused if none makes room for it.
+# Limit on permits given out, as a multiple of the rows. At this limit a tenant below its share is refused too.
 MOST_OUT = 2
 
 T = TypeVar("T")
@@ -26,11 +26,11 @@ class Refusable(Protocol):
     def has_begun(self) -> bool: ...
 
     def refuse(self, error: InferenceError) -> None:
-        """Ends it, and its reader gets `error`."""
+        """Ends the generation; its reader gets `error`."""
 
 
 class Permit:
-    """What one call holds. Its owner gives everything back in every case; what is given back twice counts once."""
+    """Permits of one HTTP request, which must always be given back. A permit given back twice counts once."""
 
     def __init__(self, permits: "Permits", share: Share, count: int) -> None:
         self.share = share
@@ -46,11 +46,12 @@ class Permit:
         return self._is_begun or any(generation.has_begun for generation in self._generations)
 
     def begin(self) -> None:
-        """What it is for has begun, and is not a generation: nobody refuses it any more."""
+        """Marks work that is not a generation as begun: it can no longer be refused."""
         self._is_begun = True
 
     async def unless_refused(self, work: Awaitable[T]) -> T:
-        """What comes before the queue. It is cancelled when the permit is wanted for others, and the refusal raised."""
+        """Runs `work`, which prepares the generations. If the permits are taken for another request, `work` is
+        cancelled and the refusal is raised."""
         task = asyncio.ensure_future(work)
         self._work = task
         try:
@@ -62,7 +63,7 @@ class Permit:
             raise self._refusal from None
         finally:
             self._work = None
-        if self._refusal is not None:  # too late to be cancelled
+        if self._refusal is not None:  # the refusal came too late to cancel `work`
             raise self._refusal
         return result
 
@@ -75,7 +76,7 @@ class Permit:
         self._permits.returned(self, given)
 
     def refuse(self, error: InferenceError) -> None:
-        """All of it is wanted for others."""
+        """Takes all permits back for another request, and ends the work with `error`."""
         self._refusal = error
         self.give_back(self.left)
         if self._work is not None:
@@ -106,13 +107,13 @@ class OwnerHolder(Holder):
         self.tenants: dict[str, TenantHolder] = {}
 
     def newest_not_begun(self, share: int = 0) -> Permit | None:
-        """Of the tenant that holds most among those that hold more than `share`."""
+        """Newest permit that has not begun, of the tenant that holds most permits and more than `share`."""
         above = (tenant for tenant in self.tenants.values() if tenant.held > share)
         return _first_not_begun(sorted(above, key=_held, reverse=True))
 
 
 class Permits:
-    """`retry_after_s` says when a request that is refused now is worth sending again."""
+    """`retry_after_s` returns the seconds after which a request that is refused now is worth sending again."""
 
     def __init__(self, capacity: int, retry_after_s: Callable[[], int]) -> None:
         self._capacity = capacity
@@ -122,11 +123,11 @@ class Permits:
 
     @property
     def left(self) -> int:
-        """Fewer than none: those below their shares were let in on top."""
+        """Negative if tenants below their shares got permits beyond the capacity."""
         return self._capacity - self._out
 
     def take(self, share: Share, count: int) -> Permit:
-        """For `count` generations of one call. Raises OverloadedError."""
+        """Permits for `count` generations of one HTTP request. Raises OverloadedError."""
         if count > self.left and not self._makes_room(share, count):
             raise OverloadedError(self._retry_after_s())
         owner = self._owners.setdefault(share.owner, OwnerHolder())
@@ -137,7 +138,7 @@ class Permits:
         return permit
 
     def returned(self, permit: Permit, count: int) -> None:
-        """For Permit alone."""
+        """Called by Permit only."""
         owner = self._owners.get(permit.share.owner)
         tenant = owner.tenants.get(permit.share.tenant) if owner is not None else None
         if not count or owner is None or tenant is None:
@@ -156,7 +157,7 @@ class Permits:
         self._out += count
 
     def _makes_room(self, share: Share, count: int) -> bool:
-        """Whether `share` gets `count` permits although fewer are left; others may be refused for it."""
+        """Whether `share` gets `count` permits although fewer are left. Other requests may be refused to make room."""
         if count > self._capacity:
             return False
         owner = self._owners.get(share.owner) or OwnerHolder()
@@ -172,12 +173,12 @@ class Permits:
         return False
 
     def _most_above(self, share: int) -> Permit | None:
-        """Of those that have not begun: the newest one of the owner that holds most, if that is more than `share`."""
+        """Newest permit that has not begun, of the owner that holds most permits and more than `share`."""
         above = (owner for owner in self._owners.values() if owner.held > share)
         return _first_not_begun(sorted(above, key=_held, reverse=True))
 
     def _refuse(self, count: int, find: Callable[[], Permit | None]) -> None:
-        """As many as make room for `count`, or all there are."""
+        """Refuses the requests that `find` returns, until `count` permits have room or `find` returns None."""
         missing = min(count, count - self.left)
         while missing > 0 and (permit := find()) is not None:
             missing -= permit.left

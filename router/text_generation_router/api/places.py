@@ -1,4 +1,4 @@
-"""How many large bodies of one owner are held in memory at once. The others wait where they are: in the network."""
+"""Limits how many large bodies of one owner are in memory at once. Further bodies wait unread, in network buffers."""
 
 import asyncio
 from collections import Counter
@@ -10,11 +10,11 @@ from text_generation_router.errors import OverloadedError
 
 class Places:
     def __init__(self, places: int, wait_s: float) -> None:
-        """`places`: of each owner. `wait_s`: how long a body may wait for one."""
+        """`places`: places per owner. `wait_s`: seconds that a body may wait for a place."""
         self._places = places
         self._wait_s = wait_s
         self._semaphores: dict[str, asyncio.Semaphore] = {}
-        self._users: Counter[str] = Counter()  # that hold a place or wait for one
+        self._users: Counter[str] = Counter()  # per owner, bodies that hold a place or wait for a place
 
     @property
     def owners(self) -> int:
@@ -22,7 +22,7 @@ class Places:
 
     @asynccontextmanager
     async def one_of(self, owner: str) -> AsyncGenerator[None, None]:
-        """Raises OverloadedError if none is given back in time."""
+        """Raises OverloadedError if no place becomes free within `wait_s`."""
         semaphore = self._semaphores.setdefault(owner, asyncio.Semaphore(self._places))
         self._users[owner] += 1
         try:

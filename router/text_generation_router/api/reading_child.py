@@ -1,7 +1,7 @@
-"""What a child process does with a large body: reads it, renders a chat's prompt, and sends back little that is nested.
+"""Reads a large body in a child process, renders a chat's prompt there, and sends back values that are quick to parse.
 
-Both sides of the conversation stand here. A job is one line of JSON, the limits, and the body; an answer is a JSON
-object, which has either the values under `asked`, or an error's class and text.
+Both sides of the exchange are in this file. A job is one line of JSON with the limits, then the body. An answer is a
+JSON object that has either the values under `asked`, or an error's class and text.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,7 +53,7 @@ def job_of(content: bytes | bytearray, limits: ListLimits) -> bytes:
 
 
 def read_answer(question: Question[B], answer: bytes) -> B:
-    """Raises the error that the child has found."""
+    """The values of the body. Raises the error that the child found."""
     value = orjson.loads(answer)
     if "asked" in value:
         return check(question.condensed, value["asked"])
@@ -84,7 +84,7 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
 
 def _dumped(question: Question[Body]) -> Callable[[bytes, ListLimits], dict[str, Any]]:
     def dump(content: bytes, limits: ListLimits) -> dict[str, Any]:
-        # Only what was given: that a body has no `parameters` means something.
+        # Only given fields: a missing `parameters` field must stay missing, as `{}` means something else.
         return question.read(content, limits).model_dump(exclude_unset=True)
 
     return dump

@@ -1,17 +1,17 @@
-"""What is asked for and is not there: refused by its name. Pure: the child processes that read large bodies use it.
+"""Refuses unsupported request fields by name. Pure: the child processes that read large bodies use it too.
 
-The tables hold the fields of TGI's, OpenAI's, vLLM's and SGLang's requests that would change the answer elsewhere and
-cannot here. A name that none of them has is left alone, as TGI does.
+The tables hold fields that change the answer of TGI, OpenAI, vLLM or SGLang, and are not supported here. A field that
+is in no table is ignored, as in TGI.
 """
 
 from typing import Any
 
 from text_generation_router.errors import ValidationError
 
-# A field, and its values that ask for nothing; null never asks for anything.
+# Field name to the values that ask for nothing. null never asks for anything.
 Table = dict[str, tuple[Any, ...]]
-# A field, the field of the same meaning that the route does have, and the values that ask for nothing. The value that
-# the other field has as well does not either.
+# Field name to the route's own field of the same meaning, and the values that ask for nothing. A value equal to the own
+# field's value asks for nothing either.
 Renamed = dict[str, tuple[str, tuple[Any, ...]]]
 
 NOWHERE: Table = {
@@ -62,7 +62,7 @@ NOWHERE: Table = {
     "min_tokens": (0,),
     "min_new_tokens": (0,),
     "stop_token_ids": ([],),
-    # What is told
+    # The content of the answer
     "skip_special_tokens": (True,),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -113,7 +113,7 @@ CHAT_RENAMED: Renamed = OPENAI_RENAMED | {"top_n_tokens": ("top_logprobs", (0,))
 
 
 def refuse_native(value: dict[str, Any]) -> None:
-    """Among the parameters, and beside them. Raises ValidationError, as all of these."""
+    """Checks the fields in `parameters` and beside it. All functions of this file raise ValidationError."""
     for fields in (value, value.get("parameters")):
         if isinstance(fields, dict):
             refuse(fields, NATIVE_REFUSALS, NATIVE_RENAMED)
@@ -121,7 +121,7 @@ def refuse_native(value: dict[str, Any]) -> None:
 
 
 def refuse_tokenize(value: dict[str, Any]) -> None:
-    """Parameters change nothing there."""
+    """`parameters` is not checked: it changes nothing when tokenizing."""
     refuse(value, TOKENIZE_REFUSALS, {})
 
 
@@ -140,7 +140,7 @@ def refuse_chat(value: dict[str, Any]) -> None:
 
 
 def refuse(value: dict[str, Any], refusals: Table, renamed: Renamed) -> None:
-    """Raises ValidationError naming a field that asks for what there is not."""
+    """Raises ValidationError naming a field that asks for an unsupported feature."""
     for name in sorted(refusals.keys() & value.keys()):
         if asks(value[name], refusals[name]):
             raise ValidationError(f"`{name}` is not supported yet")
@@ -156,7 +156,7 @@ def asks(given: Any, neutral: tuple[Any, ...]) -> bool:
 
 
 def refuse_cut_stop(value: dict[str, Any]) -> None:
-    """A text keeps the stop string that ends it."""
+    """A text always keeps the stop string that ended it, so with stop strings only `true` is accepted."""
     name = "include_stop_str_in_output"
     if asks(value.get(name), (True,) if value.get("stop") else (True, False)):
         raise ValidationError(f"`{name}` is not supported yet but for true")
@@ -177,7 +177,8 @@ def refuse_tool_calls(value: dict[str, Any]) -> None:
 
 
 def refuse_turn(value: dict[str, Any]) -> None:
-    """A last message of the assistant's is continued, any other is answered; neither can be asked for otherwise."""
+    """An assistant's last message is continued, any other last message is answered. A field that asks for the opposite
+    is refused."""
     messages = value.get("messages")
     last = messages[-1] if isinstance(messages, list) and messages else None
     continued = isinstance(last, dict) and last.get("role") == "assistant"

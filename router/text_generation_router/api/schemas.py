@@ -1,4 +1,4 @@
-"""What the routes accept. Parsed once per request; also the source of the API's documentation."""
+"""The bodies that the routes accept. Parsed once per request; also the source of the API's documentation."""
 
 from typing import Annotated, Any
 
@@ -88,7 +88,7 @@ class GenerateParameters(Body):
 
 
 def sampled_by_default() -> GenerateParameters:
-    """TGI's trap: without a `parameters` key tokens are sampled, with `{}` they are not."""
+    """As in TGI: without a `parameters` field tokens are sampled, with `"parameters": {}` decoding is greedy."""
     return GenerateParameters(do_sample=True)
 
 
@@ -106,7 +106,7 @@ class StreamOptions(Body):
 
 
 class OpenAIRequest(Body):
-    """What completions and chat have in common."""
+    """Fields that completions and chat have in common."""
 
     model: Annotated[str | None, Field(max_length=512, description="Named in the answer; not looked at.")] = None
     max_tokens: U32 | None = None
@@ -130,8 +130,8 @@ class OpenAIRequest(Body):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling_parameters(self, max_new_tokens: int | None, top_n_tokens: int | None) -> AskedParameters:
-        """OpenAI's meanings: temperature 0 is greedy whatever else is asked for, no temperature is 1.0, top_p 1 is
-        off."""
+        """OpenAI's meanings: temperature 0 is greedy whatever the other fields say, a missing temperature is 1.0,
+        top_p 1 has no effect."""
         greedy = self.temperature == 0
         return AskedParameters(
             temperature=None if greedy else self.temperature,
@@ -159,7 +159,7 @@ class CompletionRequest(OpenAIRequest):
 
 
 def flatten_chunks(content: Any) -> Any:
-    """Text chunks become one string; what is neither is left for the type check to name."""
+    """Joins a list of text chunks into one string. Any other value is left to the type check."""
     if not isinstance(content, list):
         return content
     return "".join(_chunk_text(chunk) for chunk in content)
@@ -180,7 +180,7 @@ class MessageBody(Body):
 
 
 class ChatOptions(OpenAIRequest):
-    """Of a chat everything but what has been said."""
+    """All fields of a chat except its messages."""
 
     max_completion_tokens: U32 | None = None
     logprobs: bool | None = None
@@ -192,6 +192,6 @@ class ChatRequest(ChatOptions):
 
 
 class RenderedChat(ChatOptions):
-    """A chat whose template has been applied already."""
+    """A chat whose messages the template has already turned into a prompt."""
 
     prompt: str

@@ -17,7 +17,7 @@ from text_generation_router.metrics import CONTENT_TYPE, render
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.tokenization import PART_CHARS, Span
 
-# Encoded in pieces: other threads get the interpreter between two of them.
+# Token spans encoded in one piece. Other threads can take the interpreter lock between two pieces.
 SPANS_PER_PIECE = 2048
 
 
@@ -88,7 +88,7 @@ class ServiceRoutes:
         return Response(b"[" + first + b"]", media_type="application/json")
 
     async def _tokens(self, text: str, share: Share) -> AsyncGenerator[bytes, None]:
-        """What stands between the brackets, with commas: as much as is tokenized at once."""
+        """The content of the JSON array, with commas, in pieces: one piece per part of the text."""
         is_large = len(text) > PART_CHARS
         tidied = self._services.bodies.tidying.after() if is_large else nullcontext()
         with tidied, self._services.inference.counted_failures(), self._services.inference.permit(share):

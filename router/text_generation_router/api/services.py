@@ -1,4 +1,4 @@
-"""What the routes are built from."""
+"""The parts of the router that the routes use."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

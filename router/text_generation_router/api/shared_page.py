@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-# Seconds from one page to the next at least: a page of metrics takes up to 10 ms of the event loop.
+# Shortest time between two pages, in seconds: a page of metrics takes up to 10 ms of the event loop.
 GAP_S = 0.05
 
 
@@ -13,13 +13,13 @@ class SharedPage:
     def __init__(self, make: Callable[[], str], gap_s: float = GAP_S) -> None:
         self._make = make
         self._gap_s = gap_s
-        self._made_s = -gap_s  # the loop's time at which the newest page was made
+        self._made_s = -gap_s  # event loop time when the newest page was made
         self._next: asyncio.Task[str] | None = None
 
     async def read(self) -> str:
         if self._next is None:
             self._next = asyncio.create_task(self._make_next())
-        return await asyncio.shield(self._next)  # a request that is cancelled leaves the page to the others
+        return await asyncio.shield(self._next)  # a cancelled request must not cancel the others' page
 
     async def _make_next(self) -> str:
         clock = asyncio.get_running_loop().time

@@ -1,4 +1,4 @@
-"""Server-sent events over plain ASGI: one send per event, and a generation that never outlives its client."""
+"""Server-sent events over plain ASGI: one send per event; the generation ends when its client disconnects."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -14,7 +14,7 @@ KEEP_ALIVE_S = 15.0
 
 
 class EventStream(Response):
-    """`events` yields whole events as bytes. `close` is called in every case, even if no event was asked for."""
+    """`events` yields whole events as bytes. `close` is always called, even if `events` was never started."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class EventStream(Response):
             async with aclosing(self._events):
                 await unless_disconnected(receive, self._send_all(send))
         except ClientDisconnect:
-            pass  # what was to be done about it is done: the events are closed
+            pass  # `aclosing` has closed the events; no client is left to answer
         finally:
             self._close()
 
@@ -55,7 +55,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _keep_alive(self, send: Send) -> None:
-        """An empty comment after each silence, so that proxies keep the connection."""
+        """Sends an empty comment after `keep_alive_s` seconds without an event, so that proxies keep the connection."""
         clock = asyncio.get_running_loop().time
         while True:
             silence = clock() - self._last_sent

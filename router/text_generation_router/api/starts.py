@@ -1,5 +1,5 @@
-"""Lets requests begin one in each turn of the event loop, owners in turn. Between two turns the loop does what else is
-due, so that a burst of requests holds up neither running streams nor another owner's request."""
+"""Starts at most one request per turn of the event loop, owners in turn. Between two starts the loop does its other
+work, so that a burst of requests delays neither running streams nor another owner's request."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -14,11 +14,11 @@ Line = deque[asyncio.Future[None]]
 
 class Starts:
     def __init__(self) -> None:
-        self._lines: OrderedDict[str, Line] = OrderedDict()  # by owner; the first line has the next start
-        self._is_taken = False  # the start of this turn of the event loop
+        self._lines: OrderedDict[str, Line] = OrderedDict()  # waiting requests by owner; the first owner starts next
+        self._is_taken = False  # a request has begun in this turn of the event loop
 
     async def turn_of(self, owner: str) -> None:
-        """Returns at once if no other request has begun in this turn of the event loop."""
+        """Waits until the request may begin: at once if no other request has begun in this turn of the event loop."""
         if not self._is_taken:
             self._is_taken = True
             asyncio.get_running_loop().call_soon(self._next)
@@ -28,13 +28,13 @@ class Starts:
         await start
 
     def _next(self) -> None:
-        """A new turn has begun."""
+        """Starts the next waiting request. Called once per turn of the event loop while requests wait."""
         while self._lines:
             owner, line = self._lines.popitem(last=False)
             start = line.popleft()
             if line:
                 self._lines[owner] = line
-            if not start.done():  # else its request was cancelled
+            if not start.done():  # otherwise the request was cancelled
                 start.set_result(None)
                 asyncio.get_running_loop().call_soon(self._next)
                 return
@@ -42,7 +42,7 @@ class Starts:
 
 
 class Paced:
-    """The application, whose requests begin when it is their turn."""
+    """The application; each request begins when its owner's turn comes."""
 
     def __init__(self, app: ASGIApp, callers: Callers) -> None:
         self._app = app

@@ -1,1 +1,1 @@
-"""Work that would hold the event loop, or that may never end, done in child processes that can be killed."""
+"""Child processes, which can be killed, for work that would block the event loop or may never end."""

@@ -1,4 +1,4 @@
-"""A child process of the pool: reads jobs from stdin, answers on stdout (one socket), and ends with its parent.
+"""A child process of the pool: reads jobs from stdin, answers on stdout (the same socket), and ends with its parent.
 
 Started as `python -m text_generation_router.offload.child PARENT_PID MEMORY_BYTES MODULE:FUNCTION`. The function gets
 the pool's setup bytes and returns the handlers by name; a handler takes bytes and returns bytes.
@@ -23,14 +23,14 @@ PR_SET_PDEATHSIG = 1
 PAGE_BYTES = resource.getpagesize()
 # Resident memory that finished jobs may leave behind in a child.
 KEPT_BYTES = 16 * 2**20
-# CPU seconds of one job. The pool's own deadline is shorter: this one ends a child whose parent is stopped.
+# CPU seconds of one job. The pool's deadline is shorter; this limit ends a child whose parent is suspended.
 CPU_S = 30
 
 
 def main() -> None:
     parent, memory_bytes, entry = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     _end_with(parent)
-    # The router's process group gets these signals: the router finishes its requests first, and needs its children.
+    # These signals reach the whole process group. The router first finishes its requests, and needs its children.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     jobs, answers = sys.stdin.buffer, _take_stdout()
@@ -63,18 +63,18 @@ def _write(answers: BinaryIO, outcome: JobOutcome, ends_now: bool, answer: bytes
 def _run(handlers: Mapping[str, Handler], name: str, content: bytes) -> tuple[JobOutcome, bytes]:
     try:
         return JobOutcome.DONE, handlers[name](content)
-    except Exception as error:  # told to the pool, whose caller answers the client
+    except Exception as error:  # the pool raises JobFailedError, from which the client gets an answer
         return JobOutcome.FAILED, type(error).__name__.encode()
 
 
 def _has_grown(resident_before: int) -> bool:
-    """Whether much memory of finished jobs is still held, although it was asked back. Such a child ends: memory that
-    an attack has taken is given back by its end, if by nothing else."""
+    """Whether finished jobs left more than KEPT_BYTES of memory behind, even after collecting and trimming. The child
+    then ends, which certainly gives the memory back to the system."""
     if _resident_bytes() - resident_before <= KEPT_BYTES:
         return False
     gc.collect()
     if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
         if trim is not None:
             trim(0)
     return _resident_bytes() - resident_before > KEPT_BYTES
@@ -87,7 +87,7 @@ def _handlers(entry: str, setup: bytes) -> Mapping[str, Handler]:
 
 
 def _take_stdout() -> BinaryIO:
-    """What anybody prints from now on goes to stderr: stdout is for answers alone."""
+    """The file for answers. From now on stdout is stderr, so that a `print` cannot corrupt the answers."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return answers
@@ -101,18 +101,18 @@ def _read_frame(stream: BinaryIO) -> bytes:
 def _read(stream: BinaryIO, size: int) -> bytes:
     content = stream.read(size)
     if len(content) < size:
-        _end()  # the pool has closed its end, or is gone
+        _end()  # the pool has closed its end of the socket, or has died
     return content
 
 
 def _end() -> NoReturn:
-    """At once: nothing is left to be written, and to tidy up a large heap takes time."""
+    """Exits at once: nothing is left to write, and clearing a large heap takes time."""
     os._exit(0)
 
 
 def _end_with(parent: int) -> None:
-    """The kernel kills this process when its parent ends, even in the middle of a job. Linux only: elsewhere it ends
-    when it asks for the next job."""
+    """Makes the kernel kill this process when its parent ends, even in the middle of a job. Linux only: elsewhere the
+    child ends when it reads the next job."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
@@ -120,7 +120,8 @@ def _end_with(parent: int) -> None:
 
 
 def _limit_memory(more_bytes: int) -> None:
-    """Of data, from now on. Where the kernel does not say how much there is already, there is no limit."""
+    """Limits the data memory of this process to its present size plus `more_bytes`. Linux only: elsewhere the kernel
+    does not report the present size."""
     if sys.platform == "linux":
         data_pages = int(_statm()[5])
         resource.setrlimit(resource.RLIMIT_DATA, (data_pages * PAGE_BYTES + more_bytes,) * 2)
@@ -138,7 +139,7 @@ def _resident_bytes() -> int:
 
 
 def _statm() -> list[bytes]:
-    """Pages: size, resident, shared, text, library, data, dirty."""
+    """Memory of this process in pages: size, resident, shared, text, library, data, dirty."""
     with open("/proc/self/statm", "rb", buffering=0) as file:
         return file.read().split()
 

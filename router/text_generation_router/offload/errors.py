@@ -1,24 +1,24 @@
-"""What can become of a job other than an answer. Whoever submits a job turns these into errors of its own route."""
+"""Failures of a job. The code that submits a job turns them into errors of its own route."""
 
 
 class JobError(Exception):
-    """There is no answer."""
+    """The job has no answer."""
 
 
 class BusyError(JobError):
-    """Too many jobs wait, or this one waited too long for a child."""
+    """Too many jobs wait, or this job waited too long for a child."""
 
 
 class JobTimeoutError(JobError):
-    """The job ran longer than it may: its child was killed."""
+    """The job ran longer than its timeout, and its child was killed."""
 
 
 class JobLostError(JobError):
-    """The child died while it worked on the job; a job that exceeds a hard limit of memory or time ends so."""
+    """The child died during the job, for example because the job exceeded a hard limit of memory or CPU time."""
 
 
 class JobFailedError(JobError):
-    """The handler raised. `reason` is the exception's class name: its text could hold a user's words."""
+    """The handler raised an exception. `reason` is its class name; its text could contain a user's words."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

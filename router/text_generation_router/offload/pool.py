@@ -1,7 +1,7 @@
 """A pool of child processes. Each does one job at a time, and is replaced when it dies or takes too long.
 
-For work that holds the interpreter lock for long, which a thread cannot take off the event loop, and for work that may
-never end, which a thread cannot be stopped from.
+For work that holds the interpreter lock for long, since a thread would still block the event loop, and for work that
+may never end, since a thread cannot be stopped.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from text_generation_router.offload.waiting import Job, Waiting
 
 logger = logging.getLogger(__name__)
 
-# Between two tries to start a child, where the first failed.
+# Seconds between two attempts to start a child.
 START_AGAIN_S = 1.0
 
 
@@ -24,16 +24,16 @@ START_AGAIN_S = 1.0
 class PoolLimits:
     children: int
     waiting: int  # jobs that wait for a child
-    wait_s: float = 10.0  # that a job may wait for a child
-    memory_bytes: int = 256 * 2**20  # of one child, beyond what it needs to begin
+    wait_s: float = 10.0  # limit on a job's wait for a child, in seconds
+    memory_bytes: int = 256 * 2**20  # of one child, beyond its memory when it is ready
     max_answer_bytes: int = 64 * 2**20
 
 
 class ProcessPool:
-    """`start` it before the first `run`, and `close` it."""
+    """Call `start` before the first `run`, and `close` at the end."""
 
     def __init__(self, entry: str, setup: bytes, limits: PoolLimits) -> None:
-        """`entry`: MODULE:FUNCTION, which is given `setup` in each child and returns its handlers by name."""
+        """`entry`: MODULE:FUNCTION. Each child calls the function with `setup` to get its handlers by name."""
         self._entry = entry
         self._setup = setup
         self._limits = limits
@@ -47,8 +47,8 @@ class ProcessPool:
             self._keepers.append(asyncio.create_task(self._keep(), name=f"offload child {number}"))
 
     async def run(self, name: str, content: bytes, timeout_s: float, tenant: str = "") -> bytes:
-        """What handler `name` makes of `content`, or a JobError. `timeout_s` begins when a child gets the job. A caller
-        that is cancelled gives up its place; a job that runs is left to end, within its timeout."""
+        """The answer of handler `name` to `content`. Raises JobError. `timeout_s` begins when a child gets the job. A
+        cancelled caller's job leaves the queue, or, if it already runs, continues until its end or its timeout."""
         if self._closed:
             raise BusyError
         loop = asyncio.get_running_loop()
@@ -65,7 +65,7 @@ class ProcessPool:
             self._waiting.remove(job)
 
     async def close(self) -> None:
-        """Kills the children. Jobs that wait or run end with JobLostError. May be called again."""
+        """Kills the children. Waiting and running jobs end with JobLostError. May be called again."""
         self._closed = True
         keepers, self._keepers = self._keepers, []
         for keeper in keepers:
@@ -75,14 +75,14 @@ class ProcessPool:
             _fail(job, JobLostError())
 
     async def _keep(self) -> None:
-        """Has one child at any time, and one job for it."""
+        """Keeps one child running, and gives it one job at a time."""
         job: Job | None = None
         try:
             while True:
                 async with self._child() as child:
                     while child.is_usable:
                         job = job or await self._next()
-                        if child.is_usable:  # else it was killed from outside, and the next child does the job
+                        if child.is_usable:  # else the child was killed from outside: the next child does the job
                             await self._do(job, child)
                             job = None
         finally:
@@ -91,7 +91,7 @@ class ProcessPool:
 
     @asynccontextmanager
     async def _child(self) -> AsyncGenerator[ChildProcess, None]:
-        """Tries until there is one. Jobs that wait meanwhile lose patience by themselves."""
+        """A child that is ready. Retries until a child starts; jobs that wait too long meanwhile are refused."""
         while True:
             try:
                 child = await ChildProcess.start(self._entry, self._limits.memory_bytes, self._limits.max_answer_bytes)
@@ -114,7 +114,7 @@ class ProcessPool:
     async def _do(self, job: Job, child: ChildProcess) -> None:
         assert job.patience is not None
         job.patience.cancel()
-        if job.answer.done():  # nobody waits for it any more
+        if job.answer.done():  # the job was refused, or its caller was cancelled
             return
         try:
             async with asyncio.timeout(job.timeout_s):

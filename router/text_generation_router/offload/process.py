@@ -1,4 +1,4 @@
-"""The pool's end of one child process."""
+"""One child process, as the pool sees it."""
 
 import asyncio
 import os
@@ -11,16 +11,16 @@ from text_generation_router.offload.errors import JobFailedError, JobLostError
 from text_generation_router.offload.frames import ANSWER_HEAD, LENGTH, JobOutcome
 
 CHILD = "text_generation_router.offload.child"
-# For a child to import what its handlers need, on a machine that is busy.
+# Seconds for a child to import the modules of its handlers, on a busy machine.
 READY_S = 60.0
-# For a killed process to be gone; one that hangs in the kernel is not waited for.
+# Seconds for a killed process to end, and between two checks. A process that hangs in the kernel is abandoned.
 GONE_S, POLL_S = 5.0, 0.005
-# The same where the event loop has to wait for it.
+# Seconds for a killed process to end when the wait blocks the event loop.
 CANCELLED_S = 0.1
 
 
 class ChildProcess:
-    """Made by `start`. Whoever has it calls `end`, whatever happened."""
+    """Created by `start`. Its owner must always call `end`."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class ChildProcess:
         self._answers = answers
         self._jobs = jobs
         self._max_answer_bytes = max_answer_bytes
-        self._is_lost = False  # it ends after its last answer, or an exchange was broken off
+        self._is_lost = False  # the child ends after its last answer, or an exchange was interrupted
 
     @classmethod
     async def start(cls, entry: str, memory_bytes: int, max_answer_bytes: int) -> "ChildProcess":
@@ -42,9 +42,9 @@ class ChildProcess:
         process = None
         try:
             with theirs:
-                # Spawned, not forked: nothing of this process's memory, sockets and threads is in it.
-                # Not by the event loop: uvloop forks, which holds it for 100 ms where this process has 200 MiB.
-                # -P: the working directory is not a place to import from.
+                # Spawned, not forked: the child has none of this process's memory, sockets and threads.
+                # Not by the event loop: uvloop forks, which blocks for 100 ms if this process has 200 MiB.
+                # -P: the child must not import from the working directory.
                 process = subprocess.Popen(
                     (sys.executable, "-P", "-m", CHILD, str(os.getpid()), str(memory_bytes), entry),
                     stdin=theirs.fileno(),
@@ -68,16 +68,16 @@ class ChildProcess:
         return not self._is_lost and self._process.poll() is None
 
     async def set_up(self, setup: bytes) -> None:
-        """Returns when it is ready. Raises JobLostError, and TimeoutError."""
+        """Returns when the child is ready. Raises JobLostError or TimeoutError."""
         async with asyncio.timeout(READY_S):
             await self._exchange(setup)
 
     async def ask(self, name: str, content: bytes) -> bytes:
-        """The handler's answer. Raises JobFailedError; any other exception makes the child unusable."""
+        """The handler's answer. Raises JobFailedError; after any other exception the child is unusable."""
         return await self._exchange(name.encode(), content)
 
     async def _exchange(self, *frames: bytes) -> bytes:
-        self._is_lost = True  # unless it comes to its end
+        self._is_lost = True  # until the exchange is complete
         try:
             for one in frames:
                 self._jobs.write(LENGTH.pack(len(one)))
@@ -96,7 +96,7 @@ class ChildProcess:
         return answer
 
     async def end(self) -> None:
-        """Kills it, if it has not ended yet."""
+        """Kills the child, if it has not ended yet."""
         self._process.kill()
         self._jobs.close()
         clock = asyncio.get_running_loop().time
@@ -106,5 +106,5 @@ class ChildProcess:
                 await asyncio.sleep(POLL_S)
         except asyncio.CancelledError:
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(CANCELLED_S)  # it is being killed, and nobody will ask for it again
+                self._process.wait(CANCELLED_S)  # no later call waits for this child
             raise

@@ -1,4 +1,4 @@
-"""Jobs that wait for a child: bounded, each tenant in turn. Pure: no processes, no asyncio beyond a job's future."""
+"""A bounded queue of jobs that wait for a child; tenants take turns. Pure: no processes, no event loop."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -10,13 +10,13 @@ class Job:
     name: str
     content: bytes
     tenant: str
-    timeout_s: float  # from when a child gets it
+    timeout_s: float  # from the moment when a child gets the job
     answer: asyncio.Future[bytes]
-    patience: asyncio.TimerHandle | None = None  # until a child gets it
+    patience: asyncio.TimerHandle | None = None  # refuses the job if no child gets it in time
 
 
 class Waiting:
-    """Tenants take turns; the jobs of one go in order."""
+    """Tenants take turns; the jobs of one tenant keep their order."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -27,19 +27,19 @@ class Waiting:
         return self._size
 
     def put(self, job: Job) -> Job | None:
-        """Returns the job that finds no room: the newest one of the tenant that has most waiting."""
+        """Adds `job`. If there is no room, removes and returns the newest job of the tenant with most waiting jobs."""
         self._tenants.setdefault(job.tenant, deque()).append(job)
         self._size += 1
         if self._size <= self._capacity:
             return None
-        # Of equals the newcomer's: whoever waits already stays.
+        # Between tenants with equally many jobs, the tenant of the new job loses: jobs that wait already stay.
         greediest = max(self._tenants, key=lambda tenant: (len(self._tenants[tenant]), tenant == job.tenant))
         last = self._tenants[greediest][-1]
         self.remove(last)
         return last
 
     def take(self) -> Job | None:
-        """Of the tenant whose turn it is, the oldest job; then it is the next tenant's turn."""
+        """The oldest job of the tenant whose turn it is; the turn then passes to the next tenant."""
         if not self._tenants:
             return None
         tenant, jobs = next(iter(self._tenants.items()))
@@ -50,7 +50,7 @@ class Waiting:
         return job
 
     def remove(self, job: Job) -> bool:
-        """Whether it was still waiting."""
+        """Returns whether the job was still waiting."""
         jobs = self._tenants.get(job.tenant)
         if jobs is None or job not in jobs:
             return False
