@@ -1,4 +1,4 @@
-"""A router without shards: the real application over a scripted engine, called as a server calls it."""
+"""A router without shards: the real application over a scripted engine, called through ASGI without a socket."""
 
 import asyncio
 import json
@@ -40,19 +40,19 @@ TEMPLATE = (
 
 @dataclass
 class Script:
-    """What the fake engine does with every request."""
+    """What the fake engine does with a request."""
 
     texts: tuple[str, ...] = (" there", "!")
     logprobs: tuple[float, ...] = (-0.5, -0.25)
     reason: FinishReason = FinishReason.LENGTH
     last_is_special: bool = False
-    held_back: str = ""  # comes with the last event, before the text of a special token
-    error_after: tuple[int, InferenceError] | None = None  # tokens, then this
-    hang_after: int | None = None  # tokens, then silence
-    stop_after: int | None = None  # tokens, then an end without `finish`
+    held_back: str = ""  # text in the last event, before the text of a special token
+    error_after: tuple[int, InferenceError] | None = None  # number of tokens, then the error
+    hang_after: int | None = None  # number of tokens, then silence
+    stop_after: int | None = None  # number of tokens, then an end without `finish`
     expires: bool = False  # ends with an event that has no token
     cached_tokens: int = 0
-    begins: bool = True  # else it waits in the queue
+    begins: bool = True  # else the request waits in the queue
 
 
 class FakeStream:
@@ -131,7 +131,7 @@ class FakeEngine:
         self.scripts: list[Script] = []  # used up first, one per request
         self.streams: list[FakeStream] = []
         self.healthy = True
-        self.pause_s = 1  # for the refused
+        self.pause_s = 1  # `Retry-After` of refused requests
         self.refusal: InferenceError | None = None
 
     def submit(self, request: GenerationRequest) -> FakeStream:
@@ -173,7 +173,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Route:
-    """One that generates, and a body that it takes."""
+    """The path of a generating route, and a body for it."""
 
     path: str
     body: dict[str, Any]
@@ -184,7 +184,7 @@ class Route:
 
     @property
     def fails_as_event(self) -> bool:
-        """Even what is wrong from the start."""
+        """Whether every error is an event, even an error in the request itself."""
         return self.path == "/generate_stream"
 
 
@@ -198,7 +198,7 @@ ROUTES = (
 
 
 class InProcess:
-    """Does here what children do. `failures` are raised first, one per job."""
+    """Runs the children's handlers in this process. Raises `failures` first, one per job."""
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         self.handlers = handlers
@@ -214,7 +214,8 @@ class InProcess:
 
 
 class Server:
-    """The application and its parts. `leave_after`: the client goes away after that many body messages."""
+    """The application and its parts. `leave_after`: the client disconnects after this number of body messages, or 0.3 s
+    after the call if 0."""
 
     def __init__(self, tokenizer: Tokenizer, **config: Any) -> None:
         self.engine, self.metrics = FakeEngine(), Metrics()
@@ -363,7 +364,7 @@ def make_config(**changes: Any) -> RouterConfig:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    """Every byte is a token, and a few words are."""
+    """A tokenizer with a token for every byte and for a few words."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -24,7 +24,7 @@ ROUTES = ("/generate", "/generate_stream", "/", "/tokenize", "/v1/completions", 
         b'{"a":' * 900 + b"[" * 900,
     ],
 )
-def test_what_is_no_json_is_400(server, path, body):
+def test_a_body_that_is_not_json_is_400(server, path, body):
     answer = server.post(path, body)
     assert answer.status == 400
     assert answer.json["error_type"] == "invalid_json"
@@ -74,7 +74,7 @@ def test_a_wrong_shape_is_422_and_names_the_field(server, path, body, field):
 
 
 @pytest.mark.parametrize("body", [[], 1, "x", None, True])
-def test_a_body_that_is_no_object_is_422(server, body):
+def test_json_that_is_not_an_object_is_422(server, body):
     answer = server.post("/generate", body)
     assert (answer.status, answer.json["error_type"]) == (422, "unprocessable")
 
@@ -94,7 +94,7 @@ def test_all_json_content_types_are_read(server, kind):
 def test_a_large_body_is_refused_by_its_announced_length(server):
     for length in ("10001", "9" * 5000):
         headers = {"content-type": "application/json", "content-length": length}
-        # The body itself is small: nobody looked at it.
+        # The body itself is small, so the header alone is the reason of the refusal.
         answer = server.post("/generate", {"inputs": "Hi"}, headers)
         assert (answer.status, answer.json["error_type"]) == (413, "payload_too_large")
 
@@ -111,7 +111,7 @@ def test_a_body_in_pieces_is_put_together(server):
     assert asyncio.run(server.call("POST", "/generate", b"", None, pieces=pieces)).status == 200
 
 
-def test_doubled_keys_and_nul_bytes_are_no_failure(server):
+def test_doubled_keys_and_nul_characters_are_accepted(server):
     assert server.post("/generate", b'{"inputs":"a","inputs":"b\\u0000"}').status == 200
 
 

@@ -1,4 +1,4 @@
-"""Who a request is counted to, and how urgent it is."""
+"""The caller of a request: its share, its cache domain, its priority."""
 
 import hashlib
 import logging
@@ -57,7 +57,7 @@ def test_a_tenant_divides_its_keys_share_and_no_other():
 
 
 @pytest.mark.parametrize("value", ["", "Bearer", "Bearer x", "Basic dTpw", KEY, "\xff\xfe"])
-def test_without_keys_a_made_up_one_makes_no_new_share(value):
+def test_without_server_keys_an_authorization_header_makes_no_new_share(value):
     assert caller(("authorization", value), has_keys=False).share == Share("peer 192.0.2.1")
 
 
@@ -85,7 +85,7 @@ def test_a_forwarded_address_counts_from_a_trusted_proxy_only(header, form):
 
 @pytest.mark.parametrize(("header", "form"), FORWARDED)
 def test_of_several_hops_the_rightmost_that_is_not_trusted_counts(header, form):
-    """What stands left of it came from the client itself."""
+    """Entries left of the first untrusted address came from the client itself."""
     chain = ", ".join(form.format(address) for address in ("203.0.113.9", "198.51.100.7", "10.0.0.2"))
     assert peer("10.0.0.1", (header, chain)) == "198.51.100.7"
     lines = [(header, form.format(address)) for address in ("203.0.113.9", "198.51.100.7", "10.0.0.2")]
@@ -117,24 +117,24 @@ def test_a_wrong_header_of_a_trusted_proxy_counts_to_the_last_known_hop(text):
 
 
 def test_of_two_headers_that_disagree_neither_is_believed():
-    """The proxy writes one of them; the other may be the client's."""
+    """The proxy writes one header; the other header may be the client's."""
     xff, forwarded = ("x-forwarded-for", "198.51.100.7"), ("forwarded", "for=203.0.113.9")
     assert peer("10.0.0.1", xff, forwarded) == "10.0.0.1"
     assert peer("10.0.0.1", xff, ("forwarded", "for=198.51.100.7")) == "198.51.100.7"
 
 
-def test_a_long_chain_of_trusted_hops_ends_somewhere():
+def test_a_chain_of_trusted_hops_longer_than_the_limit_ends_at_a_trusted_hop():
     assert peer("10.0.0.1", ("x-forwarded-for", "9.9.9.9" + ", 10.0.0.2" * 5_000)) == "10.0.0.2"
 
 
 @pytest.mark.parametrize("word", ["", "proxy.local", "10.0.0.1/8", "10.0.0.0/33", "10.0.0.1:80"])
-def test_what_is_no_network_is_no_trusted_proxy(word):
+def test_a_trusted_proxy_that_is_not_a_network_is_refused(word):
     with pytest.raises(StartError, match=f"--trusted-proxy {word} is not an IP address or network"):
         networks_of([word])
 
 
 @pytest.mark.parametrize("value", ["a" * 129, "a" * 10_000, "a b", "\xe9", "a\x7fb", "a\tb", "a\x00", "\xff" * 10_000])
-def test_a_tenant_that_is_none_is_refused_by_the_headers_name(server, route, value):
+def test_an_invalid_tenant_is_refused_by_the_headers_name(server, route, value):
     with pytest.raises(ValidationError, match="`X-Tenant` must be at most 128 visible ASCII"):
         caller(("x-tenant", value))
     answer = server.ask(route, {"x-tenant": value})
@@ -148,7 +148,7 @@ def test_a_tenant_may_have_128_characters():
 
 
 @pytest.mark.parametrize("name", ["X-Tenant", "X-Request-Timeout"])
-def test_of_two_headers_neither_is_believed(name):
+def test_a_header_given_twice_is_refused(name):
     with pytest.raises(ValidationError, match=f"`{name}` must be given once"):
         caller((name.lower(), "1"), (name.lower(), "2"))
 

@@ -1,4 +1,4 @@
-"""How long a request may take: said in its header or its parameters, and what it is told when that is over."""
+"""Timeouts of requests: read from the header or the parameters, and answered when the time is over."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def error_of(route, answer):
 
 
 def timeout_of(server, route, header=None, **fields):
-    """What the engine is told."""
+    """The timeout that the engine receives, in seconds."""
     server.ask(route, {} if header is None else {"x-request-timeout": header}, **fields)
     return server.engine.streams[-1].request.timeout_s
 
@@ -40,7 +40,7 @@ def test_of_header_and_parameter_the_smaller_one_counts(server, route):
         *["\u0661", "1000000000", "9" * 10_000, "1." + "0" * 10_000, "x" * 10_000],
     ],
 )
-def test_what_is_no_number_of_seconds_is_refused_by_the_headers_name(server, route, value):
+def test_a_header_that_is_not_a_number_of_seconds_is_refused_by_name(server, route, value):
     answer = server.ask(route, {"x-request-timeout": value})
     assert error_of(route, answer) == {"error": BAD_HEADER, "error_type": "validation"}
     assert answer.status == (200 if route.fails_as_event else 422)
@@ -77,7 +77,7 @@ def test_a_request_whose_time_is_over_never_waits(server, route):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_one_that_expires_in_the_queue_is_told_so(server, route, stream):
+def test_a_request_that_expires_in_the_queue_gets_a_deadline_error(server, route, stream):
     server.engine.script.error_after = (0, DeadlineError())
     answer = server.ask(route, stream=stream)
     native = {"error": DeadlineError().text, "error_type": "deadline"}
@@ -120,7 +120,7 @@ def test_the_last_event_of_an_expired_stream_has_an_empty_special_token(server):
     }
 
 
-def test_what_was_held_back_is_shown_by_the_last_event_of_an_expired_stream(server):
+def test_the_last_event_of_an_expired_stream_shows_text_that_was_held_back(server):
     server.engine.script.expires, server.engine.script.held_back = True, "\ufffd"
     *_, last = server.post("/generate_stream", {"inputs": "Hi"}).events
     assert last["token"] == {"id": 0, "text": "\ufffd", "logprob": 0.0, "special": False}

@@ -11,12 +11,12 @@ SIZES = (0, 1, ROWS_PER_PIECE - 1, ROWS_PER_PIECE, ROWS_PER_PIECE + 1, 3 * ROWS_
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_an_array_in_pieces_is_the_array(size):
+def test_an_array_encoded_in_pieces_equals_the_array_encoded_at_once(size):
     rows = [{"id": number, "text": f'"{number}'} for number in range(size)]
     assert to_json({"rows": asyncio.run(rows_json(rows, dict))}) == to_json({"rows": rows})
 
 
-def test_between_pieces_others_have_their_turn():
+def test_other_tasks_run_between_two_pieces():
     turns = 0
 
     async def others() -> None:

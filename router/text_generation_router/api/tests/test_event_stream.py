@@ -38,7 +38,7 @@ def test_no_comment_between_events_that_are_on_time():
     assert asyncio.run(drive(EventStream(quick(), {}), asyncio.Event())) == [b"", *[b"data: 1\n\n"] * 5, b""]
 
 
-def test_leaving_closes_the_events_and_whatever_they_held():
+def test_a_disconnect_closes_the_events_and_calls_close():
     closed = []
 
     async def endless() -> AsyncGenerator[bytes, None]:
@@ -58,7 +58,7 @@ def test_leaving_closes_the_events_and_whatever_they_held():
     assert closed == ["events", "close"]
 
 
-def test_what_was_held_is_closed_even_if_no_event_was_asked_for():
+def test_close_is_called_even_if_no_event_was_asked_for():
     closed = []
 
     async def never() -> AsyncGenerator[bytes, None]:

@@ -157,7 +157,7 @@ def test_overload_is_429_or_an_event(make_server):
     assert server.failures("overloaded") == 3
 
 
-def test_an_engine_that_takes_no_more_is_overloaded_too(server):
+def test_a_refusal_by_the_engine_is_429_or_an_event(server):
     server.engine.refusal = OverloadedError(retry_after_s=30)
     for path in ("/generate", "/v1/completions"):
         answer = server.post(path, {"inputs": "Hi", "prompt": "Hi"})
@@ -235,7 +235,7 @@ def test_refusals_name_the_parameter(server, parameters, text):
         ({"decoder_input_details": True}, "`decoder_input_details` == true is not supported when streaming tokens"),
     ],
 )
-def test_what_cannot_be_streamed_is_named(server, parameters, text):
+def test_parameters_that_cannot_be_streamed_are_refused_by_name(server, parameters, text):
     [event] = server.post("/generate_stream", {"inputs": "Hi", "parameters": parameters}).events
     assert event == {"error": f"Input validation error: {text}", "error_type": "validation"}
 

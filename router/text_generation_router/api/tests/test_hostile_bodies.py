@@ -11,17 +11,17 @@ FILE = Path(__file__).parents[4] / "integration-tests" / "hostile.py"
 
 @pytest.fixture(scope="module")
 def hostile():
-    """The integration tests' bodies, which are no package."""
+    """The module of hostile bodies, from the integration tests, which are not a package."""
     spec = importlib.util.spec_from_file_location("hostile", FILE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "hostile", module)  # where its dataclass looks itself up
+        patch.setitem(sys.modules, "hostile", module)  # dataclasses look up their module there
         spec.loader.exec_module(module)
     return module
 
 
-def test_there_are_a_thousand_and_they_are_the_same_every_time(hostile):
+def test_a_seed_gives_the_same_thousand_bodies_every_time(hostile):
     bodies = hostile.bodies(seed=3)
     assert bodies == hostile.bodies(seed=3) != hostile.bodies(seed=4)
     assert len({(body.content, body.content_type) for body in bodies}) == len(bodies) >= 1000
@@ -29,7 +29,7 @@ def test_there_are_a_thousand_and_they_are_the_same_every_time(hostile):
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_no_hostile_body_is_a_server_error_or_comes_back(make_server, hostile, path):
+def test_no_hostile_body_is_a_server_error_or_is_shown_in_the_answer(make_server, hostile, path):
     server = make_server(payload_limit=2_000_000)
 
     async def run() -> list[str]:
@@ -39,9 +39,9 @@ def test_no_hostile_body_is_a_server_error_or_comes_back(make_server, hostile, p
     async def verdict(body) -> str:
         headers = {"content-type": body.content_type}
         answer = await server.call("POST", path, body.content, headers)
-        if answer.status == 504:  # a deadline of almost no time, kept to the letter
+        if answer.status == 504:  # a body may ask for a deadline of almost no time
             return "" if body.name.startswith("timeout = ") else f"{body.name}: 504"
-        is_refused = 400 <= answer.status < 500 or answer.body.startswith(b'data: {"error"')  # streams say it so
+        is_refused = 400 <= answer.status < 500 or answer.body.startswith(b'data: {"error"')  # a refusal as an event
         if answer.status >= 500 or (body.refused and not is_refused):
             return f"{body.name}: {answer.status}"
         if answer.status >= 400:

@@ -24,8 +24,8 @@ loops = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_even
 
 
 class App:
-    """Answers `ok`; /endless streams until the client is gone, /unread answers without reading the body, /large sends
-    much at once."""
+    """Answers `ok`; /endless streams until the client disconnects, /unread answers without reading the body, /large
+    sends 10 MB at once."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -79,13 +79,13 @@ class Edge:
         return len(self.server.server_state.connections)
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Closed at the test's end."""
+        """A connection that is closed at the end of the test."""
         reader, writer = await asyncio.open_connection(*self.address)
         self._writers.append(writer)
         return reader, writer
 
     async def ask(self, content: bytes) -> bytes:
-        """All that is answered until the connection ends, be it by a reset."""
+        """All bytes of the answers, until the connection is closed or reset."""
         reader, writer = await self.open()
         writer.write(content)
         answer = b""
@@ -254,7 +254,7 @@ def test_an_answered_request_is_not_read_for_ever(loop):
 
 @loops
 @pytest.mark.parametrize("endless", [b"t: x\r\n" * 1000, b"t: " + b"x" * 6000], ids=["lines", "one line"])
-def test_what_follows_a_body_without_end_is_neither_kept_nor_read(loop, endless):
+def test_endless_trailers_after_a_body_are_neither_kept_nor_read(loop, endless):
     async def test(edge: Edge) -> tuple[float, int]:
         _, writer = await edge.open()
         writer.write(post(b"x", b"transfer-encoding: chunked") + b"1\r\na\r\n0\r\n")
@@ -330,7 +330,7 @@ def test_a_client_that_never_reads_loses_its_stream(loop):
 
 
 @loops
-def test_what_a_client_does_not_read_is_not_piled_up(loop):
+def test_bytes_that_a_client_does_not_read_do_not_pile_up(loop):
     async def test(edge: Edge) -> int:
         with socket.create_connection(edge.address) as client:
             client.sendall(GET.replace(b"/x", b"/endless"))
@@ -361,7 +361,7 @@ def test_a_client_that_reads_slowly_gets_all_of_a_large_answer(loop):
 
 @loops
 def test_an_answer_left_unread_does_not_keep_its_connection(loop):
-    """Too small to pause the writer, and too large for the kernel: nobody is there to notice but the deadline."""
+    """The unread bytes exceed the kernel's buffers. No write pauses any more: only the write deadline ends the wait."""
 
     async def test(edge: Edge) -> float:
         with socket.create_connection(edge.address) as client:
@@ -369,7 +369,7 @@ def test_an_answer_left_unread_does_not_keep_its_connection(loop):
             client.sendall(GET.replace(b"/x", b"/endless"))
             await until(lambda: any(one.flow.write_paused for one in edge.server.server_state.connections))
             [connection] = edge.server.server_state.connections
-            connection.transport.close()  # as uvicorn does it, which waits for the buffer
+            connection.transport.close()  # uvicorn's way to close, which waits for the buffer
             await until(lambda: edge.num_connections == 0)
         return edge.hits(Limit.WRITE_TIME)
 
@@ -414,7 +414,7 @@ def test_a_client_that_leaves_with_a_second_request_waiting_ends_the_first(loop)
         b"GET / HTTP/1.1\r\na b: c\r\n\r\n",
     ],
 )
-def test_what_is_no_http_is_400_and_no_request_of_the_application(loop, content):
+def test_bytes_that_are_not_http_are_400_and_do_not_reach_the_application(loop, content):
     async def test(edge: Edge) -> bytes:
         return await edge.ask(content)
 
@@ -423,7 +423,7 @@ def test_what_is_no_http_is_400_and_no_request_of_the_application(loop, content)
 
 
 def is_invalid_request(answer: bytes) -> bool:
-    """Whether it is the whole answer, in JSON."""
+    """Whether `answer` is one complete 400 answer in JSON, and nothing else."""
     head, _, body = answer.partition(b"\r\n\r\n")
     names = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
     return (
@@ -448,7 +448,7 @@ def is_invalid_request(answer: bytes) -> bool:
         b"POST /x HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + GET,
     ],
 )
-def test_what_a_proxy_could_take_for_another_request_is_refused(loop, content):
+def test_a_request_that_a_proxy_could_read_differently_is_refused(loop, content):
     async def test(edge: Edge) -> tuple[bytes, int]:
         return await edge.ask(content), edge.app.requests
 
@@ -467,7 +467,7 @@ def test_an_old_client_need_not_name_the_host(loop, content):
 
 
 @loops
-def test_bytes_that_are_no_request_do_not_get_into_an_answer_that_streams(loop):
+def test_bytes_that_are_not_http_put_no_error_into_a_streaming_answer(loop):
     async def test(edge: Edge) -> bytes:
         reader, writer = await edge.open()
         writer.write(GET.replace(b"/x", b"/endless"))

@@ -65,7 +65,7 @@ def test_every_route_but_the_open_ones_needs_the_key(guarded, closed):
     "path",
     ["//v1/models", "/v1//models", "/V1/models", "/generate/", "/health/../generate", "/%2e/generate", "/docs/x", "*"],
 )
-def test_no_other_spelling_of_a_path_leads_in(guarded, closed, path):
+def test_no_other_spelling_of_a_path_avoids_the_key(guarded, closed, path):
     for method in ("GET", "POST", "HEAD", "PUT", "TRACE"):
         assert guarded[closed].get(path, method, {}).status in (401, 404)
 
@@ -89,7 +89,7 @@ def test_the_right_key_generates_and_the_second_one_too(guarded):
 
 
 def status_of(app, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> int:
-    """Of a request whose body must not be read."""
+    """The status of a request whose body must not be read."""
 
     async def receive():
         raise AssertionError("the body was read")
@@ -118,13 +118,13 @@ def test_a_browser_may_read_the_refusal(guarded):
     assert (answer.status, answer.headers["access-control-allow-origin"]) == (401, "*")
 
 
-def test_two_authorizations_are_none(guarded):
+def test_two_authorization_headers_are_refused_even_if_one_key_is_right(guarded):
     headers = [(b"authorization", f"Bearer {KEY}".encode()), (b"authorization", b"Bearer x")]
     assert status_of(guarded[True].app, "GET", "/info", headers[:1]) == 200
     assert status_of(guarded[True].app, "GET", "/info", headers) == 401
 
 
-def test_without_keys_nobody_is_asked(server):
+def test_without_keys_requests_need_no_key(server):
     assert server.post("/generate", {"inputs": "Hi"}).status == 200
 
 

@@ -15,7 +15,7 @@ from text_generation_router.http_server import Server, uvicorn_config
 
 LARGE = 50_000_000
 HEAD = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-# Buffers of both kernels and of the server, between what was sent and what somebody looked at.
+# Bytes that may be sent but not yet read: buffers of both sockets and of the server.
 BUFFERS = 16 * 2**20
 
 

@@ -242,7 +242,7 @@ CHAT_ONLY = [
     [("/v1/completions", *pair) for pair in [*BOTH, ("best_of", 2), ("echo", True)]]
     + [("/v1/chat/completions", *pair) for pair in BOTH + CHAT_ONLY],
 )
-def test_what_is_not_there_is_refused_by_name(server, path, name, value):
+def test_unsupported_fields_are_refused_by_name(server, path, name, value):
     body = {"prompt": "Hi", "messages": USER, "stream": True, name: value}
     answer = server.post(path, body)
     assert answer.status == 422
@@ -258,7 +258,7 @@ def test_images_and_tool_calls_are_refused_by_name(server):
         assert (answer.status, answer.json["error_type"]) == (422, "validation") and name in answer.json["error"]
 
 
-def test_neutral_values_are_absent_ones(server):
+def test_neutral_values_count_as_absent_fields(server):
     neutral = {"n": 1, "presence_penalty": 0.0, "frequency_penalty": 0, "top_p": 1, "logit_bias": {}, "user": "x"}
     neutral |= {
         "response_format": {"type": "text"},

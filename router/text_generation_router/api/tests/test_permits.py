@@ -1,4 +1,4 @@
-"""Who gets in when more ask than there are rows, and who is sent away for it."""
+"""Which request gets a permit when more requests come than there are rows, and which request is refused for it."""
 
 import asyncio
 import json
@@ -65,14 +65,14 @@ def test_a_newcomer_gets_the_place_of_the_newest_that_has_not_begun():
     assert pot.permits.left == 0, "it has been given back already"
 
 
-def test_where_all_have_begun_a_newcomer_is_let_in_on_top_and_nobody_is_refused():
+def test_where_all_have_begun_a_newcomer_is_let_in_on_top_and_no_request_is_refused():
     pot = Pot(8)
     taken = [pot.take("greedy", has_begun=True) for _ in range(8)]
     assert not pot.is_refused("modest") and pot.permits.left == -1
     assert pot.is_refused("greedy") and not any(generation.refusals for _, generation in taken)
 
 
-def test_whoever_has_its_share_pays_for_nobody_and_gets_no_more():
+def test_an_owner_with_its_share_loses_no_permit_and_gets_no_more():
     pot = Pot(8)
     greedy = [pot.take("greedy") for _ in range(6)]
     modest = [pot.take("modest") for _ in range(2)]
@@ -83,14 +83,14 @@ def test_whoever_has_its_share_pays_for_nobody_and_gets_no_more():
     assert not any(generation.refusals for _, generation in modest)
 
 
-def test_the_one_most_above_its_share_pays():
+def test_the_owner_most_above_its_share_loses_a_permit():
     pot = Pot(12)
     few, many = [pot.take("few") for _ in range(5)], [pot.take("many") for _ in range(7)]
     pot.take("new")
     assert not any(g.refusals for _, g in few) and [len(g.refusals) for _, g in many] == [0] * 6 + [1]
 
 
-def test_the_tenants_of_an_owner_share_what_is_its():
+def test_the_tenants_of_an_owner_divide_its_share():
     pot = Pot(8)
     others = [pot.take("other") for _ in range(4)]
     greedy = [pot.take("a", "greedy") for _ in range(4)]
@@ -109,7 +109,7 @@ def test_names_of_tenants_get_an_owner_no_more_than_twice_its_share():
     assert not pot.is_refused("modest")
 
 
-def test_owners_without_number_do_not_get_permits_without_number():
+def test_many_owners_together_get_at_most_twice_the_capacity():
     pot = Pot(8)
     for i in range(8):
         pot.take(f"owner {i}", has_begun=True)
@@ -149,7 +149,7 @@ class PermitsMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def begin(self, data: st.DataObject) -> None:
-        """No more of them than there are rows."""
+        """At most as many generations begin as there are rows."""
         if sum(g.has_begun for _, generations in self.held for g in generations) < self.CAPACITY:
             _, generations = self.held[data.draw(st.integers(0, len(self.held) - 1))]
             generations[0].has_begun = True
@@ -183,8 +183,8 @@ TestPermitsMachine = PermitsMachine.TestCase
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_makes_room_is_told_so_in_every_dialect(make_server, route, stream):
-    """Its stream may have begun with status 200: then the refusal is an event, as other failures before a token."""
+def test_a_request_refused_to_make_room_gets_the_error_in_every_dialect(make_server, route, stream):
+    """If the stream has begun with status 200, the refusal is an event, like other failures before the first token."""
     server = make_server(max_concurrent_requests=2)
     begun, waiting = Script(hang_after=0), Script(hang_after=0, begins=False)
 
@@ -212,7 +212,7 @@ def test_a_request_that_makes_room_is_told_so_in_every_dialect(make_server, rout
         assert (displaced.status, displaced.json, displaced.headers["retry-after"]) == (429, ERROR, "1")
 
 
-def test_a_request_that_makes_room_while_it_is_tokenized_is_told_so():
+def test_a_request_refused_to_make_room_while_it_is_tokenized_gets_the_error():
     async def run() -> None:
         permits = Permits(2, lambda: 7)
         permits.take(Share("greedy"), 1)

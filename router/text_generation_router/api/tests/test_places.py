@@ -8,7 +8,7 @@ from text_generation_router.api.places import Places
 from text_generation_router.errors import OverloadedError
 
 
-def test_an_owner_has_so_many_places_and_nobody_elses():
+def test_each_owner_has_its_own_number_of_places():
     async def run() -> list[str]:
         places, inside = Places(2, wait_s=60), []
         leave = asyncio.Event()
@@ -29,7 +29,7 @@ def test_an_owner_has_so_many_places_and_nobody_elses():
     assert asyncio.run(run()) == list("aabb")
 
 
-def test_a_place_that_is_not_given_back_is_not_waited_for_for_ever():
+def test_the_wait_for_a_place_ends_with_an_error():
     async def run() -> None:
         places = Places(1, wait_s=0.01)
         async with places.one_of("a"):
@@ -41,7 +41,7 @@ def test_a_place_that_is_not_given_back_is_not_waited_for_for_ever():
     asyncio.run(run())
 
 
-def test_whoever_stops_waiting_leaves_nothing_behind():
+def test_cancelled_waits_leave_nothing_behind():
     async def run() -> None:
         places = Places(1, wait_s=60)
 
@@ -59,8 +59,8 @@ def test_whoever_stops_waiting_leaves_nothing_behind():
     asyncio.run(run())
 
 
-def test_of_one_owner_only_so_many_large_bodies_are_taken_in(make_server):
-    """The others stay where they are: nobody asks for more of them than it takes to see that they are large."""
+def test_the_number_of_one_owners_large_bodies_in_memory_is_bounded(make_server):
+    """Further bodies of the owner are received only until the server sees that they are large."""
     server = make_server(payload_limit=10**6)
     piece = b"x" * (LARGE_BYTES // 2)
     taken: list[int] = []

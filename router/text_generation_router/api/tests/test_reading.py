@@ -1,4 +1,4 @@
-"""Large bodies are read in a child process, and what comes of them is what would come of small ones."""
+"""Large bodies are read in a child process, and get the same answers as small bodies."""
 
 import asyncio
 import json
@@ -111,7 +111,7 @@ def test_a_list_that_is_too_long_is_refused_before_its_items(schema, value, text
     assert text in caught.value.text and "\n" not in caught.value.text
 
 
-def test_a_models_name_is_not_long_enough_to_fill_every_event(server):
+def test_the_models_name_in_a_request_is_bounded_since_every_event_repeats_it(server):
     answer = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "model": "m" * 513})
     assert answer.status == 422 and "model: " in answer.json["error"]
 
@@ -140,7 +140,7 @@ def test_a_body_whose_child_was_killed_is_read_by_the_next(make_server):
     assert server.post("/generate", padded({"inputs": "Hi"})).status == 200
 
 
-def test_what_a_child_sends_back_has_nothing_nested_of_the_clients():
+def test_a_childs_answer_has_no_unused_nested_values_of_the_body():
     grammar = {"type": "json", "value": [[[]]] * 1000}
     body = orjson.dumps({"inputs": "a", "parameters": {"grammar": grammar}, "extra": [1] * 1000})
     assert len(HANDLERS[GENERATE.name](job_of(body, LIMITS))) < 100
@@ -211,7 +211,7 @@ bodies = st.dictionaries(names, values) | st.builds(
 
 @settings(max_examples=300)
 @given(body=bodies, question=st.sampled_from(QUESTIONS))
-def test_a_child_reads_what_the_router_would(body, question):
+def test_a_child_reads_the_same_values_and_errors_as_the_router(body, question):
     content = orjson.dumps(body)
     try:
         read = question.read(content, LIMITS)

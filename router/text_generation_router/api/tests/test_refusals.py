@@ -1,4 +1,4 @@
-"""Every field that other servers have and this one does not, on every route: refused by its name, or neutral."""
+"""Every field that other servers support and this server does not, on every route: refused by name, or neutral."""
 
 from typing import Any
 
@@ -112,26 +112,26 @@ NEUTRAL = [
 
 
 def places(route: Route, name: str, value: Any) -> list[dict[str, Any]]:
-    """The body with the field where it belongs; on native routes also beside the parameters."""
+    """Bodies with the field where it belongs: on native routes inside `parameters`, and beside `parameters`."""
     fields = {name: value}
     return [route.body | fields] if route.is_openais else [route.body | {"parameters": fields}, route.body | fields]
 
 
 @pytest.mark.parametrize(("path", "name", "value"), REFUSED)
-def test_what_is_not_there_is_refused_by_its_name(session_server, path, name, value):
+def test_an_unsupported_field_is_refused_by_its_name(session_server, path, name, value):
     server = session_server
     for body in places(BY_PATH[path], name, value):
         before = server.failures("validation"), len(server.engine.streams), server.metric("tgi_request_count_total")
         answer = server.post(path, body)
         error = answer.events[0] if path == "/generate_stream" else answer.json
-        assert answer.status == (200 if path == "/generate_stream" else 422)  # there errors are events, as TGI's
+        assert answer.status == (200 if path == "/generate_stream" else 422)  # errors are events there, as in TGI
         assert error["error"].startswith(f"Input validation error: `{name}` ") and error["error_type"] == "validation"
         assert (server.failures("validation"), len(server.engine.streams)) == (before[0] + 1, before[1])
         assert server.metric("tgi_request_count_total") > before[2]
 
 
 @pytest.mark.parametrize(("path", "name", "value"), NEUTRAL)
-def test_what_asks_for_nothing_is_not_refused(session_server, path, name, value):
+def test_a_field_that_asks_for_nothing_is_not_refused(session_server, path, name, value):
     for body in places(BY_PATH[path], name, value):
         before = len(session_server.engine.streams)
         assert session_server.post(path, body).status == 200
@@ -161,7 +161,7 @@ def test_no_sampling_is_temperature_0_on_openais_routes(server):
         assert "`temperature` 0" in server.post(path, body | {"temperature": 1}).json["error"]
 
 
-def test_names_that_no_api_has_are_left_alone(server, route):
+def test_unknown_field_names_are_ignored(server, route):
     assert server.ask(route, favourite_colour="red", user="x", metadata={"a": "b"}).status == 200
 
 
@@ -172,7 +172,7 @@ def test_a_stop_string_cannot_be_cut_off_yet(server):
         assert server.post(path, body | {"include_stop_str_in_output": True}).status == 200
 
 
-def test_who_speaks_next_follows_from_the_last_message_and_may_be_said(server):
+def test_fields_about_the_next_turn_must_agree_with_the_last_message(server):
     user, assistant = ({"role": role, "content": "a"} for role in ("user", "assistant"))
     for messages, continued in (([user], False), ([user, assistant], True)):
         said = {"messages": messages, "add_generation_prompt": not continued, "continue_final_message": continued}

@@ -27,7 +27,7 @@ def test_a_server_that_stops_is_alive_and_not_ready_and_takes_no_requests(server
         assert (answer.headers["retry-after"], answer.headers["connection"]) == ("1", "close")
 
 
-def test_the_gate_knows_who_is_inside(server):
+def test_the_gate_counts_requests_inside(server):
     async def run() -> None:
         server.engine.script.hang_after = 1
         body = b'{"inputs": "Hi"}'
@@ -49,7 +49,7 @@ def test_info_has_todays_fields_and_the_older_ones(server):
     assert (info["model_dtype"], info["model_device_type"], info["max_batch_size"]) == ("torch.float32", "cpu", None)
 
 
-def test_models_lists_the_one_that_is_served(server):
+def test_models_lists_the_served_model(server):
     [model] = server.get("/v1/models").json["data"]
     assert model == {"id": "local/model", "object": "model", "created": 0, "owned_by": "local/model"}
 
@@ -141,7 +141,7 @@ def test_unknown_paths_and_methods_are_refused_in_json(server):
         assert answer.headers["content-type"] == "application/json"
 
 
-def test_a_mistake_of_ours_is_said_in_json_and_logged(server):
+def test_an_unexpected_exception_is_a_500_in_json_and_raised_again(server):
     async def mistaken() -> None:
         raise RuntimeError("a secret")
 
@@ -155,7 +155,7 @@ def test_a_mistake_of_ours_is_said_in_json_and_logged(server):
         return {"type": "http.request", "body": b"", "more_body": False}
 
     scope = {"type": "http", "method": "GET", "path": "/mistaken", "headers": [], "query_string": b""}
-    with pytest.raises(RuntimeError):  # for uvicorn, which logs it
+    with pytest.raises(RuntimeError):  # uvicorn logs the exception
         asyncio.run(server.app(scope, receive, send))
     start, body = answers[0], answers[1]
     assert start["status"] == 500 and (b"content-type", b"application/json") in start["headers"]

@@ -31,7 +31,7 @@ def test_the_first_page_does_not_wait_and_the_next_one_comes_after_the_gap() -> 
     asyncio.run(run())
 
 
-def test_a_request_that_leaves_takes_the_page_from_nobody() -> None:
+def test_a_cancelled_request_does_not_cancel_the_page_of_others() -> None:
     async def run() -> str:
         page = counted_page(gap_s=0.0)
         leaving, staying = asyncio.create_task(page.read()), asyncio.create_task(page.read())

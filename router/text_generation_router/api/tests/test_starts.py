@@ -5,7 +5,8 @@ from text_generation_router.api.tests.conftest import Server
 
 
 async def begin_all(owners: str, *cancelled: int) -> list[str]:
-    """What happens when requests of these owners come at once: a letter for each start, a dot for each turn."""
+    """The starts of simultaneous requests, one per letter of `owners`: the owner's letter for each start, "." for each
+    turn of the event loop."""
     starts, seen, left = Starts(), [], len(owners) - len(cancelled)
 
     async def request(owner: str) -> None:

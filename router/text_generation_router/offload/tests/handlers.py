@@ -1,4 +1,4 @@
-"""What the tests' children can do."""
+"""Handlers of the tests' child processes."""
 
 import os
 import time

@@ -112,7 +112,7 @@ def test_an_answer_that_is_too_large_is_not_taken():
     run(test, max_answer_bytes=1000)
 
 
-def test_a_handler_that_raises_tells_what_but_no_text_of_it():
+def test_a_handler_that_raises_gives_the_class_and_not_the_text_of_its_error():
     async def test(pool: ProcessPool) -> None:
         before = await pid_of(pool)
         with pytest.raises(JobFailedError) as caught:
@@ -137,7 +137,7 @@ def test_a_child_killed_while_it_rests_costs_no_job():
         pid = await pid_of(pool)
         os.kill(pid, signal.SIGKILL)
         await until(lambda: is_gone(pid))
-        await asyncio.sleep(0.05)  # for the loop to hear of it
+        await asyncio.sleep(0.05)  # so that the pool notices the end
         assert await pid_of(pool) != pid
 
     run(test)
@@ -180,7 +180,7 @@ def test_a_job_that_waited_too_long_is_refused():
     run(test, wait_s=0.5)
 
 
-def test_whoever_gives_up_gives_its_place_back():
+def test_a_cancelled_job_gives_its_place_back():
     async def test(pool: ProcessPool) -> None:
         await pid_of(pool)
         running = asyncio.ensure_future(pool.run("sleep", b"0.3", LONG_S))
@@ -211,7 +211,7 @@ def test_closing_ends_the_children_and_all_jobs():
     run(test)
 
 
-def test_a_child_that_cannot_start_is_tried_again_and_its_jobs_lose_patience():
+def test_jobs_are_refused_while_no_child_can_start():
     async def test() -> None:
         pool = ProcessPool(HANDLERS, b"broken", PoolLimits(1, 8, wait_s=0.2))
         pool.start()
