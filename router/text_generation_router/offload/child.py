@@ -63,7 +63,7 @@ def _write(answers: BinaryIO, outcome: JobOutcome, ends_now: bool, answer: bytes
 def _run(handlers: Mapping[str, Handler], name: str, content: bytes) -> tuple[JobOutcome, bytes]:
     try:
         return JobOutcome.DONE, handlers[name](content)
-    except Exception as error:  # the pool raises JobFailedError, from which the client gets an answer
+    except Exception as error:  # the pool raises it as JobFailedError, and the route answers its client
         return JobOutcome.FAILED, type(error).__name__.encode()
 
 

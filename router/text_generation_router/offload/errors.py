@@ -18,7 +18,7 @@ class JobLostError(JobError):
 
 
 class JobFailedError(JobError):
-    """The handler raised an exception. `reason` is its class name; its text could contain a user's words."""
+    """The handler raised an exception. `reason` is the exception's class name: the text could hold a user's words."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

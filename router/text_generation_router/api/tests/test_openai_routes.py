@@ -156,7 +156,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize("end", ENDS, ids=["end token", "length", "deadline"])
-def test_streams_lose_nothing_that_comes_with_their_end(server, end):
+def test_streams_show_text_that_was_held_back_until_their_end(server, end):
     server.engine.script = type(server.engine.script)(**end, held_back="\ufffd")
     message = server.post("/v1/chat/completions", chat()).json["choices"][0]["message"]
     chunks = server.post("/v1/chat/completions", chat(stream=True)).events[:-1]
@@ -165,7 +165,7 @@ def test_streams_lose_nothing_that_comes_with_their_end(server, end):
     whole = server.post("/v1/completions", {"prompt": "Hi"}).json["choices"][0]["text"]
     chunks = server.post("/v1/completions", {"prompt": "Hi", "stream": True}).events[:-1]
     text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
-    assert text == whole + ("</s>" if "last_is_special" in end else "")  # TGI shows the end token here
+    assert text == whole + ("</s>" if "last_is_special" in end else "")  # as in TGI, this stream shows the end token
 
 
 def test_chat_uses_the_template_without_more_special_tokens(server):

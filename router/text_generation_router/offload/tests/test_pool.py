@@ -92,7 +92,7 @@ def test_a_job_that_fills_memory_fails_alone():
 
 
 @linux_only
-def test_a_child_that_keeps_what_its_jobs_took_is_replaced():
+def test_a_child_that_keeps_the_memory_of_its_jobs_is_replaced():
     async def test(pool: ProcessPool) -> None:
         before = await pid_of(pool)
         await pool.run("keep", b"1000", LONG_S)
@@ -103,7 +103,7 @@ def test_a_child_that_keeps_what_its_jobs_took_is_replaced():
     run(test)
 
 
-def test_an_answer_that_is_too_large_is_not_taken():
+def test_an_answer_that_is_too_large_is_an_error():
     async def test(pool: ProcessPool) -> None:
         with pytest.raises(JobLostError):
             await pool.run("grow", b"1001", LONG_S)
