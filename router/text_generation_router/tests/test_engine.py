@@ -1,4 +1,4 @@
-"""The engine over fake shards whose tokens depend on the history alone, as a greedy model's do."""
+"""The engine with fake shards. As with a greedy model, each token depends only on the tokens before it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -47,7 +47,7 @@ def top_id(request_id: int, rank: int) -> int:
 
 
 class FakeShards:
-    """Answers after some turns of the event loop. `fail(step)` may raise, as a step in a shard does."""
+    """A group of shards that answers after some turns of the event loop. `fail(step)` may raise, as a step may."""
 
     info = INFO
     epoch = INFO.epoch
@@ -56,8 +56,8 @@ class FakeShards:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.capacity = capacity
         self.poisoned: set[int] = set()  # requests whose logits are not finite
-        self.top_counts: dict[int, int] = {}  # best tokens beside those of a request
-        self.rows_left = 0  # what it says it holds when nothing runs
+        self.top_counts: dict[int, int] = {}  # by request: number of top tokens in each answer
+        self.rows_left = 0  # number of rows that it reports while no request runs
         self.steps: list[Step] = []
         self.histories: dict[int, list[int]] = {}
         self.most_in_flight = 0
@@ -78,7 +78,7 @@ class FakeShards:
         return answer
 
     def _answer(self, step: Step) -> StepAnswer | ShardsError | None:
-        """Decided when the step is sent, as a shard that runs steps in their order does."""
+        """The answer, computed when the step is sent: a shard runs steps in the order they are sent."""
         if isinstance(step, ClearStep):
             self._failed = False
             self.histories.clear()
@@ -125,7 +125,7 @@ class FakeShards:
 
 
 class FakeShardGroups:
-    """Hands out fake shards, one group after the other."""
+    """Hands out one group of fake shards after the other."""
 
     def __init__(self, *groups: Callable[[], FakeShards]) -> None:
         self.made: list[FakeShards] = []
@@ -185,7 +185,7 @@ def prompt(i: int) -> list[int]:
 def serve(
     use: Callable[[Engine, FakeShardGroups], Awaitable[None]], *groups: Callable[[], FakeShards], **limits: int
 ) -> None:
-    """Runs `use` over an engine whose shard groups are `groups`; by default one that never fails."""
+    """Runs `use` with an engine whose shard groups are `groups`; by default a single group that never fails."""
 
     async def run() -> None:
         shard_groups = FakeShardGroups(*(groups or (FakeShards,)))
@@ -206,7 +206,8 @@ def fails(fail: Callable[[ForwardStep], None]) -> Callable[[], FakeShards]:
 
 
 def dies_at(step_number: int, failed_ids: set[int] | None = None) -> Callable[[], FakeShards]:
-    """Shards that are gone from this step on; if `failed_ids` is given, as soon as a step carries one of them."""
+    """Shards that are lost from step `step_number` on; with `failed_ids`, at the first such step that carries one of
+    these requests."""
 
     def fail(step: ForwardStep) -> None:
         if step.number >= step_number and (failed_ids is None or failed_ids & set(step.request_ids)):
@@ -238,7 +239,7 @@ def test_requests_that_do_not_fit_wait_their_turn() -> None:
 
 
 @pytest.mark.parametrize("failing", [1, 2, 5, 8])
-def test_a_step_that_fails_once_costs_nobody_a_token(failing: int) -> None:
+def test_a_step_that_fails_once_costs_no_request_a_token(failing: int) -> None:
     def fail(step: ForwardStep) -> None:
         nonlocal failed
         if step.number == failing and not failed:
@@ -336,7 +337,7 @@ def test_after_a_loss_two_steps_are_in_flight_again() -> None:
     serve(use, dies_at(9), FakeShards)
 
 
-def test_shards_that_somebody_else_calls_lost_are_left_even_when_nothing_runs() -> None:
+def test_shards_reported_as_lost_are_left_even_when_no_request_runs() -> None:
     async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         shard_groups.made[0].lost.set_result("shard 0 was ended by signal 9")
         await asyncio.sleep(0)
@@ -362,7 +363,7 @@ def test_without_shards_the_engine_is_not_healthy_and_requests_wait() -> None:
     serve(use)
 
 
-def test_four_kills_from_outside_in_a_row_lose_no_stream_and_the_next_token_makes_good_for_them() -> None:
+def test_four_kills_from_outside_in_a_row_lose_no_stream_and_the_next_token_resets_the_count() -> None:
     async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         streams = [engine.submit(GenerationRequest(tuple(prompt(i)), 20)) for i in range(6)]
         assert await asyncio.gather(*map(collect, streams)) == [expected_tokens(prompt(i), 20) for i in range(6)]
@@ -380,7 +381,7 @@ def test_a_stream_that_is_alone_survives_four_kills_in_a_row_too() -> None:
 
 
 @pytest.mark.parametrize("neighbours", [0, 5, 15])
-def test_a_request_that_kills_the_shards_each_time_is_ended_by_name_and_nobody_else(neighbours: int) -> None:
+def test_only_the_request_that_kills_the_shards_each_time_is_ended(neighbours: int) -> None:
     async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         bad, *good = [engine.submit(GenerationRequest(tuple(prompt(i)), 8)) for i in range(neighbours + 1)]
         with pytest.raises(GenerationError, match="5 times in a row") as ended:
@@ -397,7 +398,7 @@ def test_a_request_that_kills_the_shards_each_time_is_ended_by_name_and_nobody_e
     serve(use, *[dies_at(0, {1})] * 5, FakeShards)
 
 
-def test_a_confirmed_chunk_is_told_before_any_token() -> None:
+def test_a_group_is_confirmed_by_its_first_chunk_before_any_token() -> None:
     async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         stream = engine.submit(GenerationRequest(tuple([7] * 200), 3))
         while not shard_groups.events:
@@ -410,14 +411,14 @@ def test_a_confirmed_chunk_is_told_before_any_token() -> None:
 
 
 def test_an_answer_that_came_before_the_loss_counts() -> None:
-    """The shards end right after each answer: the stream gets on by a token in each epoch."""
+    """The shards end right after each answer, so the stream gets one token in each epoch."""
 
     class AnswersOnce(FakeShards):
         async def run(self, step: Step) -> StepAnswer | None:
             answer = await super().run(step)
             if not self.lost.done():
                 self.lost.set_result("shard 0 was ended by signal 9")
-                await asyncio.sleep(0)  # the engine hears of both in one turn of its loop
+                await asyncio.sleep(0)  # the engine sees the answer and the loss in the same turn of the event loop
             return answer
 
     async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
@@ -427,7 +428,7 @@ def test_an_answer_that_came_before_the_loss_counts() -> None:
     serve(use, *[AnswersOnce] * 30)
 
 
-def test_top_tokens_are_their_own_requests_also_beside_one_whose_logits_are_not_finite() -> None:
+def test_requests_get_their_own_top_tokens_also_beside_a_request_with_non_finite_logits() -> None:
     async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         shards = shard_groups.made[0]
         shards.poisoned, shards.top_counts = {2}, {1: 1, 2: 3, 3: 2, 4: 0}
@@ -442,7 +443,7 @@ def test_top_tokens_are_their_own_requests_also_beside_one_whose_logits_are_not_
 
 
 async def heard(stream: GenerationStream) -> list[TokenEvent]:
-    """Up to its end, or its error."""
+    """The events of a stream up to its end or its error."""
     events = []
     with suppress(GenerationError):
         async for event in stream:
@@ -457,7 +458,7 @@ def test_a_token_between_two_deaths_clears_a_request() -> None:
     serve(use, *[dies_at(4)] * 6, FakeShards)
 
 
-def test_what_does_not_fit_the_next_shards_is_failed_by_name_and_the_rest_goes_on() -> None:
+def test_requests_that_do_not_fit_the_next_shards_fail_and_the_others_go_on() -> None:
     async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         large, small = engine.submit(GenerationRequest((1, 2), 300)), engine.submit(GenerationRequest((3, 4), 40))
         results = await asyncio.gather(collect(large), collect(small), return_exceptions=True)
@@ -480,7 +481,7 @@ def test_a_request_whose_logits_are_not_finite_ends_alone() -> None:
     serve(use)
 
 
-def test_no_prompt_matches_what_was_computed_for_one_whose_logits_were_not_finite() -> None:
+def test_the_cache_keeps_nothing_of_a_request_whose_logits_were_not_finite() -> None:
     async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         async def cached(ids: range) -> int:
             events = await heard(engine.submit(GenerationRequest(tuple(ids), 5)))
@@ -495,7 +496,7 @@ def test_no_prompt_matches_what_was_computed_for_one_whose_logits_were_not_finit
     serve(use)
 
 
-def test_a_stream_that_nobody_reads_pauses_and_goes_on_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unread_stream_pauses_and_goes_on_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("text_generation_router.generation.MAX_UNREAD", 10)
 
     async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
@@ -508,7 +509,7 @@ def test_a_stream_that_nobody_reads_pauses_and_goes_on_when_it_is_read(monkeypat
     serve(use)
 
 
-def test_an_error_of_the_engine_itself_fails_everybody_and_is_told() -> None:
+def test_an_error_of_the_engine_itself_fails_every_request_and_is_reported() -> None:
     def fail(step: ForwardStep) -> None:
         raise ZeroDivisionError
 
@@ -535,7 +536,7 @@ def test_shards_that_refuse_the_first_warm_up_end_the_start() -> None:
     asyncio.run(asyncio.wait_for(run(), 20))
 
 
-def test_a_closed_engine_tells_those_that_wait_takes_nobody_and_leaves_no_task_behind() -> None:
+def test_a_closed_engine_fails_waiting_requests_accepts_no_request_and_leaves_no_task() -> None:
     class NeverAnswers(FakeShards):
         async def run(self, step: Step) -> StepAnswer | None:
             await asyncio.Event().wait()
@@ -559,7 +560,7 @@ def test_a_closed_engine_tells_those_that_wait_takes_nobody_and_leaves_no_task_b
     asyncio.run(run())
 
 
-def test_a_prompt_that_has_been_here_is_not_computed_again() -> None:
+def test_a_prompt_that_was_computed_before_is_not_computed_again() -> None:
     async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         asked = tuple(range(1, 51))
         for cached in (0, 49):
@@ -572,7 +573,7 @@ def test_a_prompt_that_has_been_here_is_not_computed_again() -> None:
     serve(use)
 
 
-def test_a_deadline_ends_a_running_request_with_what_it_has_said() -> None:
+def test_a_deadline_ends_a_running_request_with_the_text_so_far() -> None:
     async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         events = [event async for event in engine.submit(GenerationRequest((1, 2, 3), 450, timeout_s=0.2))]
         finish = events[-1].finish
@@ -596,7 +597,7 @@ def test_a_request_whose_deadline_passes_in_the_queue_reaches_no_shard() -> None
     serve(use, max_rows=1)
 
 
-def test_a_queue_of_too_many_tokens_sends_requests_away_and_says_when_to_come_again() -> None:
+def test_a_queue_of_too_many_tokens_refuses_requests_and_says_when_to_retry() -> None:
     async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         running = engine.submit(GenerationRequest((1,), 20))
         await anext(running)
@@ -610,7 +611,7 @@ def test_a_queue_of_too_many_tokens_sends_requests_away_and_says_when_to_come_ag
     serve(use, max_rows=1, max_queued_tokens=60)
 
 
-def test_shards_that_hold_rows_of_nobody_are_noticed_when_nothing_runs(caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_without_a_request_are_noticed_when_the_engine_is_idle(caplog: pytest.LogCaptureFixture) -> None:
     async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         for rows, errors in ((0, 0), (3, 1)):
             shard_groups.made[0].rows_left = rows

@@ -15,7 +15,7 @@ async def settle() -> None:
 
 
 class Users:
-    """Of one slot: who got it, in order."""
+    """Tenants that want one slot. `order` records which share got the slot, in order."""
 
     def __init__(self, max_waiting: int = 1000) -> None:
         self.slots = FairSlots(1, max_waiting)
@@ -80,8 +80,8 @@ def test_the_tenants_of_an_owner_share_its_share():
     asyncio.run(run())
 
 
-def test_nothing_is_saved_up_and_nothing_forgiven():
-    """One that asks again each time it was served gets no more than one with a line of them."""
+def test_idle_time_earns_no_credit_and_owners_share_by_cost():
+    """Owner A has a line of calls of cost 1. Owner B makes its next call, of cost 4, each time it was served."""
 
     async def run():
         users = Users()
@@ -124,8 +124,8 @@ def test_a_caller_that_is_cancelled_leaves_no_slot_taken():
         users.want(A, times=2)
         users.want(B)
         await settle()
-        users.tasks[0].cancel()  # in the line
-        users.slots.release(A)  # granted to one whose task has not gone on yet
+        users.tasks[0].cancel()  # cancelled while it waits in the line
+        users.slots.release(A)  # grants the slot to a task that has not run since
         for task in users.tasks:
             task.cancel()
         await asyncio.gather(*users.tasks, return_exceptions=True)
@@ -151,7 +151,7 @@ def test_one_owner_does_not_hold_all_slots():
     asyncio.run(run())
 
 
-def test_a_place_is_kept_for_a_while():
+def test_a_call_is_refused_after_its_waiting_time():
     async def run():
         slots = FairSlots(1, 10, wait_s=0.01)
         await slots.acquire(A, 1)

@@ -1,4 +1,4 @@
-"""One request's stream, from the engine's side: how it ends when its time is over."""
+"""One request's stream: its events, its text and its end."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""A server that is told to stop, by real signals, with real clients."""
+"""Stopping a server with real signals and real clients."""
 
 import asyncio
 import os
@@ -23,8 +23,8 @@ PATIENCE_S = 20
 
 
 class Router:
-    """The routes that matter here, over generations that end when told to: by `finish`, or by `fail` as an engine does
-    that is closed."""
+    """A server with a few routes. Its generations end when the test sets `finish`, or fail through `fail`, as those of
+    a closed engine."""
 
     def __init__(self, patience_s: float) -> None:
         self.gate, self.app = Gate(), FastAPI()
@@ -79,7 +79,7 @@ class Router:
             raise IncompleteGenerationError
 
     async def ask(self, path: str, method: str = "POST") -> bytes:
-        """The whole answer, until the connection ends or the answer does."""
+        """The whole answer, up to its end or the end of the connection."""
         reader, writer = await asyncio.open_connection(*self.address)
         writer.write(f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
         try:
@@ -90,7 +90,7 @@ class Router:
 
 @asynccontextmanager
 async def serving(patience_s: float = PATIENCE_S) -> AsyncIterator[Router]:
-    """Inside, it serves; at the end it must have ended by itself."""
+    """Serves inside the context; at its end the server must stop by itself."""
     router = Router(patience_s)
     async with asyncio.timeout(PATIENCE_S):
         running = asyncio.create_task(StopOnSignal().serve(router.server, router.listener))

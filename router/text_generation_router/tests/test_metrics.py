@@ -15,7 +15,7 @@ def metrics() -> Metrics:
 
 
 def test_the_page_has_the_bytes_that_dashboards_read(metrics):
-    """Buckets of the longest histogram are left out of the golden file; the next test counts them."""
+    """The golden file leaves out the buckets of the longest histogram; the next test counts these buckets."""
     metrics.request_count.inc(3)
     metrics.request_failure.labels(err="validation").inc()
     metrics.request_duration.observe(0.0002)
@@ -41,13 +41,13 @@ def test_duration_buckets_are_tgis():
     assert len(buckets) == 35
 
 
-def test_nothing_has_prometheus_clients_suffixes(metrics):
+def test_no_metric_has_the_suffixes_of_prometheus_client(metrics):
     text = render(metrics.registry)
     assert "_total " not in text.replace("tgi_batch_max_total_tokens", "") and "_created" not in text
     assert 'le="1.0"' not in text
 
 
-def test_two_sets_of_metrics_do_not_meet():
+def test_two_sets_of_metrics_are_independent():
     first, second = Metrics(), Metrics()
     first.request_count.inc()
     assert "tgi_request_count 1" in render(first.registry) and "tgi_request_count 0" in render(second.registry)

@@ -83,7 +83,7 @@ def test_flags_without_their_feature_are_refused_by_name(words, flag):
     assert status == 1 and f"Error: {flag} is not supported yet: start without it\n" in output
 
 
-def test_flags_with_nothing_to_do_are_mentioned():
+def test_flags_without_effect_are_logged():
     _, output = run("--prometheus-port", "1", "--usage-stats", "off", "--validation-workers", "0")
     assert "--prometheus-port has no effect" in output and "--usage-stats has no effect" in output
 
@@ -116,7 +116,7 @@ def test_keys_come_from_flags_the_environment_and_a_file(tmp_path):
 
 
 def app_values(*words: str, **env: str) -> dict[str, object]:
-    """What the command line comes to, before anything is done about it."""
+    """The parsed values of a command line, before any check."""
     command = typer.main.get_command(app)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ({"HOSTNAME": "127.0.0.1"} | env).items():
@@ -258,7 +258,7 @@ def test_an_inherited_descriptor_replaces_the_address():
         bind(config(listen_fd=9999))
 
 
-def test_a_containers_name_is_no_address():
+def test_the_name_of_a_container_is_not_an_address():
     assert is_address("::1") and is_address("0.0.0.0") and not is_address("3f2a")
 
 
@@ -276,8 +276,8 @@ def test_trusted_proxies_come_from_flags_and_the_environment():
     assert status == 1 and "Error: --trusted-proxy proxy.local is not an IP address or network" in output
 
 
-def test_nobody_but_a_trusted_proxy_is_asked_for_addresses():
-    """uvicorn would believe whoever connects from this host."""
+def test_uvicorn_does_not_read_forwarding_headers():
+    """By default uvicorn trusts forwarding headers from any client on this host."""
     http = uvicorn_config(FastAPI(), ConnectionLimits(1, 1, 1.0), LimitHits(Metrics()))
     http.load()
     assert isinstance(http.loaded_app, FastAPI)

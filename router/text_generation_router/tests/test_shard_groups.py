@@ -1,4 +1,4 @@
-"""Shards that come and go, as the launcher's line and the shards' sockets tell it."""
+"""Groups of shards that come and go, as reported by the launcher's messages and the shards' sockets."""
 
 import asyncio
 import socket
@@ -97,7 +97,7 @@ def test_the_shards_of_an_epoch_are_handed_out_once_and_when_the_launcher_says_s
     launched(path, use)
 
 
-def test_what_the_launcher_calls_lost_is_lost_and_what_we_see_it_hears(tmp_path: Path) -> None:
+def test_launcher_and_router_report_lost_groups_to_each_other(tmp_path: Path) -> None:
     path = tmp_path / "s-0"
 
     async def use(shard_groups: LaunchedGroups, launcher: Link) -> None:

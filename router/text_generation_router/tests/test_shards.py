@@ -1,4 +1,4 @@
-"""What goes over the wire to a group of shards, and what is made of the answers."""
+"""The gRPC messages sent to a group of shards, and how the answers are read."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,14 +20,14 @@ EPOCH = 4
 
 
 class Rank(pb_grpc.TextGenerationServiceServicer):
-    """Notes what it is asked, and answers by its rank; or refuses with a status."""
+    """A fake shard: records the calls, answers according to its rank, or refuses with status `refusal`."""
 
     def __init__(self, rank: int, urls: list[str]) -> None:
         self.rank, self.urls = rank, urls
         self.asked: list[Any] = []
         self.refusal: grpc.StatusCode | None = None
         self.is_stuck = False
-        self.tops = 2  # best tokens in an answer
+        self.tops = 2  # number of top tokens in an answer
 
     async def _note(self, request: Any, context: Any) -> None:
         self.asked.append(request)
@@ -73,7 +73,7 @@ class Rank(pb_grpc.TextGenerationServiceServicer):
 
     def _result(self, step: int) -> Any:
         if self.rank:
-            return pb.StepResult(step=step)  # the first rank alone names tokens
+            return pb.StepResult(step=step)  # only rank 0 sends tokens
         return pb.StepResult(
             step=step, request_ids=np.array([9, 2**40], "<u8").tobytes(), token_ids=np.array([17, 18], "<i4").tobytes(),
             logprobs=np.array([-0.5, -1.5], "<f4").tobytes(), top_counts=np.array([0, self.tops], "<u4").tobytes(),
@@ -212,7 +212,7 @@ WARMUP_ENDS = {
 
 
 @pytest.mark.parametrize("refusing", [0, 1])
-def test_a_refusal_of_any_rank_is_the_groups_and_says_what_is_left_to_do(tmp_path: Path, refusing: int) -> None:
+def test_a_refusal_of_any_rank_raises_the_error_that_belongs_to_its_status(tmp_path: Path, refusing: int) -> None:
     async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         for calls, ends in ((lambda: group.run(ClearStep(1)), STEP_ENDS), (warm_up(group), WARMUP_ENDS)):
             for ranks[refusing].refusal, kind in ends.items():
@@ -236,7 +236,7 @@ def test_a_group_is_lost_once_and_for_the_first_reason(tmp_path: Path) -> None:
     over(tmp_path, use)
 
 
-def test_a_question_after_its_health_ends_as_no_when_the_group_is_closed_and_by_itself_when_it_is_cancelled(
+def test_a_health_check_is_false_when_the_group_is_closed_and_is_cancelled_when_its_task_is(
     tmp_path: Path,
 ) -> None:
     async def use(group: ShardedClient, ranks: list[Rank]) -> None:

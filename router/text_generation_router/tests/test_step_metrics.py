@@ -1,4 +1,4 @@
-"""What is counted about steps, read from the page."""
+"""The metrics of steps, read from the metrics page."""
 
 import time
 
@@ -28,7 +28,7 @@ def answer(successor_queued: bool = True) -> StepAnswer:
 
 
 class Page:
-    """The numbers on the page of metrics, by name."""
+    """The values on the metrics page, by name."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._registry = metrics.registry
@@ -94,7 +94,7 @@ def test_every_counter_of_the_scheduler_grows_by_what_is_new(metrics: Metrics, p
         )  # fmt: skip
 
 
-def test_only_those_that_begin_are_a_next_batch(metrics: Metrics, page: Page) -> None:
+def test_the_next_batch_counts_only_requests_that_begin(metrics: Metrics, page: Page) -> None:
     counts, scheduler = StepMetrics(metrics), make_scheduler()
     counts.sent(step(), scheduler)
     page.shows(batch_next_size_count=0)

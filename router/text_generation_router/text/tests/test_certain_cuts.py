@@ -1,4 +1,4 @@
-"""Parts, tokenized one by one, have the ids of the whole text."""
+"""The parts of a text, tokenized one by one, have the ids of the whole text."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ SPLITTING = sorted(SPLITTING_PATTERNS)
 
 
 def finished(tokenizer: Tokenizer) -> Tokenizer:
-    """With special tokens around each text, and with others that may stand in it."""
+    """Adds special tokens around each text, and added tokens that may occur within a text."""
     tokenizer.add_special_tokens(["<s>", "</s>", AddedToken("<mask>", lstrip=True, rstrip=True)])
     tokenizer.add_tokens(["<1  2>", "  ", AddedToken("[1]", single_word=True)])
     ids = [(name, tokenizer.token_to_id(name)) for name in ("<s>", "</s>")]
@@ -33,7 +33,7 @@ def finished(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def byte_level(pre_tokenizer=None, normalizer=None, **byte_options) -> Tokenizer:
-    """`pre_tokenizer` stands before the one that turns bytes into characters."""
+    """A byte-level BPE. `pre_tokenizer` runs before the ByteLevel pre-tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     last = pre_tokenizers.ByteLevel(**{"add_prefix_space": False, "use_regex": pre_tokenizer is None} | byte_options)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizer, last]) if pre_tokenizer else last
@@ -51,7 +51,7 @@ def split(pattern: str) -> pre_tokenizers.Split:
 
 
 def byte_fallback(normalizer=None, pre_tokenizer=None) -> Tokenizer:
-    """Merges lead over anything but a space behind something else, as in Llama 2's vocabulary."""
+    """A byte-fallback BPE. As in Llama 2's vocabulary, a token has a space only at its start, or is all spaces."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
     trained.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, show_progress=False))
@@ -160,7 +160,7 @@ async def spans_of(tokenizer: TextTokenizer, text: str) -> list[Span]:
 
 
 @pytest.mark.parametrize("name", CUTTING)
-def test_all_these_tokenizers_have_cuts(name):
+def test_every_tokenizer_of_the_table_has_cuts(name):
     text = "the fox and the dog"
     assert CUTTING[name]._joints is not None
     assert len(cut_into_parts(text, 1)) == 5
@@ -197,7 +197,7 @@ def test_parts_make_up_the_text(text, part_chars):
 @pytest.mark.parametrize("name", ["demo model", "byte-level", "byte-fallback", "Unigram, always"])
 @pytest.mark.parametrize("char", ["x", " ", "1", "的"])
 def test_a_run_of_one_character_is_not_cut(name, char):
-    """The sizes are such that it is looked for cuts in many windows."""
+    """The text is so long that the search for a cut goes through many windows."""
     text = char * 100_000
     assert len(cut_into_parts(text, 1)) == 1
     whole = TOKENIZERS[name].encode(text).ids
@@ -239,7 +239,7 @@ def without_cuts() -> list[Tokenizer]:
 
 
 @pytest.mark.parametrize("tokenizer", without_cuts())
-def test_of_all_others_no_text_is_cut(tokenizer):
+def test_with_any_other_tokenizer_no_text_is_cut(tokenizer):
     text = "the fox and the dog " * 3
     uncut = TextTokenizer.of(tokenizer, workers=1, max_waiting=1, part_chars=1)
     assert uncut._joints is None
@@ -247,7 +247,7 @@ def test_of_all_others_no_text_is_cut(tokenizer):
     uncut.close()
 
 
-def test_of_a_text_that_is_too_long_the_beginning_is_not_tokenized():
+def test_the_beginning_of_a_text_that_is_too_long_is_not_tokenized():
     tokenizer = CUTTING["byte-level"]
     found = run(tokenizer.encode("the quick brown fox " * 50, True, Share(), most=10))
     assert found.values == () and 10 < found.count < 30 and not found.is_exact

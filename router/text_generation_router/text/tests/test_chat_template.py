@@ -32,7 +32,7 @@ def test_transformers_functions_filters_and_tags_are_there():
     assert render("{% set ns = namespace(n=1) %}{% set ns.n = 2 %}{{ ns.n }}{{ 'ab'.upper()[::-1] }}") == "2BA"
 
 
-def test_what_the_template_raises_is_told_with_its_line():
+def test_an_error_raised_by_the_template_names_its_line():
     with pytest.raises(TemplateError) as caught:
         render("a\n{{ raise_exception('only two') }}")
     assert caught.value.text == "Template error: syntax error: only two (in <string>:2)"
@@ -102,7 +102,7 @@ def test_broken_files_are_named_at_start(tmp_path):
 @pytest.mark.parametrize("name", ["chat_template.json", "tokenizer_config.json", "chat_template.jinja"])
 def test_files_that_are_too_large_are_refused_unread(tmp_path, name):
     with (tmp_path / name).open("wb") as file:
-        file.truncate(10**10)  # sparse: it takes no room
+        file.truncate(10**10)  # a sparse file: takes no disk space
     with pytest.raises(StartError, match="larger than 8 MiB") as refused:
         load_chat_template(tmp_path)
     assert "\n" not in str(refused.value)
@@ -114,7 +114,7 @@ def test_a_template_that_is_not_text_is_named(tmp_path):
         load_chat_template(tmp_path)
 
 
-def test_what_is_no_named_template_in_a_list_is_passed_over(tmp_path):
+def test_list_entries_that_are_not_named_templates_are_skipped(tmp_path):
     named = [None, 1, "default", {"name": "default", "template": "x"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     assert load_chat_template(tmp_path).render(USER) == "x"

@@ -7,7 +7,8 @@ from text_generation_router.text.detokenization import TextStream, Vocabulary
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token a byte, ids in the byte-level alphabet's order, then two words and an end token."""
+    """A tokenizer with one token for each byte, ids in the byte-level alphabet's order, then an end token and two
+    words."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -39,13 +40,13 @@ def stream_text(ids: list[int], *stop: str) -> tuple[list[str], bool, TextStream
     return pieces, False, stream
 
 
-def test_a_character_comes_out_when_its_last_byte_has_come() -> None:
+def test_a_character_is_given_out_with_its_last_byte() -> None:
     pieces, _, stream = stream_text(ids_of("é😀!"))
     assert pieces == ["", "é", "", "", "", "😀", "!", ""]
     assert stream.text() == "é😀!"
 
 
-def test_what_is_held_back_is_flushed_at_the_end() -> None:
+def test_held_back_bytes_are_flushed_at_the_end() -> None:
     pieces, _, stream = stream_text(ids_of("a😀")[:-1])
     assert "".join(pieces) == stream.text() == "a�"
 
@@ -79,7 +80,7 @@ def test_a_stop_string_is_found_across_token_borders(stop: str) -> None:
     assert "".join(pieces) == stream.text() == text[: text.index(stop) + len(stop)]
 
 
-def test_what_follows_a_stop_string_inside_a_token_is_cut() -> None:
+def test_text_after_a_stop_string_inside_a_token_is_cut() -> None:
     pieces, stopped, stream = stream_text([*ids_of("We "), TOKENIZER.token_to_id("stop.And")], "stop.")
     assert stopped and pieces[-1] == "stop." and stream.text() == "We stop."
 

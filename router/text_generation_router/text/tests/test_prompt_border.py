@@ -1,4 +1,4 @@
-"""Where the prompt ends and the generated text begins: in bytes, for every kind of tokenizer."""
+"""The border between prompt and generated text, byte by byte, for every kind of tokenizer."""
 
 import itertools
 
@@ -15,7 +15,7 @@ TEXTS = st.lists(CHARACTERS, max_size=12).map("".join)
 
 
 def is_begun(data: bytes) -> bool:
-    """Whether these bytes are the beginning of a character, by trying all that could follow."""
+    """Whether `data` is the beginning of a UTF-8 character: tries all continuation bytes that matter."""
     for length in range(1, 5 - len(data)):
         for rest in itertools.product((0x80, 0x90, 0xA0, 0xBF), repeat=length):
             try:
@@ -27,7 +27,7 @@ def is_begun(data: bytes) -> bool:
 
 
 def complete(data: bytes) -> bytes:
-    """Without the bytes of a last character that is not complete."""
+    """`data` without the bytes of an incomplete last character."""
     for length in (1, 2, 3):
         if len(data) >= length and is_begun(data[-length:]):
             return data[:-length]
@@ -39,7 +39,8 @@ def utf8(data: bytes) -> str:
 
 
 def expected(made: HandMade, prompt: list[int], output: list[int]) -> tuple[str, str]:
-    """(the text with special tokens, the text without them): between two special tokens all bytes are one text."""
+    """(The text with special tokens, the text without special tokens.) All bytes between two special tokens are decoded
+    as one text."""
     last_special = max((at for at, i in enumerate(prompt) if i in made.special), default=-1)
     context = made.bytes_of_run(prompt[last_special + 1 :])
     shown, plain, run = "", "", b""
@@ -54,7 +55,7 @@ def expected(made: HandMade, prompt: list[int], output: list[int]) -> tuple[str,
 
 
 def follow(made: HandMade, prompt: list[int], output: list[int], *stop: str) -> tuple[list[Piece], TextStream]:
-    """A stream up to its end: of the stop string, or of the output."""
+    """Pushes `output` into a stream until a stop string or the end of `output`. Returns the pieces and the stream."""
     stream, pieces = TextStream(VOCABULARIES[made.name], prompt, stop), []
     for token_id in output:
         pieces.append(stream.push(token_id))
@@ -70,8 +71,8 @@ def ids(made: HandMade) -> st.SearchStrategy[list[int]]:
 
 @st.composite
 def prompts(draw: st.DrawFn, made: HandMade) -> list[int]:
-    """A text's tokens as `truncate` leaves them (or cut at both ends), or any tokens at all; never none that have a
-    text: a text's first space is its own matter."""
+    """Tokens of a text, cut at both ends or truncated to the last one or two, or arbitrary tokens. At least one token
+    is not special, as the first token of a text may lose its space, which another test covers."""
     tokens = draw(st.one_of(TEXTS.map(made.ids), ids(made)))
     kept = draw(st.sampled_from([None, 1, 2]))
     tokens = tokens[: draw(st.integers(0, len(tokens)))]
@@ -114,7 +115,7 @@ def test_stop_strings_match_generated_text_only(made: HandMade, data: st.DataObj
     stop = data.draw(st.sampled_from(["the", "end", "�", "🦊", "e", "</s>", "🦊🦊", " "]))
     pieces, stream = follow(made, prompt, output, stop)
     shown, _ = expected(made, prompt, output)
-    # What is held back at the end comes too late to be searched.
+    # Bytes flushed at the end are not searched for stop strings.
     pushed = shown[: len(shown) - len(pieces[-1].shown)] if not pieces[-1].stopped else shown
     at = pushed.find(stop)
     assert (at >= 0) == pieces[-1].stopped
@@ -125,8 +126,8 @@ def test_stop_strings_match_generated_text_only(made: HandMade, data: st.DataObj
 @pytest.mark.parametrize("made", HAND_MADE, ids=lambda made: made.name)
 @given(text=TEXTS, generated=TEXTS)
 @settings(max_examples=100, deadline=None)
-def test_the_bytes_are_the_librarys(made: HandMade, text: str, generated: str) -> None:
-    """Of whole texts, where the library is right: it decodes the prompt and what follows as one."""
+def test_whole_texts_decode_as_in_the_tokenizers_library(made: HandMade, text: str, generated: str) -> None:
+    """Whole texts decode as in the tokenizers library, which decodes prompt and output together."""
     prompt = [i for i in made.ids("a" + text) if i in made.bytes_of]
     output = [i for i in made.ids(generated) if i in made.bytes_of]
     pieces, _ = follow(made, prompt, output)
@@ -155,14 +156,14 @@ def test_a_stop_string_at_the_end_of_the_prompt_does_not_stop() -> None:
 def test_a_character_that_the_prompt_begins_is_given_out_once_and_whole() -> None:
     for made in HAND_MADE:
         if made.name == "unigram":
-            continue  # it has no parts of characters
+            continue  # no token of this tokenizer holds part of a character
         fox = [i for i in made.ids("🦊") if made.bytes_of[i] != b" "]
         for cut in range(1, len(fox)):
             pieces, stream = follow(made, fox[:cut], fox[cut:])
             assert "".join(piece.shown for piece in pieces) == stream.text() == "🦊"
 
 
-def test_the_first_word_of_all_loses_its_space_as_it_always_did() -> None:
+def test_the_first_word_of_a_text_without_a_prompt_loses_its_space() -> None:
     for made in HAND_MADE[1:]:
         begin, the = made.tokenizer.token_to_id("<s>"), made.tokenizer.token_to_id("▁the")
         pieces, stream = follow(made, [begin], [the, the])

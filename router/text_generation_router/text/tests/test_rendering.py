@@ -1,4 +1,4 @@
-"""Chats are rendered in real child processes here."""
+"""Rendering chats in real child processes."""
 
 import asyncio
 import os
@@ -20,10 +20,11 @@ from text_generation_router.text.chat_template import ChatTemplate, Message
 from text_generation_router.text.rendering import Renderer, children_of
 
 ORDINARY = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}<assistant>"
-# Does nothing, but costs cannot be told of a template that has it.
+# A statement without effect that makes the cost of a template unknown.
 UNKNOWN = "{% macro unused() %}{% endmacro %}"
 USER, EVIL = (Message("user", " Hi 😀"),), (Message("user", "evil"),)
-# A killed job's; the others end by themselves or by the limit of memory, which takes longer on a busy machine.
+# Time limit for jobs that must be killed. Other jobs end by themselves or at the memory limit, which takes longer on a
+# busy machine.
 JOB_S = 3.0
 A, B = Share("a"), Share("b")
 
@@ -100,7 +101,7 @@ def test_prompts_and_errors_are_the_templates():
     run(source, test, {"bos_token": "<s>"})
 
 
-# In the manner of ChatML, Llama 2, Llama 3 and Zephyr.
+# Templates in the style of ChatML, Llama 2, Llama 3 and Zephyr.
 TEMPLATES = [
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
@@ -155,7 +156,8 @@ def test_prompts_are_those_of_transformers(source, unknown):
 
 @pytest.mark.parametrize("part", EVIL_PARTS, ids=range(len(EVIL_PARTS)))
 def test_whatever_a_template_does_it_is_stopped(part):
-    """A chat that makes the template do it gets an error, the next one its prompt, and the router loses no memory."""
+    """A chat that triggers the hostile part gets an error; the next chat gets its prompt; the router's peak memory does
+    not grow."""
     source = "{% if messages[0].content == 'evil' %}" + part + "{% endif %}" + ORDINARY
 
     async def test(renderer: Renderer) -> None:
@@ -169,14 +171,14 @@ def test_whatever_a_template_does_it_is_stopped(part):
     run(source, test)
 
 
-def test_what_is_constant_is_not_evaluated_in_the_router():
+def test_constant_expressions_are_not_evaluated_in_the_router():
     before = peak_bytes() if sys.platform == "linux" else 0
     run("{{ '%1000000000d' % 1 }}{{ 'x'.ljust(1000000000) }}" + ORDINARY, lambda renderer: asyncio.sleep(0))
     if sys.platform == "linux":
         assert peak_bytes() - before < 16 * 2**20
 
 
-def test_one_owners_endless_chats_hold_up_nobody_else():
+def test_one_owners_endless_chats_do_not_delay_other_owners():
     source = "{% if messages[0].content == 'evil' %}" + EVIL_PARTS[0] + "{% endif %}" + ORDINARY
 
     async def test(renderer: Renderer) -> None:
@@ -192,7 +194,7 @@ def test_one_owners_endless_chats_hold_up_nobody_else():
     run(source, test, job_s=60)
 
 
-def test_one_that_sends_endless_chats_and_leaves_holds_up_nobody_else():
+def test_cancelled_endless_chats_of_one_owner_do_not_delay_other_owners():
     source = "{% if messages[0].content == 'evil' %}" + EVIL_PARTS[0] + "{% endif %}" + ORDINARY
 
     async def test(renderer: Renderer) -> None:
@@ -216,7 +218,7 @@ def test_a_chat_whose_child_is_killed_is_rendered_by_another():
 
 
 def child_pids() -> list[int]:
-    """The pool's children. Other tests have left other children, such as the tracker of multiprocessing's resources."""
+    """Process ids of the pool's children. Other tests leave children such as multiprocessing's resource tracker."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -26,24 +26,24 @@ def test_ten_messages_of_an_ordinary_template_are_cheap_and_many_are_not(source)
     "source",
     [
         *EVIL_PARTS,
-        # Growth from one turn of a loop to the next, by ways around.
+        # Values that grow from one turn of a loop to the next.
         "{% set ns = namespace(x='x') %}{% for m in messages %}{% set y = ns.x %}{% set ns.x = y + y %}{% endfor %}",
         "{% set ns = namespace(x='x') %}{% set o = namespace() %}{% set o.x = ns.x + ns.x %}",
         "{% set ns = namespace(x='x') %}{% set ns = namespace(x=ns.x + ns.x) %}",
-        # Loops over other things than messages.
+        # Loops over values other than messages.
         "{% for c in messages[0].content %}{% endfor %}",
         "{% if x %}{% set a = 'x' %}{% else %}{% set a = messages %}{% endif %}{% for c in a %}{% endfor %}",
         "{% if x %}{% set a = messages %}{% else %}{% set a = 'x' %}{% endif %}{% for c in a %}{% endfor %}",
         "{% for messages in messages %}{% for c in messages %}{% endfor %}{% endfor %}",
         "{% for a in messages %}{% for b in messages %}{% for c in messages %}{% endfor %}{% endfor %}{% endfor %}",
-        # Methods and functions under other names.
+        # Methods and functions stored under other names.
         "{% set ns = namespace(split='x'.ljust) %}{{ ns.split(1000000000) }}",
         "{% set ns = namespace(split='x'['ljust']) %}{{ ns.split(1000000000) }}",
         "{% set name = 'lju' %}{% set ns = namespace(split='x'[name + 'st']) %}{{ ns.split(1000000000) }}",
         "{% set ns = namespace(split=lipsum) %}{{ ns.split(1000000000) }}",
         "{% for m in messages %}{% set ns = namespace(split=loop.cycle) %}{{ ns.split('x') }}{% endfor %}",
         "{% set l = 'x'.ljust %}{{ l(1000000000) }}",
-        # Formats.
+        # Formatting with a huge width.
         "{{ '%1000000000d' % 1 }}",
         "{{ '%1000000000d' is odd }}",
         "{% set loop = {'index': '%1000000000d'} %}{{ loop.index % 1 }}",
@@ -55,7 +55,7 @@ def test_ten_messages_of_an_ordinary_template_are_cheap_and_many_are_not(source)
         "{% include 'x' %}",
     ],
 )
-def test_what_is_not_known_has_no_bound(source):
+def test_a_template_with_unknown_syntax_has_no_bound(source):
     assert cost(source) is None
 
 
@@ -98,5 +98,5 @@ def test_no_prompt_is_larger_than_the_bound(first, second, shown, chat):
     try:
         text = TemplateEnvironment().from_string(source).render(messages=variables, bos_token="<s>")
     except Exception:
-        return  # such a template adds a number to a text
+        return  # the generated template adds a number to a text
     assert len(text) <= bound.of(len(chat), unit)

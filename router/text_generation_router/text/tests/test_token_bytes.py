@@ -34,9 +34,9 @@ def test_pieces_add_up_to_what_the_library_decodes(decoder):
         assert b"".join(pieces).decode() == tokenizer.decode(ids)
 
 
-def test_a_neighbours_text_never_comes_with_a_token():
+def test_the_bytes_of_a_token_never_include_its_neighbours_text():
     class Forgetful:
-        """A tokenizer whose texts of two tokens do not begin with the text of the first."""
+        """A tokenizer whose text of two tokens does not begin with the text of the first token."""
 
         decoder = None
 

@@ -23,7 +23,7 @@ from text_generation_router.text.tokenization import (
 
 
 def trained() -> Tokenizer:
-    """Byte-level BPE with `<s>` in front of what is encoded with special tokens."""
+    """Byte-level BPE. With special tokens, `<s>` comes before the text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -102,7 +102,7 @@ def test_without_a_fast_tokenizer_the_start_fails_in_one_line(tmp_path):
 
 def test_a_tokenizer_that_is_too_large_is_refused_unread(tmp_path):
     with (tmp_path / "tokenizer.json").open("wb") as file:
-        file.truncate(10**10)  # sparse: it takes no room
+        file.truncate(10**10)  # a sparse file: takes no disk space
     with pytest.raises(StartError, match="larger than 256 MiB"):
         TextTokenizer.load(tmp_path, workers=1, max_waiting=1)
 
@@ -122,7 +122,7 @@ def test_a_megabyte_of_text_does_not_stall_the_event_loop(loaded):
         assert encoding.result().count > 100_000 and len(lags) > 10
         return lags
 
-    # The best of five: what else the machine does is not the tokenizer's doing.
+    # The best of five runs: other load on the machine must not fail the test.
     assert min(max(asyncio.run(run())) for _ in range(5)) < 0.05
 
 
@@ -175,7 +175,7 @@ UNCUTTABLE = "x" * (LARGE_PART_CHARS + 1)
 
 @pytest.fixture
 def blocked(loaded, monkeypatch):
-    """A tokenizer whose threads stop at texts without cuts until the gate is open."""
+    """A tokenizer whose threads block in large texts without cuts until the gate opens."""
     gate = threading.Event()
     encode = loaded._ids_of_whole
 
@@ -189,7 +189,7 @@ def blocked(loaded, monkeypatch):
     gate.set()
 
 
-def test_texts_that_cannot_be_cut_hold_up_no_other(blocked):
+def test_texts_that_cannot_be_cut_do_not_delay_other_texts(blocked):
     loaded, gate = blocked
 
     async def run():
@@ -205,7 +205,7 @@ def test_texts_that_cannot_be_cut_hold_up_no_other(blocked):
 
 
 def test_a_text_gives_its_turn_away_after_each_part(loaded):
-    """One thread, a text of many parts, and then a short text of another share."""
+    """One thread gets a text of many parts, then a short text of another tenant."""
     loaded._threads.close()
     loaded._threads = FairThreads(1, 8, "test")
     finished = []

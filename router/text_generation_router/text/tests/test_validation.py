@@ -74,14 +74,14 @@ def test_limits_are_inclusive():
     assert validate("x" * 99, truncate=10, max_new_tokens=5).input_ids == (ord("x"),) * 10
 
 
-def test_too_long_inputs_are_told_apart_by_the_sum_and_by_themselves():
+def test_inputs_too_long_alone_and_inputs_too_long_with_max_new_tokens_have_different_texts():
     with pytest.raises(ValidationError, match=r"`inputs` must have less than 10 tokens. Given: 12"):
         validate("x" * 12, max_new_tokens=1)
     with pytest.raises(ValidationError, match=r"Given: 20 `inputs` tokens and 0 `max_new_tokens`"):
         validate("x" * 20)
 
 
-def test_no_max_new_tokens_is_all_that_fit():
+def test_without_max_new_tokens_a_request_may_use_all_tokens_that_are_left():
     assert validate("xxxx").max_new_tokens == 11
 
 
@@ -95,7 +95,7 @@ def test_neutral_parameters_are_greedy():
     assert not validate("x", top_k=1).sampling.is_greedy
 
 
-def test_hopeless_prompts_are_refused_before_they_are_tokenized():
+def test_prompts_that_are_certainly_too_long_are_refused_before_tokenizing():
     tokenizer = Letters()
     tokenizer.max_chars_per_token = 3
     with pytest.raises(ValidationError, match="Given: at least 11"):
@@ -107,7 +107,7 @@ def test_hopeless_prompts_are_refused_before_they_are_tokenized():
     assert validate("x" * 999, tokenizer, truncate=3).input_ids == (ord("x"),) * 3
 
 
-def test_a_text_is_too_long_before_all_of_it_is_tokenized():
+def test_a_text_that_is_too_long_is_refused_before_all_of_it_is_tokenized():
     class Impatient(Letters):
         async def encode(self, text, add_special_tokens, share, keep_last=None, most=None):
             assert most == LIMITS.max_input_tokens

@@ -1,6 +1,6 @@
-"""Small tokenizers in the layouts that real ones have, and what each of their tokens adds to a text, in bytes.
+"""Small tokenizers with the layouts of real ones, and the bytes that each of their tokens adds to a text.
 
-The bytes are written down beside the tokens, and so are known without the code that is tested."""
+The bytes are written down beside the tokens, so the tests do not depend on the tested code for them."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ def finish(name: str, tokenizer: Tokenizer, bytes_of_token: dict[str, bytes]) ->
 
 
 def byte_level() -> HandMade:
-    """GPT-2's and Llama-3's: every byte is a character of a table."""
+    """The layout of GPT-2 and Llama 3: each byte is written as a character of a table."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]
     symbol = {byte: chr(byte) for byte in visible} | {byte: chr(0x100 + n) for n, byte in enumerate(hidden)}
@@ -49,8 +49,8 @@ def byte_level() -> HandMade:
 
 
 def llama_2(metaspace: bool) -> HandMade:
-    """SentencePiece BPE with byte fallback, as converters write it: older files with a normalizer, newer ones with a
-    pre-tokenizer."""
+    """SentencePiece BPE with byte fallback, as converters write it: older files have a normalizer, newer files a
+    Metaspace pre-tokenizer."""
     table = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
     table |= {word.replace(" ", "▁"): word.encode() for word in (*WORDS, " ") if word != "\n"}
     vocab = {token: i for i, token in enumerate([*SPECIAL, *table])}
