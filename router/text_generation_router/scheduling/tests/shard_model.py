@@ -1,10 +1,10 @@
-"""What a shard would hold: which tokens' keys lie in which slot. It notices when a step reads what is not there."""
+"""A model of a shard: the tokens whose keys lie in each slot. Asserts that a step reads only keys that are there."""
 
 from dataclasses import dataclass, field
 
 from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step
 
-# The keys of a token depend on it and on all tokens before it.
+# The keys of a token are modelled by what they depend on: the ids of all tokens up to it.
 Keys = tuple[int, ...]
 
 
@@ -16,14 +16,14 @@ class Row:
 
 @dataclass
 class ShardModel:
-    """Runs steps in order, as they are answered. A model's next token depends on the history alone."""
+    """Runs steps in the order of their answers. The next token depends on the history alone."""
 
     max_rows: int
     rows: dict[int, Row] = field(default_factory=dict)
-    keys: dict[int, Keys] = field(default_factory=dict)  # slot → what it holds
+    keys: dict[int, Keys] = field(default_factory=dict)  # slot → keys in it
 
     def run(self, step: Step) -> dict[int, int]:
-        """The tokens it makes."""
+        """Runs a step. Returns request id → sampled token."""
         if isinstance(step, ClearStep):
             self.rows.clear()
         elif isinstance(step, FilterStep):
@@ -34,7 +34,7 @@ class ShardModel:
         return {}
 
     def fail(self, step: ForwardStep) -> None:
-        """It raises half-way: nobody knows what is in the slots it was to write."""
+        """A step fails half-way: the slots that it was to write hold garbage."""
         for slot in step.decode_slots.tolist():
             self.keys[slot] = (-1,)
         for chunk in step.chunks:
@@ -82,5 +82,5 @@ class ShardModel:
 
 
 def next_token(ids: list[int]) -> int:
-    """Few tokens, so that histories are often alike."""
+    """The token after `ids`: 0 or 1, so that many histories are equal."""
     return (sum(ids) * 7 + len(ids)) % 2

@@ -10,15 +10,15 @@ from text_generation_router.scheduling.running import Running
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=12))
-def test_the_peak_is_the_most_that_is_ever_held(requests: list[tuple[int, int]]) -> None:
-    """Against walking through time: everybody grows by one a step, and stays for `left` steps."""
+def test_the_peak_equals_the_most_slots_held_in_a_simulation(requests: list[tuple[int, int]]) -> None:
+    """The simulation walks through the steps: each request grows by one slot a step, and stays for `left` steps."""
     held, left = (np.array(values) for values in zip(*requests, strict=True))
     steps = range(1, int(left.max()) + 1)
     walked = max(int(sum(h + t for h, stays in requests if stays >= t)) for t in steps)
     assert peak(held, left[None, :]) == walked
 
 
-def test_of_several_futures_the_worst_counts() -> None:
+def test_the_highest_peak_of_several_futures_counts() -> None:
     held, left = np.array([5, 5]), np.array([[1, 1], [10, 10], [2, 3]])
     assert peak(held, left) == 5 + 5 + 20
 
@@ -27,7 +27,7 @@ def draws(lengths: OutputLengths, longer_than: int, most: int) -> set[int]:
     return set(lengths.draw(np.full(500, longer_than), np.full(500, most)).tolist())
 
 
-def test_draws_are_recent_lengths_that_are_longer_than_what_has_been_made() -> None:
+def test_sampled_lengths_are_recent_ones_above_the_tokens_made_so_far() -> None:
     lengths = OutputLengths()
     for length in (10, 20, 30, 300):
         lengths.add(length)
@@ -35,7 +35,7 @@ def test_draws_are_recent_lengths_that_are_longer_than_what_has_been_made() -> N
     assert draws(lengths, longer_than=300, most=400) == {400}
 
 
-def test_little_history_is_not_believed() -> None:
+def test_lengths_are_sampled_only_from_enough_outputs() -> None:
     admission = AdmissionControl(AdmissionMode.PAST_FUTURE)
     request = Running(1, GenerationRequest((1,), 500))
     for _ in range(ENOUGH):
@@ -44,7 +44,7 @@ def test_little_history_is_not_believed() -> None:
     assert set(admission.expect(request)) == {7} and len(admission.expect(request)) == DRAWS
 
 
-def test_only_guesses_that_were_outlived_are_drawn_anew() -> None:
+def test_only_guesses_that_a_request_has_reached_are_sampled_anew() -> None:
     lengths = OutputLengths()
     for i in range(200):
         lengths.add(i % 100 + 1)
@@ -65,7 +65,7 @@ def test_only_guesses_that_were_outlived_are_drawn_anew() -> None:
 
 
 @given(st.lists(st.integers(1, 50), max_size=12), st.integers(1, 100))
-def test_the_budget_is_shared_and_nobody_gets_less_than_somebody_who_needs_more(needs: list[int], budget: int) -> None:
+def test_an_unsatisfied_prompt_gets_as_much_of_the_budget_as_any_other(needs: list[int], budget: int) -> None:
     given_out = shares(needs, budget)
     assert sum(given_out) == min(budget, sum(needs))
     unserved = [share for share, need in zip(given_out, needs, strict=True) if share < need]
@@ -73,7 +73,7 @@ def test_the_budget_is_shared_and_nobody_gets_less_than_somebody_who_needs_more(
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 100), st.data())
-def test_the_first_prompts_get_all_they_need_in_turn_and_the_others_share_the_rest(
+def test_replayed_prompts_get_all_they_need_in_turn_and_the_others_share_the_rest(
     needs: list[int], budget: int, data: st.DataObject
 ) -> None:
     num_first = data.draw(st.integers(0, len(needs)))

@@ -1,4 +1,4 @@
-"""Blame goes by company: what a loss says about a request, and what clears it again."""
+"""Tests which losses count against a request, and what clears them again."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def step(number: int, decode_ids: tuple[int, ...], *chunks: tuple[int, int, int]
     return ForwardStep(number, decode_ids, slots, tuple(Chunk(i, a, b, False, None) for i, a, b in chunks))
 
 
-def test_losses_in_company_end_nobody() -> None:
+def test_a_suspect_with_others_in_its_steps_is_never_ended() -> None:
     blame = suspect()
     for _ in range(20):
         blame.meet_loss(8, was_alone=False, newest=9)
@@ -28,7 +28,7 @@ def test_losses_in_company_end_nobody() -> None:
 
 
 @pytest.mark.parametrize("was_alone", [True, False])
-def test_the_first_losses_only_raise_a_suspicion_whoever_was_aboard(was_alone: bool) -> None:
+def test_the_first_losses_only_raise_a_suspicion_alone_or_not(was_alone: bool) -> None:
     blame = Blame()
     for number in range(1, MAX_LOSSES + 1):
         assert not blame.ends_request and blame.runs_alone == (number > MAX_SUSPICIONS)
@@ -36,7 +36,7 @@ def test_the_first_losses_only_raise_a_suspicion_whoever_was_aboard(was_alone: b
     assert blame.ends_request
 
 
-def test_a_token_clears_everything_and_a_chunk_all_but_that_it_runs_alone() -> None:
+def test_a_token_clears_all_blame_and_a_new_chunk_all_but_running_alone() -> None:
     by_chunk, by_token = suspect(), suspect()
     by_chunk.note_chunk(4)
     by_token.note_token()
@@ -47,7 +47,7 @@ def test_a_token_clears_everything_and_a_chunk_all_but_that_it_runs_alone() -> N
             assert not blame.ends_request
 
 
-def test_a_repeated_chunk_clears_nothing_and_a_loss_in_what_is_proven_says_nothing() -> None:
+def test_a_repeated_chunk_clears_no_blame_and_a_loss_in_proven_tokens_does_not_count() -> None:
     blame = Blame()
     blame.note_chunk(8)
     for _ in range(3 * MAX_LOSSES):
@@ -59,8 +59,8 @@ def test_a_repeated_chunk_clears_nothing_and_a_loss_in_what_is_proven_says_nothi
     assert blame.ends_request
 
 
-def test_suspects_keep_their_turn_until_a_loss_counts_against_them_and_then_go_after_all_that_are_there() -> None:
-    """But before those that come later: else a request would wait for as long as others come and shards die."""
+def test_a_counted_loss_moves_a_suspect_behind_all_requests_that_are_there() -> None:
+    """But not behind requests that come later: the suspect would wait as long as others come and shards die."""
     counted, twice = suspect(), suspect()
     for blame, losses in ((counted, 1), (twice, 2)):
         for _ in range(losses):
@@ -71,11 +71,11 @@ def test_suspects_keep_their_turn_until_a_loss_counts_against_them_and_then_go_a
     assert sorted(blames, key=lambda i: blames[i].turn(i)) == [1, 2, 4, 9, 3, 10]
 
 
-def test_how_far_steps_reach() -> None:
+def test_reaches_are_the_furthest_chunk_ends_and_decodes_beyond_any_chunk() -> None:
     steps = [step(1, (5,), (6, 0, 4), (7, 0, 3)), step(2, (5, 6), (7, 3, 9))]
     assert reaches(steps) == {5: DECODED, 6: DECODED, 7: 9}
     assert reaches([]) == {}
 
 
-def test_the_launcher_does_not_give_up_over_one_request_and_fewer_than_five_kills_beside_it() -> None:
+def test_the_launcher_survives_one_deadly_request_and_four_other_kills() -> None:
     assert MAX_COUNTS + MAX_SUSPICIONS == MAX_LOSSES == 5 and MAX_LOSSES + 4 < MOST_DEATHS

@@ -17,30 +17,30 @@ def steps(
     return steps_until_start(running, waiting, capacity, max_rows, budget)
 
 
-def test_where_there_is_room_nobody_waits() -> None:
+def test_with_free_rows_and_slots_a_request_starts_at_once() -> None:
     assert steps([], []) == steps([Stay(0, 50, 100)], []) == 0
 
 
-def test_without_a_free_row_the_first_end_counts() -> None:
+def test_without_a_free_row_a_request_waits_for_the_first_request_to_end() -> None:
     running = [Stay(0, left, 10) for left in (30, 7, 12)]
     assert steps(running, [], max_rows=3) == 7
-    assert steps(running, [Stay(0, 1, 10)], max_rows=3) == 8  # the one that waits makes its token, and goes
+    assert steps(running, [Stay(0, 1, 10)], max_rows=3) == 8  # the waiting request makes one token, and ends
     assert steps(running, [Stay(0, 100, 10)], max_rows=3) == 12
 
 
-def test_without_free_slots_those_before_wait_for_enough_of_them() -> None:
+def test_without_free_slots_a_request_waits_until_enough_slots_are_free() -> None:
     running = [Stay(0, left, 300) for left in (10, 20, 30)]
     assert steps(running, [Stay(0, 5, 100)]) == 0
     assert steps(running, [Stay(0, 5, 500)]) == 20 and steps(running, [Stay(0, 5, 1000)]) == 30
 
 
-def test_the_prompts_before_are_computed_first() -> None:
+def test_a_request_waits_until_all_prompts_before_it_are_computed() -> None:
     assert steps([Stay(250, 9, 300)], [Stay(150, 9, 300)]) == 4.0
 
 
 def simulated(limits: Limits, seed: int, prompt: int, output: int) -> tuple[float, int]:
-    """(forecast, truth) for a request that arrives while others run and wait. Each may make 500 tokens, and makes up to
-    twice `output`."""
+    """Forecast and true number of steps for a request that arrives while others run and wait. Each request may make 500
+    tokens, and makes 1 to 2 × `output`."""
     draw = random.Random(seed)
     scheduler, lengths = Scheduler(limits), {}
 
@@ -82,7 +82,7 @@ REGIMES = {
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("regime", REGIMES)
-def test_the_forecast_is_of_the_right_size(regime: str, seed: int) -> None:
+def test_the_forecast_is_within_half_of_the_truth(regime: str, seed: int) -> None:
     forecast, truth = simulated(REGIMES[regime][0], seed, *REGIMES[regime][1:])
     assert truth > 30, "the newcomer hardly waited"
     assert 0.5 <= forecast / truth <= 1.5

@@ -1,4 +1,4 @@
-"""The prefix cache against a plain dictionary of sequences, and its promises one by one."""
+"""Tests the promises of the prefix cache one by one, and all together against a plain dictionary."""
 
 import numpy as np
 import pytest
@@ -17,14 +17,14 @@ def ids(*tokens: int) -> Ids:
 
 
 class Holder:
-    """A sequence under way, as a request is: what the cache had of it, and slots of its own."""
+    """A sequence being computed, like a request: its cached prefix, and slots of its own."""
 
     def __init__(self, cache: PrefixCache, pool: TokenSlots, tokens: Ids, namespace: str = "") -> None:
         self.cache, self.pool, self.tokens, self.namespace = cache, pool, tokens, namespace
         self.node, self.cached = cache.lock(namespace, tokens)
 
     def compute(self) -> "Holder":
-        """The rest of it."""
+        """Computes the tokens that were not cached."""
         own = self.pool.allocate(len(self.tokens) - len(self.cached))
         self.slots = np.concatenate([self.cached, own])
         start = len(self.cached)
@@ -52,7 +52,7 @@ def cache(pool: TokenSlots) -> PrefixCache:
     return PrefixCache(pool)
 
 
-def test_a_sequence_is_found_again_as_far_as_it_is_the_same(cache: PrefixCache, pool: TokenSlots) -> None:
+def test_a_sequence_matches_as_far_as_its_tokens_are_the_same(cache: PrefixCache, pool: TokenSlots) -> None:
     slots = Holder(cache, pool, ids(1, 2, 3, 4)).compute().leave()
     later = Holder(cache, pool, ids(1, 2, 7))
     assert later.cached.tolist() == slots[:2].tolist()
@@ -66,7 +66,7 @@ def test_namespaces_share_nothing_and_leave_nothing_behind(cache: PrefixCache, p
     assert not cache._tree._roots and pool.num_free == 100
 
 
-def test_what_is_held_is_not_given_up(cache: PrefixCache, pool: TokenSlots) -> None:
+def test_locked_tokens_are_not_evicted(cache: PrefixCache, pool: TokenSlots) -> None:
     Holder(cache, pool, ids(1, 2, 3, 4)).compute().leave()
     held = Holder(cache, pool, ids(1, 2))
     assert cache.num_evictable == 2
@@ -76,7 +76,7 @@ def test_what_is_held_is_not_given_up(cache: PrefixCache, pool: TokenSlots) -> N
     assert cache.num_evictable == 2
 
 
-def test_the_least_recently_used_goes_first_and_from_its_end(cache: PrefixCache, pool: TokenSlots) -> None:
+def test_the_least_recently_used_sequence_is_evicted_first_from_its_end(cache: PrefixCache, pool: TokenSlots) -> None:
     Holder(cache, pool, ids(1, 1, 1)).compute().leave()
     Holder(cache, pool, ids(2, 2, 2)).compute().leave()
     Holder(cache, pool, ids(1, 1, 1)).compute().leave()
@@ -84,7 +84,7 @@ def test_the_least_recently_used_goes_first_and_from_its_end(cache: PrefixCache,
     assert cache.match("", ids(2, 2, 2)) == 1 and cache.match("", ids(1, 1, 1)) == 3
 
 
-def test_nodes_are_counted_as_they_come_and_go(cache: PrefixCache, pool: TokenSlots) -> None:
+def test_nodes_are_counted_when_added_and_evicted(cache: PrefixCache, pool: TokenSlots) -> None:
     for _ in range(3):
         for last in (3, 4, 5):
             Holder(cache, pool, ids(1, 2, last)).compute().leave()
@@ -102,8 +102,8 @@ def test_chunks_of_a_sequence_do_not_become_nodes(cache: PrefixCache, pool: Toke
     assert len(node) == 20 and len(list(node.path())) == 2
 
 
-def test_nobody_holds_the_same_twice(cache: PrefixCache, pool: TokenSlots) -> None:
-    """Two that computed the same: the second keeps what it has to itself, and frees it in the end."""
+def test_equal_sequences_computed_twice_are_cached_once(cache: PrefixCache, pool: TokenSlots) -> None:
+    """The slots of the second sequence stay private, and are freed when it leaves."""
     one, other = (Holder(cache, pool, ids(1, 2, 3)) for _ in range(2))
     one.compute()
     other.compute()
@@ -114,7 +114,7 @@ def test_nobody_holds_the_same_twice(cache: PrefixCache, pool: TokenSlots) -> No
     assert pool.num_used == 3 and cache.num_evictable == 3
 
 
-def test_what_is_not_worth_keeping_goes_with_all_that_follows_it(cache: PrefixCache, pool: TokenSlots) -> None:
+def test_a_forgotten_token_goes_with_all_tokens_that_follow_it(cache: PrefixCache, pool: TokenSlots) -> None:
     Holder(cache, pool, ids(1, 2, 3, 4)).compute().leave()
     Holder(cache, pool, ids(1, 2, 3, 5)).compute().leave()
     Holder(cache, pool, ids(1, 9)).compute().leave()
@@ -123,7 +123,7 @@ def test_what_is_not_worth_keeping_goes_with_all_that_follows_it(cache: PrefixCa
 
 
 def visits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of nodes of the tree: one comparison each."""
+    """A list that gets an entry for each visited node of the tree."""
     compared: list[int] = []
 
     def count(one: Ids, other: Ids) -> int:
@@ -135,8 +135,10 @@ def visits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("clients", [1, 3])
-def test_a_text_that_came_key_by_key_is_not_matched_key_by_key(monkeypatch: pytest.MonkeyPatch, clients: int) -> None:
-    """Each keystroke of a completion client leaves a node, and beside it what was generated for it."""
+def test_a_text_that_grew_by_keystrokes_is_matched_in_few_comparisons(
+    monkeypatch: pytest.MonkeyPatch, clients: int
+) -> None:
+    """Each keystroke of a completion client adds a node, and beside it a node of the tokens generated for it."""
     pool = TokenSlots(100_000)
     cache, compared = PrefixCache(pool), visits(monkeypatch)
     shared = np.arange(50)
@@ -154,7 +156,7 @@ def test_a_text_that_came_key_by_key_is_not_matched_key_by_key(monkeypatch: pyte
     assert cache.match("", texts[0]) == 50 + 2 * num_keys and len(compared) <= 40
 
 
-def test_a_way_through_the_tree_is_not_gone_where_the_tree_has_changed() -> None:
+def test_a_trail_is_not_followed_where_the_tree_has_changed() -> None:
     pool = TokenSlots(1000)
     cache = PrefixCache(pool)
     cache._tree._trails = Trails(long=0)
@@ -171,14 +173,14 @@ def test_a_way_through_the_tree_is_not_gone_where_the_tree_has_changed() -> None
     assert cache.match("", text) == cache.match("", other) == 4
 
 
-def test_ways_that_are_remembered_are_few() -> None:
+def test_at_most_max_trails_trails_are_remembered() -> None:
     trails: Trails[Node] = Trails(long=0)
     for i in range(1_000):
         trails.note("", ids(i // 10, i), None, 0, [Node(None, ids(i), ids(i))])
     assert len(trails._by_use) == sum(map(len, trails._trails.values())) == MAX_TRAILS
 
 
-def test_who_would_save_much_waits_for_the_one_who_computes_it() -> None:
+def test_a_request_waits_for_a_running_prefill_that_saves_it_many_tokens() -> None:
     pending = PendingPrefixes()
     shared = np.arange(100, dtype=np.int32)
     node = pending.add("", np.append(shared, np.int32(7)))
@@ -190,13 +192,14 @@ def test_who_would_save_much_waits_for_the_one_who_computes_it() -> None:
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Sequences over two tokens come, are computed and leave; `content` is what each slot holds."""
+    """Sequences of the tokens 1 and 2 begin, are computed and leave. `content`: slot → the tokens that it holds keys
+    of."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = TokenSlots(60)
         self.cache = PrefixCache(self.pool)
-        self.cache._tree._trails = Trails(long=0)  # in so small a tree no way is long otherwise
+        self.cache._tree._trails = Trails(long=0)  # by default, no path in so small a tree is long
         self.pending = PendingPrefixes()
         self.under_way: list[tuple[Holder, Node]] = []
         self.computed: list[Holder] = []
@@ -236,7 +239,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.computed)
     @rule(data=st.data())
     def turn_out_bad(self, data: st.DataObject) -> None:
-        """What it has computed is found no more, at once, though it and others hold some of it still."""
+        """Tokens that the sequence computed are no longer found at once, although holders still lock them."""
         holder = self.computed[data.draw(st.integers(0, len(self.computed) - 1))]
         start = len(holder.cached)
         self.cache.forget(holder.namespace, holder.tokens, start)

@@ -16,7 +16,7 @@ from text_generation_router.scheduling.turns import FairTurns
 
 
 class Waiting:
-    """A queue, and who comes out of it. `cached` says how much of a request the cache would have."""
+    """A queue to test. `cached`: request id → number of cached tokens."""
 
     def __init__(self, priority_between_tenants: bool = False) -> None:
         self.cached: dict[int, int] = {}
@@ -42,7 +42,7 @@ def test_first_come_first_served() -> None:
     assert [waiting.take() for _ in range(5)] == added and len(waiting.queue) == waiting.queue.num_tokens == 0
 
 
-def test_the_longest_cached_prefix_goes_first_among_the_first_few() -> None:
+def test_among_the_first_window_requests_the_longest_cached_prefix_goes_first() -> None:
     waiting = Waiting()
     added = [waiting.add() for _ in range(40)]
     waiting.cached = {added[3].id: 4, added[7].id: 8, added[39].id: 9}
@@ -50,7 +50,7 @@ def test_the_longest_cached_prefix_goes_first_among_the_first_few() -> None:
 
 
 @pytest.mark.parametrize("between_tenants", [False, True])
-def test_nobody_is_passed_over_for_ever(between_tenants: bool) -> None:
+def test_a_worse_priority_is_overtaken_at_most_max_passed_times(between_tenants: bool) -> None:
     waiting = Waiting(between_tenants)
     unlucky = waiting.add(priority=1)
     taken = []
@@ -60,7 +60,7 @@ def test_nobody_is_passed_over_for_ever(between_tenants: bool) -> None:
     assert len(taken) == MAX_PASSED + 1
 
 
-def test_of_one_priority_too_nobody_is_passed_over_for_ever() -> None:
+def test_a_request_without_cached_prefix_is_overtaken_at_most_max_passed_times() -> None:
     waiting = Waiting()
     unlucky = waiting.add()
     taken = []
@@ -76,8 +76,8 @@ def test_lower_priorities_go_first() -> None:
     assert [waiting.take() for _ in range(3)] == added[::-1]
 
 
-def test_a_priority_gives_a_tenant_no_more_than_its_share() -> None:
-    """It orders the tenant's own requests, and nobody else's."""
+def test_a_priority_does_not_increase_a_tenants_share() -> None:
+    """A priority orders only the requests of its own tenant."""
     waiting = Waiting()
     for i in range(40):
         waiting.add("pushes", priority=-5 - i)
@@ -87,14 +87,14 @@ def test_a_priority_gives_a_tenant_no_more_than_its_share() -> None:
     assert [r.request.priority for r in taken if r not in modest] == [-44, -43, -42, -41, -40]
 
 
-def test_priorities_go_before_shares_where_the_server_is_told_so() -> None:
+def test_with_priority_between_tenants_priorities_go_before_shares() -> None:
     waiting = Waiting(priority_between_tenants=True)
     urgent = [waiting.add("pushes", priority=-1) for _ in range(3)]
     waiting.add("modest")
     assert [waiting.take() for _ in range(3)] == urgent
 
 
-def test_who_has_run_before_goes_first_and_while_it_waits_nobody_else() -> None:
+def test_a_request_that_has_run_goes_first_and_while_it_waits_no_new_one_joins() -> None:
     waiting = Waiting()
     early, late, fresh = (waiting.add() for _ in range(3))
     for request in (late, early):
@@ -107,7 +107,7 @@ def test_who_has_run_before_goes_first_and_while_it_waits_nobody_else() -> None:
     assert next(waiting.queue.candidates(set())) is fresh
 
 
-def test_tenants_are_served_the_same_number_of_tokens() -> None:
+def test_owners_are_served_the_same_number_of_tokens() -> None:
     waiting = Waiting()
     for _ in range(60):
         waiting.add("many")
@@ -117,7 +117,7 @@ def test_tenants_are_served_the_same_number_of_tokens() -> None:
     assert taken.count("few") == 10 and taken.index("few") <= 1
 
 
-def test_shares_go_first_between_owners_then_between_their_tenants() -> None:
+def test_owners_have_equal_shares_and_so_do_the_tenants_of_an_owner() -> None:
     waiting = Waiting()
     for i in range(60):
         waiting.add("many names", tenant=f"name {i % 20}")
@@ -129,13 +129,13 @@ def test_shares_go_first_between_owners_then_between_their_tenants() -> None:
     assert Counter(share.tenant for share in taken if share.owner == "two names") == {"x": 5, "y": 5}
 
 
-def test_a_tenant_of_the_same_name_under_another_owner_is_another() -> None:
+def test_tenants_of_the_same_name_under_two_owners_are_distinct() -> None:
     waiting = Waiting()
     first, second = waiting.add("a", tenant="x"), waiting.add("b", tenant="x")
     assert first.tenant is not second.tenant and first.tenant.owner is not second.tenant.owner
 
 
-def test_output_counts_too() -> None:
+def test_output_tokens_count_as_served() -> None:
     waiting = Waiting()
     for tenant in "abab":
         waiting.add(tenant)
@@ -144,7 +144,7 @@ def test_output_counts_too() -> None:
     assert [waiting.take().request.share.owner for _ in range(3)] == ["b", "b", "a"]
 
 
-def test_who_asks_for_nothing_saves_nothing_up() -> None:
+def test_an_idle_owner_earns_no_credit() -> None:
     waiting = Waiting()
     waiting.add("late")
     waiting.take()
@@ -158,7 +158,7 @@ def test_who_asks_for_nothing_saves_nothing_up() -> None:
     assert taken.count("late") == 4 and taken[:4].count("late") <= 3
 
 
-def test_tenants_without_requests_are_forgotten_when_there_are_many() -> None:
+def test_idle_tenants_beyond_the_limit_are_forgotten() -> None:
     waiting = Waiting()
     stays = waiting.add("stays")
     for i in range(MAX_IDLE_TENANTS + 10):
@@ -167,7 +167,7 @@ def test_tenants_without_requests_are_forgotten_when_there_are_many() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_tenant_with_a_request_is_remembered_however_many_come_after_it(begun: bool) -> None:
+def test_a_tenant_with_a_request_is_never_forgotten(begun: bool) -> None:
     waiting = Waiting()
     request = waiting.add(tenant="stays")
     if begun:
@@ -178,7 +178,7 @@ def test_a_tenant_with_a_request_is_remembered_however_many_come_after_it(begun:
     assert waiting.add(tenant="stays").tenant is request.tenant
 
 
-def test_an_owner_is_shut_out_while_another_has_more_than_twice_as_many_running() -> None:
+def test_an_owner_is_owed_a_place_by_an_owner_with_over_twice_its_running_requests() -> None:
     waiting = Waiting()
     first, second = waiting.add("one"), waiting.add("one")
     assert waiting.queue.shut_out(1) is None
@@ -188,7 +188,7 @@ def test_an_owner_is_shut_out_while_another_has_more_than_twice_as_many_running(
     assert waiting.queue.shut_out(4) is second
 
 
-def test_of_owners_that_are_shut_out_the_one_with_the_fewest_running_is_first() -> None:
+def test_among_owners_owed_a_place_the_one_with_fewest_running_requests_is_first() -> None:
     waiting = Waiting()
     waiting.queue.take(waiting.add("some"), 10)
     waiting.add("some")
@@ -196,7 +196,7 @@ def test_of_owners_that_are_shut_out_the_one_with_the_fewest_running_is_first() 
     assert waiting.queue.shut_out(100) is none
 
 
-def test_an_owner_that_is_shut_out_comes_before_a_crowded_tenant() -> None:
+def test_an_owner_owed_a_place_comes_before_a_crowded_out_tenant() -> None:
     waiting = Waiting()
     for _ in range(3):
         waiting.queue.take(waiting.add("many", tenant="x"), 10)
@@ -207,11 +207,11 @@ def test_an_owner_that_is_shut_out_comes_before_a_crowded_tenant() -> None:
     waiting.queue.take(alone, 10)
     waiting.queue.take(crowded, 10)
     waiting.add("other", tenant="z")
-    assert waiting.queue.shut_out(3) is None  # its owner has one request running, which is not one too many
+    assert waiting.queue.shut_out(3) is None  # tenant "" of the owner has only one running request
 
 
 def _best(rivals: list[Running], chosen: Running, rank: Callable[[Running], Any]) -> list[Running]:
-    """Those as good as `chosen`, than which none is better."""
+    """Asserts that no rival ranks better than `chosen`. Returns the rivals with the same rank."""
     assert rank(chosen) == min(map(rank, rivals))
     return [r for r in rivals if rank(r) == rank(chosen)]
 
@@ -223,9 +223,11 @@ def _best(rivals: list[Running], chosen: Running, rank: Callable[[Running], Any]
     ),
     st.booleans(),
 )
-def test_whoever_goes_next_was_served_least(steps: list[tuple[str, str, int, int, bool]], between: bool) -> None:
-    """Against the rule in its plainest form: the best priority if it counts between tenants, then the owner that was
-    served least, then its tenant that was served least, then the better priority, then arrival."""
+def test_the_next_request_is_the_one_that_the_plain_rule_gives(
+    steps: list[tuple[str, str, int, int, bool]], between: bool
+) -> None:
+    """The plain rule: the best priority where it counts between tenants, then the owner that was served least, then its
+    tenant that was served least, then the better priority, then arrival."""
     waiting = Waiting(between)
     running: list[Running] = []
     for owner, tenant, priority, length, adds in steps:
@@ -253,7 +255,7 @@ def test_whoever_goes_next_was_served_least(steps: list[tuple[str, str, int, int
 
 
 class Counted:
-    """A member that counts how often it is looked at."""
+    """A member whose class counts all reads of `account`."""
 
     looks = 0
 
@@ -279,7 +281,7 @@ def test_a_turn_costs_the_same_among_few_and_among_many(members: int) -> None:
     assert Counted.looks <= 10 * 1_000
 
 
-def test_those_who_come_and_go_leave_nothing_behind() -> None:
+def test_members_that_leave_are_dropped_from_the_heap() -> None:
     turns: FairTurns[Counted] = FairTurns()
     turns.add("stays", Counted())
     for i in range(10_000):
@@ -288,7 +290,7 @@ def test_those_who_come_and_go_leave_nothing_behind() -> None:
     assert len(turns) == 1 and len(turns._heap) < 100
 
 
-def test_a_priority_whose_last_request_left_begins_anew() -> None:
+def test_a_priority_without_requests_forgets_how_often_it_was_overtaken() -> None:
     lines: Priorities[str] = Priorities()
     lines.get(0, lambda: "best")
     lines.get(1, lambda: "worse")
@@ -300,7 +302,7 @@ def test_a_priority_whose_last_request_left_begins_anew() -> None:
     assert lines.in_turn() == ["best", "new"]
 
 
-def test_who_fills_the_queue_with_tokens_does_not_shut_others_out() -> None:
+def test_an_owner_that_floods_the_queue_does_not_shut_others_out() -> None:
     waiting = Waiting()
     queue = waiting.queue
     for _ in range(10):
@@ -308,7 +310,7 @@ def test_who_fills_the_queue_with_tokens_does_not_shut_others_out() -> None:
     assert not queue.has_room(Share("floods"), 1, 100) and queue.has_room(Share("other"), 60, 100)
     for _ in range(4):
         waiting.add("other", length=10)
-    assert queue.has_room(Share("other"), 10, 100)  # 50 of 100 tokens are its part
+    assert queue.has_room(Share("other"), 10, 100)  # the equal part of an owner is 50 of 100 tokens
     assert not queue.has_room(Share("other"), 11, 100)
     assert queue.has_room(Share("third"), 1000, 100)  # one request may always wait
 
@@ -327,7 +329,7 @@ def test_the_part_of_an_owner_is_divided_among_its_tenants() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xy"), st.integers(1, 30)), max_size=30))
-def test_tokens_that_wait_are_counted_by_owner_and_tenant(added: list[tuple[str, str, int]]) -> None:
+def test_waiting_tokens_are_counted_by_owner_and_tenant(added: list[tuple[str, str, int]]) -> None:
     waiting = Waiting()
     requests = [waiting.add(owner, length=length, tenant=tenant) for owner, tenant, length in added]
     for request in requests[::2]:

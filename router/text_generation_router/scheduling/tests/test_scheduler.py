@@ -31,7 +31,7 @@ def make_scheduler(**limits: object) -> Scheduler:
 
 
 def run_to_end(scheduler: Scheduler) -> list[Step]:
-    """Answers every step at once with token 0."""
+    """Runs until nothing is left to do, and answers every step at once with token 0."""
     steps = []
     while step := scheduler.next_step():
         steps.append(step)
@@ -63,7 +63,7 @@ def test_a_request_is_prefilled_once_and_decoded_to_its_limit() -> None:
     assert scheduler.num_held == 0 and scheduler.is_idle
 
 
-def test_sampling_is_neutral_and_greedy_unless_something_is_asked_for() -> None:
+def test_sampling_is_neutral_and_greedy_by_default() -> None:
     assert Sampling() == Sampling(
         temperature=1.0, top_k=0, top_p=1.0, typical_p=1.0, do_sample=False, seed=0, repetition_penalty=1.0,
         frequency_penalty=0.0, watermark=False, top_n_tokens=0,
@@ -82,8 +82,9 @@ def test_two_steps_may_be_in_flight_and_no_row_runs_past_its_limit() -> None:
     assert scheduler.next_step() is None
 
 
-def test_a_request_that_ends_before_new_shards_compute_anything_of_it_holds_nothing() -> None:
-    """Its last step was one of the shards before, whose numbers are larger than those of the new ones."""
+def test_a_request_that_ends_before_its_first_step_on_new_shards_frees_its_slots() -> None:
+    """The last step of the request ran on the old shards, and its number is larger than the step numbers of the new
+    ones."""
     scheduler = make_scheduler()
     long, short = scheduler.add(make_request(40, 5)), scheduler.add(make_request(2, 5, first=100))
     sent = [scheduler.next_step() for _ in range(3)]
@@ -97,7 +98,7 @@ def test_a_request_that_ends_before_new_shards_compute_anything_of_it_holds_noth
     assert short.holding is None and scheduler.num_held < held
 
 
-def test_long_prompts_come_in_chunks_while_others_go_on() -> None:
+def test_a_long_prompt_is_computed_in_chunks_while_others_decode() -> None:
     scheduler = make_scheduler()
     short = scheduler.add(make_request(2, 20))
     answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
@@ -111,7 +112,7 @@ def test_long_prompts_come_in_chunks_while_others_go_on() -> None:
     assert all(step.decode_ids == (short.id,) for step in chunks)
 
 
-def test_where_all_is_reserved_a_request_waits_until_everything_it_may_need_is_free() -> None:
+def test_in_reserve_mode_a_request_waits_until_all_slots_it_may_need_are_free() -> None:
     scheduler = make_scheduler(admission=AdmissionMode.RESERVE)
     first = scheduler.add(make_request(8, 41))
     second = scheduler.add(make_request(8, 10, first=100))
@@ -126,7 +127,7 @@ def test_where_all_is_reserved_a_request_waits_until_everything_it_may_need_is_f
     assert [c.request_id for c in step.chunks] == [second.id]
 
 
-def test_slots_return_only_when_the_last_step_that_holds_them_has_answered() -> None:
+def test_slots_are_freed_only_when_the_last_step_that_uses_them_has_answered() -> None:
     scheduler = make_scheduler()
     running = scheduler.add(make_request(4, 10))
     first, second = scheduler.next_step(), scheduler.next_step()
@@ -139,7 +140,7 @@ def test_slots_return_only_when_the_last_step_that_holds_them_has_answered() -> 
 
 
 @pytest.mark.parametrize(("ratio", "joins"), [(0.3, True), (1.2, False)])
-def test_the_waiting_interrupt_the_running_only_when_there_are_enough(ratio: float, joins: bool) -> None:
+def test_waiting_requests_join_running_ones_only_when_there_are_enough(ratio: float, joins: bool) -> None:
     scheduler = make_scheduler(waiting_served_ratio=ratio, max_waiting_tokens=5)
     for _ in range(3):
         scheduler.add(make_request(2, 15))
@@ -150,7 +151,7 @@ def test_the_waiting_interrupt_the_running_only_when_there_are_enough(ratio: flo
     assert step.concat_reason == ("backpressure" if joins else None)
 
 
-def test_steps_with_chunks_count_too_for_who_waits_beside_a_long_prompt() -> None:
+def test_decode_steps_with_chunks_count_as_waiting_steps() -> None:
     scheduler = make_scheduler(capacity=2000, waiting_served_ratio=1.2, max_waiting_tokens=5)
     for i in range(3):
         scheduler.add(make_request(2, 90, first=10 * i))
@@ -162,7 +163,7 @@ def test_steps_with_chunks_count_too_for_who_waits_beside_a_long_prompt() -> Non
     assert steps_until(scheduler, short) <= 6
 
 
-def test_after_max_waiting_tokens_anybody_may_join() -> None:
+def test_after_max_waiting_tokens_steps_any_request_may_join() -> None:
     scheduler = make_scheduler(waiting_served_ratio=1.2, max_waiting_tokens=5)
     for _ in range(3):
         scheduler.add(make_request(2, 15))
@@ -179,7 +180,7 @@ def lose(scheduler: Scheduler, *unanswered: Step) -> list[Running]:
     return given_up
 
 
-def test_after_a_loss_everybody_starts_again_from_what_is_confirmed() -> None:
+def test_after_a_loss_a_request_starts_again_from_its_confirmed_tokens() -> None:
     scheduler = make_scheduler()
     scheduler.add(make_request(4, 10))
     answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
@@ -193,7 +194,7 @@ def test_after_a_loss_everybody_starts_again_from_what_is_confirmed() -> None:
     assert chunk.first is not None and chunk.first.ids == (0, 1, 2, 3, 0) and chunk.first.prompt_length == 4
 
 
-def test_four_losses_in_a_row_end_nobody_and_the_fifth_ends_the_one_that_is_always_alone() -> None:
+def test_a_request_that_is_always_alone_ends_at_the_fifth_loss_in_a_row() -> None:
     scheduler = make_scheduler()
     only = scheduler.add(make_request(4, 10))
     answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
@@ -203,7 +204,7 @@ def test_four_losses_in_a_row_end_nobody_and_the_fifth_ends_the_one_that_is_alwa
     assert scheduler.num_held == 0 and scheduler.is_idle
 
 
-def test_a_token_between_losses_clears_a_request() -> None:
+def test_a_token_between_losses_clears_the_losses_before_it() -> None:
     scheduler = make_scheduler()
     only = scheduler.add(make_request(4, 30))
     for _ in range(25):
@@ -214,8 +215,8 @@ def test_a_token_between_losses_clears_a_request() -> None:
 
 
 def serve_beside(scheduler: Scheduler, bad: Running, kills: Callable[[ForwardStep], bool]) -> list[int]:
-    """Runs everything to its end, two steps in flight; each step that `kills` is a loss of all that are unanswered.
-    How many requests were aboard each loss."""
+    """Runs all requests to their ends with two steps in flight. A step for which `kills` is true is a loss, with all
+    unanswered steps. Returns the number of requests in the unanswered steps of each loss."""
     losses: list[int] = []
     in_flight: deque[Step] = deque()
     while not bad.ended or not scheduler.is_idle:
@@ -233,9 +234,7 @@ def serve_beside(scheduler: Scheduler, bad: Running, kills: Callable[[ForwardSte
 
 
 @pytest.mark.parametrize(("rows", "neighbours"), [(40, 32), (4, 32), (40, 1), (40, 0)])
-def test_a_request_that_kills_its_shards_ends_after_two_losses_in_company_and_three_alone(
-    rows: int, neighbours: int
-) -> None:
+def test_a_deadly_request_ends_after_two_losses_beside_others_and_three_alone(rows: int, neighbours: int) -> None:
     scheduler = make_scheduler(capacity=2000, max_rows=rows, max_batch_prefill_tokens=64)
     others = [scheduler.add(make_request(4 + i, 12, first=10 * i)) for i in range(neighbours)]
     for _ in range(3):
@@ -247,8 +246,8 @@ def test_a_request_that_kills_its_shards_ends_after_two_losses_in_company_and_th
     assert all(len(request.output_ids) == 12 for request in others) and bad.output_ids == []
 
 
-def test_a_request_whose_second_chunk_kills_its_shards_is_found_too() -> None:
-    """The chunk before it is confirmed in every replay, which is no progress after the first time."""
+def test_a_request_whose_second_chunk_kills_its_shards_is_ended() -> None:
+    """Every replay confirms the first chunk again, but that is progress only the first time."""
     scheduler = make_scheduler(capacity=2000, max_rows=40, max_batch_prefill_tokens=64)
     others = [scheduler.add(make_request(4 + i, 60, first=10 * i)) for i in range(8)]
     bad = scheduler.add(make_request(100, 5, first=900))
@@ -261,7 +260,7 @@ def test_a_request_whose_second_chunk_kills_its_shards_is_found_too() -> None:
     assert all(len(request.output_ids) == 60 for request in others)
 
 
-def test_a_long_prompt_that_gets_a_chunk_further_each_time_is_never_ended() -> None:
+def test_a_long_prompt_with_a_new_chunk_between_losses_is_never_ended() -> None:
     scheduler = make_scheduler(capacity=2000, max_batch_prefill_tokens=16)
     long = scheduler.add(make_request(16 * 40, 3))
     for reached in range(1, 40):
@@ -273,7 +272,7 @@ def test_a_long_prompt_that_gets_a_chunk_further_each_time_is_never_ended() -> N
     assert len(long.output_ids) == 3
 
 
-def test_losses_in_what_a_replay_repeats_speak_against_nobody() -> None:
+def test_losses_in_replayed_chunks_do_not_count() -> None:
     scheduler = make_scheduler(capacity=2000, max_batch_prefill_tokens=16)
     long = scheduler.add(make_request(16 * 10, 3))
     for _ in range(9):
@@ -287,8 +286,8 @@ def test_losses_in_what_a_replay_repeats_speak_against_nobody() -> None:
     assert len(long.output_ids) == 3
 
 
-def test_no_request_waits_for_ever_while_shards_die_again_and_again_and_others_keep_coming() -> None:
-    """They die before all that run have been replayed, so that the last ones of a line never get their turn in it."""
+def test_every_request_ends_while_shards_keep_dying_and_others_keep_coming() -> None:
+    """The shards die before all running requests have been replayed, so the last of them would never be reached."""
     scheduler = make_scheduler(capacity=20_000, max_rows=64, max_batch_prefill_tokens=32)
     epochs_left: dict[int, int] = {}
     aboard: list[Running] = []
@@ -306,7 +305,7 @@ def test_no_request_waits_for_ever_while_shards_die_again_and_again_and_others_k
 
 
 def suspects_of(scheduler: Scheduler, *requests: GenerationRequest) -> list[Running]:
-    """Requests that have met as many losses in company as make them run alone."""
+    """Requests that have met MAX_SUSPICIONS losses together, and now have to run alone."""
     suspects = [scheduler.add(request) for request in requests]
     for _ in range(MAX_SUSPICIONS):
         steps: list[ForwardStep] = []
@@ -316,7 +315,7 @@ def suspects_of(scheduler: Scheduler, *requests: GenerationRequest) -> list[Runn
     return suspects
 
 
-def test_suspects_follow_each_other_without_waiting_for_others_to_decode() -> None:
+def test_the_next_suspect_starts_right_after_the_first_token_of_the_last_one() -> None:
     scheduler = make_scheduler(capacity=1000, max_rows=16, max_batch_prefill_tokens=64)
     suspects_of(scheduler, *[make_request(4, 30)] * 16)
     steps = []
@@ -326,7 +325,7 @@ def test_suspects_follow_each_other_without_waiting_for_others_to_decode() -> No
     assert len(steps) == 16 and all(isinstance(step, ForwardStep) and len(step.chunks) == 1 for step in steps)
 
 
-def test_a_suspect_starts_only_when_all_steps_of_others_have_answered_and_goes_on_alone_until_its_token() -> None:
+def test_a_suspect_runs_alone_from_its_first_chunk_to_its_first_token() -> None:
     scheduler = make_scheduler(capacity=1000, max_rows=8, max_batch_prefill_tokens=16)
     suspect, *_ = suspects_of(scheduler, make_request(40, 9), make_request(4, 9))
     first, second = scheduler.next_step(), scheduler.next_step()
@@ -341,7 +340,7 @@ def test_a_suspect_starts_only_when_all_steps_of_others_have_answered_and_goes_o
     assert isinstance(fourth := scheduler.next_step(), ForwardStep) and fourth.request_ids != (suspect.id,)
 
 
-def test_after_a_loss_alone_the_others_go_first() -> None:
+def test_after_a_loss_alone_a_suspect_goes_after_the_others() -> None:
     scheduler = make_scheduler(capacity=1000, max_rows=8, max_batch_prefill_tokens=16)
     first, second, third = suspects_of(scheduler, *[make_request(4, 9, 10 * i) for i in range(3)])
     order = []
@@ -353,7 +352,7 @@ def test_after_a_loss_alone_the_others_go_first() -> None:
     assert order == [first.id, second.id, third.id] * 2
 
 
-def test_nobody_starves_while_others_run_alone() -> None:
+def test_suspects_running_alone_do_not_starve_new_requests() -> None:
     scheduler = make_scheduler(capacity=4000, max_rows=64, max_batch_prefill_tokens=16)
     suspects = suspects_of(scheduler, *[make_request(40, 5, 100 * i) for i in range(12)])
     newcomers, steps = [], 0
@@ -367,7 +366,7 @@ def test_nobody_starves_while_others_run_alone() -> None:
     assert all(len(request.output_ids) == 5 for request in [*suspects, *newcomers])
 
 
-def test_a_paused_request_is_left_out_and_keeps_its_slots() -> None:
+def test_a_paused_request_gets_no_steps_and_keeps_its_slots() -> None:
     scheduler = make_scheduler()
     paused, other = scheduler.add(make_request(4, 6)), scheduler.add(make_request(4, 6))
     answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
@@ -379,7 +378,7 @@ def test_a_paused_request_is_left_out_and_keeps_its_slots() -> None:
     assert len(paused.output_ids) == 6 and scheduler.num_held == 0
 
 
-def test_paused_requests_keep_nobody_from_joining() -> None:
+def test_paused_requests_do_not_keep_others_from_joining() -> None:
     scheduler = make_scheduler(capacity=1000, max_rows=32, max_batch_prefill_tokens=64)
     readers = [scheduler.add(make_request(2, 20)) for _ in range(12)]
     answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
@@ -391,7 +390,7 @@ def test_paused_requests_keep_nobody_from_joining() -> None:
         assert len(newcomer.output_ids) == 3
 
 
-def test_a_suspect_shares_no_step_even_when_its_prompt_takes_several() -> None:
+def test_a_suspect_shares_no_step_when_its_prompt_takes_several_steps() -> None:
     scheduler = make_scheduler(capacity=1000, max_rows=8, max_batch_prefill_tokens=16)
     suspects = suspects_of(scheduler, *[make_request(length, 3, 100 * length) for length in (40, 4, 20)])
     innocent = scheduler.add(make_request(4, 3))
@@ -400,7 +399,7 @@ def test_a_suspect_shares_no_step_even_when_its_prompt_takes_several() -> None:
     assert all(len(request.output_ids) == 3 for request in [*suspects, innocent])
 
 
-def test_a_new_epoch_starts_with_empty_slots_and_gives_up_what_cannot_fit() -> None:
+def test_a_new_epoch_starts_with_empty_slots_and_ends_requests_that_cannot_fit() -> None:
     scheduler = make_scheduler()
     large, small = scheduler.add(make_request(20, 20)), scheduler.add(make_request(4, 6))
     answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
@@ -421,7 +420,7 @@ def test_a_long_prompt_does_not_keep_short_ones_from_starting() -> None:
     assert [c.end - c.start for c in step.chunks if c.request_id == long.id] == [64 - 30]
 
 
-def test_requests_with_the_same_beginning_wait_for_the_one_that_computes_it() -> None:
+def test_requests_with_the_same_prefix_wait_for_the_one_that_computes_it() -> None:
     scheduler = make_scheduler(capacity=4000, max_rows=40, max_batch_prefill_tokens=100)
     for i in range(32):
         scheduler.add(GenerationRequest((*range(500), 1000 + i), 2))
@@ -430,12 +429,12 @@ def test_requests_with_the_same_beginning_wait_for_the_one_that_computes_it() ->
 
 
 def outlive_history(scheduler: Scheduler) -> None:
-    """Outputs have been short so far."""
+    """Teaches admission that outputs have one token, so that longer ones run out of slots."""
     for _ in range(ENOUGH):
         scheduler._admission.learn(1)
 
 
-def test_who_has_least_to_lose_makes_room_and_goes_on_where_it_stood() -> None:
+def test_the_request_with_fewest_slots_is_preempted_and_resumes_from_the_cache() -> None:
     scheduler = make_scheduler()
     outlive_history(scheduler)
     large, small = scheduler.add(make_request(20, 30)), scheduler.add(make_request(8, 30, first=100))
@@ -443,11 +442,11 @@ def test_who_has_least_to_lose_makes_room_and_goes_on_where_it_stood() -> None:
     counters = scheduler.counters
     assert len(large.output_ids) == len(small.output_ids) == 30
     assert counters.preemptions == 1 and small.most_computed > 8
-    # What it had said was still in the cache, but for what the other one took of it.
+    # The cache still had the tokens of `small`, except those that were evicted for the other request.
     assert counters.recomputed_tokens < small.most_computed
 
 
-def test_nobody_makes_room_while_somebody_is_about_to_give_enough_back() -> None:
+def test_no_request_is_preempted_while_an_ending_one_will_free_enough_slots() -> None:
     scheduler = make_scheduler(capacity=20, prefix_caching=False)
     outlive_history(scheduler)
     ending, needs_room = scheduler.add(make_request(8, 3)), scheduler.add(make_request(8, 11, first=100))
@@ -461,7 +460,7 @@ def test_nobody_makes_room_while_somebody_is_about_to_give_enough_back() -> None
     assert len(needs_room.output_ids) == 11 and scheduler.counters.preemptions == 0
 
 
-def test_of_two_that_have_as_much_to_lose_the_newer_makes_room() -> None:
+def test_of_two_requests_with_equal_slots_the_newer_is_preempted() -> None:
     scheduler = make_scheduler(capacity=30, prefix_caching=False)
     outlive_history(scheduler)
     older, newer = scheduler.add(make_request(8, 20)), scheduler.add(make_request(8, 20, first=100))
@@ -470,7 +469,7 @@ def test_of_two_that_have_as_much_to_lose_the_newer_makes_room() -> None:
     assert len(older.output_ids) == len(newer.output_ids) == 20
 
 
-def test_while_somebody_waits_to_go_on_nobody_else_joins() -> None:
+def test_while_a_preempted_request_waits_no_new_one_joins() -> None:
     scheduler = make_scheduler()
     outlive_history(scheduler)
     first = [scheduler.add(make_request(length, 30, first)) for length, first in ((20, 0), (8, 100))]
@@ -485,7 +484,7 @@ def test_while_somebody_waits_to_go_on_nobody_else_joins() -> None:
 
 
 def steps_until(scheduler: Scheduler, request: Running) -> int:
-    """How many steps come before its first one."""
+    """Number of steps before the first step of `request`."""
     for steps in range(10):
         step = scheduler.next_step()
         answer(scheduler, step)  # type: ignore[arg-type]
@@ -507,7 +506,8 @@ def test_a_tenant_with_nothing_running_gets_a_row_at_once() -> None:
 
 
 def busy(max_rows: int, *shares: Share, max_waiting_tokens: int = 1000) -> Scheduler:
-    """A long text of each share runs, and nothing waits. By the rule alone the next one joins after so many steps."""
+    """Each share runs a long request, and none waits. By TGI's rule alone, the next request joins after
+    `max_waiting_tokens` decode steps."""
     scheduler = make_scheduler(
         capacity=1000, max_rows=max_rows, waiting_served_ratio=100, max_waiting_tokens=max_waiting_tokens
     )
@@ -523,18 +523,18 @@ def add_for(scheduler: Scheduler, share: Share, new: int = 5) -> Running:
 
 
 @pytest.mark.parametrize(("max_rows", "steps"), [(8, 0), (4, 1)])
-def test_an_owner_with_nothing_running_does_not_wait_for_others_to_wait_too(max_rows: int, steps: int) -> None:
+def test_an_owner_with_nothing_running_is_exempt_from_the_joining_rule(max_rows: int, steps: int) -> None:
     scheduler = busy(max_rows, *[Share("many")] * 4)
     assert steps_until(scheduler, add_for(scheduler, Share("one"))) == steps
     assert scheduler.counters.preemptions == steps, "one where no row is free"
 
 
-def test_a_tenant_crowded_out_of_its_owners_rows_does_not_wait_for_others_to_wait_too() -> None:
+def test_a_crowded_out_tenant_is_exempt_from_the_joining_rule() -> None:
     scheduler = busy(8, *[Share("owner", "many")] * 4)
     assert steps_until(scheduler, add_for(scheduler, Share("owner", "one"))) == 0
 
 
-def test_an_owner_far_below_another_gets_one_place_after_the_other() -> None:
+def test_an_owner_with_few_running_requests_gets_places_one_by_one() -> None:
     scheduler, _ = full_house(Share("many"), max_rows=16)
     for _ in range(10):
         add_for(scheduler, Share("few"), new=60)
@@ -548,7 +548,7 @@ def test_an_owner_far_below_another_gets_one_place_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("shares", [[Share(str(i)) for i in range(4)], [Share(str(i % 4)) for i in range(8)]])
-def test_where_no_owner_crowds_the_others_the_rule_holds_for_a_new_owner(shares: list[Share]) -> None:
+def test_without_a_crowding_owner_the_joining_rule_holds_for_a_new_owner(shares: list[Share]) -> None:
     scheduler = busy(16, *shares)
     new = add_for(scheduler, Share("new"))
     for _ in range(20):
@@ -556,7 +556,7 @@ def test_where_no_owner_crowds_the_others_the_rule_holds_for_a_new_owner(shares:
     assert not new.has_begun
 
 
-def test_owners_that_get_a_place_at_once_make_others_wait_no_longer() -> None:
+def test_owners_that_get_a_place_at_once_do_not_restart_the_others_wait() -> None:
     scheduler = busy(5, *[Share("many")] * 4, max_waiting_tokens=12)
     waits = add_for(scheduler, Share("many"))
     for i in range(5):
@@ -580,7 +580,8 @@ def test_a_tenant_with_nothing_running_gets_memory_at_once() -> None:
 
 
 def full_house(*shares: Share, max_rows: int = 4) -> tuple[Scheduler, list[Running]]:
-    """Every row runs a long text, in turn for each of these shares, and more wait; some tokens have been made."""
+    """A scheduler whose rows all run long requests of `shares`, in turn. More of them wait, and a few tokens are
+    made."""
     scheduler = make_scheduler(capacity=1000, max_rows=max_rows)
     texts = [scheduler.add(replace(make_request(2, 60, 10 * i), share=shares[i % len(shares)])) for i in range(20)]
     for _ in range(6):
@@ -588,7 +589,7 @@ def full_house(*shares: Share, max_rows: int = 4) -> tuple[Scheduler, list[Runni
     return scheduler, texts
 
 
-def test_a_tenants_priority_does_not_keep_its_rows_from_others() -> None:
+def test_a_better_priority_does_not_keep_rows_from_other_tenants() -> None:
     scheduler = make_scheduler(capacity=1000, max_rows=4)
     for i in range(20):
         scheduler.add(replace(make_request(2, 60, 10 * i), share=Share("pushes"), priority=-5))
@@ -598,13 +599,13 @@ def test_a_tenants_priority_does_not_keep_its_rows_from_others() -> None:
     assert steps_until(scheduler, one) <= 2
 
 
-def test_an_owner_of_many_tenants_makes_room_for_another_owner() -> None:
+def test_an_owner_of_many_tenants_gives_up_a_row_to_another_owner() -> None:
     scheduler, _ = full_house(*(Share("many", str(i)) for i in range(4)))
     one = scheduler.add(replace(make_request(2, 5, first=900), share=Share("one")))
     assert steps_until(scheduler, one) <= 2 and scheduler.counters.preemptions == 1
 
 
-def test_a_crowded_tenant_gets_room_from_its_own_owner_only() -> None:
+def test_a_crowded_out_tenant_gets_a_row_from_its_own_owner_only() -> None:
     scheduler, _ = full_house(Share("a", "x"), Share("b"))
     crowded = scheduler.add(replace(make_request(2, 5, first=900), share=Share("a", "y")))
     assert steps_until(scheduler, crowded) <= 2 and scheduler.counters.preemptions == 1
@@ -614,10 +615,10 @@ def test_a_crowded_tenant_gets_room_from_its_own_owner_only() -> None:
     scheduler.add(replace(make_request(2, 5, first=900), share=Share("a", "y")))
     for _ in range(20):
         answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
-    assert scheduler.counters.preemptions == 0  # `a` has a row already, and what it does with it is its own affair
+    assert scheduler.counters.preemptions == 0  # `a` has its row, and a tenant gets none from another owner
 
 
-def test_nothing_of_a_request_that_was_not_finite_stays() -> None:
+def test_tokens_of_a_request_with_non_finite_logits_leave_the_cache() -> None:
     scheduler = make_scheduler()
     good = scheduler.add(make_request(20, 2))
     run_to_end(scheduler)
@@ -632,7 +633,7 @@ def test_nothing_of_a_request_that_was_not_finite_stays() -> None:
     assert scheduler.cache.num_tokens == 21 and good.ended and scheduler.books() is None
 
 
-def test_nothing_of_a_request_that_was_not_finite_is_matched_while_its_last_step_is_under_way() -> None:
+def test_tokens_of_a_non_finite_request_are_not_matched_while_its_last_step_is_in_flight() -> None:
     scheduler = make_scheduler()
     bad = scheduler.add(make_request(12, 5))
     first, second = scheduler.next_step(), scheduler.next_step()
@@ -644,8 +645,8 @@ def test_nothing_of_a_request_that_was_not_finite_is_matched_while_its_last_step
     assert twin.cached_tokens == 0 and second is not None
 
 
-def test_nothing_is_matched_that_was_kept_before_a_request_turned_out_not_finite() -> None:
-    """Its first chunks are in the cache, and it holds them still, when its last one has no finite logits."""
+def test_chunks_cached_before_a_request_turned_out_non_finite_are_not_matched() -> None:
+    """The request's first chunks are in the cache, and locked by it, when its last chunk has non-finite logits."""
     scheduler = make_scheduler(capacity=200)
     bad = scheduler.add(make_request(40, 5))
     for _ in range(2):
@@ -661,7 +662,7 @@ def test_nothing_is_matched_that_was_kept_before_a_request_turned_out_not_finite
     assert twin.cached_tokens == 0 and len(twin.output_ids) == 2 and scheduler.books() is None
 
 
-def test_what_others_computed_on_top_of_a_request_that_was_not_finite_is_not_matched_either() -> None:
+def test_tokens_computed_on_top_of_a_non_finite_request_are_not_matched() -> None:
     scheduler = make_scheduler(capacity=300, waiting_served_ratio=0)
     scheduler.add(make_request(10, 1))
     run_to_end(scheduler)
@@ -682,7 +683,7 @@ def test_what_others_computed_on_top_of_a_request_that_was_not_finite_is_not_mat
     assert scheduler.cache.match((), whole) == 10, "what was there before is good"
 
 
-def test_a_request_that_was_cancelled_in_its_prompt_leaves_only_what_was_confirmed() -> None:
+def test_a_request_cancelled_in_its_prompt_leaves_only_confirmed_tokens_in_the_cache() -> None:
     scheduler = make_scheduler()
     gone = scheduler.add(make_request(40, 5))
     first, second = scheduler.next_step(), scheduler.next_step()
@@ -694,13 +695,14 @@ def test_a_request_that_was_cancelled_in_its_prompt_leaves_only_what_was_confirm
 
 
 @given(st.integers(0, 2**32), st.sampled_from(AdmissionMode), st.sampled_from([1, 3]))
-def test_a_jump_is_many_steps(seed: int, mode: AdmissionMode, owners: int) -> None:
-    """The same requests come to the same schedulers at the same steps; one jumps whenever nothing can change."""
+def test_a_jump_equals_as_many_single_steps(seed: int, mode: AdmissionMode, owners: int) -> None:
+    """Both schedulers get the same requests at the same steps. One scheduler jumps whenever nothing can change."""
     assert play(seed, mode, owners, jumps=True) == play(seed, mode, owners, jumps=False)
 
 
 def play(seed: int, mode: AdmissionMode, owners: int, jumps: bool) -> tuple[object, ...]:
-    """Two steps in flight; requests end at lengths that only they know."""
+    """Runs 25 requests with two steps in flight. Output lengths are unknown to the scheduler. Returns all that should
+    not depend on `jumps`."""
     random = np.random.default_rng(seed)
     arrivals = sorted((int(t), int(n), int(o)) for t, n, o in random.integers((0, 1, 1), (150, 40, 20), size=(25, 3)))
     scheduler = make_scheduler(capacity=100, max_rows=5, admission=mode)
@@ -740,7 +742,8 @@ def play(seed: int, mode: AdmissionMode, owners: int, jumps: bool) -> tuple[obje
 
 
 def jumpable(scheduler: Scheduler, lengths: dict[int, int], arrivals: list[tuple[int, int, int]], now: int) -> int:
-    """As many steps as nothing happens in; asked when two are in flight, of which the first will have been answered."""
+    """Number of steps to jump: no request arrives or ends in them. Two steps are in flight, and the first is about to
+    be answered."""
     quiet = scheduler.quiet_steps()
     if not quiet:
         return 0

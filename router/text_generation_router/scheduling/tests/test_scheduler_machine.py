@@ -1,5 +1,5 @@
-"""Requests come, go, pause and end while up to two steps are in flight, steps fail and shards die; a model of the shard
-checks that every step finds the keys it needs, and nothing else."""
+"""Requests arrive, pause, end and are cancelled while up to two steps are in flight, steps fail and shards die. A model
+of a shard checks that every step finds exactly the keys it needs."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ MIXED = [Share("a", "x"), Share("a", "y"), Share("b", "x"), Share("c")]
 
 @dataclass
 class Record:
-    """Kept beside the scheduler: losses with a request aboard since anything new of it was confirmed."""
+    """Losses that met a request since its last progress, counted independently of the scheduler."""
 
     losses: int = 0
     alone: int = 0
-    furthest: int = 0  # end of the furthest chunk that was confirmed
+    furthest: int = 0  # end of the furthest confirmed chunk, in tokens
 
     def clear(self) -> None:
         self.losses = self.alone = 0
@@ -58,17 +58,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(limits)
         self.mode = mode
         if learned:
-            # Lies: outputs are longer than that, so that memory runs out.
+            # Misleading lengths: real outputs are longer, so that slots run out.
             for length in range(1, 41):
                 self.scheduler._admission.learn(length % 5 + 1)
         self.shard = ShardModel(MAX_ROWS)
         self.alive: dict[int, Running] = {}
-        self.deadly: set[int] = set()  # each step that carries one of them kills the shards
+        self.deadly: set[int] = set()  # ids of requests that kill the shards at each step with one of them
         self.records: dict[int, Record] = {}
         self.in_flight: list[Step] = []
         self.answered = 0
         self.shares = shares
-        self.disturbed = len(shares) > 1  # by what admission has not foreseen
+        self.disturbed = len(shares) > 1  # whether something happened that admission could not foresee
 
     @rule(
         length=st.integers(1, 40),
@@ -165,7 +165,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def shards_die(self) -> None:
-        """A new epoch begins. The cause may be anything: any step that was under way, or something outside."""
+        """A new epoch begins. The cause may be any step in flight, or something outside."""
         unanswered, self.in_flight = self.in_flight, []
         self.lose(unanswered)
         assert self.scheduler.begin_epoch(CAPACITY) == []
@@ -203,7 +203,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_accounts_are_right(self) -> None:
-        """Owners and tenants are told of everything that runs and waits."""
+        """The accounts of owners and tenants equal the counts of running and waiting requests."""
         running, waiting = (
             Counter(r.request.share for r in requests)
             for requests in (self.scheduler._running.values(), self.scheduler._queue.waiting())
@@ -219,12 +219,12 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_was_promised_is_kept(self) -> None:
-        """Where admission counts on nothing but what requests may ask for, nobody is ever sent away."""
+        """If admission counts each request at its greatest length, no request is ever preempted."""
         if not self.disturbed and self.mode is not AdmissionMode.PAST_FUTURE:
             assert self.scheduler.counters.preemptions == 0
 
     def teardown(self) -> None:
-        """Everybody reads again, and everybody comes to an end, also those that kill the shards each time."""
+        """No request is paused any more, and all requests end, also requests that kill the shards at each step."""
         if not hasattr(self, "scheduler"):
             return
         for request in self.alive.values():

@@ -12,7 +12,7 @@ def test_allocated_slots_are_distinct_and_contiguous_at_first() -> None:
     assert pool.num_free == 0
 
 
-def test_many_slots_at_once_come_in_runs_when_there_are_any() -> None:
+def test_a_large_allocation_gets_runs_of_adjacent_slots_when_there_are_any() -> None:
     pool = TokenSlots(200)
     one, other = pool.allocate(100), pool.allocate(100)
     pool.release(np.random.default_rng(0).permutation(one))
@@ -22,7 +22,7 @@ def test_many_slots_at_once_come_in_runs_when_there_are_any() -> None:
 
 
 @given(st.lists(st.integers(0, 12), max_size=60), st.randoms(use_true_random=False))
-def test_no_slot_has_two_owners_and_none_leaks(sizes: list[int], random: object) -> None:
+def test_no_slot_has_two_owners_and_no_slot_leaks(sizes: list[int], random: object) -> None:
     pool = TokenSlots(40)
     held: list[list[int]] = []
     for size in sizes:
