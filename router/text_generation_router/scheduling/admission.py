@@ -53,8 +53,7 @@ class AdmissionControl:
         self._futures.leave(request)
 
     def totals(self, requests: Sequence[Running]) -> Lengths:
-        """Expected final output lengths of running requests, in tokens: a row for each request, a column for each
-        future."""
+        """Expected final output lengths of running requests, in tokens: one row per request, one column per future."""
         if self.uses_history:
             return self._futures.totals(requests)
         return np.array([[r.request.max_new_tokens] for r in requests], dtype=np.int64).reshape(-1, 1)
@@ -137,8 +136,7 @@ class Forecast:
         members.append(candidate)
         is_prefilling_N = np.fromiter((r.prefilled < r.prefill_to for r in members), np.bool_, len(members))
         sent_N = np.fromiter((r.num_sent for r in members), np.int64, len(members))
-        # Slots still to take, one with each decode step. The last chunk of a prompt makes a token without a decode
-        # step.
+        # Slots still to take, one with each decode step. A prompt's last chunk makes a token without a decode step.
         growth_DN = np.maximum(totals_ND.T - sent_N - is_prefilling_N, 0)
         held_N = np.array(self._memory.exclusives(members), dtype=np.int64)
         # Slots counted as held for ever: shared slots, slots of leaving requests, and the growth of paused requests.

@@ -17,7 +17,7 @@ from text_generation_router.scheduling.step import ForwardStep
 MAX_SUSPICIONS = 2
 # Losses in a row, with no other request in the unanswered steps, that end a request.
 MAX_COUNTS = 3
-# Losses in a row that can end a request in the unanswered steps; fewer end none.
+# The least number of losses in a row that ends a request.
 MAX_LOSSES = MAX_SUSPICIONS + MAX_COUNTS
 # The reach of a decode step, in tokens of the history: beyond any chunk.
 DECODED = sys.maxsize
@@ -32,9 +32,8 @@ class Blame:
     suspicions: int = 0  # losses before the request ran alone, at most MAX_SUSPICIONS
     counts: int = 0  # losses while the request ran alone
     runs_alone: bool = False  # from the last suspicion until the next token
-    goes_after: int = (
-        0  # the id of the newest request when a loss last counted against it; 0: none since its last token
-    )
+    # Id of the newest request when a loss was last counted; 0: no loss was counted since the last token.
+    goes_after: int = 0
     is_replayed: bool = False  # whether any loss has met the request since its last token
     proven: int = 0  # end of the furthest confirmed chunk, in tokens of the history
 

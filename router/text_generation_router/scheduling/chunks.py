@@ -7,8 +7,7 @@ MAX_LONG_PROMPTS = 8
 
 
 def shares(uncomputed: Sequence[int], budget: int, num_first: int = 0) -> list[int]:
-    """Tokens of each prompt in this step: equal shares of `budget`; what a short prompt does not need goes to the
-    others.
+    """Tokens of each prompt in this step: equal shares of `budget`. What a short prompt leaves goes to the others.
 
     The first `num_first` prompts come before the others, and get all they need, one after the other. These prompts are
     computed again because the shards died: if all advanced together and shards died again, none would be finished.

@@ -43,8 +43,7 @@ class OutputLengths:
         return lengths
 
     def mean(self, longer_than_K: Lengths, most_K: Lengths) -> Lengths:
-        """K mean lengths: each one the mean of the recent lengths above `longer_than`, at most `most`. Nothing is
-        sampled."""
+        """K mean lengths: each one the mean of the recent lengths above `longer_than`, at most `most`."""
         recent = np.sort(np.array(self._recent, dtype=np.int64))
         sums = np.append(np.cumsum(recent[::-1])[::-1], 0)
         first_K = np.searchsorted(recent, longer_than_K, side="right")

@@ -104,7 +104,7 @@ class TenantLines:
         return next(iter(self.lines.first().requests.values()))
 
     def in_turn(self, cached_length: Callable[[Running], int]) -> list[Running]:
-        """The first WINDOW requests or so. One request may occur twice."""
+        """The first requests, in order: at most WINDOW + 1 entries. An overtaken request may occur twice."""
         order: list[Running] = []
         for line in self.lines.in_turn():
             if len(order) >= WINDOW:

@@ -16,7 +16,7 @@ class Stay:
 
     prompt_tokens: float  # prompt tokens to compute
     output_tokens: float  # output tokens to make, one a step
-    slots: float  # slots at its greatest length
+    slots: float  # slots at the request's greatest length
 
 
 def steps_until_start(

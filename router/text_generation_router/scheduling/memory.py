@@ -16,8 +16,7 @@ MAX_LOOKS = 8
 
 
 class Memory:
-    """Each slot is free, or owned by the cache, or owned by one request. Cached tokens that no request holds count as
-    free."""
+    """Each slot is free, or owned by the cache or one request. Cached tokens that no request holds count as free."""
 
     def __init__(self, capacity: int, prefix_caching: bool) -> None:
         self.slots = TokenSlots(capacity)
@@ -145,8 +144,7 @@ class Memory:
             self._pending.remove(node)
 
     def release(self, request: Running) -> None:
-        """Gives all slots of the request back. Its confirmed tokens stay in the cache, unless they are bad (see
-        `forget`)."""
+        """Gives all slots of the request back. Its confirmed tokens stay cached, unless they are bad (see `forget`)."""
         holding, end = request.holding, request.num_computed
         assert holding is not None
         self.prefill_done(request)
@@ -162,8 +160,7 @@ class Memory:
             self.cache.unlock(holding.node)
 
     def forget(self, request: Running) -> None:
-        """Makes the keys and values computed for the request unfindable, and all that others computed on top of
-        them."""
+        """Makes the keys and values computed for the request unfindable, and all computed on top of them."""
         if request.holding is not None and request.holding.node is not None:
             self.cache.forget(request.request.namespace, request.history, request.computed_from)
 

@@ -25,8 +25,8 @@ class Sampling:
     typical_p: float = 1.0
     do_sample: bool = False
     seed: int = 0  # noise is a hash of (seed, position, token); always set
-    repetition_penalty: float = 1.0  # counts prompt and output
-    frequency_penalty: float = 0.0  # counts output
+    repetition_penalty: float = 1.0  # counts tokens of prompt and output
+    frequency_penalty: float = 0.0  # counts output tokens only
     watermark: bool = False
     top_n_tokens: int = 0
 
@@ -72,7 +72,7 @@ class Finish:
     generated_tokens: int  # including the end-of-text token
     seed: int | None  # None if the request was greedy
     queue_s: float  # from submission until the first step was decided
-    inference_s: float  # from then to the last token
+    inference_s: float  # from the first step to the last token
     cached_tokens: int  # prompt tokens found in the prefix cache at the first start
 
 

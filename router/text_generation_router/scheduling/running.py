@@ -123,8 +123,7 @@ class Running:
         return self.holding.slots[: self.holding.count] if self.holding else NOTHING
 
     def start(self, node: Node | None, cached: Slots) -> None:
-        """Prepares a prefill of the history, without its first tokens, whose slots are `cached` and locked at
-        `node`."""
+        """Prepares a prefill of the history after its cached tokens, whose slots are `cached`, locked at `node`."""
         size = len(self.request.input_ids) + self.request.max_new_tokens
         if len(self._ids) < size:
             self._ids = np.append(self._ids, np.empty(size - len(self._ids), dtype=np.int32))

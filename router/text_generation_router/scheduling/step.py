@@ -1,5 +1,4 @@
-"""Steps: the decisions of the scheduler. The engine turns each step into one call to the shards, in order of
-`number`."""
+"""The decisions of the scheduler. The engine turns each step into one call to the shards, in order of `number`."""
 
 from dataclasses import dataclass
 
@@ -23,8 +22,7 @@ class FirstChunk:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Positions start … end - 1 of a request's history. A `last` chunk ends the history, and the shards sample a
-    token."""
+    """Positions start … end - 1 of a request's history. A `last` chunk ends the history, and a token is sampled."""
 
     request_id: int
     start: int
@@ -56,8 +54,7 @@ class ForwardStep:
 
 @dataclass(frozen=True, slots=True)
 class FilterStep:
-    """Removes all rows from the shards except those of the requests in `keep`. If `keep` is empty, the batch is
-    removed."""
+    """Removes all rows from the shards except those of the requests in `keep`; the batch too if `keep` is empty."""
 
     number: int
     keep: tuple[int, ...]

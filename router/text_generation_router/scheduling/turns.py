@@ -1,5 +1,4 @@
-"""Members (owners or tenants) take turns: the next turn belongs to the member that has been served the fewest
-tokens."""
+"""Members (owners or tenants) take turns: the next turn goes to the member that was served the fewest tokens."""
 
 import heapq
 from collections.abc import Iterator

@@ -192,8 +192,7 @@ def test_a_request_waits_for_a_running_prefill_that_saves_it_many_tokens() -> No
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Sequences of the tokens 1 and 2 begin, are computed and leave. `content`: slot → the tokens that it holds keys
-    of."""
+    """Sequences of the tokens 1 and 2 begin, are computed and leave. `content`: slot → tokens of its keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,7 +238,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.computed)
     @rule(data=st.data())
     def turn_out_bad(self, data: st.DataObject) -> None:
-        """Tokens that the sequence computed are no longer found at once, although holders still lock them."""
+        """From now on, no search finds tokens that the sequence computed, although holders still lock them."""
         holder = self.computed[data.draw(st.integers(0, len(self.computed) - 1))]
         start = len(holder.cached)
         self.cache.forget(holder.namespace, holder.tokens, start)
