@@ -1,7 +1,7 @@
-"""Carries out one assault, at full rate, from a process of low priority: it stands for other machines.
+"""Runs one assault at full rate, in a process of low priority that stands in for other machines.
 
-`python assailant.py NAME PORT SECONDS KEY` prints how often each status came, as JSON. Sockets only, so that the
-attacker costs the machine little.
+`python assailant.py NAME PORT SECONDS KEY` prints the number of answers of each status, as JSON. It uses plain sockets,
+so that the attacker takes little of the machine's time.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from assaults import ASSAULTS, Assault, Manner
 CONNECT_S = 5.0
 NICENESS = 19
 DRIP_S = 0.05  # between two bytes
-AFTER_REFUSAL_S = 0.02  # a client that is turned away comes again, and is no busy loop of this machine
+AFTER_REFUSAL_S = 0.02  # pause of a refused client, so that it does not become a busy loop
 PATIENCE_S = 60.0  # for one answer
 READ_BYTES = 1 << 16
 
@@ -44,7 +44,7 @@ async def read_to_end(reader: asyncio.StreamReader) -> None:
 
 
 async def once(assault: Assault, port: int, request: bytes) -> str:
-    """One connection's turn; what came of it."""
+    """One request on a new connection. Returns the answer's status, or what else the connection did."""
     manner = assault.manner
     async with connection(port) as (reader, writer):
         if manner is Manner.CONNECT:
@@ -63,7 +63,7 @@ async def once(assault: Assault, port: int, request: bytes) -> str:
             await asyncio.sleep(PATIENCE_S)
             return "unread"
         async with asyncio.timeout(PATIENCE_S):
-            # A server may answer before it has been sent everything, and close.
+            # A server may answer and close before the whole request was sent.
             status = await read_status(reader)
             if manner is not Manner.HANG_UP:
                 await read_to_end(reader)
@@ -86,7 +86,7 @@ async def run(assault: Assault, port: int, seconds: float, key: str) -> Counter[
     end_s = time.monotonic() + seconds
     attackers = [attack(assault, port, requests, end_s, counts) for _ in range(assault.connections)]
     attacking = [asyncio.create_task(attacker) for attacker in attackers]
-    _, late = await asyncio.wait(attacking, timeout=seconds)  # those whose answers are still to come are left
+    _, late = await asyncio.wait(attacking, timeout=seconds)  # late: requests without an answer yet
     for task in late:
         task.cancel()
     for ended in await asyncio.gather(*attacking, return_exceptions=True):

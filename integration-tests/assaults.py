@@ -1,7 +1,7 @@
-"""What one tenant can do to a server that others use: each assault names the scarce thing it takes. Data, no network.
+"""Assaults that one tenant can make on a shared server, as data. Each assault names the resource that it takes.
 
 An assault is an endless series of HTTP requests, made by many connections as fast as the answers come, or by
-connections with bad manners: they never read, hang up at once, or send a byte at a time.
+connections that misbehave: that never read, close at once, or send one byte at a time.
 """
 
 import itertools
@@ -18,7 +18,7 @@ EVERYTHING = 1_000_000  # a number of tokens that no server has: the request is 
 
 
 class Manner(Enum):
-    """What a connection does with its request."""
+    """How a connection treats its request."""
 
     WAIT = "sends a request and reads the answer, again and again"
     NEVER_READ = "sends a request and reads nothing"
@@ -29,17 +29,17 @@ class Manner(Enum):
     CONNECT = "connects and closes"
 
 
-Requests = Callable[[str], Iterator[bytes]]  # of the attacker's key
+Requests = Callable[[str], Iterator[bytes]]  # from the attacker's key to an endless series of requests
 
 
 @dataclass(frozen=True, slots=True)
 class Assault:
     name: str
-    resource: str  # what others would lack
+    resource: str  # the resource that other tenants would lack
     requests: Requests
     connections: int = 16
     manner: Manner = Manner.WAIT
-    chat_template: str | None = None  # of the model that is served; None: the demo model's own
+    chat_template: str | None = None  # chat template of the served model; None: the demo model's own
 
 
 def head(method: str, path: str, key: str, *more: str) -> bytes:
@@ -52,7 +52,7 @@ def post(path: str, key: str, body: bytes, *more: str) -> bytes:
 
 
 def repeat(path: str, body: Any, *more: str) -> Requests:
-    """The same request again and again; `body` is JSON text, or a value."""
+    """An endless series of the same request. `body`: JSON text as bytes, or a value."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     return lambda key: itertools.repeat(post(path, key, content, *more))
 
@@ -62,7 +62,7 @@ def fetch(method: str, path: str, *more: str) -> Requests:
 
 
 def numbered(path: str, make: Callable[[int], Any], *more: str) -> Requests:
-    """A request of its own each time; `more` may contain {i}."""
+    """An endless series of different requests. `make` makes the body of request i; header lines may contain {i}."""
 
     def requests(key: str) -> Iterator[bytes]:
         for i in itertools.count():
@@ -90,7 +90,7 @@ SMALL_CHAT = repeat("/v1/chat/completions", chat(max_tokens=4))
 
 
 def of_bodies() -> Iterator[Assault]:
-    """D2 and D5 of the review, and others of their kind: the time of the event loop."""
+    """Bodies that take the event loop's time: D2 and D5 of the review, and similar bodies."""
     generate, chats, completions = "/generate", "/v1/chat/completions", "/v1/completions"
     wrong_stops = filled(b'{"inputs":"a","parameters":{"stop":[', b"1", b"]}}")
     yield Assault("a body of 995,000 wrong stops", "the event loop", repeat(generate, wrong_stops), 1)
@@ -124,7 +124,7 @@ def of_bodies() -> Iterator[Assault]:
 
 
 def of_texts() -> Iterator[Assault]:
-    """D4's tokenizer, and others: what turns text into ids and back."""
+    """Texts that take the time of the tokenizer and of the encoding of answers (D4 of the review)."""
     words, run = LONG_TEXT * (LARGEST // len(LONG_TEXT)), "a" * (LARGEST - 100)
     yield Assault("texts of 2 MB, truncated to 1", "the tokenizer", repeat("/generate", text(words, truncate=1)), 32)
     yield Assault("runs of 2 MB, truncated to 1", "the tokenizer", repeat("/generate", text(run, truncate=1)), 8)
@@ -138,7 +138,7 @@ def of_texts() -> Iterator[Assault]:
 
 
 def of_queues() -> Iterator[Assault]:
-    """D4's permits and priorities, and others: rows, steps, the queue."""
+    """Requests that take permits, rows, steps or the queue's order (D4 of the review)."""
     long = text("Once upon a time", max_new_tokens=200, ignore_eos_token=True)
     first = text("Once upon a time", max_new_tokens=200, ignore_eos_token=True, priority=-5)
     urgent = text("Once upon a time", max_new_tokens=200, ignore_eos_token=True, priority=-(2**31))
@@ -167,7 +167,7 @@ def of_queues() -> Iterator[Assault]:
 
 
 def of_connections() -> Iterator[Assault]:
-    """Sockets, buffers, and what is answered without a key or without work."""
+    """Connections that take sockets and buffers, and requests that are answered without a key or without work."""
     stream = repeat("/generate_stream", text("Once", max_new_tokens=200, ignore_eos_token=True, top_n_tokens=5))
     yield Assault("streams that nobody reads", "buffers, slots", stream, 64, Manner.NEVER_READ)
     yield Assault("streams that are left at once", "cancelling", stream, 32, Manner.HANG_UP)
@@ -191,7 +191,7 @@ def of_connections() -> Iterator[Assault]:
 
 
 def of_templates() -> Iterator[Assault]:
-    """D6: a model's template that is made to hurt. The victim asks for no chat."""
+    """Chats on models with a malicious chat template (D6 of the review). The victim does not use chats."""
     templates = {
         "loops without output": "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
         "{% endfor %}{% endfor %}{% endfor %}",

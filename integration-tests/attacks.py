@@ -1,4 +1,4 @@
-"""What the world sends to an open port: cases made from the API's own document, and bodies made to hurt."""
+"""Sends hostile bodies, and cases generated from the OpenAPI document, to a server and judges the answers."""
 
 import asyncio
 import re
@@ -20,7 +20,8 @@ from server_process import ServerProcess
 CONCURRENCY = 16
 SEED = 7
 TRACEBACK = re.compile(rb'Traceback \(most recent|File "[^"]+", line \d+')
-# A larger body may be answered and cut off before it has been sent, which a client sees as a broken connection.
+# Largest body that must be answered. The server may answer a larger body and close before the body was sent, which a
+# client sees as a broken connection.
 MUST_BE_ANSWERED = 64 * 1024
 
 
@@ -29,7 +30,7 @@ class Attacked:
     sent: int
     statuses: dict[int, int]
     cut_off: int  # large bodies whose connection was closed before the answer could be read
-    findings: list[str]  # answers that nobody should get
+    findings: list[str]  # wrong answers
     restarted: bool
 
     def failures(self) -> list[str]:
@@ -38,7 +39,7 @@ class Attacked:
 
 
 class Findings:
-    """Answers as they come, and what is wrong with them."""
+    """Collects answers and the errors found in them."""
 
     def __init__(self, server: ServerProcess) -> None:
         self._server = server
@@ -49,14 +50,14 @@ class Findings:
 
     def answer(self, what: str, status: int, content: bytes) -> None:
         self._statuses[status] += 1
-        # A deadline of almost no time is kept to the letter.
+        # 504 is right for a generated `timeout` that is too short for a token.
         if status >= 500 and b'"deadline"' not in content:
             self._found.append(f"{what}: {status} {content[:200]!r}")
         if TRACEBACK.search(content):
             self._found.append(f"{what}: a traceback in the body")
 
     def refusal(self, what: str, status: int, content: bytes) -> None:
-        """Streams carry their refusals in a 200. What was sent is never quoted."""
+        """Checks that a request was refused (a stream: by an event under status 200) and its body is not quoted."""
         if not (400 <= status < 500 or (status == 200 and content.startswith(b'data: {"error"'))):
             self._found.append(f"{what}: not refused, {status}")
         if hostile.CANARY.encode() in content:
@@ -75,7 +76,7 @@ class Findings:
 
 
 def throw_bodies(server: ServerProcess, bodies: Iterable[Body], on_every_route: bool) -> Attacked:
-    """Each to one of the POST routes in turn, or to all of them."""
+    """Sends each body to one POST route, in turn, or to all POST routes."""
     routes = [path for path, methods in _document(server)["paths"].items() if "post" in methods]
     findings = Findings(server)
 
@@ -102,8 +103,8 @@ def throw_bodies(server: ServerProcess, bodies: Iterable[Body], on_every_route: 
 
 
 def fuzz(server: ServerProcess, examples: int) -> Attacked:
-    """`examples` cases of each operation of the OpenAPI document, half of them as it allows, half as it does not. The
-    same every time."""
+    """Sends `examples` cases of each operation of the OpenAPI document: half are valid by the document, half invalid.
+    The cases are the same in every run."""
     findings = Findings(server)
     schema: Any = schemathesis.openapi.from_url(f"{server.url}/api-doc/openapi.json")
     for operation in schema.get_all_operations():
@@ -121,7 +122,7 @@ def _fuzz(operation: Any, mode: GenerationMode, examples: int, findings: Finding
         response = case.call(timeout=60)
         findings.answer(f"{operation.label} ({mode.value})", response.status_code, response.content)
 
-    if mode == GenerationMode.POSITIVE or operation.body:  # a GET without parameters cannot be asked wrongly
+    if mode == GenerationMode.POSITIVE or operation.body:  # a GET without parameters has no invalid case
         send()
 
 

@@ -1,4 +1,4 @@
-"""Calls to a running server, and what transformers says about their answers."""
+"""Calls to a running server, and the comparison of its answers with transformers."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from text_generation_benchmark.metrics import metric as read_metric
 from text_generation_launcher.model import demo_directory
 
-# transformers and torch take seconds to load, and most calls need neither.
+# torch and transformers take seconds to load, and most tests need neither.
 if TYPE_CHECKING:
     import torch
     from transformers import LlamaForCausalLM
@@ -85,7 +85,7 @@ def token_ids(answer: Any) -> list[int]:
 
 
 def distance_to_greedy(prompt_ids: list[int], output_ids: list[int], folder: Path = DEMO_MODEL) -> "torch.Tensor":
-    """How far, at each step, the score of our token is below transformers' best one. 0 where they agree."""
+    """For each step: transformers' best score minus its score of our token. 0 where both choose the same token."""
     import torch
 
     with torch.no_grad():
@@ -100,6 +100,6 @@ def metric(url: str, name: str) -> float:
 
 
 def metrics(url: str, *names: str) -> list[float]:
-    """The values of several series at one moment; 0 for what is not there."""
-    page = httpx.get(f"{url}/metrics", timeout=30, verify=False).text  # no TLS to be set up each time
+    """The values of several series at one moment; 0 for a series that is not on the page."""
+    page = httpx.get(f"{url}/metrics", timeout=30, verify=False).text  # skips the setup of TLS
     return [read_metric(page, name) for name in names]

@@ -25,7 +25,7 @@ Run = Callable[[], Result]
 
 def streams_under_faults(scale: Scale, seed: int, asked_kills: int | None) -> Iterator[tuple[str, Run]]:
     for num_shard in (1, 2):
-        # What is expected is heard once for each number of shards: sums of floats depend on it.
+        # One run without faults for each number of shards: the rounding of sums depends on that number.
         expected = scenarios.undisturbed(scale, num_shard)
         num_kills = scale.num_kills[num_shard] if asked_kills is None else asked_kills
         killing = partial(outside.kill_from_outside, scale, num_shard, num_kills, scale.num_drains, seed + num_shard)
@@ -51,12 +51,12 @@ def everything(scale: Scale, seed: int, examples: int, asked_kills: int | None) 
 
 
 def attack(scale: Scale, how: Callable[[ServerProcess], Attacked]) -> Attacked:
-    with scale.server(1, "--max-total-tokens", "64") as server:  # what is valid is soon over
+    with scale.server(1, "--max-total-tokens", "64") as server:  # valid requests end soon
         return how(server)
 
 
 def run(todo: Iterator[tuple[str, Run]]) -> tuple[list[tuple[str, Result]], list[str]]:
-    """Results and failures. What breaks down is a failure too, and the rest goes on."""
+    """(Results, failures). A scenario that raises is a failure too; the next scenarios still run."""
     results, failures = [], []
     for name, scenario in todo:
         started_s = time.monotonic()
@@ -92,7 +92,7 @@ def slow(results: Sequence[tuple[str, Result]]) -> list[str]:
 
 
 def main() -> int:
-    """0 when nothing was lost. A target of time that was missed is said, and is no failure of the server."""
+    """Returns 0 if there was no failure. A missed target for recovery times is printed but is not a failure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="shorter texts, fewer faults")
     parser.add_argument("--seed", type=int, default=1, help="which shards are killed, and when")

@@ -1,4 +1,4 @@
-"""One server on the demo model, in float32, for all tests of this folder."""
+"""A server with the demo model in float32, shared by all tests of this folder."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Clients that do not read or go away, and a router or launcher that is killed: what is left of them."""
+"""Clients that do not read or leave, and a router or launcher that is killed: measures what each leaves behind."""
 
 import json
 import os
@@ -21,7 +21,8 @@ GROWTH_LIMIT = 16 * MIB
 GONE_LIMIT_S = 1.0
 LEFT_OVER_LIMIT_S = 5.0
 READERS = 64
-# What a stalled stream may take beyond its deadline: its connection is full a little later than nearly all are.
+# Time that slots of stalled streams may be held beyond the write deadline. The last connections are full a little later
+# than NEARLY_ALL bytes are buffered.
 MARGIN_S = 10.0
 READERS_LIMIT_S = 300.0
 NEARLY_ALL = 0.95
@@ -31,9 +32,9 @@ HELD = ("tgi_batch_current_size", "tgi_queue_size", "tgi_slots_used")
 @dataclass(frozen=True, slots=True)
 class NeverRead:
     timeout_s: int
-    full_s: float  # from the requests until nothing more went into the connections' buffers
+    full_s: float  # from the requests until the connections' buffers were full
     freed_s: float  # from then until no slot was held
-    growth: int  # of the router's memory, bytes
+    growth: int  # bytes by which the router's memory grew
 
     def failures(self) -> list[str]:
         found = []
@@ -85,7 +86,7 @@ def never_read(scale: Scale) -> NeverRead:
     # Large events, so that the buffers are full before the texts end.
     flags = ("--stream-write-timeout", str(timeout_s), "--max-top-n-tokens", "20", "--max-total-tokens", "2048")
     with scale.server(1, *flags) as server:
-        listen(server.url, asks(READERS, 8), READERS)  # the memory of ordinary work is not growth
+        listen(server.url, asks(READERS, 8), READERS)  # warm up: the memory of ordinary work does not count as growth
         router = processes.router(server.pid)
         before = processes.resident(router)
         parameters = {"max_new_tokens": 1900, "ignore_eos_token": True, "top_n_tokens": 20}
@@ -105,7 +106,8 @@ def never_read(scale: Scale) -> NeverRead:
 
 
 def when_full(samples: Sequence[Sample]) -> float:
-    """The kernel packs its buffers tighter for a while after no more is written, so the last bytes do not count."""
+    """Time at which NEARLY_ALL of the most unsent bytes were reached. The kernel still compacts its buffers for a while
+    after they are full, so the last bytes do not count."""
     most = max(sample.unsent for sample in samples)
     return next(sample.at_s for sample in samples if sample.unsent >= NEARLY_ALL * most)
 
@@ -159,13 +161,13 @@ def kill_launcher(scale: Scale, num_shard: int) -> LauncherKilled:
 def connections(
     server: ServerProcess, count: int, parameters: dict[str, object], receive_buffer: int | None = None
 ) -> Iterator[None]:
-    """So many clients that have asked for a stream and read nothing; closed at the end, all together."""
+    """Opens `count` clients that have each asked for a stream and read nothing. All close at the end of the context."""
     body = json.dumps({"inputs": "Once upon a time", "parameters": parameters}).encode()
     head = "POST /generate_stream HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with ExitStack() as stack:
         for _ in range(count):
             client = stack.enter_context(socket.socket())
-            if receive_buffer is not None:  # before the connection: the window is agreed when it is made
+            if receive_buffer is not None:  # must be set before connecting, as TCP agrees on the window then
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
             client.connect(("127.0.0.1", server.port))
             client.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
@@ -178,6 +180,6 @@ def held(server: ServerProcess) -> float:
 
 
 def unsent_bytes(port: int) -> int:
-    """In the kernel's buffers of all connections to `port`. Linux only."""
+    """Bytes in the kernel's send buffers of all the server's connections on `port`. Linux only."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(int(row[4].split(":")[0], 16) for row in rows if int(row[1].split(":")[1], 16) == port)

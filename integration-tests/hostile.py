@@ -1,8 +1,8 @@
-"""Bodies that are meant to hurt a server: more than a thousand, distinct, the same for the same seed; and large ones.
-No pytest here.
+"""Hostile request bodies as data: more than a thousand distinct small bodies, the same for the same seed; and large
+bodies.
 
-Those with `refused` are no request on any route, and are to be answered 4xx; the others are strange but legal, and are
-to be answered with anything but a server error.
+A body with `refused` is not a valid request on any route and must be answered 4xx. The other bodies are strange but
+legal: any answer but a server error is right.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 JSON = "application/json"
-CANARY = "canary-5b1e"  # in every body that has room for it; never to be seen in an error
+CANARY = "canary-5b1e"  # part of most bodies; must not appear in an error
 REQUIRED = ("inputs", "prompt", "messages")
 NATIVE = (
     "best_of",
@@ -49,7 +49,7 @@ OPENAI = (
     "priority",
     "cache_salt",
 )
-# Values as JSON text, because not all of them are values.
+# Invalid or very deep JSON values, as text.
 NO_VALUES = (
     "NaN",
     "Infinity",
@@ -119,7 +119,8 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """Of a good request. They are refused, or mean nothing bad."""
+    """Strange headers for a request with a valid body. The server must refuse them if `refused`, else answer without an
+    error of its own."""
 
     name: str
     headers: list[tuple[bytes, bytes]]
@@ -127,12 +128,12 @@ class Headers:
 
 
 def headers() -> list[Headers]:
-    """Who asks, and for how long, said as nobody should."""
+    """Requests with strange tenant and timeout headers."""
     return [*_tenants(), *_timeouts()]
 
 
 def bodies(seed: int = 0, num_damaged: int = 300) -> list[Body]:
-    """Distinct in content and type: those that are made by hand, and `num_damaged` by chance."""
+    """Bodies made by hand, and up to `num_damaged` bodies with random damage. No two have the same content and type."""
     rng = random.Random(seed)
     by_chance = (_damaged(rng, number) for number in range(num_damaged))
     found: dict[tuple[bytes, str], Body] = {}
@@ -142,8 +143,8 @@ def bodies(seed: int = 0, num_damaged: int = 300) -> list[Body]:
 
 
 def large_bodies(size: int = 1_990_000) -> Iterator[Body]:
-    """Of about `size` bytes each, made one at a time: the payload limit's worth of what is dear to parse, to check, to
-    render or to refuse."""
+    """Bodies of about `size` bytes (the payload limit) that are expensive to parse, check, render or refuse. They are
+    made one at a time."""
     for name, item in LARGE_WRONG_ITEMS:
         items, half = _list_of(item, size), _list_of(item, size // 2)
         yield Body(f"stop: a list of {name}", _request(stop=half, parameters=f'{{"stop":{half}}}').encode(), True)
@@ -170,7 +171,7 @@ def _list_of(item: str, size: int) -> str:
 
 
 def _large_chats(size: int) -> Iterator[Body]:
-    """The longest are legal, and are refused only where the model's context is too short for them."""
+    """Chats that are legal, and are refused only where they are too long for the model's context."""
     for content in ("a", "", "\\n"):
         message = f'{{"role":"user","content":"{content}"}}'
         yield Body(f"chat of messages {content!r}", _request(messages=_list_of(message, size)).encode(), False)
@@ -249,7 +250,7 @@ def _timeouts() -> Iterator[Headers]:
 
 
 def _request(**replaced: str) -> str:
-    """The JSON text of a request that every route would take, but for what is replaced."""
+    """The JSON text of a request that is valid on every route, with the fields in `replaced` replaced."""
     fields = {
         "inputs": f'"{CANARY}"',
         "prompt": f'"{CANARY}"',
@@ -261,7 +262,7 @@ def _request(**replaced: str) -> str:
 
 
 def _syntax() -> Iterator[Body]:
-    """What is no JSON, in every place a value has."""
+    """An invalid JSON value in every field that takes a value."""
     for number, value in enumerate(NO_VALUES):
         for name in REQUIRED + OPENAI:
             yield Body(f"{name} is no JSON {number}", _request(**{name: value}).encode(), True)
@@ -280,7 +281,7 @@ def _syntax() -> Iterator[Body]:
 
 
 def _types() -> Iterator[Body]:
-    """JSON of the wrong shape: every route misses what it needs."""
+    """Valid JSON with wrong types, so that every route lacks a required field."""
     for wrong in (*WRONG_TYPES, "1", "true", "null", "-0.0", "18446744073709551616"):
         yield Body(f"required fields are {wrong}", _request(**dict.fromkeys(REQUIRED, wrong)).encode(), True)
     for value in ("null", "true", "1", "-0", f'"{CANARY}"', "[]", f'["{CANARY}"]', "{}"):
@@ -300,7 +301,7 @@ def _media_types() -> Iterator[Body]:
 
 
 def _strange() -> Iterator[Body]:
-    """Legal JSON with odd texts, doubled keys and more fields than anybody asked for."""
+    """Legal JSON with odd texts, doubled keys and many unknown fields."""
     for text in STRANGE_TEXTS:
         message = f'[{{"role":"user","content":"{text}"}}]'
         odd = _request(inputs=f'"{text}"', prompt=f'"{text}"', messages=message)
@@ -327,7 +328,7 @@ def _strange() -> Iterator[Body]:
 
 
 def _damaged(rng: random.Random, number: int) -> Body:
-    """A good request with a few bytes of noise; whether it is still one is chance."""
+    """A valid request with one to eight random bytes, which may or may not make it invalid."""
     content = bytearray(_request().encode())
     for _ in range(rng.randint(1, 8)):
         content[rng.randrange(len(content))] = rng.randrange(256)

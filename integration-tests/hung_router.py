@@ -1,4 +1,4 @@
-"""A router that is stopped or stuck, and routers that only look so: which of them the launcher replaces, and when."""
+"""Routers that hang, and routers that are only late: measures which of them the launcher replaces, and when."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ from server_process import ServerProcess, wait_until
 from streams import Comparison, Crowd, Heard, compare, listen
 
 REPLACED_LIMIT_S = 5.0
-# A loop that does not turn may have good reasons for a while: it is given more time than a process that is stopped.
+# A stuck event loop may recover by itself, so the launcher waits longer for it than for a stopped process.
 STUCK_LIMIT_S = 12.0
 LOAD_PER_CORE = 4
 
@@ -53,7 +53,7 @@ class LeftAlone:
 
 
 def replace_stopped(scale: Scale) -> Replaced:
-    """SIGSTOP of a router with eight streams."""
+    """Stops a router with eight streams by SIGSTOP."""
     with scale.server(1) as server:
         old, shards = processes.router(server.pid), set(processes.shards(server.pid).values())
         with connections(server, 8, {"max_new_tokens": 400, "ignore_eos_token": True}):
@@ -69,7 +69,7 @@ def replace_stopped(scale: Scale) -> Replaced:
 
 
 def replace_stuck(scale: Scale) -> Replaced:
-    """The event loop stands still in the middle of some streams, by a fault that is injected there."""
+    """Blocks the router's event loop, during eight streams, by an injected fault."""
     faults = {"FAILPOINTS": "router.rpc:delay=600@40"}
     with scale.server(1, "--testing", environ=faults) as server:
         old, shards = processes.router(server.pid), set(processes.shards(server.pid).values())
@@ -83,7 +83,7 @@ def replace_stuck(scale: Scale) -> Replaced:
 
 
 def leave_alone(scale: Scale, what: str, harm: Harm, expected: Sequence[Heard]) -> LeftAlone:
-    """`harm` is done while all the early streams run. Every stream must be what it is in peace."""
+    """Does `harm` while all early streams run, and compares every stream with the run without faults."""
     with scale.server(1) as server:
         router = processes.router(server.pid)
 
@@ -106,7 +106,7 @@ async def stop_launcher_for(seconds: float, server: ServerProcess) -> None:
     os.kill(server.pid, signal.SIGSTOP)
     await asyncio.sleep(seconds)
     os.kill(server.pid, signal.SIGCONT)
-    await asyncio.sleep(5.0)  # in which it might do something wrong
+    await asyncio.sleep(5.0)  # time in which the launcher could replace the router by mistake
 
 
 async def starve_for(seconds: float, server: ServerProcess) -> None:
@@ -124,7 +124,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def everything(expected: Sequence[Heard], scale: Scale) -> Iterator[tuple[str, Callable[[], Replaced | LeftAlone]]]:
-    """`expected` is what one shard's streams say in peace."""
+    """`expected`: the streams of one shard without faults."""
     yield "router stopped (SIGSTOP)", partial(replace_stopped, scale)
     yield "router's event loop stuck", partial(replace_stuck, scale)
     for what, harm in (

@@ -26,11 +26,11 @@ from text_generation_benchmark.metrics import metric
 
 MOST_IN_A_ROW = 5
 BURSTS = (1, 2, 3)
-# After this long nothing is under way any more, and no other epoch has begun.
+# Time after a kill at which no answer is in flight any more, and the next epoch has not begun.
 SETTLED_S = 0.3
-# From one kill to the next, in seconds: about as long as the shards of an epoch take to start and to get going again.
+# Longest gap from one kill to the next: about the time that shards take to start and to answer steps again.
 LONGEST_WITHIN_BURST_S, LONGEST_BETWEEN_BURSTS_S = 5.0, 8.0
-ALL_RANKS = 1 / 3  # how often all shards die at once, where there are several
+ALL_RANKS = 1 / 3  # share of kills, with several shards, that kill all shards at once
 WAIT_LIMIT_S = 120.0
 METHODS = ("prefill", "decode")
 
@@ -39,17 +39,17 @@ METHODS = ("prefill", "decode")
 class Kill:
     at_s: float  # wall clock
     burst: int
-    size: int  # of its burst
+    size: int  # number of kills in its burst
     ranks: list[int]
     epoch: int
-    waited_s: float  # for an answered step, because of the limit
+    waited_s: float  # wait for an answered step, required by MOST_IN_A_ROW
     in_a_row: int  # kills since the last answered step, this one included
-    lost: dict[str, int]  # unanswered steps that it cost, by what they carried
+    lost: dict[str, int]  # steps that the kill left unanswered, by method
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What the router has counted so far, by what a step carried."""
+    """The router's counts of steps so far, by method (prefill or decode)."""
 
     sent: dict[str, float]
     answered: dict[str, float]
@@ -69,11 +69,11 @@ class Killer:
         self._metrics = httpx.Client(base_url=url, timeout=30)
         self._num_shard = num_shard
         self._rng = random.Random(seed)
-        self._longest_s = (longest_s, min(longest_s, LONGEST_WITHIN_BURST_S))  # before a burst, and within one
-        self._killed: set[psutil.Process] = set()  # a large process takes a while to be gone
+        self._longest_s = (longest_s, min(longest_s, LONGEST_WITHIN_BURST_S))  # (before a burst, within it)
+        self._killed: set[psutil.Process] = set()  # a killed large process stays visible for a while
         self._in_a_row = 0
-        self._answered = 0.0  # steps, when the last kill had had its effect
-        self._lost = dict.fromkeys(METHODS, 0)  # steps, by all kills so far
+        self._answered = 0.0  # number of steps answered when the last kill had taken effect
+        self._lost = dict.fromkeys(METHODS, 0)  # steps left unanswered by all kills so far, by method
 
     def kills(self, count: int) -> Iterator[Kill]:
         done = burst = 0
@@ -96,7 +96,7 @@ class Killer:
         return everybody if self._rng.random() < ALL_RANKS else [self._rng.choice(everybody)]
 
     def _kill(self, burst: int, size: int, ranks: list[int]) -> Kill | None:
-        """None where no shard's process was alive."""
+        """Kills the shards of `ranks`. Returns None if none of their processes was alive."""
         waited_s = self._wait_where_the_limit_says()
         victims = self._alive(ranks)
         if not victims:
@@ -109,7 +109,7 @@ class Killer:
         self._in_a_row += 1
         time.sleep(SETTLED_S)
         steps = self._steps()
-        # Steps of earlier epochs stay unanswered for ever, and were counted then.
+        # Steps lost by earlier kills stay unanswered for ever: subtract them.
         lost = {method: steps.unanswered[method] - self._lost[method] for method in METHODS}
         self._answered, self._lost = steps.num_answered, steps.unanswered
         return Kill(at_s, burst, size, ranks, epoch, waited_s, self._in_a_row, lost)
@@ -127,16 +127,16 @@ class Killer:
             time.sleep(0.05)
 
     def _alive(self, ranks: list[int]) -> dict[psutil.Process, int]:
-        """Shards of these ranks that this killer has not killed, and their epochs."""
+        """Living shards of `ranks` that this killer has not killed, with their epochs."""
         found = {}
-        with suppress(psutil.Error):  # the launcher has ended, or one of them while we looked
+        with suppress(psutil.Error):  # the launcher or a shard has ended meanwhile
             for rank, shard in processes.shards(self._launcher).items():
                 if rank in ranks and shard not in self._killed and processes.living([shard]):
                     found[shard] = processes.epoch(shard)
         return found
 
     def _steps(self) -> Steps:
-        """Asked again while the router is too busy to answer."""
+        """Reads the router's metrics; tries again while the router is too busy to answer."""
         while True:
             try:
                 page = self._metrics.get("/metrics").text

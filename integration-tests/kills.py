@@ -1,4 +1,4 @@
-"""What a server's log says of faults and starts, and how long its clients heard nothing."""
+"""Reads faults and starts from a server's log, and computes how long clients received no token."""
 
 import json
 import re
@@ -10,13 +10,13 @@ from math import inf
 from statistics import median
 from typing import Any
 
-# Answers that were on their way when the shard died are heard this much later at most.
+# Longest time after a kill at which clients receive answers that were in flight when the shard died.
 IN_FLIGHT_S = 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """A fault as the log has it."""
+    """An injected fault, as logged by the server."""
 
     point: str
     action: str
@@ -26,7 +26,7 @@ class Injected:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """From a kill to the next token of each stream that was under way."""
+    """A time without tokens. `waits_s`: seconds from the first kill to the next token of each running stream."""
 
     num_kills: int
     waits_s: tuple[float, ...]
@@ -41,7 +41,7 @@ class Outage:
 
 
 def log_entries(log: str) -> Iterator[dict[str, Any]]:
-    """The lines of a server that was started with --json-output."""
+    """The log entries of a server that was started with --json-output."""
     for line in log.splitlines():
         if line.startswith("{"):
             yield json.loads(line)
@@ -57,14 +57,14 @@ def injected(log: str) -> list[Injected]:
 
 
 def load_time_s(log: str) -> float:
-    """Of the first start, with nothing else to do: from the start of the shards until the router has warmed them up."""
+    """Duration of the first start, while the machine is idle: from the start of the shards to the end of warm-up."""
     start_s, end_s = loads(log)[0]
     return end_s - start_s
 
 
 def loads(log: str) -> list[tuple[float, float]]:
-    """Each start of a group of shards: from its first process until the router has warmed it up, or until the next
-    start if it died before that."""
+    """(Start, end) of each start of a group of shards: from its first process to the end of warm-up, or to the next
+    start if the group died before."""
     found: list[tuple[float, float]] = []
     started_s: float | None = None
     for entry in log_entries(log):
@@ -79,8 +79,8 @@ def loads(log: str) -> list[tuple[float, float]]:
 
 
 def outages(kill_times_s: Sequence[float], streams: Sequence[Sequence[float]]) -> list[Outage]:
-    """`streams`: when the events of each were heard. Kills between which no stream heard a token are one outage, which
-    begins with the first of them."""
+    """`streams`: the arrival times of each stream's events. Kills between which no client received a token are one
+    outage, which begins with its first kill."""
     heard = sorted(arrival for stream in streams for arrival in stream)
     groups: list[list[float]] = []
     for at_s in sorted(kill_times_s):

@@ -27,7 +27,7 @@ REST_S = 3.0
 
 
 def watch_live(port: int, ready: Event, until: Event, answers: "multiprocessing.Queue[list[float]]") -> None:
-    """Seconds of each answer, on one connection."""
+    """Asks /live on one connection until `until` is set, and puts the seconds that each answer took into `answers`."""
     taken: list[float] = []
     request = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
     with socket.create_connection(("127.0.0.1", port)) as connection:
@@ -47,7 +47,7 @@ def memory(router: psutil.Process) -> int:
     for process in (router, *router.children(recursive=True)):
         try:
             total += processes.resident(process)
-        except psutil.Error:  # it ended while we looked
+        except psutil.Error:  # the process ended meanwhile
             continue
     return total
 

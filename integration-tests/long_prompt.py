@@ -32,15 +32,15 @@ POSITIONS = 32_768
 LONG_TOKENS = 30_000
 CHUNK_TOKENS = 512
 NUM_STREAMS = 32
-HEAD_TOKENS = 64  # that each stream has made when the long prompt is sent
-TAIL_TOKENS = 96  # that are left for the time after it; TGI's joining rule takes 20 of them before it
-# What fused steps may cost more than their parts, measured one after the other on a machine that is never quiet.
+HEAD_TOKENS = 64  # tokens of each stream before the long prompt is sent
+TAIL_TOKENS = 96  # tokens of each stream besides; 20 of them pass before TGI's joining rule admits the long prompt
+# A step with a chunk and decode rows may cost this share more than both measured apart: a machine is never quiet.
 TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """As the shard has logged it. Its clock is the client's: both are the system's monotonic one."""
+    """A step as logged by the shard. Shard and client use the same clock, the system's monotonic clock."""
 
     ended_s: float
     cost_s: float
@@ -49,21 +49,21 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """Seconds between tokens, as clients of all streams saw them."""
+    """Seconds between tokens, as measured by the clients of all streams: before, during and after the long prompt."""
 
     before: list[float]
-    during: list[tuple[int, float]]  # with the number of the chunk that was in the step
+    during: list[tuple[int, float]]  # (number of the chunk in the step, gap)
     after: list[float]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    alone: list[float]  # seconds that each chunk takes when nothing else runs
+    alone: list[float]  # seconds that each chunk takes when no stream runs
     gaps: Gaps
 
     @property
     def raised(self) -> list[float]:
-        """By how much each gap beside a chunk was longer than without one, over what that chunk costs alone."""
+        """For each gap during the long prompt: (gap - usual gap) / cost of the step's chunk alone."""
         usual = median(self.gaps.before)
         return [(gap - usual) / self.alone[chunk] for chunk, gap in self.gaps.during]
 
@@ -77,7 +77,7 @@ def steps_of(log: Path) -> list[Step]:
 
 
 def prompts(num_tokens: int, count: int, seed: int) -> list[str]:
-    """Of words that are one token each; a token that begins every text is added to them."""
+    """`count` prompts of `num_tokens` tokens: words of one token each, after the token that begins every text."""
     rng, vocabulary = random.Random(seed), tokenizer().get_vocab()
     words = sorted(word.replace("Ġ", " ") for word in vocabulary if word[0] == "Ġ" and word[1:].isalpha())
     return ["".join(rng.choice(words) for _ in range(num_tokens - 1)) for _ in range(count)]
@@ -92,7 +92,7 @@ def ask_long(prompt: str) -> Any:
 
 
 class Streams:
-    """Those under way, each with the times at which its tokens came."""
+    """The running streams, with the arrival times of each stream's tokens."""
 
     def __init__(self) -> None:
         self.arrivals_s: list[list[float]] = [[] for _ in range(NUM_STREAMS)]
@@ -108,7 +108,7 @@ class Streams:
         return call
 
     def then(self, num_heard: int, call: Any) -> Any:
-        """`call`, when all of them have heard so much."""
+        """Runs `call` once every stream has received `num_heard` tokens."""
 
         async def wait(client: httpx.AsyncClient) -> None:
             while min(map(len, self.arrivals_s)) < num_heard:
@@ -120,7 +120,7 @@ class Streams:
 
 def run(server: ServerProcess, log: Path) -> Measured:
     first, second, third = prompts(LONG_TOKENS, 3, seed=1)
-    at_once(server.url, ask_long(prompts(CHUNK_TOKENS, 1, seed=2)[0]))  # whatever is slow the first time
+    at_once(server.url, ask_long(prompts(CHUNK_TOKENS, 1, seed=2)[0]))  # warm up: the first chunk is slower
 
     def chunks(prompt: str) -> list[float]:
         known = len(steps_of(log))
@@ -134,12 +134,12 @@ def run(server: ServerProcess, log: Path) -> Measured:
     calls = [streams.listen(i, prompt, new_tokens) for i, prompt in enumerate(prompts(48, NUM_STREAMS, seed=3))]
     at_once(server.url, *calls, streams.then(HEAD_TOKENS, ask_long(second)))
     gaps = gaps_of(streams, steps_of(log)[known:])
-    # Of the two the smaller: what else this machine does is no part of a chunk.
+    # The smaller of two measurements of each chunk: other load on this machine does not belong to a chunk's cost.
     return Measured(list(map(min, before, chunks(third))), gaps)
 
 
 def gaps_of(streams: Streams, steps: Sequence[Step]) -> Gaps:
-    """A gap belongs to the step that ended it: the last that had been computed when the token came."""
+    """Assigns each gap to the step that ended it: the last step computed when the token arrived."""
     ends = [step.ended_s for step in steps]
     long_steps = [i for i, step in enumerate(steps) if step.prompt_tokens and ends[i] > _all_run_s(streams)]
     numbers = {step: chunk for chunk, step in enumerate(long_steps)}
@@ -155,7 +155,7 @@ def gaps_of(streams: Streams, steps: Sequence[Step]) -> Gaps:
 
 
 def _all_run_s(streams: Streams) -> float:
-    """When the last of them had its first tokens: until then they are prompts themselves."""
+    """Time at which every stream has two tokens: before, steps compute the streams' own prompts."""
     return max(arrivals[1] for arrivals in streams.arrivals_s)
 
 
@@ -191,7 +191,7 @@ def _row(name: str, values_s: Sequence[float]) -> str:
 
 
 def main() -> int:
-    """1 if the streams waited longer, in the median, than a chunk costs."""
+    """Returns 1 if the median stream waited longer than a chunk costs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, help="a Markdown file whose marked table is replaced")
     asked = parser.parse_args()

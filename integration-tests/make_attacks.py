@@ -28,16 +28,16 @@ from text_generation_benchmark.output import replace_table
 
 VICTIM_KEY, ATTACKER_KEY = "victim-key", "attacker-key"
 NUM_VICTIMS = 60
-SETTLE_S = 5.0  # after which memory has been given back
+SETTLE_S = 5.0  # time after an assault in which the router gives memory back
 LIVE_P99_S, LIVE_WORST_S = 0.020, 0.100
 MEMORY_MIB = 128
-KEPT_MIB = 32  # of which so much may stay: allocators keep some
+KEPT_MIB = 32  # memory that may remain after SETTLE_S: allocators keep some
 SECRET = "4927"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Seconds; infinite where the victim was refused."""
+    """The result of one assault. First-token times are infinite where the victim was refused."""
 
     assault: str
     statuses: dict[str, int]
@@ -46,7 +46,7 @@ class Outcome:
     step_s: float
     live_p99_s: float
     live_worst_s: float
-    peak_mib: float  # of the router and its children, above what they had before
+    peak_mib: float  # peak memory of the router and its children, minus their memory before
     kept_mib: float
     restarted: bool
 
@@ -68,7 +68,7 @@ class Outcome:
 
 @contextmanager
 def served(assault: Assault, launcher: Path) -> Iterator[ServerProcess]:
-    """The demo model with two keys, and the assault's template."""
+    """A server with the demo model, two API keys, and the assault's chat template."""
     with tempfile.TemporaryDirectory(prefix="tgi-attacks-") as folder:
         model = str(DEMO_MODEL)
         if assault.chat_template is not None:
@@ -94,7 +94,7 @@ def measure(assault: Assault, launcher: Path, seconds: float) -> Outcome:
 
 
 def measure_on(server: ServerProcess, assault: Assault, seconds: float, victims: int) -> Outcome:
-    victim.alone(server.url, VICTIM_KEY, 10)  # warm
+    victim.alone(server.url, VICTIM_KEY, 10)  # warm up
     _one_of_each(server)
     alone = victim.alone(server.url, VICTIM_KEY, victims)
     step_s = victim.step_s(server.url, VICTIM_KEY, _longest_prompt(server))
@@ -121,7 +121,8 @@ def measure_on(server: ServerProcess, assault: Assault, seconds: float, victims:
 
 
 def _one_of_each(server: ServerProcess) -> None:
-    """What a server loads at its first large body or chat is no attacker's doing."""
+    """Sends a large body and a chat, so that memory that a server takes at its first ones is not measured as the
+    attacker's."""
     headers = {"authorization": f"Bearer {VICTIM_KEY}"}
     large = {"inputs": "a", "parameters": {"stop": ["b" * 100_000], "max_new_tokens": 1}}
     chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
@@ -130,7 +131,7 @@ def _one_of_each(server: ServerProcess) -> None:
 
 
 def _longest_prompt(server: ServerProcess) -> str:
-    """About as long as may be: three characters a token are fewer than the demo model's tokenizer needs."""
+    """A prompt of nearly the longest allowed size: the demo model's tokens have over three characters on average."""
     headers = {"authorization": f"Bearer {VICTIM_KEY}"}
     info = httpx.get(f"{server.url}/info", headers=headers, timeout=victim.PATIENCE_S).json()
     size = 3 * min(info["max_input_tokens"] - 16, info.get("max_batch_prefill_tokens") or 4096)
@@ -161,7 +162,8 @@ def _pids(server: ServerProcess) -> set[int]:
 
 
 def recovered_digits(server: ServerProcess) -> int:
-    """D3: how many digits of another key's secret `cached_tokens` gives away, with ten guesses for each."""
+    """Number of digits of another key's secret that can be guessed from `cached_tokens`, with ten guesses for each
+    digit (D3 of the review)."""
     prefix = "My PIN code is "
     _cached(server, VICTIM_KEY, f"{prefix}{SECRET}.")
     known = ""
@@ -185,7 +187,7 @@ def _ms(seconds: float) -> str:
 
 
 def as_markdown(rows: Sequence[tuple[Assault, Sequence[Outcome]]], spied: Sequence[int], labels: Sequence[str]) -> str:
-    """One line an assault; the versions' figures side by side."""
+    """A table with one row for each assault, and the figures of the versions side by side."""
     columns = [f"{figure}, {label}" for label in labels for figure in ("first token p99", "/live p99, worst", "MiB")]
     lines = [
         "| assault | what it takes | alone p99 | limit | " + " | ".join(columns) + " | |",
@@ -208,7 +210,7 @@ def _cells(outcome: Outcome) -> str:
 
 
 def main() -> int:
-    """0 when every assault was held."""
+    """Returns 0 if the server withstood every assault."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="a regular expression; assaults whose names it finds")
     parser.add_argument("--seconds", type=float, default=24.0, help="how long each one lasts")

@@ -22,10 +22,11 @@ from server_process import LAUNCHER, ServerProcess
 
 NUM_ASKS, AT_ONCE = 500, 32
 TOKENS = (20, 120)
-# Fewer than 32 of these requests need together, so that running requests are preempted.
+# Fewer token slots than 32 of these requests need, so that running requests are preempted.
 ARGUMENTS = ("--dtype", "float32", "--max-batch-total-tokens", "2560")
 MIN_PREEMPTIONS = 20
-# Ends after a few tokens by itself. Asked all the while, it teaches the server that texts are shorter than announced.
+# A prompt whose text ends by itself after a few tokens. Sent all the while, it makes the server expect texts that are
+# shorter than max_new_tokens.
 QUESTION = "<|user|>What is 2 + 3?</s><|assistant|>"
 
 
@@ -36,7 +37,7 @@ class Digest:
     answers: int
     failed: Sequence[str]
     preemptions: int
-    epochs: int  # of the shards: 2 after one kill
+    epochs: int  # newest epoch of the shards: 2 after one kill
 
     def failures(self) -> list[str]:
         found = list(self.failed)
@@ -50,14 +51,14 @@ def digest_of(num_shard: int, launcher: Path) -> Digest:
         heard = asyncio.run(_hear_all(server, asked))
         [preemptions] = metrics(server.url, "tgi_request_preemptions")
         epochs = processes.epoch(processes.shards(server.pid)[0])
-    lines = [line for one in heard if asked[one.ask].kind != "best_of" for line in one.outcome]  # it draws its seeds
+    lines = [line for one in heard if asked[one.ask].kind != "best_of" for line in one.outcome]  # best_of draws seeds
     failed = [f"{asked[one.ask].kind}: {one.error}" for one in heard if one.error]
     total = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     return Digest(num_shard, total, len(heard), failed, int(preemptions), epochs)
 
 
 async def _hear_all(server: ServerProcess, asked: Sequence[MixedAsk]) -> list[MixedHeard]:
-    """In the order of `asked`."""
+    """What the client received of each ask, in the order of `asked`."""
     heard: list[MixedHeard] = []
     places = iter(range(len(asked)))
 

@@ -1,4 +1,4 @@
-"""Streams of every kind that a client can ask for, and what has to be the same however often they are heard."""
+"""Streams of every kind that a client can ask for, and the part of their answers that must be the same in every run."""
 
 import asyncio
 import json
@@ -13,13 +13,13 @@ import httpx
 from calls import client_of
 from streams import SAMPLED, WORDS
 
-# Not the same from run to run: times, and names of answers, and what was found in the prefix cache.
+# Fields that change from run to run: times, names of answers, and the tokens found in the prefix cache.
 VOLATILE = ("created", "cached_tokens", "system_fingerprint")
 SLOW_PAUSE_S = 0.05
-# Patience: shards that die every few seconds leave little time for tokens in between.
+# Long, because shards that die every few seconds leave little time for tokens.
 STREAM_LIMIT_S = 1800.0
-SHARED_WORDS = 300  # that prompts of the kind "shared prefix" begin with
-LONG_WORDS = (450, 800)  # of a prompt of several chunks
+SHARED_WORDS = 300  # in the prefix of prompts of the kind "shared prefix"
+LONG_WORDS = (450, 800)  # range of words in a prompt of several chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +28,23 @@ class MixedAsk:
     path: str
     body: dict[str, Any]
     is_streamed: bool = True
-    is_slow: bool = False  # its reader is
+    is_slow: bool = False  # the client reads slowly
 
 
 @dataclass(frozen=True, slots=True)
 class MixedHeard:
-    """What came of one ask. `outcome` is everything that has to be the same each time."""
+    """The answer to one ask. `outcome`: the part of the answer that must be the same in every run."""
 
-    ask: int  # its place among the asks
-    started_s: float  # by the wall clock, as all times here
+    ask: int  # index of the ask
+    started_s: float  # wall clock, as all times here
     ended_s: float
-    arrivals_s: tuple[float, ...]  # of its events
+    arrivals_s: tuple[float, ...]  # of the events
     outcome: tuple[str, ...]
-    error: str  # empty when it ended as it should
+    error: str  # empty if the stream ended normally
 
 
 def mixed_asks(count: int, tokens: tuple[int, int]) -> list[MixedAsk]:
-    """As many every time, the same each time; texts of between `tokens` tokens, where no end of text comes first."""
+    """`count` asks, the same in every run, of all kinds in turn. `tokens`: the least and the most tokens of a text."""
     rng = random.Random(2)
     shared = _words(rng, SHARED_WORDS)
     kinds = cycle(KINDS)
@@ -143,7 +143,7 @@ async def hear(client: httpx.AsyncClient, asked: Sequence[MixedAsk], place: int)
 
 
 async def _read_stream(client: httpx.AsyncClient, ask: MixedAsk, events: list[Any], arrivals: list[float]) -> str:
-    """What was wrong with the stream."""
+    """Reads a stream into `events` and `arrivals`. Returns what was wrong with the stream, or an empty text."""
     is_done = False
     async with client.stream("POST", ask.path, json=ask.body) as response:
         async for line in response.aiter_lines():
@@ -177,14 +177,14 @@ def _without_volatile(answer: Any) -> Any:
     if not isinstance(answer, dict):
         return answer
     kept = {name: value for name, value in answer.items() if name not in VOLATILE}
-    if isinstance(kept.get("id"), str):  # of an OpenAI answer; a token's is a number
+    if isinstance(kept.get("id"), str):  # the id of an OpenAI answer; a token's id is a number
         del kept["id"]
     return {name: _without_volatile(value) for name, value in kept.items()}
 
 
 def drawn_again(ask: MixedAsk, heard: MixedHeard) -> list[tuple[MixedAsk, str]]:
-    """Of an answer with best_of: each of its texts asked for alone, with the seed that the server drew for it, and the
-    tokens that have to come."""
+    """For each text of an answer with best_of: an ask for this text alone, with the seed that the server drew for the
+    text, and the outcome that must follow."""
     found = []
     for line in heard.outcome:
         seed, tokens = json.loads(line)
@@ -194,26 +194,27 @@ def drawn_again(ask: MixedAsk, heard: MixedHeard) -> list[tuple[MixedAsk, str]]:
 
 
 def is_as_expected(ask: MixedAsk, heard: MixedHeard, expected: MixedHeard) -> bool:
-    """Of best_of only the number of texts is known beforehand: the rest is for `drawn_again`."""
+    """Whether the outcome is `expected`. For best_of only the number of texts is compared, as the server draws the
+    seeds; `drawn_again` checks the texts."""
     if ask.kind == "best_of":
         return len(heard.outcome) == len(expected.outcome)
     return heard.outcome == expected.outcome
 
 
 class Throng:
-    """So many streams under way at any time: where one ends another starts, until `finish` is called. The asks are
-    taken in turn, so that all of them are heard again and again."""
+    """Keeps `num_streams` streams running: when a stream ends, the next one starts, until `finish` is called. The asks
+    are taken in turn, again and again."""
 
     def __init__(self, asked: Sequence[MixedAsk], num_streams: int) -> None:
         self.heard: list[MixedHeard] = []
-        self.num_counted = 0  # what `tgi_request_count` says once the server has taken in all that was asked
+        self.num_counted = 0  # value of `tgi_request_count` once the server has received every ask
         self._asked = asked
         self._num_streams = num_streams
         self._turns = cycle(range(len(asked)))
         self._finishing = asyncio.Event()
 
     def finish(self) -> None:
-        """Streams under way go on to their ends; no more follow."""
+        """Starts no more streams. Running streams go on to their ends."""
         self._finishing.set()
 
     async def run(self, url: str) -> None:
@@ -225,12 +226,12 @@ class Throng:
     async def _listen(self, client: httpx.AsyncClient) -> None:
         while not self._finishing.is_set():
             turn = next(self._turns)
-            self.num_counted += 2 if "/chat/" in self._asked[turn].path else 1  # as TGI: the chat, and its generation
+            self.num_counted += 2 if "/chat/" in self._asked[turn].path else 1  # TGI counts a chat and its generation
             self.heard.append(await hear(client, self._asked, turn))
 
 
 def hear_each_once(url: str, asked: Sequence[MixedAsk]) -> list[MixedHeard]:
-    """All at the same time."""
+    """The answers to all asks, sent at the same time."""
 
     async def run() -> list[MixedHeard]:
         async with client_of(url) as client:

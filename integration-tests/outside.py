@@ -1,4 +1,4 @@
-"""Shards killed by another process while mixed streams come and go, and what their clients notice of it."""
+"""Shards killed by another process while mixed streams come and go: measures what the clients notice."""
 
 import asyncio
 import json
@@ -22,16 +22,16 @@ from scale import Scale
 from server_process import ServerProcess
 
 KILLER = Path(__file__).parent / "killer.py"
-# Prompts in several chunks, and a warm-up that is soon over.
+# Makes prompts take several chunks, and warm-up short.
 ARGUMENTS = ("--max-total-tokens", "1536", "--max-batch-prefill-tokens", "256")
 MOMENTS = ("prefill", "decode", "between steps", "replay", "load", "drain")
 UNDER_WAY = 32
 RECOVERY_LIMIT_S = 10.0
 MARGIN_OVER_LOAD_S = 2.0
-# From one kill to the next at most while a server drains.
+# Longest gap from one kill to the next while a server drains.
 DRAIN_LONGEST_S = 2.0
-# A drain begins a number of seconds after the first streams, drawn uniformly from this range; at most DRAIN_KILLS kills
-# meet it.
+# A drain begins a number of seconds after the first streams, drawn uniformly from this range. At most DRAIN_KILLS kills
+# happen on a draining server.
 DRAIN_AFTER_S = (2.0, 8.0)
 DRAIN_KILLS = 3
 DRAINED_LIMIT_S = 60.0
@@ -43,18 +43,18 @@ class KilledOutside:
     seed: int
     kills: Sequence[Kill]
     moments: Mapping[str, int]
-    with_enough: int  # kills with at least UNDER_WAY streams under way
+    with_enough: int  # number of kills while at least UNDER_WAY streams ran
     streams: int
-    longest_s: float  # that a stream took
-    kinds: Mapping[str, int]  # streams by what they asked for
-    lost: Sequence[str]  # errors of streams that did not end as they should
-    different: Sequence[str]  # kinds of streams whose outcome is not that of the run in peace
-    drains: Sequence[int]  # exit statuses
+    longest_s: float  # longest duration of a stream
+    kinds: Mapping[str, int]  # number of streams by kind of ask
+    lost: Sequence[str]  # errors of streams that did not end normally
+    different: Sequence[str]  # kinds of streams whose outcome differs from the run without faults
+    drains: Sequence[int]  # exit statuses of the drained servers
     outages: Sequence[Outage]
     load_s: float
 
     def slow_outages(self) -> list[str]:
-        """Against the target, for outages of one kill each; a matter of the machine as well."""
+        """Outages of a single kill that were longer than the target, which depends on the machine as well."""
         limit_s = min(self.load_s + MARGIN_OVER_LOAD_S, RECOVERY_LIMIT_S)
         waits = [outage.worst_s for outage in self.outages if outage.num_kills == 1]
         return [f"{wait:.1f} s from kill to next token, target {limit_s:.1f} s" for wait in waits if wait > limit_s]
@@ -69,7 +69,7 @@ class KilledOutside:
 
 @dataclass(frozen=True, slots=True)
 class Peace:
-    """What the asks bring when nothing happens, by the number of shards: sums of floats depend on it."""
+    """The answers to the asks without faults. They depend on the number of shards, as the rounding of sums does."""
 
     asked: Sequence[MixedAsk]
     heard: Sequence[MixedHeard]
@@ -86,7 +86,8 @@ class Peace:
 
 
 def kill_from_outside(scale: Scale, num_shard: int, num_kills: int, num_drains: int, seed: int) -> KilledOutside:
-    """First servers that are killed while they drain, then one that is killed at any time, and asked again at last."""
+    """Kills shards of `num_drains` servers while they drain, then of one server at any time. Asks that last server
+    again for the texts of best_of, without kills."""
     peace = Peace.of(scale, num_shard)
     record = Record(peace)
     rng = random.Random(seed)
@@ -104,7 +105,7 @@ def kill_from_outside(scale: Scale, num_shard: int, num_kills: int, num_drains: 
 
 
 class Record:
-    """Everything that is written down while shards die, and what follows from it afterwards."""
+    """Collects kills, answers and logs while shards die, and computes the result from them."""
 
     def __init__(self, peace: Peace) -> None:
         self._peace = peace
@@ -112,7 +113,7 @@ class Record:
         self._kills: list[Kill] = []
         self._drained: list[Kill] = []
         self._statuses: list[int] = []
-        self._loads: list[tuple[float, float]] = []  # from the start of shards until they were warmed up
+        self._loads: list[tuple[float, float]] = []  # (start of shards, end of warm-up)
         self._different: list[str] = []
 
     async def kill_at_any_time(self, server: ServerProcess, throng: Throng, killer: "KillerProcess") -> None:
@@ -129,7 +130,7 @@ class Record:
             streams = tasks.create_task(throng.run(server.url))
             await asyncio.sleep(after_s)
             throng.finish()
-            # A request that arrives after SIGTERM is refused with 503, by design: all are to be in before.
+            # A request that arrives after SIGTERM is refused with 503, by design. So wait until all have arrived.
             while await asyncio.to_thread(metric, server.url, "tgi_request_count") < throng.num_counted:
                 await asyncio.sleep(0.02)
             os.kill(server.pid, signal.SIGTERM)
@@ -147,7 +148,7 @@ class Record:
         self._loads += kills.loads(log)
 
     def ask_again(self, url: str) -> None:
-        """What best_of brought, with the seeds that were drawn for it, from a server that nothing is done to now."""
+        """Asks for each text of best_of again, with the seed that the server drew, while no shard is killed."""
         asked = self._peace.asked
         again = [
             pair
@@ -185,14 +186,14 @@ class Record:
         )
 
     def _times(self) -> list[float]:
-        """Of kills after which the server was to go on for long."""
+        """Times of the kills that did not happen on a draining server."""
         return [kill.at_s for kill in self._kills if kill not in self._drained]
 
     def _under_way(self, at_s: float) -> list[MixedHeard]:
         return [stream for stream in self._heard if stream.started_s < at_s < stream.ended_s]
 
     def _moment(self, kill: Kill) -> str:
-        """Where a kill fell, from what was written down by others: the server's log, its metrics, and its clients."""
+        """The moment (one of MOMENTS) of a kill, from the server's log, the server's metrics and the clients' times."""
         if kill in self._drained:
             return "drain"
         if any(start <= kill.at_s < end for start, end in self._loads):
@@ -203,7 +204,7 @@ class Record:
         return next((method for method in ("prefill", "decode") if kill.lost[method]), "between steps")
 
     def _is_replaying(self, at_s: float, ready_s: float) -> bool:
-        """A stream whose reader is quick was under way when the shards came back, and has not been heard again."""
+        """Whether a stream with a quick reader ran when the shards were ready again, and has had no token since."""
         return any(
             stream.started_s < ready_s < at_s < stream.ended_s
             and stream.arrivals_s
@@ -214,7 +215,7 @@ class Record:
 
 
 class KillerProcess:
-    """The other process; one use."""
+    """Runs killer.py in another process. For one use."""
 
     def __init__(self, server: ServerProcess, num_shard: int, num_kills: int, seed: int, longest_s: float) -> None:
         options = {"shards": num_shard, "kills": num_kills, "seed": seed, "longest": longest_s}
@@ -223,7 +224,7 @@ class KillerProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def kills(self) -> list[Kill]:
-        """Returns when it has done its work, or after `stop`."""
+        """Runs the killer and returns its kills, when it has made all of them or after `stop`."""
         self._process = await asyncio.create_subprocess_exec(*self._command, stdout=asyncio.subprocess.PIPE)
         assert self._process.stdout is not None
         done = [Kill(**json.loads(line)) async for line in self._process.stdout]

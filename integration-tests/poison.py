@@ -1,4 +1,5 @@
-"""A request that kills its shards wherever it goes, among others and alone: it ends by name, the others go on."""
+"""A poisoned request, which kills a shard each time its prompt is computed, among other requests and alone. The
+poisoned request must end with an error, and the others must go on."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from scale import Scale
 from server_process import ServerProcess
 from streams import Comparison, Heard, compare, listen
 
-# Its token is in no other prompt here, and no text has it.
+# A word whose token is in no other prompt and no text: its token triggers the injected fault.
 WORD = "@"
 NUM_NEIGHBOURS = 32
 MAX_DEATHS = 5
@@ -22,10 +23,10 @@ ERROR = "3 times on nothing else"
 
 @dataclass(frozen=True, slots=True)
 class Poisoned:
-    # Deaths of shards that each poisoned request cost: the first request ran among neighbours, the others alone.
+    # Number of shard deaths that each poisoned request caused. The first ran among neighbours, the others alone.
     deaths: tuple[int, ...]
     errors: tuple[str, ...]
-    comparison: Comparison  # of the neighbours
+    comparison: Comparison  # of the neighbours with the run without faults
 
     def failures(self) -> list[str]:
         found = [f"{count} deaths by one request" for count in self.deaths if not 0 < count <= MAX_DEATHS]
@@ -60,7 +61,7 @@ def _deaths(server: ServerProcess) -> int:
 
 
 async def _error(server: ServerProcess) -> str:
-    """What the client of such a request is told."""
+    """The error that the client of a poisoned request receives."""
     async with client_of(server.url) as client:
         client.timeout = httpx.Timeout(LIMIT_S)
         answer = await client.post("/generate", json={"inputs": f"Say {WORD}", "parameters": {"max_new_tokens": 4}})

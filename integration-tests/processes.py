@@ -1,4 +1,4 @@
-"""The processes of a running server, looked up by pid: who they are, where they listen, what they hold in memory."""
+"""The processes of a running server, found by pid: their roles, their listening sockets and their memory."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,25 +9,25 @@ KIB = 1024
 
 
 def family(launcher: int) -> list[psutil.Process]:
-    """The launcher and all that descend from it."""
+    """The launcher and all its descendants."""
     root = psutil.Process(launcher)
     return [root, *root.children(recursive=True)]
 
 
 def shards(launcher: int) -> dict[int, psutil.Process]:
-    """By rank. A shard that is being started may be missing, and one that has just died as well."""
+    """The shards by rank. A shard that is being started or has just died may be missing."""
     found = {}
     for process in psutil.Process(launcher).children():
         try:
             if _runs(process, "text-generation-server", "serve"):
                 found[int(process.environ()["RANK"])] = process
-        except psutil.Error:  # it ended while we looked
+        except psutil.Error:  # the process ended meanwhile
             continue
     return found
 
 
 def router(launcher: int) -> psutil.Process:
-    """LookupError while there is none."""
+    """The router's process. Raises LookupError while there is none."""
     for process in psutil.Process(launcher).children():
         try:
             if _runs(process, "text-generation-router"):
@@ -38,12 +38,12 @@ def router(launcher: int) -> psutil.Process:
 
 
 def epoch(shard: psutil.Process) -> int:
-    """Which start of its group this shard belongs to, from 1."""
+    """The epoch of a shard: number of the start of its group, from 1."""
     return int(shard.environ()["TGI_EPOCH"])
 
 
 def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Those that run still. One that has ended and waits to be reaped does not; a reused pid is another process."""
+    """The processes that still run. A zombie counts as ended, and a process with a reused pid as another process."""
     return [process for process in processes if _is_alive(process)]
 
 
@@ -55,12 +55,12 @@ def listening(processes: Iterable[psutil.Process]) -> set[tuple[str, int]]:
 
 
 def resident(process: psutil.Process) -> int:
-    """Bytes in memory now."""
+    """Resident memory now, in bytes."""
     return int(process.memory_info().rss)
 
 
 def peak_resident(process: psutil.Process) -> int:
-    """Bytes in memory at most, since it started. Linux only."""
+    """Peak resident memory since the process started, in bytes. Linux only."""
     for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * KIB
@@ -68,13 +68,13 @@ def peak_resident(process: psutil.Process) -> int:
 
 
 def shared_memory() -> set[str]:
-    """What is in /dev/shm, by name."""
+    """Names of the files in /dev/shm."""
     folder = Path("/dev/shm")
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
 def _runs(process: psutil.Process, program: str, *arguments: str) -> bool:
-    """Whether its command line is `program arguments…`, or an interpreter's that runs it."""
+    """Whether the process's command line is `program arguments…`, possibly after an interpreter."""
     words = process.cmdline()
     places = [i for i, word in enumerate(words[:2]) if Path(word).name == program]
     return bool(places) and tuple(words[places[0] + 1 :][: len(arguments)]) == arguments

@@ -1,4 +1,4 @@
-"""How much of everything: the long form, whose figures are published, and the short one, which every change runs."""
+"""Sizes of a chaos run: the long form, whose figures are published, and the short form, run for every change."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from streams import Ask, asks
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    num_streams: int  # that start together
-    num_late: int  # that start one by one later
+    num_streams: int  # number of streams that start together
+    num_late: int  # number of streams that start one by one later
     new_tokens: int
-    mixed_tokens: tuple[int, int]  # of a text of the streams that shards are killed under
-    num_kills: Mapping[int, int]  # by the number of shards
-    longest_gap_s: float  # between kills
-    num_drains: int  # servers that shards are killed under while they drain, for each number of shards
-    exceptions: Mapping[int, int]  # how many are injected, by the number of shards
+    mixed_tokens: tuple[int, int]  # least and most tokens of a mixed stream
+    num_kills: Mapping[int, int]  # number of kills, by number of shards
+    longest_gap_s: float  # longest gap between two kills
+    num_drains: int  # number of servers whose shards are killed while they drain, for each number of shards
+    exceptions: Mapping[int, int]  # number of injected exceptions, by number of shards
     write_timeout_s: int
-    num_leaving: int  # clients that go away at once
+    num_leaving: int  # number of clients that all leave at the same time
     arguments: Sequence[str]
 
     def asks(self) -> list[Ask]:
@@ -30,5 +30,5 @@ class Scale:
 
 
 LONG = Scale(64, 32, 256, (80, 300), {1: 155, 2: 130}, 8.0, 5, {1: 20, 2: 5}, 30, 500, ())
-# Short texts need no long tables, and warm-up is what a restart spends its time on.
+# Fewer total tokens make warm-up short, which takes most of a restart; short texts do not need more.
 SHORT = Scale(64, 8, 64, (20, 60), {1: 3, 2: 2}, 3.0, 1, {1: 5, 2: 1}, 3, 200, ("--max-total-tokens", "512"))

@@ -1,4 +1,4 @@
-"""What is done to a server under 64 streams, and what its clients notice of it. One function for each."""
+"""Faults on a server with 64 streams, and what the clients notice of each. One function for each fault."""
 
 import asyncio
 import os
@@ -16,8 +16,8 @@ from server_process import ServerProcess
 from streams import Comparison, Crowd, Heard, compare, listen
 
 UNREADY_LIMIT_S = 6.0
-# The first exception comes when all streams should be under way: those that are not make their cycle shorter. The next
-# exceptions come STEPS_BETWEEN_RAISES steps apart, so that the streams have gone on from where they stood.
+# The step of the first exception, at which all streams should run. The next exceptions come STEPS_BETWEEN_RAISES steps
+# apart, so that the streams have made tokens in between.
 FIRST_RAISE = 40
 STEPS_BETWEEN_RAISES = 8
 
@@ -91,7 +91,8 @@ def stop_shard(scale: Scale, num_shard: int, seed: int, expected: Sequence[Heard
 
 
 def raise_in_steps(scale: Scale, num_shard: int, expected: Sequence[Heard]) -> Raised:
-    """All in one process if a step's exception is to be survived there; else once in each epoch."""
+    """Injects exceptions into steps. A single shard must survive all of them in one process; of several shards, each
+    exception ends an epoch."""
     asked = scale.exceptions[num_shard]
     first, apart = min(FIRST_RAISE, scale.new_tokens // 3), STEPS_BETWEEN_RAISES
     if num_shard == 1:
@@ -110,7 +111,7 @@ def raise_in_steps(scale: Scale, num_shard: int, expected: Sequence[Heard]) -> R
 
 
 def terminate(scale: Scale, expected: Sequence[Heard]) -> Terminated:
-    """SIGTERM with default flags, while all the early streams run. The late ones are never asked for."""
+    """Sends SIGTERM, with default flags, while all early streams run. The late streams are not asked for."""
     with scale.server(1) as server:
 
         async def terminate(crowd: Crowd) -> float:
@@ -125,7 +126,7 @@ def terminate(scale: Scale, expected: Sequence[Heard]) -> Terminated:
 
 
 async def until_unready(server: ServerProcess, limit_s: float = 60) -> float:
-    """Seconds until /ready is 503. Until then it is 200, and nothing else."""
+    """Seconds until /ready answers 503. Until then it must answer 200."""
     async with httpx.AsyncClient(base_url=server.url, timeout=10) as client:
         started_s = time.monotonic()
         while time.monotonic() - started_s < limit_s:
@@ -137,7 +138,7 @@ async def until_unready(server: ServerProcess, limit_s: float = 60) -> float:
 
 
 async def until_ready(server: ServerProcess, limit_s: float = 60) -> None:
-    """Until then /ready is 503, and nothing else."""
+    """Waits until /ready answers 200. Until then it must answer 503."""
     async with httpx.AsyncClient(base_url=server.url, timeout=10) as client:
         async with asyncio.timeout(limit_s):
             while await _ready_status(client) != 200:
@@ -155,7 +156,7 @@ async def _ready_status(client: httpx.AsyncClient) -> int:
 
 
 def restarts(server: ServerProcess) -> int:
-    """Of the shard group since the server was started."""
+    """Number of restarts of the shard group since the server started."""
     return max(processes.epoch(shard) for shard in processes.shards(server.pid).values()) - 1
 
 

@@ -15,7 +15,7 @@ __all__ = ["LAUNCHER", "ServerProcess", "free_port", "wait_until"]
 
 
 def wait_until(condition: Callable[[], object], limit_s: float, what: str) -> float:
-    """Seconds until `condition` held, looked at often. RuntimeError, naming `what`, when it did not in time."""
+    """Waits for `condition` and returns the seconds it took. Raises RuntimeError, naming `what`, after `limit_s`."""
     started_s = time.monotonic()
     while not condition():
         if time.monotonic() - started_s > limit_s:
@@ -25,14 +25,14 @@ def wait_until(condition: Callable[[], object], limit_s: float, what: str) -> fl
 
 
 class ServerProcess(ChildServer):
-    """Use as a context manager: inside, the server answers. `pid` is the launcher's."""
+    """A server that runs while the context is open. `pid` is the launcher's."""
 
     def __init__(
         self,
         *arguments: str,
         port: int | None = None,
         uds_path: str | None = None,
-        runtime_dir: Path | None = None,  # instead of a path for sockets: where the server makes its own folder
+        runtime_dir: Path | None = None,  # instead of `uds_path`: the folder in which the server makes its own
         environ: Mapping[str, str] | None = None,
         launcher: Path = LAUNCHER,
     ) -> None:

@@ -1,4 +1,4 @@
-"""What one shard of a model reads and holds, by the number of shards."""
+"""The MiB that each shard of a model reads from the checkpoint, and its peak memory."""
 
 import re
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ MIB = 2**20
 class ShardFigures:
     num_shard: int
     rank: int
-    peak_memory: int  # bytes resident at most, loading and 64 streams included
-    read_mib: float  # of the checkpoint's tensors
+    peak_memory: int  # peak resident bytes, including loading and 64 streams
+    read_mib: float  # MiB read of the checkpoint's tensors
 
 
 def shard_figures(scale: Scale, num_shard: int) -> list[ShardFigures]:
-    """On the demo model, after a round of streams."""
+    """The figures of each shard of the demo model, after one run of streams."""
     with scale.server(num_shard) as server:
         listen(server.url, scale.asks()[: scale.num_streams], scale.num_streams)
         read = mib_read(server.log())
@@ -30,7 +30,7 @@ def shard_figures(scale: Scale, num_shard: int) -> list[ShardFigures]:
 
 
 def mib_read(log: str) -> dict[int, float]:
-    """By rank, from what each shard says when it has loaded its part."""
+    """The MiB read by each rank, from the line that each shard logs after loading."""
     found = {}
     for entry in kills.log_entries(log):
         if match := re.search(r"([\d.]+) MiB read", entry["message"]):

@@ -1,4 +1,4 @@
-"""Many streams of text at once, what a client hears of each, and whether it is what it would have heard in peace."""
+"""Many streams at once, and the comparison of what their clients receive with a run without faults."""
 
 import asyncio
 import random
@@ -41,7 +41,7 @@ class Ask:
     new_tokens: int
 
     def body(self) -> dict[str, Any]:
-        # Without the end of text: a stream must be long enough for what happens to it.
+        # The end of text is ignored: a stream must be long enough for the faults of the run.
         parameters = {"max_new_tokens": self.new_tokens, "ignore_eos_token": True, "details": True}
         if self.seed is not None:
             parameters |= {"seed": self.seed, **SAMPLED}
@@ -50,21 +50,21 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What came of one stream. `error` is empty when it ended as it should."""
+    """The answer of one stream. `error` is empty if the stream ended normally."""
 
     ids: tuple[int, ...]
-    arrivals_s: tuple[float, ...]  # of each id, by the wall clock, which the log uses as well
+    arrivals_s: tuple[float, ...]  # of each id, by the wall clock, as in the server's log
     text: str
-    details: str  # finish reason, number of tokens, seed and prompt length, as the last event has them
+    details: str  # finish reason, number of tokens, seed and prompt length, from the last event
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     streams: int
-    lost: int  # that did not end as they should
-    wrong_tokens: int  # places where the id differs, is missing, or is one too many
-    other_texts: int  # streams whose text or details differ
+    lost: int  # number of streams that did not end normally
+    wrong_tokens: int  # number of positions where the id differs, is missing or is extra
+    other_texts: int  # number of streams whose text or details differ
     first_error: str
 
     @property
@@ -73,18 +73,18 @@ class Comparison:
 
 
 def asks(count: int, new_tokens: int) -> list[Ask]:
-    """As many every time; every second one is sampled. Prompts of about 10 to 90 tokens, no two the same."""
+    """`count` asks, the same in every run; every second ask is sampled. Different prompts of about 10 to 90 tokens."""
     rng = random.Random(1)
     prompts = [" ".join(rng.choice(WORDS) for _ in range(rng.randint(8, 60))) for _ in range(count)]
     return [Ask(f"{i}: {prompt}", i if i % 2 else None, new_tokens) for i, prompt in enumerate(prompts)]
 
 
 class Crowd:
-    """The first `num_early` of the asks start together; the rest one by one, as the tokens heard grow in number, so
-    that there are new prompts nearly all of the time."""
+    """The clients of all asks. The first `num_early` streams start together, the others one by one as the number of
+    received tokens grows, so that new prompts arrive nearly all of the time."""
 
     def __init__(self, asked: Sequence[Ask], num_early: int) -> None:
-        self.num_tokens = 0  # heard by all streams together
+        self.num_tokens = 0  # tokens received by all streams together
         self._asked = asked
         self._num_early = num_early
         self._num_early_running = num_early
@@ -96,7 +96,7 @@ class Crowd:
             return list(await asyncio.gather(*early, *late))
 
     async def heard(self, num_tokens: int) -> None:
-        """Waits for that many tokens in total, or for the end of the early streams."""
+        """Waits until all streams together have received `num_tokens` tokens, or the early streams have ended."""
         while self.num_tokens < num_tokens and self._num_early_running:
             await asyncio.sleep(0.02)
 
@@ -135,7 +135,7 @@ def _heard(events: list[Any], arrivals: list[float], error: str) -> Heard:
     numbered = [event["index"] for event in tokens] == list(range(1, len(tokens) + 1))
     if not error and not numbered:
         error = "the events are not numbered 1, 2, 3, …"
-    # What was found in the cache depends on who came before.
+    # `cached_tokens` is left out: it depends on the requests before.
     details = {name: value for name, value in (last.get("details") or {}).items() if name != "cached_tokens"}
     return Heard(ids, tuple(arrivals[: len(ids)]), last.get("generated_text") or "", str(details), error)
 
@@ -160,7 +160,7 @@ def _wrong_tokens(expected: Sequence[int], heard: Sequence[int]) -> int:
 def listen(
     url: str, asked: Sequence[Ask], num_early: int, meanwhile: Callable[[Crowd], Awaitable[T]] | None = None
 ) -> tuple[list[Heard], T | None]:
-    """What is heard of all streams, and what `meanwhile`, which runs beside them, returns."""
+    """(The answers of all streams, the result of `meanwhile`, which runs at the same time.)"""
 
     async def run() -> tuple[list[Heard], T | None]:
         crowd = Crowd(asked, num_early)

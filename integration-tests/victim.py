@@ -1,4 +1,4 @@
-"""What an assault does to somebody else: first tokens of a small request, the answers of /live, the router's memory."""
+"""Measures the effect of an assault on another tenant: first-token times, times of /live, and the router's memory."""
 
 import asyncio
 import http.client
@@ -24,13 +24,13 @@ MIB = 1 << 20
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that `share` of all do not exceed."""
+    """The smallest of `values` that at least the fraction `share` of them do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]
 
 
 async def first_token_s(client: httpx.AsyncClient, prompt: str = PROMPT, tokens: int = TOKENS) -> float:
-    """Seconds until the first token of a stream; infinite where there is none."""
+    """Seconds until the first token of a stream; infinite if no token came."""
     started_s = time.perf_counter()
     parameters = {"max_new_tokens": tokens, "ignore_eos_token": True}
     try:
@@ -55,7 +55,7 @@ def _client(url: str, key: str) -> httpx.AsyncClient:
 
 
 def alone(url: str, key: str, count: int) -> list[float]:
-    """First-token times of requests one after the other."""
+    """First-token times of requests sent one after the other."""
 
     async def run() -> list[float]:
         async with _client(url, key) as client:
@@ -65,7 +65,7 @@ def alone(url: str, key: str, count: int) -> list[float]:
 
 
 def regularly(url: str, key: str, count: int, every_s: float) -> list[float]:
-    """First-token times of requests that start at fixed times, whether the ones before have been answered or not."""
+    """First-token times of requests that start at fixed times, whether earlier requests have been answered or not."""
 
     async def run() -> list[float]:
         async with _client(url, key) as client:
@@ -79,7 +79,7 @@ def regularly(url: str, key: str, count: int, every_s: float) -> list[float]:
 
 
 def step_s(url: str, key: str, prompt: str, count: int = 5) -> float:
-    """The longest step of the shards: the first token of a prompt that takes a step's whole budget, alone."""
+    """Duration of the longest step: the first-token time of a prompt that fills a step's whole budget, alone."""
 
     async def run() -> list[float]:
         async with _client(url, key) as client:
@@ -89,7 +89,7 @@ def step_s(url: str, key: str, prompt: str, count: int = 5) -> float:
 
 
 class Watch:
-    """Asks /live in a thread, fifty times a second, and looks at the memory of the router and its children."""
+    """Asks /live in a thread, fifty times a second, and samples the memory of the router and its children."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.live_s: list[float] = []
@@ -121,7 +121,7 @@ class Watch:
                 self.live_s.append(time.perf_counter() - started_s if answer.status == 200 else math.inf)
             except (OSError, http.client.HTTPException):
                 self.live_s.append(math.inf)
-                client.close()  # it connects anew by itself
+                client.close()  # the next request opens a new connection
         client.close()
 
     def _look(self) -> None:
@@ -130,7 +130,7 @@ class Watch:
 
 
 def router_bytes(server: ServerProcess) -> int:
-    """Resident bytes of the router and all that it has started; 0 while there is no router."""
+    """Resident bytes of the router and all its descendants; 0 while there is no router."""
     try:
         router = processes.router(server.pid)
         return sum(processes.resident(process) for process in [router, *router.children(recursive=True)])
