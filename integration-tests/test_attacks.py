@@ -1,4 +1,4 @@
-"""One tenant attacks, another one is served: a few seconds of some assaults of `make attacks`, without its times."""
+"""One tenant attacks while another is served: a few seconds of some assaults of `make attacks`, without measuring."""
 
 import math
 from collections.abc import Iterator
@@ -35,11 +35,11 @@ def check(outcome: Outcome) -> None:
         "200 requests open",
     ],
 )
-def test_an_attacked_server_answers_everybody_else_and_keeps_its_memory(target: ServerProcess, name: str) -> None:
+def test_an_attacked_server_answers_other_tenants_and_keeps_its_memory(target: ServerProcess, name: str) -> None:
     check(make_attacks.measure_on(target, ASSAULTS[name], SECONDS, NUM_VICTIMS))
 
 
-def test_a_template_that_never_ends_keeps_nobody_else_waiting() -> None:
+def test_a_template_that_never_ends_does_not_delay_other_requests() -> None:
     assault = ASSAULTS[ENDLESS_TEMPLATE]
     with make_attacks.served(assault, LAUNCHER) as server:
         check(make_attacks.measure_on(server, assault, SECONDS, NUM_VICTIMS))

@@ -1,4 +1,4 @@
-"""The books of a chaos run: what it compares and what it counts. No server."""
+"""The comparisons and counts of a chaos run, tested without a server."""
 
 import json
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def test_injected_faults_are_found_in_a_log() -> None:
 def test_an_outage_lasts_from_its_first_kill_to_the_next_token_of_each_stream() -> None:
     streams = [[1.0, 2.1, 5.0], [1.0, 6.0, 9.5], [8.9]]
     single, double = kills.outages([2.0, 7.0, 8.0], streams)
-    # The token at 2.1 was on its way when the shard died; the last stream began during the second outage.
+    # The token at 2.1 was in flight when the shard died. The last stream began during the second outage.
     assert (single.num_kills, single.median_s, single.worst_s) == (1, 3.5, 4.0)
     assert (double.num_kills, double.waits_s) == (2, (2.5,))
 
@@ -61,7 +61,7 @@ LOG = "\n".join(
     [
         log_line("Starting shard", 10.0),
         log_line("Setting max batch total tokens to 100", 13.0),
-        log_line("Starting shard", 20.0),  # killed while it loads
+        log_line("Starting shard", 20.0),  # start of a shard that is killed while it loads
         log_line("Starting shard", 23.0),
         log_line("Setting max batch total tokens to 100", 26.0),
     ]
@@ -102,7 +102,7 @@ def test_a_kill_is_put_where_log_metrics_and_clients_say_that_it_fell() -> None:
     times = {
         "load": (11.0, 22.9, 23.5),
         "prefill": (16.4,),
-        "replay": (26.5, 28.4),  # `late` has not been heard since the shards came back
+        "replay": (26.5, 28.4),  # `late` has received no token since the shards came back
         "decode": (29.0,),
     }
     for moment, times_s in times.items():

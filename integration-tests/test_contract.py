@@ -1,4 +1,4 @@
-"""What a client sees: texts, ends, errors, and what happens to others when one misbehaves."""
+"""The behaviour that clients see: texts, ends, errors, and the effect of a misbehaving client on others."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ def test_the_demo_model_answers_and_stops_by_itself(server: ServerProcess) -> No
 
 
 def cached(usage: dict[str, Any]) -> int:
-    """Takes it out of there."""
+    """Removes `prompt_tokens_details` from `usage` and returns its `cached_tokens`."""
     return int(usage.pop("prompt_tokens_details")["cached_tokens"])
 
 
@@ -46,7 +46,7 @@ def test_the_chat_stream_is_the_chat_answer(server: ServerProcess) -> None:
     whole = httpx.post(f"{server.url}/v1/chat/completions", json=body | {"stream": False}, timeout=60).json()
     text = "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
     assert text == whole["choices"][0]["message"]["content"]
-    # The second one finds more of its prompt in the cache.
+    # The second request finds more of its prompt in the cache.
     assert cached(usage["usage"]) < cached(whole["usage"])
     assert usage["choices"] == [] and usage["usage"] == whole["usage"]
 
@@ -103,7 +103,7 @@ def test_bad_parameters_are_refused_by_name(server: ServerProcess, parameters: d
     response = httpx.post(f"{server.url}/generate", json=body)
     assert response.status_code == 422 and response.json()["error_type"] == "validation"
     assert text in response.json()["error"]
-    if "decoder_input_details" not in parameters:  # the stream route has TGI's own words for this one
+    if "decoder_input_details" not in parameters:  # for this parameter the stream route has another text of TGI's
         streamed = httpx.post(f"{server.url}/generate_stream", json=body)
         assert streamed.status_code == 200 and json.loads(streamed.text.removeprefix("data: ")) == response.json()
 
@@ -133,7 +133,7 @@ HOSTILE: list[tuple[bytes, int]] = [
 
 
 @pytest.mark.parametrize("route", ["/generate", "/generate_stream", "/", "/v1/chat/completions", "/v1/completions"])
-def test_hostile_bodies_are_4xx_json_and_nobody_else_notices(server: ServerProcess, route: str) -> None:
+def test_hostile_bodies_are_4xx_json_and_no_other_request_notices(server: ServerProcess, route: str) -> None:
     steps = metric(server.url, 'tgi_batch_inference_count{method="prefill"}')
 
     async def throw_everything(client: httpx.AsyncClient) -> None:
@@ -181,7 +181,7 @@ def test_a_client_that_goes_away_frees_its_slots(server: ServerProcess, route: s
     async def leave() -> None:
         async with client_of(server.url) as client:
             calls = [asyncio.create_task(client.post(route, json=body)) for _ in range(8)]
-            while metric(server.url, "tgi_batch_current_size") < 8:  # all are in
+            while metric(server.url, "tgi_batch_current_size") < 8:  # until all eight run
                 await asyncio.sleep(0.02)
             for call in calls:
                 call.cancel()
@@ -235,7 +235,7 @@ def test_info_health_tokenize_models_and_docs(server: ServerProcess) -> None:
     assert "swagger" in httpx.get(f"{server.url}/docs").text.lower()
 
 
-def test_openai_refuses_what_is_not_there_and_takes_what_asks_for_nothing(server: ServerProcess) -> None:
+def test_openai_routes_refuse_missing_features_and_accept_neutral_values(server: ServerProcess) -> None:
     url = f"{server.url}/v1/chat/completions"
     neutral = {"n": 1, "presence_penalty": 0, "top_p": 1, "tools": [], "logit_bias": {}, "model": "x", "novel": 1}
     assert httpx.post(url, json=chat("Hi", max_tokens=3, **neutral)).status_code == 200

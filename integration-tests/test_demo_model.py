@@ -1,4 +1,4 @@
-"""The demo model, served, about what its training never saw. The full figures are in its README (evaluate.py)."""
+"""The served demo model, on tasks that are not in its training data. Its README has the full figures (evaluate.py)."""
 
 import json
 import random

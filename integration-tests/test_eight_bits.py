@@ -1,4 +1,4 @@
-"""The demo model with weights, or keys and values, in 8 bits still adds; and the memory says that it is 8 bits."""
+"""The demo model with weights, or keys and values, in 8 bits: it still adds numbers, and takes the memory of 8 bits."""
 
 import random
 import re
@@ -22,7 +22,7 @@ MEMORY = ["--max-batch-total-tokens", "4096", "--max-concurrent-requests", "32"]
     ],
     ids=lambda flags: "-".join(flags[2:]),
 )
-def test_it_still_adds(flags: list[str]) -> None:
+def test_the_demo_model_still_adds(flags: list[str]) -> None:
     world = World(random.Random(11), True, SECOND_MIX)
     turns = [sum_question(world) for _ in range(30)]
     with ServerProcess(*flags, *MEMORY) as server:
@@ -31,8 +31,9 @@ def test_it_still_adds(flags: list[str]) -> None:
     assert right >= 27, f"{right} of 30"
 
 
-def test_8_bit_keys_take_the_room_they_are_said_to_take() -> None:
-    """What does not fit is refused with what would be needed: 5 layers, 4 heads, of 32 numbers and a scale each."""
+def test_8_bit_keys_take_the_documented_memory() -> None:
+    """A cache that does not fit is refused with the memory it needs. Each of 5 layers has 4 heads of 32 numbers, for
+    keys and for values; int8 adds a scale of 4 bytes for each head."""
     for flags, size in ((["--dtype", "float32"], 32 * 4), (["--kv-cache-dtype", "int8"], 32 + 4)):
         status, output = run_to_its_end(ServerProcess(*flags, "--max-batch-total-tokens", "1000000000"))
         found = re.search(r"needs (\d+) MiB of keys and values", output)

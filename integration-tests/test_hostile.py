@@ -1,4 +1,4 @@
-"""Requests made to hurt: nobody gets a 5xx or a traceback, and the server does not even restart anything."""
+"""Hostile requests: no answer is a 5xx or a traceback, and no process of the server restarts."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from server_process import ServerProcess
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[ServerProcess]:
-    # A table of 64 tokens: what is valid after all is soon over.
+    # At most 64 tokens, so that requests that are valid after all end soon.
     with SHORT.server(1, "--max-total-tokens", "64") as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""Keys, as an operator gives them to the launcher: by flag, by environment, or as digests in a file."""
+"""API keys given to the launcher by flag, by environment, or as digests in a file."""
 
 import hashlib
 from pathlib import Path
@@ -32,8 +32,8 @@ def test_keys_close_every_route_but_the_open_ones_and_stand_on_no_command_line(t
         assert "first-key" not in server.log()
 
 
-def test_no_answer_tells_of_a_prompt_that_came_with_another_key() -> None:
-    """A secret in one key's prompt cannot be found out piece by piece through another key's `cached_tokens`."""
+def test_cached_tokens_do_not_reveal_prompts_of_another_key() -> None:
+    """A secret in a prompt of one key cannot be guessed piece by piece from `cached_tokens` of another key."""
     secret = (
         "The door opens with the number 4927, as it did last year and the year before. Nobody has changed it since."
     )

@@ -1,4 +1,4 @@
-"""Starting and stopping: what an operator sees."""
+"""Starting and stopping a server, as an operator sees it."""
 
 import json
 import shutil
@@ -95,7 +95,7 @@ def test_a_quantized_checkpoint_is_refused_in_one_line_before_anything_starts(tm
 
 
 def test_only_the_shard_has_torch_in_memory(server: ServerProcess) -> None:
-    """Looked up in the running processes: which shared objects they have mapped."""
+    """Checks which running processes have mapped torch's shared objects."""
     (shard,) = processes.shards(server.pid).values()
     for pid, expected in ((processes.router(server.pid).pid, False), (server.pid, False), (shard.pid, True)):
         assert ("libtorch" in Path(f"/proc/{pid}/maps").read_text()) == expected, pid

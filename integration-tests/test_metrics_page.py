@@ -1,4 +1,4 @@
-"""The page that Prometheus reads, and the dashboard that asks for what is on it."""
+"""The metrics page that Prometheus reads, and the dashboard that queries these metrics."""
 
 import json
 import re
@@ -25,7 +25,7 @@ QUANTILE = re.compile(
     r"histogram_quantile\([\d.]+, sum by \(([^)]*)\) \(rate\((\w+)\{[^}]*\}\[\$__rate_interval\]\)\)\)"
 )
 
-# By name: labels, each with the values that it has.
+# By name of a metric: its labels, each with its values.
 Series = dict[str, dict[str, set[str]]]
 
 
@@ -61,7 +61,7 @@ def queries() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def page(server: ServerProcess) -> str:
-    """Of a server that has answered and refused."""
+    """The metrics page of a server that has answered and refused requests."""
     at_once(server.url, generate("Once upon a time", max_new_tokens=4), generate("Once more", max_new_tokens=4))
     httpx.post(f"{server.url}/generate", json={"inputs": ""})
     return httpx.get(f"{server.url}/metrics", timeout=30).text
@@ -69,7 +69,8 @@ def page(server: ServerProcess) -> str:
 
 @pytest.fixture(scope="module")
 def series(page: str) -> Series:
-    """What a query can name. Prometheus takes names as they are, which its Python parser does not."""
+    """The metrics and labels that a query can name. Their names are read from the text, because prometheus_client's
+    parser changes names and Prometheus does not."""
     found: Series = {}
     for line in page.splitlines():
         if match := re.fullmatch(r"(tgi_\w+)(?:\{(.*)\})? \S+", line):
@@ -91,7 +92,7 @@ def test_the_page_parses_and_nothing_of_it_is_lost(page: str) -> None:
 
 
 def test_histograms_add_up(page: str) -> None:
-    """Buckets never shrink, and the last one has everybody."""
+    """The counts of the buckets never decrease, and the last bucket counts all observations."""
     for family in text_string_to_metric_families(page):
         if family.type == "histogram":
             counts: dict[Any, list[float]] = {}
@@ -127,7 +128,7 @@ def _selectors(expression: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _names(expression: str) -> set[str]:
-    """All words that are no labels and not PromQL's own."""
+    """All words of an expression except labels and the words of PromQL."""
     bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\bby \([^)]*\)", " ", expression)
     return set(re.findall(r"[a-zA-Z_:][\w:]*", bare)) - WORDS_OF_PROMQL
 

@@ -1,4 +1,4 @@
-"""No class name stands twice in the packages. The clients are left out: users know the names of their classes."""
+"""No class name stands twice in the packages. The clients are exempt, as users know the names of their classes."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -8,7 +8,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def sources() -> Iterator[tuple[str, str]]:
-    """Name and text of each file of the packages two folders deep, proto/ left out: its files are generated."""
+    """Name and text of each file of the packages two folders deep, except proto/, whose files are generated."""
     for package in sorted(path.parent for path in ROOT.glob("[a-z]*/*/__init__.py")):
         if package.parent.name != "proto":
             for path in sorted(package.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""A router that hangs is replaced, and one that is only late is not. `make chaos` also starves it for a minute."""
+"""A router that hangs is replaced; a router that is only late is kept. `make chaos` also starves it for a minute."""
 
 from functools import partial
 
@@ -27,7 +27,7 @@ def test_a_router_that_was_stopped_for_two_seconds_goes_on_and_no_stream_notices
     assert hung_router.leave_alone(SHORT, "2 s", harm, in_peace).failures() == []
 
 
-def test_a_launcher_that_was_stopped_for_ten_seconds_blames_nobody(in_peace: list[Heard]) -> None:
+def test_a_launcher_that_was_stopped_for_ten_seconds_replaces_no_process(in_peace: list[Heard]) -> None:
     harm = partial(hung_router.stop_launcher_for, 10.0)
     assert hung_router.leave_alone(SHORT, "10 s", harm, in_peace).failures() == []
 

@@ -1,4 +1,4 @@
-"""The demo model's text is transformers' text, whoever else is being served."""
+"""The demo model's text equals transformers' text, whatever other requests are being served."""
 
 import random
 
@@ -14,7 +14,7 @@ WORDS = "the fox lost a red lamp near river and Tarlo was 27 years old, so what?
 
 
 def prompt(length: int) -> tuple[str, list[int]]:
-    """A text, and the ids that stay of it when it is truncated to `length`."""
+    """A text, and the ids that remain when the text is truncated to `length` tokens."""
     rng = random.Random(length)
     text = " ".join(rng.choice(WORDS) for _ in range(length + 5))
     ids = tokenizer().encode_batch([text])[0].ids

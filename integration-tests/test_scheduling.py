@@ -1,4 +1,4 @@
-"""The scheduler in whole servers: no text shows what it did, shared prompts are computed once, no client pushes out
+"""The scheduler in whole servers: it never changes a text, computes shared prompts once, and lets no client crowd out
 another."""
 
 import asyncio
@@ -19,8 +19,8 @@ from streams import WORDS, Ask
 BASE = ("--dtype", "float32", "--max-concurrent-requests", "320")
 Said = tuple[list[int], list[float], str]  # ids, log-probabilities, text
 PREFIX_TOKENS = 1500
-BUDGET, ROWS = 48, 64  # of the narrow server: prompt tokens in a step, requests that run
-# Each ends soon, by itself.
+BUDGET, ROWS = 48, 64  # of the narrow server: prompt tokens in a step, running requests
+# A prompt whose text ends by itself after a few tokens.
 QUESTION = "<|user|>What is 2 + 3?</s><|assistant|>"
 
 
@@ -38,7 +38,7 @@ def caching() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[ServerProcess]:
-    """Small steps, few rows, a short queue."""
+    """A server with small steps, few rows and a short queue."""
     steps = ("--max-batch-prefill-tokens", str(BUDGET), "--max-batch-size", str(ROWS))
     with ServerProcess(*BASE, *steps, "--max-queued-tokens", "8000") as server:
         yield server
@@ -46,13 +46,13 @@ def narrow() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def tight() -> Iterator[ServerProcess]:
-    """Fewer slots than its requests come to want."""
+    """A server with fewer token slots than its requests need."""
     with ServerProcess(*BASE, "--max-total-tokens", "512", "--max-batch-total-tokens", "1280") as server:
         yield server
 
 
 def asks() -> list[Ask]:
-    """Every second one is sampled with a seed of its own; some share a good part of their prompts."""
+    """40 asks. Every second ask is sampled with its own seed; every fifth prompt begins with a shared prefix."""
     rng = random.Random(5)
     shared = " ".join(rng.choice(WORDS) for _ in range(60))
     prompts = [" ".join(rng.choice(WORDS) for _ in range(1 + 2 * i)) for i in range(40)]
@@ -61,7 +61,7 @@ def asks() -> list[Ask]:
 
 
 def growth_of(server: ServerProcess, *names: str) -> Callable[[], list[float]]:
-    """Says how much these metrics have grown since."""
+    """A function that returns the growth of each metric since this call."""
     before = metrics(server.url, *names)
     return lambda: [now - was for now, was in zip(metrics(server.url, *names), before, strict=True)]
 
@@ -81,7 +81,7 @@ def cached_tokens(events: list[Any]) -> int:
 
 
 def leavers() -> list[Any]:
-    """Clients that go away at any time. What they leave in the cache is used by those who ask for the same."""
+    """Clients that leave at different times. What they leave in the cache is used by requests with the same prompts."""
     rng = random.Random(6)
 
     def leaver(ask: Ask, num_heard: int) -> Any:
@@ -97,7 +97,7 @@ def leavers() -> list[Any]:
 
 
 def crowd(server: ServerProcess) -> list[list[Any]]:
-    """What the forty hear, all at once, while others come and go."""
+    """The events of all 40 asks, sent at once among clients that leave."""
     asked, others = list(map(call, asks())), leavers()
     mixed = [*others[:10], *asked, *others[10:]]
     heard: list[list[Any]] = at_once(server.url, *mixed)[10:-10]
@@ -106,7 +106,7 @@ def crowd(server: ServerProcess) -> list[list[Any]]:
 
 @pytest.fixture(scope="module")
 def cold(plain: ServerProcess) -> list[Said]:
-    """One at a time, and nothing is kept."""
+    """The texts of the asks, sent one at a time to a server without a prefix cache."""
     heard = [at_once(plain.url, call(ask))[0] for ask in asks()]
     assert all(cached_tokens(events) == 0 for events in heard)
     return [said(events) for events in heard]
@@ -133,7 +133,7 @@ def test_chunked_is_cold(narrow: ServerProcess, cold: list[Said]) -> None:
 
 def test_preempted_is_cold(tight: ServerProcess, cold: list[Said]) -> None:
     for _ in range(2):
-        # It is taught that texts are short, and then they are not.
+        # Short texts make the server expect short texts; the next texts are long, so requests are preempted.
         at_once(tight.url, *[generate(QUESTION) for _ in range(64)])
         assert list(map(said, crowd(tight))) == cold
     preemptions, recomputed = metrics(tight.url, "tgi_request_preemptions", "tgi_recomputed_tokens")
@@ -147,9 +147,9 @@ def one_token_words() -> list[str]:
 
 
 def prompts_with_shared_prefix(seed: int) -> tuple[list[str], int]:
-    """32 prompts that part where their prefix ends, and how many tokens are each one's own."""
+    """32 prompts with a common prefix and different next tokens, and the number of tokens outside of the prefix."""
     rng, words = random.Random(seed), one_token_words()
-    prefix = "".join(rng.choice(words) for _ in range(PREFIX_TOKENS - 1))  # and the token that every prompt begins with
+    prefix = "".join(rng.choice(words) for _ in range(PREFIX_TOKENS - 1))  # plus the first token of every prompt
     firsts = rng.sample(words, 32)
     tails = [first + "".join(rng.choice(words) for _ in range(i % 7)) for i, first in enumerate(firsts)]
     prompts = [prefix + tail for tail in tails]
@@ -165,13 +165,13 @@ def test_a_shared_prefix_is_computed_once(caching: ServerProcess, num_first: int
     answers = [*at_once(caching.url, *asked[:num_first]), *at_once(caching.url, *asked[num_first:])]
     computed, hit = grown()
     found = sorted(answer["details"]["cached_tokens"] for answer in answers)
-    # Earlier tests may have left the token that every prompt begins with.
+    # The cache may hold the token that every prompt begins with, from earlier tests.
     assert found[0] in (0, 1) and found[1:] == [PREFIX_TOKENS] * 31
     assert computed == PREFIX_TOKENS - found[0] + num_private
     assert hit == sum(found)
 
 
-def test_whoever_has_another_salt_finds_nothing(caching: ServerProcess) -> None:
+def test_a_request_with_another_salt_finds_nothing_in_the_cache(caching: ServerProcess) -> None:
     def found(salt: str) -> int:
         answer = at_once(caching.url, generate(prompt, max_new_tokens=1, cache_salt=salt))[0]
         return int(answer["details"]["cached_tokens"])
@@ -185,7 +185,7 @@ def body_of(prompt: str, new_tokens: int) -> dict[str, Any]:
 
 
 def waits_of(response: httpx.Response) -> tuple[int, int]:
-    """Milliseconds in the queue, and until the text was complete."""
+    """(Milliseconds in the queue, milliseconds until the text was complete.)"""
     response.raise_for_status()
     return int(response.headers["x-queue-time"]), int(response.headers["x-total-time"])
 
@@ -199,14 +199,14 @@ def ask_as_greedy(prompt: str, new_tokens: int) -> Any:
 
 
 def modest_waits(server: ServerProcess) -> list[tuple[int, int]]:
-    """Of a client that wants one text at a time, and is content with its first token."""
+    """Waits of a client that sends one request at a time, for one token."""
     with httpx.Client(base_url=server.url, headers={"X-Tenant": "modest"}, timeout=60) as client:
         return [waits_of(client.post("/generate", json=body_of(f"{i} and no more", 1))) for i in range(16)]
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What the modest client saw while others were waiting."""
+    """Waits of the modest client while requests of the other client were waiting."""
 
     waits: list[tuple[int, int]]
     step_ms: float
@@ -221,12 +221,12 @@ def beside_many(server: ServerProcess) -> Beside:
     return Beside(waits, step_ms, metric(server.url, "tgi_queue_size"))
 
 
-def test_one_with_many_requests_does_not_push_out_another(narrow: ServerProcess) -> None:
+def test_a_client_with_many_requests_does_not_crowd_out_another(narrow: ServerProcess) -> None:
     async def beside(_: httpx.AsyncClient) -> Beside:
-        return await asyncio.to_thread(beside_many, narrow)  # apart from the many, which keep this loop busy
+        return await asyncio.to_thread(beside_many, narrow)  # in a thread, as the many requests keep this loop busy
 
     alone, alone_total = map(statistics.median, zip(*modest_waits(narrow), strict=True))
-    # Some of them end in nearly every step.
+    # Texts of different lengths, so that some of the texts end in nearly every step.
     many = [ask_as_greedy(f"{i} of many", 32 + i % 16) for i in range(200 + ROWS)]
     *others, seen = at_once(narrow.url, *many, beside)
     wait, total = map(statistics.median, zip(*seen.waits, strict=True))
@@ -234,7 +234,7 @@ def test_one_with_many_requests_does_not_push_out_another(narrow: ServerProcess)
     print(f"in the queue {wait} ms beside 200, {alone} ms alone, theirs {theirs} ms; a step {seen.step_ms:.1f} ms")
     print(f"until the first token {total} ms, {alone_total} ms alone; {seen.still_waiting:.0f} still waiting")
     assert seen.still_waiting > 0, "they were gone before it had all its answers"
-    # Steps are decided one at a time, and a row has to be given back: it is next, and that is all it waits for.
+    # The modest request is next in the queue: it waits only until a row is free, and for the step in flight.
     assert wait <= 2 * alone + 2 * seen.step_ms
     assert wait < theirs / 10
 
@@ -266,11 +266,11 @@ def test_at_its_deadline_a_text_ends_and_a_prompt_is_not_even_computed(narrow: S
         assert 8 < text["details"]["generated_tokens"] < 2000 and token_ids(text)[:8] == token_ids(whole)
 
 
-def test_a_flood_is_told_to_come_back_and_who_got_in_is_served(narrow: ServerProcess) -> None:
+def test_a_flood_is_refused_with_retry_after_and_accepted_requests_are_served(narrow: ServerProcess) -> None:
     async def post(client: httpx.AsyncClient) -> httpx.Response:
         return await client.post("/generate", json=body_of(prompt, 48))
 
-    prompt = "".join(one_token_words()[:999])  # eight of them may wait
+    prompt = "".join(one_token_words()[:999])  # the queue holds eight such prompts
     responses = at_once(narrow.url, *[post] * 300)
     served = [response for response in responses if response.status_code == 200]
     refused = [response for response in responses if response.status_code == 429]

@@ -1,4 +1,4 @@
-"""Where our processes listen, and who may speak to the shards."""
+"""The addresses and sockets on which the server's processes listen, and the permissions of the shards' sockets."""
 
 import os
 import stat

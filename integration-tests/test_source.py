@@ -1,4 +1,4 @@
-"""What is nowhere in our source: ways to run code that came as data."""
+"""No source file of this repository runs code that came as data."""
 
 import ast
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def offences(name: str, tree: ast.Module) -> list[str]:
 def _offence(node: ast.AST, name: str) -> str:
     if isinstance(node, ast.Import | ast.ImportFrom):
         if name == CONVERTER and ast.unparse(node) == "import pickle":
-            return ""  # for the name of the error that torch.load raises; its loads and Unpickler are called nowhere
+            return ""  # allowed for the name of torch.load's error; pickle's loads and Unpickler are never called
         modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
         bad = {module.split(".")[0] for module in modules} & FORBIDDEN_MODULES
         return f"imports {', '.join(bad)}" if bad else ""

@@ -1,4 +1,4 @@
-"""What `make install` fetches: every package by version and hash, and few that are ours to follow."""
+"""The packages that `make install` fetches: each has a version and hashes, and serving needs only a few."""
 
 import re
 import tomllib
@@ -32,7 +32,7 @@ def test_every_locked_package_has_one_version_and_hashes_except_torch():
 
 
 def test_the_lock_fits_pyproject():
-    """`make lock` was run after the last change of a dependency."""
+    """Fails if `make lock` was not run after a dependency changed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     locked: dict[str, list[Requirement]] = {}
     for lock in LOCKS:
@@ -59,6 +59,6 @@ def test_few_packages_are_needed_to_serve():
 
 
 def test_no_lock_names_a_host():
-    """A lock is good for every package index."""
+    """A lock file must work with any package index."""
     for path in (ROOT / "requirements").iterdir():
         assert "://" not in path.read_text(), path.name

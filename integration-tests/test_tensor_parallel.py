@@ -1,4 +1,4 @@
-"""Two and four shards say what one says, on a model with enough KV heads for each and on one with fewer than shards."""
+"""Two and four shards give the text of one shard, on a model with a KV head for each shard and on one with fewer."""
 
 import random
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def prompts() -> list[str]:
 
 
 def texts_of(model: Path, num_shard: int) -> tuple[list[list[int]], dict[int, float]]:
-    """Token ids of each prompt's greedy text, all asked at once, and the MiB that each shard has read."""
+    """(Token ids of each prompt's greedy text, all asked at once; the MiB that each shard has read.)"""
     with SHORT.server(num_shard, "--model-id", str(model)) as server:
         calls = [generate(text, max_new_tokens=NEW_TOKENS, ignore_eos_token=True) for text in prompts()]
         return [token_ids(answer) for answer in at_once(server.url, *calls)], mib_read(server.log())
@@ -40,7 +40,7 @@ def few_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(few_heads: Path) -> Callable[[Path], tuple[list[list[int]], dict[int, float]]]:
-    """What one shard says, asked once for each model."""
+    """The result of `texts_of` with one shard, computed once for each model."""
     known: dict[Path, tuple[list[list[int]], dict[int, float]]] = {}
 
     def ask(model: Path) -> tuple[list[list[int]], dict[int, float]]:
@@ -65,14 +65,15 @@ def test_the_greedy_text_is_that_of_one_shard(
         distances = distance_to_greedy(tokenizer().encode_batch([text])[0].ids, ids, model)
         assert distances.max() <= NEAR_TIE, f"{len(text)} characters: not the choice of one shard"
         near_ties += int((distances > 0).sum())
-    # Another text than one shard's is right only where scores were as good as equal.
+    # A text may differ from one shard's only where two scores were nearly equal.
     assert len(differing) <= near_ties
     print(f"{name}, {num_shard} shards: {near_ties} near-ties, {len(differing)} other texts of {PROMPTS}")
     assert_each_reads_its_part(read, read_alone[0], num_shard)
 
 
 def assert_each_reads_its_part(read: dict[int, float], alone_mib: float, num_shard: int) -> None:
-    """A share of 1 / N each, and what all of them need: norms, and KV heads where there are fewer than shards."""
+    """Each of N shards reads 1 / N of the tensors, plus tensors that all shards need: norms, and KV heads if there are
+    fewer KV heads than shards."""
     assert sorted(read) == list(range(num_shard))
     assert all(mib < alone_mib / num_shard * 1.25 for mib in read.values()), (read, alone_mib)
     assert sum(read.values()) >= alone_mib * 0.99, (read, alone_mib)
