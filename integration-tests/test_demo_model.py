@@ -32,7 +32,7 @@ def held_out(kind: Any, count: int) -> list[Turn]:
     return [kind(world) for _ in range(count)]
 
 
-def test_it_adds_numbers_and_reads_what_it_is_told(server: ServerProcess) -> None:
+def test_the_demo_model_adds_numbers_and_reads_its_prompt(server: ServerProcess) -> None:
     for kind, least in ((sum_question, 38), (facts, 35)):
         turns = held_out(kind, 40)
         answers = at_once(server.url, *(ask(question) for question, _ in turns))
@@ -40,7 +40,7 @@ def test_it_adds_numbers_and_reads_what_it_is_told(server: ServerProcess) -> Non
         assert right >= least, f"{kind.__name__}: {right} of 40"
 
 
-def test_it_writes_json_and_stories_and_knows_when_to_stop(server: ServerProcess) -> None:
+def test_the_demo_model_writes_json_and_stories_and_stops_by_itself(server: ServerProcess) -> None:
     answers = at_once(server.url, *(ask(question) for question, _ in held_out(json_request, 20)))
     assert sum(_is_json(text) for text, _ in answers) >= 19
     stories = at_once(server.url, *(ask(question) for question, _ in held_out(story_request, 20)))

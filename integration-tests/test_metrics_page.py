@@ -133,7 +133,7 @@ def _names(expression: str) -> set[str]:
     return set(re.findall(r"[a-zA-Z_:][\w:]*", bare)) - WORDS_OF_PROMQL
 
 
-def test_its_variables_are_those_of_the_queries(series: Series) -> None:
+def test_the_dashboards_variables_are_those_of_its_queries(series: Series) -> None:
     assert set(VARIABLES) == OF_TARGETS | {"datasource"}
     for name in OF_TARGETS:
         asked = re.fullmatch(r"label_values\((\w+)(?:\{.*\})?, (\w+)\)", VARIABLES[name]["query"]["query"])

@@ -112,26 +112,26 @@ def cold(plain: ServerProcess) -> list[Said]:
     return [said(events) for events in heard]
 
 
-def test_batched_is_cold(plain: ServerProcess, cold: list[Said]) -> None:
+def test_batched_texts_equal_texts_computed_one_at_a_time(plain: ServerProcess, cold: list[Said]) -> None:
     assert len(cold) == 40
     assert list(map(said, crowd(plain))) == cold
 
 
-def test_warm_is_cold(caching: ServerProcess, cold: list[Said]) -> None:
+def test_texts_with_a_cached_prefix_equal_texts_without_cache(caching: ServerProcess, cold: list[Said]) -> None:
     assert list(map(said, crowd(caching))) == cold
     warm = at_once(caching.url, *map(call, asks()))
     assert list(map(said, warm)) == cold
     assert all(cached_tokens(events) >= events[-1]["details"]["input_length"] - 1 > 0 for events in warm)
 
 
-def test_chunked_is_cold(narrow: ServerProcess, cold: list[Said]) -> None:
+def test_texts_of_chunked_prompts_equal_texts_of_whole_prompts(narrow: ServerProcess, cold: list[Said]) -> None:
     grown = growth_of(narrow, 'tgi_batch_inference_count{method="prefill"}', "tgi_prefilled_tokens")
     assert list(map(said, crowd(narrow))) == cold
     steps, tokens = grown()
     assert tokens / BUDGET <= steps
 
 
-def test_preempted_is_cold(tight: ServerProcess, cold: list[Said]) -> None:
+def test_preempted_texts_equal_texts_without_preemption(tight: ServerProcess, cold: list[Said]) -> None:
     for _ in range(2):
         # Short texts make the server expect short texts; the next texts are long, so requests are preempted.
         at_once(tight.url, *[generate(QUESTION) for _ in range(64)])
@@ -295,7 +295,7 @@ def is_idle(server: ServerProcess) -> bool:
     return metrics(server.url, "tgi_slots_used", "tgi_queue_size", "tgi_batch_current_size") == [0, 0, 0]
 
 
-def test_when_all_is_over_every_slot_is_free_or_cached(
+def test_idle_servers_have_only_free_and_cached_slots(
     plain: ServerProcess, caching: ServerProcess, narrow: ServerProcess, tight: ServerProcess
 ) -> None:
     servers: Sequence[ServerProcess] = (plain, caching, narrow, tight)

@@ -302,7 +302,7 @@ class Engine:
         """Ends a lost group and its rows: all running requests go back to the queue and wait for the next group."""
         log.error("shards of epoch %d are lost: %s", shards.epoch, reason)
         while self._in_flight and self._in_flight[0].has_answered:
-            await self._receive()  # what was computed before the loss counts
+            await self._receive()  # answers from before the loss count
         self._shards = None
         self._metrics.shard_losses.inc()
         self._lost_s = self._lost_s or time.perf_counter()
@@ -326,7 +326,7 @@ class Engine:
 
     async def _receive(self) -> None:
         """Waits for the answer of the oldest step in flight and applies it."""
-        oldest = self._in_flight[0]  # stays there until it has answered, so that a loss finds it
+        oldest = self._in_flight[0]  # an unanswered step stays in the queue, where `_lose` finds it
         try:
             answer = await oldest.answer
         except StepFailedError as error:

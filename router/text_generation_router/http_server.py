@@ -1,4 +1,4 @@
-"""The HTTP server and its graceful stop: accepted requests finish, new requests get 503, and a time limit ends both."""
+"""The HTTP server and its graceful stop: accepted requests finish, within a time limit, and new requests get 503."""
 
 import asyncio
 import gc

@@ -301,7 +301,7 @@ def test_a_request_cancelled_in_the_queue_reaches_no_shard() -> None:
     serve(use, max_rows=1)
 
 
-def test_an_end_of_text_token_ends_and_what_came_after_it_is_dropped() -> None:
+def test_an_end_of_text_token_ends_a_request_and_later_tokens_are_dropped() -> None:
     async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         events = [event async for event in engine.submit(GenerationRequest((7,), 50, stop=(chr_of(next_token([7])),)))]
         assert len(events) == 1
@@ -451,7 +451,7 @@ async def heard(stream: GenerationStream) -> list[TokenEvent]:
     return events
 
 
-def test_a_token_between_two_deaths_clears_a_request() -> None:
+def test_a_token_between_two_deaths_clears_a_request_of_blame() -> None:
     async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         assert await collect(engine.submit(GenerationRequest((5, 6), 30))) == expected_tokens([5, 6], 30)
 

@@ -54,7 +54,7 @@ def test_owners_take_turns_whatever_one_of_them_has_waiting():
     asyncio.run(run())
 
 
-def test_a_turn_counts_by_its_cost():
+def test_shares_are_equal_by_cost_not_by_number_of_calls():
     async def run():
         users = Users()
         users.want(A, cost=10, times=20)

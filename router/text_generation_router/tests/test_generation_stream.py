@@ -44,7 +44,7 @@ async def read(stream: GenerationStream) -> list[TokenEvent]:
     return [event async for event in stream]
 
 
-def test_an_expired_text_ends_without_a_token_and_with_all_it_has_said(vocabulary):
+def test_a_request_at_its_deadline_ends_with_an_event_without_a_token_and_its_whole_text(vocabulary):
     async def run() -> None:
         stream = make_stream(vocabulary, do_sample=True, seed=5)
         stream.running.cached_tokens = 2
@@ -117,7 +117,7 @@ def test_a_special_token_that_ends_the_text_shows_what_was_held_back_and_itself(
     asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
 
 
-def test_an_expired_request_that_has_said_nothing_fails(vocabulary):
+def test_a_request_without_a_token_at_its_deadline_fails(vocabulary):
     async def run() -> None:
         stream = make_stream(vocabulary)
         reading = asyncio.create_task(read(stream))
@@ -149,7 +149,7 @@ def test_a_reader_that_is_far_behind_pauses_its_request_until_half_is_read(vocab
     asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
 
 
-def test_every_end_tells_what_was_cached(vocabulary):
+def test_every_last_event_has_the_number_of_cached_tokens(vocabulary):
     async def run() -> None:
         stream = make_stream(vocabulary)
         stream.running.cached_tokens = 3

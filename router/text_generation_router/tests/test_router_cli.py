@@ -241,7 +241,7 @@ def test_a_bound_port_stays_closed_until_it_is_served():
         assert client.connect_ex(listener.getsockname()) != 0
 
 
-def test_a_taken_port_is_named():
+def test_the_error_for_a_taken_port_names_it():
     with bind(config()) as first:
         first.listen()
         port = first.getsockname()[1]

@@ -135,7 +135,7 @@ def test_a_warm_up_asks_all_ranks_and_the_smallest_counts(tmp_path: Path) -> Non
     over(tmp_path, use)
 
 
-def test_a_step_with_chunks_carries_all_that_a_shard_learns_about_a_request(tmp_path: Path) -> None:
+def test_a_step_with_chunks_carries_the_whole_request(tmp_path: Path) -> None:
     sampling = dict(
         temperature=0.5, top_k=7, top_p=0.25, typical_p=0.75, do_sample=True, seed=2**64 - 1, repetition_penalty=1.5,
         frequency_penalty=-0.5, watermark=True,

@@ -33,8 +33,8 @@ BESIDE_A_CUT = re.compile(rf"[A-Za-z{SPACES}]")
 # The search for a cut holds the interpreter lock, so it goes through one window of this size at a time.
 WINDOW_CHARS = 1024
 
-# Regular expressions no match of which continues from a letter to a space, while a match may begin with a space and a
-# letter. So a match ends at every cut, and the matches after the cut do not depend on the text before.
+# Regular expressions that never match a letter followed by a space, but may match a space followed by a letter. So a
+# match ends at every cut, and the matches after the cut do not depend on the text before.
 SPLITTING_PATTERNS = frozenset(
     {
         # GPT-2

@@ -204,7 +204,7 @@ def test_texts_that_cannot_be_cut_do_not_delay_other_texts(blocked):
     asyncio.run(run())
 
 
-def test_a_text_gives_its_turn_away_after_each_part(loaded):
+def test_other_tenants_get_the_thread_after_each_part_of_a_text(loaded):
     """One thread gets a text of many parts, then a short text of another tenant."""
     loaded._threads.close()
     loaded._threads = FairThreads(1, 8, "test")
