@@ -45,7 +45,7 @@ def test_milestones_come_in_tgi_s_order_and_few_lines(site):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_every_end_signal_is_an_orderly_end(site, number):
-    """Whoever runs the tests may have told them to ignore a signal, as nohup does; the launcher would heed that."""
+    """The process that runs the tests may ignore a signal, as under nohup; the launcher would ignore it too."""
     before = signal.signal(number, signal.SIG_DFL)
     try:
         launch = site.launch().ready()
