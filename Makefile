@@ -29,7 +29,7 @@ CPU_KERNELS := server/text_generation_server/kernels/cpu
 C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])
 
 .PHONY: install run test check format prose proto lock sbom audit fuzz demo-model bench bench-peers gpu-wheels gpu-check chaos \
-	attacks mutate test-clients clean
+	attacks digest mutate test-clients clean
 
 install: .venv/installed
 
@@ -139,6 +139,11 @@ gpu-check:
 # Kills, stops and starves a server under 64 streams, and writes what its clients noticed into integration-tests/README.md.
 chaos: install
 	$(BIN)/python integration-tests/chaos.py --write integration-tests/README.md $(ARGS)
+
+# One number for all that 500 mixed requests are answered, with a killed shard: the same before and after a change that
+# must alter no answer. Another version's: ARGS="--launcher ../older/.venv/bin/text-generation-launcher".
+digest: install
+	$(BIN)/python integration-tests/make_digest.py $(ARGS)
 
 # One tenant attacks, another one is served: every assault for 24 s, and the table in integration-tests/README.md. About
 # 40 minutes. An older version beside it, in turns: ARGS="--before ../older/.venv/bin/text-generation-launcher".
