@@ -2,8 +2,9 @@
 
 500 mixed requests, 32 at a time, float32, with too few token slots for all of them, and a shard killed half-way: the
 digest covers every event of every stream (ids, texts, log-probabilities, top tokens, finish reasons). `--launcher`
-asks another version's server. Exit status 1 where fewer than 21 requests were preempted. A server without compiled kernels (an empty `kernels/cpu/built`) has the same digest
-only on processors where torch's products and ours round alike.
+asks another version's server. Exit status 1 where fewer than 21 requests were preempted. A server without compiled
+kernels (an empty `kernels/cpu/built`) has the same digest only on processors where torch's products and ours round
+alike.
 """
 
 import argparse
