@@ -21,10 +21,10 @@ rm -rf .venv/build/wheels
 $(BIN)/pip install $(QUIET) --no-deps --force-reinstall .venv/build/wheels/*.whl
 endef
 # Files and folders whose comments, docstrings and messages tools/prose must pass: `make check` refuses findings there.
-PLAIN := .ci ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md Makefile README.md docs hatch_build.py launcher monitoring proto \
-	pyproject.toml requirements server tools \
+PLAIN := .ci ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md Makefile README.md common docs hatch_build.py launcher monitoring \
+	proto pyproject.toml requirements server tools \
 	':!server/text_generation_server/kernels/cpu' ':!tools/mutation'
-CODE := benchmark clients/python integration-tests launcher router server tools hatch_build.py
+CODE := benchmark clients/python common integration-tests launcher router server tools hatch_build.py
 CPU_KERNELS := server/text_generation_server/kernels/cpu
 C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])
 
@@ -61,8 +61,9 @@ test: install
 check: install
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
-	$(BIN)/mypy benchmark/text_generation_benchmark clients/python/text_generation launcher/text_generation_launcher \
-		router/text_generation_router server/text_generation_server tools/demo_model tools/gpu_check tools/mutation tools/prose
+	$(BIN)/mypy benchmark/text_generation_benchmark clients/python/text_generation common/text_generation_common \
+		launcher/text_generation_launcher router/text_generation_router server/text_generation_server \
+		tools/demo_model tools/gpu_check tools/mutation tools/prose
 	PYTHONPATH=tools $(BIN)/python -m prose $(PLAIN)
 	$(BIN)/clang-format --dry-run -Werror $(C_CODE)
 	$(BIN)/python $(CPU_KERNELS)/build.py --check
@@ -133,7 +134,7 @@ gpu-wheels: install
 
 # Kernels, speed and the whole server on a GPU, into benchmark/results/, or a rehearsal without one. Installs nothing.
 gpu-check:
-	PYTHONPATH=$(CURDIR)/.gpu/site:$(CURDIR)/benchmark:$(CURDIR)/launcher:$(CURDIR)/router:$(CURDIR)/server:$(CURDIR)/tools \
+	PYTHONPATH=$(subst $() ,:,$(addprefix $(CURDIR)/,.gpu/site benchmark common launcher router server tools)) \
 		$(PYTHON) -m gpu_check.check $(ARGS)
 
 # Kills, stops and starves a server under 64 streams, and writes what its clients noticed into integration-tests/README.md.

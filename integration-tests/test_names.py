@@ -31,7 +31,14 @@ def test_no_class_name_stands_twice() -> None:
 
 
 def test_all_packages_are_looked_at() -> None:
-    assert {name.split("/")[0] for name, _ in sources()} >= {"benchmark", "launcher", "router", "server", "tools"}
+    assert {name.split("/")[0] for name, _ in sources()} >= {
+        "benchmark",
+        "common",
+        "launcher",
+        "router",
+        "server",
+        "tools",
+    }
 
 
 def test_a_class_name_that_stands_twice_is_found() -> None:

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = [
     "benchmark/text_generation_benchmark",
     "clients/python/text_generation",
+    "common/text_generation_common",
     "launcher/text_generation_launcher",
     "router/text_generation_router",
     "server/text_generation_server",

@@ -8,7 +8,7 @@ import typer
 from text_generation_benchmark.output import show_table
 from text_generation_benchmark.shards.cli import benchmark_shards
 from text_generation_benchmark.simulation.cli import replay, simulate
-from text_generation_launcher.model import demo_directory
+from text_generation_common.model_folder import demo_directory
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 app.callback(invoke_without_command=True)(benchmark_shards)

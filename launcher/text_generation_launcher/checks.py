@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from text_generation_common.errors import ArgumentValidation
+from text_generation_common.flags import flag_name
 from text_generation_launcher.config import OTLP_SERVICE_NAME, KvCacheDtype, LauncherConfig, Quantize
-from text_generation_launcher.errors import ArgumentValidation
-from text_generation_launcher.flags import flag_name
 
 logger = logging.getLogger("text_generation_launcher")
 

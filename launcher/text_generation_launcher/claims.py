@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from text_generation_launcher.errors import AddressInUse
-from text_generation_launcher.places import ServerPlace
+from text_generation_common.errors import AddressInUse
+from text_generation_common.places import ServerPlace
 
 # Seconds that the janitor of a killed launcher gets to clean up, and seconds between two looks at the lock.
 CLEANING_S, POLL_S = 5.0, 0.05

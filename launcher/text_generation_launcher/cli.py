@@ -17,15 +17,17 @@ from typing import Any
 
 import typer
 
-from text_generation_launcher import commands, faults, places
+from text_generation_common import faults, places
+from text_generation_common.errors import CommandError
+from text_generation_common.flags import env_name, flag_name, switches
+from text_generation_common.logs import setup_logging
+from text_generation_common.places import ServerPlace
+from text_generation_common.typer_command import signature
+from text_generation_launcher import commands
 from text_generation_launcher.claims import claim_port, claim_sockets
 from text_generation_launcher.config import LauncherConfig
-from text_generation_launcher.errors import LauncherError
-from text_generation_launcher.flags import env_name, flag_name, signature, switches
 from text_generation_launcher.janitor import Janitor, employ
-from text_generation_launcher.logs import setup_logging
 from text_generation_launcher.open_files import allow_open_files
-from text_generation_launcher.places import ServerPlace
 from text_generation_launcher.resolve import resolve
 from text_generation_launcher.supervisor import Supervisor
 
@@ -40,7 +42,7 @@ VERSION = inspect.Parameter(
 
 
 def main(arguments: Sequence[str] | None = None, program_directories: Sequence[Path] | None = None) -> None:
-    """Exits with 0 after a signal, 1 on a LauncherError, 2 on wrong usage.
+    """Exits with 0 after a signal, 1 on a CommandError, 2 on wrong usage.
 
     `program_directories` are searched for the children's programs before PATH; by default the directory of this Python
     interpreter.
@@ -88,7 +90,7 @@ def run(config: LauncherConfig, environ: Mapping[str, str], program_directories:
             port = listener.getsockname()[1]
             config = replace(config, shard_uds_path=place.prefix)
             asyncio.run(Supervisor(config, programs, environ, listener.fileno(), port, place, janitor).run())
-    except LauncherError as error:
+    except CommandError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
     return 0

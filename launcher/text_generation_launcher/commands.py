@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from text_generation_common.flags import env_name, flag_name, off_flag_name
+from text_generation_common.logs import LEVELS
+from text_generation_common.places import socket_path
 from text_generation_launcher.config import LauncherConfig, LoadFormat
 from text_generation_launcher.errors import DownloadError, WebserverCannotStart
-from text_generation_launcher.flags import env_name, flag_name, off_flag_name
-from text_generation_launcher.logs import LEVELS
-from text_generation_launcher.places import socket_path
 
 # Flags that the router gets under the same name. Flags without effect are not passed on.
 ROUTER_FLAGS = (

@@ -8,7 +8,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from text_generation_launcher.flags import flag
+from text_generation_common.flags import flag
 
 DEMO_MODEL = "demo"
 OTLP_SERVICE_NAME = "text-generation-inference.router"

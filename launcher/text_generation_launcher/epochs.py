@@ -7,12 +7,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from text_generation_launcher.errors import LauncherError, ShardCannotStart, ShardFailed
-from text_generation_launcher.link import LinkEvent, LinkMessage
+from text_generation_common.errors import CommandError
+from text_generation_common.link import LinkEvent, LinkMessage
+from text_generation_common.tasks import cancelled
+from text_generation_launcher.errors import ShardCannotStart, ShardFailed
 from text_generation_launcher.process import Child, log_last_lines
 from text_generation_launcher.restarts import Restarts
 from text_generation_launcher.shard_group import Loss, ShardGroup
-from text_generation_launcher.tasks import cancelled
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -40,7 +41,7 @@ class Epochs:
         self._has_been_ready = False
 
     async def run(self) -> None:
-        """Never returns. Logs the last lines of the failed shard and raises a LauncherError when no further start can
+        """Never returns. Logs the last lines of the failed shard and raises a CommandError when no further start can
         help. When the task is cancelled the shards live on: the supervisor stops them with SIGTERM.
         """
         self._clean()  # A launcher that was killed together with its janitor may have left files.
@@ -86,7 +87,7 @@ class Epochs:
         logger.info("Starting shard")
         try:
             await group.start(lambda rank: self._start_shard(rank, self._number))
-        except LauncherError as error:
+        except CommandError as error:
             if self._number == 1:
                 raise
             group.lose(Loss(f"Shard cannot start: {error.reason}"))

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from text_generation_launcher.places import ServerPlace
+from text_generation_common.places import ServerPlace
 
 ORDERLY_END = "end"
 # Seconds that killed processes get to disappear, and seconds between two looks at them.

@@ -2,14 +2,14 @@
 
 import json
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from text_generation_launcher import quantization
+from text_generation_common import quantization
+from text_generation_common.errors import ArgumentValidation
+from text_generation_common.model_files import read_model_file
+from text_generation_common.model_folder import demo_directory
 from text_generation_launcher.config import DEMO_MODEL, LauncherConfig
-from text_generation_launcher.errors import ArgumentValidation
-from text_generation_launcher.model_files import read_model_file
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # A hub id never starts with these: --model-id is then a path, and the error says that the path does not exist.
@@ -32,14 +32,6 @@ def locate(config: LauncherConfig) -> str:
     if config.model_id.startswith(PATH_STARTS) or not HUB_ID.fullmatch(config.model_id):
         raise ArgumentValidation(f"model directory {config.model_id} does not exist: check --model-id")
     return config.model_id
-
-
-def demo_directory() -> Path:
-    """The demo model's folder, found without importing the package that contains it, which would load torch."""
-    spec = find_spec("text_generation_server")
-    if spec is None or not spec.submodule_search_locations:
-        raise ArgumentValidation("the demo model is not installed: pass --model-id")
-    return Path(spec.submodule_search_locations[0]) / "demo_model"
 
 
 def _refuse_quantized(directory: Path) -> None:

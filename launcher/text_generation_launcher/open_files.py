@@ -2,7 +2,7 @@
 
 import resource
 
-from text_generation_launcher.errors import ArgumentValidation
+from text_generation_common.errors import ArgumentValidation
 
 # Open files that a process needs: a shard opens about 60 while it loads; the others are for connections. The launcher
 # opens a few more for every shard.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from text_generation_launcher.logs import LEVELS
+from text_generation_common.logs import LEVELS
 
 
 def relay(line: str, source: str, fields: Mapping[str, object]) -> None:

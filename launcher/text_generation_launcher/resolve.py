@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from text_generation_common.errors import ArgumentValidation
 from text_generation_launcher import checks, model
 from text_generation_launcher.config import DEMO_MODEL, LauncherConfig, RopeScalingKind, TrueFalse
-from text_generation_launcher.errors import ArgumentValidation, NotEnoughCUDADevices
+from text_generation_launcher.errors import NotEnoughCUDADevices
 
 logger = logging.getLogger("text_generation_launcher")
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
+from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import ShardFailed
 from text_generation_launcher.health import Probe, Watchdog
 from text_generation_launcher.process import Child
-from text_generation_launcher.tasks import cancelled
 
 # Seconds between two Health calls; shorter before a shard is ready, because the server's start waits for it.
 POLL_S = 0.5

@@ -9,18 +9,19 @@ import logging
 import signal
 from collections.abc import Callable, Mapping
 
+from text_generation_common.errors import CommandError
+from text_generation_common.link import LinkEvent, LinkMessage
+from text_generation_common.places import ServerPlace
+from text_generation_common.tasks import cancelled
 from text_generation_launcher import commands, model
 from text_generation_launcher.commands import Command, Programs
 from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.epochs import Epochs
-from text_generation_launcher.errors import DownloadError, LauncherError, ShardCannotStart, WebserverCannotStart
+from text_generation_launcher.errors import DownloadError, ShardCannotStart, WebserverCannotStart
 from text_generation_launcher.janitor import Janitor
-from text_generation_launcher.link import LinkEvent, LinkMessage
-from text_generation_launcher.places import ServerPlace
 from text_generation_launcher.process import Child, log_last_lines
 from text_generation_launcher.resolve import available_cores, with_prefill_budget
 from text_generation_launcher.restarts import MOST_DEATHS, Restarts
-from text_generation_launcher.tasks import cancelled
 from text_generation_launcher.webserver import Webserver
 
 logger = logging.getLogger("text_generation_launcher")
@@ -65,7 +66,7 @@ class Supervisor:
         )
 
     async def run(self) -> None:
-        """Returns after a signal; raises a LauncherError when children end too often. No child is left either way."""
+        """Returns after a signal; raises a CommandError when children end too often. No child is left either way."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             # A signal that the launcher was started to ignore (by nohup, or as a background job) stays ignored.
@@ -120,7 +121,7 @@ class Supervisor:
         command = commands.router(self._config, self._programs, self._environ, self._listen_fd, self._port, launcher_fd)
         return await self._start(command, WebserverCannotStart)
 
-    async def _start(self, command: Command, error: Callable[[str], LauncherError]) -> Child:
+    async def _start(self, command: Command, error: Callable[[str], CommandError]) -> Child:
         try:
             child = await Child.start(command)
         except OSError as reason:

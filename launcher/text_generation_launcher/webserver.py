@@ -10,12 +10,12 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from text_generation_common.link import Link, LinkEvent, LinkMessage
+from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import WebserverCannotStart, WebserverFailed
-from text_generation_launcher.link import Link, LinkEvent, LinkMessage
 from text_generation_launcher.process import Child, log_last_lines
 from text_generation_launcher.pulse import Pulse, until_it_hangs
 from text_generation_launcher.restarts import Restarts
-from text_generation_launcher.tasks import cancelled
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -64,7 +64,7 @@ class Webserver:
         self._send(signal.SIGTERM)
 
     async def run(self) -> None:
-        """Returns only after `stop`. Raises a LauncherError when another start would not help."""
+        """Returns only after `stop`. Raises a CommandError when another start would not help."""
         while True:
             try:
                 await self._life_of_a_router()

@@ -6,9 +6,9 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from text_generation_launcher import faults, places
-from text_generation_launcher.errors import LauncherError
-from text_generation_launcher.logs import setup_logging
+from text_generation_common import faults, places
+from text_generation_common.errors import CommandError
+from text_generation_common.logs import setup_logging
 from text_generation_router.api.caller import CacheScope
 from text_generation_router.api.keys import digests_of
 from text_generation_router.api.peer import networks_of
@@ -156,7 +156,7 @@ def config_of(given: dict[str, Any]) -> RouterConfig:
 def find_shard(port: int, runtime_dir: str) -> str:
     try:
         return places.find_master_socket(port, runtime_dir)
-    except LauncherError as error:
+    except CommandError as error:
         raise StartError(error.reason) from None
 
 

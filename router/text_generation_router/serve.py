@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, suppress
 
 import uvloop
 
-from text_generation_launcher.link import Link
+from text_generation_common.link import Link
 from text_generation_router.api import reading_child
 from text_generation_router.api.body import Bodies
 from text_generation_router.api.caller import Callers

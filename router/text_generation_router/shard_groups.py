@@ -3,7 +3,7 @@
 import asyncio
 from typing import Protocol
 
-from text_generation_launcher.link import Link, LinkEvent, LinkMessage
+from text_generation_common.link import Link, LinkEvent, LinkMessage
 from text_generation_router.errors import ShardsError
 from text_generation_router.shards import ShardedClient
 

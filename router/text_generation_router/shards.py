@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from text_generation_launcher import faults
+from text_generation_common import faults
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_router.errors import ShardsError, StepAbortedError, StepFailedError, WarmupRefusedError

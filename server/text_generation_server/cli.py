@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
 
-from text_generation_launcher import faults, places
-from text_generation_launcher.errors import LauncherError
-from text_generation_launcher.logs import setup_logging
+from text_generation_common import faults, places
+from text_generation_common.errors import CommandError
+from text_generation_common.logs import setup_logging
 from text_generation_server.config import DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, QUANTIZATIONS, ShardConfig
 from text_generation_server.errors import OptionError, ShardError
 
@@ -192,7 +192,7 @@ def _own_path(port: int, environment: Mapping[str, str]) -> str:
     place = places.of_port(port, environment.get("XDG_RUNTIME_DIR", ""))
     try:
         place.make()
-    except LauncherError as error:
+    except CommandError as error:
         raise OptionError(error.reason) from None
     return place.prefix
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from text_generation_launcher.model_files import read_model_file
+from text_generation_common.model_files import read_model_file
 from text_generation_server.config import ShardConfig
 from text_generation_server.distributed import Group, join_group
 from text_generation_server.errors import ModelError

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from text_generation_launcher import faults
+from text_generation_common import faults
 from text_generation_server.batch import Batches, PromptChunk, Rows, StepBatch
 from text_generation_server.distributed import Group
 from text_generation_server.errors import StepError

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from text_generation_launcher import faults
+from text_generation_common import faults
 from text_generation_server.errors import GroupBroken, StepAborted, StepFailed, StepRefused
 from text_generation_server.results import Pending, completed
 

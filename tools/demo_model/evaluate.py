@@ -26,7 +26,7 @@ from demo_model.corpus import (
     story_request,
     sum_question,
 )
-from text_generation_launcher.model import demo_directory
+from text_generation_common.model_folder import demo_directory
 
 EOS = "</s>"
 CASES = 100

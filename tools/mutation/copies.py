@@ -11,7 +11,7 @@ from py_compile import PycInvalidationMode
 from mutation.mutants import Mutant
 
 # Folders with what our packages are imported from; the rest is made by an installation and not under version control.
-PACKAGES = ("benchmark", "clients/python", "launcher", "proto", "router", "server")
+PACKAGES = ("benchmark", "clients/python", "common", "launcher", "proto", "router", "server")
 BUILT = ("proto/text_generation_proto", "server/text_generation_server/kernels/cpu/built")
 
 

@@ -13,6 +13,7 @@ class Room:
 
 SERVER = "server/text_generation_server"
 ROUTER = "router/text_generation_router"
+COMMON = "common/text_generation_common"
 LAUNCHER = "launcher/text_generation_launcher"
 
 ROOMS = (
@@ -50,9 +51,12 @@ ROOMS = (
     ),
     Room(
         "launcher",
-        (f"{LAUNCHER}/*.py",),
+        (f"{LAUNCHER}/*.py", f"{COMMON}/*.py"),
         # Without test_hung_router.py, which waits for most of a minute.
-        (f"{LAUNCHER}/tests/test_[!h]*.py", f"{LAUNCHER}/tests/test_hostile_places.py"),
+        (
+            f"{LAUNCHER}/tests/test_[!h]*.py", f"{LAUNCHER}/tests/test_hostile_places.py",
+            f"{COMMON}/tests/test_*.py",
+        ),
     ),
 )  # fmt: skip
 

@@ -11,8 +11,8 @@ from text_generation_benchmark.shards.prompt import prompt_ids
 from text_generation_benchmark.shards.rounds import open_benchmark
 from text_generation_benchmark.shards.statistics import Results, Round
 from text_generation_benchmark.shards.tables import tables
-from text_generation_launcher.errors import LauncherError
-from text_generation_launcher.places import find_master_socket
+from text_generation_common.errors import CommandError
+from text_generation_common.places import find_master_socket
 from text_generation_router.errors import ShardsError, StartError
 from text_generation_router.text.validation import AskedParameters
 
@@ -102,7 +102,7 @@ def benchmark_shards(
 def find_shard(port: int, runtime_dir: str) -> str:
     try:
         return find_master_socket(port, runtime_dir)
-    except LauncherError as error:
+    except CommandError as error:
         fail(error.reason)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from text_generation_benchmark.step_profile import PARTS, REST, as_markdown, profile_step
-from text_generation_launcher.model import demo_directory
+from text_generation_common.model_folder import demo_directory
 
 
 def test_the_parts_of_a_step_are_all_of_it() -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from text_generation_launcher.logs import JsonFormatter, TextFormatter
+from text_generation_common.logs import JsonFormatter, TextFormatter
 from text_generation_launcher.relay import record_of
 
 LINE = {

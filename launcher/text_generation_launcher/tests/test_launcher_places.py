@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from text_generation_launcher.places import find_master_socket
+from text_generation_common.places import find_master_socket
 
 
 def free_port() -> str:

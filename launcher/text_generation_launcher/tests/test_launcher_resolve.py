@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from text_generation_common.errors import CommandError
 from text_generation_launcher.config import (
     KvCacheDtype,
     LauncherConfig,
@@ -15,7 +16,6 @@ from text_generation_launcher.config import (
     TrueFalse,
     UsageStats,
 )
-from text_generation_launcher.errors import LauncherError
 from text_generation_launcher.model import model_config
 from text_generation_launcher.resolve import count_devices, resolve, resolve_rope, shard_count, with_prefill_budget
 
@@ -27,7 +27,7 @@ def config(tmp_path) -> LauncherConfig:
 
 
 def error_of(config, environ=None, **changes) -> str:
-    with pytest.raises(LauncherError) as caught:
+    with pytest.raises(CommandError) as caught:
         resolve(replace(config, **changes), environ or {})
     return str(caught.value)
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from text_generation_launcher import places
+from text_generation_common import places
+from text_generation_common.errors import AddressInUse, ArgumentValidation, CommandError
+from text_generation_common.places import ServerPlace, chosen, find_master_socket, of_port
 from text_generation_launcher.claims import claim_sockets
-from text_generation_launcher.errors import AddressInUse, ArgumentValidation, LauncherError
-from text_generation_launcher.places import ServerPlace, chosen, find_master_socket, of_port
 
 NOBODY, SOMEBODY = 4001, 4002
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two other users")
@@ -32,17 +32,17 @@ def runtime_dir() -> Iterator[Path]:
 
 
 def in_a_child(user: int, code: str) -> str:
-    """Runs `code` as another user, and returns its output. `places`, `claim_sockets` and LauncherError are imported."""
+    """Runs `code` as another user, and returns its output. `places`, `claim_sockets` and CommandError are imported."""
     script = f"""
 import os, socket, sys
 from pathlib import Path
-from text_generation_launcher import places
+from text_generation_common import places
 from text_generation_launcher.claims import claim_sockets
-from text_generation_launcher.errors import LauncherError
+from text_generation_common.errors import CommandError
 os.setgid({user}); os.setuid({user})
 try:
     {code}
-except LauncherError as error:
+except CommandError as error:
     print(error.reason)
 """
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -52,7 +52,7 @@ except LauncherError as error:
 
 
 def refusal(place: ServerPlace) -> str:
-    with pytest.raises(LauncherError) as refused, claim_sockets(place):
+    with pytest.raises(CommandError) as refused, claim_sockets(place):
         pass
     assert "\n" not in refused.value.reason and place.advice in refused.value.reason
     return refused.value.reason
@@ -271,7 +271,7 @@ def test_launchers_that_start_and_end_do_not_hinder_each_other(runtime_dir: Path
     """A launcher that ends removes folders while another launcher is about to use them."""
     code = f"""
 from text_generation_launcher.claims import claim_sockets
-from text_generation_launcher.places import of_port
+from text_generation_common.places import of_port
 for _ in range(300):
     with claim_sockets(of_port(PORT, {str(runtime_dir)!r})):
         pass

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from text_generation_common.link import LinkEvent, LinkMessage
 from text_generation_launcher.commands import Command
 from text_generation_launcher.errors import WebserverCannotStart, WebserverFailed
-from text_generation_launcher.link import LinkEvent, LinkMessage
 from text_generation_launcher.process import Child
 from text_generation_launcher.webserver import Webserver
 

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from text_generation_launcher.link import Link, LinkEvent, LinkMessage
+from text_generation_common.link import Link, LinkEvent, LinkMessage
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_router.errors import ShardsError

@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 import orjson
 
-from text_generation_launcher.model_files import read_model_file
+from text_generation_common.model_files import read_model_file
 from text_generation_router.errors import StartError, TemplateError
 from text_generation_router.text.template_cost import cost_of
 from text_generation_router.text.template_environment import RaisedError, TemplateEnvironment

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import orjson
 from tokenizers import Encoding, Tokenizer
 
-from text_generation_launcher.model_files import read_model_file
+from text_generation_common.model_files import read_model_file
 from text_generation_router.errors import StartError, ValidationError
 from text_generation_router.fair_threads import FairThreads
 from text_generation_router.memory import give_back_memory

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from text_generation_launcher import quantization
+from text_generation_common import quantization
 from text_generation_server.errors import ModelError
 from text_generation_server.layers.rotary import RopeScaling
 from text_generation_server.models.fields import READ, unknown_fields

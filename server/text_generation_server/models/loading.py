@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from text_generation_launcher import faults
+from text_generation_common import faults
 from text_generation_server.distributed import Group
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.layers.linear import LinearOp, RowLinear, make_linear

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from text_generation_launcher.model_files import read_model_file
+from text_generation_common.model_files import read_model_file
 from text_generation_server.errors import ModelError
 
 LONGEST_VALUE = 40  # most characters of a value that a message repeats

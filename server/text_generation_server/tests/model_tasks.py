@@ -10,7 +10,7 @@ import torch
 from collective_tasks import error_of
 from shard_tools import BATCH, Client, generate, make_runner, random_ids, scattered_slots
 
-from text_generation_launcher import faults
+from text_generation_common import faults
 from text_generation_server.batch import StepBatch
 from text_generation_server.distributed import Group
 from text_generation_server.runner import ModelRunner

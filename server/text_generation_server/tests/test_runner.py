@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from shard_tools import BATCH, Client, generate, make_checkpoint, make_runner, random_ids, scattered_slots, warm_runner
 
-from text_generation_launcher import faults
+from text_generation_common import faults
 from text_generation_server.batch import PromptChunk, StepBatch
 from text_generation_server.errors import MemoryLimitError, StepError
 from text_generation_server.kv_cache import bytes_per_slot

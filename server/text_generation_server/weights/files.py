@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from text_generation_launcher.model_files import read_model_file
+from text_generation_common.model_files import read_model_file
 from text_generation_server.errors import WeightsError
 from text_generation_server.weights.formats import refuse_quantized, refuse_quantized_tensors
 from text_generation_server.weights.names import INDEX, is_plain, missing_parts, safetensors_names

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from text_generation_launcher import quantization
+from text_generation_common import quantization
 from text_generation_server.errors import WeightsError
 
 SERVED_TYPES = frozenset({"BF16", "F16", "F32", "F64"})

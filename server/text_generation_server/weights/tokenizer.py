@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from text_generation_launcher.model_files import read_model_file
+from text_generation_common.model_files import read_model_file
 from text_generation_server.errors import WeightsError
 from text_generation_server.weights.child import run_child
 from text_generation_server.weights.names import SIDE_FILES, SLOW_TOKENIZER_FILES

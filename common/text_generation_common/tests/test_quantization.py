@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from text_generation_launcher.quantization import format_name, refusal
+from text_generation_common.quantization import format_name, refusal
 
 # By format: the settings that tools write into a checkpoint, reduced to the fields that name the format.
 ANNOUNCEMENTS = {

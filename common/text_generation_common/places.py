@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from text_generation_launcher.errors import AddressInUse, ArgumentValidation
+from text_generation_common.errors import AddressInUse, ArgumentValidation
 
 # `sockaddr_un.sun_path` holds 108 bytes on Linux, the closing zero included.
 MAX_SOCKET_PATH_BYTES = 107

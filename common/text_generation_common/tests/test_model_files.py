@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from text_generation_launcher import model_files
-from text_generation_launcher.model_files import read_model_file
+from text_generation_common import model_files
+from text_generation_common.model_files import read_model_file
 
 
 def test_a_regular_file_is_read_whole_up_to_its_limit(tmp_path, monkeypatch):

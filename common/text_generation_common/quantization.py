@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from text_generation_launcher.model_files import read_model_file
+from text_generation_common.model_files import read_model_file
 
 # The formats of quantized checkpoints that are served.
 SERVED: frozenset[str] = frozenset()

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-from text_generation_launcher.link import Link, LinkEvent, LinkMessage
+from text_generation_common.link import Link, LinkEvent, LinkMessage
 
 
 def test_the_last_messages_of_an_ended_process_are_received_after_a_failed_send() -> None:

@@ -1,11 +1,8 @@
-"""Makes a typer command from the fields of a frozen dataclass, so that each flag is declared once, in `config.py`."""
+"""Declares flags as the fields of a frozen dataclass. `typer_command.py` makes a command of them."""
 
-import inspect
 from collections.abc import Iterator
-from dataclasses import Field, field, fields
+from dataclasses import field, fields
 from typing import Any
-
-import typer
 
 
 def flag(
@@ -37,30 +34,7 @@ def env_name(field_name: str) -> str:
     return field_name.upper()
 
 
-def signature(config_class: Any) -> inspect.Signature:
-    """The signature from which typer builds the command. The command's keyword arguments are the dataclass's fields."""
-    return inspect.Signature([_parameter(item) for item in fields(config_class)])
-
-
 def switches(config_class: Any) -> Iterator[str]:
     """Names of the switches of TGI's launcher, all off by default: they take no value on the command line, and exactly
     true or false in the environment. (Switches of TGI's shards, such as PREFIX_CACHING, take 1, 0, True and so on.)"""
     return (item.name for item in fields(config_class) if item.default is False and item.metadata["env"])
-
-
-def _parameter(item: "Field[Any]") -> inspect.Parameter:
-    about = item.metadata
-    name = flag_name(item.name)
-    if item.default is True:
-        name += "/" + off_flag_name(item.name)
-    names = [name] + ([about["short"]] if about["short"] else [])
-    option = typer.Option(
-        item.default,
-        *names,
-        envvar=env_name(item.name) if about["env"] else None,
-        help=about["help"],
-        hidden=about["hidden"],
-        min=about["min"],
-        max=about["max"],
-    )
-    return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=item.type)

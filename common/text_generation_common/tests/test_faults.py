@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from text_generation_launcher import faults
-from text_generation_launcher.faults import InjectedFault
+from text_generation_common import faults
+from text_generation_common.faults import InjectedFault
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_a_delay_delays() -> None:
 def test_kill_and_exit_end_the_process_after_saying_so(action: str, status: int) -> None:
     code = f"""
 import logging
-from text_generation_launcher import faults
+from text_generation_common import faults
 logging.basicConfig(level="INFO")
 faults.setup("p:{action}@2")
 faults.point("p")

@@ -1,0 +1,29 @@
+"""The errors that end a command and that several packages raise. The launcher's errors have the same root.
+
+CommandError
+├── ArgumentValidation
+├── AddressInUse
+└── … text_generation_launcher/errors.py
+"""
+
+import json
+
+
+class CommandError(Exception):
+    """Prints as TGI does: the name of the class, and the reason in quotes if there is a reason."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        kind = type(self).__name__
+        return f"{kind}({json.dumps(self.reason, ensure_ascii=False)})" if self.reason else kind
+
+
+class ArgumentValidation(CommandError):
+    """A flag or a combination of flags is wrong or not supported."""
+
+
+class AddressInUse(CommandError):
+    """The API port or the place of the shards' sockets is in use, belongs to another user, or cannot be made."""
