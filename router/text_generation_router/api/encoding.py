@@ -1,14 +1,11 @@
-"""Values to JSON bytes, in TGI's key order. Log-probabilities are printed as the shortest float32, NaN as null."""
+"""Values to JSON bytes and events. A numpy.float32 is printed as the shortest number that rounds to it, NaN as null."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import orjson
 from starlette.responses import Response
-
-from text_generation_router.scheduling.request import Token
 
 T = TypeVar("T")
 
@@ -40,7 +37,3 @@ DONE = b"data: [DONE]\n\n"
 
 def json_response(value: Any, headers: dict[str, str] | None = None, status: int = 200) -> Response:
     return Response(to_json(value), status, headers, "application/json")
-
-
-def token_json(token: Token) -> dict[str, Any]:
-    return {"id": token.id, "text": token.text, "logprob": np.float32(token.logprob), "special": token.special}

@@ -4,12 +4,13 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import numpy as np
 from fastapi import Request, Response
 
 from text_generation_router.api.asking import COMPAT_GENERATE, GENERATE, B, Question
 from text_generation_router.api.dialects import NATIVE
 from text_generation_router.api.disconnect import unless_disconnected
-from text_generation_router.api.encoding import json_response, rows_json, to_event, token_json
+from text_generation_router.api.encoding import json_response, rows_json, to_event
 from text_generation_router.api.generation import Generation, Result, close_all
 from text_generation_router.api.headers import stream_headers, timing_headers
 from text_generation_router.api.schemas import GenerateParameters, GenerateRequest
@@ -139,6 +140,10 @@ def event_json(
     value["generated_text"] = asked.inputs + finish.generated_text if full_text else finish.generated_text
     value["details"] = finish_json(finish) | {"input_length": prompt_tokens} if asked.parameters.details else None
     return value
+
+
+def token_json(token: Token) -> dict[str, Any]:
+    return {"id": token.id, "text": token.text, "logprob": np.float32(token.logprob), "special": token.special}
 
 
 def deadline_token(text: str) -> Token:
