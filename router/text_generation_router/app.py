@@ -12,16 +12,16 @@ from starlette.responses import JSONResponse
 
 from text_generation_router.api.chat import ChatRoutes
 from text_generation_router.api.completions import CompletionRoutes
-from text_generation_router.api.cors import Cors
-from text_generation_router.api.errors import add_error_handlers
 from text_generation_router.api.fields import Body
-from text_generation_router.api.gate import Gated
 from text_generation_router.api.generate import GenerateRoutes
-from text_generation_router.api.keys import Guard, OpenRoute
 from text_generation_router.api.schemas import ChatRequest, CompatGenerateRequest, CompletionRequest, GenerateRequest
 from text_generation_router.api.service import ServiceRoutes
 from text_generation_router.api.services import Services
-from text_generation_router.api.starts import Paced
+from text_generation_router.http.cors import Cors
+from text_generation_router.http.errors import add_error_handlers
+from text_generation_router.http.gate import Gated
+from text_generation_router.http.keys import Guard, OpenRoute
+from text_generation_router.http.starts import Paced
 
 Endpoint = Callable[..., Awaitable[Response]]
 REQUESTS: tuple[type[Body], ...] = (GenerateRequest, CompatGenerateRequest, CompletionRequest, ChatRequest)

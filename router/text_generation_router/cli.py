@@ -9,12 +9,12 @@ import typer
 from text_generation_common import faults, places
 from text_generation_common.errors import CommandError
 from text_generation_common.logs import setup_logging
-from text_generation_router.api.caller import CacheScope
-from text_generation_router.api.keys import digests_of
-from text_generation_router.api.peer import networks_of
 from text_generation_router.config import RouterConfig
 from text_generation_router.errors import InferenceError, ShardsError, StartError
 from text_generation_router.flags import mention_without_effect, refuse_unsupported
+from text_generation_router.http.caller import CacheScope
+from text_generation_router.http.keys import digests_of
+from text_generation_router.http.peer import networks_of
 from text_generation_router.scheduling.admission import AdmissionMode
 from text_generation_router.serve import run
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
-from text_generation_router.api.caller import CacheScope
-from text_generation_router.api.peer import Network
 from text_generation_router.errors import StartError
+from text_generation_router.http.caller import CacheScope
+from text_generation_router.http.peer import Network
 from text_generation_router.scheduling.admission import AdmissionMode
 
 POSITIVE = (

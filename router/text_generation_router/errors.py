@@ -1,6 +1,6 @@
 """The router's errors: one tree for requests, one tree for the shards, and StartError.
 
-`api/errors.py` turns an InferenceError into an HTTP answer with the status shown here.
+`http/errors.py` turns an InferenceError into an HTTP answer with the status shown here.
 
     InferenceError
     ├── ValidationError             422

@@ -12,18 +12,18 @@ import uvloop
 from text_generation_common.link import Link
 from text_generation_router.api import reading_child
 from text_generation_router.api.body import Bodies
-from text_generation_router.api.caller import Callers
 from text_generation_router.api.fields import ListLimits
-from text_generation_router.api.gate import Gate
 from text_generation_router.api.inference import Inference
-from text_generation_router.api.limits import SEND_BUFFER_BYTES, ConnectionLimits, LimitHits
 from text_generation_router.api.permits import Permits
 from text_generation_router.api.services import Services
 from text_generation_router.app import create_app
 from text_generation_router.config import RouterConfig, is_address
 from text_generation_router.engine import Engine, EngineConfig, TokenLimits
 from text_generation_router.errors import ShardsError, StartError
-from text_generation_router.http_server import Server, StopOnSignal, uvicorn_config
+from text_generation_router.http.caller import Callers
+from text_generation_router.http.gate import Gate
+from text_generation_router.http.limits import SEND_BUFFER_BYTES, ConnectionLimits, LimitHits
+from text_generation_router.http.server import Server, StopOnSignal, uvicorn_config
 from text_generation_router.metrics import Metrics
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
 from text_generation_router.shard_groups import LaunchedGroups, ShardGroups, StandaloneGroups

@@ -8,8 +8,6 @@ from typing import Any
 from fastapi import Request, Response
 
 from text_generation_router.api.asking import CHAT
-from text_generation_router.api.disconnect import unless_disconnected
-from text_generation_router.api.encoding import json_response
 from text_generation_router.api.generation import Generation, close_all
 from text_generation_router.api.headers import stream_headers, timing_headers
 from text_generation_router.api.openai import (
@@ -22,8 +20,10 @@ from text_generation_router.api.openai import (
 )
 from text_generation_router.api.schemas import ChatOptions, ChatRequest, RenderedChat
 from text_generation_router.api.services import Services
-from text_generation_router.api.sse import EventStream
 from text_generation_router.errors import TemplateError, ValidationError
+from text_generation_router.http.disconnect import unless_disconnected
+from text_generation_router.http.encoding import json_response
+from text_generation_router.http.sse import EventStream
 from text_generation_router.scheduling.request import TokenEvent
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.chat_template import Message

@@ -8,8 +8,6 @@ from typing import Any
 from fastapi import Request, Response
 
 from text_generation_router.api.asking import COMPLETION
-from text_generation_router.api.disconnect import unless_disconnected
-from text_generation_router.api.encoding import json_response
 from text_generation_router.api.generation import Generation, Result, close_all
 from text_generation_router.api.headers import stream_headers, timing_headers
 from text_generation_router.api.openai import (
@@ -23,7 +21,9 @@ from text_generation_router.api.openai import (
 )
 from text_generation_router.api.schemas import CompletionRequest
 from text_generation_router.api.services import Services
-from text_generation_router.api.sse import EventStream
+from text_generation_router.http.disconnect import unless_disconnected
+from text_generation_router.http.encoding import json_response
+from text_generation_router.http.sse import EventStream
 from text_generation_router.scheduling.request import TokenEvent
 from text_generation_router.text.validation import Prompt
 

@@ -8,20 +8,20 @@ import numpy as np
 from fastapi import Request, Response
 
 from text_generation_router.api.asking import COMPAT_GENERATE, GENERATE, B, Question
-from text_generation_router.api.dialects import NATIVE
-from text_generation_router.api.disconnect import unless_disconnected
-from text_generation_router.api.encoding import json_response, rows_json, to_event
 from text_generation_router.api.generation import Generation, Result, close_all
 from text_generation_router.api.headers import stream_headers, timing_headers
 from text_generation_router.api.schemas import GenerateParameters, GenerateRequest
 from text_generation_router.api.services import Services
-from text_generation_router.api.sse import EventStream
 from text_generation_router.errors import (
     IncompleteGenerationError,
     IncompleteStreamError,
     InferenceError,
     ValidationError,
 )
+from text_generation_router.http.dialects import NATIVE
+from text_generation_router.http.disconnect import unless_disconnected
+from text_generation_router.http.encoding import json_response, rows_json, to_event
+from text_generation_router.http.sse import EventStream
 from text_generation_router.scheduling.request import Finish, Token, TokenEvent
 from text_generation_router.text.validation import Prompt
 

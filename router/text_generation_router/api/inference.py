@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from text_generation_router.api.caller import Caller
 from text_generation_router.api.generation import Generation, Result, close_all
 from text_generation_router.api.permits import Permit, Permits
 from text_generation_router.errors import BodyError, DeadlineError, InferenceError
+from text_generation_router.http.caller import Caller
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.share import Share

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from text_generation_router.api.dialects import OPENAI
-from text_generation_router.api.encoding import DONE, rows_json, to_event
 from text_generation_router.api.generation import Generation, Timing
 from text_generation_router.errors import InferenceError
+from text_generation_router.http.dialects import OPENAI
+from text_generation_router.http.encoding import DONE, rows_json, to_event
 from text_generation_router.scheduling.request import FinishReason, Token, TokenEvent
 
 # A token, and the most likely tokens at its position.

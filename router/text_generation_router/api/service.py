@@ -7,12 +7,12 @@ from typing import Any
 from fastapi import Request, Response
 
 from text_generation_router.api.asking import TOKENIZE
-from text_generation_router.api.disconnect import unless_disconnected
-from text_generation_router.api.encoding import json_response, to_json
-from text_generation_router.api.json_stream import JsonStream
 from text_generation_router.api.services import Services
-from text_generation_router.api.shared_page import SharedPage
 from text_generation_router.errors import UnhealthyError
+from text_generation_router.http.disconnect import unless_disconnected
+from text_generation_router.http.encoding import json_response, to_json
+from text_generation_router.http.json_stream import JsonStream
+from text_generation_router.http.shared_page import SharedPage
 from text_generation_router.metrics import CONTENT_TYPE, render
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.tokenization import PART_CHARS, Span

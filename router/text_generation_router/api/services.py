@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from text_generation_router.api.body import Bodies
-from text_generation_router.api.caller import Callers
-from text_generation_router.api.gate import Gate
 from text_generation_router.api.inference import Inference
-from text_generation_router.api.limits import LimitHits
 from text_generation_router.config import RouterConfig
+from text_generation_router.http.caller import Callers
+from text_generation_router.http.gate import Gate
+from text_generation_router.http.limits import LimitHits
 from text_generation_router.metrics import Metrics
 from text_generation_router.text.rendering import Renderer
 from text_generation_router.text.tokenization import TextTokenizer

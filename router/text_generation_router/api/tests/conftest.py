@@ -12,16 +12,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from text_generation_router.api import reading_child
 from text_generation_router.api.body import Bodies
-from text_generation_router.api.caller import CacheScope, Callers
 from text_generation_router.api.fields import ListLimits
-from text_generation_router.api.gate import Gate
 from text_generation_router.api.inference import Inference
-from text_generation_router.api.limits import LimitHits
 from text_generation_router.api.permits import Permits
 from text_generation_router.api.services import Services
 from text_generation_router.app import create_app
 from text_generation_router.config import RouterConfig
 from text_generation_router.errors import InferenceError
+from text_generation_router.http.caller import CacheScope, Callers
+from text_generation_router.http.gate import Gate
+from text_generation_router.http.limits import LimitHits
 from text_generation_router.metrics import Metrics
 from text_generation_router.offload.child import Handler
 from text_generation_router.scheduling.admission import AdmissionMode

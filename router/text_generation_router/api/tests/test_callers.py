@@ -6,10 +6,10 @@ import logging
 import pytest
 from starlette.requests import Request
 
-from text_generation_router.api.caller import CacheScope, Callers
-from text_generation_router.api.keys import digests_of
-from text_generation_router.api.peer import networks_of, peer_of
 from text_generation_router.errors import StartError, ValidationError
+from text_generation_router.http.caller import CacheScope, Callers
+from text_generation_router.http.keys import digests_of
+from text_generation_router.http.peer import networks_of, peer_of
 from text_generation_router.scheduling.share import Share
 
 KEY = "Secret-Key-1"

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from text_generation_router.api import encoding
-from text_generation_router.api.encoding import ROWS_PER_PIECE, rows_json, to_json
+from text_generation_router.http import encoding
+from text_generation_router.http.encoding import ROWS_PER_PIECE, rows_json, to_json
 
 SIZES = (0, 1, ROWS_PER_PIECE - 1, ROWS_PER_PIECE, ROWS_PER_PIECE + 1, 3 * ROWS_PER_PIECE)
 

@@ -3,8 +3,8 @@ import json
 
 import pytest
 
-from text_generation_router.api.errors import error_headers
 from text_generation_router.errors import GenerationError, OverloadedError
+from text_generation_router.http.errors import error_headers
 from text_generation_router.scheduling.request import FinishReason
 
 MUST_SAMPLE = {"best_of": 2, "do_sample": True}

@@ -5,8 +5,8 @@ import pytest
 from fastapi import Response
 from starlette.routing import Route
 
-from text_generation_router.api.keys import digests_of, is_allowed
 from text_generation_router.errors import StartError
+from text_generation_router.http.keys import digests_of, is_allowed
 
 KEY = "Secret-Key-1"
 DIGESTS = digests_of([KEY, "another"], None)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from text_generation_router.api.closing import LINGER_BYTES
-from text_generation_router.api.limits import ConnectionLimits
-from text_generation_router.http_server import Server, uvicorn_config
+from text_generation_router.http.closing import LINGER_BYTES
+from text_generation_router.http.limits import ConnectionLimits
+from text_generation_router.http.server import Server, uvicorn_config
 
 LARGE = 50_000_000
 HEAD = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"

@@ -4,8 +4,8 @@ import json
 import pytest
 
 from text_generation_router.api.body import LARGE_BYTES, OWNERS_BODIES
-from text_generation_router.api.places import Places
 from text_generation_router.errors import OverloadedError
+from text_generation_router.http.places import Places
 
 
 def test_each_owner_has_its_own_number_of_places():

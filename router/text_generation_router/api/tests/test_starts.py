@@ -1,7 +1,7 @@
 import asyncio
 
-from text_generation_router.api.starts import Starts
 from text_generation_router.api.tests.conftest import Server
+from text_generation_router.http.starts import Starts
 
 
 async def begin_all(owners: str, *cancelled: int) -> list[str]:

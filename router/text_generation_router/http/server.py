@@ -12,9 +12,9 @@ from functools import partial
 import uvicorn
 from fastapi import FastAPI
 
-from text_generation_router.api.gate import Gate
-from text_generation_router.api.http_protocol import Connection
-from text_generation_router.api.limits import ConnectionLimits, LimitHits
+from text_generation_router.http.gate import Gate
+from text_generation_router.http.limits import ConnectionLimits, LimitHits
+from text_generation_router.http.protocol import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ def uvicorn_config(app: FastAPI, limits: ConnectionLimits, hits: LimitHits) -> u
         lifespan="off",
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # api/peer.py handles forwarding headers, by --trusted-proxy
+        proxy_headers=False,  # http/peer.py handles forwarding headers, by --trusted-proxy
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
     )

@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from text_generation_router.api.caller import Callers
+from text_generation_router.http.caller import Callers
 
 Line = deque[asyncio.Future[None]]
 

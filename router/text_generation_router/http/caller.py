@@ -7,9 +7,9 @@ from enum import StrEnum
 
 from starlette.requests import Request
 
-from text_generation_router.api.keys import name_of_key
-from text_generation_router.api.peer import Network, peer_of
 from text_generation_router.errors import ValidationError
+from text_generation_router.http.keys import name_of_key
+from text_generation_router.http.peer import Network, peer_of
 from text_generation_router.scheduling.request import Namespace
 from text_generation_router.scheduling.share import Share
 

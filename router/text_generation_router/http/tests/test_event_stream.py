@@ -1,7 +1,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from text_generation_router.api.sse import EventStream
+from text_generation_router.http.sse import EventStream
 
 
 async def drive(stream: EventStream, gone: asyncio.Event, on_send=lambda message: None) -> list[bytes]:

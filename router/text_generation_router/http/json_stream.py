@@ -7,7 +7,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from text_generation_router.api.disconnect import unless_disconnected
+from text_generation_router.http.disconnect import unless_disconnected
 
 
 class JsonStream(Response):

@@ -12,9 +12,9 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from text_generation_router.api.gate import Gate
-from text_generation_router.api.limits import SEND_BUFFER_BYTES, ConnectionLimits, LimitHits
-from text_generation_router.http_server import Server, uvicorn_config
+from text_generation_router.http.gate import Gate
+from text_generation_router.http.limits import SEND_BUFFER_BYTES, ConnectionLimits, LimitHits
+from text_generation_router.http.server import Server, uvicorn_config
 from text_generation_router.metrics import Limit, Metrics
 
 PATIENCE_S = 20

@@ -10,8 +10,8 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from text_generation_router.api.errors import error_response
 from text_generation_router.errors import StartError, UnauthorizedError
+from text_generation_router.http.errors import error_response
 
 DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{64})", re.IGNORECASE)
 NAME_DIGITS = 16

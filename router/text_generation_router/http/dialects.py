@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from text_generation_router.api.encoding import to_event
 from text_generation_router.errors import InferenceError
+from text_generation_router.http.encoding import to_event
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from text_generation_router.api.dialects import NATIVE
-from text_generation_router.api.errors import add_error_handlers
-from text_generation_router.api.gate import Gate, Gated
-from text_generation_router.api.limits import ConnectionLimits, LimitHits
-from text_generation_router.api.sse import EventStream
 from text_generation_router.errors import IncompleteGenerationError, InferenceError, UnhealthyError
-from text_generation_router.http_server import Server, StopOnSignal, uvicorn_config
+from text_generation_router.http.dialects import NATIVE
+from text_generation_router.http.errors import add_error_handlers
+from text_generation_router.http.gate import Gate, Gated
+from text_generation_router.http.limits import ConnectionLimits, LimitHits
+from text_generation_router.http.server import Server, StopOnSignal, uvicorn_config
+from text_generation_router.http.sse import EventStream
 from text_generation_router.metrics import Metrics
 
 PATIENCE_S = 20

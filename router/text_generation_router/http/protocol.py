@@ -12,10 +12,6 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from text_generation_router.api.closing import LINGER_S
-from text_generation_router.api.errors import error_bytes, error_response
-from text_generation_router.api.http_rules import problem_of
-from text_generation_router.api.limits import ConnectionLimits, LimitHits
 from text_generation_router.errors import (
     HeadersTooLargeError,
     InferenceError,
@@ -24,6 +20,10 @@ from text_generation_router.errors import (
     SmallChunksError,
     TooManyConnectionsError,
 )
+from text_generation_router.http.closing import LINGER_S
+from text_generation_router.http.errors import error_bytes, error_response
+from text_generation_router.http.limits import ConnectionLimits, LimitHits
+from text_generation_router.http.rules import problem_of
 from text_generation_router.metrics import Limit
 
 HEADER_OVERHEAD = 4  # bytes per header: ": " and "\r\n"

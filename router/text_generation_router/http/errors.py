@@ -8,10 +8,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from text_generation_router.api.closing import ClosingResponse
-from text_generation_router.api.dialects import NATIVE, dialect_of
-from text_generation_router.api.encoding import json_response, to_json
-from text_generation_router.api.limits import LimitHits
 from text_generation_router.errors import (
     HeadersTooLargeError,
     InferenceError,
@@ -22,6 +18,10 @@ from text_generation_router.errors import (
     PayloadTooLargeError,
     ShuttingDownError,
 )
+from text_generation_router.http.closing import ClosingResponse
+from text_generation_router.http.dialects import NATIVE, dialect_of
+from text_generation_router.http.encoding import json_response, to_json
+from text_generation_router.http.limits import LimitHits
 from text_generation_router.metrics import Limit
 
 CLIENT_GONE = 499  # nginx's status for a client that disconnected; the answer is never read

@@ -4,8 +4,8 @@ import asyncio
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from text_generation_router.api.errors import error_response
 from text_generation_router.errors import ShuttingDownError
+from text_generation_router.http.errors import error_response
 
 
 class Gate:
