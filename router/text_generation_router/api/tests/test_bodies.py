@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from text_generation_router.api.body import LARGE_BYTES, OWNERS_BODIES
+
 ROUTES = ("/generate", "/generate_stream", "/", "/tokenize", "/v1/completions", "/v1/chat/completions")
 
 
@@ -161,3 +163,39 @@ bodies = st.dictionaries(st.sampled_from(names), values) | st.fixed_dictionaries
 def test_no_body_is_a_server_error(session_server, body, path):
     answer = session_server.post(path, body)
     assert answer.status in (200, 413, 422)
+
+
+def test_the_number_of_one_owners_large_bodies_in_memory_is_bounded(make_server):
+    """Further bodies of the owner are received only until the server sees that they are large."""
+    server = make_server(payload_limit=10**6)
+    piece = b"x" * (LARGE_BYTES // 2)
+    taken: list[int] = []
+
+    async def drip(number: int) -> None:
+        async def receive():
+            taken[number] += 1
+            if taken[number] > 4:
+                await asyncio.Event().wait()
+            return {"type": "http.request", "body": piece, "more_body": True}
+
+        async def send(message):
+            raise AssertionError("an answer to a body that has not ended")
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/generate", "headers": headers, "query_string": b""}
+        await server.app(scope | {"client": ("192.0.2.1", 1)}, receive, send)
+
+    async def run() -> tuple[int, int]:
+        taken.extend([0] * (OWNERS_BODIES + 5))
+        tasks = [asyncio.create_task(drip(number)) for number in range(OWNERS_BODIES + 5)]
+        await asyncio.sleep(0.1)
+        large = json.dumps({"inputs": "Hi", "padding": "x" * LARGE_BYTES}).encode()
+        small = (await server.call("POST", "/generate", b'{"inputs": "Hi"}')).status
+        other = (await server.call("POST", "/generate", large, client="192.0.2.2")).status
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return small, other
+
+    assert asyncio.run(run()) == (200, 200)
+    assert sorted(taken) == [3] * 5 + [5] * OWNERS_BODIES

@@ -1,0 +1,57 @@
+import asyncio
+
+import pytest
+
+from text_generation_router.errors import OverloadedError
+from text_generation_router.http.places import Places
+
+
+def test_each_owner_has_its_own_number_of_places():
+    async def run() -> list[str]:
+        places, inside = Places(2, wait_s=60), []
+        leave = asyncio.Event()
+
+        async def enter(owner: str) -> None:
+            async with places.one_of(owner):
+                inside.append(owner)
+                await leave.wait()
+
+        tasks = [asyncio.create_task(enter(owner)) for owner in "aaaabbb"]
+        await asyncio.sleep(0.01)
+        seen = sorted(inside)
+        leave.set()
+        await asyncio.gather(*tasks)
+        assert sorted(inside) == list("aaaabbb") and places.owners == 0
+        return seen
+
+    assert asyncio.run(run()) == list("aabb")
+
+
+def test_the_wait_for_a_place_ends_with_an_error():
+    async def run() -> None:
+        places = Places(1, wait_s=0.01)
+        async with places.one_of("a"):
+            with pytest.raises(OverloadedError):
+                async with places.one_of("a"):
+                    raise AssertionError("two have one place")
+        assert places.owners == 0
+
+    asyncio.run(run())
+
+
+def test_cancelled_waits_leave_nothing_behind():
+    async def run() -> None:
+        places = Places(1, wait_s=60)
+
+        async def enter() -> None:
+            async with places.one_of("a"):
+                await asyncio.Event().wait()
+
+        tasks = [asyncio.create_task(enter()) for _ in range(3)]
+        await asyncio.sleep(0)
+        for task in reversed(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert places.owners == 0
+
+    asyncio.run(run())
