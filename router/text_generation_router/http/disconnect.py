@@ -1,7 +1,8 @@
 """Cancels work when its client disconnects. FastAPI does not tell a handler about a disconnect."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -25,6 +26,15 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
         task.cancel()
         gone.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def send_unless_disconnected(
+    receive: Receive, content: AsyncGenerator[bytes, None], sending: Coroutine[Any, Any, None]
+) -> None:
+    """Runs `sending`, which sends `content`, to its end or until the client disconnects, and closes `content`."""
+    with suppress(ClientDisconnect):  # no client is left to answer
+        async with aclosing(content):
+            await unless_disconnected(receive, sending)
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -1,13 +1,11 @@
 """A JSON array that is sent while it is made, because the whole array would take too much memory."""
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from text_generation_router.http.disconnect import unless_disconnected
+from text_generation_router.http.disconnect import send_unless_disconnected
 
 
 class JsonStream(Response):
@@ -23,11 +21,7 @@ class JsonStream(Response):
         self._first = first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            async with aclosing(self._pieces):
-                await unless_disconnected(receive, self._send_all(send))
-        except ClientDisconnect:
-            pass  # `aclosing` has closed the pieces; no client is left to answer
+        await send_unless_disconnected(receive, self._pieces, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -2,13 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from text_generation_router.http.disconnect import unless_disconnected
+from text_generation_router.http.disconnect import send_unless_disconnected
 
 KEEP_ALIVE_S = 15.0
 
@@ -34,10 +32,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with aclosing(self._events):
-                await unless_disconnected(receive, self._send_all(send))
-        except ClientDisconnect:
-            pass  # `aclosing` has closed the events; no client is left to answer
+            await send_unless_disconnected(receive, self._events, self._send_all(send))
         finally:
             self._close()
 
