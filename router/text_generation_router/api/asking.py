@@ -20,7 +20,7 @@ from text_generation_router.api.schemas import (
     GenerateRequest,
     RenderedChat,
 )
-from text_generation_router.errors import InvalidJsonError, SuffixError, UnprocessableError
+from text_generation_router.errors import InvalidJsonError, UnprocessableError
 
 B = TypeVar("B", bound=Body)
 A = TypeVar("A", bound=Body, covariant=True)
@@ -57,34 +57,16 @@ def check(schema: type[B], value: dict[str, Any], limits: ListLimits | None = No
         raise UnprocessableError(path, first["msg"].removeprefix("Value error, ")) from error
 
 
-def _generate(content: bytes, limits: ListLimits) -> GenerateRequest:
-    value = parse(content)
-    asked = check(GenerateRequest, value, limits)
-    refuse_native(value)
-    return asked
+def _reader(schema: type[B], refuse: Callable[[dict[str, Any]], None]) -> Callable[[bytes, ListLimits], B]:
+    """If a body has a field of a wrong type and an unsupported field, the error names the field of the wrong type."""
 
+    def read(content: bytes, limits: ListLimits) -> B:
+        value = parse(content)
+        asked = check(schema, value, limits)
+        refuse(value)
+        return asked
 
-def _compat_generate(content: bytes, limits: ListLimits) -> CompatGenerateRequest:
-    value = parse(content)
-    asked = check(CompatGenerateRequest, value, limits)
-    refuse_native(value)
-    return asked
-
-
-def _tokenize(content: bytes, limits: ListLimits) -> GenerateRequest:
-    value = parse(content)
-    asked = check(GenerateRequest, value, limits)
-    refuse_tokenize(value)
-    return asked
-
-
-def _completion(content: bytes, limits: ListLimits) -> CompletionRequest:
-    value = parse(content)
-    asked = check(CompletionRequest, value, limits)
-    if value.get("suffix") is not None:
-        raise SuffixError
-    refuse_completion(value)
-    return asked
+    return read
 
 
 def _chat(content: bytes, limits: ListLimits) -> ChatRequest:
@@ -93,8 +75,8 @@ def _chat(content: bytes, limits: ListLimits) -> ChatRequest:
     return check(ChatRequest, value, limits)
 
 
-GENERATE = Question("generate", _generate, GenerateRequest)
-COMPAT_GENERATE = Question("compat_generate", _compat_generate, CompatGenerateRequest)
-TOKENIZE = Question("tokenize", _tokenize, GenerateRequest)
-COMPLETION = Question("completion", _completion, CompletionRequest)
+GENERATE = Question("generate", _reader(GenerateRequest, refuse_native), GenerateRequest)
+COMPAT_GENERATE = Question("compat_generate", _reader(CompatGenerateRequest, refuse_native), CompatGenerateRequest)
+TOKENIZE = Question("tokenize", _reader(GenerateRequest, refuse_tokenize), GenerateRequest)
+COMPLETION = Question("completion", _reader(CompletionRequest, refuse_completion), CompletionRequest)
 CHAT: Question[ChatOptions] = Question("chat", _chat, RenderedChat)

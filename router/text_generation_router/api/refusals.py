@@ -6,7 +6,7 @@ is in no table is ignored, as in TGI.
 
 from typing import Any
 
-from text_generation_router.errors import ValidationError
+from text_generation_router.errors import SuffixError, ValidationError
 
 # Field name to the values that ask for nothing. null never asks for anything.
 Table = dict[str, tuple[Any, ...]]
@@ -126,6 +126,9 @@ def refuse_tokenize(value: dict[str, Any]) -> None:
 
 
 def refuse_completion(value: dict[str, Any]) -> None:
+    """Raises SuffixError as well, which is TGI's."""
+    if value.get("suffix") is not None:
+        raise SuffixError
     refuse(value, COMPLETION_REFUSALS, COMPLETION_RENAMED)
     refuse_cut_stop(value)
     refuse_greedy(value)
