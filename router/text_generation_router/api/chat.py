@@ -1,32 +1,26 @@
 """POST /v1/chat/completions."""
 
-import time
-from collections.abc import AsyncGenerator
-from functools import partial
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from fastapi import Request, Response
 
+from text_generation_router.api.answer import Answers
 from text_generation_router.api.asking import CHAT
-from text_generation_router.api.generation import Generation, close_all
-from text_generation_router.api.headers import stream_headers, timing_headers
+from text_generation_router.api.generation import Generation, Result
 from text_generation_router.api.openai import (
     all_chat_logprobs,
+    as_events,
     chat_logprobs,
     chunk_json,
     finish_reason,
-    guarded,
     usage_json,
 )
 from text_generation_router.api.schemas import ChatOptions, ChatRequest, RenderedChat
 from text_generation_router.api.services import Services
 from text_generation_router.errors import TemplateError, ValidationError
-from text_generation_router.http.disconnect import unless_disconnected
-from text_generation_router.http.encoding import json_response
-from text_generation_router.http.sse import EventStream
 from text_generation_router.scheduling.request import TokenEvent
 from text_generation_router.scheduling.share import Share
-from text_generation_router.text.chat_template import Message
 from text_generation_router.text.validation import Prompt
 
 KIND = "chat.completion"
@@ -35,49 +29,47 @@ REQUESTS = 2
 
 
 class ChatRoutes:
+    """The route, and its dialect (see `AnswerDialect`)."""
+
+    question = CHAT
+    refused_requests = REQUESTS
+
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._inference = services.inference
+        self._answers = Answers(services)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation through the model's chat template, at once or as a stream."""
-        started = time.perf_counter()
-        with self._inference.counted_refusals(REQUESTS):
-            asked = await self._services.bodies.read(request, CHAT)
-        self._services.metrics.request_count.inc(REQUESTS)
-        with self._inference.counted_failures():
-            caller = self._services.callers.caller_of(request)
-            max_tokens = requested_tokens(asked)
-            # If the client disconnects, its chat leaves the queue of chats to be rendered.
-            prompt = await unless_disconnected(request.receive, self._prompt(asked, max_tokens, caller.share))
-        if asked.stream:
-            starting = self._inference.start([prompt], caller, started)
-            generations = await unless_disconnected(request.receive, starting)
-            headers = stream_headers(self._services.config.compute_type, len(prompt.inputs))
-            events = guarded(self._chunks(asked, generations[0]))
-            return EventStream(events, headers, close=partial(close_all, generations))
-        [result] = await unless_disconnected(request.receive, self._inference.results([prompt], caller, started))
-        rows = tuple(zip(result.tokens, result.top_tokens, strict=True))
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": result.finish.generated_text},
-            "logprobs": await all_chat_logprobs(rows) if asked.logprobs else None,
-            "finish_reason": finish_reason(result.finish.reason),
-        }
-        answer = self._head(KIND, asked) | {"choices": [choice], "usage": usage_json([result.timing])}
-        return json_response(answer, timing_headers(self._services.config.compute_type, [result.timing]))
+        return await self._answers.answer(request, self)
 
-    async def _prompt(self, asked: ChatOptions, max_tokens: int | None, share: Share) -> Prompt:
+    def num_requests(self, _: ChatOptions) -> int:
+        return REQUESTS
+
+    async def prompts(self, asked: ChatOptions, share: Share) -> Sequence[Prompt]:
+        max_tokens = requested_tokens(asked)
         text = asked.prompt if isinstance(asked, RenderedChat) else await self._render(asked, share)
         # Templates write special tokens themselves.
-        return Prompt(text, asked.sampling_parameters(max_tokens, asked.top_logprobs), add_special_tokens=False)
+        return [Prompt(text, asked.sampling_parameters(max_tokens, asked.top_logprobs), add_special_tokens=False)]
 
     async def _render(self, asked: ChatOptions, share: Share) -> str:
         assert isinstance(asked, ChatRequest)
         if self._services.renderer is None:
             raise TemplateError("template not found")
-        messages = tuple(Message(message.role, message.content) for message in asked.messages)
-        return await self._services.renderer.render(messages, share)
+        return await self._services.renderer.render(asked.conversation(), share)
+
+    def events(self, asked: ChatOptions, generations: Sequence[Generation]) -> AsyncGenerator[bytes, None]:
+        [generation] = generations
+        return as_events(self._chunks(asked, generation))
+
+    async def answer(self, asked: ChatOptions, results: Sequence[Result]) -> dict[str, Any]:
+        [result] = results
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": result.finish.generated_text},
+            "logprobs": await all_chat_logprobs(result.rows) if asked.logprobs else None,
+            "finish_reason": finish_reason(result.finish.reason),
+        }
+        return self._head(KIND, asked) | {"choices": [choice], "usage": usage_json([result.timing])}
 
     def _head(self, kind: str, asked: ChatOptions) -> dict[str, Any]:
         served = self._services.config.tokenizer_name

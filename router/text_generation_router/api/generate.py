@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from fastapi import Request, Response
 
-from text_generation_router.api.asking import COMPAT_GENERATE, GENERATE, B, Question
+from text_generation_router.api.answer import Answers
+from text_generation_router.api.asking import COMPAT_GENERATE, GENERATE
 from text_generation_router.api.generation import Generation, Result, close_all
-from text_generation_router.api.headers import stream_headers, timing_headers
 from text_generation_router.api.schemas import GenerateParameters, GenerateRequest
 from text_generation_router.api.services import Services
 from text_generation_router.errors import (
@@ -20,57 +20,59 @@ from text_generation_router.errors import (
 )
 from text_generation_router.http.dialects import NATIVE
 from text_generation_router.http.disconnect import unless_disconnected
-from text_generation_router.http.encoding import json_response, rows_json, to_event
-from text_generation_router.http.sse import EventStream
+from text_generation_router.http.encoding import rows_json, to_event
 from text_generation_router.scheduling.request import Finish, Token, TokenEvent
 from text_generation_router.text.validation import Prompt
 
+# Requests counted for one body, as in TGI: one, whatever `best_of` is.
+REQUESTS = 1
+
 
 class GenerateRoutes:
+    """TGI's routes have no AnswerDialect, because they take other steps: the time of a request begins once its body has
+    been read, one refusal is not counted, and in a stream every refusal of a complete body is an event."""
+
     def __init__(self, services: Services) -> None:
         self._services = services
         self._inference = services.inference
+        self._answers = Answers(services)
 
     async def generate(self, request: Request) -> Response:
         """Generate tokens; answers when the text is complete."""
-        asked = await self._read(GENERATE, request)
-        answer, headers = await self._generate(request, asked, asked.parameters.return_full_text or False)
-        return json_response(answer, headers)
+        asked = await self._answers.read(request, GENERATE, REQUESTS)
+        answer, best = await self._generate(request, asked, asked.parameters.return_full_text or False)
+        return self._answers.complete(answer, [best])
 
     async def generate_stream(self, request: Request) -> Response:
         """Generate tokens; answers with one server-sent event for each. Errors are events as well."""
         try:
-            asked = await self._read(GENERATE, request)
+            asked = await self._answers.read(request, GENERATE, REQUESTS)
         except ValidationError as error:
-            return EventStream(_failed(error), stream_headers(self._services.config.compute_type, 0))
+            return self._answers.stream(_failed(error), characters=0)
         return self._stream(request, asked, asked.parameters.return_full_text or False)
 
     async def compat_generate(self, request: Request) -> Response:
         """/generate in a list of one, or /generate_stream if `stream` is true."""
-        asked = await self._read(COMPAT_GENERATE, request)
+        asked = await self._answers.read(request, COMPAT_GENERATE, REQUESTS)
         full_text = asked.parameters.return_full_text
         # TGI's default for text-generation models, and for models without a task on the hub.
         full_text = True if full_text is None else full_text
         if asked.stream:
             return self._stream(request, asked, full_text)
-        answer, headers = await self._generate(request, asked, full_text)
-        return json_response([answer], headers)
-
-    async def _read(self, question: Question[B], request: Request) -> B:
-        with self._inference.counted_refusals(1):
-            return await self._services.bodies.read(request, question)
+        answer, best = await self._generate(request, asked, full_text)
+        return self._answers.complete([answer], [best])
 
     async def _generate(
         self, request: Request, asked: GenerateRequest, full_text: bool
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        started = time.perf_counter()
-        self._services.metrics.request_count.inc()
+    ) -> tuple[dict[str, Any], Result]:
+        started_s = time.perf_counter()
+        self._services.metrics.request_count.inc(REQUESTS)
         self._inference.validator.check_best_of(asked.parameters.best_of)
         with self._inference.counted_failures():
             refuse_unsupported(asked.parameters)
             caller = self._services.callers.caller_of(request)
         prompts = [native_prompt(asked)] * max(asked.parameters.best_of or 1, 1)
-        results = await unless_disconnected(request.receive, self._inference.results(prompts, caller, started))
+        results = await unless_disconnected(request.receive, self._inference.results(prompts, caller, started_s))
         # If several results have the highest mean, `max` takes the first, as TGI does.
         best = results[0] if len(results) == 1 else max(results, key=lambda result: result.mean_logprob)
         prefix = asked.inputs if full_text else ""
@@ -78,22 +80,21 @@ class GenerateRoutes:
         if asked.parameters.details:
             others = [result for result in results if result is not best]
             answer["details"] = await details_json(best, others, prefix)
-        return answer, timing_headers(self._services.config.compute_type, [best.timing])
+        return answer, best
 
     def _stream(self, request: Request, asked: GenerateRequest, full_text: bool) -> Response:
-        headers = stream_headers(self._services.config.compute_type, len(asked.inputs))
-        return EventStream(self._events(request, asked, full_text), headers)
+        return self._answers.stream(self._events(request, asked, full_text), len(asked.inputs))
 
     async def _events(self, request: Request, asked: GenerateRequest, full_text: bool) -> AsyncGenerator[bytes, None]:
-        started = time.perf_counter()
-        self._services.metrics.request_count.inc()
+        started_s = time.perf_counter()
+        self._services.metrics.request_count.inc(REQUESTS)
         generations: list[Generation] = []
         try:
             with self._inference.counted_failures():
                 check_streamable(asked.parameters)
                 refuse_unsupported(asked.parameters)
                 caller = self._services.callers.caller_of(request)
-            generations = await self._inference.start([native_prompt(asked)], caller, started)
+            generations = await self._inference.start([native_prompt(asked)], caller, started_s)
             index = 0
             async for event in generations[0]:
                 index += 1

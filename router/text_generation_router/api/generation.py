@@ -14,6 +14,9 @@ from text_generation_router.scheduling.request import Finish, Token, TokenEvent
 
 logger = logging.getLogger(__name__)
 
+# A token, and the most likely tokens at its position.
+Row = tuple[Token, tuple[Token, ...]]
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -35,6 +38,10 @@ class Result:
     top_tokens: tuple[tuple[Token, ...], ...]
     finish: Finish
     timing: Timing
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(zip(self.tokens, self.top_tokens, strict=True))
 
     @property
     def mean_logprob(self) -> float:

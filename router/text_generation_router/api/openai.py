@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from text_generation_router.api.generation import Generation, Timing
+from text_generation_router.api.generation import Generation, Row, Timing
 from text_generation_router.errors import InferenceError
 from text_generation_router.http.dialects import OPENAI
 from text_generation_router.http.encoding import DONE, rows_json, to_event
 from text_generation_router.scheduling.request import FinishReason, Token, TokenEvent
-
-# A token, and the most likely tokens at its position.
-Row = tuple[Token, tuple[Token, ...]]
 
 
 def finish_reason(reason: FinishReason) -> str:
@@ -81,15 +78,15 @@ COMPLETION_ARRAYS: dict[str, Callable[[Row], Any]] = {
 }
 
 
-async def guarded(events: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
+async def as_events(values: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
     """Encodes values as events. An error becomes an event, and `[DONE]` ends the stream in every case."""
     try:
-        async for value in events:
+        async for value in values:
             yield to_event(value)
     except InferenceError as error:
         yield OPENAI.event(error)
     finally:
-        await events.aclose()
+        await values.aclose()
     yield DONE
 
 

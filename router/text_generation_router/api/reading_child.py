@@ -23,7 +23,7 @@ from text_generation_router.errors import (
     ValidationError,
 )
 from text_generation_router.offload.child import Handler
-from text_generation_router.text.chat_template import ChatTemplate, Message
+from text_generation_router.text.chat_template import ChatTemplate
 
 ENTRY = f"{__name__}:make_handlers"
 ERRORS: Mapping[str, type[InferenceError]] = {
@@ -72,7 +72,7 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
         assert isinstance(asked, ChatRequest)
         if template is None:
             raise TemplateError("template not found")
-        messages = tuple(Message(message.role, message.content) for message in asked.messages)
+        messages = asked.conversation()
         values = asked.model_dump(exclude_unset=True, exclude={"messages"})
         del asked
         return values | {"prompt": template.render(messages)}

@@ -17,6 +17,7 @@ from text_generation_router.api.fields import (
     Texts,
 )
 from text_generation_router.errors import ValidationError
+from text_generation_router.text.chat_template import Message
 from text_generation_router.text.validation import AskedParameters
 
 Priority = Annotated[
@@ -189,6 +190,9 @@ class ChatOptions(OpenAIRequest):
 
 class ChatRequest(ChatOptions):
     messages: Annotated[list[MessageBody], MESSAGE_LIMIT] = Field(min_length=1, fail_fast=True)
+
+    def conversation(self) -> tuple[Message, ...]:
+        return tuple(Message(message.role, message.content) for message in self.messages)
 
 
 class RenderedChat(ChatOptions):

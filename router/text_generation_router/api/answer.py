@@ -1,0 +1,92 @@
+"""From a request to its answer, the same steps for every dialect of JSON.
+
+The steps: read the body, count the requests, find the caller, make the prompts, generate, write the answer. A dialect
+has its own body, prompts, events and answer, and nothing else.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from fastapi import Request, Response
+
+from text_generation_router.api.asking import B, Question
+from text_generation_router.api.generation import Generation, Result, close_all
+from text_generation_router.api.headers import stream_headers, timing_headers
+from text_generation_router.api.schemas import OpenAIRequest
+from text_generation_router.api.services import Services
+from text_generation_router.http.caller import Caller
+from text_generation_router.http.disconnect import unless_disconnected
+from text_generation_router.http.encoding import json_response
+from text_generation_router.http.sse import EventStream
+from text_generation_router.scheduling.share import Share
+from text_generation_router.text.validation import Prompt
+
+A = TypeVar("A", bound=OpenAIRequest)
+
+
+class AnswerDialect(Protocol[A]):
+    """The part of an answer in which generating routes differ."""
+
+    question: Question[A]
+    refused_requests: int  # requests to count for a body in which a field is refused
+
+    def num_requests(self, asked: A) -> int:
+        """Requests to count, as TGI counts them."""
+
+    async def prompts(self, asked: A, share: Share) -> Sequence[Prompt]:
+        """Raises InferenceError, which is counted as a failure. Cancelled if the client disconnects."""
+
+    def events(self, asked: A, generations: Sequence[Generation]) -> AsyncGenerator[bytes, None]:
+        """All events of the stream. An error of a generation becomes an event."""
+
+    async def answer(self, asked: A, results: Sequence[Result]) -> dict[str, Any]: ...
+
+
+class Answers:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._inference = services.inference
+
+    async def answer(self, request: Request, dialect: AnswerDialect[A]) -> Response:
+        """The answer, at once or as a stream. If the client disconnects before the answer begins, its prompts leave the
+        queue in which they wait: to be rendered, to be tokenized, or to be computed."""
+        started_s = time.perf_counter()
+        asked = await self.read(request, dialect.question, dialect.refused_requests)
+        self._services.metrics.request_count.inc(dialect.num_requests(asked))
+        with self._inference.counted_failures():
+            caller = self._services.callers.caller_of(request)
+        way = self._streamed if asked.stream else self._complete
+        return await unless_disconnected(request.receive, way(dialect, asked, caller, started_s))
+
+    async def read(self, request: Request, question: Question[B], refused_requests: int) -> B:
+        """The body. Raises BodyError or ValidationError, as `Bodies.read`."""
+        with self._inference.counted_refusals(refused_requests):
+            return await self._services.bodies.read(request, question)
+
+    def complete(self, answer: Any, results: Sequence[Result]) -> Response:
+        """`answer` as JSON. The headers contain the times of `results`."""
+        timings = [result.timing for result in results]
+        return json_response(answer, timing_headers(self._services.config.compute_type, timings))
+
+    def stream(
+        self, events: AsyncGenerator[bytes, None], characters: int, close: Callable[[], None] = lambda: None
+    ) -> Response:
+        """`characters`: number of characters of all prompts. `close`: always called, as by EventStream."""
+        return EventStream(events, stream_headers(self._services.config.compute_type, characters), close)
+
+    async def _streamed(self, dialect: AnswerDialect[A], asked: A, caller: Caller, started_s: float) -> Response:
+        prompts = await self._prompts(dialect, asked, caller)
+        generations = await self._inference.start(prompts, caller, started_s)
+        characters = sum(len(prompt.inputs) for prompt in prompts)
+        return self.stream(dialect.events(asked, generations), characters, partial(close_all, generations))
+
+    async def _complete(self, dialect: AnswerDialect[A], asked: A, caller: Caller, started_s: float) -> Response:
+        prompts = await self._prompts(dialect, asked, caller)
+        results = await self._inference.results(prompts, caller, started_s)
+        return self.complete(await dialect.answer(asked, results), results)
+
+    async def _prompts(self, dialect: AnswerDialect[A], asked: A, caller: Caller) -> Sequence[Prompt]:
+        with self._inference.counted_failures():
+            return await dialect.prompts(asked, caller.share)
