@@ -87,7 +87,9 @@ class DeadlineError(InferenceError):
     error_type, status, label = "deadline", 504, "deadline"
 
     def __init__(self) -> None:
-        super().__init__("The request's time ran out before its first token: allow more, or send it again later")
+        super().__init__(
+            "The request timed out before its first token: give it a longer timeout, or send it again later"
+        )
 
 
 class GenerationError(InferenceError):
@@ -137,7 +139,7 @@ class ShuttingDownError(InferenceError):
     retry_after_s = 1
 
     def __init__(self) -> None:
-        super().__init__("The server is shutting down: send the request again, to another one")
+        super().__init__("The server is shutting down: send the request to another server")
 
 
 class TooManyConnectionsError(InferenceError):
@@ -172,7 +174,7 @@ class InvalidRequestError(InferenceError):
 class SmallChunksError(InvalidRequestError):
     def __init__(self, chunk_bytes: int) -> None:
         super().__init__(
-            f"its body comes in many chunks of less than {chunk_bytes} bytes, send larger chunks or a `Content-Length`"
+            f"the body comes in many chunks of less than {chunk_bytes} bytes, send larger chunks or a `Content-Length`"
         )
 
 
@@ -188,14 +190,14 @@ class NoSuchRouteError(InferenceError):
     error_type, status, label = "not_found", 404, "route"
 
     def __init__(self) -> None:
-        super().__init__("There is no such route: /docs lists them")
+        super().__init__("There is no such route: /docs lists all routes")
 
 
 class MethodError(InferenceError):
     error_type, status, label = "method_not_allowed", 405, "route"
 
     def __init__(self, allowed: str) -> None:
-        super().__init__(f"This route does not take this method. Allowed: {allowed}")
+        super().__init__(f"This route does not support this method. Allowed: {allowed}")
         self.headers = {"allow": allowed}
 
 
@@ -203,7 +205,7 @@ class InternalError(InferenceError):
     error_type, status, label = "internal", 500, "internal"
 
     def __init__(self) -> None:
-        super().__init__("The server made a mistake: its log says which")
+        super().__init__("Internal error of the server: its log has the cause")
 
 
 class BodyError(InferenceError):
@@ -248,8 +250,8 @@ class TooExpensiveError(BodyError):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(
-            f"The request body takes more than {seconds:g} seconds, or more memory than is allowed, to be read and"
-            " rendered: send a smaller one"
+            f"Reading and rendering the request body takes more than {seconds:g} seconds or more memory than allowed:"
+            " send a smaller body"
         )
 
 

@@ -162,7 +162,7 @@ class Metrics:
             "tgi_shard_recovery_duration", "Seconds from the loss of a group to the readiness of the next"
         )
         self.request_resumes = self._counter(
-            "tgi_request_resumes", "Times that a running request was put back, to go on where it stood"
+            "tgi_request_resumes", "Times that a running request was put back into the queue, to be resumed"
         )
         self.limit_hits = self._counter(
             "tgi_router_limit_hits", "Requests and connections ended by a limit", limit=tuple(Limit)
@@ -170,20 +170,22 @@ class Metrics:
 
     def _add_scheduling_metrics(self) -> None:
         """Metrics about memory and waiting, which TGI does not have."""
-        self.slots_used = self._gauge("tgi_slots_used", "Token slots that requests hold, shared ones once")
-        self.slots_cached = self._gauge("tgi_slots_cached", "Token slots of cached prefixes that nobody holds")
-        self.slots_free = self._gauge("tgi_slots_free", "Token slots with nothing in them")
+        self.slots_used = self._gauge("tgi_slots_used", "Token slots that requests hold, each shared slot counted once")
+        self.slots_cached = self._gauge("tgi_slots_cached", "Token slots of cached prefixes that no request holds")
+        self.slots_free = self._gauge("tgi_slots_free", "Token slots that are neither held nor cached")
         self.prefix_hit_tokens = self._counter(
             "tgi_prefix_hit_tokens", "Tokens of prompts that were found in the prefix cache"
         )
         self.prefilled_tokens = self._counter("tgi_prefilled_tokens", "Tokens of prompts that were computed")
-        self.preemptions = self._counter("tgi_request_preemptions", "Times that a running request had to make room")
+        self.preemptions = self._counter("tgi_request_preemptions", "Times that a running request was preempted")
         self.recomputed_tokens = self._counter(
             "tgi_recomputed_tokens", "Tokens that were computed again after a preemption or the loss of a shard"
         )
-        self.queue_waits = self._counter("tgi_queue_waits", "Requests that began, by what last kept them", reason=WAITS)
+        self.queue_waits = self._counter(
+            "tgi_queue_waits", "Requests that began, by the last reason for which they waited", reason=WAITS
+        )
         self.queue_wait_seconds = self._counter(
-            "tgi_queue_wait_seconds", "Seconds in the queue, by what last kept requests there", reason=WAITS
+            "tgi_queue_wait_seconds", "Seconds in the queue, by the last reason for which requests waited", reason=WAITS
         )
         self.length_estimate_ratio = self._histogram(
             "tgi_request_length_estimate_ratio", "Tokens made over tokens expected at the start", RATIOS

@@ -71,7 +71,7 @@ def _bound_socket(config: RouterConfig) -> socket.socket:
         try:
             return socket.socket(fileno=config.listen_fd)
         except OSError as error:
-            raise StartError(f"--listen-fd {config.listen_fd} is no socket: {error.strerror}") from error
+            raise StartError(f"--listen-fd {config.listen_fd} is not a socket: {error.strerror}") from error
     hostname = config.hostname
     if not is_address(hostname):
         logger.warning("Invalid hostname, defaulting to 0.0.0.0")
@@ -98,7 +98,7 @@ def allow_descriptors(max_connections: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed < wanted:
         logger.warning(
-            "--max-connections %d needs %d open files and %d are allowed: raise `ulimit -n`, or lower it",
+            "--max-connections %d needs %d open files, and %d are allowed: raise `ulimit -n`, or lower the flag",
             max_connections,
             wanted,
             allowed,
@@ -165,7 +165,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         engine.failed.add_done_callback(lambda _: server.stop())
         await stop.serve(server, listener)
         if engine.failed.done():
-            raise ShardsError("nothing can be generated any more; the log says why")
+            raise ShardsError("the engine has failed and generates no more text; its log line has the cause")
     finally:
         await engine.close()
         tokenizer.close()
@@ -179,7 +179,7 @@ async def find_shard_groups(config: RouterConfig) -> ShardGroups:
     try:
         line = socket.socket(fileno=config.launcher_fd)
     except OSError as error:
-        raise StartError(f"--launcher-fd {config.launcher_fd} is no socket: {error.strerror}") from error
+        raise StartError(f"--launcher-fd {config.launcher_fd} is not a socket: {error.strerror}") from error
     return LaunchedGroups(await Link.open(line), config.master_shard_uds_path)
 
 

@@ -62,7 +62,7 @@ def _too_many_stops(most: int, given: int) -> ValidationError:
 
 def _too_many_messages(most: int, given: int) -> ValidationError:
     return ValidationError(
-        f"`messages` must have at most {most} messages, because each takes a token at least. Given: {given}"
+        f"`messages` must have at most {most} messages, because each message takes at least one token. Given: {given}"
     )
 
 

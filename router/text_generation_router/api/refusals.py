@@ -162,7 +162,7 @@ def refuse_cut_stop(value: dict[str, Any]) -> None:
     """A text always keeps the stop string that ended it, so with stop strings only `true` is accepted."""
     name = "include_stop_str_in_output"
     if asks(value.get(name), (True,) if value.get("stop") else (True, False)):
-        raise ValidationError(f"`{name}` is not supported yet but for true")
+        raise ValidationError(f"`{name}` must be true: a text keeps the stop string that ended it")
 
 
 def refuse_greedy(value: dict[str, Any]) -> None:
@@ -188,4 +188,4 @@ def refuse_turn(value: dict[str, Any]) -> None:
     for name, here in (("continue_final_message", continued), ("add_generation_prompt", not continued)):
         if asks(value.get(name), (here,)):
             what = "is the assistant's and will be continued" if continued else "is not the assistant's"
-            raise ValidationError(f"`{name}` must be {str(here).lower()} where the last message {what}")
+            raise ValidationError(f"`{name}` must be {str(here).lower()} because the last message {what}")

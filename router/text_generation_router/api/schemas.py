@@ -21,13 +21,13 @@ from text_generation_router.text.chat_template import Message
 from text_generation_router.text.validation import AskedParameters
 
 Priority = Annotated[
-    I32 | None, Field(description="Of one tenant's requests that wait, lower ones go first. Default: 0.")
+    I32 | None, Field(description="Among one tenant's waiting requests, the lowest priority goes first. Default: 0.")
 ]
 Timeout = Annotated[
     F32 | None,
     Field(
-        description="Seconds from the receipt of the request. A text that is not complete by then ends as it is, with"
-        " the finish reason `deadline`. Where `X-Request-Timeout` is given as well, the smaller one counts."
+        description="Seconds from the receipt of the request. A text that is not complete by then ends there, with the"
+        " finish reason `deadline`. If `X-Request-Timeout` is given as well, the shorter time applies."
     ),
 ]
 
@@ -35,9 +35,9 @@ CacheSalt = Annotated[
     str | None,
     Field(
         max_length=128,
-        description="Cached prefixes are shared only among requests with the same API key and the same salt, so that"
-        " nobody else can tell from an answer's speed what has been asked before. Default: none, shared with the key's"
-        " requests that have none; without keys, with everybody's.",
+        description="Requests share cached prefixes only if they have the same API key and the same salt. A client that"
+        " does not know the salt cannot tell from an answer's speed which prompts were sent before. Default: no salt."
+        " Requests without a salt share prefixes within their API key or, if the server has no keys, with each other.",
     ),
 ]
 
@@ -109,11 +109,13 @@ class StreamOptions(Body):
 class OpenAIRequest(Body):
     """Fields that completions and chat have in common."""
 
-    model: Annotated[str | None, Field(max_length=512, description="Named in the answer; not looked at.")] = None
+    model: Annotated[
+        str | None, Field(max_length=512, description="Does not choose a model. A chat's answer repeats it.")
+    ] = None
     max_tokens: U32 | None = None
     temperature: F32 | None = None
     top_p: F32 | None = None
-    top_k: Annotated[I32 | None, Field(description="0 and -1 mean all tokens, as none does.")] = None
+    top_k: Annotated[I32 | None, Field(description="0 and -1 mean all tokens, as does a missing value.")] = None
     typical_p: F32 | None = None
     frequency_penalty: F32 | None = None
     repetition_penalty: F32 | None = None

@@ -77,7 +77,7 @@ def _timeout_s(request: Request) -> float | None:
         return None
     seconds = float(text) if SECONDS.fullmatch(text) else 0.0
     if not seconds > 0:
-        raise ValidationError("`X-Request-Timeout` must be seconds > 0 and < 1000000000, written as 30 or 0.5")
+        raise ValidationError("`X-Request-Timeout` must be a number of seconds > 0 and < 1000000000, such as 30 or 0.5")
     return seconds
 
 
@@ -85,5 +85,5 @@ def _single(request: Request, name: str) -> str:
     """The header's value; "" if the header is absent. Two values are refused: either could be the proxy's."""
     values = request.headers.getlist(name)
     if len(values) > 1:
-        raise ValidationError(f"`{name}` must be given once")
+        raise ValidationError(f"`{name}` must be given at most once")
     return values[0].strip(" \t") if values else ""

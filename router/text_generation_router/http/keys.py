@@ -81,7 +81,8 @@ def digests_of(keys: Iterable[str], file: str | None) -> tuple[bytes, ...]:
 def _digest_of(number: int, key: str) -> bytes:
     if not key or not all("!" <= character <= "~" for character in key):
         raise StartError(
-            f"--api-key number {number} is empty or has characters no header can carry: use visible ASCII, no spaces"
+            f"--api-key number {number} is empty or has characters that no header can carry: use visible ASCII without"
+            " spaces"
         )
     return hashlib.sha256(key.encode()).digest()
 
@@ -99,9 +100,10 @@ def _read(file: Path) -> tuple[bytes, ...]:
         match = DIGEST.fullmatch(entry)
         if match is None:
             raise StartError(
-                f"--api-key-file {file} line {number} is no SHA-256 digest: write its 64 hexadecimal digits"
+                f"--api-key-file {file}, line {number}: not a SHA-256 digest (64 hexadecimal digits); hash the key with"
+                " `printf %s KEY | sha256sum`"
             )
         digests.append(bytes.fromhex(match[1]))
     if not digests:
-        raise StartError(f"--api-key-file {file} has no keys: add one, or start without it")
+        raise StartError(f"--api-key-file {file} has no keys: add the digest of a key, or leave the flag out")
     return tuple(digests)

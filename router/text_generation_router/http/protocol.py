@@ -131,7 +131,7 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls this for bytes that are not HTTP. `msg` is uvicorn's own text, which is not sent."""
         if not (self.transport.is_closing() or self._is_refused):
-            self._refuse(InvalidRequestError("its bytes cannot be parsed as HTTP/1.1"))
+            self._refuse(InvalidRequestError("the bytes cannot be parsed as HTTP/1.1"))
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)

@@ -62,7 +62,7 @@ class Server(uvicorn.Server):
         try:
             if not await self._gate.is_empty_within(self._patience_s):
                 logger.warning(
-                    "%d requests have not finished in %g s: ending them", self._gate.inside, self._patience_s
+                    "%d requests did not finish within %g s and are ended", self._gate.inside, self._patience_s
                 )
                 await self._end_streams()
                 await self._gate.is_empty_within(self.last_words_s)
@@ -125,9 +125,7 @@ class StopOnSignal:
             logger.info("signal received, starting graceful shutdown")
             self._draining = asyncio.create_task(self._server.drain(), name="drain")
         else:
-            logger.warning(
-                "second signal received, dropping %d connections", len(self._server.server_state.connections)
-            )
+            logger.warning("second signal received, closing %d connections", len(self._server.server_state.connections))
             self._server.cut()
 
 

@@ -128,7 +128,7 @@ def test_a_bad_key_file_ends_the_start_with_its_line(tmp_path):
     file = tmp_path / "keys"
     file.write_text("secret-key\n")
     status, output = run("--api-key-file", str(file))
-    assert status == 1 and f"Error: --api-key-file {file} line 1 is no SHA-256 digest" in output
+    assert status == 1 and f"Error: --api-key-file {file}, line 1: not a SHA-256 digest" in output
     assert "secret-key" not in output
 
 
@@ -254,7 +254,7 @@ def test_an_inherited_descriptor_replaces_the_address():
         listener = bind(config(listen_fd=parent.fileno(), hostname="203.0.113.1"))
         assert listener.getsockname() == parent.getsockname()
         listener.detach()
-    with pytest.raises(StartError, match="--listen-fd 9999 is no socket"):
+    with pytest.raises(StartError, match="--listen-fd 9999 is not a socket"):
         bind(config(listen_fd=9999))
 
 

@@ -4,7 +4,9 @@ import pytest
 
 from text_generation_router.errors import DeadlineError
 
-BAD_HEADER = "Input validation error: `X-Request-Timeout` must be seconds > 0 and < 1000000000, written as 30 or 0.5"
+BAD_HEADER = (
+    "Input validation error: `X-Request-Timeout` must be a number of seconds > 0 and < 1000000000, such as 30 or 0.5"
+)
 
 
 def error_of(route, answer):
@@ -69,7 +71,7 @@ def test_a_timeout_among_the_parameters_is_a_positive_number(server, value, stat
 def test_a_request_whose_time_is_over_never_waits(server, route):
     answer = server.ask(route, {"x-request-timeout": "0.000000001"})
     assert error_of(route, answer) == {
-        "error": "The request's time ran out before its first token: allow more, or send it again later",
+        "error": "The request timed out before its first token: give it a longer timeout, or send it again later",
         "error_type": "deadline",
     }
     assert answer.status == (200 if route.fails_as_event else 504) and "retry-after" not in answer.headers

@@ -246,6 +246,6 @@ def test_a_child_answers_any_bytes_as_the_router_would(content, question):
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)
 @pytest.mark.parametrize("body", [b"", b"\xff", b"{", b"[1]", b'{"inputs"', b"\x00" * 100, b'{"inputs": "a"} x'])
-def test_a_child_refuses_what_is_not_a_body(body, question):
+def test_a_child_refuses_bytes_that_are_not_a_body(body, question):
     with pytest.raises(InferenceError):
         read_answer(question, HANDLERS[question.name](job_of(body, LIMITS)))

@@ -131,7 +131,7 @@ def test_a_tenant_may_have_128_characters():
 
 @pytest.mark.parametrize("name", ["X-Tenant", "X-Request-Timeout"])
 def test_a_header_given_twice_is_refused(name):
-    with pytest.raises(ValidationError, match=f"`{name}` must be given once"):
+    with pytest.raises(ValidationError, match=f"`{name}` must be given at most once"):
         caller((name.lower(), "1"), (name.lower(), "2"))
 
 

@@ -36,7 +36,7 @@ def test_a_file_of_digests_is_read(tmp_path):
 def test_a_bad_line_is_named_by_number_and_not_shown(tmp_path, line):
     file = tmp_path / "keys"
     file.write_text("#\n" + "a" * 64 + f"\n{line}\n")
-    with pytest.raises(StartError, match=f"--api-key-file {file} line 3 is no SHA-256 digest") as caught:
+    with pytest.raises(StartError, match=f"--api-key-file {file}, line 3: not a SHA-256 digest") as caught:
         digests_of([], str(file))
     assert line not in str(caught.value)
 
