@@ -18,8 +18,8 @@ class RetryAfter:
         self._steps_until_start = steps_until_start
         self._steps_s: deque[float] = deque(maxlen=WINDOW)
         self._received_s = -math.inf
-        self._told_s = -math.inf
-        self._seconds = 1
+        self._forecast_at_s = -math.inf
+        self._forecast_s = 1
 
     def note_step(self, sent_s: float, received_s: float) -> None:
         """Notes an answered step. Its duration is counted from the previous step's answer, if that came after
@@ -28,9 +28,9 @@ class RetryAfter:
         self._received_s = received_s
 
     def seconds(self, now_s: float) -> int:
-        if now_s - self._told_s >= FRESH_S:
-            self._told_s, self._seconds = now_s, self._forecast()
-        return self._seconds
+        if now_s - self._forecast_at_s >= FRESH_S:
+            self._forecast_at_s, self._forecast_s = now_s, self._forecast()
+        return self._forecast_s
 
     def _forecast(self) -> int:
         if not self._steps_s:

@@ -78,7 +78,7 @@ class CompletionRoutes:
                         "usage": None if asked.include_usage else usage_json([timing]),
                     }
             if asked.include_usage:
-                timings = [one.timing for one in generations if one.timing is not None]
+                timings = [generation.timing for generation in generations if generation.timing is not None]
                 yield head | {"choices": [], "usage": usage_json(timings)}
         finally:
             close_all(generations)

@@ -58,11 +58,11 @@ class Generation:
     metrics: Metrics
     prompt_tokens: int
     prompt_characters: int
-    started: float  # time.perf_counter when the HTTP request was received
-    queued: float = field(default_factory=time.perf_counter)
+    started_s: float  # time.perf_counter when the HTTP request was received
+    queued_s: float = field(default_factory=time.perf_counter)
     timing: Timing | None = None  # once finished
-    _begun: bool = False
-    _closed: bool = False
+    _has_begun: bool = False
+    _is_closed: bool = False
 
     def __aiter__(self) -> Self:
         return self
@@ -75,24 +75,24 @@ class Generation:
                 self.metrics.request_failure.labels(err="incomplete").inc()
                 raise IncompleteGenerationError from None
             raise
-        if not self._begun:
-            self._begun = True
-            self.metrics.time_to_first_token.observe(time.perf_counter() - self.started)
+        if not self._has_begun:
+            self._has_begun = True
+            self.metrics.time_to_first_token.observe(time.perf_counter() - self.started_s)
         if event.finish is not None:
             self._finish(event.finish)
         return event
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
+        if not self._is_closed:
+            self._is_closed = True
             self.stream.cancel()
             self.permit.give_back(1)
 
     def _finish(self, finish: Finish) -> None:
         self.close()
         self.timing = timing = Timing(
-            time.perf_counter() - self.started,
-            self.queued - self.started,
+            time.perf_counter() - self.started_s,
+            self.queued_s - self.started_s,
             finish.queue_s,
             finish.inference_s,
             self.prompt_characters,

@@ -27,7 +27,7 @@ class Inference:
         self._permits = permits
         self._metrics = metrics
 
-    async def start(self, prompts: Sequence[Prompt], caller: Caller, started: float) -> list[Generation]:
+    async def start(self, prompts: Sequence[Prompt], caller: Caller, started_s: float) -> list[Generation]:
         """Queues all prompts or none. Raises InferenceError. The caller must close the generations."""
         with self.counted_failures():
             permit = self._permits.take(caller.share, len(prompts))
@@ -36,7 +36,7 @@ class Inference:
                 work = asyncio.gather(*(self.validator.validate(prompt, caller.share) for prompt in prompts))
                 requests = await permit.unless_refused(work)
                 for prompt, request in zip(prompts, requests, strict=True):
-                    generations.append(self._submit(prompt, request, caller, started, permit))
+                    generations.append(self._submit(prompt, request, caller, started_s, permit))
             except BaseException:
                 permit.give_back(len(prompts) - len(generations))
                 close_all(generations)
@@ -79,9 +79,9 @@ class Inference:
             raise
 
     def _submit(
-        self, prompt: Prompt, request: GenerationRequest, caller: Caller, started: float, permit: Permit
+        self, prompt: Prompt, request: GenerationRequest, caller: Caller, started_s: float, permit: Permit
     ) -> Generation:
-        left_s = _time_left_s((request.timeout_s, caller.timeout_s), started)
+        left_s = _time_left_s((request.timeout_s, caller.timeout_s), started_s)
         # A tuple, not a joined string: no salt can then imitate another caller's namespace.
         namespace = (*caller.cache_domain, *request.namespace)
         request = replace(request, share=caller.share, namespace=namespace, timeout_s=left_s)
@@ -93,12 +93,12 @@ class Inference:
             metrics=self._metrics,
             prompt_tokens=len(request.input_ids),
             prompt_characters=len(prompt.inputs),
-            started=started,
+            started_s=started_s,
         )
 
-    async def results(self, prompts: Sequence[Prompt], caller: Caller, started: float) -> list[Result]:
+    async def results(self, prompts: Sequence[Prompt], caller: Caller, started_s: float) -> list[Result]:
         """Runs all prompts at the same time, to their ends. If one prompt fails, the others are cancelled."""
-        generations = await self.start(prompts, caller, started)
+        generations = await self.start(prompts, caller, started_s)
         tasks = [asyncio.ensure_future(generation.collect()) for generation in generations]
         try:
             return await asyncio.gather(*tasks)
@@ -109,12 +109,12 @@ class Inference:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _time_left_s(timeouts_s: Sequence[float | None], started: float) -> float | None:
-    """Seconds left of the smallest timeout since `started`; None without a timeout. Raises DeadlineError at 0."""
+def _time_left_s(timeouts_s: Sequence[float | None], started_s: float) -> float | None:
+    """Seconds left of the smallest timeout since `started_s`; None without a timeout. Raises DeadlineError at 0."""
     given = [timeout_s for timeout_s in timeouts_s if timeout_s is not None]
     if not given:
         return None
-    left_s = min(given) - (time.perf_counter() - started)
+    left_s = min(given) - (time.perf_counter() - started_s)
     if left_s <= 0:
         raise DeadlineError
     return left_s

@@ -68,7 +68,7 @@ async def all_completion_logprobs(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _top_logprobs(row: Row) -> dict[str, Any]:
     token, others = row
-    return {one.text: np.float32(one.logprob) for one in (*others, token)}
+    return {other.text: np.float32(other.logprob) for other in (*others, token)}
 
 
 COMPLETION_ARRAYS: dict[str, Callable[[Row], Any]] = {
@@ -97,7 +97,7 @@ async def merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int,
             yield 0, event
         return
     ready: asyncio.Queue[tuple[int, TokenEvent | InferenceError | None]] = asyncio.Queue(maxsize=len(generations))
-    pumps = [asyncio.create_task(_pump(index, one, ready)) for index, one in enumerate(generations)]
+    pumps = [asyncio.create_task(_pump(index, generation, ready)) for index, generation in enumerate(generations)]
     try:
         running = len(pumps)
         while running:

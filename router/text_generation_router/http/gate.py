@@ -11,7 +11,7 @@ from text_generation_router.http.errors import error_response
 class Gate:
     def __init__(self) -> None:
         self.is_shut = False
-        self.inside = 0
+        self.num_unfinished = 0
         self._emptied = asyncio.Event()
         self._emptied.set()
 
@@ -20,16 +20,16 @@ class Gate:
         self.is_shut = True
 
     def enter(self) -> None:
-        self.inside += 1
+        self.num_unfinished += 1
         self._emptied.clear()
 
     def leave(self) -> None:
-        self.inside -= 1
-        if not self.inside:
+        self.num_unfinished -= 1
+        if not self.num_unfinished:
             self._emptied.set()
 
     async def is_empty_within(self, seconds: float) -> bool:
-        if not self.inside:
+        if not self.num_unfinished:
             return True
         try:
             await asyncio.wait_for(self._emptied.wait(), seconds)

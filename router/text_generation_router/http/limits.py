@@ -35,13 +35,13 @@ class LimitHits:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._silent_until = dict.fromkeys(Limit, 0.0)
-        self._unsaid = dict.fromkeys(Limit, 0)
+        self._silent_until_s = dict.fromkeys(Limit, 0.0)
+        self._unlogged = dict.fromkeys(Limit, 0)
 
     def count(self, limit: Limit) -> None:
         self._metrics.limit_hits.labels(limit=limit.value).inc()
-        self._unsaid[limit] += 1
+        self._unlogged[limit] += 1
         now = time.monotonic()
-        if now >= self._silent_until[limit]:
-            logger.warning("limit reached: %s, %d times", limit.value, self._unsaid[limit])
-            self._silent_until[limit], self._unsaid[limit] = now + 1, 0
+        if now >= self._silent_until_s[limit]:
+            logger.warning("limit reached: %s, %d times", limit.value, self._unlogged[limit])
+            self._silent_until_s[limit], self._unlogged[limit] = now + 1, 0

@@ -43,7 +43,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
         self._hits = hits
-        self._served: ASGIApp = self.app
+        self._application: ASGIApp = self.app
         self._cycles: list[RequestResponseCycle] = []  # the newest request, and requests unanswered when it began
         self._in_headers = False
         self._is_refused = False  # the connection's last answer has been written
@@ -51,8 +51,8 @@ class Connection(HttpToolsProtocol):
         self._body_bytes = 0
         self._chunks = 0  # of the current body
         self._other_bytes = 0  # since the headers or the last byte of a body: chunk framing, trailers
-        self._late: asyncio.TimerHandle | None = None  # deadline for headers or a body to arrive
-        self._stuck: asyncio.TimerHandle | None = None  # deadline for the client to read
+        self._arrival_timer: asyncio.TimerHandle | None = None  # deadline for headers or a body to arrive
+        self._write_timer: asyncio.TimerHandle | None = None  # deadline for the client to read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -71,13 +71,13 @@ class Connection(HttpToolsProtocol):
                 cycle.message_event.set()
         self._cycles.clear()
         self._unset_keepalive_if_required()
-        self._expect_nothing()
-        self._stop_watching()
+        self._stop_arrival_timer()
+        self._stop_write_timer()
 
     # What the client sends.
 
     def data_received(self, data: bytes) -> None:
-        were_due = self._in_headers
+        was_in_headers = self._in_headers
         self._other_bytes += len(data)
         super().data_received(data)
         if self.transport.is_closing():
@@ -85,18 +85,18 @@ class Connection(HttpToolsProtocol):
         if self._other_bytes > self._limits.header_bytes and not (self._in_headers or self._is_idle()):
             self._abort(Limit.HEADER_SIZE)
             return
-        if self._in_headers and were_due:
+        if self._in_headers and was_in_headers:
             self._header_bytes += len(data)
             if self._header_bytes > self._limits.header_bytes:
                 self._end(Limit.HEADER_SIZE, HeadersTooLargeError(self._limits.header_bytes), LINGER_S)
-        elif self._late is None and self.timeout_keep_alive_task is None and self._is_idle():
+        elif self._arrival_timer is None and self.timeout_keep_alive_task is None and self._is_idle():
             self._expect_headers()  # empty lines begin no request, yet they end uvicorn's keep-alive timer
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers = True
         self._header_bytes = 0
-        if self._late is None:
+        if self._arrival_timer is None:
             self._expect_headers()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -106,11 +106,11 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._body_bytes = self._other_bytes = self._chunks = 0
-        self._expect_nothing()
+        self._stop_arrival_timer()
         if not self.flow.write_paused:
-            self._stop_watching()
+            self._stop_write_timer()
         error = self._error_in_headers()
-        self.app = self._served if error is None else refusal(error)
+        self.app = self._application if error is None else refusal(error)
         super().on_headers_complete()
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         self._cycles.append(self.cycle)
@@ -118,7 +118,7 @@ class Connection(HttpToolsProtocol):
             self._hits.count(Limit.PIPELINE)
             self.transport.abort()
             raise ConnectionAbortedError  # stops the parser, which may hold more requests
-        self._late = self.loop.call_later(self._limits.body_s, self._body_is_late)
+        self._arrival_timer = self.loop.call_later(self._limits.body_s, self._body_timed_out)
 
     def _error_in_headers(self) -> InferenceError | None:
         size = len(self.url) + sum(len(name) + len(value) + HEADER_OVERHEAD for name, value in self.headers)
@@ -148,7 +148,7 @@ class Connection(HttpToolsProtocol):
         self._chunks += 1
 
     def on_message_complete(self) -> None:
-        self._expect_nothing()
+        self._stop_arrival_timer()
         super().on_message_complete()
         if self.cycle.response_complete:  # answered before its body ended: uvicorn sets no keep-alive timer then
             self.cycle.more_body = False
@@ -161,26 +161,26 @@ class Connection(HttpToolsProtocol):
         return self.cycle is None or (self.cycle.response_complete and not self.cycle.more_body)
 
     def _expect_headers(self) -> None:
-        self._late = self.loop.call_later(self._limits.headers_s, self._headers_are_late)
+        self._arrival_timer = self.loop.call_later(self._limits.headers_s, self._headers_timed_out)
 
-    def _expect_nothing(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    def _stop_arrival_timer(self) -> None:
+        if self._arrival_timer is not None:
+            self._arrival_timer.cancel()
+            self._arrival_timer = None
 
-    def _headers_are_late(self) -> None:
-        self._late = None
+    def _headers_timed_out(self) -> None:
+        self._arrival_timer = None
         if self._in_headers:
             self._end(Limit.HEADER_TIME, RequestTimeoutError("headers", self._limits.headers_s))
         else:
             self._hits.count(Limit.HEADER_TIME)
             self.transport.close()
 
-    def _body_is_late(self) -> None:
+    def _body_timed_out(self) -> None:
         if self.flow.read_paused:  # the server itself has paused reading
-            self._late = self.loop.call_later(self._limits.body_s, self._body_is_late)
+            self._arrival_timer = self.loop.call_later(self._limits.body_s, self._body_timed_out)
             return
-        self._late = None
+        self._arrival_timer = None
         self._end(Limit.BODY_TIME, RequestTimeoutError("body", self._limits.body_s))
 
     # What the client reads.
@@ -188,36 +188,36 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self.flow.write_paused:
-            self._watch_writing()
+            self._start_write_timer()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch_writing()
+        self._start_write_timer()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop_watching()
+        self._stop_write_timer()
         if self._is_idle() or self.transport.is_closing():
-            self._watch_writing()
+            self._start_write_timer()
 
-    def _watch_writing(self) -> None:
+    def _start_write_timer(self) -> None:
         """Starts the write deadline. Nothing is written meanwhile, so the buffer shrinks only if the client reads."""
-        self._stop_watching()
+        self._stop_write_timer()
         if pending := self.transport.get_write_buffer_size():
-            self._stuck = self.loop.call_later(self._limits.write_s, self._reader_is_late, pending)
+            self._write_timer = self.loop.call_later(self._limits.write_s, self._write_timed_out, pending)
 
-    def _stop_watching(self) -> None:
-        if self._stuck is not None:
-            self._stuck.cancel()
-            self._stuck = None
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
-    def _reader_is_late(self, pending_before: int) -> None:
-        self._stuck = None
+    def _write_timed_out(self, pending_before: int) -> None:
+        self._write_timer = None
         pending = self.transport.get_write_buffer_size()
         if pending and pending > pending_before - self._limits.write_progress_bytes:
             self._abort(Limit.WRITE_TIME)
         else:
-            self._watch_writing()
+            self._start_write_timer()
 
     # How a connection is ended.
 
@@ -234,13 +234,13 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
             return
         self.transport.write(error_bytes(error))
-        self._expect_nothing()
+        self._stop_arrival_timer()
         if linger_s:
             self.flow.pause_reading()
-            self._late = self.loop.call_later(linger_s, self.transport.close)
+            self._arrival_timer = self.loop.call_later(linger_s, self.transport.close)
         else:
             self.transport.close()
-        self._watch_writing()
+        self._start_write_timer()
 
     def _abort(self, limit: Limit) -> None:
         """Drops buffered bytes: `close` would wait until the client has read them."""

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 # Longer than clients usually keep idle connections, so that no client writes to a connection that is being closed.
 KEEP_ALIVE_S = 75
 # At the end of the stop: time for the last bytes of ended requests to reach their clients.
-LAST_WORDS_S = 5.0
+FLUSH_S = 5.0
 POLL_S = 0.05
 
 
@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
         self._gate = gate
         self._end_streams = end_streams
         self._patience_s = patience_s
-        self.last_words_s = LAST_WORDS_S
+        self.flush_s = FLUSH_S
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -62,10 +62,10 @@ class Server(uvicorn.Server):
         try:
             if not await self._gate.is_empty_within(self._patience_s):
                 logger.warning(
-                    "%d requests did not finish within %g s and are ended", self._gate.inside, self._patience_s
+                    "%d requests did not finish within %g s and are ended", self._gate.num_unfinished, self._patience_s
                 )
                 await self._end_streams()
-                await self._gate.is_empty_within(self.last_words_s)
+                await self._gate.is_empty_within(self.flush_s)
             while self._is_unread() and asyncio.get_running_loop().time() < until_s:
                 await asyncio.sleep(POLL_S)
         finally:
@@ -75,7 +75,7 @@ class Server(uvicorn.Server):
         """Whether a connection has unsent bytes. The write deadline drops clients that never read theirs."""
         return any(connection.transport.get_write_buffer_size() for connection in self.server_state.connections)
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Stops at once and aborts all connections, also in the middle of an answer."""
         self.should_exit = self.force_exit = True
         for connection in list(self.server_state.connections):
@@ -83,7 +83,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # uvicorn closes idle connections at once; clients that have not read their answers by the limit are cut off.
-        limit = asyncio.get_running_loop().call_later(self.last_words_s, self.cut)
+        limit = asyncio.get_running_loop().call_later(self.flush_s, self.abort)
         try:
             await super().shutdown(sockets)
         finally:
@@ -126,7 +126,7 @@ class StopOnSignal:
             self._draining = asyncio.create_task(self._server.drain(), name="drain")
         else:
             logger.warning("second signal received, closing %d connections", len(self._server.server_state.connections))
-            self._server.cut()
+            self._server.abort()
 
 
 def uvicorn_config(app: FastAPI, limits: ConnectionLimits, hits: LimitHits) -> uvicorn.Config:

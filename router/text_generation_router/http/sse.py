@@ -28,7 +28,7 @@ class EventStream(Response):
         self._events = events
         self._close = close
         self._keep_alive_s = keep_alive_s
-        self._last_sent = 0.0
+        self._last_sent_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -39,12 +39,12 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         clock = asyncio.get_running_loop().time
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        self._last_sent = clock()
+        self._last_sent_s = clock()
         keeper = asyncio.create_task(self._keep_alive(send))
         try:
             async for event in self._events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
-                self._last_sent = clock()
+                self._last_sent_s = clock()
         finally:
             keeper.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -53,8 +53,8 @@ class EventStream(Response):
         """Sends an empty comment after `keep_alive_s` seconds without an event, so that proxies keep the connection."""
         clock = asyncio.get_running_loop().time
         while True:
-            silence = clock() - self._last_sent
-            if silence >= self._keep_alive_s:
+            silence_s = clock() - self._last_sent_s
+            if silence_s >= self._keep_alive_s:
                 await send({"type": "http.response.body", "body": b":\n\n", "more_body": True})
-                self._last_sent, silence = clock(), 0.0
-            await asyncio.sleep(self._keep_alive_s - silence)
+                self._last_sent_s, silence_s = clock(), 0.0
+            await asyncio.sleep(self._keep_alive_s - silence_s)

@@ -40,7 +40,7 @@ class ProcessPool:
         self._waiting = Waiting(limits.waiting)
         self._changed = asyncio.Condition()
         self._keepers: list[asyncio.Task[None]] = []
-        self._closed = False
+        self._is_closed = False
 
     def start(self) -> None:
         for number in range(self._limits.children):
@@ -49,11 +49,11 @@ class ProcessPool:
     async def run(self, name: str, content: bytes, timeout_s: float, tenant: str = "") -> bytes:
         """The answer of handler `name` to `content`. Raises JobError. `timeout_s` begins when a child gets the job. A
         cancelled caller's job leaves the queue, or, if it already runs, continues until its end or its timeout."""
-        if self._closed:
+        if self._is_closed:
             raise BusyError
         loop = asyncio.get_running_loop()
         job = Job(name, content, tenant, timeout_s, loop.create_future())
-        job.patience = loop.call_later(self._limits.wait_s, _fail, job, BusyError())
+        job.refusal_timer = loop.call_later(self._limits.wait_s, _fail, job, BusyError())
         if (refused := self._waiting.put(job)) is not None:
             _fail(refused, BusyError())
         try:
@@ -61,12 +61,12 @@ class ProcessPool:
                 self._changed.notify_all()
             return await job.answer
         finally:
-            job.patience.cancel()
+            job.refusal_timer.cancel()
             self._waiting.remove(job)
 
     async def close(self) -> None:
         """Kills the children. Waiting and running jobs end with JobLostError. May be called again."""
-        self._closed = True
+        self._is_closed = True
         keepers, self._keepers = self._keepers, []
         for keeper in keepers:
             keeper.cancel()
@@ -112,8 +112,8 @@ class ProcessPool:
             return job
 
     async def _do(self, job: Job, child: ChildProcess) -> None:
-        assert job.patience is not None
-        job.patience.cancel()
+        assert job.refusal_timer is not None
+        job.refusal_timer.cancel()
         if job.answer.done():  # the job was refused, or its caller was cancelled
             return
         try:

@@ -79,9 +79,9 @@ class ChildProcess:
     async def _exchange(self, *frames: bytes) -> bytes:
         self._is_lost = True  # until the exchange is complete
         try:
-            for one in frames:
-                self._jobs.write(LENGTH.pack(len(one)))
-                self._jobs.write(one)
+            for frame in frames:
+                self._jobs.write(LENGTH.pack(len(frame)))
+                self._jobs.write(frame)
             await self._jobs.drain()
             head = await self._answers.readexactly(ANSWER_HEAD.size)
             outcome, ends_now, length = ANSWER_HEAD.unpack(head)

@@ -12,7 +12,7 @@ class Job:
     tenant: str
     timeout_s: float  # from the moment when a child gets the job
     answer: asyncio.Future[bytes]
-    patience: asyncio.TimerHandle | None = None  # refuses the job if no child gets it in time
+    refusal_timer: asyncio.TimerHandle | None = None  # refuses the job if no child gets it in time
 
 
 class Waiting:
@@ -33,8 +33,8 @@ class Waiting:
         if self._size <= self._capacity:
             return None
         # Between tenants with equally many jobs, the tenant of the new job loses: jobs that wait already stay.
-        greediest = max(self._tenants, key=lambda tenant: (len(self._tenants[tenant]), tenant == job.tenant))
-        last = self._tenants[greediest][-1]
+        largest = max(self._tenants, key=lambda tenant: (len(self._tenants[tenant]), tenant == job.tenant))
+        last = self._tenants[largest][-1]
         self.remove(last)
         return last
 

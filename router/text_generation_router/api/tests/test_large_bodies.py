@@ -56,7 +56,7 @@ def run(server: Any, test: Callable[[Client], Awaitable[Any]]) -> Any:
                 return await test(client)
         finally:
             client.writer.transport.abort()
-            http.cut()
+            http.abort()
             await running
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -32,11 +32,11 @@ def test_the_gate_counts_requests_inside(server):
         server.engine.script.hang_after = 1
         body = b'{"inputs": "Hi"}'
         asking = [asyncio.create_task(server.call("POST", "/generate", body, leave_after=0)) for _ in range(3)]
-        while server.gate.inside < 3:
+        while server.gate.num_unfinished < 3:
             await asyncio.sleep(0)
         assert not await server.gate.is_empty_within(0)
         await asyncio.gather(*asking)
-        assert server.gate.inside == 0 and await server.gate.is_empty_within(0)
+        assert server.gate.num_unfinished == 0 and await server.gate.is_empty_within(0)
 
     asyncio.run(run())
 

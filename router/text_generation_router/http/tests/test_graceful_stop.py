@@ -116,7 +116,7 @@ def test_running_requests_finish_and_new_ones_are_refused_by_a_server_that_liste
         async with serving() as router:
             assert (await router.ask("/health", "GET")).startswith(b"HTTP/1.1 200 ")
             running = [asyncio.create_task(router.ask(path)) for path in ("/stream", "/whole")]
-            while router.gate.inside < 2:
+            while router.gate.num_unfinished < 2:
                 await asyncio.sleep(0.01)
             terminate()
             await until_shut(router)
@@ -138,7 +138,7 @@ def test_what_does_not_finish_in_time_gets_a_clean_end():
     async def run() -> None:
         async with serving(patience_s=0.1) as router:
             running = [asyncio.create_task(router.ask(path)) for path in ("/stream", "/whole")]
-            while router.gate.inside < 2:
+            while router.gate.num_unfinished < 2:
                 await asyncio.sleep(0.01)
             terminate()
             stream, whole = await asyncio.gather(*running)
@@ -184,7 +184,7 @@ def test_idle_and_half_open_connections_do_not_delay_the_end(sent):
 def test_a_client_that_does_not_read_does_not_keep_the_server():
     async def run() -> None:
         async with serving(patience_s=0.3) as router:
-            router.server.last_words_s = 0.2
+            router.server.flush_s = 0.2
 
             async def flood() -> AsyncGenerator[bytes, None]:
                 while True:
@@ -210,7 +210,7 @@ def test_an_answer_that_is_still_being_read_is_not_cut():
 
     async def run() -> bytes:
         async with serving() as router:
-            router.server.last_words_s = 0.2
+            router.server.flush_s = 0.2
 
             async def large(request: Request) -> Response:
                 return Response(content)

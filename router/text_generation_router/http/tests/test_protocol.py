@@ -117,7 +117,7 @@ async def serving(**changes: Any) -> AsyncIterator[Edge]:
         yield edge
     finally:
         edge.close()
-        server.cut()
+        server.abort()
         await running
 
 
