@@ -8,6 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 from text_generation_router.api.asking import Question
 from text_generation_router.api.fields import Body, ListLimits
 from text_generation_router.api.reading_child import job_of, read_answer
+from text_generation_router.api.tidying import Tidying
 from text_generation_router.errors import (
     OverloadedError,
     PayloadTooLargeError,
@@ -17,7 +18,6 @@ from text_generation_router.errors import (
 from text_generation_router.http.caller import Callers
 from text_generation_router.http.disconnect import unless_disconnected
 from text_generation_router.http.places import Places
-from text_generation_router.memory import Tidying
 from text_generation_router.offload.errors import BusyError, JobFailedError, JobLostError, JobTimeoutError
 
 B = TypeVar("B", bound=Body)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import BinaryIO, NoReturn
 
+from text_generation_router.malloc import give_back_memory
 from text_generation_router.offload.frames import ANSWER_HEAD, LENGTH, JobOutcome
 
 Handler = Callable[[bytes], bytes]
@@ -73,10 +74,7 @@ def _has_grown(resident_before: int) -> bool:
     if _resident_bytes() - resident_before <= KEPT_BYTES:
         return False
     gc.collect()
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
-        if trim is not None:
-            trim(0)
+    give_back_memory()
     return _resident_bytes() - resident_before > KEPT_BYTES
 
 

@@ -13,7 +13,7 @@ from tokenizers import Encoding, Tokenizer
 from text_generation_common.model_files import read_model_file
 from text_generation_router.errors import StartError, ValidationError
 from text_generation_router.fair_threads import FairThreads
-from text_generation_router.memory import give_back_memory
+from text_generation_router.malloc import give_back_memory
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.certain_cuts import TextPart, cut_into_parts
 from text_generation_router.text.joints import Joints

@@ -1,26 +1,18 @@
-"""Returns freed memory to the system, which the C library would keep."""
+"""Gives memory back to the system some time after large work has ended."""
 
 import asyncio
-import ctypes
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+
+from text_generation_router.malloc import give_back_memory
 
 # Trim this many seconds after the last large piece of work. The second trim is for texts still in use at the first.
 DELAYS_S = (2.0, 30.0)
 
 
-def give_back_memory() -> None:
-    """Takes up to 0.1 s after much work, during which the interpreter lock is free. Without glibc it does nothing."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
-
-
 class Tidying:
-    """Gives back memory some time after the last large work has ended: during such work the memory would be needed
-    again at once. For use in one event loop."""
+    """Waits for the end of all large work: during such work the memory would be needed again at once. For use in one
+    event loop."""
 
     def __init__(self, give_back: Callable[[], None] = give_back_memory, delays_s: Sequence[float] = DELAYS_S) -> None:
         self._give_back = give_back
