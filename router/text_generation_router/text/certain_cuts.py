@@ -23,6 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from text_generation_router.text.pipeline import flat_steps
+
 CUT = re.compile(r"[A-Za-z](?= [A-Za-z])")
 SPACES = " \u2581"  # SentencePiece models write a space as U+2581
 # An added token that matches this pattern could begin at, end at or cross a cut.
@@ -79,13 +81,13 @@ def has_certain_cuts(tokenizer: Mapping[str, Any], added_contents: Sequence[str]
     contents = [*(token["content"] for token in added), *added_contents]
     if any(map(AT_A_CUT.search, contents)) or any(map(_looks_around, added)):
         return False
-    normalizers = _flatten(tokenizer.get("normalizer"), "normalizers")
+    normalizers = flat_steps(tokenizer.get("normalizer"), "normalizers")
     if not all(map(_keeps_words, normalizers)):
         return False
     model = tokenizer.get("model") or {}
     if model.get("type") not in ("BPE", "Unigram") or model.get("dropout"):
         return False
-    steps = _flatten(tokenizer.get("pre_tokenizer"), "pretokenizers")
+    steps = flat_steps(tokenizer.get("pre_tokenizer"), "pretokenizers")
     spaces_are_gone = any(map(_replaces_spaces, normalizers))
     if not spaces_are_gone and _splits_words(steps):
         return True
@@ -123,14 +125,6 @@ def _looks_around(token: Mapping[str, Any]) -> bool:
         ((single or token.get("lstrip")) and BESIDE_A_CUT.match(first))
         or ((single or token.get("rstrip")) and BESIDE_A_CUT.match(last))
     )
-
-
-def _flatten(step: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
-    if step is None:
-        return []
-    if step.get("type") == "Sequence":
-        return [inner for part in step[key] for inner in _flatten(part, key)]
-    return [step]
 
 
 def _keeps_words(normalizer: Mapping[str, Any]) -> bool:

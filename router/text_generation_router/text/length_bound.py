@@ -6,8 +6,11 @@ tokenizer (which strips whitespace or merges unknown characters, say) one token 
 only the payload limit bounds a prompt.
 """
 
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
+
+from text_generation_router.text.pipeline import flat_steps
 
 # Unicode composition joins at most this many code points into one (the longest canonical decomposition).
 MAX_COMPOSED = 4
@@ -21,31 +24,23 @@ def max_chars_per_token(tokenizer: dict[str, Any]) -> int | None:
     added = tokenizer.get("added_tokens") or []
     if model.get("type") != "BPE" or not isinstance(vocab, dict) or not vocab:
         return None
-    steps = _flatten(tokenizer.get("pre_tokenizer"), "pretokenizers")
+    steps = flat_steps(tokenizer.get("pre_tokenizer"), "pretokenizers")
     covers_every_byte = _has_all_bytes(model, vocab, steps)
     # A token with lstrip or rstrip covers all whitespace before or after it, of any length.
     swallows = any(token.get("lstrip") or token.get("rstrip") for token in added)
-    factor = _normalizer_factor(_flatten(tokenizer.get("normalizer"), "normalizers"))
+    factor = _normalizer_factor(flat_steps(tokenizer.get("normalizer"), "normalizers"))
     if not covers_every_byte or swallows or factor is None or not all(map(_keeps_text, steps)):
         return None
     return factor * max(len(text) for text in [*vocab, *(token["content"] for token in added)])
 
 
-def _flatten(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
-    if step is None:
-        return []
-    if step.get("type") == "Sequence":
-        return [inner for part in step[key] for inner in _flatten(part, key)]
-    return [step]
-
-
-def _keeps_text(step: dict[str, Any]) -> bool:
+def _keeps_text(step: Mapping[str, Any]) -> bool:
     if step["type"] in ("Split", "Punctuation"):
         return step.get("behavior") != "Removed"
     return step["type"] in LOSSLESS_PRE_TOKENIZERS
 
 
-def _normalizer_factor(steps: list[dict[str, Any]]) -> int | None:
+def _normalizer_factor(steps: Sequence[Mapping[str, Any]]) -> int | None:
     factor = 1
     for step in steps:
         if step["type"] == "NFC":
@@ -59,7 +54,7 @@ def _normalizer_factor(steps: list[dict[str, Any]]) -> int | None:
     return factor
 
 
-def _has_all_bytes(model: dict[str, Any], vocab: dict[str, int], steps: list[dict[str, Any]]) -> bool:
+def _has_all_bytes(model: dict[str, Any], vocab: dict[str, int], steps: Sequence[Mapping[str, Any]]) -> bool:
     """Whether every byte has a token: BPE drops bytes without one."""
     if model.get("byte_fallback"):
         return all(f"<0x{byte:02X}>" in vocab for byte in range(256))

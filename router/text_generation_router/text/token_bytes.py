@@ -8,6 +8,7 @@ import orjson
 from tokenizers import Tokenizer
 
 from text_generation_router.text.length_bound import byte_symbols
+from text_generation_router.text.pipeline import flat_steps
 
 BYTE_OF_SYMBOL = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -55,7 +56,7 @@ def read_layout(decoder: dict[str, Any] | None) -> DecoderLayout | None:
     independently."""
     if decoder is None:
         return None
-    steps = _flatten(decoder)
+    steps = flat_steps(decoder, "decoders")
     if [step["type"] for step in steps] == ["ByteLevel"]:
         return DecoderLayout(byte_level=True)
     values: dict[str, Any] = {"replacements": ()}
@@ -77,12 +78,6 @@ def read_layout(decoder: dict[str, Any] | None) -> DecoderLayout | None:
             case _:
                 return None
     return DecoderLayout(**values)
-
-
-def _flatten(step: dict[str, Any]) -> list[dict[str, Any]]:
-    if step["type"] == "Sequence":
-        return [inner for part in step["decoders"] for inner in _flatten(part)]
-    return [step]
 
 
 class TokenBytes:
