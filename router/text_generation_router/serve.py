@@ -68,10 +68,7 @@ def bind(config: RouterConfig) -> socket.socket:
 
 def _bound_socket(config: RouterConfig) -> socket.socket:
     if config.listen_fd is not None:
-        try:
-            return socket.socket(fileno=config.listen_fd)
-        except OSError as error:
-            raise StartError(f"--listen-fd {config.listen_fd} is not a socket: {error.strerror}") from error
+        return inherited_socket("--listen-fd", config.listen_fd)
     hostname = config.hostname
     if not is_address(hostname):
         logger.warning("Invalid hostname, defaulting to 0.0.0.0")
@@ -86,6 +83,13 @@ def _bound_socket(config: RouterConfig) -> socket.socket:
             f"cannot listen on {hostname}:{config.port}: {error.strerror}; choose another --port or --hostname"
         ) from error
     return listener
+
+
+def inherited_socket(flag: str, descriptor: int) -> socket.socket:
+    try:
+        return socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise StartError(f"{flag} {descriptor} is not a socket: {error.strerror}") from error
 
 
 def allow_descriptors(max_connections: int) -> None:
@@ -176,11 +180,8 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
 async def find_shard_groups(config: RouterConfig) -> ShardGroups:
     if config.launcher_fd is None:
         return StandaloneGroups(config.master_shard_uds_path)
-    try:
-        line = socket.socket(fileno=config.launcher_fd)
-    except OSError as error:
-        raise StartError(f"--launcher-fd {config.launcher_fd} is not a socket: {error.strerror}") from error
-    return LaunchedGroups(await Link.open(line), config.master_shard_uds_path)
+    link = await Link.open(inherited_socket("--launcher-fd", config.launcher_fd))
+    return LaunchedGroups(link, config.master_shard_uds_path)
 
 
 def connection_limits(config: RouterConfig) -> ConnectionLimits:

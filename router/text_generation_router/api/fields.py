@@ -46,14 +46,14 @@ def one_or_many(value: Any) -> Any:
 def _at_most(limit: Callable[[ListLimits], int], refusal: Callable[[int, int], InferenceError]) -> BeforeValidator:
     """Raises `refusal(limit, length)` for a list that is longer than its limit."""
 
-    def look(value: Any, info: ValidationInfo) -> Any:
+    def check_length(value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, list) and isinstance(info.context, ListLimits):
             most = limit(info.context)
             if len(value) > most:
                 raise refusal(most, len(value))
         return value
 
-    return BeforeValidator(look)
+    return BeforeValidator(check_length)
 
 
 def _too_many_stops(most: int, given: int) -> ValidationError:

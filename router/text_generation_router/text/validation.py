@@ -84,7 +84,7 @@ class Validator:
         limits, parameters = self.limits, prompt.parameters
         _raise_first(parameter_checks(parameters, limits))
         _raise_first(input_checks(prompt, limits))
-        self._refuse_hopeless(prompt)
+        self._refuse_certainly_too_long(prompt)
         ids = await self._tokenizer.encode(
             prompt.inputs, prompt.add_special_tokens, share, keep_last=parameters.truncate, most=limits.max_input_tokens
         )
@@ -106,7 +106,7 @@ class Validator:
             timeout_s=parameters.timeout,
         )
 
-    def _refuse_hopeless(self, prompt: Prompt) -> None:
+    def _refuse_certainly_too_long(self, prompt: Prompt) -> None:
         """Refuses a prompt that is certainly too long without tokenizing it: a prompt has at least
         (its characters / characters of the longest token) tokens. A truncated prompt always fits."""
         longest = self._tokenizer.max_chars_per_token
