@@ -8,7 +8,7 @@ from text_generation_router.scheduling.share import Share
 
 # Number of idle owners whose counters are kept, and of idle tenants for each owner.
 MAX_IDLE = 256
-# Default of how long `acquire` waits for a slot.
+# Seconds that `acquire` waits for a slot, by default.
 WAIT_S = 60.0
 
 

@@ -16,9 +16,9 @@ SEND_BUFFER_BYTES = 2**17
 class ConnectionLimits:
     max_connections: int
     payload_bytes: int
-    write_s: float  # in which the client must read `write_progress_bytes` of a waiting answer
-    headers_s: float = 10.0  # from the first byte of a request, or of a connection, to the end of the headers
-    body_s: float = 30.0  # from the end of the headers to the end of the body
+    write_s: float  # time for the client to read `write_progress_bytes` of a waiting answer
+    headers_s: float = 10.0  # time from the first byte of a request, or of a connection, to the end of the headers
+    body_s: float = 30.0  # time from the end of the headers to the end of the body
     header_bytes: int = 2**16
     # In a body of more than `small_chunks` chunks, the average chunk must have at least `chunk_bytes` bytes.
     small_chunks: int = 512
