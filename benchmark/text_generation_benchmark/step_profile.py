@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from text_generation_benchmark.output import table
+from text_generation_common.sampling import Sampling
 from text_generation_server.batch import PromptChunk, StepBatch
 from text_generation_server.config import ShardConfig
 from text_generation_server.kernels import Backend
@@ -18,7 +19,6 @@ from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.library import Call, Library, Word, choose_target
 from text_generation_server.load import load_shard
 from text_generation_server.runner import ModelRunner
-from text_generation_server.sampling.parameters import Parameters
 from text_generation_server.worker import Worker
 
 PREFILL_TOKENS = 4096
@@ -128,7 +128,7 @@ def _prefill(runner: ModelRunner, first: list[int], context: int) -> None:
     ids = torch.randint(10, 1000, (context,), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
     for row, slot in enumerate(first):
         slots = torch.arange(slot, slot + context, dtype=torch.int32)
-        chunk = PromptChunk(row, 0, context, True, ids, slots, context, Parameters())
+        chunk = PromptChunk(row, 0, context, True, ids, slots, context, Sampling())
         runner.step([StepBatch(0, [])] if row else [], NO_SLOTS, 0, [chunk]).wait()
 
 

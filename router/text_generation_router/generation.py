@@ -153,7 +153,7 @@ class GenerationStream:
             reason,
             self._text.text(),
             len(self.running.output_ids),
-            None if sampling.is_greedy else sampling.seed,
+            sampling.seed if sampling.do_sample else None,
             begun - self._queued_s,
             now - begun,
             self.running.cached_tokens,

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from text_generation_common import faults
+from text_generation_common import faults, sampling_wire
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_router.errors import ShardsError, StepAbortedError, StepFailedError, WarmupRefusedError
@@ -222,24 +222,10 @@ def _request(chunk: Chunk) -> Any:
     request = pb.Request(id=chunk.request_id, start=chunk.start, end=chunk.end, last=chunk.last)
     if chunk.first is None:
         return request
-    sampling = chunk.first.sampling
     request.ids = np.array(chunk.first.ids, dtype="<i4").tobytes()
     request.slots = chunk.first.slots.tobytes()
     request.prompt_length = chunk.first.prompt_length
-    request.top_n_tokens = sampling.top_n_tokens
-    request.parameters.MergeFrom(
-        pb.NextTokenChooserParameters(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            typical_p=sampling.typical_p,
-            do_sample=not chunk.first.greedy,
-            seed=sampling.seed,
-            repetition_penalty=sampling.repetition_penalty,
-            watermark=sampling.watermark,
-            frequency_penalty=sampling.frequency_penalty,
-        )
-    )
+    sampling_wire.to_pb(chunk.first.sampling, request)
     return request
 
 

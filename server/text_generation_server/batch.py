@@ -12,14 +12,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from text_generation_common.sampling import Sampling
 from text_generation_server.errors import StepError
-from text_generation_server.sampling.parameters import Parameters, RowParameters
+from text_generation_server.sampling.parameters import RowParameters
 from text_generation_server.transfers import send
 
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """A chunk of one request's history, as the router sends it. `ids`, `slots`, `prompt_length` and `parameters` come
+    """A chunk of one request's history, as the router sends it. `ids`, `slots`, `prompt_length` and `sampling` come
     with a request's first chunk only."""
 
     request_id: int
@@ -29,7 +30,7 @@ class PromptChunk:
     ids: Tensor | None = None  # int32 [history]
     slots: Tensor | None = None  # int32 [history]
     prompt_length: int = 0
-    parameters: Parameters | None = None
+    sampling: Sampling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Rows:
 
     def join(self, chunk: PromptChunk) -> int:
         """Takes a row for the first chunk of a request."""
-        if chunk.ids is None or chunk.slots is None or chunk.parameters is None:
+        if chunk.ids is None or chunk.slots is None or chunk.sampling is None:
             raise StepError(f"request {chunk.request_id}: the first chunk has no ids, slots or parameters")
         history = len(chunk.ids)
         if len(chunk.slots) != history or not 0 < chunk.prompt_length <= history or history > self.length:
@@ -98,7 +99,7 @@ class Rows:
         slots, ids = send([chunk.slots.numpy(), chunk.ids.numpy()], self.device)
         self.table[row, :history] = slots
         self.history[row, :history] = ids
-        self.parameters.set(row, chunk.parameters, chunk.prompt_length)
+        self.parameters.set(row, chunk.sampling, chunk.prompt_length)
         return row
 
     def ids(self, chunks: Sequence[PromptChunk]) -> list[int]:

@@ -129,8 +129,8 @@ def _check_chunk(rows: Rows, limits: StepLimits, chunk: PromptChunk) -> None:
         raise StepError(f"request {chunk.request_id}: an id is not one of the {limits.vocab_size} of the vocabulary")
     if chunk.slots is not None and not _within(chunk.slots.numpy(), limits.slots):
         raise StepError(f"request {chunk.request_id}: a slot is not one of the {limits.slots}")
-    if chunk.parameters is not None:
-        check_bias(chunk.parameters.bias, limits.vocab_size)
+    if chunk.sampling is not None:
+        check_bias(chunk.sampling.bias, limits.vocab_size)
     if chunk.last:
         _check_room(rows, chunk.request_id, known)
 

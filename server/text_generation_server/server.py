@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 import torch
 
+from text_generation_common import sampling_wire
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_server.batch import PromptChunk, StepBatch
@@ -29,7 +30,6 @@ from text_generation_server.errors import (
 from text_generation_server.load import Shard, load_shard
 from text_generation_server.results import Pending, StepOutput
 from text_generation_server.runner import Capacity, ModelRunner
-from text_generation_server.sampling.parameters import Parameters
 from text_generation_server.step_log import StepLoad, StepLog, measure
 from text_generation_server.worker import StepClock, Worker
 
@@ -185,25 +185,9 @@ def _runs_step(
 def _chunk(request: Any) -> PromptChunk:
     if not request.ids:
         return PromptChunk(request.id, request.start, request.end, request.last)
-    wire = request.parameters
-    parameters = Parameters(
-        greedy=not wire.do_sample,
-        temperature=wire.temperature,
-        top_k=wire.top_k,
-        top_p=wire.top_p,
-        min_p=wire.min_p,
-        typical_p=wire.typical_p,
-        repetition_penalty=wire.repetition_penalty,
-        frequency_penalty=wire.frequency_penalty,
-        seed=wire.seed,
-        watermark=wire.watermark,
-        top_n_tokens=request.top_n_tokens,
-        bias=tuple((bias.token, bias.value) for bias in wire.bias),
-    )
     ids, slots = _int32_tensor(request.ids), _int32_tensor(request.slots)
-    return PromptChunk(
-        request.id, request.start, request.end, request.last, ids, slots, request.prompt_length, parameters
-    )
+    first = ids, slots, request.prompt_length, sampling_wire.from_pb(request)
+    return PromptChunk(request.id, request.start, request.end, request.last, *first)
 
 
 def _int32_tensor(data: bytes) -> torch.Tensor:

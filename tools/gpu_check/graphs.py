@@ -12,6 +12,7 @@ from gpu_check.findings import Context, Finding
 from gpu_check.model import REHEARSED
 from text_generation_benchmark.checkpoint import write_without_weights
 from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
+from text_generation_common.sampling import Sampling
 from text_generation_server.batch import PromptChunk, StepBatch
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.graphs import DEFAULT_SIZES, CudaRecorder, DecodeGraphs, no_graphs
@@ -20,7 +21,6 @@ from text_generation_server.models import get_model
 from text_generation_server.models.config import read_config
 from text_generation_server.models.dummy import DummyFiles
 from text_generation_server.runner import ModelRunner
-from text_generation_server.sampling.parameters import Parameters
 from text_generation_server.sampling.sampler import Sampler
 from text_generation_server.transfers import moments_of, use_own_stream
 
@@ -60,7 +60,7 @@ def decode(device: torch.device, rows: int, graphs: DecodeGraphs) -> tuple[torch
     chunks = [
         PromptChunk(
             i, 0, PROMPT, True, ids[i], slots[i * PROMPT : (i + 1) * PROMPT], PROMPT,
-            Parameters(greedy=i % 2 == 0, temperature=0.8, seed=i),
+            Sampling(do_sample=i % 2 == 1, temperature=0.8, seed=i),
         )
         for i in range(rows)
     ]  # fmt: skip

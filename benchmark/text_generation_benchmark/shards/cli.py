@@ -14,7 +14,7 @@ from text_generation_benchmark.shards.tables import tables
 from text_generation_common.errors import CommandError
 from text_generation_common.places import find_master_socket
 from text_generation_router.errors import ShardsError, StartError
-from text_generation_router.text.validation import AskedParameters
+from text_generation_router.text.validation import AskedSampling
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 
@@ -80,16 +80,18 @@ def benchmark_shards(
         decode_length,
         runs,
         warmups,
-        AskedParameters(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            typical_p=typical_p,
-            repetition_penalty=repetition_penalty,
-            frequency_penalty=frequency_penalty,
-            top_n_tokens=top_n_tokens,
-            watermark=watermark,
-            do_sample=do_sample,
+        AskedSampling.of(
+            {
+                "temperature": temperature,
+                "top_k": top_k,
+                "top_p": top_p,
+                "typical_p": typical_p,
+                "repetition_penalty": repetition_penalty,
+                "frequency_penalty": frequency_penalty,
+                "top_n_tokens": top_n_tokens,
+                "watermark": watermark,
+                "do_sample": do_sample,
+            }
         ),
     )
     try:

@@ -2,9 +2,17 @@
 
 from dataclasses import dataclass, replace
 
+from text_generation_common.sampling import NEUTRAL, Sampling
 from text_generation_router.errors import StartError, ValidationError
-from text_generation_router.scheduling.request import Sampling
-from text_generation_router.text.validation import AskedParameters, RequestLimits, parameter_checks, sampling
+from text_generation_router.text.validation import (
+    AskedParameters,
+    AskedSampling,
+    RequestLimits,
+    parameter_checks,
+    sampling,
+)
+
+OFF_WHEN_NEUTRAL = ("top_k", "top_p", "typical_p")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +51,7 @@ class ShardBenchmarkConfig:
     decode_length: int
     runs: int
     warmups: int
-    parameters: AskedParameters  # as the user gave them
+    asked: AskedSampling
 
     def plan(self) -> Plan:
         """Raises StartError for settings that cannot be measured."""
@@ -60,18 +68,13 @@ class ShardBenchmarkConfig:
 
     def _sampling(self) -> Sampling:
         # TGI's benchmark accepts top_k 0, top_p 1.0 and typical_p 1.0 as "off"; the router's checks refuse them.
-        given = self.parameters
-        asked = replace(
-            given,
-            seed=0,
-            top_k=given.top_k or None,
-            top_p=None if given.top_p == 1.0 else given.top_p,
-            typical_p=None if given.typical_p == 1.0 else given.typical_p,
-        )
-        top_n_tokens = asked.top_n_tokens or 0
-        limits = RequestLimits(1, 0, top_n_tokens, self.sequence_length, self.sequence_length + self.decode_length)
+        values = self.asked.values
+        off = {name for name in OFF_WHEN_NEUTRAL if getattr(values, name) == getattr(NEUTRAL, name)}
+        asked = replace(self.asked, given=self.asked.given - off | {"seed"})
+        longest = self.sequence_length + self.decode_length
+        limits = RequestLimits(1, 0, values.top_n_tokens, self.sequence_length, longest)
         try:
-            for fails, text in parameter_checks(asked, limits):
+            for fails, text in parameter_checks(AskedParameters(asked), limits):
                 if fails:
                     raise ValidationError(text)
         except ValidationError as error:

@@ -56,8 +56,7 @@ class ShardBenchmark:
         """One prompt for each row of `slots`."""
         length, sampling = self._plan.sequence_length, self._plan.sampling
         chunks = tuple(
-            Chunk(i, 0, length, True, FirstChunk(self._ids, own, length, sampling, sampling.is_greedy))
-            for i, own in enumerate(slots)
+            Chunk(i, 0, length, True, FirstChunk(self._ids, own, length, sampling)) for i, own in enumerate(slots)
         )
         return ForwardStep(self._last_step + 1, (), NO_SLOTS, chunks)
 

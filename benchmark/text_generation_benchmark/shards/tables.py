@@ -16,6 +16,7 @@ from text_generation_benchmark.shards.statistics import (
     Summary,
     summarize,
 )
+from text_generation_router.text.validation import AskedSampling
 
 
 def tables(config: ShardBenchmarkConfig, results: Results) -> str:
@@ -25,22 +26,22 @@ def tables(config: ShardBenchmarkConfig, results: Results) -> str:
 
 
 def parameters_table(config: ShardBenchmarkConfig) -> str:
-    given = config.parameters
+    asked = config.asked
     rows = {
         "Model": config.tokenizer_name,
         "Sequence Length": str(config.sequence_length),
         "Decode Length": str(config.decode_length),
-        "Top N Tokens": _option(given.top_n_tokens),
+        "Top N Tokens": _option(asked, "top_n_tokens"),
         "N Runs": str(config.runs),
         "Warmups": str(config.warmups),
-        "Temperature": _option(given.temperature),
-        "Top K": _option(given.top_k),
-        "Top P": _option(given.top_p),
-        "Typical P": _option(given.typical_p),
-        "Repetition Penalty": _option(given.repetition_penalty),
-        "Frequency Penalty": _option(given.frequency_penalty),
-        "Watermark": str(given.watermark).lower(),
-        "Do Sample": str(given.do_sample).lower(),
+        "Temperature": _option(asked, "temperature"),
+        "Top K": _option(asked, "top_k"),
+        "Top P": _option(asked, "top_p"),
+        "Typical P": _option(asked, "typical_p"),
+        "Repetition Penalty": _option(asked, "repetition_penalty"),
+        "Frequency Penalty": _option(asked, "frequency_penalty"),
+        "Watermark": str(asked.values.watermark).lower(),
+        "Do Sample": str(asked.values.do_sample).lower(),
     }
     return aligned_table([("Parameter", "Value"), *rows.items()])
 
@@ -84,6 +85,6 @@ def _extremes(summary: Summary) -> tuple[float, float, float]:
     return summary.average, summary.lowest, summary.highest
 
 
-def _option(value: float | None) -> str:
+def _option(asked: AskedSampling, name: str) -> str:
     """As TGI, which is written in Rust, prints an optional value."""
-    return "None" if value is None else f"Some({value})"
+    return f"Some({getattr(asked.values, name)})" if name in asked.given else "None"

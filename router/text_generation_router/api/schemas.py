@@ -18,7 +18,7 @@ from text_generation_router.api.fields import (
 )
 from text_generation_router.errors import ValidationError
 from text_generation_router.text.chat_template import Message
-from text_generation_router.text.validation import AskedParameters
+from text_generation_router.text.validation import AskedParameters, AskedSampling
 
 Priority = Annotated[
     I32 | None, Field(description="Among one tenant's waiting requests, the lowest priority goes first. Default: 0.")
@@ -42,14 +42,20 @@ CacheSalt = Annotated[
 ]
 
 
-class GenerateParameters(Body):
-    best_of: U64 | None = None
+class SamplingFields(Body):
+    """The fields that the native routes and OpenAI's have in common for the parameters of `Sampling`."""
+
     temperature: F32 | None = None
     repetition_penalty: F32 | None = None
     frequency_penalty: F32 | None = None
     top_k: I32 | None = None
     top_p: F32 | None = None
     typical_p: F32 | None = None
+    seed: U64 | None = None
+
+
+class GenerateParameters(SamplingFields):
+    best_of: U64 | None = None
     do_sample: bool = False
     max_new_tokens: U32 | None = None
     return_full_text: bool | None = None
@@ -58,7 +64,6 @@ class GenerateParameters(Body):
     watermark: bool = False
     details: bool = False
     decoder_input_details: bool = False
-    seed: U64 | None = None
     top_n_tokens: U32 | None = None
     ignore_eos_token: bool = False
     priority: Priority = None
@@ -67,20 +72,11 @@ class GenerateParameters(Body):
 
     def sampling_parameters(self) -> AskedParameters:
         return AskedParameters(
+            AskedSampling.of(dict(self)),
             best_of=self.best_of,
-            temperature=self.temperature,
-            repetition_penalty=self.repetition_penalty,
-            frequency_penalty=self.frequency_penalty,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            typical_p=self.typical_p,
-            do_sample=self.do_sample,
             max_new_tokens=self.max_new_tokens,
             stop=tuple(self.stop),
             truncate=self.truncate,
-            watermark=self.watermark,
-            seed=self.seed,
-            top_n_tokens=self.top_n_tokens,
             ignore_eos_token=self.ignore_eos_token,
             priority=self.priority,
             timeout=self.timeout,
@@ -106,20 +102,18 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class OpenAIRequest(Body):
+# OpenAI's values that mean the same as no value. A temperature of 0 is also greedy.
+MEAN_NONE: dict[str, tuple[int, ...]] = {"temperature": (0,), "top_k": (0, -1), "top_p": (1,), "typical_p": (1,)}
+
+
+class OpenAIRequest(SamplingFields):
     """Fields that completions and chat have in common."""
 
     model: Annotated[
         str | None, Field(max_length=512, description="Does not choose a model. A chat's answer repeats it.")
     ] = None
     max_tokens: U32 | None = None
-    temperature: F32 | None = None
-    top_p: F32 | None = None
     top_k: Annotated[I32 | None, Field(description="0 and -1 mean all tokens, as does a missing value.")] = None
-    typical_p: F32 | None = None
-    frequency_penalty: F32 | None = None
-    repetition_penalty: F32 | None = None
-    seed: U64 | None = None
     stop: Annotated[Texts | None, STOP_LIMIT] = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -136,19 +130,12 @@ class OpenAIRequest(Body):
         """OpenAI's meanings: temperature 0 is greedy whatever the other fields say, a missing temperature is 1.0,
         top_p 1 has no effect."""
         greedy = self.temperature == 0
+        values = {name: value for name, value in self if value not in MEAN_NONE.get(name, ())}
+        values |= {"do_sample": not greedy, "top_n_tokens": top_n_tokens}
         return AskedParameters(
-            temperature=None if greedy else self.temperature,
-            repetition_penalty=self.repetition_penalty,
-            frequency_penalty=self.frequency_penalty,
-            top_k=None if self.top_k in (0, -1) else self.top_k,
-            top_p=None if self.top_p == 1 else self.top_p,
-            typical_p=None if self.typical_p == 1 else self.typical_p,
-            do_sample=not greedy,
-            greedy=greedy,
+            AskedSampling.of(values, greedy),
             max_new_tokens=max_new_tokens,
             stop=tuple(self.stop or ()),
-            seed=self.seed,
-            top_n_tokens=top_n_tokens,
             ignore_eos_token=bool(self.ignore_eos),
             priority=self.priority,
             timeout=self.timeout,

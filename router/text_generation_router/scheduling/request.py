@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from text_generation_common.sampling import Sampling
 from text_generation_router.scheduling.share import Share
 
 Namespace = tuple[str, ...]
@@ -13,29 +14,6 @@ class FinishReason(StrEnum):
     EOS_TOKEN = "eos_token"
     STOP_SEQUENCE = "stop_sequence"
     DEADLINE = "deadline"  # the request's time ran out
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How tokens are chosen. The defaults are neutral: the most likely token."""
-
-    temperature: float = 1.0
-    top_k: int = 0  # tokens; 0: off
-    top_p: float = 1.0
-    typical_p: float = 1.0
-    do_sample: bool = False
-    seed: int = 0  # noise is a hash of (seed, position, token); always set
-    repetition_penalty: float = 1.0  # counts tokens of prompt and output
-    frequency_penalty: float = 0.0  # counts output tokens only
-    watermark: bool = False
-    top_n_tokens: int = 0
-
-    @property
-    def is_greedy(self) -> bool:
-        """As in TGI: asking for any warper asks for sampling."""
-        return not (
-            self.do_sample or self.temperature != 1.0 or self.top_k or self.top_p != 1.0 or self.typical_p != 1.0
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -391,4 +391,4 @@ class Scheduler:
 def _first_chunk(request: Running) -> FirstChunk:
     asked = request.request
     ids = (*asked.input_ids, *request.output_ids)
-    return FirstChunk(ids, request.slots.copy(), len(asked.input_ids), asked.sampling, asked.sampling.is_greedy)
+    return FirstChunk(ids, request.slots.copy(), len(asked.input_ids), asked.sampling)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from text_generation_router.scheduling.request import Sampling
+from text_generation_common.sampling import Sampling
 from text_generation_router.scheduling.slots import Slots
 
 # All requests of an engine step together, so one batch is enough.
@@ -17,7 +17,6 @@ class FirstChunk:
     slots: Slots  # the slot of every position of the history
     prompt_length: int
     sampling: Sampling
-    greedy: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from text_generation_common.sampling import Sampling
 from text_generation_router.errors import DeadlineError
 from text_generation_router.generation import GenerationStream
-from text_generation_router.scheduling.request import FinishReason, GenerationRequest, Sampling, TokenEvent
+from text_generation_router.scheduling.request import FinishReason, GenerationRequest, TokenEvent
 from text_generation_router.scheduling.running import Running
 from text_generation_router.text.detokenization import Vocabulary
 

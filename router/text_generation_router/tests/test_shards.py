@@ -9,10 +9,10 @@ import grpc
 import numpy as np
 import pytest
 
+from text_generation_common.sampling import Sampling
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_router.errors import ShardsError, StepAbortedError, StepFailedError, WarmupRefusedError
-from text_generation_router.scheduling.request import Sampling
 from text_generation_router.scheduling.step import BATCH_ID, Chunk, ClearStep, FilterStep, FirstChunk, ForwardStep
 from text_generation_router.shards import ModelInfo, ShardedClient, ShardView, WarmupAnswer
 
@@ -106,8 +106,8 @@ def over(path: Path, use: Callable[[ShardedClient, list[Rank]], Awaitable[None]]
     asyncio.run(run())
 
 
-def first(greedy: bool = False, **sampling: Any) -> FirstChunk:
-    return FirstChunk((3, 4, 5), np.array([30, 40, 50], np.int32), 2, Sampling(**sampling), greedy)
+def first(**sampling: Any) -> FirstChunk:
+    return FirstChunk((3, 4, 5), np.array([30, 40, 50], np.int32), 2, Sampling(**sampling))
 
 
 def test_the_first_shard_says_what_the_model_is_and_where_the_others_are(tmp_path: Path) -> None:
@@ -161,9 +161,9 @@ def test_a_step_with_chunks_carries_the_whole_request(tmp_path: Path) -> None:
     over(tmp_path, use)
 
 
-def test_a_greedy_request_is_not_sampled_whatever_else_it_asks(tmp_path: Path) -> None:
+def test_a_step_without_running_requests_has_no_cached_batch(tmp_path: Path) -> None:
     async def use(group: ShardedClient, ranks: list[Rank]) -> None:
-        chunk = Chunk(9, 0, 3, True, first(greedy=True))
+        chunk = Chunk(9, 0, 3, True, first())
         await group.run(ForwardStep(1, (), np.empty(0, np.int32), (chunk,)))
         asked = ranks[0].asked[0]
         assert not asked.batch.requests[0].parameters.do_sample and not asked.HasField("cached_batch")

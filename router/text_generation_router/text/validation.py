@@ -1,44 +1,49 @@
 """Validates requests: TGI's checks in TGI's order with TGI's error texts. Returns the request for the scheduler."""
 
 import secrets
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from text_generation_common.sampling import NAMES, WARPERS, Sampling
 from text_generation_router.errors import ValidationError
-from text_generation_router.scheduling.request import GenerationRequest, Sampling
+from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.tokenization import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class AskedParameters:
-    """Parameters as the client gave them; None: not given. Floats are rounded to float32."""
+class AskedSampling:
+    """Sampling parameters as the client gave them. Floats are rounded to float32."""
 
+    values: Sampling = field(default_factory=Sampling)  # a neutral value for each parameter that was not given
+    given: frozenset[str] = frozenset()  # names of the parameters that were given
+    greedy: bool = False  # take the most likely token, whatever the parameters are
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], greedy: bool = False) -> "AskedSampling":
+        """Takes the values that have a sampling parameter's name; None: not given."""
+        given = {name: values[name] for name in NAMES if values.get(name) is not None}
+        return cls(Sampling(**given), frozenset(given), greedy)
+
+    @property
+    def asks_for_sampling(self) -> bool:
+        return self.values.do_sample or not self.given.isdisjoint(WARPERS)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedParameters:
+    """Parameters as the client gave them; None: not given."""
+
+    sampling: AskedSampling = field(default_factory=AskedSampling)
     best_of: int | None = None
-    temperature: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    typical_p: float | None = None
-    do_sample: bool = False
-    greedy: bool = False  # take the most likely token, whatever the sampling parameters are
     max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
     truncate: int | None = None
-    watermark: bool = False
-    seed: int | None = None
-    top_n_tokens: int | None = None
     ignore_eos_token: bool = False
     priority: int | None = None
     cache_salt: str | None = None
     timeout: float | None = None  # seconds
-
-    @property
-    def asks_for_sampling(self) -> bool:
-        return self.do_sample or any(
-            value is not None for value in (self.temperature, self.top_k, self.top_p, self.typical_p)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,7 @@ class Validator:
         return GenerationRequest(
             ids.values,
             wanted,
-            sampling(parameters),
+            sampling(parameters.sampling),
             parameters.stop,
             parameters.ignore_eos_token,
             priority=parameters.priority or 0,
@@ -118,23 +123,22 @@ class Validator:
 
 
 def parameter_checks(asked: AskedParameters, limits: RequestLimits) -> Iterator[Check]:
-    best_of = asked.best_of or 1
-    yield best_of > 1 and not asked.asks_for_sampling, "you must use sampling when `best_of` is > 1"
-    yield _not_positive(asked.temperature), "`temperature` must be strictly positive"
-    yield _not_positive(asked.repetition_penalty), "`repetition_penalty` must be strictly positive"
-    penalty = asked.frequency_penalty or 0.0
-    yield not -2.0 <= penalty <= 2.0, "`frequency_penalty` must be >= -2.0 and <= 2.0"
-    yield not _is_fraction(asked.top_p), "`top_p` must be > 0.0 and < 1.0"
-    yield not _is_fraction(asked.typical_p), "`typical_p` must be > 0.0 and < 1.0"
-    yield _not_positive(asked.top_k), "`top_k` must be strictly positive"
+    best_of, given, values = asked.best_of or 1, asked.sampling.given, asked.sampling.values
+    yield best_of > 1 and not asked.sampling.asks_for_sampling, "you must use sampling when `best_of` is > 1"
+    yield not values.temperature > 0, "`temperature` must be strictly positive"
+    yield not values.repetition_penalty > 0, "`repetition_penalty` must be strictly positive"
+    yield not -2.0 <= values.frequency_penalty <= 2.0, "`frequency_penalty` must be >= -2.0 and <= 2.0"
+    yield "top_p" in given and not 0.0 < values.top_p < 1.0, "`top_p` must be > 0.0 and < 1.0"
+    yield "typical_p" in given and not 0.0 < values.typical_p < 1.0, "`typical_p` must be > 0.0 and < 1.0"
+    yield "top_k" in given and not values.top_k > 0, "`top_k` must be strictly positive"
     yield _not_positive(asked.max_new_tokens), "`max_new_tokens` must be strictly positive"
-    most, given = limits.max_stop_sequences, len(asked.stop)
-    yield given > most, too_many_stops(most, given)
+    most, stops = limits.max_stop_sequences, len(asked.stop)
+    yield stops > most, too_many_stops(most, stops)
     # TGI lacks this check: there, an empty stop string ends every text at once.
     yield "" in asked.stop, "`stop` must not contain an empty string"
-    yield best_of > 1 and asked.seed is not None, "`seed` must not be set when `best_of` > 1"
-    most, given = limits.max_top_n_tokens, asked.top_n_tokens or 0
-    yield given > most, f"`top_n_tokens` must be >= 0 and <= {most}. Given: {given}"
+    yield best_of > 1 and "seed" in given, "`seed` must not be set when `best_of` > 1"
+    most = limits.max_top_n_tokens
+    yield values.top_n_tokens > most, f"`top_n_tokens` must be >= 0 and <= {most}. Given: {values.top_n_tokens}"
     yield _not_positive(asked.timeout), "`timeout` must be strictly positive"  # TGI has no timeout
 
 
@@ -165,22 +169,13 @@ def _too_long(most: int, given: str) -> ValidationError:
     return ValidationError(f"`inputs` must have less than {most} tokens. Given: {given}")
 
 
-def sampling(asked: AskedParameters) -> Sampling:
-    """The parameters, with neutral values and a random seed where none was given."""
+def sampling(asked: AskedSampling) -> Sampling:
+    """The parameters, with a random seed if none was given. This alone decides whether tokens are drawn: as in TGI, a
+    request for any warper is a request for sampling."""
+    values = asked.values if "seed" in asked.given else replace(asked.values, seed=secrets.randbits(63))
     if asked.greedy:
-        asked = replace(asked, temperature=None, top_k=None, top_p=None, typical_p=None, do_sample=False)
-    return Sampling(
-        temperature=1.0 if asked.temperature is None else asked.temperature,
-        top_k=asked.top_k or 0,
-        top_p=1.0 if asked.top_p is None else asked.top_p,
-        typical_p=1.0 if asked.typical_p is None else asked.typical_p,
-        do_sample=asked.do_sample,
-        seed=secrets.randbits(63) if asked.seed is None else asked.seed,
-        repetition_penalty=1.0 if asked.repetition_penalty is None else asked.repetition_penalty,
-        frequency_penalty=asked.frequency_penalty or 0.0,
-        watermark=asked.watermark,
-        top_n_tokens=asked.top_n_tokens or 0,
-    )
+        return replace(values.without_warpers(), do_sample=False)
+    return replace(values, do_sample=values.do_sample or values.warps)
 
 
 def _raise_first(checks: "Iterator[Check] | list[Check]") -> None:
@@ -191,7 +186,3 @@ def _raise_first(checks: "Iterator[Check] | list[Check]") -> None:
 
 def _not_positive(value: float | None) -> bool:
     return value is not None and not value > 0
-
-
-def _is_fraction(value: float | None) -> bool:
-    return value is None or 0.0 < value < 1.0

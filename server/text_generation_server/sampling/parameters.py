@@ -1,52 +1,33 @@
-"""The sampling parameters of each request, and of each row. All of them are on the host."""
+"""What the kernels ask of a request's `Sampling`, and the parameters of all rows. All of them are on the host."""
 
-from dataclasses import dataclass
-
+from text_generation_common.sampling import NEUTRAL, Sampling
 from text_generation_server.errors import StepError
 
 SMALLEST_DIVISOR = 1e-6
 MAX_BIASES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Parameters:
-    """The sampling parameters of one request; the defaults are neutral. `greedy` takes the most likely token."""
+def cuts(sampling: Sampling) -> bool:
+    """Whether top-k, top-p, min-p or typical-p may leave tokens out, for which a row must be sorted."""
+    return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0 or sampling.typical_p < 1.0
 
-    greedy: bool = True
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    seed: int = 0
-    watermark: bool = False
-    top_n_tokens: int = 0
-    bias: tuple[tuple[int, float], ...] = ()  # (token, number added to its logit), each token at most once
 
-    @property
-    def cuts(self) -> bool:
-        """Whether top-k, top-p, min-p or typical-p may leave tokens out, for which a row must be sorted."""
-        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0 or self.typical_p < 1.0
+def penalizes(sampling: Sampling) -> bool:
+    return sampling.repetition_penalty != 1.0 or sampling.frequency_penalty != 0.0
 
-    @property
-    def penalizes(self) -> bool:
-        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0
 
-    @property
-    def divisor(self) -> float:
-        """Divisor of the logits. Smaller numbers would give infinities, and the best token is certain already."""
-        return 1.0 if self.greedy else max(self.temperature, SMALLEST_DIVISOR)
+def temperature(sampling: Sampling) -> float:
+    """Divisor of the logits. Smaller numbers would give infinities, and the best token is certain already."""
+    return max(sampling.temperature, SMALLEST_DIVISOR) if sampling.do_sample else 1.0
 
-    @property
-    def positive_repetition_penalty(self) -> float:
-        return max(self.repetition_penalty, SMALLEST_DIVISOR)
 
-    @property
-    def signed_seed(self) -> int:
-        """The 64 bits of the seed, a uint64 in protobuf, as a signed number."""
-        return self.seed - (1 << 64) if self.seed >= 1 << 63 else self.seed
+def repetition_penalty(sampling: Sampling) -> float:
+    return max(sampling.repetition_penalty, SMALLEST_DIVISOR)
+
+
+def signed_seed(sampling: Sampling) -> int:
+    """The 64 bits of the seed, a uint64 in protobuf, as a signed number."""
+    return sampling.seed - (1 << 64) if sampling.seed >= 1 << 63 else sampling.seed
 
 
 def check_bias(bias: tuple[tuple[int, float], ...], vocab_size: int) -> None:
@@ -67,10 +48,10 @@ class RowParameters:
 
     def __init__(self, count: int) -> None:
         self.version = 0
-        self.of_row = [Parameters()] * count
+        self.of_row = [NEUTRAL] * count
         self.prompt_length = [0] * count
 
-    def set(self, row: int, parameters: Parameters, prompt_length: int) -> None:
+    def set(self, row: int, sampling: Sampling, prompt_length: int) -> None:
         self.version += 1
-        self.of_row[row] = parameters
+        self.of_row[row] = sampling
         self.prompt_length[row] = prompt_length

@@ -9,9 +9,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from text_generation_common.sampling import Sampling
 from text_generation_server.batch import Rows
 from text_generation_server.kernels.interface import Bias, Choices
-from text_generation_server.sampling.parameters import Parameters, RowParameters
+from text_generation_server.sampling.parameters import (
+    RowParameters,
+    cuts,
+    penalizes,
+    repetition_penalty,
+    signed_seed,
+    temperature,
+)
 from text_generation_server.transfers import send
 
 # Most rows that are sorted at a time on a CPU: a large vocabulary takes about 25 ms for each row.
@@ -60,13 +68,13 @@ def make_plan(rows: Rows, index: tuple[int, ...]) -> SamplingPlan:
     )
 
 
-def _groups(parameters: list[Parameters], device: torch.device) -> list[list[int]]:
+def _groups(parameters: list[Sampling], device: torch.device) -> list[list[int]]:
     """Splits the rows for calls of the kernel. On a CPU, rows that must be sorted go in blocks, so that there is a sign
     of life after each block."""
     if device.type != "cpu":
         return [list(range(len(parameters)))]
-    sorted_rows = [i for i, p in enumerate(parameters) if p.cuts]
-    others = [i for i, p in enumerate(parameters) if not p.cuts]
+    sorted_rows = [i for i, p in enumerate(parameters) if cuts(p)]
+    others = [i for i, p in enumerate(parameters) if not cuts(p)]
     blocks = [sorted_rows[first : first + SORTED_ROWS] for first in range(0, len(sorted_rows), SORTED_ROWS)]
     return [*blocks, others] if others else blocks
 
@@ -81,14 +89,13 @@ def _choices(rows: Rows, index: list[int]) -> Choices:
     parameters = [rows.parameters.of_row[row] for row in index]
     prompt_lengths = [rows.parameters.prompt_length[row] for row in index]
     floats = [
-        [p.divisor, p.top_p, p.min_p, p.typical_p, p.positive_repetition_penalty, p.frequency_penalty]
-        for p in parameters
+        [temperature(p), p.top_p, p.min_p, p.typical_p, repetition_penalty(p), p.frequency_penalty] for p in parameters
     ]
     ints = np.array(
-        [index, prompt_lengths, [min(p.top_k, LARGEST_INT32) for p in parameters], [not p.greedy for p in parameters]],
+        [index, prompt_lengths, [min(p.top_k, LARGEST_INT32) for p in parameters], [p.do_sample for p in parameters]],
         np.int32,
     )
-    seeds = np.array([p.signed_seed for p in parameters], np.int64)
+    seeds = np.array([signed_seed(p) for p in parameters], np.int64)
     words = [*ints, *np.array(floats, np.float32).T, seeds, *_bias_columns(parameters)]
     sent = send([np.ascontiguousarray(column).view(np.int32) for column in words], rows.device)
     rows_R, prompt_lengths_R, top_k_R, draws_R = sent[:4]
@@ -100,14 +107,14 @@ def _choices(rows: Rows, index: list[int]) -> Choices:
         rows_R, rows.history, rows.lengths, prompt_lengths_R, draws_R != 0, sent[10].view(torch.int64),
         temperature_R, top_k_R, top_p_R, min_p_R, typical_p_R, repetition_R, frequency_R,
         bias,
-        any_draws=any(not p.greedy for p in parameters),
-        any_penalties=any(p.penalizes for p in parameters),
-        any_cuts=any(p.cuts for p in parameters),
+        any_draws=any(p.do_sample for p in parameters),
+        any_penalties=any(penalizes(p) for p in parameters),
+        any_cuts=any(cuts(p) for p in parameters),
         any_typical=any(p.typical_p < 1.0 for p in parameters),
     )  # fmt: skip
 
 
-def _bias_columns(parameters: list[Parameters]) -> list[npt.NDArray[Any]]:
+def _bias_columns(parameters: list[Sampling]) -> list[npt.NDArray[Any]]:
     """Columns of the tokens and values of all biases, row after row; an empty list if no row has a bias."""
     widest = max(len(p.bias) for p in parameters)
     if not widest:

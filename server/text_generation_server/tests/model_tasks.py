@@ -11,10 +11,10 @@ from collective_tasks import error_of
 from shard_tools import BATCH, Client, generate, make_runner, random_ids, scattered_slots
 
 from text_generation_common import faults
+from text_generation_common.sampling import Sampling
 from text_generation_server.batch import StepBatch
 from text_generation_server.distributed import Group
 from text_generation_server.runner import ModelRunner
-from text_generation_server.sampling.parameters import Parameters
 
 Text = tuple[list[int], list[float]]  # tokens and their log-probabilities
 LENGTHS = [1, 17, 70]
@@ -39,7 +39,7 @@ def greedy_texts(group: Group, path: Path, vocabulary: int) -> list[tuple[list[i
         runner.clear(None)
         client = Client(runner, scattered_slots(runner))
         ids = random_ids(length)
-        outputs = [client.step([], [client.first_chunk(7, ids, parameters=Parameters(top_n_tokens=vocabulary))])]
+        outputs = [client.step([], [client.first_chunk(7, ids, parameters=Sampling(top_n_tokens=vocabulary))])]
         outputs += [client.step([7]) for _ in range(NEW - 1)]
         if group.rank == 0:
             rows = [torch.zeros(vocabulary).scatter_(0, o.top_ids.long(), o.top_logprobs) for o in outputs]
@@ -47,7 +47,7 @@ def greedy_texts(group: Group, path: Path, vocabulary: int) -> list[tuple[list[i
     return texts
 
 
-def texts_in_company(group: Group, path: Path, parameters: Parameters) -> list[tuple[str, Text, Text]]:
+def texts_in_company(group: Group, path: Path, parameters: Sampling) -> list[tuple[str, Text, Text]]:
     """On rank 0, tuples of a change (such as chunks), the text without the change, and the text with it."""
     runner = warm(group, path)
     alone = [text(generate(runner, random_ids(n, n), NEW, parameters)) for n in CROWD]
@@ -59,7 +59,7 @@ def texts_in_company(group: Group, path: Path, parameters: Parameters) -> list[t
     return found
 
 
-def _crowd(runner: ModelRunner, parameters: Parameters) -> list[Text]:
+def _crowd(runner: ModelRunner, parameters: Sampling) -> list[Text]:
     """Texts of eight requests: five start together, and three join them later."""
     client = _new_client(runner, seed=1)
     chunks = [client.first_chunk(i, random_ids(n, n), parameters=parameters) for i, n in enumerate(CROWD)]
@@ -71,7 +71,7 @@ def _crowd(runner: ModelRunner, parameters: Parameters) -> list[Text]:
     return [text(client, i) for i in range(len(CROWD))]
 
 
-def _in_chunks(runner: ModelRunner, parameters: Parameters) -> Text:
+def _in_chunks(runner: ModelRunner, parameters: Sampling) -> Text:
     client, ids = _new_client(runner, seed=2), random_ids(CROWD[-1], CROWD[-1])
     first = client.first_chunk(7, ids, end=63, parameters=parameters)
     client.step([], [first])
@@ -82,7 +82,7 @@ def _in_chunks(runner: ModelRunner, parameters: Parameters) -> Text:
     return text(client)
 
 
-def _resumed(runner: ModelRunner, parameters: Parameters, output: torch.Tensor) -> Text:
+def _resumed(runner: ModelRunner, parameters: Sampling, output: torch.Tensor) -> Text:
     client, ids = _new_client(runner, seed=3), random_ids(CROWD[-1], CROWD[-1])
     history = torch.cat([ids, output])
     client.step([], [client.first_chunk(7, history, prompt_length=len(ids), parameters=parameters)])

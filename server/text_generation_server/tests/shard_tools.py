@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from text_generation_common.sampling import Sampling
 from text_generation_server.batch import PromptChunk, StepBatch
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels import Backend, select_backend
@@ -14,7 +15,6 @@ from text_generation_server.models import get_model
 from text_generation_server.models.config import read_config
 from text_generation_server.results import StepOutput
 from text_generation_server.runner import ModelRunner
-from text_generation_server.sampling.parameters import Parameters
 from text_generation_server.sampling.sampler import Sampler
 from text_generation_server.weights.files import SafetensorsFiles
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")
 ALONE = Group(0, 1, Alone())
 BATCH = 1
-SAMPLED = Parameters(
-    greedy=False, temperature=0.8, top_k=40, top_p=0.95, typical_p=0.98, repetition_penalty=1.1,
+SAMPLED = Sampling(
+    do_sample=True, temperature=0.8, top_k=40, top_p=0.95, typical_p=0.98, repetition_penalty=1.1,
     frequency_penalty=0.2, seed=2**64 - 3, watermark=True, top_n_tokens=3,
 )  # fmt: skip
 
@@ -93,12 +93,12 @@ class Client:
 
     def first_chunk(
         self, request_id: int, ids: torch.Tensor, end: int | None = None, prompt_length: int | None = None,
-        parameters: Parameters | None = None, start: int = 0,
+        parameters: Sampling | None = None, start: int = 0,
     ) -> PromptChunk:  # fmt: skip
         end = len(ids) if end is None else end
         return PromptChunk(
             request_id, start, end, end == len(ids), ids.int(), self.take(len(ids)), prompt_length or len(ids),
-            parameters or Parameters(),
+            parameters or Sampling(),
         )  # fmt: skip
 
     def step(self, decode_ids: list[int], chunks: list[PromptChunk] | None = None) -> StepOutput:
@@ -117,7 +117,7 @@ def scattered_slots(runner: ModelRunner, seed: int = 0) -> torch.Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).int()
 
 
-def generate(runner: ModelRunner, ids: torch.Tensor, new: int, parameters: Parameters | None = None) -> Client:
+def generate(runner: ModelRunner, ids: torch.Tensor, new: int, parameters: Sampling | None = None) -> Client:
     """Runs one request without other requests."""
     runner.clear(None)
     client = Client(runner, scattered_slots(runner))

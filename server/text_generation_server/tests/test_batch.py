@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from text_generation_common.sampling import Sampling
 from text_generation_server.batch import Batches, PromptChunk, Rows, StepBatch
 from text_generation_server.errors import StepError
 from text_generation_server.layout import DecodeInputs, lay_out
 from text_generation_server.preparation import Planner, StepLimits
-from text_generation_server.sampling.parameters import Parameters
 
 CPU = torch.device("cpu")
 NO_SLOTS = torch.empty(0, dtype=torch.int32)
@@ -27,7 +27,7 @@ def chunk(
 ) -> PromptChunk:  # fmt: skip
     end = len(ids) if end is None else end
     given = int32(*(range(10, 10 + len(ids)) if slots is None else slots))
-    parameters = Parameters(seed=request_id)
+    parameters = Sampling(seed=request_id)
     return PromptChunk(
         request_id, start, end, end == len(ids), int32(*ids), given, len(ids) if prompt is None else prompt, parameters
     )
@@ -110,10 +110,10 @@ def test_a_request_that_is_not_here_is_named() -> None:
 
 
 INCOMPLETE = [
-    PromptChunk(5, 0, 1, True, None, int32(1), 1, Parameters()),
-    PromptChunk(5, 0, 1, True, int32(1), None, 1, Parameters()),
+    PromptChunk(5, 0, 1, True, None, int32(1), 1, Sampling()),
+    PromptChunk(5, 0, 1, True, int32(1), None, 1, Sampling()),
     PromptChunk(5, 0, 1, True, int32(1), int32(1), 1, None),
-    PromptChunk(5, 0, 1, True, int32(1), int32(1), parameters=Parameters()),
+    PromptChunk(5, 0, 1, True, int32(1), int32(1), sampling=Sampling()),
     chunk(5, [3, 4], [1]),
     chunk(5, [3, 4], [1, 2, 3]),
     chunk(5, [3, 4], prompt=0),
@@ -246,7 +246,7 @@ def ready(known: int) -> Planner:
     return planner
 
 
-BIASED = Parameters(bias=((VOCABULARY, 1.0),))
+BIASED = Sampling(bias=((VOCABULARY, 1.0),))
 BAD_STEPS = {
     "nothing": ([], [], [], "at least one row or chunk"),
     "too few slots": ([1, 2], [40], [], "2 rows came with 1 slots"),
@@ -262,7 +262,7 @@ BAD_STEPS = {
     "a chunk before the start": ([], [], [chunk(3, [3, 4], start=-1)], "no chunk -1:2"),
     "a chunk past the end": ([], [], [chunk(3, [3, 4], end=3)], "no chunk 0:3"),
     "a later chunk past the end": ([], [], [PromptChunk(2, 1, 2, True)], "1 tokens have no chunk 1:2"),
-    "a bias of no token": ([], [], [replace(chunk(3, [3]), parameters=BIASED)], f"one of the {VOCABULARY}"),
+    "a bias of no token": ([], [], [replace(chunk(3, [3]), sampling=BIASED)], f"one of the {VOCABULARY}"),
     "a last chunk without room": ([], [], [chunk(3, [3] * LENGTH)], f"after {LENGTH} of {LENGTH}"),
 }
 

@@ -13,12 +13,12 @@ import torch
 from shard_tools import ALONE, SAMPLED, Client, make_checkpoint, make_runner, random_ids, scattered_slots
 from torch import Tensor
 
+from text_generation_common.sampling import Sampling
 from text_generation_server.batch import Rows
 from text_generation_server.graphs import DecodeGraphs
 from text_generation_server.kernels import reference
 from text_generation_server.layout import DecodeInputs
 from text_generation_server.runner import ModelRunner
-from text_generation_server.sampling.parameters import Parameters
 
 CPU = torch.device("cpu")
 WARMUP = (128, None, 16, None)
@@ -159,7 +159,7 @@ def play(runner: ModelRunner) -> tuple[dict[int, list[int]], dict[int, list[floa
     client.step([], [client.first_chunk(i, random_ids(5 + 30 * i, i), parameters=SAMPLED) for i in range(3)])
     for decoding in ([0, 1, 2], [2, 0, 1], [1], [1], [2, 1]):
         client.step(decoding)
-    client.step([1, 2], [client.first_chunk(i, random_ids(40 + i, i), parameters=Parameters()) for i in (5, 6, 7, 8)])
+    client.step([1, 2], [client.first_chunk(i, random_ids(40 + i, i), parameters=Sampling()) for i in (5, 6, 7, 8)])
     for decoding in ([8, 1, 2, 5, 6, 7], [8, 1, 2, 5, 6, 7], [0, 5, 7], [6, 8], [0, 1, 2, 5, 6, 7, 8]):
         client.step(decoding)
     return client.tokens, client.logprobs

@@ -22,11 +22,11 @@ from shard_tools import (
 )
 from transformers import LlamaForCausalLM
 
+from text_generation_common.sampling import Sampling
 from text_generation_server.batch import StepBatch
 from text_generation_server.errors import MemoryLimitError, ModelError, StepError
 from text_generation_server.kv_cache import choose_slots
 from text_generation_server.runner import ModelRunner
-from text_generation_server.sampling.parameters import Parameters
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -103,8 +103,8 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     yield warm_runner(path)
 
 
-@pytest.mark.parametrize("parameters", [Parameters(), SAMPLED], ids=["greedy", "sampled"])
-def test_other_requests_do_not_change_a_request_s_tokens_by_a_bit(runner: ModelRunner, parameters: Parameters) -> None:
+@pytest.mark.parametrize("parameters", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
+def test_other_requests_do_not_change_a_request_s_tokens_by_a_bit(runner: ModelRunner, parameters: Sampling) -> None:
     lengths = [1, 2, 15, 16, 17, 63, 64, 65, 130]
     alone = [generate(runner, random_ids(n, seed=n), 8, parameters) for n in lengths]
     runner.clear(None)
@@ -134,8 +134,8 @@ def test_chunks_change_nothing_by_a_bit(runner: ModelRunner, cuts: list[int]) ->
     assert client.tokens == whole.tokens and client.logprobs == whole.logprobs
 
 
-@pytest.mark.parametrize("parameters", [Parameters(), SAMPLED], ids=["greedy", "sampled"])
-def test_a_resumed_request_goes_on_as_it_would_have(runner: ModelRunner, parameters: Parameters) -> None:
+@pytest.mark.parametrize("parameters", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
+def test_a_resumed_request_goes_on_as_it_would_have(runner: ModelRunner, parameters: Sampling) -> None:
     ids = random_ids(70)
     whole = generate(runner, ids, 12, parameters)
     runner.clear(None)

@@ -7,6 +7,7 @@ import torch
 from shard_tools import CPU, SAMPLED, Client, make_checkpoint, make_runner, random_ids, scattered_slots
 
 import text_generation_server
+from text_generation_common.sampling import Sampling
 from text_generation_server.config import ShardConfig
 from text_generation_server.graphs import no_graphs
 from text_generation_server.kernels import select_backend
@@ -15,7 +16,6 @@ from text_generation_server.kernels.cpu.programs import DecodePrograms
 from text_generation_server.load import load_shard
 from text_generation_server.results import StepOutput
 from text_generation_server.runner import ModelRunner
-from text_generation_server.sampling.parameters import Parameters
 from text_generation_server.worker import Worker
 
 DEMO_MODEL = Path(text_generation_server.__file__).parent / "demo_model"
@@ -38,7 +38,7 @@ def _round(runner: ModelRunner, prefill_tokens: int) -> list[StepOutput]:
     outputs += [client.step([1, 2, 3, *many]) for _ in range(3)]
     outputs += [client.step([1, 2, *many[:6]]) for _ in range(3)]
     # A prompt that needs more memory than any before it.
-    outputs.append(client.step([2, 3], [client.first_chunk(30, random_ids(300, 4), parameters=Parameters())]))
+    outputs.append(client.step([2, 3], [client.first_chunk(30, random_ids(300, 4), parameters=Sampling())]))
     outputs += [client.step([2, 3, *many]) for _ in range(2)]
     return outputs + [client.step([1, 2, 3, *many]) for _ in range(2)]
 

@@ -10,12 +10,12 @@ from safetensors.torch import load_file, save_file
 from shard_tools import BATCH, Client, generate, make_checkpoint, make_runner, random_ids, scattered_slots, warm_runner
 
 from text_generation_common import faults
+from text_generation_common.sampling import Sampling
 from text_generation_server.batch import PromptChunk, StepBatch
 from text_generation_server.errors import MemoryLimitError, StepError
 from text_generation_server.kv_cache import bytes_per_slot
 from text_generation_server.results import StepOutput
 from text_generation_server.runner import Capacity, ModelRunner
-from text_generation_server.sampling.parameters import Parameters
 from text_generation_server.warmup import LongestPause
 
 POISON = 301  # a token whose embedding is NaN, and that no request here generates
@@ -49,7 +49,7 @@ def without_poison(length: int, seed: int) -> torch.Tensor:
     return ids.masked_fill(ids == POISON, 5)
 
 
-def crowd(runner: ModelRunner, prompts: dict[int, torch.Tensor], choices: dict[int, Parameters]) -> list[StepOutput]:
+def crowd(runner: ModelRunner, prompts: dict[int, torch.Tensor], choices: dict[int, Sampling]) -> list[StepOutput]:
     runner.clear(None)
     client = Client(runner, scattered_slots(runner))
     chunks = [client.first_chunk(i, ids, parameters=choices[i]) for i, ids in prompts.items()]
@@ -63,7 +63,7 @@ def said_by(outputs: list[StepOutput], request_id: int) -> list[tuple[int, float
 
 
 def test_a_poisoned_request_is_named_and_its_neighbours_do_not_change_by_a_bit(poisoned: ModelRunner) -> None:
-    options = [Parameters(), Parameters(greedy=False, seed=3, top_p=0.9, repetition_penalty=1.2, frequency_penalty=0.5)]
+    options = [Sampling(), Sampling(do_sample=True, seed=3, top_p=0.9, repetition_penalty=1.2, frequency_penalty=0.5)]
     prompts = {i: without_poison(5 + 20 * i, i) for i in range(8)}
     choices = {i: options[i % 2] for i in prompts}
     healthy = crowd(poisoned, prompts, choices)

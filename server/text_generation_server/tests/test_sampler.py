@@ -6,15 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from text_generation_proto import generate_pb2 as pb
+from text_generation_common.sampling import Sampling
 from text_generation_server.batch import PromptChunk, Rows
 from text_generation_server.errors import StepError
 from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.interface import Choices, Chosen, Kernels
-from text_generation_server.sampling.parameters import Parameters, check_bias
+from text_generation_server.sampling.parameters import check_bias, cuts, penalizes, temperature
 from text_generation_server.sampling.sampler import Sampled, SampledOnHost, Sampler, read_out
 from text_generation_server.sampling.watermark import green_list
-from text_generation_server.server import _chunk
 
 VOCABULARY = 50
 CPU = torch.device("cpu")
@@ -22,18 +21,18 @@ KERNELS = select_backend(CPU).kernels
 LOGITS = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(1)) * 2
 
 
-def join(rows: Rows, request_id: int, choice: Parameters, ids: list[int] | None = None, prompt: int = 2) -> int:
+def join(rows: Rows, request_id: int, choice: Sampling, ids: list[int] | None = None, prompt: int = 2) -> int:
     history = torch.tensor(ids or [3, 4, 5, 5], dtype=torch.int32)
     return rows.join(PromptChunk(request_id, 0, 4, True, history, history, prompt, choice))
 
 
-def sample_rows(choices: list[Parameters]) -> SampledOnHost:
+def sample_rows(choices: list[Sampling]) -> SampledOnHost:
     rows = Rows(len(choices), 16, CPU)
     index = tuple(join(rows, i, choice) for i, choice in enumerate(choices))
     return read_out(Sampler(KERNELS, 0.5, 2.0)(LOGITS.repeat(len(choices), 1), rows, index))
 
 
-def distribution(parameters: Parameters) -> Tensor:
+def distribution(parameters: Sampling) -> Tensor:
     """Log-probabilities of the sampler's distribution, which it returns for all tokens if asked for all."""
     sampled = sample_rows([replace(parameters, top_n_tokens=VOCABULARY)])
     result = torch.full((VOCABULARY,), float("-inf"))
@@ -46,38 +45,38 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
 
 
 def test_neutral_parameters_leave_the_distribution_alone() -> None:
-    assert_same(distribution(Parameters()), LOGITS.log_softmax(0))
+    assert_same(distribution(Sampling()), LOGITS.log_softmax(0))
 
 
 def test_temperature_divides() -> None:
-    assert_same(distribution(Parameters(greedy=False, temperature=0.5)), (LOGITS / 0.5).log_softmax(0))
+    assert_same(distribution(Sampling(do_sample=True, temperature=0.5)), (LOGITS / 0.5).log_softmax(0))
 
 
 def test_the_smallest_numbers_a_request_may_carry_divide_nothing_into_infinity() -> None:
     for extreme in (
-        Parameters(greedy=False, temperature=1e-38),
-        Parameters(greedy=False, temperature=1e-38, top_p=0.5, typical_p=0.5),
-        Parameters(repetition_penalty=1e-38),
+        Sampling(do_sample=True, temperature=1e-38),
+        Sampling(do_sample=True, temperature=1e-38, top_p=0.5, typical_p=0.5),
+        Sampling(repetition_penalty=1e-38),
     ):
         sampled = sample_rows([extreme])
         assert sampled.logprobs.isfinite().all() and not sampled.not_finite
-    assert sample_rows([Parameters(greedy=False, temperature=1e-38)]).token_ids.item() == LOGITS.argmax()
+    assert sample_rows([Sampling(do_sample=True, temperature=1e-38)]).token_ids.item() == LOGITS.argmax()
 
 
 def test_top_k_keeps_k() -> None:
-    kept = distribution(Parameters(greedy=False, top_k=3)).isfinite()
+    kept = distribution(Sampling(do_sample=True, top_k=3)).isfinite()
     assert set(kept.nonzero().flatten().tolist()) == set(LOGITS.topk(3).indices.tolist())
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
-    kept = distribution(Parameters(greedy=False, top_p=0.6)).isfinite()
+    kept = distribution(Sampling(do_sample=True, top_p=0.6)).isfinite()
     probabilities = LOGITS.softmax(0)
     assert probabilities[kept].sum() >= 0.6
     assert probabilities[kept].sum() - probabilities[kept].min() < 0.6
 
 
 def test_typical_p_keeps_the_least_surprising() -> None:
-    kept = distribution(Parameters(greedy=False, typical_p=0.5)).isfinite()
+    kept = distribution(Sampling(do_sample=True, typical_p=0.5)).isfinite()
     logprobs = LOGITS.log_softmax(0)
     entropy = -(logprobs.exp() * logprobs).sum()
     distance = (-logprobs - entropy).abs()
@@ -89,24 +88,24 @@ def test_repetition_counts_prompt_and_output_once() -> None:
     expected = LOGITS.clone()
     for token in (3, 4, 5):
         expected[token] = expected[token] * 1.5 if expected[token] < 0 else expected[token] / 1.5
-    assert_same(distribution(Parameters(repetition_penalty=1.5)), expected.log_softmax(0))
+    assert_same(distribution(Sampling(repetition_penalty=1.5)), expected.log_softmax(0))
 
 
 def test_frequency_counts_every_use_in_the_output_only() -> None:
     expected = LOGITS.clone()
     expected[5] -= 2 * 0.7
-    assert_same(distribution(Parameters(frequency_penalty=0.7)), expected.log_softmax(0))
+    assert_same(distribution(Sampling(frequency_penalty=0.7)), expected.log_softmax(0))
 
 
 def test_min_p_keeps_what_is_likely_enough_beside_the_best() -> None:
-    kept = distribution(Parameters(greedy=False, min_p=0.2)).isfinite()
+    kept = distribution(Sampling(do_sample=True, min_p=0.2)).isfinite()
     assert torch.equal(kept, LOGITS.softmax(0) >= 0.2 * LOGITS.softmax(0).max())
 
 
 def test_a_bias_is_added_to_the_tokens_it_names() -> None:
     expected = LOGITS.clone()
     expected[[3, 9]] += torch.tensor([1.5, -2.0])
-    assert_same(distribution(Parameters(bias=((3, 1.5), (9, -2.0)))), expected.log_softmax(0))
+    assert_same(distribution(Sampling(bias=((3, 1.5), (9, -2.0)))), expected.log_softmax(0))
 
 
 @pytest.mark.parametrize(
@@ -129,29 +128,22 @@ def test_a_bias_that_cannot_be_added_is_refused(bias: tuple[tuple[int, float], .
         check_bias(bias, VOCABULARY)
 
 
-def test_min_p_and_bias_come_over_the_wire() -> None:
-    wire = pb.NextTokenChooserParameters(min_p=0.25, bias=[pb.TokenBias(token=3, value=-1.5), pb.TokenBias(token=9)])
-    parameters = _chunk(pb.Request(id=1, ids=bytes(4), slots=bytes(4), parameters=wire)).parameters
-    assert parameters is not None
-    assert (parameters.min_p, parameters.bias) == (0.25, ((3, -1.5), (9, 0.0)))
-
-
 def test_watermark_favours_half_of_the_vocabulary_by_delta() -> None:
     green = green_list(5, VOCABULARY, 0.5)
     assert len(green) == len(set(green.tolist())) == 25
     expected = LOGITS.clone()
     expected[green] += 2.0
-    assert_same(distribution(Parameters(watermark=True)), expected.log_softmax(0))
+    assert_same(distribution(Sampling(watermark=True)), expected.log_softmax(0))
 
 
 def test_rows_with_all_kinds_of_options_do_not_touch_each_other() -> None:
     choices = [
-        Parameters(),
-        Parameters(greedy=False, seed=1),
-        Parameters(greedy=False, seed=1, top_k=5, top_n_tokens=2),
-        Parameters(greedy=False, seed=1, top_p=0.3, repetition_penalty=2.0),
-        Parameters(greedy=False, seed=1, typical_p=0.3, watermark=True),
-        Parameters(frequency_penalty=1.0, top_n_tokens=4),
+        Sampling(),
+        Sampling(do_sample=True, seed=1),
+        Sampling(do_sample=True, seed=1, top_k=5, top_n_tokens=2),
+        Sampling(do_sample=True, seed=1, top_p=0.3, repetition_penalty=2.0),
+        Sampling(do_sample=True, seed=1, typical_p=0.3, watermark=True),
+        Sampling(frequency_penalty=1.0, top_n_tokens=4),
     ]
     together = sample_rows(choices)
     for i, choice in enumerate(choices):
@@ -161,12 +153,12 @@ def test_rows_with_all_kinds_of_options_do_not_touch_each_other() -> None:
 
 
 def test_top_tokens_are_fewer_where_fewer_are_possible() -> None:
-    sampled = sample_rows([Parameters(greedy=False, top_k=2, top_n_tokens=5)])
+    sampled = sample_rows([Sampling(do_sample=True, top_k=2, top_n_tokens=5)])
     assert sampled.top_counts == [2]
 
 
 def test_rows_that_sort_go_in_blocks_with_a_sign_of_life_and_keep_their_places() -> None:
-    choices = [Parameters(greedy=False, seed=i, top_k=5 * (i % 3)) for i in range(60)]
+    choices = [Sampling(do_sample=True, seed=i, top_k=5 * (i % 3)) for i in range(60)]
     rows, signs = Rows(60, 16, CPU), []
     index = tuple(join(rows, i, choice) for i, choice in enumerate(choices))
     sampled = Sampler(KERNELS, 0.5, 2.0, lambda: signs.append(1))(LOGITS.repeat(60, 1), rows, index)
@@ -181,13 +173,14 @@ PENALTIES = [{"repetition_penalty": 1.01}, {"repetition_penalty": 0.5}, {"freque
 
 
 def test_only_what_a_request_asks_for_is_launched() -> None:
-    neutral = Parameters()
-    assert not neutral.cuts and not neutral.penalizes and neutral.divisor == 1.0
-    assert all(Parameters(**cut).cuts and not Parameters(**cut).penalizes for cut in CUTS)  # type: ignore[arg-type]
-    assert all(Parameters(**penalty).penalizes for penalty in PENALTIES)  # type: ignore[arg-type]
-    assert Parameters(temperature=0.5).divisor == 1.0 and Parameters(greedy=False, temperature=0.5).divisor == 0.5
+    neutral = Sampling()
+    assert not cuts(neutral) and not penalizes(neutral) and temperature(neutral) == 1.0
+    assert all(cuts(Sampling(**cut)) and not penalizes(Sampling(**cut)) for cut in CUTS)  # type: ignore[arg-type]
+    assert all(penalizes(Sampling(**penalty)) for penalty in PENALTIES)  # type: ignore[arg-type]
+    assert temperature(Sampling(temperature=0.5)) == 1.0
+    assert temperature(Sampling(do_sample=True, temperature=0.5)) == 0.5
     kernels = Recording(KERNELS)
-    for asked in (neutral, Parameters(greedy=False), Parameters(typical_p=0.9), Parameters(frequency_penalty=1.0)):
+    for asked in (neutral, Sampling(do_sample=True), Sampling(typical_p=0.9), Sampling(frequency_penalty=1.0)):
         rows = Rows(1, 16, CPU)
         Sampler(kernels, 0.5, 2.0)(LOGITS.repeat(1, 1), rows, (join(rows, 1, asked),))  # type: ignore[arg-type]
     flags = [(g.any_draws, g.any_cuts, g.any_typical, g.any_penalties) for g in kernels.given]
@@ -197,16 +190,16 @@ def test_only_what_a_request_asks_for_is_launched() -> None:
 
 @pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}], ids=str)
 def test_the_hardest_cut_leaves_the_best_token(cut: dict[str, float]) -> None:
-    kept = distribution(Parameters(greedy=False, **cut)).isfinite()  # type: ignore[arg-type]
+    kept = distribution(Sampling(do_sample=True, **cut)).isfinite()  # type: ignore[arg-type]
     assert kept.nonzero().flatten().tolist() == [int(LOGITS.argmax())]
 
 
 def test_a_top_k_beyond_all_vocabularies_keeps_everything() -> None:
-    assert distribution(Parameters(greedy=False, top_k=2**32 - 1)).isfinite().all()
+    assert distribution(Sampling(do_sample=True, top_k=2**32 - 1)).isfinite().all()
 
 
 def test_a_row_that_is_not_finite_is_found_in_every_part() -> None:
-    choices = [Parameters(greedy=False, top_k=5 * (i % 2)) for i in range(6)]
+    choices = [Sampling(do_sample=True, top_k=5 * (i % 2)) for i in range(6)]
     logits = LOGITS.repeat(6, 1)
     logits[2, 7], logits[3, 7] = float("nan"), float("inf")
     rows = Rows(6, 16, CPU)
@@ -217,7 +210,7 @@ def test_a_row_that_is_not_finite_is_found_in_every_part() -> None:
 def test_of_the_best_tokens_no_more_are_fetched_than_a_row_asks_for_and_there_are() -> None:
     for counts, most in (((0, 2, 0, 3), 3), ((VOCABULARY + 9, 0), VOCABULARY)):
         rows = Rows(len(counts), 16, CPU)
-        index = tuple(join(rows, i, Parameters(top_n_tokens=count)) for i, count in enumerate(counts))
+        index = tuple(join(rows, i, Sampling(top_n_tokens=count)) for i, count in enumerate(counts))
         sampled = Sampler(KERNELS, 0.5, 2.0)(LOGITS.repeat(len(counts), 1), rows, index)
         assert sampled.top_counts == counts and sampled.top_ids_AK.shape == (sum(map(bool, counts)), most)
         assert sampled.top_ids_AK[0].tolist() == LOGITS.topk(most).indices.tolist()
@@ -229,7 +222,7 @@ def test_of_the_best_tokens_no_more_are_fetched_than_a_row_asks_for_and_there_ar
 def test_biases_of_different_lengths_stay_with_their_rows() -> None:
     kernels, rows = Recording(KERNELS), Rows(3, 16, CPU)
     biases = ((), ((3, 1.5), (9, -2.0)), ((4, 0.5),))
-    index = tuple(join(rows, i, Parameters(bias=bias)) for i, bias in enumerate(biases))
+    index = tuple(join(rows, i, Sampling(bias=bias)) for i, bias in enumerate(biases))
     Sampler(kernels, 0.5, 2.0)(LOGITS.repeat(3, 1), rows, index)  # type: ignore[arg-type]
     bias = kernels.given[0].bias
     assert bias is not None and bias.tokens_RB.tolist() == [[-1, -1], [3, 9], [4, -1]]
@@ -238,7 +231,7 @@ def test_biases_of_different_lengths_stay_with_their_rows() -> None:
 
 def test_a_watermark_follows_the_newest_token_of_its_own_row() -> None:
     rows = Rows(2, 16, CPU)
-    index = (join(rows, 1, Parameters()), join(rows, 2, Parameters(watermark=True), [3, 4, 5, 8]))
+    index = (join(rows, 1, Sampling()), join(rows, 2, Sampling(watermark=True), [3, 4, 5, 8]))
     logits = LOGITS.repeat(2, 1)
     Sampler(KERNELS, 0.2, 3.0)(logits, rows, index)
     expected = LOGITS.clone()
@@ -265,18 +258,18 @@ class Recording:
 def test_a_batch_s_parameters_are_laid_out_once_until_a_row_or_its_parameters_change() -> None:
     kernels, rows = Recording(KERNELS), Rows(3, 16, CPU)
     sampler = Sampler(kernels, 0.5, 2.0)  # type: ignore[arg-type]
-    first = (join(rows, 1, Parameters()), join(rows, 2, Parameters(greedy=False, seed=7)))
+    first = (join(rows, 1, Sampling()), join(rows, 2, Sampling(do_sample=True, seed=7)))
     for _ in range(2):
         sampler(LOGITS.repeat(2, 1), rows, first)
     assert kernels.given[0] is kernels.given[1]
     sampler(LOGITS.repeat(1, 1), rows, first[:1])
     rows.leave(2)
-    again = join(rows, 3, Parameters(greedy=False, seed=8))
+    again = join(rows, 3, Sampling(do_sample=True, seed=8))
     assert again == first[1]
     sampler(LOGITS.repeat(2, 1), rows, first)
     assert kernels.given[-1].seeds_R.tolist() == [0, 8]
     other = Rows(3, 16, CPU)
-    other_index = (join(other, 1, Parameters()), join(other, 2, Parameters()), join(other, 3, Parameters()))
+    other_index = (join(other, 1, Sampling()), join(other, 2, Sampling()), join(other, 3, Sampling()))
     sampler(LOGITS.repeat(3, 1), other, other_index)
     assert kernels.given[-1].history is other.history
 
@@ -285,7 +278,7 @@ def test_a_row_with_a_new_request_gets_its_parameters_though_the_step_names_the_
     kernels, rows = Recording(KERNELS), Rows(1, 16, CPU)
     sampler = Sampler(kernels, 0.5, 2.0)  # type: ignore[arg-type]
     for request_id in (1, 2):
-        index = (join(rows, request_id, Parameters(greedy=False, seed=request_id)),)
+        index = (join(rows, request_id, Sampling(do_sample=True, seed=request_id)),)
         sampler(LOGITS.repeat(1, 1), rows, index)
         rows.leave(request_id)
     assert [given.seeds_R.tolist() for given in kernels.given] == [[1], [2]]
@@ -294,14 +287,14 @@ def test_a_row_with_a_new_request_gets_its_parameters_though_the_step_names_the_
 @pytest.mark.parametrize("seed", [0, 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1])
 def test_all_64_bits_of_a_seed_reach_the_kernels(seed: int) -> None:
     kernels, rows = Recording(KERNELS), Rows(1, 16, CPU)
-    index = (join(rows, 1, Parameters(greedy=False, seed=seed)),)
+    index = (join(rows, 1, Sampling(do_sample=True, seed=seed)),)
     Sampler(kernels, 0.5, 2.0)(LOGITS.repeat(1, 1), rows, index)  # type: ignore[arg-type]
     assert [number % 2**64 for number in kernels.given[0].seeds_R.tolist()] == [seed]
 
 
 def test_penalties_look_no_further_than_the_longest_row_asks() -> None:
     kernels, rows = Recording(KERNELS), Rows(2, 16, CPU)
-    index = (join(rows, 1, Parameters(frequency_penalty=1.0)), join(rows, 2, Parameters()))
+    index = (join(rows, 1, Sampling(frequency_penalty=1.0)), join(rows, 2, Sampling()))
     Sampler(kernels, 0.5, 2.0)(LOGITS.repeat(2, 1), rows, index)  # type: ignore[arg-type]
     assert kernels.given[0].history.shape == (3, 4)
 

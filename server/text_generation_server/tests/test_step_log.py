@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from text_generation_common.sampling import Sampling
 from text_generation_server.batch import PromptChunk, Rows, StepBatch
 from text_generation_server.errors import OptionError
 from text_generation_server.results import StepOutput
-from text_generation_server.sampling.parameters import Parameters
 from text_generation_server.step_log import StepLoad, StepLog, measure
 
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ def rows_with(**lengths: int) -> Rows:
     rows = Rows(4, 64, CPU)
     for name, length in lengths.items():
         ids = torch.arange(length, dtype=torch.int32)
-        rows.join(PromptChunk(int(name[-1]), 0, length, True, ids, ids, length, Parameters()))
+        rows.join(PromptChunk(int(name[-1]), 0, length, True, ids, ids, length, Sampling()))
     return rows
 
 

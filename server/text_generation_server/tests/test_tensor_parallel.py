@@ -11,6 +11,7 @@ import torch
 from shard_ranks import Ranks, start_ranks
 from shard_tools import ALONE, CPU, SAMPLED, make_checkpoint
 
+from text_generation_common.sampling import Sampling
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.errors import ModelError
 from text_generation_server.kernels import select_backend
@@ -18,7 +19,6 @@ from text_generation_server.models.config import read_config
 from text_generation_server.models.llama import Llama
 from text_generation_server.models.loading import Loader
 from text_generation_server.models.split import split_model
-from text_generation_server.sampling.parameters import Parameters
 from text_generation_server.weights.files import SafetensorsFiles
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -66,7 +66,7 @@ def test_other_requests_chunks_and_resuming_change_no_bit_of_a_split_model(
     ranks: Ranks, tmp_path: Path, model: str, size: int
 ) -> None:
     make_checkpoint(tmp_path, **COMPANY[model])
-    for parameters in (Parameters(), SAMPLED):
+    for parameters in (Sampling(), SAMPLED):
         found = ranks.run(size, tasks.texts_in_company, tmp_path, parameters)[0]
         assert len(found) == len(tasks.CROWD) + 2
         for what, alone, then in found:

@@ -20,11 +20,11 @@ from text_generation_benchmark.shards.config import Plan, ShardBenchmarkConfig
 from text_generation_benchmark.shards.prompt import prompt_ids
 from text_generation_benchmark.shards.rounds import open_benchmark
 from text_generation_benchmark.shards.statistics import Round
+from text_generation_common.sampling import Sampling
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_router.errors import ShardsError, StartError
-from text_generation_router.scheduling.request import Sampling
-from text_generation_router.text.validation import AskedParameters
+from text_generation_router.text.validation import AskedSampling
 from text_generation_server.config import ShardConfig
 from text_generation_server.load import load_shard
 from text_generation_server.server import Servicer, listen
@@ -163,23 +163,27 @@ def test_shards_that_go_away_are_not_taken_for_shards_that_another_client_uses(t
     asyncio.run(run())
 
 
+def asked(**values: Any) -> AskedSampling:
+    return AskedSampling.of(values)
+
+
 def config_of(**changes: Any) -> ShardBenchmarkConfig:
-    usual = ShardBenchmarkConfig("m", "main", "/s-0", (4, 1, 4), 10, 8, 10, 1, AskedParameters())
+    usual = ShardBenchmarkConfig("m", "main", "/s-0", (4, 1, 4), 10, 8, 10, 1, AskedSampling())
     return replace(usual, **changes)
 
 
 def test_a_plan_has_each_batch_size_once_and_ignores_neutral_parameters() -> None:
-    plan = config_of(parameters=AskedParameters(top_k=0, top_p=1.0, typical_p=1.0, temperature=1.0)).plan()
+    plan = config_of(asked=asked(top_k=0, top_p=1.0, typical_p=1.0, temperature=1.0)).plan()
     assert plan.batch_sizes == (4, 1) and plan.decode_steps == 7 and plan.sampling == Sampling()
-    assert not config_of(parameters=AskedParameters(top_k=5)).plan().sampling.is_greedy
+    assert config_of(asked=asked(top_k=5)).plan().sampling.do_sample
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"decode_length": 1}, "--decode-length must be at least 2"),
-        ({"parameters": AskedParameters(temperature=0.0)}, "`temperature` must be strictly positive"),
-        ({"parameters": AskedParameters(top_p=1.5)}, "`top_p` must be > 0.0 and < 1.0"),
+        ({"asked": asked(temperature=0.0)}, "`temperature` must be strictly positive"),
+        ({"asked": asked(top_p=1.5)}, "`top_p` must be > 0.0 and < 1.0"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(changes: dict[str, Any], reason: str) -> None:

@@ -5,7 +5,7 @@ import pytest
 from text_generation_benchmark.shards.config import ShardBenchmarkConfig
 from text_generation_benchmark.shards.statistics import PREFILL_MS, Results, Round, summarize
 from text_generation_benchmark.shards.tables import merged, tables
-from text_generation_router.text.validation import AskedParameters
+from text_generation_router.text.validation import AskedSampling
 
 GOLDEN = """\
 | Parameter          | Value     |
@@ -80,8 +80,8 @@ def test_a_cell_is_empty_where_it_equals_the_one_above() -> None:
 
 
 def test_the_tables_are_tgis() -> None:
-    parameters = AskedParameters(temperature=0.5, top_p=1.0, top_n_tokens=3, do_sample=True)
-    config = ShardBenchmarkConfig("some/name", "main", "/s-0", (1, 4, 8), 256, 5, 2, 1, parameters)
+    asked = AskedSampling.of({"temperature": 0.5, "top_p": 1.0, "top_n_tokens": 3, "do_sample": True})
+    config = ShardBenchmarkConfig("some/name", "main", "/s-0", (1, 4, 8), 256, 5, 2, 1, asked)
     results = results_of(
         a_round(0.3, 9.0, is_warmup=True),
         a_round(0.01, 0.08),

@@ -105,7 +105,7 @@ class FakeStream:
     def _finish(self) -> Finish:
         texts = self.script.texts[:-1] if self.script.last_is_special else self.script.texts
         sampling = self.request.sampling
-        seed = None if sampling.is_greedy else sampling.seed
+        seed = sampling.seed if sampling.do_sample else None
         reason = FinishReason.DEADLINE if self.script.expires else self.script.reason
         text = "".join(texts) + self.script.held_back
         return Finish(reason, text, len(self.script.texts), seed, 0.25, 0.5, self.script.cached_tokens)

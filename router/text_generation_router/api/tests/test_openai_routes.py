@@ -199,14 +199,14 @@ def test_chat_logprobs_cover_every_token(server):
 
 
 @pytest.mark.parametrize(
-    ("fields", "greedy", "temperature"),
-    [({"temperature": 0}, True, 1.0), ({}, False, 1.0), ({"temperature": 0.5, "top_p": 1}, False, 0.5)],
+    ("fields", "draws", "temperature"),
+    [({"temperature": 0}, False, 1.0), ({}, True, 1.0), ({"temperature": 0.5, "top_p": 1}, True, 0.5)],
 )
-def test_temperature_means_what_it_does_at_openai(server, fields, greedy, temperature):
+def test_temperature_means_what_it_does_at_openai(server, fields, draws, temperature):
     for path, body in (("/v1/completions", {"prompt": "Hi"}), ("/v1/chat/completions", chat())):
         assert server.post(path, body | fields).status == 200
         sampling = server.engine.streams[-1].request.sampling
-        assert (sampling.is_greedy, sampling.temperature, sampling.top_p) == (greedy, temperature, 1.0)
+        assert (sampling.do_sample, sampling.temperature, sampling.top_p) == (draws, temperature, 1.0)
 
 
 def test_parameters_reach_the_engine_from_both_routes(server):

@@ -157,7 +157,7 @@ def test_no_sampling_is_temperature_0_on_openais_routes(server):
     for path in OPENAI:
         body = BY_PATH[path].body | {"do_sample": False}
         assert server.post(path, body | {"temperature": 0}).status == 200
-        assert server.engine.streams[-1].request.sampling.is_greedy
+        assert not server.engine.streams[-1].request.sampling.do_sample
         assert "`temperature` 0" in server.post(path, body | {"temperature": 1}).json["error"]
 
 
@@ -206,7 +206,7 @@ def test_the_warpers_of_tgi_reach_the_engine_from_openais_routes(server, path):
 @pytest.mark.parametrize("warper", [{"top_p": 0.9}, {"top_k": 5}, {"typical_p": 0.5}])
 def test_temperature_0_is_greedy_whatever_else_is_asked_for(server, path, warper):
     assert server.post(path, BY_PATH[path].body | {"temperature": 0} | warper).status == 200
-    assert server.engine.streams[-1].request.sampling.is_greedy
+    assert not server.engine.streams[-1].request.sampling.do_sample
 
 
 @pytest.mark.parametrize("path", OPENAI)

@@ -12,7 +12,7 @@ from text_generation_router.scheduling.admission import AdmissionMode
 from text_generation_router.scheduling.blame import MAX_LOSSES, MAX_SUSPICIONS, reaches
 from text_generation_router.scheduling.futures import ENOUGH
 from text_generation_router.scheduling.limits import Limits
-from text_generation_router.scheduling.request import GenerationRequest, Sampling
+from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.share import Share
@@ -61,16 +61,6 @@ def test_a_request_is_prefilled_once_and_decoded_to_its_limit() -> None:
     assert isinstance(last, FilterStep) and last.keep == ()
     assert running.output_ids == [0, 0, 0]
     assert scheduler.num_held == 0 and scheduler.is_idle
-
-
-def test_sampling_is_neutral_and_greedy_by_default() -> None:
-    assert Sampling() == Sampling(
-        temperature=1.0, top_k=0, top_p=1.0, typical_p=1.0, do_sample=False, seed=0, repetition_penalty=1.0,
-        frequency_penalty=0.0, watermark=False, top_n_tokens=0,
-    )  # fmt: skip
-    assert Sampling().is_greedy and Sampling(seed=3, repetition_penalty=1.1, watermark=True).is_greedy
-    for warped in ({"temperature": 0.5}, {"top_k": 1}, {"top_p": 0.9}, {"typical_p": 0.9}, {"do_sample": True}):
-        assert not Sampling(**warped).is_greedy  # type: ignore[arg-type]
 
 
 def test_two_steps_may_be_in_flight_and_no_row_runs_past_its_limit() -> None:

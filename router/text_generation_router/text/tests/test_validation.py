@@ -1,11 +1,13 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from text_generation_common.sampling import NAMES, Sampling
 from text_generation_router.errors import ValidationError
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.tokenization import Ids
-from text_generation_router.text.validation import AskedParameters, Prompt, RequestLimits, Validator
+from text_generation_router.text.validation import AskedParameters, AskedSampling, Prompt, RequestLimits, Validator
 
 LIMITS = RequestLimits(
     max_best_of=2, max_stop_sequences=4, max_top_n_tokens=5, max_input_tokens=10, max_total_tokens=15
@@ -26,9 +28,11 @@ class Letters:
         return Ids(ids, len(ids))
 
 
-def validate(inputs, tokenizer=None, **parameters):
+def validate(inputs, tokenizer=None, greedy=False, **parameters):
     validator = Validator(tokenizer or Letters(), LIMITS)
-    return asyncio.run(validator.validate(Prompt(inputs, AskedParameters(**parameters)), Share()))
+    others = {name: value for name, value in parameters.items() if name not in NAMES}
+    asked = AskedParameters(AskedSampling.of(parameters, greedy), **others)
+    return asyncio.run(validator.validate(Prompt(inputs, asked), Share()))
 
 
 @pytest.mark.parametrize(
@@ -90,9 +94,25 @@ def test_an_absent_seed_is_random_and_fits_63_bits():
     assert len(seeds) == 8 and max(seeds) < 2**63
 
 
-def test_neutral_parameters_are_greedy():
-    assert validate("x").sampling.is_greedy
-    assert not validate("x", top_k=1).sampling.is_greedy
+def test_parameters_that_are_not_given_are_neutral():
+    assert replace(validate("x").sampling, seed=0) == Sampling()
+    assert replace(validate("x", **dict.fromkeys(NAMES)).sampling, seed=0) == Sampling()
+
+
+def test_a_request_for_any_warper_is_a_request_for_sampling():
+    for warper in ({"temperature": 0.5}, {"top_k": 1}, {"top_p": 0.9}, {"typical_p": 0.9}, {"do_sample": True}):
+        assert validate("x", **warper).sampling.do_sample
+        assert validate("x", best_of=2, **warper).sampling.do_sample
+    for other in ({}, {"temperature": 1.0}, {"seed": 3, "repetition_penalty": 1.1, "watermark": True}):
+        assert not validate("x", **other).sampling.do_sample
+
+
+def test_greedy_requests_draw_nothing_and_keep_their_other_parameters():
+    asked = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "typical_p": 0.9, "do_sample": True}
+    kept = {"seed": 3, "repetition_penalty": 1.5, "frequency_penalty": 0.5, "watermark": True, "top_n_tokens": 2}
+    assert validate("x", greedy=True, **asked, **kept).sampling == Sampling(**kept)
+    with pytest.raises(ValidationError, match="`top_p`"):
+        validate("x", greedy=True, top_p=2.0)
 
 
 def test_prompts_that_are_certainly_too_long_are_refused_before_tokenizing():

@@ -1,0 +1,37 @@
+"""How the tokens of a request are chosen: one value for router and shard, and the only place that declares it.
+
+A parameter has the same name here, in proto/generate.proto and in the HTTP schemas, so that no code copies it by hand.
+"""
+
+from dataclasses import dataclass, fields, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The defaults are neutral: they take the most likely token, and change no logit."""
+
+    do_sample: bool = False  # draw the token; False: take the most likely token
+    temperature: float = 1.0
+    top_k: int = 0  # tokens; 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0  # least likelihood of a token, as a share of the most likely token's
+    typical_p: float = 1.0
+    seed: int = 0  # 64 bits without a sign; noise is a hash of (seed, position, token)
+    repetition_penalty: float = 1.0  # counts tokens of prompt and output
+    frequency_penalty: float = 0.0  # counts output tokens only
+    watermark: bool = False
+    top_n_tokens: int = 0  # best tokens whose log-probabilities come with each token
+    bias: tuple[tuple[int, float], ...] = ()  # (token, number added to its logit), each token at most once
+
+    @property
+    def warps(self) -> bool:
+        return any(getattr(self, name) != getattr(NEUTRAL, name) for name in WARPERS)
+
+    def without_warpers(self) -> "Sampling":
+        return replace(self, **{name: getattr(NEUTRAL, name) for name in WARPERS})
+
+
+NEUTRAL = Sampling()
+NAMES = tuple(field.name for field in fields(Sampling))
+# Parameters that change or cut the distribution. As in TGI, a request for any of them is a request for sampling.
+WARPERS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
