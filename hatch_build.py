@@ -1,6 +1,7 @@
 """What is made whenever the package is built or installed: proto/text_generation_proto/ from proto/generate.proto, and,
 where there is a C compiler, the CPU kernels."""
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,27 @@ def generate_stubs() -> None:
     )
     if status:
         raise RuntimeError(f"protoc failed with status {status}")
+    service = service_types((ROOT / "proto" / "generate.proto").read_text())
+    (package / "generate_pb2_grpc.pyi").write_text(service)
+
+
+def service_types(proto: str) -> str:
+    """The types of the service's client and servicer, which protoc does not write. All calls have one request and one
+    response."""
+    (service,) = re.findall(r"^service (\w+) {", proto, re.MULTILINE)
+    calls = re.findall(r"^  rpc (\w+)\((\w+)\) returns \((\w+)\);", proto, re.MULTILINE)
+    lines = ["import grpc.aio", "", "from text_generation_proto import generate_pb2 as pb", "", f"class {service}Stub:"]
+    lines += ["    def __init__(self, channel: grpc.aio.Channel) -> None: ..."]
+    lines += [f"    {name}: grpc.aio.UnaryUnaryMultiCallable[pb.{asked}, pb.{answer}]" for name, asked, answer in calls]
+    lines += ["", f"class {service}Servicer:"]
+    for name, asked, answer in calls:
+        context = f"grpc.aio.ServicerContext[pb.{asked}, pb.{answer}]"
+        lines += [f"    async def {name}(self, request: pb.{asked}, context: {context}) -> pb.{answer}: ..."]
+    lines += [
+        "",
+        f"def add_{service}Servicer_to_server(servicer: {service}Servicer, server: grpc.aio.Server) -> None: ...",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def compile_kernels() -> list[str]:

@@ -4,7 +4,7 @@ router uses protobuf."""
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import grpc
 import numpy as np
@@ -27,6 +27,8 @@ OPTIONS = [
 # Time limits in seconds. Steps and warm-up have none: the launcher detects shards that hang.
 CONNECT_S, CALL_S, HEALTH_S = 10.0, 10.0, 2.0
 
+Stub = pb_grpc.TextGenerationServiceStub
+R = TypeVar("R")
 Errors = Mapping[grpc.StatusCode, type[ShardsError]]
 STEP_ERRORS: Errors = {grpc.StatusCode.INTERNAL: StepFailedError, grpc.StatusCode.ABORTED: StepAbortedError}
 WARMUP_ERRORS: Errors = {
@@ -88,7 +90,7 @@ class ShardedClient:
 
     def __init__(self, channels: list[grpc.aio.Channel], info: ModelInfo) -> None:
         self._channels = channels
-        self._stubs = [pb_grpc.TextGenerationServiceStub(channel) for channel in channels]
+        self._stubs = [Stub(channel) for channel in channels]
         self.info = info
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -105,7 +107,7 @@ class ShardedClient:
         """Asks the first shard for the addresses of the others. ShardsError if the first shard cannot be reached."""
         master = _channel(f"unix://{master_uds_path}")
         try:
-            stub = pb_grpc.TextGenerationServiceStub(master)
+            stub = Stub(master)
             found = await stub.ServiceDiscovery(pb.ServiceDiscoveryRequest(), timeout=CONNECT_S, wait_for_ready=True)
             info = await stub.Info(pb.InfoRequest(), timeout=CALL_S)
         except grpc.aio.AioRpcError as error:
@@ -157,14 +159,14 @@ class ShardedClient:
         running = pb.CachedBatch(id=BATCH_ID, request_ids=step.decode_ids, size=len(step.decode_ids))
         if not step.chunks:
             decode = pb.DecodeRequest(batches=[running], epoch=epoch, step=step.number, slots=slots)
-            answers = await self._call(lambda stub: stub.Decode(decode))
-        else:
-            batch = pb.Batch(id=BATCH_ID, requests=[_request(c) for c in step.chunks], size=len(step.chunks))
-            prefill = pb.PrefillRequest(batch=batch, epoch=epoch, step=step.number, slots=slots)
-            if step.decode_ids:
-                prefill.cached_batch.CopyFrom(running)
-            answers = await self._call(lambda stub: stub.Prefill(prefill))
-        return _answer(answers[0])
+            decoded, *_ = await self._call(lambda stub: stub.Decode(decode))
+            return _answer(decoded)
+        batch = pb.Batch(id=BATCH_ID, requests=[_request(c) for c in step.chunks], size=len(step.chunks))
+        prefill = pb.PrefillRequest(batch=batch, epoch=epoch, step=step.number, slots=slots)
+        if step.decode_ids:
+            prefill.cached_batch.CopyFrom(running)
+        prefilled, *_ = await self._call(lambda stub: stub.Prefill(prefill))
+        return _answer(prefilled)
 
     async def views(self) -> list[ShardView]:
         """The views of all ranks. ShardsError if a rank cannot be reached."""
@@ -187,7 +189,7 @@ class ShardedClient:
         for channel in self._channels:
             await channel.close()
 
-    async def _call(self, call: Callable[[Any], Awaitable[Any]], kinds: Errors = STEP_ERRORS) -> list[Any]:
+    async def _call(self, call: Callable[[Stub], Awaitable[R]], kinds: Errors = STEP_ERRORS) -> list[R]:
         """Makes the same call on all ranks. `kinds` maps status codes to errors; other codes raise ShardsError."""
         try:
             if len(self._stubs) == 1:
@@ -205,7 +207,7 @@ def _reason(error: grpc.aio.AioRpcError) -> str:
     return str(error.details() or error.code().name)
 
 
-def _model_info(info: Any) -> ModelInfo:
+def _model_info(info: pb.InfoResponse) -> ModelInfo:
     return ModelInfo(
         info.dtype,
         info.device_type,
@@ -218,7 +220,7 @@ def _model_info(info: Any) -> ModelInfo:
     )
 
 
-def _request(chunk: Chunk) -> Any:
+def _request(chunk: Chunk) -> pb.Request:
     request = pb.Request(id=chunk.request_id, start=chunk.start, end=chunk.end, last=chunk.last)
     if chunk.first is None:
         return request
@@ -229,7 +231,7 @@ def _request(chunk: Chunk) -> Any:
     return request
 
 
-def _answer(response: Any) -> StepAnswer:
+def _answer(response: pb.PrefillResponse | pb.DecodeResponse) -> StepAnswer:
     result = response.result
     return StepAnswer(
         result.step,

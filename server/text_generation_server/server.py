@@ -5,10 +5,10 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Never, Protocol, TypeVar
 
 import grpc
 import numpy as np
@@ -46,7 +46,18 @@ STATUS = {
 }
 
 
-class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
+StepRequest = pb.PrefillRequest | pb.DecodeRequest | pb.FilterBatchRequest | pb.ClearCacheRequest
+Response = TypeVar("Response", pb.PrefillResponse, pb.DecodeResponse)
+T = TypeVar("T")
+
+
+class CallContext(Protocol):
+    """What the servicer uses of gRPC's context of a call."""
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> Never: ...
+
+
+class Servicer(pb_grpc.TextGenerationServiceServicer):
     """Answers Health from the start, and all other calls once `shard` is loaded."""
 
     def __init__(self, urls: list[str], worker: Worker, step_log: StepLog | None = None) -> None:
@@ -60,13 +71,12 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
         self._loaded = shard
         self._worker.phase = "ready"
 
-    async def _shard(self, context: Any) -> Shard:
+    async def _shard(self, context: CallContext) -> Shard:
         if self._loaded is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the shard is loading its weights")
-        assert self._loaded is not None
         return self._loaded
 
-    async def Health(self, request: Any, context: Any) -> Any:
+    async def Health(self, request: pb.HealthRequest, context: CallContext) -> pb.HealthResponse:
         worker, shard = self._worker, self._loaded
         return pb.HealthResponse(
             epoch=worker.epoch,
@@ -77,7 +87,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
             longest_pause_ms=round(shard.runner.longest_pause_s * 1000) if shard else 0,
         )
 
-    async def Info(self, request: Any, context: Any) -> Any:
+    async def Info(self, request: pb.InfoRequest, context: CallContext) -> pb.InfoResponse:
         shard = await self._shard(context)
         return pb.InfoResponse(
             requires_padding=False,
@@ -93,15 +103,17 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
             rows=shard.runner.num_rows,
         )
 
-    async def ServiceDiscovery(self, request: Any, context: Any) -> Any:
+    async def ServiceDiscovery(
+        self, request: pb.ServiceDiscoveryRequest, context: CallContext
+    ) -> pb.ServiceDiscoveryResponse:
         return pb.ServiceDiscoveryResponse(urls=self._urls)
 
-    async def Tokens(self, request: Any, context: Any) -> Any:
+    async def Tokens(self, request: pb.TokensRequest, context: CallContext) -> pb.TokensResponse:
         tokenizer = (await self._shard(context)).tokenizer
         encodings = await asyncio.to_thread(tokenizer.encode_batch, [request.text])
         return pb.TokensResponse(ntokens=len(encodings[0].ids))
 
-    async def Warmup(self, request: Any, context: Any) -> Any:
+    async def Warmup(self, request: pb.WarmupRequest, context: CallContext) -> pb.WarmupResponse:
         runner = (await self._shard(context)).runner
         if request.epoch != self._worker.epoch:
             await context.abort(STATUS[StepRefused], f"epoch {request.epoch} is over")
@@ -120,34 +132,40 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
         self._slots = capacity.slots
         return pb.WarmupResponse(max_supported_total_tokens=capacity.slots, max_total_tokens=capacity.max_total_tokens)
 
-    async def ClearCache(self, request: Any, context: Any) -> Any:
+    async def ClearCache(self, request: pb.ClearCacheRequest, context: CallContext) -> pb.ClearCacheResponse:
         batch_id = request.id if request.HasField("id") else None
         runner = (await self._shard(context)).runner
         await self._step(request, context, lambda clock: runner.clear(batch_id), clears=batch_id is None)
         return pb.ClearCacheResponse()
 
-    async def FilterBatch(self, request: Any, context: Any) -> Any:
+    async def FilterBatch(self, request: pb.FilterBatchRequest, context: CallContext) -> pb.FilterBatchResponse:
         runner, keep = (await self._shard(context)).runner, list(request.request_ids)
         kept = await self._step(request, context, lambda clock: runner.filter(request.batch_id, keep))
         return pb.FilterBatchResponse(batch=_cached_batch(request.batch_id, kept))
 
-    async def Prefill(self, request: Any, context: Any) -> Any:
+    async def Prefill(self, request: pb.PrefillRequest, context: CallContext) -> pb.PrefillResponse:
         cached = [request.cached_batch] if request.HasField("cached_batch") else []
         chunks = [_chunk(r) for r in request.batch.requests]
         runner = (await self._shard(context)).runner
         run = _runs_step(runner, request, cached, request.batch.id, chunks, pb.PrefillResponse, self._step_log)
         return await self._step(request, context, run)
 
-    async def Decode(self, request: Any, context: Any) -> Any:
+    async def Decode(self, request: pb.DecodeRequest, context: CallContext) -> pb.DecodeResponse:
         runner = (await self._shard(context)).runner
         run = _runs_step(runner, request, request.batches, 0, [], pb.DecodeResponse, self._step_log)
         return await self._step(request, context, run)
 
-    async def _step(self, request: Any, context: Any, run: Callable[[StepClock], Any], clears: bool = False) -> Any:
+    async def _step(
+        self,
+        request: StepRequest,
+        context: CallContext,
+        run: Callable[[StepClock], Pending[T] | T],
+        clears: bool = False,
+    ) -> T:
         future = self._worker.submit(request.epoch, request.step, run, clears)
         return await self._answer(future, context)
 
-    async def _answer(self, future: Future[Any], context: Any) -> Any:
+    async def _answer(self, future: Future[T], context: CallContext) -> T:
         try:
             return await asyncio.wrap_future(future)
         except ShardError as error:
@@ -156,20 +174,20 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
 
 def _runs_step(
     runner: ModelRunner,
-    request: Any,
-    batches: Any,
+    request: pb.PrefillRequest | pb.DecodeRequest,
+    batches: Iterable[pb.CachedBatch],
     new_batch_id: int,
     chunks: list[PromptChunk],
-    response: Any,
+    response: type[Response],
     step_log: StepLog | None,
-) -> Callable[[StepClock], Any]:
-    def run(clock: StepClock) -> Pending[Any]:
+) -> Callable[[StepClock], Pending[Response]]:
+    def run(clock: StepClock) -> Pending[Response]:
         decoding = [StepBatch(batch.id, list(batch.request_ids)) for batch in batches]
         launched = runner.step(decoding, _int32_tensor(request.slots), new_batch_id, chunks)
         load = measure(runner.row_state.batches.rows, decoding, chunks) if step_log else None
         return launched.then(lambda output: answer(output, clock, load))
 
-    def answer(output: StepOutput, clock: StepClock, load: StepLoad | None) -> Any:
+    def answer(output: StepOutput, clock: StepClock, load: StepLoad | None) -> Response:
         if step_log and load:
             step_log.write(request.step, load, output, clock.gap_ns)
         return response(
@@ -182,7 +200,7 @@ def _runs_step(
     return run
 
 
-def _chunk(request: Any) -> PromptChunk:
+def _chunk(request: pb.Request) -> PromptChunk:
     if not request.ids:
         return PromptChunk(request.id, request.start, request.end, request.last)
     ids, slots = _int32_tensor(request.ids), _int32_tensor(request.slots)
@@ -194,11 +212,11 @@ def _int32_tensor(data: bytes) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(data, dtype="<i4").copy())
 
 
-def _cached_batch(batch_id: int, request_ids: list[int]) -> Any:
+def _cached_batch(batch_id: int, request_ids: list[int]) -> pb.CachedBatch:
     return pb.CachedBatch(id=batch_id, request_ids=request_ids, size=len(request_ids))
 
 
-def _result(output: StepOutput, request: Any, clock: StepClock) -> Any:
+def _result(output: StepOutput, request: pb.PrefillRequest | pb.DecodeRequest, clock: StepClock) -> pb.StepResult:
     return pb.StepResult(
         epoch=request.epoch,
         step=request.step,
@@ -228,8 +246,9 @@ async def _serve(config: ShardConfig) -> None:
     stopping = asyncio.create_task(_signal())
     server = await listen(config, servicer)
     loading = asyncio.wrap_future(worker.run_outside(lambda: load_shard(config, worker)))
+    ends: list[asyncio.Future[Shard] | asyncio.Future[None]] = [loading, stopping]
     try:
-        await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             Path(f"{config.uds_path}-{config.rank}").unlink(missing_ok=True)
             os._exit(0)  # loading cannot be interrupted, and its result is not needed
@@ -269,7 +288,7 @@ async def listen(config: ShardConfig, servicer: Servicer) -> grpc.aio.Server:
 
 
 @contextlib.contextmanager
-def _only_for_owner() -> Any:
+def _only_for_owner() -> Iterator[None]:
     """Inside this context, new sockets can be read and written by their owner only."""
     before = os.umask(0o177)
     try:

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -23,6 +23,8 @@ from text_generation_server.errors import GroupBroken, StepAborted, StepFailed, 
 from text_generation_server.results import Pending, completed
 
 log = logging.getLogger("text_generation_server")
+
+T = TypeVar("T")
 
 MAX_HELD = 4  # calls that wait for an earlier step to arrive
 HOLD_S = 5.0
@@ -79,7 +81,9 @@ class Worker:
         self._thread = threading.Thread(target=self._loop, name="worker", daemon=True)
         self._thread.start()
 
-    def submit(self, epoch: int, step: int, run: Callable[[StepClock], Any], clears: bool = False) -> Future[Any]:
+    def submit(
+        self, epoch: int, step: int, run: Callable[[StepClock], Pending[T] | T], clears: bool = False
+    ) -> Future[T]:
         """Queues a step. The future's exception is StepRefused if the step is stale, StepAborted if it waited too long
         or comes after a failure, and StepFailed if `run` raised."""
         call = StepCall(step, run, clears, _uncancellable(), time.monotonic() + self._hold_s)
@@ -91,15 +95,15 @@ class Worker:
                 self._changed.notify()
         return call.future
 
-    def run_outside(self, run: Callable[[], Any], restart_sequence: bool = False) -> Future[Any]:
+    def run_outside(self, run: Callable[[], T], restart_sequence: bool = False) -> Future[T]:
         """Runs a call that is not a step, such as Warmup, between steps. `restart_sequence`: the next step is 1."""
 
-        def call() -> Any:
+        def call() -> T:
             if restart_sequence:
                 self._restart_sequence()
             return run()
 
-        future = _uncancellable()
+        future: Future[T] = _uncancellable()
         with self._changed:
             self._outside.append((call, future))
             self._changed.notify()

@@ -3,7 +3,6 @@
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -46,8 +45,8 @@ async def read_standings(master_uds_path: str) -> list[Standing]:
 async def _read(url: str) -> Standing:
     async with grpc.aio.insecure_channel(url) as channel:
         stub = pb_grpc.TextGenerationServiceStub(channel)
-        health: Any = await stub.Health(pb.HealthRequest(), timeout=ANSWER_S)
-        info: Any = await stub.Info(pb.InfoRequest(), timeout=ANSWER_S)
+        health = await stub.Health(pb.HealthRequest(), timeout=ANSWER_S)
+        info = await stub.Info(pb.InfoRequest(), timeout=ANSWER_S)
     return Standing(health.epoch, health.last_step, health.running_step, info.slots)
 
 
