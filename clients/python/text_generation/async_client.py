@@ -1,36 +1,41 @@
 """The client for asyncio programs."""
 
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Literal, Self, Unpack, overload
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from typing import Any, Self, TypeVar
 
 import httpx
 
+from text_generation.calls import Calls
 from text_generation.connection import Connection
-from text_generation.requests import (
-    ChatOptions,
-    CompletionOptions,
-    Messages,
-    chat_request,
-    completion_request,
-    generate_request,
-    shows,
-    stream_request,
-    takes,
-)
 from text_generation.session import Session
 from text_generation.timeouts import Timeout
 from text_generation.types import (
     ChatComplete,
     ChatCompletionChunk,
+    ChatRequest,
     Completion,
+    CompletionRequest,
     Request,
     Response,
     StreamResponse,
 )
 
+T = TypeVar("T")
+Answer = Coroutine[Any, Any, T]
 
-class AsyncClient:
-    """Talks to one server. Connections are kept: use it as a context manager, or call `aclose()` in the end.
+
+class AsyncClient(
+    Calls[
+        Answer[Response],
+        AsyncIterator[StreamResponse],
+        Answer[ChatComplete],
+        Answer[AsyncIterator[ChatCompletionChunk]],
+        Answer[Completion],
+        Answer[AsyncIterator[Completion]],
+    ]
+):
+    """Talks to one server. Connections are kept: use it as a context manager, or call `aclose()` in the end. Calls are
+    awaited, and `chat` and `completion` with `stream=True` are awaited before their chunks are iterated over.
 
     `timeout` is a `Timeout`, or a number of seconds for the whole of a call. `transport` is httpx's, for tests.
     Every method raises subclasses of `text_generation.errors.TextGenerationError`.
@@ -41,7 +46,7 @@ class AsyncClient:
         base_url: str,
         headers: Mapping[str, str] | None = None,
         cookies: Mapping[str, str] | None = None,
-        timeout: float | Timeout = Timeout(),  # noqa: B008  frozen, so one for all is safe
+        timeout: float | Timeout = Timeout(),  # noqa: B008  frozen, so calls may share it
         *,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
@@ -60,38 +65,20 @@ class AsyncClient:
     async def aclose(self) -> None:
         await self._session.aclose()
 
-    @takes(generate_request)
-    async def generate(self, request: Request) -> Response:
-        """The whole answer to a prompt, with details."""
-        return await self._session.generate(request)
+    def _generate(self, request: Request) -> Answer[Response]:
+        return self._session.generate(request)
 
-    @takes(stream_request)
-    def generate_stream(self, request: Request) -> AsyncIterator[StreamResponse]:
-        """The answer token by token; the last one carries the whole text and the details."""
+    def _generate_stream(self, request: Request) -> AsyncIterator[StreamResponse]:
         return self._session.generate_stream(request)
 
-    @overload
-    async def chat(
-        self, messages: Messages, *, stream: Literal[False] = False, **options: Unpack[ChatOptions]
-    ) -> ChatComplete: ...
-    @overload
-    async def chat(
-        self, messages: Messages, *, stream: Literal[True], **options: Unpack[ChatOptions]
-    ) -> AsyncIterator[ChatCompletionChunk]: ...
-    @shows(chat_request)
-    async def chat(self, *args: Any, **options: Any) -> ChatComplete | AsyncIterator[ChatCompletionChunk]:
-        """The answer to a conversation; with `stream=True` await first, then iterate over its chunks."""
-        return await self._session.chat(chat_request(*args, **options))
+    def _chat(self, request: ChatRequest) -> Answer[ChatComplete]:
+        return self._session.chat(request)
 
-    @overload
-    async def completion(
-        self, prompt: str, *, stream: Literal[False] = False, **options: Unpack[CompletionOptions]
-    ) -> Completion: ...
-    @overload
-    async def completion(
-        self, prompt: str, *, stream: Literal[True], **options: Unpack[CompletionOptions]
-    ) -> AsyncIterator[Completion]: ...
-    @shows(completion_request)
-    async def completion(self, *args: Any, **options: Any) -> Completion | AsyncIterator[Completion]:
-        """The continuation of a prompt by the OpenAI route; with `stream=True` await first, then iterate."""
-        return await self._session.completion(completion_request(*args, **options))
+    async def _chat_stream(self, request: ChatRequest) -> AsyncIterator[ChatCompletionChunk]:
+        return self._session.chat_stream(request)
+
+    def _completion(self, request: CompletionRequest) -> Answer[Completion]:
+        return self._session.completion(request)
+
+    async def _completion_stream(self, request: CompletionRequest) -> AsyncIterator[Completion]:
+        return self._session.completion_stream(request)

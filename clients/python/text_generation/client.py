@@ -2,29 +2,21 @@
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Literal, Self, TypeVar, Unpack, overload
+from typing import Self, TypeVar
 
 import httpx
 
+from text_generation.calls import Calls
 from text_generation.connection import Connection
 from text_generation.loop_thread import LoopThread
-from text_generation.requests import (
-    ChatOptions,
-    CompletionOptions,
-    Messages,
-    chat_request,
-    completion_request,
-    generate_request,
-    shows,
-    stream_request,
-    takes,
-)
 from text_generation.session import Session
 from text_generation.timeouts import Timeout
 from text_generation.types import (
     ChatComplete,
     ChatCompletionChunk,
+    ChatRequest,
     Completion,
+    CompletionRequest,
     Request,
     Response,
     StreamResponse,
@@ -33,11 +25,20 @@ from text_generation.types import (
 T = TypeVar("T")
 
 
-class Client:
-    """`AsyncClient` for synchronous code; may be shared between threads. Use it as a context manager, or `close()` it.
+class Client(
+    Calls[
+        Response,
+        Iterator[StreamResponse],
+        ChatComplete,
+        Iterator[ChatCompletionChunk],
+        Completion,
+        Iterator[Completion],
+    ]
+):
+    """`AsyncClient` for synchronous code; threads may share it. Use it as a context manager, or `close()` it.
 
-    It waits in an event loop because only there can a limit on the next *token* be kept: a socket's own timeout starts
-    again with every keep-alive comment of the server.
+    Calls wait in an event loop because only there can a limit on the next *token* be kept: a socket's own timeout
+    starts again with every keep-alive comment of the server.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Client:
         base_url: str,
         headers: Mapping[str, str] | None = None,
         cookies: Mapping[str, str] | None = None,
-        timeout: float | Timeout = Timeout(),  # noqa: B008  frozen, so one for all is safe
+        timeout: float | Timeout = Timeout(),  # noqa: B008  frozen, so calls may share it
         *,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
@@ -65,43 +66,23 @@ class Client:
     def close(self) -> None:
         self._loop.close()
 
-    @takes(generate_request)
-    def generate(self, request: Request) -> Response:
-        """The whole answer to a prompt, with details."""
+    def _generate(self, request: Request) -> Response:
         return self._loop.run(self._session.generate(request))
 
-    @takes(stream_request)
-    def generate_stream(self, request: Request) -> Iterator[StreamResponse]:
-        """The answer token by token; the last one carries the whole text and the details."""
+    def _generate_stream(self, request: Request) -> Iterator[StreamResponse]:
         return self._iterate(self._session.generate_stream(request))
 
-    @overload
-    def chat(
-        self, messages: Messages, *, stream: Literal[False] = False, **options: Unpack[ChatOptions]
-    ) -> ChatComplete: ...
-    @overload
-    def chat(
-        self, messages: Messages, *, stream: Literal[True], **options: Unpack[ChatOptions]
-    ) -> Iterator[ChatCompletionChunk]: ...
-    @shows(chat_request)
-    def chat(self, *args: Any, **options: Any) -> ChatComplete | Iterator[ChatCompletionChunk]:
-        """The answer to a conversation, or with `stream=True` an iterator over its chunks."""
-        answer = self._loop.run(self._session.chat(chat_request(*args, **options)))
-        return answer if isinstance(answer, ChatComplete) else self._iterate(answer)
+    def _chat(self, request: ChatRequest) -> ChatComplete:
+        return self._loop.run(self._session.chat(request))
 
-    @overload
-    def completion(
-        self, prompt: str, *, stream: Literal[False] = False, **options: Unpack[CompletionOptions]
-    ) -> Completion: ...
-    @overload
-    def completion(
-        self, prompt: str, *, stream: Literal[True], **options: Unpack[CompletionOptions]
-    ) -> Iterator[Completion]: ...
-    @shows(completion_request)
-    def completion(self, *args: Any, **options: Any) -> Completion | Iterator[Completion]:
-        """The continuation of a prompt by the OpenAI route, or with `stream=True` an iterator over its chunks."""
-        answer = self._loop.run(self._session.completion(completion_request(*args, **options)))
-        return answer if isinstance(answer, Completion) else self._iterate(answer)
+    def _chat_stream(self, request: ChatRequest) -> Iterator[ChatCompletionChunk]:
+        return self._iterate(self._session.chat_stream(request))
+
+    def _completion(self, request: CompletionRequest) -> Completion:
+        return self._loop.run(self._session.completion(request))
+
+    def _completion_stream(self, request: CompletionRequest) -> Iterator[Completion]:
+        return self._iterate(self._session.completion_stream(request))
 
     def _iterate(self, events: AsyncIterator[T]) -> Iterator[T]:
         try:
@@ -116,6 +97,6 @@ async def _next(events: AsyncIterator[T]) -> T | None:
 
 
 async def _close(events: AsyncIterator[object]) -> None:
-    # It is running still if the wait for its next event was interrupted; then the cancelled wait closes it.
+    # The stream still runs if the wait for its next event was interrupted; then the cancelled wait closes the stream.
     with suppress(RuntimeError):
         await events.aclose()  # type: ignore[attr-defined]

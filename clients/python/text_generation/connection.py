@@ -1,4 +1,4 @@
-"""Bytes to and from one server over pooled HTTP connections, with every wait bounded. Asyncio only."""
+"""Sends bytes to one server and receives bytes, over pooled HTTP connections. Every wait is bounded. Asyncio only."""
 
 import asyncio
 import weakref
@@ -12,12 +12,12 @@ from text_generation.parse import answer_error
 from text_generation.sse import EventDecoder
 from text_generation.timeouts import Stopwatch, Timeout
 
-# Requests never wait for a connection; an idle one is dropped before uvicorn drops it, which it does after 5 s.
+# Requests never wait for a connection. An idle connection is closed before uvicorn closes it, which happens after 5 s.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=4.0)
 
 
 class Connection:
-    """May be used from several event loops, even one after the other: each has its own pool."""
+    """Several event loops may use it, also one after the other: each loop has a pool of its own."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Connection:
         self._closed = False
 
     async def post(self, url: str, body: bytes) -> bytes:
-        """The body of a good answer; raises the error that a bad one stands for."""
+        """Returns the body of a good answer, and raises the error that a bad answer stands for."""
         with _transport_errors(url, self._timeout):
             response = await Stopwatch(self._timeout).answer(lambda: self._pool().post(url, content=body))
         if response.status_code != httpx.codes.OK:
@@ -44,7 +44,7 @@ class Connection:
         return response.content
 
     async def stream(self, url: str, body: bytes) -> AsyncGenerator[str, None]:
-        """The data of each server-sent event. Closing the iterator early closes the connection."""
+        """Yields the data of each server-sent event. Closing the iterator early closes the connection."""
         watch = Stopwatch(self._timeout)
         with _transport_errors(url, self._timeout):
             request = self._pool().build_request("POST", url, content=body)
@@ -88,7 +88,7 @@ class _Events:
         self._decoder = EventDecoder()
 
     async def next_batch(self) -> list[str]:
-        """At least one event, or none at the end. Reads on over comments and halves of events."""
+        """Returns at least one event, or an empty list at the end. Reads on over comments and halves of events."""
         async for piece in self._pieces:
             if events := self._decoder.feed(piece):
                 return events
@@ -97,7 +97,7 @@ class _Events:
 
 @contextmanager
 def _transport_errors(url: str, timeout: Timeout) -> Iterator[None]:
-    """Turns what the HTTP library raises into ours. The URL is named without user, password and query."""
+    """Turns errors of httpx into errors of this package. They name the URL without user, password and query."""
     try:
         yield
     except httpx.ConnectTimeout as error:
@@ -114,5 +114,5 @@ def _connection_error(url: str, error: Exception) -> ServerConnectionError:
     except httpx.InvalidURL:
         where = "the given URL"
     return ServerConnectionError(
-        f"no answer from {where}: {str(error) or type(error).__name__}; check that it runs there"
+        f"no answer from {where}: {str(error) or type(error).__name__}; check that the server runs there"
     )

@@ -1,4 +1,4 @@
-"""Everything a call can raise, in one tree, and the rule that picks the class for a server's error.
+"""All errors that a call can raise, in one tree, and the rule that picks the class for a server's error.
 
 TextGenerationError
 ├── ValidationError
@@ -106,8 +106,8 @@ _BY_STATUS: Mapping[int, type[TextGenerationError]] = {
 def parse_error(status_code: int, payload: Mapping[str, Any]) -> TextGenerationError:
     """The error for a payload `{"error", "error_type"}`, or OpenAI's `{"error": {"message", ...}}`.
 
-    `error_type` decides first, then the status: that of the HTTP answer, or inside a stream, which began with a 200,
-    the one the event names itself.
+    `error_type` decides first, then the status: the status of the HTTP answer, or the status that an event names inside
+    a stream, whose answer began with a 200.
     """
     detail = payload.get("error")
     error_type = payload.get("error_type")

@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Starts with the first call. `cleanup` is the loop's last act: at `close()`, or when `owner` is collected.
+    """Starts with the first call. `cleanup` is the last to run in the loop: at `close()`, or when `owner` is collected.
 
-    In a thread, because the caller may be inside a running loop already (a notebook), and because several threads may
-    call at the same time.
+    The loop has a thread because the caller may be inside a running loop already, as in a notebook, and because several
+    threads may call at the same time.
     """
 
     def __init__(self, owner: object, cleanup: Callable[[], Awaitable[None]]) -> None:
@@ -28,7 +28,7 @@ class LoopThread:
         self._stop: Callable[[], object] = lambda: None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs it in the loop and waits for it. Interrupting the wait cancels it."""
+        """Runs the coroutine in the loop and waits for its result. Interrupting the wait cancels the coroutine."""
         try:
             with self._lock:
                 future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
@@ -43,9 +43,9 @@ class LoopThread:
             future.cancel()
 
     def post(self, coroutine: Coroutine[Any, Any, object]) -> None:
-        """Runs it in the loop without waiting, or drops it when there is no loop any more.
+        """Runs the coroutine in the loop without waiting. Without a loop, drops it.
 
-        For cleaning up: the garbage collector may call it in any thread, the loop's own included.
+        `post` is for cleaning up: the garbage collector may call it in any thread, the loop's own included.
         """
         loop = self._loop
         if loop is not None:

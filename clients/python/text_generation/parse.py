@@ -1,4 +1,4 @@
-"""From the bytes of an answer to a typed value, or to the error they stand for. Does no I/O."""
+"""From the bytes of an answer to a typed value, or to the error that they stand for. Does no input or output."""
 
 import json
 from typing import Any, TypeVar
@@ -9,32 +9,32 @@ from text_generation.errors import TextGenerationError, UnknownError, parse_erro
 
 M = TypeVar("M", bound=pydantic.BaseModel)
 
-# Of a body that is no JSON (a proxy's HTML page, say) this much goes into the error's text.
+# An error quotes at most this much of a body that is not JSON, such as a proxy's HTML page.
 MAX_QUOTED_CHARACTERS = 1000
 
 
 def parse_answer(model: type[M], body: bytes) -> M:
-    """A whole answer with a good status. `POST /` wraps it in a list of one."""
+    """Parses a whole answer with a good status. `POST /` wraps the answer in a list of one."""
     try:
         payload = json.loads(body)
     except ValueError:
-        raise UnknownError(f"the server answered with something that is no JSON: {_quote(body)}") from None
+        raise UnknownError(f"the server's answer is not JSON: {_quote(body)}") from None
     if isinstance(payload, list) and payload:
         payload = payload[0]
     return _validate(model, payload, quoted=body)
 
 
 def parse_event(model: type[M], data: str) -> M:
-    """One event of a stream; an error event raises the error it carries."""
+    """Parses one event of a stream; an error event raises the error that it carries."""
     try:
         payload = json.loads(data)
     except ValueError:
-        raise UnknownError(f"the server sent an event that is no JSON: {_quote(data.encode())}") from None
+        raise UnknownError(f"the server sent an event that is not JSON: {_quote(data.encode())}") from None
     return _validate(model, payload, quoted=data.encode())
 
 
 def answer_error(status_code: int, body: bytes) -> TextGenerationError:
-    """The error of an answer with a bad status, whatever its body looks like."""
+    """Returns the error of an answer with a bad status, whatever the body looks like."""
     try:
         payload = json.loads(body)
     except ValueError:
@@ -52,12 +52,12 @@ def _validate(model: type[M], payload: Any, quoted: bytes) -> M:
         return model.model_validate(payload)
     except pydantic.ValidationError as error:
         raise UnknownError(
-            f"the server's answer is no {model.__name__} ({explain(error)}): {_quote(quoted)}"
+            f"the server's answer is not a valid {model.__name__} ({explain(error)}): {_quote(quoted)}"
         ) from error
 
 
 def explain(error: pydantic.ValidationError) -> str:
-    """Its first complaint, in one line."""
+    """The first complaint of pydantic, in one line."""
     first = error.errors(include_url=False, include_context=False)[0]
     return f"`{'.'.join(map(str, first['loc']))}`: {first['msg']}"
 

@@ -32,7 +32,8 @@ class Session:
     def __init__(self, base_url: str, connection: Connection) -> None:
         self.base_url = base_url
         self._connection = connection
-        self._root = base_url.rstrip("/")
+        root = base_url.rstrip("/")
+        self._chat_url, self._completion_url = f"{root}/v1/chat/completions", f"{root}/v1/completions"
 
     async def aclose(self) -> None:
         await self._connection.aclose()
@@ -43,17 +44,17 @@ class Session:
     def generate_stream(self, request: Request) -> AsyncIterator[StreamResponse]:
         return self._stream(StreamResponse, self.base_url, request, lambda event: event.generated_text is not None)
 
-    async def chat(self, request: ChatRequest) -> ChatComplete | AsyncIterator[ChatCompletionChunk]:
-        url = f"{self._root}/v1/chat/completions"
-        if request.stream:
-            return self._stream(ChatCompletionChunk, url, request)
-        return await self._send(ChatComplete, url, request)
+    async def chat(self, request: ChatRequest) -> ChatComplete:
+        return await self._send(ChatComplete, self._chat_url, request)
 
-    async def completion(self, request: CompletionRequest) -> Completion | AsyncIterator[Completion]:
-        url = f"{self._root}/v1/completions"
-        if request.stream:
-            return self._stream(Completion, url, request)
-        return await self._send(Completion, url, request)
+    def chat_stream(self, request: ChatRequest) -> AsyncIterator[ChatCompletionChunk]:
+        return self._stream(ChatCompletionChunk, self._chat_url, request)
+
+    async def completion(self, request: CompletionRequest) -> Completion:
+        return await self._send(Completion, self._completion_url, request)
+
+    def completion_stream(self, request: CompletionRequest) -> AsyncIterator[Completion]:
+        return self._stream(Completion, self._completion_url, request)
 
     async def _send(self, model: type[M], url: str, request: pydantic.BaseModel) -> M:
         return parse_answer(model, await self._connection.post(url, to_json(request)))

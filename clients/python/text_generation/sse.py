@@ -1,4 +1,4 @@
-"""Server-sent events: bytes in, the data of whole events out. Does no I/O."""
+"""Server-sent events: takes bytes, returns the data of whole events. Does no input or output."""
 
 import re
 
@@ -16,7 +16,7 @@ class EventDecoder:
         self._data: list[str] = []
 
     def feed(self, piece: bytes) -> list[str]:
-        """The data of every event that ends in this piece."""
+        """Returns the data of every event that ends in this piece."""
         *lines, self._rest = self._split(self._rest + piece)
         events = []
         for line in lines:
@@ -27,7 +27,7 @@ class EventDecoder:
         return events
 
     def end(self) -> list[str]:
-        """What is left at the end of the stream: an event that only lacks its blank line. A cut line is dropped."""
+        """Returns the last event of the stream if only its blank line is missing. A cut line is dropped."""
         return [self._flush()] if self._data else []
 
     @staticmethod

@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Timeout:
-    """Limits in seconds; None is no limit. A plain number given to a client is `total` alone, as in TGI's client.
+    """Limits in seconds; None: without a limit. A plain number given to a client is `total` alone, as in TGI's client.
 
-    connect: until the connection (and its TLS session) stands.
+    connect: until the connection, with its TLS session, is made.
     first_token: from the start of the call to the first event of a stream.
     between_tokens: from asking for the next event of a stream to having it; keep-alive comments do not count as events.
     total: the whole call, streaming or not.
@@ -40,7 +40,7 @@ class Timeout:
 
 
 class Stopwatch:
-    """The waits of one call, which starts now."""
+    """Bounds the waits of one call, which starts when this object is made."""
 
     def __init__(self, timeout: Timeout) -> None:
         self._timeout = timeout
@@ -69,5 +69,5 @@ class Stopwatch:
                 return await action()
         except TimeoutError:
             if not scope.expired():
-                raise  # not ours: the connection's own
+                raise  # the connection's own timeout, not one of these limits
             raise TimeoutExceededError(wait, limit_s) from None

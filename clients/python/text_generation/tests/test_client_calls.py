@@ -1,13 +1,14 @@
 """Every method of both clients against canned answers: what is sent, and what comes back."""
 
+import inspect
 import json
 from typing import Any
 
 import httpx
 import pytest
 
-from text_generation import errors
-from text_generation.types import ChatComplete, Message
+from text_generation import Client, errors
+from text_generation.types import ChatComplete, Grammar, Message
 
 TOKENS = [{"id": 7, "text": " grüß", "logprob": -0.5, "special": False}, {"id": 2, "text": "</s>", "special": True}]
 DETAILS = {"finish_reason": "eos_token", "generated_tokens": 2, "seed": None, "prefill": [], "tokens": TOKENS}
@@ -142,6 +143,45 @@ def test_completion_and_its_stream(caller: Any, fake: Any) -> None:
     assert [chunk.choices[0].text for chunk in chunks] == ["O", "K"] and chunks[-1].usage == USAGE
 
 
+# A value for every parameter, other than its default.
+NATIVE = {
+    "do_sample": True, "max_new_tokens": 3, "best_of": 1, "repetition_penalty": 1.5, "frequency_penalty": 0.5,
+    "return_full_text": True, "seed": 5, "temperature": 0.5, "top_k": 4, "top_p": 0.25, "truncate": 6,
+    "typical_p": 0.75, "watermark": True, "decoder_input_details": True, "top_n_tokens": 2,
+}  # fmt: skip
+COMPLETING = {
+    "frequency_penalty": 0.5, "max_tokens": 3, "repetition_penalty": 1.5, "seed": 5, "temperature": 0.5, "top_p": 0.25,
+    "stop": ["x"],
+}  # fmt: skip
+CHATTING = COMPLETING | {
+    "logit_bias": [0.5], "logprobs": True, "top_logprobs": 2, "n": 2, "presence_penalty": 0.75, "tool_prompt": "a",
+    "tool_choice": "auto", "tools": [{"type": "function", "function": {"name": "f"}}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["generate", "generate_stream"])
+def test_every_parameter_of_generate_reaches_the_server(caller: Any, fake: Any, name: str) -> None:
+    server = fake(body=encode([RESPONSE]) if name == "generate" else sse(*EVENTS))
+    parameters = inspect.signature(getattr(Client, name)).parameters
+    values = {key: value for key, value in NATIVE.items() if key in parameters}
+    grammar = {"type": "regex", "value": "a"}
+    caller.call(name, "hi", **values, stop_sequences=["x"], grammar=Grammar(**grammar), client=server.options)
+    defaults = {"decoder_input_details": False}
+    assert sent(server)["parameters"] == defaults | values | {"stop": ["x"], "grammar": grammar, "details": True}
+    assert {"self", "prompt", "stop_sequences", "grammar", *values} == set(parameters)
+
+
+def test_every_parameter_of_the_openai_routes_reaches_the_server(caller: Any, fake: Any) -> None:
+    for name, prompt, values, answer in (
+        ("chat", {"messages": MESSAGES}, CHATTING, CHAT),
+        ("completion", {"prompt": "hi"}, COMPLETING, COMPLETION),
+    ):
+        server = fake(body=encode(answer))
+        caller.call(name, **prompt, **values, client=server.options)
+        assert sent(server) == {"model": "tgi", "stream": False} | prompt | values
+        assert {"self", "stream", *prompt, *values} == set(inspect.signature(getattr(Client, name)).parameters)
+
+
 CALLS = [
     ("generate", "hi", {}),
     ("generate_stream", "hi", {}),
@@ -165,7 +205,7 @@ def test_a_bad_status_raises_its_error_from_every_method(
 
 
 @pytest.mark.parametrize(("name", "prompt", "options"), CALLS)
-def test_a_web_page_with_a_good_status_is_no_answer(
+def test_a_web_page_with_a_good_status_is_an_error(
     caller: Any, fake: Any, name: str, prompt: Any, options: dict[str, Any]
 ) -> None:
     server = fake(200, b"<html>Welcome</html>", content_type="text/html")

@@ -44,7 +44,7 @@ def test_error_type_decides_before_status(status: int, error_type: str | None, k
         (422, b'{"detail": [1]}', errors.UnknownError, '"detail"'),
     ],
 )
-def test_a_body_that_is_no_json_error_keeps_its_text(
+def test_the_text_of_a_body_without_a_json_error_is_kept(
     status: int, body: bytes, kind: type[Exception], text: str
 ) -> None:
     error = answer_error(status, body)
@@ -64,12 +64,12 @@ def test_an_openai_error_is_read_by_its_message_and_its_own_status() -> None:
 
 
 @pytest.mark.parametrize("data", ["no json", "[]", "3", '{"index":1}', '{"token":null}'])
-def test_an_event_that_is_none_is_an_unknown_error(data: str) -> None:
+def test_an_event_of_an_unknown_shape_is_an_unknown_error(data: str) -> None:
     with pytest.raises(errors.UnknownError):
         parse_event(StreamResponse, data)
 
 
-def test_every_error_has_the_one_base_and_builtin_kin() -> None:
+def test_every_error_is_a_text_generation_error_and_two_are_builtin_errors() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
     assert all(issubclass(kind, errors.TextGenerationError) for kind in kinds)
     assert errors.UnknownError in kinds and len(kinds) > 10

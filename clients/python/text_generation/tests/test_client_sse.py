@@ -30,7 +30,7 @@ def test_cuts_change_nothing(texts: list[str], line_end: str, field: str, cuts: 
     assert decode(pieces) == texts == decode([stream[i : i + 1] for i in range(len(stream))])
 
 
-def test_comments_and_other_fields_are_no_events() -> None:
+def test_comments_and_other_fields_make_no_event() -> None:
     assert decode([b":\n\n", b"event: x\nid: 3\nretry: 5\n\n", b":\n\ndata: a\n\n"]) == ["a"]
 
 

@@ -68,7 +68,7 @@ def test_a_whole_answer_has_the_total_only(caller: Any, play: Any) -> None:
     assert caller.call("generate", "hi", client={"base_url": server.url, "timeout": limits}).generated_text == "a"
 
 
-def test_pauses_within_the_limits_are_no_error(caller: Any, play: Any) -> None:
+def test_pauses_within_the_limits_raise_nothing(caller: Any, play: Any) -> None:
     server = play(0.2, HEAD, 0.2, TOKEN, 0.2, LAST)
     limits = Timeout(first_token=20, between_tokens=20, total=None)
     assert len(caller.call("generate_stream", "hi", client={"base_url": server.url, "timeout": limits})) == 2

@@ -61,28 +61,45 @@ def test_a_stream_has_one_sequence() -> None:
 @pytest.mark.parametrize("options", [{"max_new_tokens": "many"}, {"temperature": math.nan}, {"top_k": 1.5}])
 def test_a_wrong_type_is_our_validation_error_and_names_the_field(options: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=f"^`{next(iter(options))}`: "):
-        requests.generate_request("a", **options)
+        requests.generate_request("a", None, False, **options)
 
 
 def test_none_is_left_out_but_nulls_inside_a_schema_stay() -> None:
     schema = {"properties": {"a": {"default": None}}}
-    body = requests.to_json(requests.generate_request("a", grammar=types.Grammar(type="json", value=schema)))
+    grammar = types.Grammar(type="json", value=schema)
+    body = requests.to_json(requests.generate_request("a", None, False, grammar=grammar))
     assert body.count(b"null") == 1 and b'{"default":null}' in body
 
 
-def test_the_overloads_know_every_option_of_their_request() -> None:
-    for options, build, first in (
-        (requests.ChatOptions, requests.chat_request, "messages"),
-        (requests.CompletionOptions, requests.completion_request, "prompt"),
+def test_the_overloads_know_every_option_of_their_method() -> None:
+    for options, method, first in (
+        (requests.ChatOptions, Client.chat, "messages"),
+        (requests.CompletionOptions, Client.completion, "prompt"),
     ):
-        assert set(options.__annotations__) | {first, "stream"} == set(inspect.signature(build).parameters)
+        assert {"self", first, "stream", *options.__annotations__} == set(inspect.signature(method).parameters)
 
 
-@pytest.mark.parametrize("name", ["generate", "generate_stream", "chat", "completion"])
-def test_both_clients_take_the_same_parameters(name: str) -> None:
-    ours = inspect.signature(getattr(Client, name)).parameters
-    assert ours == inspect.signature(getattr(AsyncClient, name)).parameters
-    assert len(ours) > 8 and next(iter(ours)) == "self"
+# The parameters of TGI's client, in its order, with the defaults that are not None.
+PARAMETERS = {
+    "generate": "prompt do_sample=False max_new_tokens=20 best_of repetition_penalty frequency_penalty"
+    " return_full_text=False seed stop_sequences temperature top_k top_p truncate typical_p watermark=False"
+    " decoder_input_details=False top_n_tokens grammar",
+    "generate_stream": "prompt do_sample=False max_new_tokens=20 repetition_penalty frequency_penalty"
+    " return_full_text=False seed stop_sequences temperature top_k top_p truncate typical_p watermark=False"
+    " top_n_tokens grammar",
+    "chat": "messages repetition_penalty frequency_penalty logit_bias logprobs top_logprobs max_tokens n"
+    " presence_penalty stream=False seed temperature top_p tools tool_prompt tool_choice stop",
+    "completion": "prompt frequency_penalty max_tokens repetition_penalty seed stream=False temperature top_p stop",
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+def test_the_parameters_are_those_of_tgis_client(client: type, name: str) -> None:
+    owner, first, *others = inspect.signature(getattr(client, name)).parameters.values()
+    has_value = [f"{p.name}={p.default}" if p.default is not None else p.name for p in others]
+    assert " ".join([first.name, *has_value]) == PARAMETERS[name]
+    assert owner.name == "self" and first.default is inspect.Parameter.empty
 
 
 def test_a_stream_event_of_an_old_server_lacks_index_and_input_length() -> None:

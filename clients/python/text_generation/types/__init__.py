@@ -1,4 +1,4 @@
-"""What goes over the wire, as pydantic models: requests refuse unknown fields, answers ignore them."""
+"""Bodies of requests and answers, as pydantic models: requests refuse unknown fields, answers ignore unknown fields."""
 
 from text_generation.types.chat import (
     ChatComplete,

@@ -24,7 +24,7 @@ class ToolCall(BaseModel):
 
 
 class Message(BaseModel):
-    # What a template may want besides (`tool_call_id`) is sent as given.
+    # Other fields that a template may use, such as `tool_call_id`, are sent as given.
     model_config = ConfigDict(extra="allow")
 
     role: str

@@ -9,7 +9,7 @@ from text_generation.errors import ValidationError
 
 
 class RequestModel(BaseModel):
-    """A misspelt field or a number JSON cannot carry is an error here, not a surprise at the server."""
+    """A misspelt field, or a number that JSON cannot carry, is an error before the request is sent."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""What `generate` and `generate_stream` give."""
+"""Answers of `generate` and `generate_stream`."""
 
 from enum import StrEnum
 
@@ -9,7 +9,7 @@ class FinishReason(StrEnum):
     Length = "length"
     EndOfSequenceToken = "eos_token"
     StopSequence = "stop_sequence"
-    # The server's time for the request ran out; the text is what there was of it. TGI has no such reason.
+    # The server's time for the request ran out, and the text ends there. TGI lacks this reason.
     Deadline = "deadline"
 
 
@@ -43,7 +43,7 @@ class Details(BaseModel):
     generated_tokens: int
     # None if the request was greedy.
     seed: int | None = None
-    # Tokens of the prompt that the server had computed before; TGI does not say.
+    # Tokens of the prompt that the server had computed before; TGI lacks this field.
     cached_tokens: int | None = None
     # Empty unless `decoder_input_details` was asked.
     prefill: list[InputToken]
@@ -62,14 +62,14 @@ class StreamDetails(BaseModel):
     finish_reason: FinishReason
     generated_tokens: int
     seed: int | None = None
-    # Tokens of the prompt; servers before TGI 2 do not say.
+    # Tokens of the prompt; servers before TGI 2 lack this field.
     input_length: int | None = None
-    # Those of them that the server had computed before; TGI does not say.
+    # Tokens of the prompt that the server had computed before; TGI lacks this field.
     cached_tokens: int | None = None
 
 
 class StreamResponse(BaseModel):
-    # Counts from 1; servers before TGI 2 do not number.
+    # The token's number, from 1; servers before TGI 2 lack this field.
     index: int | None = None
     token: Token
     top_tokens: list[Token] | None = None
