@@ -169,7 +169,7 @@ def of_queues() -> Iterator[Assault]:
 def of_connections() -> Iterator[Assault]:
     """Connections that take sockets and buffers, and requests that are answered without a key or without work."""
     stream = repeat("/generate_stream", text("Once", max_new_tokens=200, ignore_eos_token=True, top_n_tokens=5))
-    yield Assault("streams that nobody reads", "buffers, slots", stream, 64, Manner.NEVER_READ)
+    yield Assault("streams that are never read", "buffers, slots", stream, 64, Manner.NEVER_READ)
     yield Assault("streams that are left at once", "cancelling", stream, 32, Manner.HANG_UP)
     yield Assault("requests that are left unanswered", "cancelling", stream, 32, Manner.CLOSE_AT_ONCE)
     yield Assault("connections without a request", "accepting", fetch("GET", "/"), 32, Manner.CONNECT)

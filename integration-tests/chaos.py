@@ -64,11 +64,11 @@ def run(todo: Iterator[tuple[str, Run]]) -> tuple[list[tuple[str, Result]], list
             result = scenario()
         except Exception as error:
             failures.append(f"{name}: {_innermost(error)!r}")
-            print(f"{name}: broke down: {_innermost(error)!r}", flush=True)
+            print(f"{name}: raised {_innermost(error)!r}", flush=True)
             continue
         results.append((name, result))
         failures += [f"{name}: {failure}" for failure in result.failures()]
-        print(f"{name}: {result.failures() or 'as it should be'} ({time.monotonic() - started_s:.0f} s)", flush=True)
+        print(f"{name}: {result.failures() or 'passed'} ({time.monotonic() - started_s:.0f} s)", flush=True)
     return results, failures
 
 
@@ -96,8 +96,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="shorter texts, fewer faults")
     parser.add_argument("--seed", type=int, default=1, help="which shards are killed, and when")
-    parser.add_argument("--kills", type=int, help="of shards from outside, for each number of shards")
-    parser.add_argument("--only", default="", help="a part of what happens; writes no table but that of the kills")
+    parser.add_argument("--kills", type=int, help="number of kills of shards from outside, for each number of shards")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="only scenarios with this text in their names; only the table of the kills is written",
+    )
     parser.add_argument("--write", type=Path, help="a Markdown file whose marked table is replaced")
     asked = parser.parse_args()
     scale, examples = (SHORT, 12) if asked.short else (LONG, 100)

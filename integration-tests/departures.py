@@ -14,7 +14,7 @@ import processes
 from calls import metric, metrics
 from scale import Scale
 from server_process import ServerProcess, wait_until
-from streams import asks, listen
+from streams import asks, run_streams
 
 MIB = 2**20
 GROWTH_LIMIT = 16 * MIB
@@ -86,7 +86,9 @@ def never_read(scale: Scale) -> NeverRead:
     # Large events, so that the buffers are full before the texts end.
     flags = ("--stream-write-timeout", str(timeout_s), "--max-top-n-tokens", "20", "--max-total-tokens", "2048")
     with scale.server(1, *flags) as server:
-        listen(server.url, asks(READERS, 8), READERS)  # warm up: the memory of ordinary work does not count as growth
+        run_streams(
+            server.url, asks(READERS, 8), READERS
+        )  # warm up: the memory of ordinary work does not count as growth
         router = processes.router(server.pid)
         before = processes.resident(router)
         parameters = {"max_new_tokens": 1900, "ignore_eos_token": True, "top_n_tokens": 20}

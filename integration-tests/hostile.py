@@ -50,7 +50,7 @@ OPENAI = (
     "cache_salt",
 )
 # Invalid or very deep JSON values, as text.
-NO_VALUES = (
+INVALID_VALUES = (
     "NaN",
     "Infinity",
     "-Infinity",
@@ -263,13 +263,13 @@ def _request(**replaced: str) -> str:
 
 def _syntax() -> Iterator[Body]:
     """An invalid JSON value in every field that takes a value."""
-    for number, value in enumerate(NO_VALUES):
+    for number, value in enumerate(INVALID_VALUES):
         for name in REQUIRED + OPENAI:
-            yield Body(f"{name} is no JSON {number}", _request(**{name: value}).encode(), True)
+            yield Body(f"{name} is not JSON {number}", _request(**{name: value}).encode(), True)
         for name in NATIVE:
             parameters = f'{{"{name}":{value}}}'
-            yield Body(f"parameters.{name} is no JSON {number}", _request(parameters=parameters).encode(), True)
-        yield Body(f"the body is no JSON {number}", value.encode(), True)
+            yield Body(f"parameters.{name} is not JSON {number}", _request(parameters=parameters).encode(), True)
+        yield Body(f"the body is not JSON {number}", value.encode(), True)
     whole = _request().encode()
     for at in range(0, len(whole), 7):
         yield Body(f"cut at {at}", whole[:at], True)

@@ -17,7 +17,7 @@ from departures import connections, held
 from kills import log_entries
 from scale import Scale
 from server_process import ServerProcess, wait_until
-from streams import Comparison, Crowd, Heard, compare, listen
+from streams import Comparison, StreamAnswer, StreamClients, compare, run_streams
 
 REPLACED_LIMIT_S = 5.0
 # A stuck event loop may recover by itself, so the launcher waits longer for it than for a stopped process.
@@ -82,17 +82,17 @@ def replace_stuck(scale: Scale) -> Replaced:
         return Replaced("event loop stuck", STUCK_LIMIT_S, replaced_at_s - stuck_at_s, time.time() - stuck_at_s, kept)
 
 
-def leave_alone(scale: Scale, what: str, harm: Harm, expected: Sequence[Heard]) -> LeftAlone:
+def leave_alone(scale: Scale, what: str, harm: Harm, expected: Sequence[StreamAnswer]) -> LeftAlone:
     """Does `harm` while all early streams run, and compares every stream with the run without faults."""
     with scale.server(1) as server:
         router = processes.router(server.pid)
 
-        async def do_harm(crowd: Crowd) -> None:
-            await crowd.heard(scale.num_streams * scale.new_tokens // 4)
+        async def do_harm(clients: StreamClients) -> None:
+            await clients.wait_for_tokens(scale.num_streams * scale.new_tokens // 4)
             await harm(server)
 
-        heard, _ = listen(server.url, scale.asks(), scale.num_streams, do_harm)
-        return LeftAlone(what, processes.router(server.pid) != router, compare(expected, heard))
+        answers, _ = run_streams(server.url, scale.asks(), scale.num_streams, do_harm)
+        return LeftAlone(what, processes.router(server.pid) != router, compare(expected, answers))
 
 
 async def stop_router_for(seconds: float, server: ServerProcess) -> None:
@@ -123,7 +123,9 @@ def busy_processes(count: int) -> Iterator[None]:
         yield
 
 
-def everything(expected: Sequence[Heard], scale: Scale) -> Iterator[tuple[str, Callable[[], Replaced | LeftAlone]]]:
+def everything(
+    expected: Sequence[StreamAnswer], scale: Scale
+) -> Iterator[tuple[str, Callable[[], Replaced | LeftAlone]]]:
     """`expected`: the streams of one shard without faults."""
     yield "router stopped (SIGSTOP)", partial(replace_stopped, scale)
     yield "router's event loop stuck", partial(replace_stuck, scale)

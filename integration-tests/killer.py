@@ -92,8 +92,8 @@ class Killer:
                     yield kill
 
     def _draw_ranks(self) -> list[int]:
-        everybody = list(range(self._num_shard))
-        return everybody if self._rng.random() < ALL_RANKS else [self._rng.choice(everybody)]
+        all_ranks = list(range(self._num_shard))
+        return all_ranks if self._rng.random() < ALL_RANKS else [self._rng.choice(all_ranks)]
 
     def _kill(self, burst: int, size: int, ranks: list[int]) -> Kill | None:
         """Kills the shards of `ranks`. Returns None if none of their processes was alive."""

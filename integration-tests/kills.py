@@ -81,10 +81,10 @@ def loads(log: str) -> list[tuple[float, float]]:
 def outages(kill_times_s: Sequence[float], streams: Sequence[Sequence[float]]) -> list[Outage]:
     """`streams`: the arrival times of each stream's events. Kills between which no client received a token are one
     outage, which begins with its first kill."""
-    heard = sorted(arrival for stream in streams for arrival in stream)
+    arrivals = sorted(arrival for stream in streams for arrival in stream)
     groups: list[list[float]] = []
     for at_s in sorted(kill_times_s):
-        if groups and bisect_right(heard, groups[-1][-1] + IN_FLIGHT_S) >= bisect_left(heard, at_s):
+        if groups and bisect_right(arrivals, groups[-1][-1] + IN_FLIGHT_S) >= bisect_left(arrivals, at_s):
             groups[-1].append(at_s)
         else:
             groups.append([at_s])

@@ -92,16 +92,18 @@ def measure(server: ServerProcess, body: hostile.Body, at_once: int, repeat: int
     time.sleep(REST_S)
     after = memory(router)
     worst, p99 = 1000 * taken[-1], 1000 * taken[-1 - len(taken) // 100]
-    said = " ".join(f"{count}x{status}" for status, count in sorted(statuses.items()))
+    answers = " ".join(f"{count}x{status}" for status, count in sorted(statuses.items()))
     grown = f"{(peak - before) / MIB:+6.0f} MiB, {(after - before) / MIB:+4.0f} afterwards"
-    return f"{worst:7.1f} ms worst {p99:7.1f} ms p99  {grown}  {said}  {body.name}"
+    return f"{worst:7.1f} ms worst {p99:7.1f} ms p99  {grown}  {answers}  {body.name}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--at-once", type=int, default=1, help="how many of a body, on each route")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="copies of each body that are sent at a time, on each route"
+    )
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--only", default="", help="bodies with this in their name")
+    parser.add_argument("--only", default="", help="only bodies with this text in their names")
     options, arguments = parser.parse_known_args()
     nothing = hostile.Body("(nothing)", b"{}", True)
     with SHORT.server(1, *arguments) as server:

@@ -97,7 +97,7 @@ class Streams:
     def __init__(self) -> None:
         self.arrivals_s: list[list[float]] = [[] for _ in range(NUM_STREAMS)]
 
-    def listen(self, i: int, prompt: str, new_tokens: int) -> Any:
+    def receive(self, i: int, prompt: str, new_tokens: int) -> Any:
         async def call(client: httpx.AsyncClient) -> None:
             parameters = {"max_new_tokens": new_tokens, "ignore_eos_token": True}
             body = {"inputs": prompt, "parameters": parameters}
@@ -107,11 +107,11 @@ class Streams:
 
         return call
 
-    def then(self, num_heard: int, call: Any) -> Any:
-        """Runs `call` once every stream has received `num_heard` tokens."""
+    def then(self, num_tokens: int, call: Any) -> Any:
+        """Runs `call` once every stream has received `num_tokens` tokens."""
 
         async def wait(client: httpx.AsyncClient) -> None:
-            while min(map(len, self.arrivals_s)) < num_heard:
+            while min(map(len, self.arrivals_s)) < num_tokens:
                 await asyncio.sleep(0.01)
             await call(client)
 
@@ -131,7 +131,7 @@ def run(server: ServerProcess, log: Path) -> Measured:
     known = len(steps_of(log))
     streams = Streams()
     new_tokens = HEAD_TOKENS + len(before) + TAIL_TOKENS
-    calls = [streams.listen(i, prompt, new_tokens) for i, prompt in enumerate(prompts(48, NUM_STREAMS, seed=3))]
+    calls = [streams.receive(i, prompt, new_tokens) for i, prompt in enumerate(prompts(48, NUM_STREAMS, seed=3))]
     at_once(server.url, *calls, streams.then(HEAD_TOKENS, ask_long(second)))
     gaps = gaps_of(streams, steps_of(log)[known:])
     # The smaller of two measurements of each chunk: other load on this machine does not belong to a chunk's cost.
@@ -179,7 +179,7 @@ def as_markdown(measured: Measured) -> str:
     text = (
         f"Gap by gap, streams waited longer beside a chunk than before by {median(measured.raised):.2f} of what that "
         f"chunk costs alone (median; at most {1 + TOLERANCE:g} of it in {share:.1%} of all gaps). In one piece the "
-        f"prompt would have kept everybody waiting for {together:.0f} s."
+        f"prompt would have kept every stream waiting for {together:.0f} s."
     )
     lines = ["| | number | median | p90 | p99 | max |", "| --- | --- | --- | --- | --- | --- |", *rows]
     return "\n\n".join([head, "\n".join(lines), text])

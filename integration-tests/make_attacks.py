@@ -186,7 +186,9 @@ def _ms(seconds: float) -> str:
     return "refused" if math.isinf(seconds) else f"{seconds * 1000:.0f} ms"
 
 
-def as_markdown(rows: Sequence[tuple[Assault, Sequence[Outcome]]], spied: Sequence[int], labels: Sequence[str]) -> str:
+def as_markdown(
+    rows: Sequence[tuple[Assault, Sequence[Outcome]]], recovered: Sequence[int], labels: Sequence[str]
+) -> str:
     """A table with one row for each assault, and the figures of the versions side by side."""
     columns = [f"{figure}, {label}" for label in labels for figure in ("first token p99", "/live p99, worst", "MiB")]
     lines = [
@@ -200,7 +202,9 @@ def as_markdown(rows: Sequence[tuple[Assault, Sequence[Outcome]]], spied: Sequen
         alone, limit = _ms(newest.alone_p99_s), _ms(newest.limit_s)
         name, resource = assault.name, assault.resource
         lines.append(f"| {name} | {resource} | {alone} | {limit} | {' | '.join(cells)} | {verdict} |")
-    secrets = " and ".join(f"{count} of {len(SECRET)} ({label})" for count, label in zip(spied, labels, strict=True))
+    secrets = " and ".join(
+        f"{count} of {len(SECRET)} ({label})" for count, label in zip(recovered, labels, strict=True)
+    )
     return "\n".join([*lines, "", f"Digits of another key's secret that `cached_tokens` gave away: {secrets}."])
 
 
@@ -212,13 +216,13 @@ def _cells(outcome: Outcome) -> str:
 def main() -> int:
     """Returns 0 if the server withstood every assault."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="a regular expression; assaults whose names it finds")
-    parser.add_argument("--seconds", type=float, default=24.0, help="how long each one lasts")
+    parser.add_argument("--only", default="", help="a regular expression: only assaults whose names match")
+    parser.add_argument("--seconds", type=float, default=24.0, help="seconds that each assault lasts")
     parser.add_argument(
         "--before", type=Path, help="an older text-generation-launcher, measured in turns with this one"
     )
     parser.add_argument("--write", type=Path, help="a Markdown file whose marked table is replaced")
-    parser.add_argument("--out", type=Path, help="a JSON Lines file that each outcome is added to")
+    parser.add_argument("--out", type=Path, help="a JSON Lines file to which each outcome is appended")
     asked = parser.parse_args()
     chosen = [assault for name, assault in ASSAULTS.items() if re.search(asked.only, name)]
     launchers = {"before": asked.before, "now": LAUNCHER} if asked.before else {"now": LAUNCHER}
@@ -233,11 +237,11 @@ def main() -> int:
                 with asked.out.open("a") as out:
                     out.write(json.dumps({"label": label} | asdict(outcome)) + "\n")
         rows.append((assault, outcomes))
-    spied = []
+    recovered = []
     for launcher in launchers.values():
         with served(ASSAULTS["/info"], launcher) as server:
-            spied.append(recovered_digits(server))
-    table = as_markdown(rows, spied, list(launchers))
+            recovered.append(recovered_digits(server))
+    table = as_markdown(rows, recovered, list(launchers))
     print(f"\n{table}")
     if asked.write is not None:
         asked.write.write_text(replace_table(asked.write.read_text(), table, "attacks"))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import processes
 from calls import client_of, metrics
-from mixed import STREAM_LIMIT_S, MixedAsk, MixedHeard, hear, mixed_asks
+from mixed import STREAM_LIMIT_S, MixedAnswer, MixedAsk, answer_of, mixed_asks
 from server_process import LAUNCHER, ServerProcess
 
 NUM_ASKS, AT_ONCE = 500, 32
@@ -49,38 +49,39 @@ class Digest:
 def digest_of(num_shard: int, launcher: Path) -> Digest:
     asked = mixed_asks(NUM_ASKS, TOKENS)
     with ServerProcess("--num-shard", str(num_shard), *ARGUMENTS, launcher=launcher) as server:
-        heard = asyncio.run(_hear_all(server, asked))
+        answers = asyncio.run(_all_answers(server, asked))
         [preemptions] = metrics(server.url, "tgi_request_preemptions")
         epochs = processes.epoch(processes.shards(server.pid)[0])
-    lines = [line for one in heard if asked[one.ask].kind != "best_of" for line in one.outcome]  # best_of draws seeds
-    failed = [f"{asked[one.ask].kind}: {one.error}" for one in heard if one.error]
+    fixed = [answer for answer in answers if asked[answer.ask].kind != "best_of"]  # best_of draws seeds
+    lines = [line for answer in fixed for line in answer.outcome]
+    failed = [f"{asked[answer.ask].kind}: {answer.error}" for answer in answers if answer.error]
     total = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    return Digest(num_shard, total, len(heard), failed, int(preemptions), epochs)
+    return Digest(num_shard, total, len(answers), failed, int(preemptions), epochs)
 
 
-async def _hear_all(server: ServerProcess, asked: Sequence[MixedAsk]) -> list[MixedHeard]:
-    """What the client received of each ask, in the order of `asked`."""
-    heard: list[MixedHeard] = []
+async def _all_answers(server: ServerProcess, asked: Sequence[MixedAsk]) -> list[MixedAnswer]:
+    """The answers that the client received, in the order of `asked`."""
+    answers: list[MixedAnswer] = []
     places = iter(range(len(asked)))
 
-    async def listen() -> None:
+    async def send() -> None:
         for place in places:
-            heard.append(await hear(client, asked, place))
-            if len(heard) == len(asked) // 2:
+            answers.append(await answer_of(client, asked, place))
+            if len(answers) == len(asked) // 2:
                 os.kill(processes.shards(server.pid)[0].pid, signal.SIGKILL)
 
-    async def teach() -> None:
+    async def send_short_texts() -> None:
         body = {"inputs": QUESTION, "parameters": {"max_new_tokens": 400}}
-        while len(heard) < len(asked):
+        while len(answers) < len(asked):
             await client.post("/generate", json=body)
 
     async with client_of(server.url) as client, asyncio.TaskGroup() as tasks:
         client.timeout = STREAM_LIMIT_S
         for _ in range(AT_ONCE):
-            tasks.create_task(listen())
+            tasks.create_task(send())
         for _ in range(AT_ONCE // 8):
-            tasks.create_task(teach())
-    return sorted(heard, key=lambda one: one.ask)
+            tasks.create_task(send_short_texts())
+    return sorted(answers, key=lambda answer: answer.ask)
 
 
 def main() -> int:

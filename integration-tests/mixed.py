@@ -32,7 +32,7 @@ class MixedAsk:
 
 
 @dataclass(frozen=True, slots=True)
-class MixedHeard:
+class MixedAnswer:
     """The answer to one ask. `outcome`: the part of the answer that must be the same in every run."""
 
     ask: int  # index of the ask
@@ -93,7 +93,7 @@ def _tops(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
 
 
 def _stop(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
-    return _native("stop strings", _short(i, rng), 2 * tokens, stop=["never said by anybody", "fox and the"])
+    return _native("stop strings", _short(i, rng), 2 * tokens, stop=["never said by any text", "fox and the"])
 
 
 def _best_of(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
@@ -124,7 +124,7 @@ KINDS: list[Callable[[int, random.Random, str, int], MixedAsk]] = [
 ]
 
 
-async def hear(client: httpx.AsyncClient, asked: Sequence[MixedAsk], place: int) -> MixedHeard:
+async def answer_of(client: httpx.AsyncClient, asked: Sequence[MixedAsk], place: int) -> MixedAnswer:
     ask, started_s = asked[place], time.time()
     answers: list[Any] = []
     arrivals: list[float] = []
@@ -139,7 +139,7 @@ async def hear(client: httpx.AsyncClient, asked: Sequence[MixedAsk], place: int)
                 error = "" if response.status_code == 200 else f"{response.status_code}: {answers[0]}"
     except (httpx.HTTPError, TimeoutError, ValueError) as broken:
         error = f"{type(broken).__name__}: {broken}"
-    return MixedHeard(place, started_s, time.time(), tuple(arrivals), tuple(_outcome(ask, answers)), error)
+    return MixedAnswer(place, started_s, time.time(), tuple(arrivals), tuple(_outcome(ask, answers)), error)
 
 
 async def _read_stream(client: httpx.AsyncClient, ask: MixedAsk, events: list[Any], arrivals: list[float]) -> str:
@@ -182,31 +182,31 @@ def _without_volatile(answer: Any) -> Any:
     return {name: _without_volatile(value) for name, value in kept.items()}
 
 
-def drawn_again(ask: MixedAsk, heard: MixedHeard) -> list[tuple[MixedAsk, str]]:
+def asks_for_each_text(ask: MixedAsk, answer: MixedAnswer) -> list[tuple[MixedAsk, str]]:
     """For each text of an answer with best_of: an ask for this text alone, with the seed that the server drew for the
     text, and the outcome that must follow."""
     found = []
-    for line in heard.outcome:
+    for line in answer.outcome:
         seed, tokens = json.loads(line)
         parameters = ask.body["parameters"] | {"seed": seed, "best_of": 1}
         found.append((replace(ask, body=ask.body | {"parameters": parameters}), json.dumps([seed, tokens])))
     return found
 
 
-def is_as_expected(ask: MixedAsk, heard: MixedHeard, expected: MixedHeard) -> bool:
+def is_as_expected(ask: MixedAsk, answer: MixedAnswer, expected: MixedAnswer) -> bool:
     """Whether the outcome is `expected`. For best_of only the number of texts is compared, as the server draws the
-    seeds; `drawn_again` checks the texts."""
+    seeds; `asks_for_each_text` checks the texts."""
     if ask.kind == "best_of":
-        return len(heard.outcome) == len(expected.outcome)
-    return heard.outcome == expected.outcome
+        return len(answer.outcome) == len(expected.outcome)
+    return answer.outcome == expected.outcome
 
 
-class Throng:
+class MixedClients:
     """Keeps `num_streams` streams running: when a stream ends, the next one starts, until `finish` is called. The asks
     are taken in turn, again and again."""
 
     def __init__(self, asked: Sequence[MixedAsk], num_streams: int) -> None:
-        self.heard: list[MixedHeard] = []
+        self.answers: list[MixedAnswer] = []
         self.num_counted = 0  # value of `tgi_request_count` once the server has received every ask
         self._asked = asked
         self._num_streams = num_streams
@@ -221,21 +221,21 @@ class Throng:
         async with client_of(url) as client, asyncio.TaskGroup() as tasks:
             client.timeout = httpx.Timeout(STREAM_LIMIT_S)
             for _ in range(self._num_streams):
-                tasks.create_task(self._listen(client))
+                tasks.create_task(self._receive(client))
 
-    async def _listen(self, client: httpx.AsyncClient) -> None:
+    async def _receive(self, client: httpx.AsyncClient) -> None:
         while not self._finishing.is_set():
             turn = next(self._turns)
             self.num_counted += 2 if "/chat/" in self._asked[turn].path else 1  # TGI counts a chat and its generation
-            self.heard.append(await hear(client, self._asked, turn))
+            self.answers.append(await answer_of(client, self._asked, turn))
 
 
-def hear_each_once(url: str, asked: Sequence[MixedAsk]) -> list[MixedHeard]:
+def all_answers(url: str, asked: Sequence[MixedAsk]) -> list[MixedAnswer]:
     """The answers to all asks, sent at the same time."""
 
-    async def run() -> list[MixedHeard]:
+    async def run() -> list[MixedAnswer]:
         async with client_of(url) as client:
             client.timeout = httpx.Timeout(STREAM_LIMIT_S)
-            return await asyncio.gather(*(hear(client, asked, place) for place in range(len(asked))))
+            return await asyncio.gather(*(answer_of(client, asked, place) for place in range(len(asked))))
 
     return asyncio.run(run())

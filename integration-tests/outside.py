@@ -17,7 +17,7 @@ import mixed
 from calls import metric
 from killer import MOST_IN_A_ROW, Kill
 from kills import Outage
-from mixed import MixedAsk, MixedHeard, Throng
+from mixed import MixedAnswer, MixedAsk, MixedClients
 from scale import Scale
 from server_process import ServerProcess
 
@@ -68,37 +68,37 @@ class KilledOutside:
 
 
 @dataclass(frozen=True, slots=True)
-class Peace:
+class Undisturbed:
     """The answers to the asks without faults. They depend on the number of shards, as the rounding of sums does."""
 
     asked: Sequence[MixedAsk]
-    heard: Sequence[MixedHeard]
+    answers: Sequence[MixedAnswer]
 
     @classmethod
-    def of(cls, scale: Scale, num_shard: int) -> "Peace":
+    def of(cls, scale: Scale, num_shard: int) -> "Undisturbed":
         asked = mixed.mixed_asks(scale.num_streams, scale.mixed_tokens)
         with scale.server(num_shard, *ARGUMENTS) as server:
-            heard = mixed.hear_each_once(server.url, asked)
-        broken = [stream.error for stream in heard if stream.error]
+            answers = mixed.all_answers(server.url, asked)
+        broken = [stream.error for stream in answers if stream.error]
         if broken:
             raise RuntimeError(f"{len(broken)} streams fail without any fault: {broken[0]}")
-        return cls(asked, heard)
+        return cls(asked, answers)
 
 
 def kill_from_outside(scale: Scale, num_shard: int, num_kills: int, num_drains: int, seed: int) -> KilledOutside:
     """Kills shards of `num_drains` servers while they drain, then of one server at any time. Asks that last server
     again for the texts of best_of, without kills."""
-    peace = Peace.of(scale, num_shard)
-    record = Record(peace)
+    undisturbed = Undisturbed.of(scale, num_shard)
+    record = Record(undisturbed)
     rng = random.Random(seed)
     for _ in range(num_drains):
         with scale.server(num_shard, *ARGUMENTS) as server:
             killer = KillerProcess(server, num_shard, DRAIN_KILLS, rng.randrange(2**31), DRAIN_LONGEST_S)
-            throng = Throng(peace.asked, scale.num_streams)
-            asyncio.run(record.kill_while_draining(server, throng, killer, rng.uniform(*DRAIN_AFTER_S)))
+            clients = MixedClients(undisturbed.asked, scale.num_streams)
+            asyncio.run(record.kill_while_draining(server, clients, killer, rng.uniform(*DRAIN_AFTER_S)))
     with scale.server(num_shard, *ARGUMENTS) as server:
         killer = KillerProcess(server, num_shard, num_kills, seed, scale.longest_gap_s)
-        asyncio.run(record.kill_at_any_time(server, Throng(peace.asked, scale.num_streams), killer))
+        asyncio.run(record.kill_at_any_time(server, MixedClients(undisturbed.asked, scale.num_streams), killer))
         record.ask_again(server.url)
         record.take_log(server.log())
         return record.result(num_shard, seed, kills.load_time_s(server.log()))
@@ -107,40 +107,40 @@ def kill_from_outside(scale: Scale, num_shard: int, num_kills: int, num_drains: 
 class Record:
     """Collects kills, answers and logs while shards die, and computes the result from them."""
 
-    def __init__(self, peace: Peace) -> None:
-        self._peace = peace
-        self._heard: list[MixedHeard] = []
+    def __init__(self, undisturbed: Undisturbed) -> None:
+        self._undisturbed = undisturbed
+        self._answers: list[MixedAnswer] = []
         self._kills: list[Kill] = []
         self._drained: list[Kill] = []
         self._statuses: list[int] = []
         self._loads: list[tuple[float, float]] = []  # (start of shards, end of warm-up)
         self._different: list[str] = []
 
-    async def kill_at_any_time(self, server: ServerProcess, throng: Throng, killer: "KillerProcess") -> None:
+    async def kill_at_any_time(self, server: ServerProcess, clients: MixedClients, killer: "KillerProcess") -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(throng.run(server.url))
+            tasks.create_task(clients.run(server.url))
             self._kills += await killer.kills()
-            throng.finish()
-        self._heard += throng.heard
+            clients.finish()
+        self._answers += clients.answers
 
     async def kill_while_draining(
-        self, server: ServerProcess, throng: Throng, killer: "KillerProcess", after_s: float
+        self, server: ServerProcess, clients: MixedClients, killer: "KillerProcess", after_s: float
     ) -> None:
         async with asyncio.TaskGroup() as tasks:
-            streams = tasks.create_task(throng.run(server.url))
+            streams = tasks.create_task(clients.run(server.url))
             await asyncio.sleep(after_s)
-            throng.finish()
+            clients.finish()
             # A request that arrives after SIGTERM is refused with 503, by design. So wait until all have arrived.
-            while await asyncio.to_thread(metric, server.url, "tgi_request_count") < throng.num_counted:
+            while await asyncio.to_thread(metric, server.url, "tgi_request_count") < clients.num_counted:
                 await asyncio.sleep(0.02)
             os.kill(server.pid, signal.SIGTERM)
             killing = tasks.create_task(killer.kills())
             await streams
             killer.stop()
-        done = [kill for kill in killing.result() if kill.at_s < max(stream.ended_s for stream in throng.heard)]
+        done = [kill for kill in killing.result() if kill.at_s < max(stream.ended_s for stream in clients.answers)]
         self._kills += done
         self._drained += done
-        self._heard += throng.heard
+        self._answers += clients.answers
         assert server.process is not None
         self._statuses.append(await asyncio.to_thread(server.process.wait, DRAINED_LIMIT_S))
 
@@ -149,21 +149,21 @@ class Record:
 
     def ask_again(self, url: str) -> None:
         """Asks for each text of best_of again, with the seed that the server drew, while no shard is killed."""
-        asked = self._peace.asked
+        asked = self._undisturbed.asked
         again = [
             pair
-            for stream in self._heard
+            for stream in self._answers
             if asked[stream.ask].kind == "best_of" and not stream.error
-            for pair in mixed.drawn_again(asked[stream.ask], stream)
+            for pair in mixed.asks_for_each_text(asked[stream.ask], stream)
         ]
-        heard = mixed.hear_each_once(url, [ask for ask, _ in again])
+        answers = mixed.all_answers(url, [ask for ask, _ in again])
         self._different += [
-            "best_of" for (_, expected), stream in zip(again, heard, strict=True) if stream.outcome != (expected,)
+            "best_of" for (_, expected), stream in zip(again, answers, strict=True) if stream.outcome != (expected,)
         ]
 
     def result(self, num_shard: int, seed: int, load_s: float) -> KilledOutside:
-        asked, expected = self._peace.asked, self._peace.heard
-        whole = [stream for stream in self._heard if not stream.error]
+        asked, expected = self._undisturbed.asked, self._undisturbed.answers
+        whole = [stream for stream in self._answers if not stream.error]
         self._different += [
             asked[stream.ask].kind
             for stream in whole
@@ -175,13 +175,13 @@ class Record:
             kills=self._kills,
             moments=Counter(self._moment(kill) for kill in self._kills),
             with_enough=sum(len(self._under_way(kill.at_s)) >= UNDER_WAY for kill in self._kills),
-            streams=len(self._heard),
-            longest_s=max(stream.ended_s - stream.started_s for stream in self._heard),
-            kinds=Counter(asked[stream.ask].kind for stream in self._heard),
-            lost=[f"{asked[stream.ask].kind}: {stream.error}" for stream in self._heard if stream.error],
+            streams=len(self._answers),
+            longest_s=max(stream.ended_s - stream.started_s for stream in self._answers),
+            kinds=Counter(asked[stream.ask].kind for stream in self._answers),
+            lost=[f"{asked[stream.ask].kind}: {stream.error}" for stream in self._answers if stream.error],
             different=self._different,
             drains=self._statuses,
-            outages=kills.outages(self._times(), [s.arrivals_s for s in self._heard if not asked[s.ask].is_slow]),
+            outages=kills.outages(self._times(), [s.arrivals_s for s in self._answers if not asked[s.ask].is_slow]),
             load_s=load_s,
         )
 
@@ -189,8 +189,8 @@ class Record:
         """Times of the kills that did not happen on a draining server."""
         return [kill.at_s for kill in self._kills if kill not in self._drained]
 
-    def _under_way(self, at_s: float) -> list[MixedHeard]:
-        return [stream for stream in self._heard if stream.started_s < at_s < stream.ended_s]
+    def _under_way(self, at_s: float) -> list[MixedAnswer]:
+        return [stream for stream in self._answers if stream.started_s < at_s < stream.ended_s]
 
     def _moment(self, kill: Kill) -> str:
         """The moment (one of MOMENTS) of a kill, from the server's log, the server's metrics and the clients' times."""
@@ -208,9 +208,9 @@ class Record:
         return any(
             stream.started_s < ready_s < at_s < stream.ended_s
             and stream.arrivals_s
-            and not self._peace.asked[stream.ask].is_slow
+            and not self._undisturbed.asked[stream.ask].is_slow
             and bisect_right(stream.arrivals_s, ready_s) == bisect_left(stream.arrivals_s, at_s)
-            for stream in self._heard
+            for stream in self._answers
         )
 
 

@@ -4,14 +4,13 @@ poisoned request must end with an error, and the others must go on."""
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 import kills
 from calls import client_of, tokenizer
 from scale import Scale
 from server_process import ServerProcess
-from streams import Comparison, Heard, compare, listen
+from streams import Comparison, StreamAnswer, StreamClients, compare, run_streams
 
 # A word whose token is in no other prompt and no text: its token triggers the injected fault.
 WORD = "@"
@@ -34,26 +33,26 @@ class Poisoned:
         return found if self.comparison.is_equal else [*found, f"its neighbours: {self.comparison}"]
 
 
-def poison(scale: Scale, expected: Sequence[Heard], alone: int) -> Poisoned:
+def poison(scale: Scale, expected: Sequence[StreamAnswer], alone: int) -> Poisoned:
     """One poisoned request among NUM_NEIGHBOURS others, then `alone` more, each the only request on the server."""
     (token,) = tokenizer().encode(WORD, add_special_tokens=False).ids
     neighbours, expected = scale.asks()[:NUM_NEIGHBOURS], expected[:NUM_NEIGHBOURS]
-    if any(token in heard.ids for heard in expected):
-        raise RuntimeError(f"a neighbour says {WORD!r}")
+    if any(token in answer.ids for answer in expected):
+        raise RuntimeError(f"a neighbour's text has {WORD!r}")
     faults = {"FAILPOINTS": f"shard.chunk[token={token},rank=0]:kill@every 1"}
     with scale.server(1, "--testing", environ=faults) as server:
         deaths, errors = [], []
 
-        async def ask(crowd: Any) -> None:
-            await crowd.heard(NUM_NEIGHBOURS)
+        async def ask(clients: StreamClients) -> None:
+            await clients.wait_for_tokens(NUM_NEIGHBOURS)
             errors.append(await _error(server))
 
-        heard, _ = listen(server.url, neighbours, NUM_NEIGHBOURS, ask)
+        answers, _ = run_streams(server.url, neighbours, NUM_NEIGHBOURS, ask)
         deaths.append(_deaths(server))
         for _ in range(alone):
             errors.append(asyncio.run(_error(server)))
             deaths.append(_deaths(server) - sum(deaths))
-        return Poisoned(tuple(deaths), tuple(errors), compare(expected, heard))
+        return Poisoned(tuple(deaths), tuple(errors), compare(expected, answers))
 
 
 def _deaths(server: ServerProcess) -> int:
@@ -64,5 +63,5 @@ async def _error(server: ServerProcess) -> str:
     """The error that the client of a poisoned request receives."""
     async with client_of(server.url) as client:
         client.timeout = httpx.Timeout(LIMIT_S)
-        answer = await client.post("/generate", json={"inputs": f"Say {WORD}", "parameters": {"max_new_tokens": 4}})
-        return str(answer.json().get("error", f"{answer.status_code}, no error"))
+        response = await client.post("/generate", json={"inputs": f"Say {WORD}", "parameters": {"max_new_tokens": 4}})
+        return str(response.json().get("error", f"{response.status_code}, no error"))

@@ -13,7 +13,7 @@ import kills
 import processes
 from scale import Scale
 from server_process import ServerProcess
-from streams import Comparison, Crowd, Heard, compare, listen
+from streams import Comparison, StreamAnswer, StreamClients, compare, run_streams
 
 UNREADY_LIMIT_S = 6.0
 # The step of the first exception, at which all streams should run. The next exceptions come STEPS_BETWEEN_RAISES steps
@@ -32,7 +32,7 @@ class Stopped:
     def failures(self) -> list[str]:
         late = self.unready_s > UNREADY_LIMIT_S
         found = _differences(self.comparison)
-        found += [f"/ready said 503 after {self.unready_s:.1f} s only"] if late else []
+        found += [f"/ready answered 503 only after {self.unready_s:.1f} s"] if late else []
         return found + ([f"{self.restarts} restarts for one stop"] if self.restarts != 1 else [])
 
 
@@ -62,22 +62,22 @@ class Terminated:
         return found + ([f"exit status {self.status}"] if self.status else [])
 
 
-def undisturbed(scale: Scale, num_shard: int) -> list[Heard]:
+def undisturbed(scale: Scale, num_shard: int) -> list[StreamAnswer]:
     with scale.server(num_shard) as server:
-        heard, _ = listen(server.url, scale.asks(), scale.num_streams)
-    broken = [stream.error for stream in heard if stream.error]
+        answers, _ = run_streams(server.url, scale.asks(), scale.num_streams)
+    broken = [stream.error for stream in answers if stream.error]
     if broken:
         raise RuntimeError(f"{len(broken)} streams fail without any fault: {broken[0]}")
-    return heard
+    return answers
 
 
-def stop_shard(scale: Scale, num_shard: int, seed: int, expected: Sequence[Heard]) -> Stopped:
+def stop_shard(scale: Scale, num_shard: int, seed: int, expected: Sequence[StreamAnswer]) -> Stopped:
     with scale.server(num_shard) as server:
         shards = processes.shards(server.pid)
         victim = shards[random.Random(seed).randrange(num_shard)]
 
-        async def stop(crowd: Crowd) -> float:
-            await crowd.heard(scale.num_streams * scale.new_tokens // 4)
+        async def stop(clients: StreamClients) -> float:
+            await clients.wait_for_tokens(scale.num_streams * scale.new_tokens // 4)
             if not server.is_ready():
                 raise RuntimeError("the server is not ready before anything was done to it")
             victim.send_signal(signal.SIGSTOP)
@@ -85,12 +85,12 @@ def stop_shard(scale: Scale, num_shard: int, seed: int, expected: Sequence[Heard
             await until_ready(server)
             return unready_s
 
-        heard, unready_s = listen(server.url, scale.asks(), scale.num_streams, stop)
+        answers, unready_s = run_streams(server.url, scale.asks(), scale.num_streams, stop)
         assert unready_s is not None
-        return Stopped(num_shard, unready_s, restarts(server), compare(expected, heard))
+        return Stopped(num_shard, unready_s, restarts(server), compare(expected, answers))
 
 
-def raise_in_steps(scale: Scale, num_shard: int, expected: Sequence[Heard]) -> Raised:
+def raise_in_steps(scale: Scale, num_shard: int, expected: Sequence[StreamAnswer]) -> Raised:
     """Injects exceptions into steps. A single shard must survive all of them in one process; of several shards, each
     exception ends an epoch."""
     asked = scale.exceptions[num_shard]
@@ -104,25 +104,25 @@ def raise_in_steps(scale: Scale, num_shard: int, expected: Sequence[Heard]) -> R
             f"shard.step[epoch={epoch},rank={num_shard - 1}]:raise@{at}" for epoch, at in enumerate(passes_of, start=1)
         ]
     with scale.server(num_shard, "--testing", environ={"FAILPOINTS": ";".join(rules)}) as server:
-        heard, _ = listen(server.url, scale.asks()[: scale.num_streams], scale.num_streams)
+        answers, _ = run_streams(server.url, scale.asks()[: scale.num_streams], scale.num_streams)
         raised = [fault for fault in kills.injected(server.log()) if fault.action == "raise"]
-        comparison = compare(expected[: scale.num_streams], heard)
+        comparison = compare(expected[: scale.num_streams], answers)
         return Raised(num_shard, asked, len(raised), restarts(server), comparison)
 
 
-def terminate(scale: Scale, expected: Sequence[Heard]) -> Terminated:
+def terminate(scale: Scale, expected: Sequence[StreamAnswer]) -> Terminated:
     """Sends SIGTERM, with default flags, while all early streams run. The late streams are not asked for."""
     with scale.server(1) as server:
 
-        async def terminate(crowd: Crowd) -> float:
-            await crowd.heard(scale.num_streams * 8)
+        async def terminate(clients: StreamClients) -> float:
+            await clients.wait_for_tokens(scale.num_streams * 8)
             os.kill(server.pid, signal.SIGTERM)
             return await until_unready(server)
 
         early = scale.asks()[: scale.num_streams]
-        heard, unready_s = listen(server.url, early, scale.num_streams, terminate)
+        answers, unready_s = run_streams(server.url, early, scale.num_streams, terminate)
         assert unready_s is not None
-        return Terminated(unready_s, server.stop(), compare(expected[: scale.num_streams], heard))
+        return Terminated(unready_s, server.stop(), compare(expected[: scale.num_streams], answers))
 
 
 async def until_unready(server: ServerProcess, limit_s: float = 60) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import kills
 import processes
 from scale import Scale
-from streams import listen
+from streams import run_streams
 
 MIB = 2**20
 
@@ -23,7 +23,7 @@ class ShardFigures:
 def shard_figures(scale: Scale, num_shard: int) -> list[ShardFigures]:
     """The figures of each shard of the demo model, after one run of streams."""
     with scale.server(num_shard) as server:
-        listen(server.url, scale.asks()[: scale.num_streams], scale.num_streams)
+        run_streams(server.url, scale.asks()[: scale.num_streams], scale.num_streams)
         read = mib_read(server.log())
         shards = sorted(processes.shards(server.pid).items())
         return [ShardFigures(num_shard, rank, processes.peak_resident(shard), read[rank]) for rank, shard in shards]

@@ -49,7 +49,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class StreamAnswer:
     """The answer of one stream. `error` is empty if the stream ended normally."""
 
     ids: tuple[int, ...]
@@ -79,7 +79,7 @@ def asks(count: int, new_tokens: int) -> list[Ask]:
     return [Ask(f"{i}: {prompt}", i if i % 2 else None, new_tokens) for i, prompt in enumerate(prompts)]
 
 
-class Crowd:
+class StreamClients:
     """The clients of all asks. The first `num_early` streams start together, the others one by one as the number of
     received tokens grows, so that new prompts arrive nearly all of the time."""
 
@@ -89,29 +89,29 @@ class Crowd:
         self._num_early = num_early
         self._num_early_running = num_early
 
-    async def run(self, client: httpx.AsyncClient) -> list[Heard]:
+    async def run(self, client: httpx.AsyncClient) -> list[StreamAnswer]:
         async with asyncio.timeout(LIMIT_S):
             early = [self._run_early(client, ask) for ask in self._asked[: self._num_early]]
             late = [self._run_late(client, ask, i) for i, ask in enumerate(self._asked[self._num_early :])]
             return list(await asyncio.gather(*early, *late))
 
-    async def heard(self, num_tokens: int) -> None:
+    async def wait_for_tokens(self, num_tokens: int) -> None:
         """Waits until all streams together have received `num_tokens` tokens, or the early streams have ended."""
         while self.num_tokens < num_tokens and self._num_early_running:
             await asyncio.sleep(0.02)
 
-    async def _run_early(self, client: httpx.AsyncClient, ask: Ask) -> Heard:
+    async def _run_early(self, client: httpx.AsyncClient, ask: Ask) -> StreamAnswer:
         try:
-            return await self._listen(client, ask)
+            return await self._receive(client, ask)
         finally:
             self._num_early_running -= 1
 
-    async def _run_late(self, client: httpx.AsyncClient, ask: Ask, i: int) -> Heard:
+    async def _run_late(self, client: httpx.AsyncClient, ask: Ask, i: int) -> StreamAnswer:
         early_tokens = sum(ask.new_tokens for ask in self._asked[: self._num_early])
-        await self.heard(early_tokens * (i + 1) // (len(self._asked) - self._num_early + 1))
-        return await self._listen(client, ask)
+        await self.wait_for_tokens(early_tokens * (i + 1) // (len(self._asked) - self._num_early + 1))
+        return await self._receive(client, ask)
 
-    async def _listen(self, client: httpx.AsyncClient, ask: Ask) -> Heard:
+    async def _receive(self, client: httpx.AsyncClient, ask: Ask) -> StreamAnswer:
         events: list[Any] = []
         arrivals: list[float] = []
         error = ""
@@ -123,10 +123,10 @@ class Crowd:
                     self.num_tokens += 1
         except httpx.HTTPError as broken:
             error = f"{type(broken).__name__}: {broken}"
-        return _heard(events, arrivals, error)
+        return _answer_of(events, arrivals, error)
 
 
-def _heard(events: list[Any], arrivals: list[float], error: str) -> Heard:
+def _answer_of(events: list[Any], arrivals: list[float], error: str) -> StreamAnswer:
     tokens = [event for event in events if "token" in event]
     last = events[-1] if events else {}
     if not error and not last.get("details"):
@@ -137,12 +137,12 @@ def _heard(events: list[Any], arrivals: list[float], error: str) -> Heard:
         error = "the events are not numbered 1, 2, 3, …"
     # `cached_tokens` is left out: it depends on the requests before.
     details = {name: value for name, value in (last.get("details") or {}).items() if name != "cached_tokens"}
-    return Heard(ids, tuple(arrivals[: len(ids)]), last.get("generated_text") or "", str(details), error)
+    return StreamAnswer(ids, tuple(arrivals[: len(ids)]), last.get("generated_text") or "", str(details), error)
 
 
-def compare(expected: Sequence[Heard], heard: Sequence[Heard]) -> Comparison:
-    pairs = list(zip(expected, heard, strict=True))
-    errors = [stream.error for stream in heard if stream.error]
+def compare(expected: Sequence[StreamAnswer], answers: Sequence[StreamAnswer]) -> Comparison:
+    pairs = list(zip(expected, answers, strict=True))
+    errors = [stream.error for stream in answers if stream.error]
     return Comparison(
         streams=len(pairs),
         lost=len(errors),
@@ -152,21 +152,21 @@ def compare(expected: Sequence[Heard], heard: Sequence[Heard]) -> Comparison:
     )
 
 
-def _wrong_tokens(expected: Sequence[int], heard: Sequence[int]) -> int:
-    differing = sum(one != other for one, other in zip(expected, heard, strict=False))
-    return differing + abs(len(expected) - len(heard))
+def _wrong_tokens(expected: Sequence[int], received: Sequence[int]) -> int:
+    differing = sum(one != other for one, other in zip(expected, received, strict=False))
+    return differing + abs(len(expected) - len(received))
 
 
-def listen(
-    url: str, asked: Sequence[Ask], num_early: int, meanwhile: Callable[[Crowd], Awaitable[T]] | None = None
-) -> tuple[list[Heard], T | None]:
+def run_streams(
+    url: str, asked: Sequence[Ask], num_early: int, meanwhile: Callable[[StreamClients], Awaitable[T]] | None = None
+) -> tuple[list[StreamAnswer], T | None]:
     """(The answers of all streams, the result of `meanwhile`, which runs at the same time.)"""
 
-    async def run() -> tuple[list[Heard], T | None]:
-        crowd = Crowd(asked, num_early)
+    async def run() -> tuple[list[StreamAnswer], T | None]:
+        clients = StreamClients(asked, num_early)
         async with client_of(url) as client, asyncio.TaskGroup() as tasks:
-            streams = tasks.create_task(crowd.run(client))
-            beside = tasks.create_task(_awaited(meanwhile(crowd))) if meanwhile else None
+            streams = tasks.create_task(clients.run(client))
+            beside = tasks.create_task(_awaited(meanwhile(clients))) if meanwhile else None
         return streams.result(), beside.result() if beside else None
 
     return asyncio.run(run())

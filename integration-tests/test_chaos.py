@@ -7,19 +7,19 @@ import poison
 import pytest
 import scenarios
 from scale import SHORT
-from streams import Heard
+from streams import StreamAnswer
 
 SEED = 1
 
 
 @pytest.fixture(scope="module")
-def one_shard() -> list[Heard]:
+def one_shard() -> list[StreamAnswer]:
     """The answer of every stream without faults, with one shard."""
     return scenarios.undisturbed(SHORT, 1)
 
 
 @pytest.fixture(scope="module")
-def two_shards() -> list[Heard]:
+def two_shards() -> list[StreamAnswer]:
     return scenarios.undisturbed(SHORT, 2)
 
 
@@ -30,19 +30,19 @@ def test_no_stream_notices_that_shards_are_killed_from_outside(num_shard: int, n
     assert len(killed.kills) >= SHORT.num_kills[num_shard] and len(killed.kinds) == len(mixed.KINDS)
 
 
-def test_a_request_that_kills_its_shards_ends_by_name_and_no_neighbour_notices(one_shard: list[Heard]) -> None:
+def test_a_request_that_kills_its_shards_ends_by_name_and_no_neighbour_notices(one_shard: list[StreamAnswer]) -> None:
     assert poison.poison(SHORT, one_shard, alone=0).failures() == []
 
 
-def test_a_stopped_shard_is_seen_and_no_stream_notices(two_shards: list[Heard]) -> None:
+def test_a_stopped_shard_is_seen_and_no_stream_notices(two_shards: list[StreamAnswer]) -> None:
     assert scenarios.stop_shard(SHORT, 2, SEED, two_shards).failures() == []
 
 
-def test_exceptions_in_steps_restart_nothing_and_no_stream_notices(one_shard: list[Heard]) -> None:
+def test_exceptions_in_steps_restart_nothing_and_no_stream_notices(one_shard: list[StreamAnswer]) -> None:
     assert scenarios.raise_in_steps(SHORT, 1, one_shard).failures() == []
 
 
-def test_sigterm_lets_all_streams_finish(one_shard: list[Heard]) -> None:
+def test_sigterm_lets_all_streams_finish(one_shard: list[StreamAnswer]) -> None:
     assert scenarios.terminate(SHORT, one_shard).failures() == []
 
 

@@ -12,17 +12,19 @@ import pytest
 import report
 from killer import Kill
 from kills import Injected
-from mixed import MixedHeard
-from outside import KilledOutside, Peace, Record
+from mixed import MixedAnswer
+from outside import KilledOutside, Record, Undisturbed
 from poison import Poisoned
 from shard_figures import ShardFigures, mib_read
-from streams import Heard, asks, compare
+from streams import StreamAnswer, asks, compare
 
 from text_generation_benchmark.output import replace_table
 
 
-def heard(ids: list[int], arrivals: list[float] | None = None, text: str = "a", error: str = "") -> Heard:
-    return Heard(tuple(ids), tuple(arrivals or [0.0] * len(ids)), text, "{}", error)
+def stream_answer(
+    ids: list[int], arrivals: list[float] | None = None, text: str = "a", error: str = ""
+) -> StreamAnswer:
+    return StreamAnswer(tuple(ids), tuple(arrivals or [0.0] * len(ids)), text, "{}", error)
 
 
 def log_line(message: str, at_s: float = 0.0, **fields: object) -> str:
@@ -34,12 +36,14 @@ def log_line(message: str, at_s: float = 0.0, **fields: object) -> str:
     ("ids", "wrong"), [([1, 2, 3], 0), ([1, 2], 1), ([1, 2, 3, 3], 1), ([1, 1, 2, 3], 3), ([1, 9, 3], 1), ([], 3)]
 )
 def test_a_missing_doubled_or_other_token_is_seen(ids: list[int], wrong: int) -> None:
-    comparison = compare([heard([1, 2, 3])], [heard(ids)])
+    comparison = compare([stream_answer([1, 2, 3])], [stream_answer(ids)])
     assert comparison.wrong_tokens == wrong and comparison.is_equal == (wrong == 0)
 
 
 def test_a_lost_stream_and_another_text_are_seen() -> None:
-    comparison = compare([heard([1]), heard([1])], [heard([1], error="cut"), heard([1], text="b")])
+    comparison = compare(
+        [stream_answer([1]), stream_answer([1])], [stream_answer([1], error="cut"), stream_answer([1], text="b")]
+    )
     assert (comparison.lost, comparison.other_texts, comparison.first_error) == (1, 1, "cut")
     assert not comparison.is_equal
 
@@ -83,22 +87,24 @@ GREEDY, SLOW, BEST_OF = (
 )
 
 
-def mixed_heard(start_s: float, *arrivals_s: float, ask: int = GREEDY, outcome: tuple[str, ...] = ("a",)) -> MixedHeard:
-    return MixedHeard(ask, start_s, arrivals_s[-1], arrivals_s, outcome, "")
+def mixed_answer(
+    start_s: float, *arrivals_s: float, ask: int = GREEDY, outcome: tuple[str, ...] = ("a",)
+) -> MixedAnswer:
+    return MixedAnswer(ask, start_s, arrivals_s[-1], arrivals_s, outcome, "")
 
 
-def record_of(*streams: MixedHeard, kills: Sequence[Kill]) -> KilledOutside:
-    peace = [MixedHeard(i, 0.0, 1.0, (), ("a",), "") for i in range(len(ASKED))]
-    record = Record(Peace(ASKED, peace))
+def record_of(*streams: MixedAnswer, kills: Sequence[Kill]) -> KilledOutside:
+    undisturbed = [MixedAnswer(i, 0.0, 1.0, (), ("a",), "") for i in range(len(ASKED))]
+    record = Record(Undisturbed(ASKED, undisturbed))
     record.take_log(LOG)
-    record._heard, record._kills = list(streams), list(kills)
+    record._answers, record._kills = list(streams), list(kills)
     return record.result(1, 1, 3.0)
 
 
 def test_a_kill_is_put_where_log_metrics_and_clients_say_that_it_fell() -> None:
-    quick = mixed_heard(14.0, 15.0, 27.0, 28.0, 31.0)
-    late = mixed_heard(16.0, 16.5, 28.5, 31.0)
-    slow = mixed_heard(14.0, 15.0, 40.0, ask=SLOW)
+    quick = mixed_answer(14.0, 15.0, 27.0, 28.0, 31.0)
+    late = mixed_answer(16.0, 16.5, 28.5, 31.0)
+    slow = mixed_answer(14.0, 15.0, 40.0, ask=SLOW)
     times = {
         "load": (11.0, 22.9, 23.5),
         "prefill": (16.4,),
@@ -113,7 +119,7 @@ def test_a_kill_is_put_where_log_metrics_and_clients_say_that_it_fell() -> None:
 
 
 def test_lost_streams_other_outcomes_and_too_many_kills_in_a_row_are_failures() -> None:
-    fine = mixed_heard(14.0, 15.0)
+    fine = mixed_answer(14.0, 15.0)
     assert record_of(fine, kills=[kill_at(29.0, decode=1)]).failures() == []
     assert "1 of 2 streams lost: greedy: cut" in record_of(fine, replace(fine, error="cut"), kills=[]).failures()[0]
     assert "greedy" in record_of(fine, replace(fine, outcome=("b",)), kills=[]).failures()[0]
@@ -121,8 +127,8 @@ def test_lost_streams_other_outcomes_and_too_many_kills_in_a_row_are_failures() 
 
 
 def test_what_best_of_drew_is_asked_again_with_its_seeds() -> None:
-    drawn = mixed_heard(14.0, 15.0, ask=BEST_OF, outcome=('[7, ["x"]]', '[8, ["y"]]'))
-    again = mixed.drawn_again(ASKED[BEST_OF], drawn)
+    drawn = mixed_answer(14.0, 15.0, ask=BEST_OF, outcome=('[7, ["x"]]', '[8, ["y"]]'))
+    again = mixed.asks_for_each_text(ASKED[BEST_OF], drawn)
     assert [(ask.body["parameters"]["seed"], ask.body["parameters"]["best_of"]) for ask, _ in again] == [(7, 1), (8, 1)]
     assert [expected for _, expected in again] == list(drawn.outcome)
 
@@ -155,8 +161,8 @@ def test_bytes_read_are_found_by_rank() -> None:
 
 
 def test_the_table_can_be_written_into_the_readme() -> None:
-    result = record_of(mixed_heard(14.0, 15.0, 27.0, 31.0), kills=[kill_at(29.0, decode=1), kill_at(30.0, prefill=1)])
-    poisoned = Poisoned((5, 5), ("", ""), compare([heard([1])], [heard([1])]))
+    result = record_of(mixed_answer(14.0, 15.0, 27.0, 31.0), kills=[kill_at(29.0, decode=1), kill_at(30.0, prefill=1)])
+    poisoned = Poisoned((5, 5), ("", ""), compare([stream_answer([1])], [stream_answer([1])]))
     kills = report.kills_as_markdown([result])
     table = report.as_markdown([("poison", poisoned)], [ShardFigures(1, 0, 2**28, 8.0), ShardFigures(2, 0, 2**27, 4.0)])
     assert "| 1 | 1 | 2 | 0 | 1 × 1 | 0 | 1 (0 × waited) | 1 | 0 | 0 | 17 |" in kills

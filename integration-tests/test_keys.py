@@ -34,9 +34,7 @@ def test_keys_close_every_route_but_the_open_ones_and_stand_on_no_command_line(t
 
 def test_cached_tokens_do_not_reveal_prompts_of_another_key() -> None:
     """A secret in a prompt of one key cannot be guessed piece by piece from `cached_tokens` of another key."""
-    secret = (
-        "The door opens with the number 4927, as it did last year and the year before. Nobody has changed it since."
-    )
+    secret = "The door opens with the number 4927, as it did last year and the year before. It has not changed since."
 
     def cached(client: httpx.Client, key: str) -> int:
         body = {"inputs": secret, "parameters": {"max_new_tokens": 1, "details": True}}

@@ -99,8 +99,8 @@ def test_histograms_add_up(page: str) -> None:
             for sample in family.samples:
                 if not sample.name.endswith("_sum"):
                     counts.setdefault(sample.labels.get("method"), []).append(sample.value)
-            for *buckets, everybody in counts.values():
-                assert buckets == sorted(buckets) and buckets[-1] == everybody, family.name
+            for *buckets, total in counts.values():
+                assert buckets == sorted(buckets) and buckets[-1] == total, family.name
 
 
 @pytest.mark.parametrize("query", queries(), ids=[f"{p.title}, {legend}" for p in panels() for _, legend in p.queries])

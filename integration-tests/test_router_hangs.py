@@ -6,11 +6,11 @@ import hung_router
 import pytest
 import scenarios
 from scale import SHORT
-from streams import Heard
+from streams import StreamAnswer
 
 
 @pytest.fixture(scope="module")
-def in_peace() -> list[Heard]:
+def in_peace() -> list[StreamAnswer]:
     return scenarios.undisturbed(SHORT, 1)
 
 
@@ -22,16 +22,16 @@ def test_a_router_whose_event_loop_is_stuck_is_replaced() -> None:
     assert hung_router.replace_stuck(SHORT).failures() == []
 
 
-def test_a_router_that_was_stopped_for_two_seconds_goes_on_and_no_stream_notices(in_peace: list[Heard]) -> None:
+def test_a_router_that_was_stopped_for_two_seconds_goes_on_and_no_stream_notices(in_peace: list[StreamAnswer]) -> None:
     harm = partial(hung_router.stop_router_for, 2.0)
     assert hung_router.leave_alone(SHORT, "2 s", harm, in_peace).failures() == []
 
 
-def test_a_launcher_that_was_stopped_for_ten_seconds_replaces_no_process(in_peace: list[Heard]) -> None:
+def test_a_launcher_that_was_stopped_for_ten_seconds_replaces_no_process(in_peace: list[StreamAnswer]) -> None:
     harm = partial(hung_router.stop_launcher_for, 10.0)
     assert hung_router.leave_alone(SHORT, "10 s", harm, in_peace).failures() == []
 
 
-def test_a_starved_router_goes_on(in_peace: list[Heard]) -> None:
+def test_a_starved_router_goes_on(in_peace: list[StreamAnswer]) -> None:
     harm = partial(hung_router.starve_for, 5.0)
     assert hung_router.leave_alone(SHORT, "5 s", harm, in_peace).failures() == []

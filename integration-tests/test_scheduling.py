@@ -70,7 +70,7 @@ def call(ask: Ask) -> Any:
     return stream(ask.prompt, **ask.body()["parameters"])
 
 
-def said(events: list[Any]) -> Said:
+def text_and_ids(events: list[Any]) -> Said:
     assert [event["index"] for event in events] == list(range(1, len(events) + 1))
     tokens = [event["token"] for event in events]
     return [token["id"] for token in tokens], [token["logprob"] for token in tokens], events[-1]["generated_text"]
@@ -84,11 +84,11 @@ def leavers() -> list[Any]:
     """Clients that leave at different times. What they leave in the cache is used by requests with the same prompts."""
     rng = random.Random(6)
 
-    def leaver(ask: Ask, num_heard: int) -> Any:
+    def leaver(ask: Ask, num_events: int) -> Any:
         async def listen(client: httpx.AsyncClient) -> None:
             async with client.stream("POST", "/generate_stream", json=ask.body()) as response:
                 async for event in events_of(response):
-                    if event["index"] >= num_heard:
+                    if event["index"] >= num_events:
                         return
 
         return listen
@@ -96,37 +96,37 @@ def leavers() -> list[Any]:
     return [leaver(Ask(ask.prompt, rng.randint(50, 99), 100), rng.randint(0, 40)) for ask in asks()[::2]]
 
 
-def crowd(server: ServerProcess) -> list[list[Any]]:
+def answers_among_leavers(server: ServerProcess) -> list[list[Any]]:
     """The events of all 40 asks, sent at once among clients that leave."""
     asked, others = list(map(call, asks())), leavers()
     mixed = [*others[:10], *asked, *others[10:]]
-    heard: list[list[Any]] = at_once(server.url, *mixed)[10:-10]
-    return heard
+    answers: list[list[Any]] = at_once(server.url, *mixed)[10:-10]
+    return answers
 
 
 @pytest.fixture(scope="module")
 def cold(plain: ServerProcess) -> list[Said]:
     """The texts of the asks, sent one at a time to a server without a prefix cache."""
-    heard = [at_once(plain.url, call(ask))[0] for ask in asks()]
-    assert all(cached_tokens(events) == 0 for events in heard)
-    return [said(events) for events in heard]
+    answers = [at_once(plain.url, call(ask))[0] for ask in asks()]
+    assert all(cached_tokens(events) == 0 for events in answers)
+    return [text_and_ids(events) for events in answers]
 
 
 def test_batched_texts_equal_texts_computed_one_at_a_time(plain: ServerProcess, cold: list[Said]) -> None:
     assert len(cold) == 40
-    assert list(map(said, crowd(plain))) == cold
+    assert list(map(text_and_ids, answers_among_leavers(plain))) == cold
 
 
 def test_texts_with_a_cached_prefix_equal_texts_without_cache(caching: ServerProcess, cold: list[Said]) -> None:
-    assert list(map(said, crowd(caching))) == cold
+    assert list(map(text_and_ids, answers_among_leavers(caching))) == cold
     warm = at_once(caching.url, *map(call, asks()))
-    assert list(map(said, warm)) == cold
+    assert list(map(text_and_ids, warm)) == cold
     assert all(cached_tokens(events) >= events[-1]["details"]["input_length"] - 1 > 0 for events in warm)
 
 
 def test_texts_of_chunked_prompts_equal_texts_of_whole_prompts(narrow: ServerProcess, cold: list[Said]) -> None:
     grown = growth_of(narrow, 'tgi_batch_inference_count{method="prefill"}', "tgi_prefilled_tokens")
-    assert list(map(said, crowd(narrow))) == cold
+    assert list(map(text_and_ids, answers_among_leavers(narrow))) == cold
     steps, tokens = grown()
     assert tokens / BUDGET <= steps
 
@@ -135,7 +135,7 @@ def test_preempted_texts_equal_texts_without_preemption(tight: ServerProcess, co
     for _ in range(2):
         # Short texts make the server expect short texts; the next texts are long, so requests are preempted.
         at_once(tight.url, *[generate(QUESTION) for _ in range(64)])
-        assert list(map(said, crowd(tight))) == cold
+        assert list(map(text_and_ids, answers_among_leavers(tight))) == cold
     preemptions, recomputed = metrics(tight.url, "tgi_request_preemptions", "tgi_recomputed_tokens")
     print(f"{preemptions:.0f} preemptions, {recomputed:.0f} tokens computed again")
     assert preemptions > 0

@@ -96,7 +96,7 @@ class Watch:
         self.bytes: list[int] = []
         self._server = server
         self._ended = threading.Event()
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._ask, self._look)]
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._ask_live, self._sample_memory)]
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -110,7 +110,7 @@ class Watch:
         for thread in self._threads:
             thread.join(PATIENCE_S)
 
-    def _ask(self) -> None:
+    def _ask_live(self) -> None:
         client = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=PATIENCE_S)
         while not self._ended.wait(LIVE_EVERY_S):
             started_s = time.perf_counter()
@@ -124,7 +124,7 @@ class Watch:
                 client.close()  # the next request opens a new connection
         client.close()
 
-    def _look(self) -> None:
+    def _sample_memory(self) -> None:
         while not self._ended.wait(MEMORY_EVERY_S):
             self.bytes.append(router_bytes(self._server))
 

@@ -1,4 +1,4 @@
-"""This project's server, and what its shard says about its steps."""
+"""This project's server, and its shard's metrics of decode steps."""
 
 import contextlib
 import re

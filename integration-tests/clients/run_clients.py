@@ -1,33 +1,29 @@
-"""Runs the official clients, each in a virtual environment of its own, against a server. Standard library only.
+"""Runs the official clients, each in a virtual environment of its own, against a server:
 
-    python integration-tests/clients/run_clients.py [URL]
+    .venv/bin/python integration-tests/clients/run_clients.py [URL]
 
-Without a URL it starts `text-generation-launcher` on its default model, and stops it in the end. Exits 1 if any check
-fails.
+Without a URL, starts `text-generation-launcher` on its default model, and stops the launcher in the end. The exit
+status is 1 if a check fails.
 """
 
 import argparse
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from text_generation_benchmark.process import ServerCommand, free_port, running
+
 HERE = Path(__file__).resolve().parent
 ENVIRONMENTS = HERE.parents[1] / ".venv-clients"
 
 START_S = 120.0
-STOP_S = 30.0
 CHECKS_S = 600.0
 
 
@@ -40,7 +36,7 @@ class OfficialClient:
 
 CLIENTS = (
     OfficialClient("text-generation", ("text-generation==0.7.0",), "check_text_generation.py"),
-    # aiohttp is what its asynchronous client needs and does not ask for.
+    # The asynchronous client of huggingface_hub 0 needs aiohttp, and does not require it.
     OfficialClient("huggingface-hub-0", ("huggingface_hub==0.36.*", "aiohttp"), "check_huggingface_hub.py"),
     OfficialClient("huggingface-hub-2", ("huggingface_hub>=2,<3",), "check_huggingface_hub.py"),
     OfficialClient("openai", ("openai",), "check_openai.py"),
@@ -52,7 +48,7 @@ class Failure(Exception):
 
 
 def install(client: OfficialClient) -> Path:
-    """The interpreter of the client's environment; made anew unless it holds just these packages already."""
+    """The interpreter of the client's environment, which is made anew unless it has exactly these packages."""
     root = ENVIRONMENTS / client.name
     python = root / "bin" / "python"
     stamp = root / "installed"
@@ -75,7 +71,7 @@ def check(client: OfficialClient, url: str) -> bool:
     try:
         return subprocess.run([python, HERE / client.script, url], env=kept, timeout=CHECKS_S).returncode == 0
     except subprocess.TimeoutExpired:
-        print(f"FAIL {client.name}: not done within {CHECKS_S:g} s")
+        print(f"FAIL {client.name}: the checks did not end within {CHECKS_S:g} s")
         return False
 
 
@@ -83,52 +79,17 @@ def check(client: OfficialClient, url: str) -> bool:
 def started_server() -> Iterator[str]:
     launcher = shutil.which("text-generation-launcher")
     if launcher is None:
-        raise Failure("no text-generation-launcher on PATH; install tgi-py first, or give the URL of a server")
+        raise Failure("there is no text-generation-launcher on PATH; install tgi-py first, or give the URL of a server")
     with tempfile.TemporaryDirectory() as folder:
-        port, log = free_port(), Path(folder) / "log"
-        command = [launcher, "--hostname", "127.0.0.1", "--port", str(port), "--shard-uds-path", f"{folder}/shard"]
-        with log.open("wb") as output:
-            server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        try:
-            wait_until_ready(server, f"http://127.0.0.1:{port}", log)
+        port = free_port()
+        arguments = [launcher, "--hostname", "127.0.0.1", "--port", str(port), "--shard-uds-path", f"{folder}/shard"]
+        with running(ServerCommand("the server", arguments, port, "/health", START_S), Path(folder) / "log"):
             yield f"http://127.0.0.1:{port}"
-        finally:
-            stop(server)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-def wait_until_ready(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            break
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
-                if answer.status == 200:
-                    return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
-    print(log.read_text(errors="replace"), file=sys.stderr)
-    ended = f"ended with status {server.poll()}" if server.poll() is not None else f"was not ready within {START_S:g} s"
-    raise Failure(f"text-generation-launcher {ended}; its log is above")
-
-
-def stop(server: subprocess.Popen[bytes]) -> None:
-    server.send_signal(signal.SIGTERM)
-    try:
-        server.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the official clients against a server.")
-    parser.add_argument("url", nargs="?", help="of a running server; without it one is started")
+    parser.add_argument("url", nargs="?", help="URL of a running server; without it, a server is started")
     parser.add_argument("--only", choices=[client.name for client in CLIENTS], help="run this client alone")
     arguments = parser.parse_args()
     clients = [client for client in CLIENTS if arguments.only in (None, client.name)]
@@ -137,7 +98,7 @@ def main() -> int:
             return run_all(clients, arguments.url.rstrip("/"))
         with started_server() as url:
             return run_all(clients, url)
-    except Failure as failure:
+    except (Failure, RuntimeError) as failure:
         print(f"run_clients: {failure}", file=sys.stderr)
         return 1
 

@@ -1,8 +1,8 @@
-"""Draws mutants from every room, runs the room's tests against each, and prints who survived.
+"""Draws mutants from every room, runs the room's tests against each mutant, and prints the mutants that survived.
 
 mutmut and cosmic-ray start a whole pytest for each mutant, which here imports torch for seconds: 500 mutants would take
-most of a day. This one forks every run of the tests from a process that has the libraries already, and needs none of
-its own. Each run has a copy of the repository and a session of its own, each test a limit of time.
+most of a day. This program forks every run of the tests from a process that has imported the libraries already, and
+needs no other library. Each run has a copy of the repository and a session of its own, and each test a time limit.
 """
 
 import argparse
@@ -51,20 +51,20 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make mutate ARGS=...", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="which mutants are drawn")
-    parser.add_argument("--total", type=int, default=500, help="how many, over all rooms")
-    parser.add_argument("--least", type=int, default=60, help="how many from a small room")
-    parser.add_argument("--room", choices=[room.name for room in ROOMS], help="only this one")
-    parser.add_argument("--workers", type=int, default=2, help="runs at a time")
+    parser.add_argument("--total", type=int, default=500, help="mutants that are drawn from all rooms together")
+    parser.add_argument("--least", type=int, default=60, help="mutants that are drawn from a small room")
+    parser.add_argument("--room", choices=[room.name for room in ROOMS], help="only mutants of this room")
+    parser.add_argument("--workers", type=int, default=2, help="runs of tests at a time")
     parser.add_argument(
-        "--out", type=Path, help="a file of JSON lines: mutants in it are not tried again, others added"
+        "--out", type=Path, help="a JSON Lines file: mutants in the file are not tried again, other mutants are added"
     )
     return parser.parse_args()
 
 
 def draw(rooms: Sequence[Room], seed: int, total: int, least: int, root: Path = ROOT) -> list[tuple[list[Mutant], int]]:
-    """For each room: the mutants that are tried, in proportion to how many it has, and how many it has.
+    """For each room: the mutants that are tried, in proportion to the room's number of mutants, and that number.
 
-    A mutant's place in the draw is its own: a change of the code elsewhere moves few others in or out.
+    A mutant's place in the draw depends on the mutant alone: a change of other code moves few mutants in or out.
     """
     all_of = [[m for name in files(root, room.sources) for m in mutants_of(root / name, name)] for room in rooms]
     spare = max(0, total - least * len(rooms))
@@ -78,7 +78,7 @@ def draw(rooms: Sequence[Room], seed: int, total: int, least: int, root: Path = 
 
 
 class Outcomes:
-    """Of the mutants that were drawn; `known` from an earlier run that was cut off, if there is a file of it."""
+    """The outcomes of the drawn mutants. `known` begins with the outcomes that an earlier run left in the file."""
 
     def __init__(self, path: Path | None, drawn: Sequence[Mutant], equivalents: dict[str, str]) -> None:
         self._path = path
@@ -133,7 +133,7 @@ def try_mutant(mutant: Mutant, copy: Copy, runs: RunsOfTests, usual_s: Mapping[s
 
 
 def share_killed(outcomes: Counter[str]) -> float:
-    """Of those that could be told from the original, and whose tests came to an end."""
+    """Share of the mutants whose tests ended and that are not equivalent to the original."""
     decided = outcomes[KILLED] + outcomes[SURVIVED]
     return outcomes[KILLED] / decided if decided else 1.0
 

@@ -10,7 +10,7 @@ from py_compile import PycInvalidationMode
 
 from mutation.mutants import Mutant
 
-# Folders with what our packages are imported from; the rest is made by an installation and not under version control.
+# Folders from which our packages are imported. What an installation makes is not under version control.
 PACKAGES = ("benchmark", "clients/python", "common", "launcher", "proto", "router", "server")
 BUILT = ("proto/text_generation_proto", "server/text_generation_server/kernels/cpu/built")
 
@@ -29,12 +29,12 @@ class Copy:
                 shutil.copy2(source / name, root / name)
         for name in BUILT:
             shutil.copytree(source / name, root / name, dirs_exist_ok=True)
-        # Compiled once; what was compiled is told from what was changed by its contents, not by a time in seconds.
+        # The copy is compiled once. Python finds a changed file by its contents, because times count seconds only.
         compileall.compile_dir(root, quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
         self.python_path = [str(root / package) for package in PACKAGES]
 
     def environment(self) -> dict[str, str]:
-        """Of the tests and the processes they start: our code is imported from here."""
+        """The environment of the tests and of the processes that they start: our code is imported from the copy."""
         scripts = str(Path(sys.executable).parent)
         return os.environ | {
             "PYTHONPATH": os.pathsep.join(self.python_path),
@@ -44,7 +44,7 @@ class Copy:
         }
 
     def change(self, mutant: Mutant) -> str:
-        """The source before."""
+        """Writes the mutant into its file, and returns the file's text from before."""
         path = self.root / mutant.path
         source = path.read_text()
         path.write_text(mutant.applied(source))

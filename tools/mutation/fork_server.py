@@ -1,8 +1,8 @@
-"""Imports the libraries it is told of, then forks a run of the tests for each line on its input. Nothing of ours is
+"""Imports the given libraries, then forks a run of the tests for each line of its input. None of our packages is
 imported before the fork, so that each run reads the files as they are then.
 
 A line is JSON. `first`: test files with this word in their names come first, quick tests before slow ones. `usual_s`:
-the seconds that each test takes without a mutant, {} for a run that is to find out. The answer has the outcome, the
+the seconds that each test takes without a mutant, {} for the run that measures them. The answer has the outcome, the
 test in which the run ended, and the seconds of each test that came to its end."""
 
 import contextlib
@@ -23,14 +23,14 @@ from typing import Any, TextIO
 
 KILLED, SURVIVED, TIMED_OUT = "killed", "survived", "timed out"
 HYPOTHESIS_IS_IMPORTED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
-NOT_NEEDED = ("-p", "no:cacheprovider", "-p", "no:schemathesis")  # to import the latter takes longer than most runs
+NOT_NEEDED = ("-p", "no:cacheprovider", "-p", "no:schemathesis")  # importing schemathesis takes longer than most runs
 PR_SET_CHILD_SUBREAPER = 36
 OK = 0
 # A test may take `limit_s` seconds of CPU time and FACTOR times what it takes without a mutant. A machine that is busy
 # with other work stretches the wall clock, whose limit is WALL times that.
 FACTOR, WALL = 5.0, 3.0
-FIRST_RUN_S = 100.0  # what a test may take whose usual time is not known yet, without the factor
-MEMORY_BYTES = 8 << 30  # a loop that never ends may collect
+FIRST_RUN_S = 100.0  # stands for the usual time of a test while that time is not known
+MEMORY_BYTES = 8 << 30  # bound for a loop that never ends and collects values
 
 
 def main() -> None:
@@ -40,9 +40,9 @@ def main() -> None:
         importlib.import_module(library)
     if "hypothesis" in sys.modules:
         _settle_hypothesis()
-    # What a test's processes leave behind when they are killed comes to this one, and is ended with the run.
+    # Children of a test's killed processes become children of this process, and are ended with the run.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    gc.freeze()  # pytest collects garbage after each run, twice: what was imported is none
+    gc.freeze()  # pytest collects garbage twice after each run: imported objects need not be looked at
     for line in sys.stdin:
         asked = json.loads(line)
         answer = run(log, tests, asked["first"], RunLimits(float(limit_s), asked["usual_s"]))
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _settle_hypothesis() -> None:
-    """The same examples for each mutant, none kept for the next one, and none made smaller."""
+    """Makes hypothesis try the same examples for each mutant, keep no example and shrink no example."""
     from hypothesis import Phase, settings
 
     phases = [Phase.explicit, Phase.generate]
@@ -61,10 +61,10 @@ def _settle_hypothesis() -> None:
 @dataclass(frozen=True, slots=True)
 class RunLimits:
     limit_s: float
-    usual_s: dict[str, float]  # what tests take without a mutant
+    usual_s: dict[str, float]  # seconds of each test without a mutant
 
     def set(self, test: str) -> None:
-        """The kernel ends this process when they are over."""
+        """Sets the limits of a test. The kernel ends this process when a limit is over."""
         cpu_s = self.limit_s + FACTOR * self.usual_s.get(test, FIRST_RUN_S)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         signal.setitimer(signal.ITIMER_REAL, WALL * cpu_s)
@@ -92,7 +92,7 @@ def _run_tests(log: str, tests: list[str], times: Path, first: str, limits: RunL
     for stream in (1, 2):
         os.dup2(to, stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    # What nohup, or a shell for its background jobs, has set to be ignored.
+    # nohup, and a shell for its background jobs, let these signals be ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
@@ -113,7 +113,7 @@ def _run_tests(log: str, tests: list[str], times: Path, first: str, limits: RunL
 
 
 class _Order:
-    """Likely killers first, then what takes least time. Tests of a file stay together: they share fixtures."""
+    """Sorts tests: likely killers first, then the quickest. Tests of a file stay together, as they share fixtures."""
 
     def __init__(self, first: str, usual: dict[str, float]) -> None:
         self._first = first
@@ -133,7 +133,7 @@ class _Order:
 
 
 class _Clock:
-    """Writes two lines for a test, one when it begins and one with its seconds."""
+    """Writes two lines for each test: one when the test begins, and one with its seconds."""
 
     def __init__(self, file: TextIO, limits: RunLimits) -> None:
         self._file = file
@@ -151,7 +151,7 @@ class _Clock:
 
 
 def _end_descendants() -> None:
-    """All of them, also those that have sessions of their own: their parents' deaths bring them here."""
+    """Ends all descendants, also processes with sessions of their own: when a parent dies, its children come here."""
     while children := _children():
         for pid in children:
             with contextlib.suppress(ProcessLookupError):

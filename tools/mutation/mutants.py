@@ -1,7 +1,7 @@
 """The mutants of a source file: each is one small change of one expression or statement, as text.
 
-A mutant replaces a piece of the file by another text, so that a survivor can be shown as a diff. Left alone are
-assertions, annotations, and messages, docstrings and calls of a logger, on whose words no test should depend.
+A mutant replaces a piece of the file by another text, so that a survivor can be shown as a diff. Assertions,
+annotations, messages, docstrings and calls of a logger are not changed, because no test should depend on their words.
 """
 
 import ast
@@ -135,7 +135,7 @@ class _Finder(ast.NodeVisitor):
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:
-    """What may be changed inside it."""
+    """The nodes inside `node` that may be changed."""
     if _is_log(node) or isinstance(node, ast.JoinedStr | ast.Import | ast.ImportFrom):
         return
     for field, value in ast.iter_fields(node):
@@ -156,7 +156,7 @@ def _is_log(node: ast.AST) -> bool:
 
 
 def _asserts(node: ast.AST) -> bool:
-    """What says that something is true anyway: an assertion, and the `strict` of a zip."""
+    """An assertion, or the `strict` of a zip: both state what is true anyway."""
     return isinstance(node, ast.Assert) or (isinstance(node, ast.keyword) and node.arg == "strict")
 
 

@@ -14,8 +14,8 @@ from mutation.copies import Copy
 
 KILLED, SURVIVED, TIMED_OUT = "killed", "survived", "timed out"
 STOP_S = 10
-LIMIT_S = 20.0  # of CPU time for a test that usually takes none, see fork_server.py
-# What the tests import and take seconds for.
+LIMIT_S = 20.0  # limit of CPU time for a test that usually takes no time, see fork_server.py
+# Libraries that the tests import, which takes seconds.
 LIBRARIES = (
     "pytest", "hypothesis", "hypothesis.stateful", "numpy", "torch", "torch._dynamo", "safetensors.torch",
     "transformers.models.llama.modeling_llama", "tokenizers", "fastapi", "uvicorn", "httpx", "orjson", "pydantic",
@@ -26,8 +26,8 @@ LIBRARIES = (
 @dataclass(frozen=True, slots=True)
 class RunResult:
     outcome: str
-    test: str  # in which it ended, if it did not survive
-    times_s: dict[str, float]  # of each test that came to its end
+    test: str  # the test in which the run ended; empty if the mutant survived
+    times_s: dict[str, float]  # seconds of each test that came to its end
 
 
 class RunsOfTests:
@@ -53,8 +53,8 @@ class RunsOfTests:
             self._server.wait(STOP_S)
 
     def run(self, first: str = "", usual_s: Mapping[str, float] = MappingProxyType({})) -> RunResult:
-        """Of the tests as the copy is now; those with the word `first` in the name of their file come first. `usual_s`
-        are the times of a run without a mutant."""
+        """Runs the tests on the copy as it is now. Tests with the word `first` in the name of their file come first.
+        `usual_s` has the times of a run without a mutant."""
         assert self._server.stdin is not None and self._server.stdout is not None
         print(json.dumps({"first": first, "usual_s": dict(usual_s)}), file=self._server.stdin, flush=True)
         if not (answer := self._server.stdout.readline()):

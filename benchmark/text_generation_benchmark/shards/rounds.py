@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 
 from text_generation_benchmark.shards.config import Plan
-from text_generation_benchmark.shards.standing import find_idle, read_standings
+from text_generation_benchmark.shards.rank_state import find_idle, read_rank_states
 from text_generation_benchmark.shards.statistics import Round
 from text_generation_router.errors import ShardsError, StartError, StepFailedError
 from text_generation_router.scheduling.slots import Slots
@@ -81,16 +81,16 @@ class ShardBenchmark:
         """Why a step was not run, and what to do."""
         number = self._last_step
         try:
-            standings = await read_standings(self._master_uds_path)
-            gone = any(standing.epoch != self._shards.epoch for standing in standings)
+            states = await read_rank_states(self._master_uds_path)
+            gone = any(state.epoch != self._shards.epoch for state in states)
         except ShardsError:
-            standings, gone = [], True
+            states, gone = [], True
         if gone:
             return (
                 f"the shards went away in step {number} ({error}): a router that gets requests has them started again;"
                 " send it none, or see the server's log, and run this again"
             )
-        if any(max(standing.last_step, standing.running_step) >= number for standing in standings):
+        if any(max(state.last_step, state.running_step) >= number for state in states):
             return (
                 f"another client uses the shards ({error}): stop sending requests to their router, and run this again"
                 " when all requests have been answered"
@@ -101,15 +101,15 @@ class ShardBenchmark:
 @asynccontextmanager
 async def open_benchmark(master_uds_path: str, plan: Plan, ids: tuple[int, ...]) -> AsyncIterator[ShardBenchmark]:
     """Raises ShardsError if the shards cannot be used now, StartError if the plan does not fit them."""
-    standings = await find_idle(master_uds_path)
-    _check_slots(plan, min(standing.slots for standing in standings))
+    states = await find_idle(master_uds_path)
+    _check_slots(plan, min(state.slots for state in states))
     shards = await ShardedClient.connect(master_uds_path)
     try:
         if max(ids) >= shards.info.vocab_size:
             raise StartError(
                 "--tokenizer-name is not the model that the shards serve: the text has ids it does not know"
             )
-        yield ShardBenchmark(shards, master_uds_path, plan, ids, standings[0].last_step)
+        yield ShardBenchmark(shards, master_uds_path, plan, ids, states[0].last_step)
     finally:
         await shards.close()
 

@@ -45,7 +45,7 @@ class Live:
 class InFlight:
     step: Step
     number: int  # the step's own number, plus the steps jumped over since
-    seconds: float | None = None  # its duration, known once it runs
+    seconds: float | None = None  # duration of the step, known once it runs
 
 
 class SimulatedEngine:

@@ -144,7 +144,7 @@ def summarize(
 
 
 def percentile(ordered: Floats, percent: float) -> float:
-    """Of sorted values; 0 if there are no values."""
+    """Percentile of sorted values; 0 if there are no values."""
     return float(ordered[min(len(ordered) - 1, int(percent / 100 * len(ordered)))]) if len(ordered) else 0.0
 
 

@@ -36,7 +36,7 @@ def test_the_table_is_replaced_and_the_rest_stays() -> None:
         replace_table("nothing", "new")
 
 
-def test_overlap_is_what_moved_between_two_pages() -> None:
+def test_overlap_is_the_difference_of_two_pages() -> None:
     before = PAGE.format(steps=100, overlapped=0, fast=100, seconds=1)
     after = PAGE.format(steps=200, overlapped=97, fast=130, seconds=2)
     overlap = read_overlap("m", before, after)
@@ -58,7 +58,7 @@ def test_first_tokens_are_compared_as_the_peers_over_ours() -> None:
     assert "tokens in" not in table  # no empty table of the other kind
 
 
-def test_a_ratio_is_the_median_of_those_of_the_rounds() -> None:
+def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
     """A slow minute, a fast one and one between them: ours is always twice as fast, but for one bad moment."""
     ours = [result(0.1, 1, 128, wall) for wall in (4.0, 1.0, 9.0)]
     theirs = [result(0.1, 1, 128, wall) for wall in (8.0, 2.0, 4.0)]

@@ -13,7 +13,7 @@ OPENAI = Completions("peer", {})
 
 @contextlib.asynccontextmanager
 async def answering(*lines: str) -> AsyncIterator[int]:
-    """A server that gives the same answer to everybody; the port."""
+    """The port of a server that gives the same answer to every request."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

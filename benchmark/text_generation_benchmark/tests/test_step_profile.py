@@ -6,7 +6,7 @@ from text_generation_benchmark.step_profile import PARTS, REST, as_markdown, pro
 from text_generation_common.model_folder import demo_directory
 
 
-def test_the_parts_of_a_step_are_all_of_it() -> None:
+def test_the_parts_of_a_step_make_up_the_step() -> None:
     profile = profile_step(demo_directory(), rows=3, context=20, steps=3, dtype="bfloat16")
     assert set(profile.parts) <= {*PARTS.values(), REST}
     assert {PARTS["attend"], PARTS["draw"], REST} <= set(profile.parts)

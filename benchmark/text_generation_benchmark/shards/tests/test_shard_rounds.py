@@ -186,7 +186,7 @@ def test_a_plan_has_each_batch_size_once_and_ignores_neutral_parameters() -> Non
         ({"asked": asked(top_p=1.5)}, "`top_p` must be > 0.0 and < 1.0"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_settings_that_cannot_be_measured_are_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(StartError, match=reason):
         config_of(**changes).plan()
 

@@ -14,7 +14,7 @@ def test_weights_are_read_or_tokens_computed_whichever_takes_longer() -> None:
     assert cost.seconds(3, 0) == 11 and cost.seconds(3, 0, 4) == 1 + 2 * 7
 
 
-def test_everything_a_step_carries_is_paid_for() -> None:
+def test_everything_that_a_step_carries_costs_time() -> None:
     cost = StepCost(1, 0, 0, 10, 100, 1000, 10_000)
     assert cost.seconds(1, 2, 3, 4) == 1 + 10 + 200 + 3000 + 40_000
 
@@ -49,7 +49,7 @@ def test_a_model_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"cost": {}}', "[]"])
-def test_a_file_that_is_no_model_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_a_model_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "m.json").write_text(text)
     with pytest.raises(ValueError, match=r"m\.json is not what --write-model writes"):
         SimulatedModel.read(tmp_path / "m.json")

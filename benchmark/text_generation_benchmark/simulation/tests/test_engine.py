@@ -38,7 +38,7 @@ def test_the_first_token_ends_the_prefill_and_every_step_makes_one_more() -> Non
     assert outcome.times.longest_gap_s.tolist() == [1.0] and outcome.steps == 5 and outcome.wasted_rows == 0
 
 
-def test_who_arrives_in_a_step_is_seen_when_it_ends_and_runs_after_the_one_that_was_decided_already() -> None:
+def test_a_request_that_arrives_during_a_step_runs_after_the_next_step_which_is_decided_already() -> None:
     # Steps end at 1.1, 2.1, 3.1, …: at 2.5 the third runs, and the fourth has been decided.
     outcome = run(trace_of((0.0, 10, 9, 9), (2.5, 20, 1, 1)), waiting_served_ratio=0.0)
     assert outcome.times.first_s.tolist() == pytest.approx([1.1, 4.1 + 1.2])
@@ -52,7 +52,7 @@ def test_a_text_that_ends_before_its_limit_costs_a_row() -> None:
 
 
 def test_slots_are_held_from_the_prompt_to_the_end() -> None:
-    # Of the two steps the first holds the prompt and, decided already, the token of the second.
+    # The first of the two steps holds the prompt, and the token of the second step, which is decided already.
     outcome = run(trace_of((0.0, 10, 2, 2)))
     assert outcome.most_held == 11 and outcome.held_slot_s.tolist() == pytest.approx([11 * 1.1, 11 * 1.0])
 
@@ -72,7 +72,7 @@ def assert_same(one: Outcome, other: Outcome) -> None:
 
 
 def test_too_little_memory_is_survived_by_preempting() -> None:
-    # The last ones go on for long after what the history says.
+    # The last requests go on for longer than the history of lengths says.
     requests = [(0.5 * i, 4, 3, 90) for i in range(40)] + [(30.0, 4, 90, 90)] * 8
     stepped, jumped = (run(trace_of(*requests), jumps, capacity=300) for jumps in (False, True))
     assert stepped.preemptions > 0 and stepped.most_held <= 300
@@ -100,7 +100,7 @@ WORKLOADS = st.builds(
     ratio=st.sampled_from([0.0, 0.3, 1.2]),
     prefix_caching=st.booleans(),
 )
-def test_a_simulation_that_jumps_comes_to_exactly_the_same(
+def test_a_simulation_that_jumps_has_exactly_the_same_outcome(
     workload: TraceWorkload,
     rate: float,
     seed: int,

@@ -33,7 +33,7 @@ def test_a_request_is_good_if_it_meets_both_limits_and_goodput_is_of_the_time_of
     assert summary(outcome(GOOD, GOOD), outcome(GOOD)).goodput == pytest.approx(3 / 5)
 
 
-def test_what_is_outside_the_steps_counts_for_the_first_token() -> None:
+def test_time_outside_the_steps_counts_for_the_first_token() -> None:
     late = summary(outcome(GOOD), overhead_s=0.1)
     assert late.goodput == 0 and late.first_token_s.tolist() == pytest.approx([1.1])
 

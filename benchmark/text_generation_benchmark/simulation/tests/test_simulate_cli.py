@@ -25,7 +25,7 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
-def test_a_simulation_ends_in_a_table_and_a_file_gets_it(tmp_path: Path) -> None:
+def test_a_simulation_prints_a_table_and_writes_it_into_a_file(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("a <!-- simulation short-chat: start -->old<!-- simulation short-chat: end --> z")
     result = invoke(*SMALL, "--policy", "reserve", "--write", str(readme))
@@ -70,7 +70,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
         (["--fit", "log"], "--fit needs --slots"),
     ],
 )
-def test_what_cannot_be_simulated_is_one_line_on_stderr(arguments: list[str], reason: str) -> None:
+def test_a_load_that_cannot_be_simulated_is_one_line_on_stderr(arguments: list[str], reason: str) -> None:
     result = invoke("simulate", *arguments)
     assert result.exit_code == 1 and reason in result.stderr and result.stderr.count("\n") == 1
 
@@ -88,7 +88,7 @@ def test_a_model_is_fitted_to_a_log_and_simulated(tmp_path: Path) -> None:
     assert "mine (fitted to 179 steps" in invoke(*SMALL, "--model", str(model)).output
 
 
-def test_engines_in_processes_come_to_what_each_comes_to_alone() -> None:
+def test_engines_in_processes_have_the_outcomes_that_they_have_alone() -> None:
     trace, model = generate(WORKLOADS["short-chat"], 4, 5, 0), MODELS["h200-8b"]
     limits = {"a": Limits(20_000, 8, 512), "b": Limits(20_000, 8, 512, admission=AdmissionMode.RESERVE)}
     together = run_engines(trace, model.cost, limits, 2, 1.0)

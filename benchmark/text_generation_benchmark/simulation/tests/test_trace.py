@@ -38,7 +38,7 @@ def test_requests_arrive_at_the_rate_and_never_make_more_than_they_may(workload:
     assert (trace.output_tokens <= trace.max_new_tokens).all() and trace.prompt_tokens.min() > 0
 
 
-def test_lengths_are_drawn_from_what_is_stated() -> None:
+def test_lengths_are_drawn_from_the_stated_distributions() -> None:
     random = np.random.default_rng(0)
     drawn = LogNormal(100, 0.5, 40, 300).draw(random, 10_000)
     assert np.median(drawn) == pytest.approx(100, rel=0.05) and drawn.min() == 40 and drawn.max() == 300
@@ -76,7 +76,7 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert again.arrival_s.tolist() == trace.arrival_s.tolist() and again.prefix_id.tolist() == trace.prefix_id.tolist()
 
 
-def test_columns_that_say_nothing_may_be_left_out(tmp_path: Path) -> None:
+def test_columns_with_default_values_may_be_left_out(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0.5,4,2\n0.75,3,1\n")
     trace = read_csv(path)
@@ -93,7 +93,7 @@ def test_columns_that_say_nothing_may_be_left_out(tmp_path: Path) -> None:
         ("arrival_s,prompt_tokens,output_tokens\n0,1\n", "column output_tokens"),
     ],
 )
-def test_a_file_that_is_no_trace_is_refused_with_what_it_lacks(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_file_that_is_not_a_trace_is_refused_with_its_fault(tmp_path: Path, text: str, reason: str) -> None:
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(ValueError, match=reason):
         read_csv(tmp_path / "t.csv")
@@ -109,7 +109,7 @@ def test_a_file_that_is_no_trace_is_refused_with_what_it_lacks(tmp_path: Path, t
         ("prefix_tokens", [2, 0], "without an id or a length"),
     ],
 )
-def test_requests_that_cannot_be_are_refused(column: str, value: list[float], reason: str) -> None:
+def test_impossible_requests_are_refused(column: str, value: list[float], reason: str) -> None:
     two = [np.array([0.0, 1.0])] + [
         np.array(values) for values in ([5, 5], [1, 1], [8, 8], [NO_PREFIX] * 2, [0, 0], [0, 0])
     ]

@@ -1,4 +1,4 @@
-"""How far the shards have come in their sequence of steps, read without running one. The benchmark continues there."""
+"""The position of each rank in the sequence of steps, read without running a step. The benchmark goes on from there."""
 
 import asyncio
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ QUIET_S = 0.2  # a router under load runs many steps in this time
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RankState:
     """The state of one rank."""
 
     epoch: int
@@ -24,7 +24,7 @@ class Standing:
     slots: int  # 0: not warmed up yet
 
 
-async def read_standings(master_uds_path: str) -> list[Standing]:
+async def read_rank_states(master_uds_path: str) -> list[RankState]:
     """The states of all ranks, in order of rank. ShardsError if one does not answer."""
     if not Path(master_uds_path).exists():
         raise ShardsError(
@@ -42,27 +42,27 @@ async def read_standings(master_uds_path: str) -> list[Standing]:
         ) from None
 
 
-async def _read(url: str) -> Standing:
+async def _read(url: str) -> RankState:
     async with grpc.aio.insecure_channel(url) as channel:
         stub = pb_grpc.TextGenerationServiceStub(channel)
         health = await stub.Health(pb.HealthRequest(), timeout=ANSWER_S)
         info = await stub.Info(pb.InfoRequest(), timeout=ANSWER_S)
-    return Standing(health.epoch, health.last_step, health.running_step, info.slots)
+    return RankState(health.epoch, health.last_step, health.running_step, info.slots)
 
 
-async def find_idle(master_uds_path: str) -> list[Standing]:
+async def find_idle(master_uds_path: str) -> list[RankState]:
     """The states of all ranks, all at the same step. ShardsError if the shards are not warmed up, or run steps now."""
-    before = await read_standings(master_uds_path)
-    if not all(standing.slots for standing in before):
+    before = await read_rank_states(master_uds_path)
+    if not all(state.slots for state in before):
         raise ShardsError(
             "the shards have had no warm-up, which is the router's task: start text-generation-launcher, and run this"
             " when it is ready"
         )
     await asyncio.sleep(QUIET_S)
-    standings = await read_standings(master_uds_path)
-    positions = {(standing.epoch, standing.last_step) for standing in standings}
-    if standings != before or len(positions) > 1 or any(standing.running_step for standing in standings):
+    states = await read_rank_states(master_uds_path)
+    positions = {(state.epoch, state.last_step) for state in states}
+    if states != before or len(positions) > 1 or any(state.running_step for state in states):
         raise ShardsError(
             "the shards are busy: stop sending requests to their router, and run this when all have been answered"
         )
-    return standings
+    return states
