@@ -1,65 +1,144 @@
-"""One number for everything a server says: `make digest`, before and after a change that must not alter any answer.
+"""Numbers for everything a server says and for the work it takes: `make digest`, before and after a change that must
+alter neither.
 
-500 mixed requests, 32 at a time, float32, with too few token slots for all of them, and a shard killed half-way: the
-digest covers every event of every stream (ids, texts, log-probabilities, top tokens, finish reasons). `--launcher`
-asks another version's server. Exit status 1 where fewer than 21 requests were preempted. A server without compiled
-kernels (an empty `kernels/cpu/built`) has the same digest only on processors where torch's products and ours round
-alike.
+500 mixed requests in float32, with too few token slots for 32 of them, are sent twice to servers of 1 and 2 shards:
+
+- *the storm*: 32 at a time, and a shard is killed half-way. Its counts depend on the arrival of requests.
+- *the line*: all requests wait in the queue, in a known order, before the first step. Nothing arrives later, so each
+  step carries the same rows in every run, and the counts of steps, rows and preemptions are comparable.
+
+The digest covers every event of every stream (ids, texts, log-probabilities, top tokens, finish reasons); storm and
+line must have the same. Two shards add numbers in another order than one, so they have another digest.
+
+`--launcher` asks another version's server. `--reference` computes with the reference kernels instead of compiled ones:
+it copies the server's package, and leaves the compiled kernels out. The two kinds of kernels have the same digest only
+on processors where torch's products and ours round alike. Exit status 1 where a request failed, a run had fewer than
+21 preemptions, or storm and line have other digests.
 """
 
 import argparse
 import asyncio
 import hashlib
+import json
 import os
+import re
+import shutil
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import httpx
 import processes
-from calls import client_of, metrics
+import psutil
+from calls import client_of, metric, metrics
 from mixed import STREAM_LIMIT_S, MixedAnswer, MixedAsk, answer_of, mixed_asks
-from server_process import LAUNCHER, ServerProcess
+from server_process import LAUNCHER, ServerProcess, wait_until
+
+from text_generation_benchmark.metrics import metric as read_metric
 
 NUM_ASKS, AT_ONCE = 500, 32
-TOKENS = (20, 120)
+TOKENS = (60, 340)
 # Fewer token slots than 32 of these requests need, so that running requests are preempted.
-ARGUMENTS = ("--dtype", "float32", "--max-batch-total-tokens", "2560")
-MIN_PREEMPTIONS = 20
-# A prompt whose text ends by itself after a few tokens. Sent all the while, it makes the server expect texts that are
-# shorter than max_new_tokens.
-QUESTION = "<|user|>What is 2 + 3?</s><|assistant|>"
+ARGUMENTS = (
+    *("--dtype", "float32", "--max-batch-total-tokens", "2560", "--max-batch-size", str(AT_ONCE)),
+    *("--max-concurrent-requests", str(2 * NUM_ASKS), "--max-queued-tokens", "1000000"),
+)
+MIN_PREEMPTIONS = 21
+# Every second request of the line of asks is a question whose text ends by itself after a few tokens. The server then
+# expects texts that are shorter than max_new_tokens, and takes on more requests than fit.
+QUESTION = "<|user|>What is {} + {}?</s><|assistant|>"
+LIMIT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the shards computed in one run."""
+
+    forwards: int
+    rows: int  # of all forward steps: one for each request that decodes in a step
+    prompt_tokens: int  # computed by chunks, those of preempted requests again
+    wasted_rows: (
+        int  # rows whose token is in no text; too many by each request preempted before its prompt was computed
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
+    run: str
     num_shard: int
+    kernels: str
     sha256: str
     answers: int
-    failed: Sequence[str]
     preemptions: int
-    epochs: int  # newest epoch of the shards: 2 after one kill
+    failed: Sequence[str]
+    work: Work | None = None  # of the line only
 
     def failures(self) -> list[str]:
-        found = list(self.failed)
-        found += [f"{self.preemptions} preemptions only"] if self.preemptions <= MIN_PREEMPTIONS else []
-        return found + (["the kill came too late"] if self.epochs < 2 else [])
+        few = [f"{self.preemptions} preemptions only"] if self.preemptions < MIN_PREEMPTIONS else []
+        return [f"{self.run}, {self.num_shard} shards: {failure}" for failure in [*self.failed, *few]]
 
 
-def digest_of(num_shard: int, launcher: Path) -> Digest:
-    asked = mixed_asks(NUM_ASKS, TOKENS)
-    with ServerProcess("--num-shard", str(num_shard), *ARGUMENTS, launcher=launcher) as server:
-        answers = asyncio.run(_all_answers(server, asked))
-        [preemptions] = metrics(server.url, "tgi_request_preemptions")
-        epochs = processes.epoch(processes.shards(server.pid)[0])
-    fixed = [answer for answer in answers if asked[answer.ask].kind != "best_of"]  # best_of draws seeds
-    lines = [line for answer in fixed for line in answer.outcome]
-    failed = [f"{asked[answer.ask].kind}: {answer.error}" for answer in answers if answer.error]
-    total = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    return Digest(num_shard, total, len(answers), failed, int(preemptions), epochs)
+def asks() -> list[MixedAsk]:
+    """NUM_ASKS asks; the seeds are part of them."""
+    found = []
+    for i, ask in enumerate(mixed_asks(NUM_ASKS // 2, TOKENS)):
+        parameters = {"max_new_tokens": 400, "details": True}
+        body = {"inputs": QUESTION.format(i % 10, i // 10 % 10), "parameters": parameters}
+        found += [MixedAsk("question", "/generate_stream", body), ask]
+    return found
 
 
-async def _all_answers(server: ServerProcess, asked: Sequence[MixedAsk]) -> list[MixedAnswer]:
+def storm(server: ServerProcess, num_shard: int) -> Digest:
+    asked = asks()
+    answers = asyncio.run(_storm_answers(server, asked))
+    failed = _failed(asked, answers)
+    if processes.epoch(processes.shards(server.pid)[0]) < 2:
+        failed.append("the kill came too late")
+    return _digest(server, "storm", num_shard, asked, answers, failed)
+
+
+def line(server: ServerProcess, num_shard: int, steps: Path) -> Digest:
+    asked = [replace(ask, is_slow=False) for ask in asks()]
+    answers = asyncio.run(_line_answers(server, asked, num_shard))
+    digest = _digest(server, "line", num_shard, asked, answers, _failed(asked, answers))
+    length = "tgi_request_generated_tokens"
+    tokens, texts = metrics(server.url, f"{length}_sum", f"{length}_count")
+    loads = [json.loads(step) for step in steps.read_text().splitlines()]
+    rows, prompt_tokens = (sum(load[name] for load in loads) for name in ("rows", "prompt_tokens"))
+    # The first token of a text, and the first token after a preemption, come from a chunk and not from a row.
+    wasted = rows + int(texts) + digest.preemptions - int(tokens)
+    return replace(digest, work=Work(len(loads), rows, prompt_tokens, wasted))
+
+
+def _digest(
+    server: ServerProcess,
+    run: str,
+    num_shard: int,
+    asked: Sequence[MixedAsk],
+    answers: Sequence[MixedAnswer],
+    failed: Sequence[str],
+) -> Digest:
+    # The server draws the seeds of best_of.
+    said = [event for answer in answers if asked[answer.ask].kind != "best_of" for event in answer.outcome]
+    total = hashlib.sha256("\n".join(said).encode()).hexdigest()
+    preemptions = int(metric(server.url, "tgi_request_preemptions"))
+    return Digest(run, num_shard, _kernels(server), total, len(answers), preemptions, failed)
+
+
+def _failed(asked: Sequence[MixedAsk], answers: Sequence[MixedAnswer]) -> list[str]:
+    return [f"{asked[answer.ask].kind}: {answer.error}" for answer in answers if answer.error]
+
+
+def _kernels(server: ServerProcess) -> str:
+    found = re.search(r"kernels: (.*?)(?: rank=\d+)?$", server.log(), re.MULTILINE)
+    return found[1] if found else "unknown"
+
+
+async def _storm_answers(server: ServerProcess, asked: Sequence[MixedAsk]) -> list[MixedAnswer]:
     """The answers that the client received, in the order of `asked`."""
     answers: list[MixedAnswer] = []
     places = iter(range(len(asked)))
@@ -70,29 +149,91 @@ async def _all_answers(server: ServerProcess, asked: Sequence[MixedAsk]) -> list
             if len(answers) == len(asked) // 2:
                 os.kill(processes.shards(server.pid)[0].pid, signal.SIGKILL)
 
-    async def send_short_texts() -> None:
-        body = {"inputs": QUESTION, "parameters": {"max_new_tokens": 400}}
-        while len(answers) < len(asked):
-            await client.post("/generate", json=body)
-
     async with client_of(server.url) as client, asyncio.TaskGroup() as tasks:
         client.timeout = STREAM_LIMIT_S
         for _ in range(AT_ONCE):
             tasks.create_task(send())
-        for _ in range(AT_ONCE // 8):
-            tasks.create_task(send_short_texts())
     return sorted(answers, key=lambda answer: answer.ask)
 
 
+async def _line_answers(server: ServerProcess, asked: Sequence[MixedAsk], num_shard: int) -> list[MixedAnswer]:
+    """As `_storm_answers`, with all asks in the queue before the first step. While shards are replaced the router takes
+    requests and runs none, so the first shards are killed, and the next are stopped until the queue is complete."""
+    for shard in processes.shards(server.pid).values():
+        shard.kill()
+
+    wait_until(lambda: len(_second_shards(server)) == num_shard, LIMIT_S, "shards of the second epoch")
+    stopped = _second_shards(server)
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    async with client_of(server.url) as client, asyncio.TaskGroup() as tasks:
+        client.timeout = STREAM_LIMIT_S
+        answering = []
+        length = 0
+        for place, ask in enumerate(asked):
+            answering.append(tasks.create_task(answer_of(client, asked, place)))
+            length += ask.body.get("parameters", {}).get("best_of", 1)
+            await _until_queue_has(client, length)
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    return [each.result() for each in answering]
+
+
+def _second_shards(server: ServerProcess) -> list[int]:
+    """Pids of the shards of the second epoch. Empty while a shard of the first epoch is ending."""
+    with suppress(psutil.Error):
+        return [each.pid for each in processes.shards(server.pid).values() if processes.epoch(each) == 2]
+    return []
+
+
+async def _until_queue_has(client: httpx.AsyncClient, length: int) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while read_metric((await client.get("/metrics")).text, "tgi_queue_size") < length:
+            await asyncio.sleep(0.001)
+
+
+@contextmanager
+def environment(launcher: Path, is_reference: bool) -> Iterator[Mapping[str, str]]:
+    """The variables with which a launcher's shards compute with the kernels asked for."""
+    if not is_reference:
+        yield {}
+        return
+    where = "import text_generation_server; print(text_generation_server.__file__)"
+    origin = subprocess.check_output([launcher.parent / "python", "-c", where], text=True).strip()
+    with tempfile.TemporaryDirectory(prefix="tgi-reference-") as folder:
+        without = shutil.ignore_patterns("built", "tests")
+        shutil.copytree(Path(origin).parent, f"{folder}/text_generation_server", ignore=without)
+        yield {"PYTHONPATH": folder}
+
+
+def digests(num_shard: int, launcher: Path, environ: Mapping[str, str]) -> Iterator[Digest]:
+    arguments = ("--num-shard", str(num_shard), *ARGUMENTS)
+    with ServerProcess(*arguments, launcher=launcher, environ=environ) as server:
+        yield storm(server, num_shard)
+    with tempfile.TemporaryDirectory(prefix="tgi-digest-") as folder:
+        steps = Path(folder) / "steps"
+        with ServerProcess(*arguments, launcher=launcher, environ={**environ, "STEP_LOG": str(steps)}) as server:
+            yield line(server, num_shard, steps)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--launcher", type=Path, default=LAUNCHER, help="another version's text-generation-launcher")
+    parser.add_argument("--reference", action="store_true", help="compute with the reference kernels")
+    parser.add_argument("--num-shard", type=int, nargs="+", default=[1, 2], help="numbers of shards")
     asked = parser.parse_args()
-    failures = []
-    for num_shard in (1, 2):
-        digest = digest_of(num_shard, asked.launcher)
-        print(digest, flush=True)
-        failures += digest.failures()
+    found: list[Digest] = []
+    with environment(asked.launcher, asked.reference) as environ:
+        for num_shard in asked.num_shard:
+            for digest in digests(num_shard, asked.launcher, environ):
+                print(digest, flush=True)
+                found.append(digest)
+    failures = [failure for digest in found for failure in digest.failures()]
+    for num_shard in asked.num_shard:
+        if len({digest.sha256 for digest in found if digest.num_shard == num_shard}) > 1:
+            failures.append(f"{num_shard} shards: storm and line have other digests")
+    if asked.reference and not all(digest.kernels.startswith("torch's") for digest in found):
+        failures.append("a run had compiled kernels")
     for failure in failures:
         print(f"FAILED: {failure}")
     return 1 if failures else 0
