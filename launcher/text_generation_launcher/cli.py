@@ -26,7 +26,7 @@ from text_generation_common.typer_command import signature
 from text_generation_launcher import commands
 from text_generation_launcher.claims import claim_port, claim_sockets
 from text_generation_launcher.config import LauncherConfig
-from text_generation_launcher.janitor import Janitor, employ
+from text_generation_launcher.janitor import Janitor, fork_janitor
 from text_generation_launcher.open_files import allow_open_files
 from text_generation_launcher.resolve import resolve
 from text_generation_launcher.supervisor import Supervisor
@@ -110,7 +110,7 @@ def claim(config: LauncherConfig, runtime_dir: str) -> Iterator[tuple[socket.soc
         place = places.chosen(prefix) if prefix else places.of_port(port, runtime_dir)
         place.check_length(config.num_shard)
         lock = stack.enter_context(claim_sockets(place))
-        janitor = stack.enter_context(employ(place, lock))
+        janitor = stack.enter_context(fork_janitor(place, lock))
         # Last: once the janitor of a killed launcher has released the lock, the port is free as well.
         listener = listener or stack.enter_context(claim_port(config.hostname, port))
         yield listener, place, janitor

@@ -4,16 +4,17 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from text_generation_common.errors import CommandError
 from text_generation_common.link import LinkEvent, LinkMessage
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import ShardCannotStart, ShardFailed
-from text_generation_launcher.process import Child, log_last_lines
+from text_generation_launcher.process import log_last_lines
 from text_generation_launcher.restarts import Restarts
 from text_generation_launcher.shard_group import Loss, ShardGroup
+from text_generation_launcher.spawner import Spawner
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -21,20 +22,21 @@ REMIND_S = 10.0
 
 
 class Epochs:
-    """`run` is for a task of its own. `announce` sends messages to the router; `clean` removes files of dead shards."""
+    """`run` is for a task of its own. `notify_router` sends a message to the router; `remove_files` removes files that
+    dead shards have left."""
 
     def __init__(
         self,
+        spawner: Spawner,
         socket_paths: Sequence[str],
-        start_shard: Callable[[int, int], Awaitable[Child]],  # called with rank and epoch
-        announce: Callable[[LinkMessage], None],
-        clean: Callable[[], None],
+        notify_router: Callable[[LinkMessage], None],
+        remove_files: Callable[[], None],
         restarts: Restarts,
     ) -> None:
+        self._spawner = spawner
         self._socket_paths = socket_paths
-        self._start_shard = start_shard
-        self._announce = announce
-        self._clean = clean
+        self._notify_router = notify_router
+        self._remove_files = remove_files
         self._restarts = restarts
         self._number = 0
         self._group: ShardGroup | None = None
@@ -44,22 +46,22 @@ class Epochs:
         """Never returns. Logs the last lines of the failed shard and raises a CommandError when no further start can
         help. When the task is cancelled the shards live on: the supervisor stops them with SIGTERM.
         """
-        self._clean()  # A launcher that was killed together with its janitor may have left files.
+        self._remove_files()  # A launcher that was killed together with its janitor may have left files.
         while True:
             self._number += 1
-            group = self._group = ShardGroup(self._socket_paths)
+            group = self._group = ShardGroup(self._number, self._socket_paths)
             try:
-                loss = await self._life_of(group)
+                loss = await self._run_group(group)
                 # The failure is counted before the router is notified: the router may answer that a request is to
                 # blame, which clears the record of the shards.
-                wait_s = self._restarts.failed() if loss.counts else 0.0
-                self._announce(LinkMessage(LinkEvent.LOST, self._number, loss.reason))
+                wait_s = self._restarts.failed() if loss.is_failure else 0.0
+                self._notify_router(LinkMessage(LinkEvent.LOST, self._number, loss.reason))
             finally:
                 self._group = None
                 await group.unwatch()
             _log_loss(loss, group)
             await group.kill()
-            self._clean()
+            self._remove_files()
             await self._wait_after(loss, group, wait_s)
 
     def confirm(self, epoch: int) -> None:
@@ -67,7 +69,7 @@ class Epochs:
         if epoch == self._number:
             self._restarts.succeeded()
 
-    def excuse(self) -> None:
+    def clear_failures(self) -> None:
         """The router has ended the request that killed the last groups of shards. The shards are not at fault, and
         their record is cleared. This message may arrive after the start of the next group."""
         self._restarts.succeeded()
@@ -80,13 +82,13 @@ class Epochs:
     def end_ready_epoch(self, reason: str) -> None:
         """Ends the group if it is ready. A group that is still starting has received no step, and is left alone."""
         if self._group is not None and self._group.ready.is_set():
-            self._group.lose(Loss(reason, counts=False))
+            self._group.lose(Loss(reason, is_failure=False))
 
-    async def _life_of(self, group: ShardGroup) -> Loss:
+    async def _run_group(self, group: ShardGroup) -> Loss:
         started_s = time.monotonic()
         logger.info("Starting shard")
         try:
-            await group.start(lambda rank: self._start_shard(rank, self._number))
+            await group.start(self._spawner)
         except CommandError as error:
             if self._number == 1:
                 raise
@@ -95,7 +97,7 @@ class Epochs:
             logger.info("Shard ready in %.3fs", time.monotonic() - started_s)
             self._has_been_ready = True
             self._restarts.came_up()
-            self._announce(LinkMessage(LinkEvent.READY, self._number))
+            self._notify_router(LinkMessage(LinkEvent.READY, self._number))
         return await group.lost
 
     async def _wait_after(self, loss: Loss, group: ShardGroup, wait_s: float | None) -> None:

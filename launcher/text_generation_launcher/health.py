@@ -1,4 +1,4 @@
-"""Tells whether a shard works or hangs. The rules are pure; the questions are gRPC calls of Health.
+"""Tells whether a shard works or hangs, from its answers to gRPC calls of Health. The rules are pure.
 
 gRPC is imported when shards are starting.
 """
@@ -32,7 +32,7 @@ CHANNEL_OPTIONS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class HealthAnswer:
     """One answer of a shard's Health call."""
 
     phase: str
@@ -44,7 +44,7 @@ class Sample:
     def is_ready(self) -> bool:
         return self.phase == "ready"
 
-    def has_moved_since(self, earlier: "Sample | None") -> bool:
+    def has_moved_since(self, earlier: "HealthAnswer | None") -> bool:
         return earlier is None or (self.phase, self.progress, self.running_step) != (
             earlier.phase,
             earlier.progress,
@@ -59,17 +59,17 @@ class Watchdog:
         self._seen_s = now_s
         self._still_s = 0.0
         self._misses = 0
-        self._last: Sample | None = None
+        self._last: HealthAnswer | None = None
 
-    def look(self, now_s: float, sample: Sample | None) -> str | None:
-        """Why the shard hangs, or None when it works. `sample` is None when the call was not answered in time."""
-        if sample is not None and sample.has_moved_since(self._last):
+    def judge(self, now_s: float, answer: HealthAnswer | None) -> str | None:
+        """Why the shard hangs, or None when it works. `answer` is None when Health was not answered in time."""
+        if answer is not None and answer.has_moved_since(self._last):
             self._still_s = 0.0
         else:
             self._still_s += min(now_s - self._seen_s, LONGEST_GAP_S)
         self._seen_s = now_s
-        self._misses = self._misses + 1 if sample is None else 0
-        self._last = sample or self._last
+        self._misses = self._misses + 1 if answer is None else 0
+        self._last = answer or self._last
         return self._verdict()
 
     def _verdict(self) -> str | None:
@@ -88,7 +88,7 @@ class Watchdog:
         return None
 
 
-class Probe:
+class HealthClient:
     """Calls Health of one shard of one epoch. Made inside an event loop; the owner must `close` it."""
 
     def __init__(self, socket_path: str) -> None:
@@ -104,13 +104,13 @@ class Probe:
         self._request = generate_pb2.HealthRequest()
         self._error = grpc.aio.AioRpcError
 
-    async def ask(self) -> Sample | None:
+    async def ask(self) -> HealthAnswer | None:
         """Calls Health once. None when there was no answer within `ANSWER_S`, for any reason."""
         try:
             answer = await self._health(self._request, timeout=ANSWER_S, wait_for_ready=True)
         except self._error:
             return None
-        return Sample(answer.phase, answer.progress, answer.running_step, answer.longest_pause_ms / 1000)
+        return HealthAnswer(answer.phase, answer.progress, answer.running_step, answer.longest_pause_ms / 1000)
 
     async def close(self) -> None:
         await self._channel.close()

@@ -27,33 +27,33 @@ class Janitor:
     def __init__(self, write_end: int) -> None:
         self._write_end = write_end
 
-    def watch(self, pid: int) -> None:
+    def add(self, pid: int) -> None:
         """The process group that `pid` leads is killed if the launcher is killed."""
-        self._tell(f"+{pid}")
+        self._write(f"+{pid}")
 
-    def forget(self, pid: int) -> None:
-        self._tell(f"-{pid}")
+    def remove(self, pid: int) -> None:
+        self._write(f"-{pid}")
 
-    def _tell(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         # A user may have killed the janitor. The server works without it, and the kernel still kills the children.
         with suppress(BrokenPipeError):
             os.write(self._write_end, f"{line}\n".encode())
 
-    def dismiss(self) -> None:
+    def end(self) -> None:
         """Ends the janitor, when the launcher has cleaned up by itself."""
-        self._tell(ORDERLY_END)
+        self._write(ORDERLY_END)
         os.close(self._write_end)
 
 
 @contextmanager
-def employ(place: ServerPlace, lock: int) -> Iterator[Janitor]:
+def fork_janitor(place: ServerPlace, lock: int) -> Iterator[Janitor]:
     """Forks the janitor. `lock` is the descriptor that `claim_sockets` yields. Must be called before threads exist."""
     read_end, write_end = os.pipe()
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
         try:
-            _live(read_end, lock, place)
+            _clean_up_after_launcher(read_end, lock, place)
         finally:
             os._exit(0)
     os.close(read_end)
@@ -61,11 +61,11 @@ def employ(place: ServerPlace, lock: int) -> Iterator[Janitor]:
     try:
         yield janitor
     finally:
-        janitor.dismiss()
+        janitor.end()
         os.waitpid(pid, 0)
 
 
-def _live(read_end: int, lock: int, place: ServerPlace) -> None:
+def _clean_up_after_launcher(read_end: int, lock: int, place: ServerPlace) -> None:
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

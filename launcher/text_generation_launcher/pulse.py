@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-# Seconds between two looks at the router.
-LOOK_S = 0.25
-# Seconds for which the router may be stopped (by SIGSTOP), as the launcher's looks show them.
+# Seconds between two checks of the router.
+CHECK_S = 0.25
+# Seconds for which the router may be stopped (by SIGSTOP), as the launcher's checks show them.
 STOPPED_S = 2.25
 # Seconds for which the event loop may not answer, without the time in which its thread waits for a processor.
 SILENT_S = 8.0
-# When two looks are farther apart than this, the launcher itself was stopped or got no processor, and all that was
+# When two checks are farther apart than this, the launcher itself was stopped or got no processor, and all that was
 # counted against the router is cleared.
 LONGEST_GAP_S = 1.0
 
@@ -36,10 +36,10 @@ class Vitals:
 
 
 class Pulse:
-    """Judges one router. `ask` sends it a ping. A router that has not begun to serve is never called hung."""
+    """Judges one router. `ping` sends it a ping. A router that has not begun to serve is never said to hang."""
 
-    def __init__(self, ask: Callable[[], None], now_s: float = 0.0) -> None:
-        self._ask = ask
+    def __init__(self, ping: Callable[[], None], now_s: float = 0.0) -> None:
+        self._ping = ping
         self._seen_s = now_s
         self._has_begun = False
         self._is_asked = False
@@ -55,7 +55,7 @@ class Pulse:
         self._is_asked = False
         self._silent_s = 0.0
 
-    def look(self, now_s: float, vitals: Vitals | None) -> str | None:
+    def judge(self, now_s: float, vitals: Vitals | None) -> str | None:
         """Why the router hangs, or None when it works. `vitals` is None on a system without /proc."""
         gap_s, last = now_s - self._seen_s, self._last
         self._seen_s, self._last = now_s, vitals
@@ -67,7 +67,7 @@ class Pulse:
         if self._is_asked:
             self._silent_s += idle_s(gap_s, last, vitals)
         else:
-            self._ask()  # One ping at a time: pings that a stopped router does not read must not fill the socket.
+            self._ping()  # One ping at a time: pings that a stopped router does not read must not fill the socket.
             self._is_asked = True
         if self._stopped_s >= STOPPED_S:
             return f"its process has been stopped for {self._stopped_s:.1f} s"
@@ -86,10 +86,10 @@ def idle_s(gap_s: float, before: Vitals | None, now: Vitals | None) -> float:
 
 
 async def until_it_hangs(pulse: Pulse, pid: int) -> str:
-    """Looks at the router every LOOK_S. Returns the reason when the router hangs."""
+    """Checks the router every CHECK_S. Returns the reason when the router hangs."""
     while True:
-        await asyncio.sleep(LOOK_S)
-        reason = pulse.look(time.monotonic(), read_vitals(pid))
+        await asyncio.sleep(CHECK_S)
+        reason = pulse.judge(time.monotonic(), read_vitals(pid))
         if reason is not None:
             return reason
 

@@ -3,13 +3,14 @@
 import asyncio
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import ShardFailed
-from text_generation_launcher.health import Probe, Watchdog
+from text_generation_launcher.health import HealthClient, Watchdog
 from text_generation_launcher.process import Child
+from text_generation_launcher.spawner import Spawner
 
 # Seconds between two Health calls; shorter before a shard is ready, because the server's start waits for it.
 POLL_S = 0.5
@@ -24,25 +25,26 @@ class Loss:
 
     reason: str
     rank: int | None = None  # rank of the shard at fault, or None
-    counts: bool = True  # False when the shards did nothing wrong
+    is_failure: bool = True  # False when the shards did nothing wrong
 
 
 class ShardGroup:
     """The caller must `start` the group, wait for `lost`, `unwatch` and `kill` the group. `ready` is set when every
     shard has reported that it is ready."""
 
-    def __init__(self, socket_paths: Sequence[str]) -> None:
+    def __init__(self, epoch: int, socket_paths: Sequence[str]) -> None:
         self.ready = asyncio.Event()
         self.lost: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
         self.children: list[Child] = []
+        self._epoch = epoch
         self._socket_paths = socket_paths
         self._ready_ranks: set[int] = set()
         self._watchers: list[asyncio.Task[None]] = []
 
-    async def start(self, start_rank: Callable[[int], Awaitable[Child]]) -> None:
-        """Starts and watches all ranks. Raises the errors of `start_rank`; some ranks may be running then."""
+    async def start(self, spawner: Spawner) -> None:
+        """Starts and watches all ranks. ShardCannotStart when one cannot be started; other ranks may run already."""
         for rank in range(len(self._socket_paths)):
-            self.children.append(await start_rank(rank))
+            self.children.append(await spawner.start_shard(rank, self._epoch))
         for rank, child in enumerate(self.children):
             self._watch(self._watch_exit(rank, child))
             self._watch(self._watch_health(rank))
@@ -81,22 +83,22 @@ class ShardGroup:
 
     async def _watch_health(self, rank: int) -> None:
         """Calls Health of one rank. Each rank has a task of its own, so that a silent shard delays no other call."""
-        probe = Probe(self._socket_paths[rank])
+        client = HealthClient(self._socket_paths[rank])
         watchdog = Watchdog(time.monotonic())
         try:
             while True:
                 asked_s = time.monotonic()
-                sample = await probe.ask()
-                verdict = watchdog.look(time.monotonic(), sample)
+                answer = await client.ask()
+                verdict = watchdog.judge(time.monotonic(), answer)
                 if verdict is not None:
                     self.lose(Loss(f"Shard {rank} hangs: {verdict}", rank))
                     return
-                if sample is not None and sample.is_ready:
+                if answer is not None and answer.is_ready:
                     self._note_ready(rank)
                 period_s = POLL_S if rank in self._ready_ranks else POLL_PREPARING_S
                 await asyncio.sleep(asked_s + period_s - time.monotonic())
         finally:
-            await probe.close()
+            await client.close()
 
     def _note_ready(self, rank: int) -> None:
         self._ready_ranks.add(rank)

@@ -1,27 +1,28 @@
 """Starts and stops the children in order: weights first, then shards and router side by side; stops the router first.
 
 There is one event loop and no thread. Two tasks keep the children alive: `epochs.py` the shards, `webserver.py`
-the router. The supervisor passes messages between the two tasks, and handles signals.
+the router. Both start processes through the supervisor's `Spawner`. The supervisor passes messages between the two
+tasks, and handles signals.
 """
 
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from text_generation_common.errors import CommandError
 from text_generation_common.link import LinkEvent, LinkMessage
 from text_generation_common.places import ServerPlace
 from text_generation_common.tasks import cancelled
-from text_generation_launcher import commands, model
-from text_generation_launcher.commands import Command, Programs
+from text_generation_launcher import model
+from text_generation_launcher.commands import Programs
 from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.epochs import Epochs
-from text_generation_launcher.errors import DownloadError, ShardCannotStart, WebserverCannotStart
+from text_generation_launcher.errors import DownloadError
 from text_generation_launcher.janitor import Janitor
 from text_generation_launcher.process import Child, log_last_lines
-from text_generation_launcher.resolve import available_cores, with_prefill_budget
+from text_generation_launcher.resolve import with_prefill_budget
 from text_generation_launcher.restarts import MOST_DEATHS, Restarts
+from text_generation_launcher.spawner import Spawner
 from text_generation_launcher.webserver import Webserver
 
 logger = logging.getLogger("text_generation_launcher")
@@ -48,21 +49,15 @@ class Supervisor:
         janitor: Janitor,
     ) -> None:
         assert config.num_shard is not None, "the config is not resolved"
-        self._config = config
-        self._programs = programs
-        self._environ = environ
-        self._listen_fd = listen_fd
-        self._port = port
         self._place = place
-        self._janitor = janitor
         self._num_shard = config.num_shard
-        self._children: list[Child] = []
         self._stop_asked = asyncio.Event()
-        self._hurry = asyncio.Event()
-        self._webserver = Webserver(self._start_router, self._on_message, self._on_router_end, Restarts())
+        self._kill_asked = asyncio.Event()
+        self._spawner = Spawner(config, programs, environ, listen_fd, port, janitor)
+        self._webserver = Webserver(self._spawner, self._on_message, self._on_router_end, Restarts())
         paths = [place.socket(rank) for rank in range(self._num_shard)]
         self._epochs = Epochs(
-            paths, self._start_shard, self._webserver.announce, place.clear, Restarts(most_failures=MOST_DEATHS)
+            self._spawner, paths, self._webserver.notify, place.clear, Restarts(most_failures=MOST_DEATHS)
         )
 
     async def run(self) -> None:
@@ -86,8 +81,8 @@ class Supervisor:
     def _on_signal(self) -> None:
         """The first signal lets running requests end; the second signal kills all children."""
         if self._stop_asked.is_set():
-            self._hurry.set()
-            for child in self._children:
+            self._kill_asked.set()
+            for child in self._spawner.running:
                 child.send(signal.SIGKILL)
         self._stop_asked.set()
 
@@ -103,43 +98,20 @@ class Supervisor:
             await cancelled(*keepers)
 
     async def _get_weights(self) -> None:
-        model_id = self._config.model_id
-        logger.info("Starting check and download process for %s", model_id)
-        download = await self._start(commands.download(self._config, self._programs, self._environ), DownloadError)
+        config = self._spawner.config
+        logger.info("Starting check and download process for %s", config.model_id)
+        download = await self._spawner.start_download()
         if await asyncio.shield(download.exited) != 0:
             log_last_lines(f"Download {download.how_it_ended}", download)
             raise DownloadError
-        logger.info("Successfully downloaded weights for %s", model_id)
-        self._config = with_prefill_budget(self._config, model.model_config(self._config))
-
-    async def _start_shard(self, rank: int, epoch: int) -> Child:
-        cores = available_cores()
-        command = commands.shard(self._config, self._programs, self._environ, rank, epoch, cores)
-        return await self._start(command, ShardCannotStart)
-
-    async def _start_router(self, launcher_fd: int) -> Child:
-        command = commands.router(self._config, self._programs, self._environ, self._listen_fd, self._port, launcher_fd)
-        return await self._start(command, WebserverCannotStart)
-
-    async def _start(self, command: Command, error: Callable[[str], CommandError]) -> Child:
-        try:
-            child = await Child.start(command)
-        except OSError as reason:
-            raise error(f"cannot run {command.argv[0]}: {reason.strerror}") from reason
-        self._janitor.watch(child.pid)
-        self._children.append(child)
-        child.exited.add_done_callback(lambda _: self._forget(child))
-        return child
-
-    def _forget(self, child: Child) -> None:
-        self._janitor.forget(child.pid)
-        self._children.remove(child)
+        logger.info("Successfully downloaded weights for %s", config.model_id)
+        self._spawner.config = with_prefill_budget(config, model.model_config(config))
 
     def _on_message(self, message: LinkMessage) -> None:
         if message.event is LinkEvent.CONFIRMED:
             self._epochs.confirm(message.epoch)
         elif message.event is LinkEvent.BLAMED:
-            self._epochs.excuse()
+            self._epochs.clear_failures()
         elif message.event is LinkEvent.RESTART:
             self._epochs.end_epoch(message.epoch, message.reason)
 
@@ -153,12 +125,12 @@ class Supervisor:
         """Asks the router to end, which it does when its requests are done. Until then the shards are kept alive."""
         logger.info("Terminating webserver")
         self._webserver.stop()
-        limit_s = self._config.graceful_termination_timeout + DRAIN_MARGIN_S
-        await _first_of(serving, self._hurry, limit_s)
+        limit_s = self._spawner.config.graceful_termination_timeout + DRAIN_MARGIN_S
+        await _first_of(serving, self._kill_asked, limit_s)
         if serving.done() and serving.exception() is None:
             logger.info("webserver terminated")
-        elif not serving.done() and not self._hurry.is_set():
-            for router in self._living("router"):
+        elif not serving.done() and not self._kill_asked.is_set():
+            for router in self._spawner.running_as("router"):
                 router.send(signal.SIGKILL)
             await asyncio.wait([serving], timeout=STOP_S["router"])
             logger.info("webserver killed")
@@ -166,7 +138,7 @@ class Supervisor:
     async def _stop_all(self) -> None:
         """Stops all children, the router before the shards, which the router may still call."""
         for name in STOP_S:
-            children = self._living(name)
+            children = self._spawner.running_as(name)
             if children and name == "shard":
                 logger.info("Shutting down shards")
             await asyncio.gather(*(self._stop_child(child) for child in children))
@@ -175,11 +147,8 @@ class Supervisor:
     async def _stop_child(self, child: Child) -> None:
         name = "webserver" if child.command.name == "router" else child.command.name
         logger.info("Terminating %s", name)
-        timeout_s = 0.0 if self._hurry.is_set() else STOP_S[child.command.name]
+        timeout_s = 0.0 if self._kill_asked.is_set() else STOP_S[child.command.name]
         logger.info("%s %s", name, "terminated" if await child.stop(timeout_s) else "killed")
-
-    def _living(self, name: str) -> list[Child]:
-        return [child for child in self._children if child.command.name == name]
 
 
 async def _first_of(task: "asyncio.Task[None]", event: asyncio.Event, timeout_s: float | None = None) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 
 from text_generation_common.link import Link, LinkEvent, LinkMessage
@@ -16,29 +16,30 @@ from text_generation_launcher.errors import WebserverCannotStart, WebserverFaile
 from text_generation_launcher.process import Child, log_last_lines
 from text_generation_launcher.pulse import Pulse, until_it_hangs
 from text_generation_launcher.restarts import Restarts
+from text_generation_launcher.spawner import Spawner
 
 logger = logging.getLogger("text_generation_launcher")
 
 # Seconds to read the last messages of a dead router: a process that it has started may hold the line open.
-LAST_WORDS_S = 1.0
+LAST_MESSAGES_S = 1.0
 # Exit statuses of a router that was asked to end.
 ASKED_ENDS = (0, -signal.SIGTERM, -signal.SIGKILL)
 
 
 class Webserver:
-    """`run` is for a task of its own. `hear` is called with each message of the router; `mourn` is called when a router
-    has ended without being asked to."""
+    """`run` is for a task of its own. `on_message` is called with the router's messages about shards, `on_end` when a
+    router has ended without being asked to."""
 
     def __init__(
         self,
-        start_router: Callable[[int], Awaitable[Child]],  # called with the descriptor of the router's end of the line
-        hear: Callable[[LinkMessage], None],
-        mourn: Callable[[], None],
+        spawner: Spawner,
+        on_message: Callable[[LinkMessage], None],
+        on_end: Callable[[], None],
         restarts: Restarts,
     ) -> None:
-        self._start_router = start_router
-        self._hear = hear
-        self._mourn = mourn
+        self._spawner = spawner
+        self._on_message = on_message
+        self._on_end = on_end
         self._restarts = restarts
         self._stopping = asyncio.Event()
         self._child: Child | None = None
@@ -48,7 +49,7 @@ class Webserver:
         self._has_hung = False  # the present router was killed because it hung
         self.has_listened = False
 
-    def announce(self, message: LinkMessage) -> None:
+    def notify(self, message: LinkMessage) -> None:
         """Sends `ready` or `lost` to the present router. `ready` is also sent to later routers, until `lost`."""
         if not self._has_had_shards and message.event is LinkEvent.READY:
             # TGI logs this line when its shards are ready, and starts its router only then. Ours runs already.
@@ -67,30 +68,30 @@ class Webserver:
         """Returns only after `stop`. Raises a CommandError when another start would not help."""
         while True:
             try:
-                await self._life_of_a_router()
+                await self._run_router()
             except WebserverCannotStart as error:
                 if not self.has_listened:
                     raise
                 logger.error("Webserver cannot start: %s", error.reason)
             if not self._stopping.is_set():
-                self._mourn()
-                await self._wait()
+                self._on_end()
+                await self._wait_for_next_start()
             if self._stopping.is_set():
                 return
             logger.info("Starting Webserver")
 
-    async def _life_of_a_router(self) -> None:
+    async def _run_router(self) -> None:
         self._has_hung = False
         ours, theirs = socket.socketpair()
         self._link = link = await Link.open(ours)
         try:
             with theirs:
-                self._child = child = await self._start_router(theirs.fileno())
+                self._child = child = await self._spawner.start_router(theirs.fileno())
             if self._stopping.is_set():
                 self._send(signal.SIGTERM)  # `stop` was called before this router's process existed.
             if self._ready is not None:
                 link.send(self._ready)
-            await self._hear_out(link, child)
+            await self._follow(link, child)
         finally:
             link.close()
             self._link = self._child = None
@@ -100,20 +101,20 @@ class Webserver:
             if self._stopping.is_set():
                 raise WebserverFailed
 
-    async def _hear_out(self, link: Link, child: Child) -> None:
-        """Returns when the router has ended."""
+    async def _follow(self, link: Link, child: Child) -> None:
+        """Reads the router's messages and watches its pulse. Returns when the router has ended."""
         pulse = Pulse(lambda: link.send(LinkMessage(LinkEvent.PING)))
-        listening = asyncio.create_task(self._listen(link, child, pulse))
-        watching = asyncio.create_task(self._watch(pulse, child))
+        reading = asyncio.create_task(self._read_messages(link, child, pulse))
+        watching = asyncio.create_task(self._kill_when_it_hangs(pulse, child))
         # A router that closes the line is about to end, and need not answer pings.
-        listening.add_done_callback(lambda _: watching.cancel())
+        reading.add_done_callback(lambda _: watching.cancel())
         try:
             await asyncio.wait([child.exited])
-            await asyncio.wait([listening], timeout=LAST_WORDS_S)
+            await asyncio.wait([reading], timeout=LAST_MESSAGES_S)
         finally:
-            await cancelled(listening, watching)
+            await cancelled(reading, watching)
 
-    async def _listen(self, link: Link, child: Child, pulse: Pulse) -> None:
+    async def _read_messages(self, link: Link, child: Child, pulse: Pulse) -> None:
         try:
             while (message := await link.receive()) is not None:
                 if message.event is LinkEvent.LISTENING:
@@ -125,18 +126,18 @@ class Webserver:
                 else:
                     if message.event is LinkEvent.CONFIRMED:
                         self._restarts.succeeded()
-                    self._hear(message)
+                    self._on_message(message)
         except (ValueError, KeyError, TypeError) as error:
             logger.error("The webserver sent a line that is not a message (%s): killing it", error)
             child.send(signal.SIGKILL)
 
-    async def _watch(self, pulse: Pulse, child: Child) -> None:
+    async def _kill_when_it_hangs(self, pulse: Pulse, child: Child) -> None:
         reason = await until_it_hangs(pulse, child.pid)
         logger.error("The webserver hangs (%s): killing it", reason)
         self._has_hung = True
         child.send(signal.SIGKILL)
 
-    async def _wait(self) -> None:
+    async def _wait_for_next_start(self) -> None:
         """Waits until the next start is due, or until `stop`. Raises when there should be no next start."""
         wait_s = self._restarts.failed()
         if wait_s is None or not self.has_listened:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from text_generation_launcher.pulse import LOOK_S, Pulse, Vitals, idle_s, read_vitals, until_it_hangs
+from text_generation_launcher.pulse import CHECK_S, Pulse, Vitals, idle_s, read_vitals, until_it_hangs
 
 SLEEPS = Vitals("S", 1.0, 0.0)
 
 
 class Watched:
-    """A router whose answers and vitals the test gives. The launcher looks every `look_s` seconds."""
+    """A router whose answers and vitals the test gives. The launcher checks every `check_s` seconds."""
 
     def __init__(self, begun: bool = True) -> None:
         self.now_s = 100.0
@@ -38,29 +38,29 @@ class Watched:
         answers: bool = False,
         running: float = 0.0,
         waiting: float = 0.0,
-        look_s: float = LOOK_S,
+        check_s: float = CHECK_S,
         known: bool = True,
     ) -> tuple[float, str] | None:
         """Lets `seconds` pass. Returns after how many seconds the router is called hung, and why; None if it is not.
         `running` and `waiting` are shares of the time."""
         started_s = self.now_s
         while self.now_s < started_s + seconds - 1e-9:
-            self.now_s += look_s
-            self.ran_s += running * look_s
-            self.waited_s += waiting * look_s
+            self.now_s += check_s
+            self.ran_s += running * check_s
+            self.waited_s += waiting * check_s
             if answers:
                 self.pulse.answered()
             vitals = Vitals(state, self.ran_s, self.waited_s) if known else None
-            reason = self.pulse.look(self.now_s, vitals)
+            reason = self.pulse.judge(self.now_s, vitals)
             if reason is not None:
                 return self.now_s - started_s, reason
         return None
 
 
-def test_a_router_that_answers_is_never_hung_and_gets_one_ping_for_each_look() -> None:
+def test_a_router_that_answers_is_never_hung_and_gets_one_ping_for_each_check() -> None:
     router = Watched()
     assert router.pass_s(1000, answers=True) is None
-    assert router.pings == 1000 / LOOK_S
+    assert router.pings == 1000 / CHECK_S
 
 
 def test_a_router_hangs_when_it_is_stopped_for_two_and_a_half_seconds_and_not_for_two() -> None:
@@ -107,14 +107,14 @@ def test_a_router_with_little_processor_time_hangs_after_eight_seconds_of_it() -
 
 
 def test_a_launcher_that_was_stopped_itself_counts_anew() -> None:
-    """The first look after the launcher's gap compares with vitals from before the gap, and must not count."""
+    """The first check after the launcher's gap compares with vitals from before the gap, and must not count."""
     router = Watched()
     assert router.pass_s(2.25, "T") is None
-    assert router.pass_s(10, "T", look_s=10) is None
+    assert router.pass_s(10, "T", check_s=10) is None
     assert router.pass_s(2, "T") is None
     router = Watched()
     assert router.pass_s(7.5) is None
-    assert router.pass_s(10, look_s=10) is None
+    assert router.pass_s(10, check_s=10) is None
     assert router.pass_s(7.5) is None
 
 
@@ -173,12 +173,12 @@ def test_a_kernel_without_scheduler_statistics_gives_state_and_running_time(tmp_
     assert read_vitals(8, tmp_path) is None
 
 
-def test_looks_are_apart_and_others_run_between_them() -> None:
+def test_checks_are_apart_and_others_run_between_them() -> None:
     pulse = Pulse(lambda: asked.append(time.monotonic()) or pulse.answered())
     asked: list[float] = []
     pulse.begin()
     with pytest.raises(TimeoutError):
-        asyncio.run(asyncio.wait_for(until_it_hangs(pulse, os.getpid()), 3.5 * LOOK_S))
+        asyncio.run(asyncio.wait_for(until_it_hangs(pulse, os.getpid()), 3.5 * CHECK_S))
     assert 1 <= len(asked) <= 3
 
 

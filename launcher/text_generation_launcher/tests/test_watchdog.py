@@ -8,34 +8,34 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from text_generation_launcher.health import Probe, Sample, Watchdog
+from text_generation_launcher.health import HealthAnswer, HealthClient, Watchdog
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc
 
-READY = Sample("ready", progress=10, running_step=0, longest_pause_s=0.0)
+READY = HealthAnswer("ready", progress=10, running_step=0, longest_pause_s=0.0)
 AT_WORK = replace(READY, running_step=7)
 LOADING = replace(READY, phase="load")
 WARMING = replace(READY, phase="warmup")
 
 
-def first_verdict(history: list[tuple[float, Sample | None]]) -> tuple[float, str] | None:
+def first_verdict(history: list[tuple[float, HealthAnswer | None]]) -> tuple[float, str] | None:
     """When the watchdog first calls the shard hung, and why. `history` holds times and answers."""
     watchdog = Watchdog(0.0)
-    for now_s, sample in history:
-        verdict = watchdog.look(now_s, sample)
+    for now_s, answer in history:
+        verdict = watchdog.judge(now_s, answer)
         if verdict is not None:
             return now_s, verdict
     return None
 
 
-def every(period_s: float, until_s: float, sample: Sample | None) -> list[tuple[float, Sample | None]]:
-    return [(number * period_s, sample) for number in range(1, round(until_s / period_s) + 1)]
+def every(period_s: float, until_s: float, answer: HealthAnswer | None) -> list[tuple[float, HealthAnswer | None]]:
+    return [(number * period_s, answer) for number in range(1, round(until_s / period_s) + 1)]
 
 
 @pytest.mark.parametrize("phase", ["load", "warmup", "capture", None])
 def test_a_preparing_shard_may_stand_still_for_300_s(phase):
-    sample = None if phase is None else replace(READY, phase=phase)
-    when_s, verdict = first_verdict(every(2.0, 600.0, sample))
+    answer = None if phase is None else replace(READY, phase=phase)
+    when_s, verdict = first_verdict(every(2.0, 600.0, answer))
     assert 300.0 <= when_s <= 302.0
     assert verdict == f"phase {phase or 'start'} stands still for 300 s"
 
@@ -86,7 +86,7 @@ def test_steps_that_follow_each_other_do_not_hang_even_without_progress():
 
 
 def test_idle_time_before_a_step_does_not_count():
-    history = every(0.5, 100.0, READY) + [(100.0 + now_s, sample) for now_s, sample in every(0.5, 4.5, AT_WORK)]
+    history = every(0.5, 100.0, READY) + [(100.0 + now_s, answer) for now_s, answer in every(0.5, 4.5, AT_WORK)]
     assert first_verdict(history) is None
 
 
@@ -111,13 +111,13 @@ class Shard(generate_pb2_grpc.TextGenerationServiceServicer):
         return pb.HealthResponse(phase="warmup", progress=5, running_step=6, longest_pause_ms=1500, last_step=4)
 
 
-def ask(socket_path: str) -> Sample | None:
-    async def run() -> Sample | None:
-        probe = Probe(socket_path)
+def ask(socket_path: str) -> HealthAnswer | None:
+    async def run() -> HealthAnswer | None:
+        client = HealthClient(socket_path)
         try:
-            return await probe.ask()
+            return await client.ask()
         finally:
-            await probe.close()
+            await client.close()
 
     return asyncio.run(run())
 
@@ -129,7 +129,7 @@ def test_health_is_read_field_by_field():
         server.add_insecure_port(f"unix://{folder}/shard-0")
         server.start()
         try:
-            assert ask(f"{folder}/shard-0") == Sample("warmup", 5, 6, 1.5)
+            assert ask(f"{folder}/shard-0") == HealthAnswer("warmup", 5, 6, 1.5)
         finally:
             server.stop(None).wait()
 

@@ -34,17 +34,17 @@ class Chances:
 
 
 class Keeper:
-    """A Webserver whose routers run the given programs, one after the other. An exception among them is raised in place
-    of a start."""
+    """A Webserver, and its Spawner: the routers run the given programs, one after the other. An exception among them is
+    raised in place of a start."""
 
     def __init__(self, *programs: str | Exception, chances: int = 5) -> None:
-        self.heard: list[LinkMessage] = []
-        self.mourned = 0
+        self.received: list[LinkMessage] = []
+        self.num_ends = 0
         self.outputs: list[str] = []
         self._programs = list(programs)
-        self.webserver = Webserver(self._start, self.heard.append, self._mourn, Chances(chances))
+        self.webserver = Webserver(self, self.received.append, self._on_end, Chances(chances))
 
-    async def _start(self, fd: int) -> Child:
+    async def start_router(self, fd: int) -> Child:
         program = self._programs.pop(0)
         if isinstance(program, Exception):
             raise program
@@ -53,8 +53,8 @@ class Keeper:
         child.exited.add_done_callback(lambda _: self.outputs.append(child.last_lines))
         return child
 
-    def _mourn(self) -> None:
-        self.mourned += 1
+    def _on_end(self) -> None:
+        self.num_ends += 1
 
     @property
     def num_left(self) -> int:
@@ -72,27 +72,27 @@ def test_a_router_that_listened_is_started_again_until_restarts_give_up():
     keeper = Keeper(LISTENING, "sys.exit(3)", WebserverCannotStart("cannot run it"), LISTENING, LISTENING, chances=3)
     with pytest.raises(WebserverFailed):
         asyncio.run(keeper.webserver.run())
-    assert (keeper.num_left, keeper.mourned) == (1, 4)
+    assert (keeper.num_left, keeper.num_ends) == (1, 4)
 
 
 def test_messages_that_a_router_sends_just_before_its_end_are_received():
     keeper = Keeper(LISTENING + CONFIRMED, chances=0)
     with pytest.raises(WebserverFailed):
         asyncio.run(keeper.webserver.run())
-    assert keeper.heard == [LinkMessage(LinkEvent.CONFIRMED, 3)]
+    assert keeper.received == [LinkMessage(LinkEvent.CONFIRMED, 3)]
 
 
 def test_a_later_router_is_notified_of_living_shards_and_not_of_dead_ones():
-    async def run(*announced: LinkMessage) -> list[str]:
+    async def run(*messages: LinkMessage) -> list[str]:
         program = READ + "print(text)\n" + LISTENING
         keeper = Keeper(LISTENING, program, chances=1)
-        for message in announced:
-            keeper.webserver.announce(message)
+        for message in messages:
+            keeper.webserver.notify(message)
         running = asyncio.create_task(keeper.webserver.run())
-        if announced[-1].event is LinkEvent.LOST:
+        if messages[-1].event is LinkEvent.LOST:
             while keeper.num_left:
                 await asyncio.sleep(0.01)
-            keeper.webserver.announce(LinkMessage(LinkEvent.READY, 9))
+            keeper.webserver.notify(LinkMessage(LinkEvent.READY, 9))
         with pytest.raises(WebserverFailed):
             await asyncio.wait_for(running, 30)
         return keeper.outputs
@@ -107,7 +107,7 @@ def test_after_a_stop_between_two_routers_no_router_is_started():
     async def run() -> Keeper:
         keeper = Keeper(LISTENING, LISTENING)
         running = asyncio.create_task(keeper.webserver.run())
-        while not keeper.mourned:
+        while not keeper.num_ends:
             await asyncio.sleep(0)
         keeper.webserver.stop()
         await asyncio.wait_for(running, 30)

@@ -1,0 +1,65 @@
+"""Starts the children of one server, and knows which of them are running."""
+
+from collections.abc import Callable, Mapping
+
+from text_generation_common.errors import CommandError
+from text_generation_launcher import commands
+from text_generation_launcher.commands import Command, Programs
+from text_generation_launcher.config import LauncherConfig
+from text_generation_launcher.errors import DownloadError, ShardCannotStart, WebserverCannotStart
+from text_generation_launcher.janitor import Janitor
+from text_generation_launcher.process import Child
+from text_generation_launcher.resolve import available_cores
+
+
+class Spawner:
+    """Nothing else starts a child. `config` is replaced once, when the weights are there. `listen_fd` is the bound API
+    socket and `port` its number. The janitor is told of every child, to kill it when the launcher is killed."""
+
+    def __init__(
+        self,
+        config: LauncherConfig,
+        programs: Programs,
+        environ: Mapping[str, str],
+        listen_fd: int,
+        port: int,
+        janitor: Janitor,
+    ) -> None:
+        self.config = config
+        self.running: list[Child] = []
+        self._programs = programs
+        self._environ = environ
+        self._listen_fd = listen_fd
+        self._port = port
+        self._janitor = janitor
+
+    async def start_download(self) -> Child:
+        return await self._start(commands.download(self.config, self._programs, self._environ), DownloadError)
+
+    async def start_shard(self, rank: int, epoch: int) -> Child:
+        cores = available_cores()
+        command = commands.shard(self.config, self._programs, self._environ, rank, epoch, cores)
+        return await self._start(command, ShardCannotStart)
+
+    async def start_router(self, launcher_fd: int) -> Child:
+        """`launcher_fd` is the router's end of the line to the launcher."""
+        command = commands.router(self.config, self._programs, self._environ, self._listen_fd, self._port, launcher_fd)
+        return await self._start(command, WebserverCannotStart)
+
+    def running_as(self, name: str) -> list[Child]:
+        """The running children of one kind: download, shard or router."""
+        return [child for child in self.running if child.command.name == name]
+
+    async def _start(self, command: Command, error: Callable[[str], CommandError]) -> Child:
+        try:
+            child = await Child.start(command)
+        except OSError as reason:
+            raise error(f"cannot run {command.argv[0]}: {reason.strerror}") from reason
+        self._janitor.add(child.pid)
+        self.running.append(child)
+        child.exited.add_done_callback(lambda _: self._remove(child))
+        return child
+
+    def _remove(self, child: Child) -> None:
+        self._janitor.remove(child.pid)
+        self.running.remove(child)
