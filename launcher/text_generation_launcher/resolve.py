@@ -2,7 +2,6 @@
 
 import ipaddress
 import logging
-import os
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -86,11 +85,6 @@ def count_nvidia_cards() -> int:
     except (OSError, subprocess.SubprocessError):
         return 0
     return len(done.stdout.splitlines())
-
-
-def available_cores() -> int:
-    """Number of cores that this process may use, or of all cores on systems that do not tell."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def resolve_rope(scaling: RopeScalingKind | None, factor: float | None) -> tuple[RopeScalingKind | None, float | None]:

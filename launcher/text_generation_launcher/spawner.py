@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from text_generation_common.cores import usable_cores
 from text_generation_common.errors import CommandError
 from text_generation_launcher import commands
 from text_generation_launcher.commands import Command, Programs
@@ -9,7 +10,6 @@ from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.errors import DownloadError, ShardCannotStart, WebserverCannotStart
 from text_generation_launcher.janitor import Janitor
 from text_generation_launcher.process import Child
-from text_generation_launcher.resolve import available_cores
 
 
 class Spawner:
@@ -37,7 +37,7 @@ class Spawner:
         return await self._start(commands.download(self.config, self._programs, self._environ), DownloadError)
 
     async def start_shard(self, rank: int, epoch: int) -> Child:
-        cores = available_cores()
+        cores = usable_cores()
         command = commands.shard(self.config, self._programs, self._environ, rank, epoch, cores)
         return await self._start(command, ShardCannotStart)
 

@@ -1,36 +1,16 @@
-"""Finds out how many cores and how much memory this process may use, from the system and a container's limits."""
+"""Finds out how much memory this process may use, from the system and a container's limits."""
 
-import math
 import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-CGROUP = Path("/sys/fs/cgroup")
-
-
-def usable_cores(cgroup: Path = CGROUP) -> int:
-    """Number of cores that the process may run on, limited by its quota of processor time. All cores of the machine on
-    systems that do not tell."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min([cores, *(max(1, math.ceil(quota)) for quota in _quotas(cgroup))])
+from text_generation_common.cores import CGROUP
 
 
 def available_bytes(cgroup: Path = CGROUP) -> int:
     """Bytes of memory that are free, or that the system can free at once."""
     return min([_of_the_machine(), *_left(cgroup)])
-
-
-def _quotas(cgroup: Path) -> Iterator[float]:
-    """Quotas of processor time, in cores, of control groups version 2 and version 1. Yields nothing without limits."""
-    with suppress(OSError, ValueError):
-        quota, period = (cgroup / "cpu.max").read_text().split()
-        if quota != "max":
-            yield int(quota) / int(period)
-    with suppress(OSError, ValueError):
-        quota, period = ((cgroup / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        if int(quota) > 0:
-            yield int(quota) / int(period)
 
 
 def _of_the_machine() -> int:

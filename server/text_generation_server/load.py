@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from text_generation_common.cores import usable_cores
 from text_generation_common.model_files import read_model_file
 from text_generation_server.config import ShardConfig
 from text_generation_server.distributed import Group, join_group
 from text_generation_server.errors import ModelError
 from text_generation_server.graphs import DEFAULT_SIZES, CudaRecorder, DecodeGraphs, Graphs, no_graphs
-from text_generation_server.host import usable_cores
 from text_generation_server.kernels import Backend, select_backend
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.programs import DecodePrograms
