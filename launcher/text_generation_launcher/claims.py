@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+from text_generation_common.addresses import bound_socket
 from text_generation_common.errors import AddressInUse
 from text_generation_common.places import ServerPlace
 
@@ -110,16 +111,12 @@ def _is_alive(pid: int) -> bool:
 @contextmanager
 def claim_port(hostname: str, port: int) -> Iterator[socket.socket]:
     """A bound socket that does not listen yet: connections are refused until the router is ready."""
-    family = socket.AF_INET6 if ":" in hostname else socket.AF_INET
-    with closing(socket.socket(family, socket.SOCK_STREAM)) as bound:
-        # A restart must not wait for the connections that the last server left in TIME_WAIT.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            bound.bind((hostname, port))
-        except OSError as error:
-            raise _port_error(hostname, port, error) from error
-        with _claim_name(hostname, bound.getsockname()[1]):
-            yield bound
+    try:
+        bound = bound_socket(hostname, port)
+    except OSError as error:
+        raise _port_error(hostname, port, error) from error
+    with bound, _claim_name(hostname, bound.getsockname()[1]):
+        yield bound
 
 
 @contextmanager

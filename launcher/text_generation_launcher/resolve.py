@@ -1,12 +1,12 @@
 """Checks a config, and fills in values that follow from flags, environment and model."""
 
-import ipaddress
 import logging
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from text_generation_common.addresses import address_of
 from text_generation_common.errors import ArgumentValidation
 from text_generation_launcher import checks, model
 from text_generation_launcher.config import DEMO_MODEL, LauncherConfig, RopeScalingKind, TrueFalse
@@ -35,7 +35,7 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LauncherConfi
         num_shard=num_shard,
         rope_scaling=rope_scaling,
         rope_factor=rope_factor,
-        hostname=resolve_hostname(config.hostname),
+        hostname=address_of(config.hostname, logger),
     )
     checks.check_paths(config)
     checks.mention_without_effect(config)
@@ -91,15 +91,6 @@ def resolve_rope(scaling: RopeScalingKind | None, factor: float | None) -> tuple
     if scaling is None and factor is None:
         return None, None
     return scaling or RopeScalingKind.linear, 1.0 if factor is None else factor
-
-
-def resolve_hostname(hostname: str) -> str:
-    """An IP address to listen on. Shells and containers export HOSTNAME as a name, which is replaced by 0.0.0.0."""
-    try:
-        return str(ipaddress.ip_address(hostname))
-    except ValueError:
-        logger.warning("Invalid hostname, defaulting to 0.0.0.0")
-        return "0.0.0.0"
 
 
 def with_prefill_budget(config: LauncherConfig, model_config: Mapping[str, Any]) -> LauncherConfig:

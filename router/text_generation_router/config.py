@@ -1,7 +1,6 @@
 """The router's settings: one frozen value, checked, built once in `cli.py`."""
 
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 
 from text_generation_router.errors import StartError
 from text_generation_router.http.caller import CacheScope
@@ -86,12 +85,3 @@ class RouterConfig:
             )
         if total is not None and total > batch:
             raise StartError(f"`max_total_tokens` must be <= `max_batch_total_tokens`. Given: {total} and {batch}")
-
-
-def is_address(hostname: str) -> bool:
-    """Whether `hostname` is an IP address. Containers set HOSTNAME to the container's name, which cannot be bound."""
-    try:
-        ip_address(hostname)
-    except ValueError:
-        return False
-    return True

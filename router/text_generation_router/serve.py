@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, suppress
 
 import uvloop
 
+from text_generation_common.addresses import address_of, bound_socket
 from text_generation_common.link import Link
 from text_generation_router.api import reading_child
 from text_generation_router.api.body import Bodies
@@ -17,7 +18,7 @@ from text_generation_router.api.inference import Inference
 from text_generation_router.api.permits import Permits
 from text_generation_router.api.services import Services
 from text_generation_router.app import create_app
-from text_generation_router.config import RouterConfig, is_address
+from text_generation_router.config import RouterConfig
 from text_generation_router.engine import Engine, EngineConfig, TokenLimits
 from text_generation_router.errors import ShardsError, StartError
 from text_generation_router.http.caller import Callers
@@ -61,28 +62,21 @@ def run(config: RouterConfig) -> None:
 
 def bind(config: RouterConfig) -> socket.socket:
     """The bound socket. It does not listen yet, so connections are refused until warm-up is done."""
-    listener = _bound_socket(config)
+    listener = _inherited_or_bound(config)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return listener
 
 
-def _bound_socket(config: RouterConfig) -> socket.socket:
+def _inherited_or_bound(config: RouterConfig) -> socket.socket:
     if config.listen_fd is not None:
         return inherited_socket("--listen-fd", config.listen_fd)
-    hostname = config.hostname
-    if not is_address(hostname):
-        logger.warning("Invalid hostname, defaulting to 0.0.0.0")
-        hostname = "0.0.0.0"
-    listener = socket.socket(socket.AF_INET6 if ":" in hostname else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    address = address_of(config.hostname, logger)
     try:
-        listener.bind((hostname, config.port))
+        return bound_socket(address, config.port)
     except OSError as error:
-        listener.close()
         raise StartError(
-            f"cannot listen on {hostname}:{config.port}: {error.strerror}; choose another --port or --hostname"
+            f"cannot listen on {address}:{config.port}: {error.strerror}; choose another --port or --hostname"
         ) from error
-    return listener
 
 
 def inherited_socket(flag: str, descriptor: int) -> socket.socket:

@@ -1,0 +1,31 @@
+"""Chooses and binds the address on which a server listens."""
+
+import logging
+import socket
+from ipaddress import ip_address
+
+EVERY_ADDRESS = "0.0.0.0"
+
+
+def address_of(hostname: str, logger: logging.Logger) -> str:
+    """The IP address `hostname` in its usual form. Shells and containers export HOSTNAME as a name: it is replaced by
+    0.0.0.0, with a warning to `logger`."""
+    try:
+        return str(ip_address(hostname))
+    except ValueError:
+        logger.warning("Invalid hostname, defaulting to %s", EVERY_ADDRESS)
+        return EVERY_ADDRESS
+
+
+def bound_socket(address: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet: connections are refused until it does. OSError if the port is in use or
+    the address is not of this machine."""
+    bound = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        # A restart must not wait for the connections that the last server left in TIME_WAIT.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((address, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
