@@ -1,9 +1,33 @@
-"""Finds the folder of the demo model."""
+"""Tells where a model is: in a folder of this machine, in the demo model's folder, or on the Hugging Face hub."""
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
 from text_generation_common.errors import ArgumentValidation
+
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+PATH_STARTS = ("/", "./", "../", "~")
+
+
+def local_folder(model_id: str) -> Path | None:
+    """The folder that `model_id` names, or None if there is none: the model may be on the hub."""
+    try:
+        folder = Path(model_id).expanduser()
+    except RuntimeError:  # `~name`, and the machine has no such user
+        return None
+    return folder if folder.is_dir() else None
+
+
+def is_meant_as_path(model_id: str) -> bool:
+    """Whether `model_id` cannot be a hub id and looks like a path. An error then says that there is no such folder."""
+    return model_id.startswith(PATH_STARTS) or model_id.count("/") > 1
+
+
+def is_hub_id(model_id: str) -> bool:
+    """Whether `model_id` has the form of a hub id, `name` or `owner/name`. Asks no hub."""
+    parts = model_id.split("/")
+    return not is_meant_as_path(model_id) and bool(HUB_ID.fullmatch(model_id)) and not {".", ".."} & set(parts)
 
 
 def demo_directory() -> Path:

@@ -1,19 +1,14 @@
 """Finds the model's files and reads its config.json. Loads no weights and no tokenizer."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from text_generation_common import quantization
 from text_generation_common.errors import ArgumentValidation
 from text_generation_common.model_files import read_model_file
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_folder import demo_directory, is_hub_id, local_folder
 from text_generation_launcher.config import DEMO_MODEL, LauncherConfig
-
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-# A hub id never starts with these: --model-id is then a path, and the error says that the path does not exist.
-PATH_STARTS = ("/", "./", "../", "~")
 
 
 def locate(config: LauncherConfig) -> str:
@@ -22,14 +17,14 @@ def locate(config: LauncherConfig) -> str:
     ArgumentValidation for a directory whose weights are quantized in a format that we do not serve. The config.json of
     a hub model is checked later, when it is downloaded and before the weights are.
     """
-    directory = demo_directory() if config.model_id == DEMO_MODEL else Path(config.model_id)
-    served = Path(config.weights_cache_override or directory)
-    if served.is_dir():
+    directory = demo_directory() if config.model_id == DEMO_MODEL else local_folder(config.model_id)
+    served = Path(config.weights_cache_override) if config.weights_cache_override else directory
+    if served is not None:
         _refuse_quantized(served)
-    if directory.is_dir():
+    if directory is not None:
         read_json(directory / "config.json")
         return str(directory.absolute())
-    if config.model_id.startswith(PATH_STARTS) or not HUB_ID.fullmatch(config.model_id):
+    if not is_hub_id(config.model_id):
         raise ArgumentValidation(f"model directory {config.model_id} does not exist: check --model-id")
     return config.model_id
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from text_generation_common.model_folder import local_folder
 from text_generation_router.errors import StartError
 
 PATTERNS = ["tokenizer.json", "tokenizer_config.json", "chat_template.json", "chat_template.jinja"]
@@ -18,18 +19,18 @@ def find_model_files(name: str, revision: str | None, override: str | None = Non
     """`override`: a folder with the files, used instead of `name`. Raises StartError if the model is not found."""
     if override is not None:
         return ModelFiles(Path(override), None)
-    if Path(name).is_dir():
-        return ModelFiles(Path(name), None)
+    if folder := local_folder(name):
+        return ModelFiles(folder, None)
     # Imported here because the import takes a good part of the start, and a local model does not need it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=PATTERNS))
+        snapshot = Path(snapshot_download(name, revision=revision, allow_patterns=PATTERNS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().split("\n", 1)[0]
         raise StartError(
             f"the tokenizer of `{name}` is neither a local directory nor on the hub ({reason}); "
             "give --tokenizer-name a directory with a tokenizer.json, or a hub id that you may read"
         ) from error
-    return ModelFiles(folder, folder.name)
+    return ModelFiles(snapshot, snapshot.name)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from huggingface_hub import constants, try_to_load_from_cache
 
+from text_generation_common.model_folder import is_hub_id, is_meant_as_path, local_folder
 from text_generation_server.errors import WeightsError
 from text_generation_server.weights import names
 from text_generation_server.weights.access import HubAccess, described, hub_errors
@@ -16,7 +17,6 @@ from text_generation_server.weights.transfer import Retries
 
 logger = logging.getLogger(__name__)
 
-_MODEL_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _REVISION = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
 
 
@@ -38,13 +38,11 @@ def local_directory(model_id: str, access: HubAccess) -> Path | None:
         if not access.override.is_dir():
             raise WeightsError(f"WEIGHTS_CACHE_OVERRIDE {access.override} is not a directory")
         return access.override
-    path = Path(model_id).expanduser()
-    if path.is_dir():
-        return path
-    parts = model_id.split("/")
-    if model_id.startswith(("/", "~", "./", "../")) or len(parts) > 2:
+    if folder := local_folder(model_id):
+        return folder
+    if is_meant_as_path(model_id):
         raise WeightsError(f"{model_id} is not a directory")
-    if not _MODEL_ID.fullmatch(model_id) or {".", ".."} & set(parts):
+    if not is_hub_id(model_id):
         raise WeightsError(f"{model_id!r} is neither a directory nor a model id like `name` or `owner/name`")
     return None
 
