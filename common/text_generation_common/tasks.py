@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 
-async def cancelled(*tasks: "asyncio.Task[Any]") -> None:
+async def cancelled(*tasks: "asyncio.Future[Any]") -> None:
     """Cancels the tasks and returns when all have ended. Their exceptions are dropped."""
     for task in tasks:
         task.cancel()

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 
+from text_generation_common.tasks import cancelled
 from text_generation_router.errors import ShardsError
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.scheduler import Scheduler
@@ -51,5 +52,4 @@ class Audit:
 
     async def close(self) -> None:
         if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+            await cancelled(self._asking)

@@ -4,6 +4,7 @@ import asyncio
 from typing import Protocol
 
 from text_generation_common.link import Link, LinkEvent, LinkMessage
+from text_generation_common.tasks import cancelled
 from text_generation_router.errors import ShardsError
 from text_generation_router.shards import ShardedClient
 
@@ -74,8 +75,7 @@ class LaunchedGroups:
         self._send(LinkEvent.LISTENING)
 
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
         self._link.close()
 
     def _send(self, event: LinkEvent, epoch: int = 0, reason: str = "") -> None:

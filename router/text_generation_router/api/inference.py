@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from text_generation_common.tasks import cancelled
 from text_generation_router.api.generation import Generation, Result, close_all
 from text_generation_router.api.permits import Permit, Permits
 from text_generation_router.errors import BodyError, DeadlineError, InferenceError
@@ -103,10 +104,8 @@ class Inference:
         try:
             return await asyncio.gather(*tasks)
         finally:
-            for task in tasks:
-                task.cancel()
             close_all(generations)
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancelled(*tasks)
 
 
 def _time_left_s(timeouts_s: Sequence[float | None], started_s: float) -> float | None:

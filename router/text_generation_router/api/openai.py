@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from text_generation_common.tasks import cancelled
 from text_generation_router.api.generation import Generation, Row, Timing
 from text_generation_router.errors import InferenceError
 from text_generation_router.http.dialects import OPENAI
@@ -109,9 +110,7 @@ async def merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int,
             else:
                 yield index, item
     finally:
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        await cancelled(*pumps)
 
 
 async def _pump(

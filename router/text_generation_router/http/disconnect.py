@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from text_generation_common.tasks import cancelled
+
 T = TypeVar("T")
 
 
@@ -23,9 +25,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
             return task.result()
         raise ClientDisconnect
     finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await cancelled(task, gone)
 
 
 async def send_unless_disconnected(

@@ -12,6 +12,7 @@ from functools import partial
 import uvicorn
 from fastapi import FastAPI
 
+from text_generation_common.tasks import cancelled
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import ConnectionLimits, LimitHits
 from text_generation_router.http.protocol import Connection
@@ -114,8 +115,7 @@ class StopOnSignal:
         logger.info("Connected")
         await server.serve(sockets=[listener])
         if self._draining is not None:
-            self._draining.cancel()
-            await asyncio.gather(self._draining, return_exceptions=True)
+            await cancelled(self._draining)
 
     def _stop(self) -> None:
         if self._server is None:

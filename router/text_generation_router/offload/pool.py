@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from text_generation_common.tasks import cancelled
 from text_generation_router.offload.errors import BusyError, JobError, JobLostError, JobTimeoutError
 from text_generation_router.offload.process import ChildProcess
 from text_generation_router.offload.waiting import Job, Waiting
@@ -68,9 +69,7 @@ class ProcessPool:
         """Kills the children. Waiting and running jobs end with JobLostError. May be called again."""
         self._is_closed = True
         keepers, self._keepers = self._keepers, []
-        for keeper in keepers:
-            keeper.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
+        await cancelled(*keepers)
         while (job := self._waiting.take()) is not None:
             _fail(job, JobLostError())
 
