@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-log = logging.getLogger("text_generation_faults")
+logger = logging.getLogger("text_generation_faults")
 
 RULE = re.compile(
     r"(?P<point>[a-z_.]+)"
@@ -61,14 +61,14 @@ def setup_command(text: str, testing: bool, **labels: object) -> None:
     if testing:
         setup(text, **labels)
     elif text:
-        log.warning(NOT_TESTING)
+        logger.warning(NOT_TESTING)
 
 
 def point(name: str, tokens: Callable[[], Iterable[int]] = tuple) -> None:
     """A place that may fail. `tokens` returns the ids that the place works on; called only if a rule names a token."""
     passing = [rule for rule in _rules if rule.point == name and (rule.token is None or rule.token in tokens())]
     for rule in [rule for rule in passing if rule.is_due()]:
-        log.warning("fault injected: %s %s at pass %d", name, rule.action, rule.passed)
+        logger.warning("fault injected: %s %s at pass %d", name, rule.action, rule.passed)
         ACTIONS[rule.action](rule)
 
 
