@@ -367,6 +367,8 @@ class Scheduler:
             return 0
         if any(step.chunks or len(step.decode_ids) != rows for step in sent):
             return 0
+        if self._next_number - 1 - self._answered != len(sent):
+            return 0  # a step without tokens is in flight, so fewer tokens come than steps answer
         left = min(r.request.max_new_tokens - r.num_sent for r in self._running.values()) - (not sent)
         return max(0, min(left, self._memory.num_available // rows, self._joining.quiet_steps(self._running)))
 

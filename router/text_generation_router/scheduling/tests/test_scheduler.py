@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from text_generation_router.scheduling.admission import AdmissionMode
@@ -684,6 +684,8 @@ def test_a_request_cancelled_in_its_prompt_leaves_only_confirmed_tokens_in_the_c
     assert scheduler.cache.num_tokens == 32 and scheduler.num_held == 0
 
 
+@example(5870, AdmissionMode.PEAK, 3)
+@example(5870, AdmissionMode.PAST_FUTURE, 3)
 @given(st.integers(0, 2**32), st.sampled_from(AdmissionMode), st.sampled_from([1, 3]))
 def test_a_jump_equals_as_many_single_steps(seed: int, mode: AdmissionMode, owners: int) -> None:
     """Both schedulers get the same requests at the same steps. One scheduler jumps whenever nothing can change."""
