@@ -13,10 +13,11 @@ from text_generation_router.scheduling.prefix_cache import PrefixCache
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.slots import TokenSlots
-from text_generation_router.scheduling.step import ForwardStep, Step
+from text_generation_router.scheduling.step import ForwardStep, Step, StepTokens
 
 RUNNING, WAITING, MOST_TOKENS = 256, 2000, 512
 VOCABULARY = 32_000
+TOKEN, END_TOKEN = 7, 2
 PREFIXES, PREFIX_TOKENS = 20, 200
 MATCHED_TOKENS = 4096
 # A completion client sends its whole text again after each keystroke, which adds this many tokens.
@@ -61,9 +62,11 @@ class Load:
     def __init__(self) -> None:
         self.random = np.random.default_rng(0)
         capacity = RUNNING * MOST_TOKENS
-        self.scheduler = Scheduler(Limits(capacity, RUNNING, max_batch_prefill_tokens=4096))
+        self.scheduler = Scheduler(
+            Limits(capacity, RUNNING, max_batch_prefill_tokens=4096), end_tokens=frozenset({END_TOKEN})
+        )
         self.prefixes = [self._tokens(PREFIX_TOKENS) for _ in range(PREFIXES)]
-        self.lengths: dict[int, int] = {}  # output tokens of each request, by its id
+        self.left: dict[int, int] = {}  # output tokens that each request will still make, by its id
         self.in_flight: deque[Step] = deque()
         self.decisions_s: list[float] = []
         self.answers_s: list[float] = []
@@ -77,7 +80,7 @@ class Load:
         prefix = self.prefixes[int(self.random.integers(PREFIXES))]
         prompt = prefix + self._tokens(int(self.random.integers(50, 300)))
         running = self.scheduler.add(GenerationRequest(prompt, MOST_TOKENS))
-        self.lengths[running.id] = int(np.clip(self.random.lognormal(5, 0.6), 1, MOST_TOKENS))
+        self.left[running.id] = int(np.clip(self.random.lognormal(5, 0.6), 1, MOST_TOKENS))
 
     def step(self) -> None:
         """Decides until two steps are in flight, as the engine does, then answers the oldest."""
@@ -89,22 +92,24 @@ class Load:
             self.in_flight.append(step)
             if isinstance(step, ForwardStep):
                 self.decisions_s.append(time.thread_time() - started)
+        step = self.in_flight.popleft()
+        request_ids, token_ids = self._compute(step)
         started = time.thread_time()
-        ended = self._answer(self.in_flight.popleft())
+        applied = self.scheduler.apply(StepTokens(step.number, request_ids, list(zip(token_ids))))
         self.answers_s.append(time.thread_time() - started)
-        for _ in range(ended):
+        for request_id in applied.freed:
+            del self.left[request_id]
+        for _ in applied.ended:
             self._arrive()
 
-    def _answer(self, step: Step) -> int:
-        ended = 0
-        if isinstance(step, ForwardStep):
-            for request_id in (*step.decode_ids, *(chunk.request_id for chunk in step.chunks if chunk.last)):
-                request = self.scheduler.confirm(request_id, 7)
-                if request is not None and len(request.output_ids) >= self.lengths[request_id]:
-                    self.scheduler.end(request, step.number)
-                    ended += 1
-        self.scheduler.answered(step.number)
-        return ended
+    def _compute(self, step: Step) -> tuple[list[int], list[int]]:
+        """What the shards answer: ids of requests, and the id of a token for each."""
+        if not isinstance(step, ForwardStep):
+            return [], []
+        request_ids = [*step.decode_ids, *(chunk.request_id for chunk in step.chunks if chunk.last)]
+        for request_id in request_ids:
+            self.left[request_id] -= 1
+        return request_ids, [TOKEN if self.left[request_id] else END_TOKEN for request_id in request_ids]
 
 
 def match_times(repeats: int) -> npt.NDArray[np.float64]:

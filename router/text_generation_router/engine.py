@@ -33,7 +33,7 @@ from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.request import GenerationRequest, Token
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.step import ForwardStep, Step
+from text_generation_router.scheduling.step import ForwardStep, Step, StepTokens
 from text_generation_router.shard_groups import ShardGroups
 from text_generation_router.shards import ModelInfo, ShardedClient, StepAnswer
 from text_generation_router.step_metrics import StepMetrics
@@ -136,7 +136,6 @@ class Engine:
         self._streams: dict[int, GenerationStream] = {}
         self._in_flight: deque[StepInFlight] = deque()
         self._forwards = 0  # number of forward steps in `_in_flight`
-        self._answered = 0  # number of the newest step that has answered
         self._work = asyncio.Event()
         self._started = asyncio.Event()
         self._ended = False
@@ -215,7 +214,7 @@ class Engine:
         """Ends a request whose client left, or that has to make room. `reason`: its `err` in tgi_request_failure."""
         if self._streams.pop(request.id, None) is not None:
             self._metrics.request_failure.labels(err=reason).inc()
-            self._scheduler.end(request, self._answered, finished=False)
+            self._scheduler.cancel(request.id)
             self._counts.waiting(self._scheduler)
             self._work.set()
 
@@ -224,7 +223,7 @@ class Engine:
         del self._streams[stream.running.id]
         if not stream.expire(time.perf_counter()):
             self._metrics.request_failure.labels(err="deadline").inc()
-        self._scheduler.end(stream.running, self._answered, finished=False)
+        self._scheduler.cancel(stream.running.id)
         self._counts.waiting(self._scheduler)
         self._work.set()
 
@@ -264,9 +263,9 @@ class Engine:
         self.limits = TokenLimits(config.max_input_tokens or max_total - 1, max_total, capacity.slots)
         self._vocabulary = self._make_vocabulary(shards.info)
         self._metrics.batch_max_total_tokens.set(capacity.slots)
-        for request in self._scheduler.begin_epoch(capacity.slots):
+        for request in self._scheduler.begin_epoch(capacity.slots, self._vocabulary.eos_ids):
             self._fail(request, f"Server error: the shards came back with room for {capacity.slots} tokens only")
-        self._answered, self._confirmed = 0, False
+        self._confirmed = False
         if self._lost_s is not None:
             self._metrics.shard_recovery_duration.observe(time.perf_counter() - self._lost_s)
             self._lost_s = None
@@ -342,30 +341,30 @@ class Engine:
             self._counts.answered(oldest.step, answer, oldest.sent_s, received)
             self._retry_after.note_step(oldest.sent_s, received)
         else:
+            self._scheduler.apply(StepTokens(oldest.step.number))
             self._counts.filtered(oldest.sent_s, received)
-        self._answered = oldest.step.number
-        self._scheduler.answered(self._answered)
 
     def _take_tokens(self, answer: StepAnswer, now: float) -> None:
+        applied = self._scheduler.apply(
+            StepTokens(answer.number, answer.request_ids, list(zip(answer.token_ids)), answer.not_finite_ids)
+        )
+        for request_id in applied.not_finite:
+            self._fail(self._streams[request_id].running, "the model's logits for it are not finite (NaN or infinity)")
         first_top = 0
         gaps_s: Counter[float] = Counter()  # time since a stream's previous token: number of streams
         logprobs = answer.logprobs.tolist()
         for i, request_id in enumerate(answer.request_ids):
             tops, first_top = slice(first_top, first_top + answer.top_counts[i]), first_top + answer.top_counts[i]
-            if request_id in answer.not_finite_ids:
-                self._end_not_finite(request_id, answer.number)
-                continue
-            running = self._scheduler.confirm(request_id, answer.token_ids[i])
-            stream = self._streams.get(request_id)
-            if running is None or stream is None:
-                continue  # the request ended while this step was in flight
+            if not applied.taken[i]:
+                continue  # the request ended while this step was in flight, or its logits are not finite
+            stream = self._streams[request_id]
             top_tokens = self._top_tokens(answer, tops) if tops.stop > tops.start else ()
             if stream.last_token_s:
                 gaps_s[now - stream.last_token_s] += 1
-            if stream.push(answer.token_ids[i], logprobs[i], top_tokens, now):
+            if stream.push(answer.token_ids[i], logprobs[i], top_tokens, applied.ended.get(request_id), now):
                 del self._streams[request_id]
-                self._scheduler.end(running, answer.number)
-                self._counts.finished(running)
+                self._scheduler.end(request_id)
+                self._counts.finished(stream.running)
         self._counts.waited_between_tokens(gaps_s)
 
     def _note_confirmed(self) -> None:
@@ -373,12 +372,6 @@ class Engine:
         if not self._confirmed and self._shards is not None:
             self._confirmed = True
             self._shard_groups.confirmed(self._shards)
-
-    def _end_not_finite(self, request_id: int, number: int) -> None:
-        """Ends a request for which the model computed NaN or infinity. No other request is affected."""
-        if (stream := self._streams.get(request_id)) is not None:
-            self._scheduler.end(stream.running, number, finished=False, is_good=False)
-            self._fail(stream.running, "the model's logits for it are not finite (NaN or infinity)")
 
     def _top_tokens(self, answer: StepAnswer, rows: slice) -> tuple[Token, ...]:
         pairs = zip(answer.top_ids[rows], answer.top_logprobs[rows].tolist(), strict=True)

@@ -120,10 +120,14 @@ class GenerationStream:
         self._end()
         return True
 
-    def push(self, token_id: int, logprob: float, top_tokens: tuple[Token, ...], now: float) -> bool:
-        """Adds a token that the shards have confirmed. Returns whether the request is finished."""
+    def push(
+        self, token_id: int, logprob: float, top_tokens: tuple[Token, ...], reason: FinishReason | None, now: float
+    ) -> bool:
+        """Adds a token that the scheduler has confirmed. `reason`: why the request ends with it, if it does. Returns
+        whether the request is finished: a stop string in its text ends it too."""
         shown, plain, stopped = self._text.push(token_id)
-        reason = self._finish_reason(token_id, stopped)
+        if reason is None and stopped:
+            reason = FinishReason.STOP_SEQUENCE
         if reason is not None and not stopped:
             held_back = self._text.flush()
             shown, plain = shown + held_back, plain + held_back
@@ -136,15 +140,6 @@ class GenerationStream:
             self._end()
         self._changed.set()
         return self._finished
-
-    def _finish_reason(self, token_id: int, stopped: bool) -> FinishReason | None:
-        """The length limit before the end-of-sequence token before a stop string, as in TGI."""
-        request = self.running.request
-        if len(self.running.output_ids) >= request.max_new_tokens:
-            return FinishReason.LENGTH
-        if token_id in self._vocabulary.eos_ids and not request.ignore_eos:
-            return FinishReason.EOS_TOKEN
-        return FinishReason.STOP_SEQUENCE if stopped else None
 
     def _finish(self, reason: FinishReason, now: float) -> Finish:
         sampling = self.running.request.sampling

@@ -15,11 +15,12 @@ from text_generation_benchmark.simulation.trace import Requests, Trace
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.step import ForwardStep, Step
+from text_generation_router.scheduling.step import ForwardStep, Step, StepTokens
 
 MAX_IN_FLIGHT = 2
-# The id of every token: only the number of tokens matters.
+# The id of every token but the last one of a request: only the number of tokens matters.
 TOKEN = 7
+END_TOKEN = 2
 # A jump over fewer steps saves nothing.
 FEWEST_STEPS = 2
 
@@ -52,7 +53,7 @@ class SimulatedEngine:
     """Runs a trace to its end, once. `jumps=False` decides every step; the outcome is the same."""
 
     def __init__(self, trace: Trace, cost: StepCost, limits: Limits, bucket_s: float, jumps: bool = True) -> None:
-        self._scheduler = Scheduler(limits)
+        self._scheduler = Scheduler(limits, end_tokens=frozenset({END_TOKEN}))
         self._cost = cost
         self._limits = limits
         self._jumps = jumps
@@ -110,14 +111,13 @@ class SimulatedEngine:
         sent = self._in_flight.popleft()
         step = sent.step
         if not isinstance(step, ForwardStep):
-            self._scheduler.answered(sent.number)
+            self._scheduler.apply(StepTokens(sent.number))
             return
         self._num_forwards -= 1
         seconds = self._seconds(step) if sent.seconds is None else sent.seconds
         self._books.note_step(self._now, seconds, self._scheduler.num_held)
         self._now += seconds
         self._take_tokens(step, sent.number)
-        self._scheduler.answered(sent.number)
 
     def _seconds(self, step: ForwardStep) -> float:
         """Duration of a step that starts now, when all steps before it have answered."""
@@ -136,35 +136,28 @@ class SimulatedEngine:
 
     def _take_tokens(self, step: ForwardStep, number: int) -> None:
         """Takes the tokens of the step that has just ended."""
-        confirm = self._scheduler.confirm
-        for one in self._aboard:
-            if confirm(one.running.id, TOKEN) is None:
-                self._books.wasted_rows += 1
-                del self._live[one.running.id]
+        ids = [*step.decode_ids, *(chunk.request_id for chunk in step.chunks if chunk.last)]
+        rows = [*self._aboard, *(self._live[request_id] for request_id in ids[len(self._aboard) :])]
+        tokens = [(END_TOKEN,) if one.left == 1 else (TOKEN,) for one in rows]
+        applied = self._scheduler.apply(StepTokens(number, ids, tokens))
+        for one, taken in zip(rows, applied.taken, strict=True):
+            if taken:
+                self._note_token(one)
             else:
-                self._note_token(one, number)
-        for chunk in step.chunks:
-            if chunk.last:
-                confirm(chunk.request_id, TOKEN)
-                self._note_token(self._live[chunk.request_id], number)
+                self._books.wasted_rows += 1
+        for request_id in applied.ended:
+            one = self._live[request_id]
+            self._books.note_end(one.index, one.first_s, one.last_s, one.longest_gap_s)
+        for request_id in applied.freed:
+            del self._live[request_id]
 
-    def _note_token(self, one: Live, number: int) -> None:
+    def _note_token(self, one: Live) -> None:
         now = self._now
         if one.first_s < 0:
             one.first_s = now
         elif now - one.last_s > one.longest_gap_s:
             one.longest_gap_s = now - one.last_s
         one.last_s = now
-        if len(one.running.output_ids) == one.output_tokens:
-            self._scheduler.end(one.running, number)
-            self._books.note_end(one.index, one.first_s, now, one.longest_gap_s)
-            if not self._is_aboard(one.running.id):
-                del self._live[one.running.id]
-
-    def _is_aboard(self, request_id: int) -> bool:
-        """Whether a step in flight has a row for the request."""
-        steps = (sent.step for sent in self._in_flight)
-        return any(request_id in step.decode_ids for step in steps if isinstance(step, ForwardStep))
 
     def _jump(self) -> bool:
         """Jumps to the next time at which a step has to be decided. False if that is less than FEWEST_STEPS steps away.

@@ -21,10 +21,19 @@ from text_generation_router.scheduling.look_ahead import steps_until_start
 from text_generation_router.scheduling.memory import Memory
 from text_generation_router.scheduling.prefix_cache import PrefixCache
 from text_generation_router.scheduling.queue import Queue
-from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.request import FinishReason, GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.slots import TokenSlots
-from text_generation_router.scheduling.step import Chunk, ClearStep, FilterStep, FirstChunk, ForwardStep, Step
+from text_generation_router.scheduling.step import (
+    Applied,
+    Chunk,
+    ClearStep,
+    FilterStep,
+    FirstChunk,
+    ForwardStep,
+    Step,
+    StepTokens,
+)
 
 
 @dataclass(slots=True)
@@ -38,12 +47,15 @@ class SchedulerCounters:
 
 
 class Scheduler:
-    def __init__(self, limits: Limits, seed: int = 0) -> None:
-        """`seed` seeds the random output lengths that admission draws."""
+    def __init__(self, limits: Limits, seed: int = 0, end_tokens: frozenset[int] = frozenset()) -> None:
+        """`seed` seeds the random output lengths that admission draws. `end_tokens`: a request ends with any of these
+        token ids, unless it ignores them."""
         self.limits = limits
         self.counters = SchedulerCounters()
         self._admission = AdmissionControl(limits.admission, seed)
         self._queue = Queue(lambda request: self._memory.cached_length(request), limits.priority_between_tenants)
+        self._end_tokens = end_tokens
+        self._requests: dict[int, Running] = {}  # id → request that has not ended
         self._running: dict[int, Running] = {}  # id → running request, in order of joining
         self._leaving: list[Running] = []  # ended or preempted requests whose last step has not answered
         self._departed: set[int] = set()  # ids of requests that left, with a row still in the shards
@@ -118,25 +130,31 @@ class Scheduler:
         running = Running(self._next_id, request)
         assert self.can_hold(running), "validation lets through what can never fit"
         self._next_id += 1
+        self._requests[running.id] = running
         self._queue.append(running)
         if not running.tenant.num_running:
             self._joining.retry_now()
         return running
 
-    def end(self, request: Running, answered: int, finished: bool = True, is_good: bool = True) -> None:
-        """Ends a running or waiting request. `answered`: number of the newest step that has answered.
+    def end(self, request_id: int) -> None:
+        """Ends a request that is complete, because its text has reached a stop string. No effect if it has ended."""
+        if (request := self._requests.get(request_id)) is not None:
+            self._complete(request)
 
-        `finished`: the request reached its own end, so its output length trains the length estimate.
-        `is_good=False`: keys and values computed for the request must not be found in the prefix cache."""
-        if request.ended:
-            return
-        request.ended, request.is_good = True, is_good
-        if not is_good:
-            self._memory.forget(request)
-        if finished:
-            self._admission.learn(len(request.output_ids))
+    def cancel(self, request_id: int) -> None:
+        """Ends a request that is not complete: its client left, or its time ran out. No effect if it has ended."""
+        if (request := self._requests.get(request_id)) is not None:
+            self._end(request)
+
+    def _complete(self, request: Running) -> None:
+        self._admission.learn(len(request.output_ids))
+        self._end(request)
+
+    def _end(self, request: Running) -> None:
+        request.ended = True
+        del self._requests[request.id]
         if request.id in self._running:
-            self._leave(request, answered)
+            self._leave(request)
         elif request.holding is None:
             self._queue.remove(request)
             self._memory.forget_match(request)
@@ -220,15 +238,15 @@ class Scheduler:
     def _preempt(self, request: Running) -> None:
         """Takes the request's row and slots away. The request joins again, with all its tokens, when there is room."""
         self.counters.preemptions += 1
-        self._leave(request, self._answered)
+        self._leave(request)
 
-    def _leave(self, request: Running, answered: int) -> None:
+    def _leave(self, request: Running) -> None:
         del self._running[request.id]
         if request.is_known_to_shards:
             self._departed.add(request.id)
         self._queue.left(request)
         self._admission.leave(request)
-        if request.last_step > answered:
+        if request.last_step > self._answered:
             self._leaving.append(request)
         else:
             self._release(request)
@@ -258,25 +276,58 @@ class Scheduler:
         self._next_number += 1
         return number
 
-    def confirm(self, request_id: int, token_id: int) -> Running | None:
-        """Adds the token that a step answered with. None: the request ended while the step was under way."""
-        request = self._aboard(request_id)
-        if request is None or request.ended:
-            return None
-        request.add_token(token_id)
-        self._queue.served(request)
-        return request
+    def apply(self, answer: StepTokens) -> Applied:
+        """Takes the answer to the oldest step in flight: confirms its tokens and chunks, ends requests by length, by
+        end token or for logits that are not finite, and frees the slots that no later step reads."""
+        applied = Applied()
+        self._answered = answer.number
+        for request_id, tokens in zip(answer.request_ids, answer.tokens, strict=True):
+            request = self._requests.get(request_id)
+            if request is None:
+                applied.taken.append(())
+            elif request_id in answer.not_finite_ids:
+                applied.taken.append(())
+                applied.not_finite.append(request_id)
+                self._end_not_finite(request)
+            else:
+                applied.taken.append(self._take(request, tokens, applied.ended))
+            if request is not None and request.ended and request.holding is None:
+                applied.freed.append(request_id)
+        self._note_answered(answer.number, applied.freed)
+        return applied
 
-    def answered(self, number: int) -> None:
+    def _take(self, request: Running, tokens: tuple[int, ...], ended: dict[int, FinishReason]) -> tuple[int, ...]:
+        """Confirms `tokens` up to the token that ends the request. Returns the confirmed tokens."""
+        for count, token_id in enumerate(tokens, 1):
+            request.add_token(token_id)
+            self._queue.served(request)
+            if len(request.output_ids) >= request.request.max_new_tokens:
+                ended[request.id] = FinishReason.LENGTH
+            elif token_id in self._end_tokens and not request.request.ignore_eos:
+                ended[request.id] = FinishReason.EOS_TOKEN
+            else:
+                continue
+            self._complete(request)
+            return tokens[:count]
+        return tokens
+
+    def _end_not_finite(self, request: Running) -> None:
+        """Ends a request whose keys and values must not be found in the prefix cache."""
+        request.is_good = False
+        self._memory.forget(request)
+        self._end(request)
+
+    def _note_answered(self, number: int, freed: list[int]) -> None:
         """Step `number` and every earlier step have answered: their chunks are computed, and requests that left during
         these steps release their slots."""
         while self._sent and self._sent[0].number <= number:
             for chunk in self._sent.popleft().chunks:
                 self._confirm_chunk(chunk)
-        self._answered = number
         for request in [r for r in self._leaving if r.last_step <= number]:
             self._leaving.remove(request)
             self._release(request)
+            if request.ended:
+                freed.append(request.id)
 
     def _confirm_chunk(self, chunk: Chunk) -> None:
         request = self._aboard(chunk.request_id)
@@ -307,6 +358,7 @@ class Scheduler:
         given_up = self._blame(reaches(unanswered))
         for request in given_up:
             request.ended = True
+            del self._requests[request.id]
         for request in self._running.values():
             request.blame.is_replayed = True
             self._queue.left(request)
@@ -326,17 +378,20 @@ class Scheduler:
             request.blame.meet_loss(reached[i], was_alone=len(reached) == 1, newest=self._next_id - 1)
         return [request for request in aboard.values() if request.blame.ends_request]
 
-    def begin_epoch(self, capacity: int) -> list[Running]:
-        """Starts with new, empty shards of `capacity` token slots. All requests must be waiting (see `put_back`).
+    def begin_epoch(self, capacity: int, end_tokens: frozenset[int] = frozenset()) -> list[Running]:
+        """Starts with new, empty shards of `capacity` token slots, whose model ends texts with `end_tokens`. All
+        requests must be waiting (see `put_back`).
 
         Ends and returns the waiting requests that do not fit into the new capacity.
         """
         assert not (self._running or self._leaving), "rows of the last epoch"
         self._begin(capacity)
+        self._end_tokens = end_tokens
         given_up = [request for request in self._queue.waiting() if not self.can_hold(request)]
         for request in given_up:
             self._queue.remove(request)
             request.ended = True
+            del self._requests[request.id]
         return given_up
 
     def _release(self, request: Running) -> None:

@@ -1,8 +1,11 @@
-"""The decisions of the scheduler. The engine turns each step into one call to the shards, in order of `number`."""
+"""The decisions of the scheduler, and the answers to them. The engine turns each step into one call to the shards, in
+order of `number`."""
 
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 from text_generation_common.sampling import Sampling
+from text_generation_router.scheduling.request import FinishReason
 from text_generation_router.scheduling.slots import Slots
 
 # All requests of an engine step together, so one batch is enough.
@@ -67,3 +70,29 @@ class ClearStep:
 
 
 Step = ForwardStep | FilterStep | ClearStep
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """The tokens that step `number` made: `tokens[i]` for request `request_ids[i]`. Steps that only drop rows make
+    none. The tokens of the requests in `not_finite_ids` are invalid: their logits had a NaN or an infinity."""
+
+    number: int
+    request_ids: Sequence[int] = ()
+    tokens: Sequence[tuple[int, ...]] = ()
+    not_finite_ids: Collection[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What the answer to a step changed. Requests are named by their ids."""
+
+    taken: list[tuple[int, ...]] = field(default_factory=list)
+    """The tokens to publish, in the order of the answer's requests: empty for a request that had ended before, and for
+    one that ends because its logits are not finite."""
+    ended: dict[int, FinishReason] = field(default_factory=dict)
+    """Requests that ended with these tokens, at their length limit or with an end token."""
+    not_finite: list[int] = field(default_factory=list)
+    """Requests that ended because their logits are not finite."""
+    freed: list[int] = field(default_factory=list)
+    """Ended requests that no unanswered step carries any more: their slots are free, and nothing is known of them."""

@@ -37,8 +37,10 @@ def make_stream(vocabulary: Vocabulary, max_new_tokens: int = 9, **sampling: Any
 
 def push(stream: GenerationStream, *token_ids: int, at: float = 0.0) -> None:
     for token_id in token_ids:
-        stream.running.output_ids.append(token_id)
-        stream.push(token_id, -1.0, (), at)
+        made, most = stream.running.output_ids, stream.running.request.max_new_tokens
+        made.append(token_id)
+        reason = FinishReason.LENGTH if len(made) == most else FinishReason.EOS_TOKEN if token_id == EOS else None
+        stream.push(token_id, -1.0, (), reason, at)
 
 
 async def read(stream: GenerationStream) -> list[TokenEvent]:

@@ -9,6 +9,9 @@ from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import ForwardStep
+from text_generation_router.scheduling.tests.answers import answer
+
+END_TOKEN = 2000
 
 
 def steps(
@@ -42,24 +45,24 @@ def simulated(limits: Limits, seed: int, prompt: int, output: int) -> tuple[floa
     """Forecast and true number of steps for a request that arrives while others run and wait. Each request may make 500
     tokens, and makes 1 to 2 × `output`."""
     draw = random.Random(seed)
-    scheduler, lengths = Scheduler(limits), {}
+    scheduler = Scheduler(limits, end_tokens=frozenset({END_TOKEN}))
+    requests: dict[int, Running] = {}
+    lengths: dict[int, int] = {}
 
     def add() -> Running:
         size = draw.randint(1, 2 * prompt)
         running = scheduler.add(GenerationRequest(tuple(draw.choices(range(1000), k=size)), 500))
-        lengths[running.id] = draw.randint(1, 2 * output)
+        requests[running.id], lengths[running.id] = running, draw.randint(1, 2 * output)
         return running
+
+    def token_of(request_id: int) -> int:
+        return END_TOKEN if len(requests[request_id].output_ids) == lengths[request_id] - 1 else 0
 
     def run_one() -> ForwardStep:
         while step := scheduler.next_step():
+            answer(scheduler, step, token_of)
             if isinstance(step, ForwardStep):
-                for request_id in (*step.decode_ids, *(chunk.request_id for chunk in step.chunks if chunk.last)):
-                    running = scheduler.confirm(request_id, 0)
-                    if running is not None and len(running.output_ids) == lengths[request_id]:
-                        scheduler.end(running, step.number)
-                scheduler.answered(step.number)
                 return step
-            scheduler.answered(step.number)
         raise AssertionError("nothing to do")
 
     waiting = [add() for _ in range(2 * ENOUGH)]
@@ -101,11 +104,6 @@ def test_a_forecast_changes_no_decision() -> None:
         other = with_forecasts.next_step()
         assert type(other) is type(step) and other.number == step.number
         for scheduler in (with_forecasts, without):
-            if isinstance(step, ForwardStep):
-                for request_id in (*step.decode_ids, *(chunk.request_id for chunk in step.chunks if chunk.last)):
-                    running = scheduler.confirm(request_id, 0)
-                    if running is not None and len(running.output_ids) == 30:
-                        scheduler.end(running, step.number)
-            scheduler.answered(step.number)
+            answer(scheduler, step)
         if isinstance(step, ForwardStep):
             assert isinstance(other, ForwardStep) and other.request_ids == step.request_ids

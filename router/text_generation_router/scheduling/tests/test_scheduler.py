@@ -12,22 +12,24 @@ from text_generation_router.scheduling.admission import AdmissionMode
 from text_generation_router.scheduling.blame import MAX_LOSSES, MAX_SUSPICIONS, reaches
 from text_generation_router.scheduling.futures import ENOUGH
 from text_generation_router.scheduling.limits import Limits
-from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.request import FinishReason, GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.share import Share
-from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step
+from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step, StepTokens
+from text_generation_router.scheduling.tests.answers import answer
 
 CAPACITY = 64
+END_TOKEN = 999
 
 
 def make_request(length: int, new: int, first: int = 0) -> GenerationRequest:
     return GenerationRequest(tuple(range(first, first + length)), new)
 
 
-def make_scheduler(**limits: object) -> Scheduler:
+def make_scheduler(end_tokens: frozenset[int] = frozenset(), **limits: object) -> Scheduler:
     defaults: dict[str, object] = {"capacity": CAPACITY, "max_rows": 8, "max_batch_prefill_tokens": 16}
-    return Scheduler(Limits(**{**defaults, **limits}))  # type: ignore[arg-type]
+    return Scheduler(Limits(**{**defaults, **limits}), end_tokens=end_tokens)  # type: ignore[arg-type]
 
 
 def run_to_end(scheduler: Scheduler) -> list[Step]:
@@ -37,19 +39,6 @@ def run_to_end(scheduler: Scheduler) -> list[Step]:
         steps.append(step)
         answer(scheduler, step)
     return steps
-
-
-def answer(scheduler: Scheduler, step: Step) -> None:
-    if isinstance(step, ForwardStep):
-        for request_id in sampled(step):
-            running = scheduler.confirm(request_id, 0)
-            if running and len(running.output_ids) == running.request.max_new_tokens:
-                scheduler.end(running, step.number)
-    scheduler.answered(step.number)
-
-
-def sampled(step: ForwardStep) -> list[int]:
-    return [*step.decode_ids, *(c.request_id for c in step.chunks if c.last)]
 
 
 def test_a_request_is_prefilled_once_and_decoded_to_its_limit() -> None:
@@ -84,14 +73,14 @@ def test_a_request_that_ends_before_its_first_step_on_new_shards_frees_its_slots
     step = scheduler.next_step()
     assert isinstance(step, ForwardStep) and step.request_ids == (long.id,) and short.holding is not None
     held = scheduler.num_held
-    scheduler.end(short, answered=0, finished=False)
+    scheduler.cancel(short.id)
     assert short.holding is None and scheduler.num_held < held
 
 
 def test_a_long_prompt_is_computed_in_chunks_while_others_decode() -> None:
     scheduler = make_scheduler()
     short = scheduler.add(make_request(2, 20))
-    answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    answer(scheduler, scheduler.next_step())
     scheduler.add(make_request(40, 1, first=100))
     chunks = [step for step in run_to_end(scheduler) if isinstance(step, ForwardStep) and step.chunks]
     assert [(c.start, c.end, c.last) for step in chunks for c in step.chunks] == [
@@ -110,7 +99,7 @@ def test_in_reserve_mode_a_request_waits_until_all_slots_it_may_need_are_free() 
     assert isinstance(step, ForwardStep)
     assert [c.request_id for c in step.chunks] == [first.id]
     answer(scheduler, step)
-    scheduler.end(first, step.number)
+    scheduler.end(first.id)
     assert isinstance(scheduler.next_step(), FilterStep)
     step = scheduler.next_step()
     assert isinstance(step, ForwardStep)
@@ -121,12 +110,37 @@ def test_slots_are_freed_only_when_the_last_step_that_uses_them_has_answered() -
     scheduler = make_scheduler()
     running = scheduler.add(make_request(4, 10))
     first, second = scheduler.next_step(), scheduler.next_step()
-    answer(scheduler, first)  # type: ignore[arg-type]
-    scheduler.end(running, first.number)  # type: ignore[union-attr]
+    assert answer(scheduler, first).taken == [(0,)]
+    scheduler.end(running.id)
     assert scheduler.slots.num_used == 5
-    assert scheduler.confirm(running.id, 7) is None
-    scheduler.answered(second.number)  # type: ignore[union-attr]
+    wasted = answer(scheduler, second)
+    assert (wasted.taken, wasted.freed) == ([()], [running.id])
     assert scheduler.num_held == 0
+
+
+def test_an_answer_says_what_to_publish_what_ended_and_what_is_free() -> None:
+    scheduler = make_scheduler(frozenset({END_TOKEN}))
+    short, long, ignores = (
+        scheduler.add(replace(make_request(4, new, first), ignore_eos=ignore))
+        for new, first, ignore in ((1, 0, False), (9, 20, False), (9, 40, True))
+    )
+    first, second = scheduler.next_step(), scheduler.next_step()
+    applied = answer(scheduler, first, lambda request_id: END_TOKEN)
+    assert applied.taken == [(END_TOKEN,)] * 3
+    assert applied.ended == {short.id: FinishReason.LENGTH, long.id: FinishReason.EOS_TOKEN}, "length before end token"
+    assert applied.freed == [short.id], "the second step carries the other request"
+    applied = answer(scheduler, second)
+    assert applied.taken == [(), (0,)] and not applied.ended and applied.freed == [long.id]
+    assert ignores.output_ids == [END_TOKEN, 0]
+
+
+def test_of_several_tokens_a_request_takes_none_after_the_one_that_ends_it() -> None:
+    scheduler = make_scheduler(frozenset({END_TOKEN}))
+    request = scheduler.add(make_request(4, 9))
+    first, _ = scheduler.next_step(), scheduler.next_step()
+    assert isinstance(first, ForwardStep)
+    applied = scheduler.apply(StepTokens(first.number, [request.id], [(5, END_TOKEN, 6)]))
+    assert applied.taken == [(5, END_TOKEN)] and request.output_ids == [5, END_TOKEN] and request.ended
 
 
 @pytest.mark.parametrize(("ratio", "joins"), [(0.3, True), (1.2, False)])
@@ -134,7 +148,7 @@ def test_waiting_requests_join_running_ones_only_when_there_are_enough(ratio: fl
     scheduler = make_scheduler(waiting_served_ratio=ratio, max_waiting_tokens=5)
     for _ in range(3):
         scheduler.add(make_request(2, 15))
-    answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    answer(scheduler, scheduler.next_step())
     scheduler.add(make_request(2, 1))
     step = scheduler.next_step()
     assert isinstance(step, ForwardStep) and bool(step.chunks) is joins
@@ -145,10 +159,10 @@ def test_decode_steps_with_chunks_count_as_waiting_steps() -> None:
     scheduler = make_scheduler(capacity=2000, waiting_served_ratio=1.2, max_waiting_tokens=5)
     for i in range(3):
         scheduler.add(make_request(2, 90, first=10 * i))
-    answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    answer(scheduler, scheduler.next_step())
     for i in range(4):
         scheduler.add(make_request(200, 5, first=1000 * (i + 1)))
-    answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    answer(scheduler, scheduler.next_step())
     short = scheduler.add(make_request(2, 5, first=900))
     assert steps_until(scheduler, short) <= 6
 
@@ -157,7 +171,7 @@ def test_after_max_waiting_tokens_steps_any_request_may_join() -> None:
     scheduler = make_scheduler(waiting_served_ratio=1.2, max_waiting_tokens=5)
     for _ in range(3):
         scheduler.add(make_request(2, 15))
-    answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    answer(scheduler, scheduler.next_step())
     scheduler.add(make_request(2, 1))
     reasons = [step.concat_reason for step in run_to_end(scheduler) if isinstance(step, ForwardStep)]
     assert reasons[:6] == [None] * 5 + ["wait_exceeded"]
@@ -173,7 +187,7 @@ def lose(scheduler: Scheduler, *unanswered: Step) -> list[Running]:
 def test_after_a_loss_a_request_starts_again_from_its_confirmed_tokens() -> None:
     scheduler = make_scheduler()
     scheduler.add(make_request(4, 10))
-    answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    answer(scheduler, scheduler.next_step())
     failed = scheduler.next_step()
     assert isinstance(failed, ForwardStep)
     given_up, clear = scheduler.put_back([failed]), scheduler.clear()
@@ -187,7 +201,7 @@ def test_after_a_loss_a_request_starts_again_from_its_confirmed_tokens() -> None
 def test_a_request_that_is_always_alone_ends_at_the_fifth_loss_in_a_row() -> None:
     scheduler = make_scheduler()
     only = scheduler.add(make_request(4, 10))
-    answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    answer(scheduler, scheduler.next_step())
     for _ in range(MAX_LOSSES - 1):
         assert lose(scheduler, scheduler.next_step()) == []  # type: ignore[arg-type]
     assert lose(scheduler, scheduler.next_step()) == [only]  # type: ignore[arg-type]
@@ -200,7 +214,7 @@ def test_a_token_between_losses_clears_the_losses_before_it() -> None:
     for _ in range(25):
         for _ in range(MAX_LOSSES - 1):
             assert lose(scheduler, scheduler.next_step()) == []  # type: ignore[arg-type]
-        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+        answer(scheduler, scheduler.next_step())
     assert len(only.output_ids) == 25
 
 
@@ -255,7 +269,7 @@ def test_a_long_prompt_with_a_new_chunk_between_losses_is_never_ended() -> None:
     long = scheduler.add(make_request(16 * 40, 3))
     for reached in range(1, 40):
         for _ in range(reached):
-            answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+            answer(scheduler, scheduler.next_step())
         assert lose(scheduler, scheduler.next_step()) == []  # type: ignore[arg-type]
         scheduler.begin_epoch(2000)
     run_to_end(scheduler)
@@ -266,12 +280,12 @@ def test_losses_in_replayed_chunks_do_not_count() -> None:
     scheduler = make_scheduler(capacity=2000, max_batch_prefill_tokens=16)
     long = scheduler.add(make_request(16 * 10, 3))
     for _ in range(9):
-        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+        answer(scheduler, scheduler.next_step())
     for step_lost in (0, 1, 2, 3) * 10:
         assert lose(scheduler, *[scheduler.next_step() for _ in range(1)]) == []  # type: ignore[misc]
         scheduler.begin_epoch(2000)
         for _ in range(step_lost):
-            answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+            answer(scheduler, scheduler.next_step())
     run_to_end(scheduler)
     assert len(long.output_ids) == 3
 
@@ -287,7 +301,7 @@ def test_every_request_ends_while_shards_keep_dying_and_others_keep_coming() -> 
             aboard.append(scheduler.add(make_request(chance.choice([20, 20, 100]), 12, first=1000 * len(epochs_left))))
             epochs_left[aboard[-1].id] = epoch + 30
         for _ in range(chance.randint(4, 24)):
-            answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+            answer(scheduler, scheduler.next_step())
         lose(scheduler, scheduler.next_step())  # type: ignore[arg-type]
         scheduler.begin_epoch(20_000)
         aboard = [request for request in aboard if not request.ended]
@@ -311,7 +325,7 @@ def test_the_next_suspect_starts_right_after_the_first_token_of_the_last_one() -
     steps = []
     while scheduler.num_waiting:
         steps.append(scheduler.next_step())
-        answer(scheduler, steps[-1])  # type: ignore[arg-type]
+        answer(scheduler, steps[-1])
     assert len(steps) == 16 and all(isinstance(step, ForwardStep) and len(step.chunks) == 1 for step in steps)
 
 
@@ -350,7 +364,7 @@ def test_suspects_running_alone_do_not_starve_new_requests() -> None:
         steps += 1
         if len(newcomers) < 40:
             newcomers.append(scheduler.add(make_request(4, 5, 5000 + 10 * steps)))
-        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+        answer(scheduler, scheduler.next_step())
         if steps == 12 * 3 + 2:
             assert all(request.output_ids for request in suspects) and newcomers[0].has_begun
     assert all(len(request.output_ids) == 5 for request in [*suspects, *newcomers])
@@ -359,7 +373,7 @@ def test_suspects_running_alone_do_not_starve_new_requests() -> None:
 def test_a_paused_request_gets_no_steps_and_keeps_its_slots() -> None:
     scheduler = make_scheduler()
     paused, other = scheduler.add(make_request(4, 6)), scheduler.add(make_request(4, 6))
-    answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    answer(scheduler, scheduler.next_step())
     paused.paused = True
     run_to_end(scheduler)
     assert len(other.output_ids) == 6 and len(paused.output_ids) == 1 and scheduler.num_held == 4
@@ -371,7 +385,7 @@ def test_a_paused_request_gets_no_steps_and_keeps_its_slots() -> None:
 def test_paused_requests_do_not_keep_others_from_joining() -> None:
     scheduler = make_scheduler(capacity=1000, max_rows=32, max_batch_prefill_tokens=64)
     readers = [scheduler.add(make_request(2, 20)) for _ in range(12)]
-    answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    answer(scheduler, scheduler.next_step())
     for reader in readers:
         reader.paused = True
     for _ in range(2):
@@ -392,7 +406,7 @@ def test_a_suspect_shares_no_step_when_its_prompt_takes_several_steps() -> None:
 def test_a_new_epoch_starts_with_empty_slots_and_ends_requests_that_cannot_fit() -> None:
     scheduler = make_scheduler()
     large, small = scheduler.add(make_request(20, 20)), scheduler.add(make_request(4, 6))
-    answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    answer(scheduler, scheduler.next_step())
     assert scheduler.put_back(()) == [] and scheduler.begin_epoch(20) == [large]
     assert scheduler.num_reserved == 0 and scheduler.num_held == 0
     (first, *_) = run_to_end(scheduler)
@@ -402,7 +416,7 @@ def test_a_new_epoch_starts_with_empty_slots_and_ends_requests_that_cannot_fit()
 def test_a_long_prompt_does_not_keep_short_ones_from_starting() -> None:
     scheduler = make_scheduler(capacity=2000, max_batch_prefill_tokens=64)
     long = scheduler.add(make_request(1000, 1))
-    answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+    answer(scheduler, scheduler.next_step())
     short = [scheduler.add(make_request(10, 1, first=2000 + 10 * i)) for i in range(3)]
     step = scheduler.next_step()
     assert isinstance(step, ForwardStep)
@@ -441,11 +455,11 @@ def test_no_request_is_preempted_while_an_ending_one_will_free_enough_slots() ->
     outlive_history(scheduler)
     ending, needs_room = scheduler.add(make_request(8, 3)), scheduler.add(make_request(8, 11, first=100))
     for _ in range(2):
-        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+        answer(scheduler, scheduler.next_step())
     last = scheduler.next_step()
     assert ending.is_ending and scheduler.slots.num_free == 0
     assert scheduler.next_step() is None
-    answer(scheduler, last)  # type: ignore[arg-type]
+    answer(scheduler, last)
     run_to_end(scheduler)
     assert len(needs_room.output_ids) == 11 and scheduler.counters.preemptions == 0
 
@@ -477,7 +491,7 @@ def steps_until(scheduler: Scheduler, request: Running) -> int:
     """Number of steps before the first step of `request`."""
     for steps in range(10):
         step = scheduler.next_step()
-        answer(scheduler, step)  # type: ignore[arg-type]
+        answer(scheduler, step)
         if isinstance(step, ForwardStep) and request.id in step.request_ids:
             return steps
     raise AssertionError("it does not begin")
@@ -487,7 +501,7 @@ def test_a_tenant_with_nothing_running_gets_a_row_at_once() -> None:
     scheduler = make_scheduler(capacity=1000, max_rows=4)
     many = [scheduler.add(replace(make_request(2, 60, 10 * i), share=Share("many"))) for i in range(50)]
     for _ in range(6):
-        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+        answer(scheduler, scheduler.next_step())
     one = scheduler.add(replace(make_request(2, 5, first=900), share=Share("one")))
     steps = steps_until(scheduler, one)
     assert steps <= 2, "one filter, then its prompt"
@@ -504,7 +518,7 @@ def busy(max_rows: int, *shares: Share, max_waiting_tokens: int = 1000) -> Sched
     for i, share in enumerate(shares):
         scheduler.add(replace(make_request(2, 60, 10 * i), share=share))
     for _ in range(6):
-        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+        answer(scheduler, scheduler.next_step())
     return scheduler
 
 
@@ -530,7 +544,7 @@ def test_an_owner_with_few_running_requests_gets_places_one_by_one() -> None:
         add_for(scheduler, Share("few"), new=60)
     most = 0
     for _ in range(40):
-        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+        answer(scheduler, scheduler.next_step())
         few = sum(r.request.share == Share("few") for r in scheduler._running.values())
         assert few >= most, "places go one way"
         most = few
@@ -542,7 +556,7 @@ def test_without_a_crowding_owner_the_joining_rule_holds_for_a_new_owner(shares:
     scheduler = busy(16, *shares)
     new = add_for(scheduler, Share("new"))
     for _ in range(20):
-        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+        answer(scheduler, scheduler.next_step())
     assert not new.has_begun
 
 
@@ -552,7 +566,7 @@ def test_owners_that_get_a_place_at_once_do_not_restart_the_others_wait() -> Non
     for i in range(5):
         one = add_for(scheduler, Share(f"one {i}"))
         for _ in range(9):
-            answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+            answer(scheduler, scheduler.next_step())
         assert one.ended
     assert waits.has_begun
 
@@ -561,7 +575,7 @@ def test_a_tenant_with_nothing_running_gets_memory_at_once() -> None:
     scheduler = make_scheduler(admission=AdmissionMode.RESERVE, max_rows=8)
     many = [scheduler.add(replace(make_request(2, 15, 10 * i), share=Share("many"))) for i in range(12)]
     for _ in range(6):
-        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+        answer(scheduler, scheduler.next_step())
     one = scheduler.add(replace(make_request(10, 20, first=900), share=Share("one")))
     steps = steps_until(scheduler, one)
     assert steps <= 4
@@ -575,7 +589,7 @@ def full_house(*shares: Share, max_rows: int = 4) -> tuple[Scheduler, list[Runni
     scheduler = make_scheduler(capacity=1000, max_rows=max_rows)
     texts = [scheduler.add(replace(make_request(2, 60, 10 * i), share=shares[i % len(shares)])) for i in range(20)]
     for _ in range(6):
-        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+        answer(scheduler, scheduler.next_step())
     return scheduler, texts
 
 
@@ -584,7 +598,7 @@ def test_a_better_priority_does_not_keep_rows_from_other_tenants() -> None:
     for i in range(20):
         scheduler.add(replace(make_request(2, 60, 10 * i), share=Share("pushes"), priority=-5))
     for _ in range(6):
-        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+        answer(scheduler, scheduler.next_step())
     one = scheduler.add(replace(make_request(2, 5, first=900), share=Share("one")))
     assert steps_until(scheduler, one) <= 2
 
@@ -604,7 +618,7 @@ def test_a_crowded_out_tenant_gets_a_row_from_its_own_owner_only() -> None:
     scheduler, _ = full_house(Share("a", "x"), Share("b"), max_rows=2)
     scheduler.add(replace(make_request(2, 5, first=900), share=Share("a", "y")))
     for _ in range(20):
-        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+        answer(scheduler, scheduler.next_step())
     assert scheduler.counters.preemptions == 0  # `a` has its row, and a tenant gets none from another owner
 
 
@@ -614,12 +628,9 @@ def test_tokens_of_a_request_with_non_finite_logits_leave_the_cache() -> None:
     run_to_end(scheduler)
     bad = scheduler.add(GenerationRequest((*range(10), *range(50, 80)), 5))
     step = scheduler.next_step()
-    assert isinstance(step, ForwardStep)
-    scheduler.answered(step.number)
+    answer(scheduler, step)
     assert bad.cached_tokens == 10 and scheduler.cache.num_tokens > 21
-    step = scheduler.next_step()
-    scheduler.end(bad, step.number, finished=False, is_good=False)  # type: ignore[union-attr]
-    scheduler.answered(step.number)  # type: ignore[union-attr]
+    assert answer(scheduler, scheduler.next_step(), not_finite=[bad.id]).not_finite == [bad.id]
     assert scheduler.cache.num_tokens == 21 and good.ended and scheduler.books() is None
 
 
@@ -627,8 +638,7 @@ def test_tokens_of_a_non_finite_request_are_not_matched_while_its_last_step_is_i
     scheduler = make_scheduler()
     bad = scheduler.add(make_request(12, 5))
     first, second = scheduler.next_step(), scheduler.next_step()
-    scheduler.end(bad, first.number, finished=False, is_good=False)  # type: ignore[union-attr]
-    scheduler.answered(first.number)  # type: ignore[union-attr]
+    assert answer(scheduler, first, not_finite=[bad.id]).not_finite == [bad.id]
     twin = scheduler.add(make_request(12, 2))
     while not twin.has_begun:
         scheduler.next_step()
@@ -640,14 +650,13 @@ def test_chunks_cached_before_a_request_turned_out_non_finite_are_not_matched() 
     scheduler = make_scheduler(capacity=200)
     bad = scheduler.add(make_request(40, 5))
     for _ in range(2):
-        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+        answer(scheduler, scheduler.next_step())
     last, behind = scheduler.next_step(), scheduler.next_step()
     assert scheduler.cache.match((), np.arange(40, dtype=np.int32)) == 32
-    scheduler.end(bad, last.number, finished=False, is_good=False)  # type: ignore[union-attr]
-    scheduler.answered(last.number)  # type: ignore[union-attr]
+    assert answer(scheduler, last, not_finite=[bad.id]).not_finite == [bad.id]
     assert bad.holding is not None and scheduler.cache.match((), np.arange(40, dtype=np.int32)) == 0
     twin = scheduler.add(make_request(40, 2))
-    scheduler.answered(behind.number)  # type: ignore[union-attr]
+    answer(scheduler, behind)
     run_to_end(scheduler)
     assert twin.cached_tokens == 0 and len(twin.output_ids) == 2 and scheduler.books() is None
 
@@ -658,15 +667,14 @@ def test_tokens_computed_on_top_of_a_non_finite_request_are_not_matched() -> Non
     run_to_end(scheduler)
     bad = scheduler.add(GenerationRequest((*range(10), *range(500, 520)), 5))
     for _ in range(2):
-        answer(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+        answer(scheduler, scheduler.next_step())
     heir = scheduler.add(GenerationRequest((*range(10), *range(500, 520), 7, 8, 9), 3))
     step = scheduler.next_step()
     while not heir.has_begun:
-        answer(scheduler, step)  # type: ignore[arg-type]
+        answer(scheduler, step)
         step = scheduler.next_step()
     assert heir.cached_tokens > 20
-    scheduler.end(bad, step.number, finished=False, is_good=False)  # type: ignore[union-attr]
-    answer(scheduler, step)  # type: ignore[arg-type]
+    assert answer(scheduler, step, not_finite=[bad.id]).not_finite == [bad.id]
     run_to_end(scheduler)
     assert heir.ended and scheduler.books() is None
     whole = np.array([*range(10), *range(500, 520), 7, 8, 9], dtype=np.int32)
@@ -677,10 +685,10 @@ def test_a_request_cancelled_in_its_prompt_leaves_only_confirmed_tokens_in_the_c
     scheduler = make_scheduler()
     gone = scheduler.add(make_request(40, 5))
     first, second = scheduler.next_step(), scheduler.next_step()
-    answer(scheduler, first)  # type: ignore[arg-type]
-    scheduler.end(gone, first.number, finished=False)  # type: ignore[union-attr]
+    answer(scheduler, first)
+    scheduler.cancel(gone.id)
     assert scheduler.cache.num_tokens == 16
-    scheduler.answered(second.number)  # type: ignore[union-attr]
+    answer(scheduler, second)
     assert scheduler.cache.num_tokens == 32 and scheduler.num_held == 0
 
 
@@ -697,27 +705,25 @@ def play(seed: int, mode: AdmissionMode, owners: int, jumps: bool) -> tuple[obje
     not depend on `jumps`."""
     random = np.random.default_rng(seed)
     arrivals = sorted((int(t), int(n), int(o)) for t, n, o in random.integers((0, 1, 1), (150, 40, 20), size=(25, 3)))
-    scheduler = make_scheduler(capacity=100, max_rows=5, admission=mode)
+    scheduler = make_scheduler(end_tokens=frozenset({END_TOKEN}), capacity=100, max_rows=5, admission=mode)
+    requests: dict[int, Running] = {}
     lengths: dict[int, int] = {}
     ends: list[tuple[int, int]] = []
     in_flight: deque[Step] = deque()
     now = 0
 
+    def token_of(request_id: int) -> int:
+        return END_TOKEN if len(requests[request_id].output_ids) == lengths[request_id] - 1 else request_id
+
     def answer_oldest() -> None:
-        step = in_flight.popleft()
-        if isinstance(step, ForwardStep):
-            for request_id in sampled(step):
-                request = scheduler.confirm(request_id, request_id)
-                if request and len(request.output_ids) == lengths[request_id]:
-                    scheduler.end(request, step.number)
-                    ends.append((now, request_id))
-        scheduler.answered(step.number)
+        ends.extend((now, request_id) for request_id in answer(scheduler, in_flight.popleft(), token_of).ended)
 
     while arrivals or not scheduler.is_idle or in_flight:
         while arrivals and arrivals[0][0] <= now:
             _, length, made = arrivals.pop(0)
             request = replace(make_request(length, 20, first=length * 7), share=Share(str(length % owners)))
-            lengths[scheduler.add(request).id] = made
+            running = scheduler.add(request)
+            requests[running.id], lengths[running.id] = running, made
         while len(in_flight) < 2 and (step := scheduler.next_step()):
             in_flight.append(step)
         if jumps and len(in_flight) == 2 and (steps := jumpable(scheduler, lengths, arrivals, now)):

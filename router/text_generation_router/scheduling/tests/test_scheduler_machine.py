@@ -14,7 +14,7 @@ from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.share import Share
-from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step
+from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step, StepTokens
 from text_generation_router.scheduling.tests.shard_model import ShardModel, next_token
 
 CAPACITY, MAX_ROWS, BUDGET = 64, 6, 16
@@ -44,6 +44,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         learned=st.booleans(),
         shares=st.sampled_from([ONE_TENANT, TWO_OWNERS, TWO_TENANTS, MIXED]),
         priority_between_tenants=st.booleans(),
+        end_tokens=st.sampled_from([frozenset(), frozenset({1})]),
     )
     def begin(
         self,
@@ -53,9 +54,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         learned: bool,
         shares: list[Share],
         priority_between_tenants: bool,
+        end_tokens: frozenset[int],
     ) -> None:
         limits = Limits(CAPACITY, MAX_ROWS, BUDGET, ratio, 5, None, mode, prefix_caching, priority_between_tenants)
-        self.scheduler = Scheduler(limits)
+        self.end_tokens = end_tokens
+        self.scheduler = Scheduler(limits, end_tokens=end_tokens)
         self.mode = mode
         if learned:
             # Misleading lengths: real outputs are longer, so that slots run out.
@@ -66,7 +69,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.deadly: set[int] = set()  # ids of requests that kill the shards at each step with one of them
         self.records: dict[int, Record] = {}
         self.in_flight: list[Step] = []
-        self.answered = 0
         self.shares = shares
         self.disturbed = len(shares) > 1  # whether something happened that admission could not foresee
 
@@ -94,7 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         request = self.alive.pop(data.draw(st.sampled_from(sorted(self.alive))))
-        self.scheduler.end(request, self.answered, finished=False)
+        self.scheduler.cancel(request.id)
 
     @precondition(lambda self: len(self.in_flight) < 2)
     @rule()
@@ -123,30 +125,35 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.shards_die()
             return
         step = self.in_flight.pop(0)
-        for place, (request_id, token) in enumerate(self.shard.run(step).items()):
-            if place == poisoned and request_id in self.alive:
-                self.scheduler.end(self.alive.pop(request_id), step.number, finished=False, is_good=False)
+        tokens = self.shard.run(step)
+        not_finite = list(tokens)[poisoned : poisoned + 1]
+        applied = self.scheduler.apply(StepTokens(step.number, list(tokens), list(zip(tokens.values())), not_finite))
+        for request_id in applied.not_finite:
+            assert request_id in not_finite
+            del self.alive[request_id]
+        for place, (request_id, taken) in enumerate(zip(tokens, applied.taken, strict=True)):
+            if request_id not in self.alive:
+                assert not taken
                 continue
-            request = self.scheduler.confirm(request_id, token)
-            if request is None:
-                assert request_id not in self.alive
-                continue
+            request = self.alive[request_id]
+            assert taken == (tokens[request_id],) == (request.output_ids[-1],)
             self.records[request_id].clear()
-            made = len(request.output_ids)
+            made, is_end = len(request.output_ids), taken[0] in self.end_tokens
             assert made <= request.request.max_new_tokens
-            if made == request.request.max_new_tokens or place == eos:
-                self.end(request, step.number)
-        self.answered = step.number
-        self.scheduler.answered(step.number)
+            assert (request_id in applied.ended) == (is_end or made == request.request.max_new_tokens)
+            if place == eos or request_id in applied.ended:
+                self.end(request)
         for chunk in step.chunks if isinstance(step, ForwardStep) else ():
             record = self.records[chunk.request_id]
             if chunk.end > record.furthest:
                 record.furthest = chunk.end
                 record.clear()
 
-    def end(self, request: Running, number: int) -> None:
+    def end(self, request: Running) -> None:
+        """The request's text is complete. The scheduler may know that already, by the length or the last token."""
         del self.alive[request.id]
-        self.scheduler.end(request, number)
+        self.scheduler.end(request.id)
+        assert request.ended
         history = list(request.request.input_ids)
         for token in request.output_ids:
             assert token == next_token(history), "a text is not what it would have been alone"
@@ -168,9 +175,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """A new epoch begins. The cause may be any step in flight, or something outside."""
         unanswered, self.in_flight = self.in_flight, []
         self.lose(unanswered)
-        assert self.scheduler.begin_epoch(CAPACITY) == []
+        assert self.scheduler.begin_epoch(CAPACITY, self.end_tokens) == []
         self.shard = ShardModel(MAX_ROWS)
-        self.answered = 0
 
     def lose(self, unanswered: list[Step]) -> None:
         self.disturbed = True
