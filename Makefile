@@ -81,7 +81,7 @@ prose: install
 # The scheduler's and the prefix cache's state machines, 100,000 steps and more of each.
 fuzz: install
 	$(BIN)/pytest router/text_generation_router/scheduling/tests/test_scheduler_machine.py \
-		router/text_generation_router/scheduling/tests/test_prefix_cache.py --hypothesis-profile=fuzz $(ARGS)
+		router/text_generation_router/scheduling/memory/tests/test_prefix_cache.py --hypothesis-profile=fuzz $(ARGS)
 
 # 500 small changes of the code, drawn by a seed, and which of them the tests notice: hours. E.g. ARGS="--room worker".
 mutate: install

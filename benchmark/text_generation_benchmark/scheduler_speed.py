@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from text_generation_benchmark.output import table
 from text_generation_router.scheduling.limits import Limits
-from text_generation_router.scheduling.prefix_cache import PrefixCache
+from text_generation_router.scheduling.memory.prefix_cache import PrefixCache
+from text_generation_router.scheduling.memory.slots import TokenSlots
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.slots import TokenSlots
 from text_generation_router.scheduling.step import ForwardStep, Step, StepTokens
 
 RUNNING, WAITING, MOST_TOKENS = 256, 2000, 512

@@ -19,8 +19,8 @@ LAUNCHER = "launcher/text_generation_launcher"
 ROOMS = (
     Room(
         "scheduling",
-        (f"{ROUTER}/scheduling/*.py",),
-        (f"{ROUTER}/scheduling/tests/test_*.py",),
+        (f"{ROUTER}/scheduling/*.py", f"{ROUTER}/scheduling/memory/*.py"),
+        (f"{ROUTER}/scheduling/tests/test_*.py", f"{ROUTER}/scheduling/memory/tests/test_*.py"),
     ),
     Room(
         "engine",

@@ -10,7 +10,7 @@ from text_generation_benchmark.shards.config import Plan
 from text_generation_benchmark.shards.rank_state import find_idle, read_rank_states
 from text_generation_benchmark.shards.statistics import Round
 from text_generation_router.errors import ShardsError, StartError, StepFailedError
-from text_generation_router.scheduling.slots import Slots
+from text_generation_router.scheduling.memory.slots import Slots
 from text_generation_router.scheduling.step import Chunk, ClearStep, FirstChunk, ForwardStep, Step
 from text_generation_router.shards import ShardedClient
 

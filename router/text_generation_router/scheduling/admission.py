@@ -11,7 +11,7 @@ import numpy as np
 
 from text_generation_router.scheduling.futures import Futures, OutputLengths
 from text_generation_router.scheduling.look_ahead import Stay
-from text_generation_router.scheduling.memory import Memory
+from text_generation_router.scheduling.memory.memory import Memory
 from text_generation_router.scheduling.running import Lengths, Running
 
 # Fraction of the slots kept free when lengths are sampled, because real outputs may be longer.

@@ -16,7 +16,7 @@ from text_generation_router.scheduling.admission import AdmissionControl, Foreca
 from text_generation_router.scheduling.chunks import guaranteed_share
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.lines import WINDOW
-from text_generation_router.scheduling.memory import Memory
+from text_generation_router.scheduling.memory.memory import Memory
 from text_generation_router.scheduling.queue import Queue
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.tenant import Account

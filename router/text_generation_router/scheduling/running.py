@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from text_generation_router.scheduling.blame import Blame
-from text_generation_router.scheduling.radix_tree import NOTHING, Node
+from text_generation_router.scheduling.memory.radix_tree import NOTHING, Node
+from text_generation_router.scheduling.memory.slots import Slots
+from text_generation_router.scheduling.memory.trails import Ids
 from text_generation_router.scheduling.request import GenerationRequest
-from text_generation_router.scheduling.slots import Slots
 from text_generation_router.scheduling.tenant import Owner, Tenant
-from text_generation_router.scheduling.trails import Ids
 
 Flags = npt.NDArray[np.bool_]
 Lengths = npt.NDArray[np.int64]

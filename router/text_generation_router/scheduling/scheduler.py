@@ -18,12 +18,12 @@ from text_generation_router.scheduling.chunks import shares
 from text_generation_router.scheduling.joining import Joining
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.look_ahead import steps_until_start
-from text_generation_router.scheduling.memory import Memory
-from text_generation_router.scheduling.prefix_cache import PrefixCache
+from text_generation_router.scheduling.memory.memory import Memory
+from text_generation_router.scheduling.memory.prefix_cache import PrefixCache
+from text_generation_router.scheduling.memory.slots import TokenSlots
 from text_generation_router.scheduling.queue import Queue
 from text_generation_router.scheduling.request import FinishReason, GenerationRequest
 from text_generation_router.scheduling.running import Running
-from text_generation_router.scheduling.slots import TokenSlots
 from text_generation_router.scheduling.step import (
     Applied,
     Chunk,

@@ -5,8 +5,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from text_generation_common.sampling import Sampling
+from text_generation_router.scheduling.memory.slots import Slots
 from text_generation_router.scheduling.request import FinishReason
-from text_generation_router.scheduling.slots import Slots
 
 # All requests of an engine step together, so one batch is enough.
 BATCH_ID = 1

@@ -2,8 +2,8 @@
 
 from collections.abc import Hashable
 
-from text_generation_router.scheduling.radix_tree import NOTHING, Node, RadixTree
-from text_generation_router.scheduling.trails import Ids
+from text_generation_router.scheduling.memory.radix_tree import NOTHING, Node, RadixTree
+from text_generation_router.scheduling.memory.trails import Ids
 
 # A request waits for a prefix only if that saves at least this many tokens.
 WORTH_WAITING = 16

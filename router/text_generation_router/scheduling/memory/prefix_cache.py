@@ -9,9 +9,9 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from text_generation_router.scheduling.radix_tree import Found, Node, RadixTree
-from text_generation_router.scheduling.slots import Slots, TokenSlots
-from text_generation_router.scheduling.trails import Ids
+from text_generation_router.scheduling.memory.radix_tree import Found, Node, RadixTree
+from text_generation_router.scheduling.memory.slots import Slots, TokenSlots
+from text_generation_router.scheduling.memory.trails import Ids
 
 
 class PrefixCache:

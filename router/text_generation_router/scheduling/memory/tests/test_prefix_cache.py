@@ -5,11 +5,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from text_generation_router.scheduling.pending import PendingPrefixes
-from text_generation_router.scheduling.prefix_cache import PrefixCache
-from text_generation_router.scheduling.radix_tree import Node
-from text_generation_router.scheduling.slots import Slots, TokenSlots
-from text_generation_router.scheduling.trails import MAX_TRAILS, Ids, Trails, common_length
+from text_generation_router.scheduling.memory.pending import PendingPrefixes
+from text_generation_router.scheduling.memory.prefix_cache import PrefixCache
+from text_generation_router.scheduling.memory.radix_tree import Node
+from text_generation_router.scheduling.memory.slots import Slots, TokenSlots
+from text_generation_router.scheduling.memory.trails import MAX_TRAILS, Ids, Trails, common_length
 
 
 def ids(*tokens: int) -> Ids:
@@ -130,7 +130,7 @@ def visits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         compared.append(len(one))
         return common_length(one, other)
 
-    monkeypatch.setattr("text_generation_router.scheduling.radix_tree.common_length", count)
+    monkeypatch.setattr("text_generation_router.scheduling.memory.radix_tree.common_length", count)
     return compared
 
 

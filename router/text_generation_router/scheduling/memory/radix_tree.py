@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from text_generation_router.scheduling.slots import Slots
-from text_generation_router.scheduling.trails import Ids, Trails, common_length
+from text_generation_router.scheduling.memory.slots import Slots
+from text_generation_router.scheduling.memory.trails import Ids, Trails, common_length
 
 NOTHING: Ids = np.empty(0, dtype=np.int32)
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from text_generation_router.scheduling.pending import PendingPrefixes
-from text_generation_router.scheduling.prefix_cache import PrefixCache
-from text_generation_router.scheduling.radix_tree import NOTHING, Node
+from text_generation_router.scheduling.memory.pending import PendingPrefixes
+from text_generation_router.scheduling.memory.prefix_cache import PrefixCache
+from text_generation_router.scheduling.memory.radix_tree import NOTHING, Node
+from text_generation_router.scheduling.memory.slots import Slots, TokenSlots
+from text_generation_router.scheduling.memory.trails import Ids
 from text_generation_router.scheduling.running import Running
-from text_generation_router.scheduling.slots import Slots, TokenSlots
-from text_generation_router.scheduling.trails import Ids
 
 # The cache evicts at least 1/PORTIONS of all slots at a time: evicting a few slots costs almost as much.
 PORTIONS = 50

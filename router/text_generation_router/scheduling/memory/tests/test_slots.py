@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from text_generation_router.scheduling.slots import TokenSlots
+from text_generation_router.scheduling.memory.slots import TokenSlots
 
 
 def test_allocated_slots_are_distinct_and_contiguous_at_first() -> None:

@@ -1,0 +1,1 @@
+"""Token memory: free slots, the prefix cache, and what each request holds of both."""
