@@ -13,7 +13,7 @@ from calls import at_once, generate
 from prometheus_client.parser import text_string_to_metric_families
 from server_process import ServerProcess
 
-from text_generation_launcher.config import LauncherConfig
+from text_generation_common.flags.http import HttpFlags
 
 MONITORING = Path(__file__).parent.parent / "monitoring"
 DASHBOARD = json.loads((MONITORING / "grafana-dashboard.json").read_text())
@@ -159,4 +159,4 @@ def test_no_panel_hides_another() -> None:
 
 def test_the_sample_configuration_scrapes_where_the_server_is_by_default() -> None:
     text = (MONITORING / "prometheus.yml").read_text()
-    assert f'targets: ["localhost:{LauncherConfig().port}"]' in text and "metrics_path: /metrics" in text
+    assert f'targets: ["localhost:{HttpFlags().port}"]' in text and "metrics_path: /metrics" in text

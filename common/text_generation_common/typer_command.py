@@ -1,35 +1,72 @@
-"""Makes a typer command from the fields of a frozen dataclass, so that each flag is declared once, in `config.py`.
+"""Makes typer commands from declared flags, in one style for all programs.
 
 The only module here that imports typer: the `cli.py` of a command imports it, and no other module does.
 """
 
 import inspect
-from dataclasses import Field, fields
-from typing import Any
+from collections.abc import Callable, Iterable
+from enum import EnumType
+from typing import Any, get_origin
 
 import typer
 
-from text_generation_common.flags import env_name, flag_name, off_flag_name
+from text_generation_common.flags.declaration import REQUIRED, Flag, single_type
+from text_generation_common.flags.programs import Program
 
 
-def signature(config_class: Any) -> inspect.Signature:
-    """The signature from which typer builds the command. The command's keyword arguments are the dataclass's fields."""
-    return inspect.Signature([_parameter(item) for item in fields(config_class)])
-
-
-def _parameter(item: "Field[Any]") -> inspect.Parameter:
-    about = item.metadata
-    name = flag_name(item.name)
-    if item.default is True:
-        name += "/" + off_flag_name(item.name)
-    names = [name] + ([about["short"]] if about["short"] else [])
-    option = typer.Option(
-        item.default,
-        *names,
-        envvar=env_name(item.name) if about["env"] else None,
-        help=about["help"],
-        hidden=about["hidden"],
-        min=about["min"],
-        max=about["max"],
+def make_app(help: str | None = None) -> typer.Typer:
+    """An app without commands. `help` describes an app of several commands, which shows it when none is given. Pretty
+    tracebacks are off: they print the values of variables, which may be a user's text."""
+    return typer.Typer(
+        help=help,
+        no_args_is_help=help is not None,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
-    return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=item.type)
+
+
+def taking(
+    run: Callable[[dict[str, Any]], None],
+    program: Program,
+    config_class: Any,
+    further: Iterable[inspect.Parameter] = (),
+) -> Callable[..., None]:
+    """A function that typer makes a command of: it calls `run` with the value of each flag by the flag's name."""
+
+    def command(**values: Any) -> None:
+        run(values)
+
+    parameters = [_parameter(flag, program.checks_choices) for flag in program.flags_of(config_class)]
+    command.__signature__ = inspect.Signature([*parameters, *further])  # type: ignore[attr-defined]
+    return command
+
+
+def _parameter(flag: Flag, checks_choices: bool) -> inspect.Parameter:
+    default = ... if flag.default is REQUIRED else None if flag.default == () else flag.default
+    option = typer.Argument(default, help=flag.help) if flag.positional else _option(flag, default)
+    kind = _type(flag, checks_choices)
+    return inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
+
+
+def _option(flag: Flag, default: Any) -> Any:
+    names = [f"{flag.flag_name}/{flag.off_name}" if flag.off_name else flag.flag_name]
+    return typer.Option(
+        default,
+        *names,
+        *([flag.short] if flag.short else []),
+        envvar=flag.variable,
+        help=flag.help,
+        hidden=flag.hidden,
+        min=flag.min,
+        max=flag.max,
+    )
+
+
+def _type(flag: Flag, checks_choices: bool) -> Any:
+    if get_origin(flag.type) is tuple:
+        return list[str] | None
+    if not checks_choices and isinstance(single_type(flag.type), EnumType):
+        return str | None
+    return flag.type

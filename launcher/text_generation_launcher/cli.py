@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,16 @@ import typer
 
 from text_generation_common import faults, places
 from text_generation_common.errors import CommandError
-from text_generation_common.flags import env_name, flag_name, switches
+from text_generation_common.flags.declaration import from_values, values_of
+from text_generation_common.flags.environment import from_environment
+from text_generation_common.flags.process import InheritedFlags
+from text_generation_common.flags.programs import LAUNCHER
 from text_generation_common.logs import setup_logging
 from text_generation_common.places import ServerPlace
-from text_generation_common.typer_command import signature
+from text_generation_common.typer_command import make_app, taking
 from text_generation_launcher import commands
 from text_generation_launcher.claims import claim_port, claim_sockets
-from text_generation_launcher.config import LauncherConfig
+from text_generation_launcher.config import LauncherConfig, LaunchPlan
 from text_generation_launcher.janitor import Janitor, fork_janitor
 from text_generation_launcher.open_files import allow_open_files
 from text_generation_launcher.resolve import resolve
@@ -49,47 +51,40 @@ def main(arguments: Sequence[str] | None = None, program_directories: Sequence[P
     """
     environ = dict(os.environ)
     directories = [Path(sys.executable).parent] if program_directories is None else program_directories
-    app = make_app(lambda config: run(config, environ, directories), environ)
+    app = command_line(lambda config: run(config, environ, directories), environ)
     app(args=None if arguments is None else list(arguments))
 
 
-def make_app(run_with: Callable[[LauncherConfig], int], environ: Mapping[str, str]) -> typer.Typer:
-    def launch(**values: Any) -> None:
-        if values.pop("version"):
+def command_line(run_with: Callable[[LauncherConfig], int], environ: Mapping[str, str]) -> typer.Typer:
+    def launch(values: dict[str, Any]) -> None:
+        if values["version"]:
             typer.echo(f"text-generation-launcher {package_version()}")
             raise typer.Exit
         refuse_loose_switches(environ)
-        raise typer.Exit(run_with(LauncherConfig(**values)))
+        raise typer.Exit(run_with(from_values(LauncherConfig, values)))
 
-    flags = signature(LauncherConfig)
-    launch.__signature__ = flags.replace(parameters=[*flags.parameters.values(), VERSION])  # type: ignore[attr-defined]
-    app = typer.Typer(
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.command(help="Serve a model over HTTP: one router, and one shard per device.")(launch)
+    app = make_app()
+    command = taking(launch, LAUNCHER, LauncherConfig, [VERSION])
+    app.command(help="Serve a model over HTTP: one router, and one shard per device.")(command)
     return app
 
 
 def run(config: LauncherConfig, environ: Mapping[str, str], program_directories: Sequence[Path]) -> int:
     """Serves until a signal, and returns the exit status. Wrong flags are refused before the first child starts."""
-    setup_logging(environ.get("LOG_LEVEL", "info"), config.json_output)
+    setup_logging(environ.get("LOG_LEVEL", "info"), config.process.json_output)
     if config.env:
         log_environment()
-    if environ.get("FAILPOINTS") and not config.testing:
+    inherited = from_environment(InheritedFlags, environ, {})
+    if inherited.failpoints and not config.process.testing:
         logger.warning(faults.NOT_TESTING)
     try:
-        config = resolve(config, environ)
-        logger.debug("Args: %s", asdict(replace(config, api_key=["***"] if config.api_key else None)))
-        assert config.num_shard is not None, "resolve fills it in"
-        allow_open_files(config.num_shard)
+        plan = resolve(config, environ)
+        log_arguments(config, plan)
+        allow_open_files(plan.num_shard)
         programs = commands.find_programs(program_directories, environ.get("PATH"))
-        with claim(config, environ.get("XDG_RUNTIME_DIR", "")) as (listener, place, janitor):
+        with claim(plan, config.shard_uds_path, inherited.runtime_dir) as (listener, place, janitor):
             port = listener.getsockname()[1]
-            config = replace(config, shard_uds_path=place.prefix)
-            asyncio.run(Supervisor(config, programs, environ, listener.fileno(), port, place, janitor).run())
+            asyncio.run(Supervisor(plan, programs, environ, listener.fileno(), port, place, janitor).run())
     except CommandError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
@@ -97,33 +92,43 @@ def run(config: LauncherConfig, environ: Mapping[str, str], program_directories:
 
 
 @contextmanager
-def claim(config: LauncherConfig, runtime_dir: str) -> Iterator[tuple[socket.socket, ServerPlace, Janitor]]:
-    """Claims the port and the place of the sockets. The janitor cleans the place when this launcher is killed."""
-    assert config.num_shard is not None, "the config is not resolved"
+def claim(
+    plan: LaunchPlan, prefix: str | None, runtime_dir: str
+) -> Iterator[tuple[socket.socket, ServerPlace, Janitor]]:
+    """Claims the port and the place of the sockets: `prefix`, or a folder in `runtime_dir`. The janitor cleans the
+    place when this launcher is killed."""
     with ExitStack() as stack:
-        port, listener = config.port, None
+        hostname, port, listener = plan.http.hostname, plan.http.port, None
         if port == 0:  # The kernel chooses the port, and the folder of the sockets is named after it.
-            listener = stack.enter_context(claim_port(config.hostname, port))
+            listener = stack.enter_context(claim_port(hostname, port))
             port = listener.getsockname()[1]
             logger.info("Port %d was chosen for --port 0", port)
-        prefix = config.shard_uds_path
         place = places.chosen(prefix) if prefix else places.of_port(port, runtime_dir)
-        place.check_length(config.num_shard)
+        place.check_length(plan.num_shard)
         lock = stack.enter_context(claim_sockets(place))
         janitor = stack.enter_context(fork_janitor(place, lock))
         # Last: once the janitor of a killed launcher has released the lock, the port is free as well.
-        listener = listener or stack.enter_context(claim_port(config.hostname, port))
+        listener = listener or stack.enter_context(claim_port(hostname, port))
         yield listener, place, janitor
 
 
 def refuse_loose_switches(environ: Mapping[str, str]) -> None:
-    """Refuses values of a switch in the environment other than true and false, as TGI; typer would take 1 and yes."""
-    for name in switches(LauncherConfig):
-        value = environ.get(env_name(name), "")
+    """Refuses values of a switch in the environment other than true and false, as TGI; typer would take 1 and yes.
+
+    Switches of TGI's launcher are off by default. PREFIX_CACHING, a switch of TGI's shards, takes 1, 0, True and so on.
+    """
+    for flag in LAUNCHER.flags_of(LauncherConfig):
+        value = environ.get(flag.variable, "") if flag.default is False and flag.variable else ""
         if value not in ("", "true", "false"):
             raise typer.BadParameter(
-                f"{env_name(name)} in the environment is {value!r}: set it to true or false, as {flag_name(name)} needs"
+                f"{flag.variable} in the environment is {value!r}: set it to true or false, as {flag.flag_name} needs"
             )
+
+
+def log_arguments(config: LauncherConfig, plan: LaunchPlan) -> None:
+    values = values_of(config) | values_of(plan)
+    secrets = {flag.name: "***" for flag in LAUNCHER.flags_of(LauncherConfig) if flag.secret and values[flag.name]}
+    logger.debug("Args: %s", values | secrets)
 
 
 def log_environment() -> None:

@@ -6,27 +6,28 @@ from typing import Any
 
 from text_generation_common import quantization
 from text_generation_common.errors import ArgumentValidation
+from text_generation_common.flags.model import DEMO_MODEL
 from text_generation_common.model_files import read_model_file
 from text_generation_common.model_folder import demo_directory, is_hub_id, local_folder
-from text_generation_launcher.config import DEMO_MODEL, LauncherConfig
+from text_generation_launcher.config import LaunchPlan
 
 
-def locate(config: LauncherConfig) -> str:
+def locate(model_id: str, weights_cache_override: str | None) -> str:
     """The model id for the children: an absolute directory that holds a readable config.json, or a hub id.
 
     ArgumentValidation for a directory whose weights are quantized in a format that we do not serve. The config.json of
     a hub model is checked later, when it is downloaded and before the weights are.
     """
-    directory = demo_directory() if config.model_id == DEMO_MODEL else local_folder(config.model_id)
-    served = Path(config.weights_cache_override) if config.weights_cache_override else directory
+    directory = demo_directory() if model_id == DEMO_MODEL else local_folder(model_id)
+    served = Path(weights_cache_override) if weights_cache_override else directory
     if served is not None:
         _refuse_quantized(served)
     if directory is not None:
         read_json(directory / "config.json")
         return str(directory.absolute())
-    if not is_hub_id(config.model_id):
-        raise ArgumentValidation(f"model directory {config.model_id} does not exist: check --model-id")
-    return config.model_id
+    if not is_hub_id(model_id):
+        raise ArgumentValidation(f"model directory {model_id} does not exist: check --model-id")
+    return model_id
 
 
 def _refuse_quantized(directory: Path) -> None:
@@ -47,23 +48,23 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def model_config(config: LauncherConfig) -> dict[str, Any]:
+def model_config(plan: LaunchPlan) -> dict[str, Any]:
     """The content of config.json, once the weights are downloaded. Empty when config.json cannot be read: the shard
     will then report why."""
-    path = _config_path(config)
+    path = _config_path(plan)
     try:
         return read_json(path) if path else {}
     except ArgumentValidation:
         return {}
 
 
-def _config_path(config: LauncherConfig) -> Path | None:
-    local = Path(config.weights_cache_override or config.model_id)
+def _config_path(plan: LaunchPlan) -> Path | None:
+    local = Path(plan.cache.weights_cache_override or plan.model_id)
     if local.is_dir():
         return local / "config.json"
     from huggingface_hub import try_to_load_from_cache  # imported here: slow to import, and for hub models only
 
     cached = try_to_load_from_cache(
-        config.model_id, "config.json", cache_dir=config.huggingface_hub_cache, revision=config.revision
+        plan.model_id, "config.json", cache_dir=plan.cache.huggingface_hub_cache, revision=plan.files.revision
     )
     return Path(cached) if isinstance(cached, str) else None

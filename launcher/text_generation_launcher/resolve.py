@@ -1,4 +1,4 @@
-"""Checks a config, and fills in values that follow from flags, environment and model."""
+"""Makes the plan from the flags: checks them, and fills in values that follow from flags, environment and model."""
 
 import logging
 import subprocess
@@ -8,40 +8,52 @@ from typing import Any
 
 from text_generation_common.addresses import address_of
 from text_generation_common.errors import ArgumentValidation
+from text_generation_common.flags.kinds import RopeScalingKind, TrueFalse
+from text_generation_common.flags.model import DEMO_MODEL
+from text_generation_common.flags.requests import PREFILL_TOKENS
 from text_generation_launcher import checks, model
-from text_generation_launcher.config import DEMO_MODEL, LauncherConfig, RopeScalingKind, TrueFalse
+from text_generation_launcher.config import LauncherConfig, LaunchPlan
 from text_generation_launcher.errors import NotEnoughCUDADevices
 
 logger = logging.getLogger("text_generation_launcher")
 
-DEFAULT_PREFILL_TOKENS = 4096
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 
-def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LauncherConfig:
+def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
     """Checks all that can be checked before a process starts, and fills in the values that follow."""
     checks.check_input_aliases(config)
-    longest_input = config.max_input_length if config.max_input_tokens is None else config.max_input_tokens
-    config = replace(config, max_input_tokens=longest_input, max_input_length=None)
+    longest_input = (
+        config.max_input_length if config.tokens.max_input_tokens is None else config.tokens.max_input_tokens
+    )
+    tokens = replace(config.tokens, max_input_tokens=longest_input)
     checks.check_counts(config)
     checks.check_gpu_options(config)
-    checks.check_limits(config)
-    checks.check_api_keys(config)
+    checks.check_limits(tokens)
+    checks.check_api_keys(config.access, config.http.closed_routes)
     num_shard = shard_count(config.sharded, config.num_shard, lambda: count_devices(environ))
     checks.refuse_unsupported(config)
-    rope_scaling, rope_factor = resolve_rope(config.rope_scaling, config.rope_factor)
-    config = replace(
-        config,
-        num_shard=num_shard,
-        rope_scaling=rope_scaling,
-        rope_factor=rope_factor,
-        hostname=address_of(config.hostname, logger),
-    )
+    rope_scaling, rope_factor = resolve_rope(config.shard.rope_scaling, config.shard.rope_factor)
+    hostname = address_of(config.http.hostname, logger)
     checks.check_paths(config)
     checks.mention_without_effect(config)
-    if config.model_id == DEMO_MODEL:
+    if config.model.model_id == DEMO_MODEL:
         logger.info("Serving the demo model that ships with the package; choose another with --model-id")
-    return replace(config, model_id=model.locate(config))
+    return LaunchPlan(
+        model_id=model.locate(config.model.model_id, config.cache.weights_cache_override),
+        num_shard=num_shard,
+        load_format=config.model.load_format,
+        files=config.files,
+        cache=config.cache,
+        compute=config.compute,
+        shard=replace(config.shard, rope_scaling=rope_scaling, rope_factor=rope_factor),
+        requests=config.requests,
+        tokens=tokens,
+        scheduling=config.scheduling,
+        http=replace(config.http, hostname=hostname),
+        access=config.access,
+        process=config.process,
+    )
 
 
 def shard_count(sharded: TrueFalse | None, num_shard: int | None, count_devices: Callable[[], int]) -> int:
@@ -93,13 +105,14 @@ def resolve_rope(scaling: RopeScalingKind | None, factor: float | None) -> tuple
     return scaling or RopeScalingKind.linear, 1.0 if factor is None else factor
 
 
-def with_prefill_budget(config: LauncherConfig, model_config: Mapping[str, Any]) -> LauncherConfig:
+def with_prefill_budget(plan: LaunchPlan, model_config: Mapping[str, Any]) -> LaunchPlan:
     """Fills in `max_batch_prefill_tokens`: at least the longest prompt, and at most the tokens of the whole batch."""
-    if config.max_batch_prefill_tokens is not None:
-        return config
+    tokens = plan.tokens
+    if tokens.max_batch_prefill_tokens is not None:
+        return plan
     lengths = (model_config.get(key) for key in ("max_position_embeddings", "max_seq_len", "n_positions"))
-    context = next((length for length in lengths if isinstance(length, int) and length > 0), DEFAULT_PREFILL_TOKENS)
-    budget = max(min(DEFAULT_PREFILL_TOKENS, context), config.max_input_tokens or 0)
-    budget = min(budget, config.max_batch_total_tokens or budget)
+    context = next((length for length in lengths if isinstance(length, int) and length > 0), PREFILL_TOKENS)
+    budget = max(min(PREFILL_TOKENS, context), tokens.max_input_tokens or 0)
+    budget = min(budget, tokens.max_batch_total_tokens or budget)
     logger.info("Default `max_batch_prefill_tokens` to %d", budget)
-    return replace(config, max_batch_prefill_tokens=budget)
+    return replace(plan, tokens=replace(tokens, max_batch_prefill_tokens=budget))

@@ -4,46 +4,51 @@ from collections.abc import Callable, Mapping
 
 from text_generation_common.cores import usable_cores
 from text_generation_common.errors import CommandError
+from text_generation_common.places import ServerPlace
 from text_generation_launcher import commands
 from text_generation_launcher.commands import Command, Programs
-from text_generation_launcher.config import LauncherConfig
+from text_generation_launcher.config import LaunchPlan
 from text_generation_launcher.errors import DownloadError, ShardCannotStart, WebserverCannotStart
 from text_generation_launcher.janitor import Janitor
 from text_generation_launcher.process import Child
 
 
 class Spawner:
-    """Nothing else starts a child. `config` is replaced once, when the weights are there. `listen_fd` is the bound API
+    """Nothing else starts a child. `plan` is replaced once, when the weights are there. `listen_fd` is the bound API
     socket and `port` its number. The janitor is told of every child, to kill it when the launcher is killed."""
 
     def __init__(
         self,
-        config: LauncherConfig,
+        plan: LaunchPlan,
         programs: Programs,
         environ: Mapping[str, str],
+        place: ServerPlace,
         listen_fd: int,
         port: int,
         janitor: Janitor,
     ) -> None:
-        self.config = config
+        self.plan = plan
         self.running: list[Child] = []
         self._programs = programs
         self._environ = environ
+        self._place = place
         self._listen_fd = listen_fd
         self._port = port
         self._janitor = janitor
 
     async def start_download(self) -> Child:
-        return await self._start(commands.download(self.config, self._programs, self._environ), DownloadError)
+        return await self._start(commands.download(self.plan, self._programs, self._environ), DownloadError)
 
     async def start_shard(self, rank: int, epoch: int) -> Child:
         cores = usable_cores()
-        command = commands.shard(self.config, self._programs, self._environ, rank, epoch, cores)
+        command = commands.shard(self.plan, self._programs, self._environ, self._place, rank, epoch, cores)
         return await self._start(command, ShardCannotStart)
 
     async def start_router(self, launcher_fd: int) -> Child:
         """`launcher_fd` is the router's end of the line to the launcher."""
-        command = commands.router(self.config, self._programs, self._environ, self._listen_fd, self._port, launcher_fd)
+        command = commands.router(
+            self.plan, self._programs, self._environ, self._place, self._listen_fd, self._port, launcher_fd
+        )
         return await self._start(command, WebserverCannotStart)
 
     def running_as(self, name: str) -> list[Child]:

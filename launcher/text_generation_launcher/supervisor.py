@@ -15,7 +15,7 @@ from text_generation_common.places import ServerPlace
 from text_generation_common.tasks import cancelled
 from text_generation_launcher import model
 from text_generation_launcher.commands import Programs
-from text_generation_launcher.config import LauncherConfig
+from text_generation_launcher.config import LaunchPlan
 from text_generation_launcher.epochs import Epochs
 from text_generation_launcher.errors import DownloadError
 from text_generation_launcher.janitor import Janitor
@@ -40,7 +40,7 @@ class Supervisor:
 
     def __init__(
         self,
-        config: LauncherConfig,
+        plan: LaunchPlan,
         programs: Programs,
         environ: Mapping[str, str],
         listen_fd: int,
@@ -48,12 +48,11 @@ class Supervisor:
         place: ServerPlace,
         janitor: Janitor,
     ) -> None:
-        assert config.num_shard is not None, "the config is not resolved"
         self._place = place
-        self._num_shard = config.num_shard
+        self._num_shard = plan.num_shard
         self._stop_asked = asyncio.Event()
         self._kill_asked = asyncio.Event()
-        self._spawner = Spawner(config, programs, environ, listen_fd, port, janitor)
+        self._spawner = Spawner(plan, programs, environ, place, listen_fd, port, janitor)
         self._webserver = Webserver(self._spawner, self._on_message, self._on_router_end, Restarts())
         paths = [place.socket(rank) for rank in range(self._num_shard)]
         self._epochs = Epochs(
@@ -98,14 +97,14 @@ class Supervisor:
             await cancelled(*keepers)
 
     async def _get_weights(self) -> None:
-        config = self._spawner.config
-        logger.info("Starting check and download process for %s", config.model_id)
+        plan = self._spawner.plan
+        logger.info("Starting check and download process for %s", plan.model_id)
         download = await self._spawner.start_download()
         if await asyncio.shield(download.exited) != 0:
             log_last_lines(f"Download {download.how_it_ended}", download)
             raise DownloadError
-        logger.info("Successfully downloaded weights for %s", config.model_id)
-        self._spawner.config = with_prefill_budget(config, model.model_config(config))
+        logger.info("Successfully downloaded weights for %s", plan.model_id)
+        self._spawner.plan = with_prefill_budget(plan, model.model_config(plan))
 
     def _on_message(self, message: LinkMessage) -> None:
         if message.event is LinkEvent.CONFIRMED:
@@ -125,7 +124,7 @@ class Supervisor:
         """Asks the router to end, which it does when its requests are done. Until then the shards are kept alive."""
         logger.info("Terminating webserver")
         self._webserver.stop()
-        limit_s = self._spawner.config.graceful_termination_timeout + DRAIN_MARGIN_S
+        limit_s = self._spawner.plan.http.graceful_termination_timeout + DRAIN_MARGIN_S
         await _first_of(serving, self._kill_asked, limit_s)
         if serving.done() and serving.exception() is None:
             logger.info("webserver terminated")

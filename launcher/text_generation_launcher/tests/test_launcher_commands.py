@@ -1,17 +1,38 @@
 """The flags and environment variables that the children get."""
 
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from text_generation_common.flags.declaration import with_flags
+from text_generation_common.flags.http import AccessFlags, HttpFlags
+from text_generation_common.flags.kinds import AdmissionMode, Dtype, LoadFormat, RopeScalingKind
+from text_generation_common.flags.model import CacheFlags, ComputeFlags, FileFlags, ShardFlags
+from text_generation_common.flags.process import ProcessFlags
+from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
+from text_generation_common.places import ServerPlace
 from text_generation_launcher import commands
 from text_generation_launcher.commands import Programs
-from text_generation_launcher.config import Admission, Dtype, LauncherConfig, LoadFormat, RopeScalingKind
+from text_generation_launcher.config import LaunchPlan
 
 PROGRAMS = Programs("/bin/server", "/bin/router")
-PLAIN = LauncherConfig(model_id="/models/m", num_shard=1, max_batch_prefill_tokens=2048, shard_uds_path="/run/shard")
+PLACE = ServerPlace("/run/shard", None, "")
+PLAIN = LaunchPlan(
+    model_id="/models/m",
+    num_shard=1,
+    load_format=LoadFormat.auto,
+    files=FileFlags(),
+    cache=CacheFlags(),
+    compute=ComputeFlags(),
+    shard=ShardFlags(),
+    requests=RequestFlags(),
+    tokens=TokenFlags(max_batch_prefill_tokens=2048),
+    scheduling=SchedulingFlags(),
+    http=HttpFlags(),
+    access=AccessFlags(),
+    process=ProcessFlags(),
+)
 
 
 def options(command, skip: int) -> dict[str, object]:
@@ -26,7 +47,7 @@ def options(command, skip: int) -> dict[str, object]:
 
 
 def test_download_gets_tgi_s_command_line():
-    command = commands.download(replace(PLAIN, revision="main"), PROGRAMS, {})
+    command = commands.download(with_flags(PLAIN, revision="main"), PROGRAMS, {})
     assert command.argv[:3] == ("/bin/server", "download-weights", "/models/m")
     assert options(command, 3) == {
         "--extension": [".safetensors"],
@@ -37,13 +58,13 @@ def test_download_gets_tgi_s_command_line():
 
 
 def test_download_and_shards_get_the_flag_for_random_weights():
-    config = replace(PLAIN, load_format=LoadFormat.dummy)
-    told = (commands.download(config, PROGRAMS, {}), commands.shard(config, PROGRAMS, {}, 0, 1, cores=2))
+    config = with_flags(PLAIN, load_format=LoadFormat.dummy)
+    told = (commands.download(config, PROGRAMS, {}), commands.shard(config, PROGRAMS, {}, PLACE, 0, 1, cores=2))
     assert [options(command, 3)["--load-format"] for command in told] == [["dummy"], ["dummy"]]
 
 
 def test_shard_gets_no_flags_beyond_the_given_values():
-    command = commands.shard(PLAIN, PROGRAMS, {"HOME": "/h", "LOG_LEVEL": "debug"}, rank=0, epoch=1, cores=6)
+    command = commands.shard(PLAIN, PROGRAMS, {"HOME": "/h", "LOG_LEVEL": "debug"}, PLACE, rank=0, epoch=1, cores=6)
     assert command.argv[:3] == ("/bin/server", "serve", "/models/m")
     assert options(command, 3) == {
         "--uds-path": ["/run/shard"],
@@ -64,7 +85,7 @@ def test_shard_gets_no_flags_beyond_the_given_values():
 
 
 def test_shard_gets_all_given_values():
-    config = replace(
+    config = with_flags(
         PLAIN,
         num_shard=2,
         dtype=Dtype.float32,
@@ -81,7 +102,7 @@ def test_shard_gets_all_given_values():
         huggingface_hub_cache="/cache",
         weights_cache_override="/override",
     )
-    command = commands.shard(config, PROGRAMS, {"HF_API_TOKEN": "t"}, rank=1, epoch=4, cores=7)
+    command = commands.shard(config, PROGRAMS, {"HF_API_TOKEN": "t"}, PLACE, rank=1, epoch=4, cores=7)
     flags = options(command, 3)
     assert flags["--sharded"] == []
     assert (flags["--dtype"], flags["--revision"], flags["--max-input-tokens"]) == (["float32"], ["r1"], ["10"])
@@ -107,10 +128,10 @@ def test_shard_gets_all_given_values():
 
 
 def test_router_gets_its_flags_and_the_bound_socket():
-    config = replace(
-        PLAIN, max_input_tokens=10, cors_allow_origin=["http://a", "http://b"], disable_grammar_support=True
+    config = with_flags(
+        PLAIN, max_input_tokens=10, cors_allow_origin=("http://a", "http://b"), disable_grammar_support=True
     )
-    command = commands.router(config, PROGRAMS, {"LOG_LEVEL": "debug"}, listen_fd=7, port=3001, launcher_fd=9)
+    command = commands.router(config, PROGRAMS, {"LOG_LEVEL": "debug"}, PLACE, listen_fd=7, port=3001, launcher_fd=9)
     assert command.pass_fds == (7, 9)
     assert command.env == {"LOG_LEVEL": "debug"}
     assert options(command, 1) == {
@@ -144,9 +165,9 @@ def test_router_gets_its_flags_and_the_bound_socket():
 
 
 def test_scheduling_flags_override_the_router_s_environment():
-    config = replace(PLAIN, prefix_caching=False, admission=Admission.reserve, max_queued_tokens=5)
+    config = with_flags(PLAIN, prefix_caching=False, admission=AdmissionMode.RESERVE, max_queued_tokens=5)
     environ = {"PREFIX_CACHING": "true", "ADMISSION": "peak"}
-    flags = options(commands.router(config, PROGRAMS, environ, listen_fd=7, port=1, launcher_fd=9), 1)
+    flags = options(commands.router(config, PROGRAMS, environ, PLACE, listen_fd=7, port=1, launcher_fd=9), 1)
     assert flags["--no-prefix-caching"] == [] and "--prefix-caching" not in flags
     assert (flags["--admission"], flags["--max-queued-tokens"]) == (["reserve"], ["5"])
 
@@ -154,46 +175,48 @@ def test_scheduling_flags_override_the_router_s_environment():
 @pytest.mark.parametrize(("given", "cores", "threads"), [("5", 8, "5"), (None, 8, "2"), (None, 2, "1")])
 def test_shards_share_the_cores_unless_the_user_says_otherwise(given, cores, threads):
     environ = {"OMP_NUM_THREADS": given} if given else {}
-    command = commands.shard(replace(PLAIN, num_shard=4), PROGRAMS, environ, rank=0, epoch=1, cores=cores)
+    command = commands.shard(with_flags(PLAIN, num_shard=4), PROGRAMS, environ, PLACE, rank=0, epoch=1, cores=cores)
     assert command.env["OMP_NUM_THREADS"] == threads
 
 
 def test_keys_reach_the_router_s_environment_and_nothing_else():
-    config = replace(PLAIN, api_key=["one", "two"], api_key_file="/keys", closed_routes=True)
+    config = with_flags(PLAIN, api_key=("one", "two"), api_key_file="/keys", closed_routes=True)
     environ = {"API_KEY": "of the environment"}
-    router = commands.router(config, PROGRAMS, environ, listen_fd=7, port=1, launcher_fd=9)
+    router = commands.router(config, PROGRAMS, environ, PLACE, listen_fd=7, port=1, launcher_fd=9)
     assert router.env["API_KEY"] == "one two"
     assert "one" not in " ".join(router.argv)
     flags = options(router, 1)
     assert (flags["--api-key-file"], flags["--closed-routes"]) == (["/keys"], [])
     assert "API_KEY" not in commands.download(config, PROGRAMS, environ).env
-    assert "API_KEY" not in commands.shard(config, PROGRAMS, environ, rank=0, epoch=1, cores=1).env
-    assert "API_KEY" not in commands.router(PLAIN, PROGRAMS, {"API_KEY": ""}, 7, 1, 9).env
+    assert "API_KEY" not in commands.shard(config, PROGRAMS, environ, PLACE, rank=0, epoch=1, cores=1).env
+    assert "API_KEY" not in commands.router(PLAIN, PROGRAMS, {"API_KEY": ""}, PLACE, 7, 1, 9).env
 
 
 def test_faults_reach_the_children_of_a_launcher_with_the_testing_flag():
     environ = {"FAILPOINTS": "shard.step:kill"}
 
     def children(config):
-        yield commands.shard(config, PROGRAMS, environ, rank=0, epoch=1, cores=1)
-        yield commands.router(config, PROGRAMS, environ, listen_fd=7, port=1, launcher_fd=9)
+        yield commands.shard(config, PROGRAMS, environ, PLACE, rank=0, epoch=1, cores=1)
+        yield commands.router(config, PROGRAMS, environ, PLACE, listen_fd=7, port=1, launcher_fd=9)
 
     for child in children(PLAIN):
         assert "--testing" not in child.argv and "FAILPOINTS" not in child.env
-    for child in children(replace(PLAIN, testing=True)):
+    for child in children(with_flags(PLAIN, testing=True)):
         assert "--testing" in child.argv and child.env["FAILPOINTS"] == "shard.step:kill"
 
 
 def test_a_limit_of_zero_is_passed_on_and_not_dropped():
-    command = commands.router(replace(PLAIN, max_waiting_tokens=0), PROGRAMS, {}, listen_fd=7, port=1, launcher_fd=9)
+    command = commands.router(
+        with_flags(PLAIN, max_waiting_tokens=0), PROGRAMS, {}, PLACE, listen_fd=7, port=1, launcher_fd=9
+    )
     assert options(command, 1)["--max-waiting-tokens"] == ["0"]
 
 
 def test_the_older_token_name_wins_for_every_child():
     environ = {"HF_TOKEN": "new", "HF_API_TOKEN": "old"}
     assert commands.download(PLAIN, PROGRAMS, environ).env["HF_TOKEN"] == "old"
-    assert commands.router(PLAIN, PROGRAMS, environ, 3, 1, 4).env["HF_TOKEN"] == "old"
-    assert commands.router(PLAIN, PROGRAMS, {"HF_TOKEN": "new"}, 3, 1, 4).env["HF_TOKEN"] == "new"
+    assert commands.router(PLAIN, PROGRAMS, environ, PLACE, 3, 1, 4).env["HF_TOKEN"] == "old"
+    assert commands.router(PLAIN, PROGRAMS, {"HF_TOKEN": "new"}, PLACE, 3, 1, 4).env["HF_TOKEN"] == "new"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from text_generation_launcher.cli import make_app
-from text_generation_launcher.config import Admission, Dtype, LauncherConfig, TrueFalse
+from text_generation_common.flags.declaration import values_of
+from text_generation_common.flags.kinds import AdmissionMode, Dtype, TrueFalse
+from text_generation_launcher.cli import command_line
+from text_generation_launcher.config import LauncherConfig
 
 # Every flag of TGI's launcher and its default in TGI; None where TGI has no default or derives the value.
 TGI_FLAGS = {
@@ -92,7 +94,7 @@ def invoke(*arguments, **environ):
         configs.append(config)
         return 0
 
-    result = CliRunner().invoke(make_app(keep, environ), list(arguments), env=environ)
+    result = CliRunner().invoke(command_line(keep, environ), list(arguments), env=environ)
     return result, configs[0] if configs else None
 
 
@@ -113,24 +115,28 @@ def test_help_has_every_flag_with_its_environment_name():
 
 @pytest.mark.parametrize(("name", "default"), ALL_FLAGS.items())
 def test_default_is_tgi_s(name, default):
-    value = getattr(config_of(), name.replace("-", "_"))
+    value = values_of(config_of())[name.replace("-", "_")]
     assert (value or None) == (default or None)
 
 
 def test_environment_fills_flags_and_the_command_line_wins():
-    assert config_of(MAX_BEST_OF="7", JSON_OUTPUT="true", DTYPE="float32").dtype is Dtype.float32
-    assert config_of(MAX_BEST_OF="7").max_best_of == 7
-    assert config_of("--max-best-of", "3", MAX_BEST_OF="7").max_best_of == 3
-    assert config_of(CORS_ALLOW_ORIGIN="http://a").cors_allow_origin == ["http://a"]
-    assert config_of(API_KEY="one two").api_key == ["one", "two"]
-    assert config_of("--api-key", "a", "--api-key", "b", API_KEY="one").api_key == ["a", "b"]
-    assert config_of(CLOSED_ROUTES="true").closed_routes
+    assert config_of(MAX_BEST_OF="7", JSON_OUTPUT="true", DTYPE="float32").compute.dtype is Dtype.float32
+    assert config_of(MAX_BEST_OF="7").requests.max_best_of == 7
+    assert config_of("--max-best-of", "3", MAX_BEST_OF="7").requests.max_best_of == 3
+    assert config_of(CORS_ALLOW_ORIGIN="http://a").http.cors_allow_origin == ("http://a",)
+    assert config_of(API_KEY="one two").access.api_key == ("one", "two")
+    assert config_of("--api-key", "a", "--api-key", "b", API_KEY="one").access.api_key == ("a", "b")
+    assert config_of(CLOSED_ROUTES="true").http.closed_routes
 
 
 def test_empty_environment_values_are_not_given():
     config = config_of(REVISION="", MAX_TOTAL_TOKENS="", JSON_OUTPUT="", SHARDED="", API_KEY="")
-    assert (config.revision or None, config.max_total_tokens, config.json_output) == (None, None, False)
-    assert not config.api_key
+    assert (config.files.revision or None, config.tokens.max_total_tokens, config.process.json_output) == (
+        None,
+        None,
+        False,
+    )
+    assert not config.access.api_key
 
 
 def test_forms_of_the_command_line_are_tgi_s():
@@ -138,9 +144,9 @@ def test_forms_of_the_command_line_are_tgi_s():
         *["--sharded", "false", "-p", "81", "-g", "5", "-e"],
         *["--cors-allow-origin", "http://a", "--cors-allow-origin", "http://b"],
     )
-    assert (config.sharded, config.port, config.graceful_termination_timeout) == (TrueFalse.false, 81, 5)
+    assert (config.sharded, config.http.port, config.http.graceful_termination_timeout) == (TrueFalse.false, 81, 5)
     assert config.env
-    assert config.cors_allow_origin == ["http://a", "http://b"]
+    assert config.http.cors_allow_origin == ("http://a", "http://b")
 
 
 @pytest.mark.parametrize(
@@ -172,9 +178,9 @@ def test_switches_in_the_environment_are_exactly_true_or_false(value):
 
 @pytest.mark.parametrize(("value", "on"), [("0", False), ("1", True), ("False", False), ("true", True), ("", True)])
 def test_prefix_caching_in_the_environment_is_written_as_for_tgi_s_shards(value, on):
-    assert config_of(PREFIX_CACHING=value).prefix_caching is on
-    assert config_of("--no-prefix-caching", PREFIX_CACHING=value).prefix_caching is False
-    assert config_of("--prefix-caching", PREFIX_CACHING=value).prefix_caching is True
+    assert config_of(PREFIX_CACHING=value).scheduling.prefix_caching is on
+    assert config_of("--no-prefix-caching", PREFIX_CACHING=value).scheduling.prefix_caching is False
+    assert config_of("--prefix-caching", PREFIX_CACHING=value).scheduling.prefix_caching is True
 
 
 def test_other_values_of_prefix_caching_are_refused():
@@ -183,13 +189,13 @@ def test_other_values_of_prefix_caching_are_refused():
 
 
 def test_admission_is_named_as_on_the_command_line():
-    assert config_of(ADMISSION="reserve").admission is Admission.reserve
-    assert config_of("--admission", "peak", ADMISSION="reserve").admission is Admission.peak
+    assert config_of(ADMISSION="reserve").scheduling.admission is AdmissionMode.RESERVE
+    assert config_of("--admission", "peak", ADMISSION="reserve").scheduling.admission is AdmissionMode.PEAK
 
 
 def test_testing_is_a_flag_without_an_environment_variable():
-    assert config_of("--testing").testing is True
-    assert config_of(TESTING="true", FAILPOINTS="shard.step:kill").testing is False
+    assert config_of("--testing").process.testing is True
+    assert config_of(TESTING="true", FAILPOINTS="shard.step:kill").process.testing is False
 
 
 def test_version_is_printed_without_a_launch():

@@ -3,19 +3,13 @@
 import json
 import logging
 import os
-from dataclasses import replace
 
 import pytest
 
 from text_generation_common.errors import CommandError
-from text_generation_launcher.config import (
-    KvCacheDtype,
-    LauncherConfig,
-    Quantize,
-    RopeScalingKind,
-    TrueFalse,
-    UsageStats,
-)
+from text_generation_common.flags.declaration import with_flags
+from text_generation_common.flags.kinds import KvCacheDtype, Quantize, RopeScalingKind, TrueFalse, UsageStats
+from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.model import model_config
 from text_generation_launcher.resolve import count_devices, resolve, resolve_rope, shard_count, with_prefill_budget
 
@@ -23,12 +17,12 @@ from text_generation_launcher.resolve import count_devices, resolve, resolve_rop
 @pytest.fixture
 def config(tmp_path) -> LauncherConfig:
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
-    return LauncherConfig(model_id=str(tmp_path))
+    return with_flags(LauncherConfig(), model_id=str(tmp_path))
 
 
 def error_of(config, environ=None, **changes) -> str:
     with pytest.raises(CommandError) as caught:
-        resolve(replace(config, **changes), environ or {})
+        resolve(with_flags(config, **changes), environ or {})
     return str(caught.value)
 
 
@@ -77,7 +71,7 @@ def test_a_value_without_its_feature_is_refused_by_name(config, changes, instead
     ],
 )
 def test_a_neutral_value_asks_for_nothing(config, changes):
-    assert resolve(replace(config, **changes), {}).num_shard == 1
+    assert resolve(with_flags(config, **changes), {}).num_shard == 1
 
 
 @pytest.mark.parametrize(
@@ -93,7 +87,7 @@ def test_a_neutral_value_asks_for_nothing(config, changes):
 )
 def test_a_flag_without_effect_is_mentioned_once(config, caplog, changes, flag):
     caplog.set_level(logging.INFO)
-    resolve(replace(config, **changes), {})
+    resolve(with_flags(config, **changes), {})
     assert [flag in message for message in caplog.messages] == [True]
 
 
@@ -155,7 +149,7 @@ def test_contradictions_are_reported_in_tgi_s_words(config, changes, text):
 
 def test_limits_that_just_fit_are_accepted(config):
     resolved = resolve(
-        replace(
+        with_flags(
             config,
             max_input_tokens=7,
             max_total_tokens=8,
@@ -165,7 +159,7 @@ def test_limits_that_just_fit_are_accepted(config):
         ),
         {},
     )
-    assert resolved.max_batch_prefill_tokens == 7
+    assert resolved.tokens.max_batch_prefill_tokens == 7
 
 
 def test_too_few_devices_has_tgi_s_name(config):
@@ -184,7 +178,7 @@ def test_too_few_devices_has_tgi_s_name(config):
     ],
 )
 def test_the_number_of_shards_is_given_or_that_of_visible_devices_on_cpus_too(config, changes, environ, shards):
-    assert resolve(replace(config, **changes), environ).num_shard == shards
+    assert resolve(with_flags(config, **changes), environ).num_shard == shards
 
 
 def test_a_key_is_part_of_no_message(config):
@@ -239,13 +233,13 @@ def test_rope_scaling_and_factor_complete_each_other(given, derived):
 
 @pytest.mark.parametrize("hostname", ["localhost", "4f2a9c1d", ""])
 def test_a_hostname_that_is_not_an_address_becomes_every_address(config, caplog, hostname):
-    assert resolve(replace(config, hostname=hostname), {}).hostname == "0.0.0.0"
+    assert resolve(with_flags(config, hostname=hostname), {}).http.hostname == "0.0.0.0"
     assert caplog.messages == ["Invalid hostname, defaulting to 0.0.0.0"]
 
 
 @pytest.mark.parametrize("hostname", ["127.0.0.1", "::1", "::"])
 def test_an_address_stays_as_it_is(config, caplog, hostname):
-    assert resolve(replace(config, hostname=hostname), {}).hostname == hostname
+    assert resolve(with_flags(config, hostname=hostname), {}).http.hostname == hostname
     assert caplog.messages == []
 
 
@@ -263,14 +257,15 @@ def test_an_address_stays_as_it_is(config, caplog, hostname):
         ({"max_batch_prefill_tokens": 77}, {"max_position_embeddings": 2048}, 77),
     ],
 )
-def test_prefill_budget_is_the_context_within_bounds(given, model_config, budget):
-    assert with_prefill_budget(LauncherConfig(**given), model_config).max_batch_prefill_tokens == budget
+def test_prefill_budget_is_the_context_within_bounds(config, given, model_config, budget):
+    plan = with_flags(resolve(config, {}), **given)
+    assert with_prefill_budget(plan, model_config).tokens.max_batch_prefill_tokens == budget
 
 
 def test_local_directories_become_absolute_and_hub_ids_stay(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path.parent)
-    assert resolve(replace(config, model_id=tmp_path.name), {}).model_id == str(tmp_path)
-    assert resolve(replace(config, model_id="org/some-model_1.5"), {}).model_id == "org/some-model_1.5"
+    assert resolve(with_flags(config, model_id=tmp_path.name), {}).model_id == str(tmp_path)
+    assert resolve(with_flags(config, model_id="org/some-model_1.5"), {}).model_id == "org/some-model_1.5"
 
 
 @pytest.mark.parametrize(
@@ -308,19 +303,19 @@ def test_a_config_that_is_a_pipe_is_refused_at_once(config, tmp_path):
 
 def test_cuda_graphs_are_numbers_of_rows_and_zero_means_no_graphs(config):
     for right in ("1,2,32", "0", "0,0"):
-        assert resolve(replace(config, cuda_graphs=right), {}).cuda_graphs == right
+        assert resolve(with_flags(config, cuda_graphs=right), {}).shard.cuda_graphs == right
     for wrong in ("1,", "-1", "1 2", "x"):
         assert "is not a list of batch sizes" in error_of(config, cuda_graphs=wrong)
 
 
-def test_the_context_of_a_hub_model_is_read_from_the_cache(tmp_path):
+def test_the_context_of_a_hub_model_is_read_from_the_cache(config, tmp_path):
     repository = tmp_path / "models--org--m"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("abc")
     snapshot = repository / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
-    config = LauncherConfig(model_id="org/m", huggingface_hub_cache=str(tmp_path))
-    assert model_config(config) == {}
+    plan = with_flags(resolve(config, {}), model_id="org/m", huggingface_hub_cache=str(tmp_path))
+    assert model_config(plan) == {}
     (snapshot / "config.json").write_text('{"max_position_embeddings": 512}')
-    assert model_config(config) == {"max_position_embeddings": 512}
-    assert model_config(replace(config, revision="other")) == {}
+    assert model_config(plan) == {"max_position_embeddings": 512}
+    assert model_config(with_flags(plan, revision="other")) == {}

@@ -1,0 +1,36 @@
+"""Checks of flags that are made alike for every program: each takes the program's flags and their values."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from text_generation_common.flags.declaration import Flag
+
+
+def missing_features(flags: Iterable[Flag], values: Mapping[str, Any]) -> Iterator[Flag]:
+    """Flags that ask for a feature that does not exist."""
+    for flag in flags:
+        if flag.refused_except is not None and values[flag.name] not in flag.refused_except:
+            yield flag
+
+
+def unsupported_choices(flags: Iterable[Flag], values: Mapping[str, Any]) -> Iterator[Flag]:
+    """Flags whose value is not one of `Flag.choices`."""
+    for flag in flags:
+        value = values[flag.name]
+        if flag.choices is not None and value is not None and value not in flag.choices:
+            yield flag
+
+
+def without_effect(flags: Iterable[Flag], values: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each flag that is given and has no effect."""
+    for flag in flags:
+        if flag.no_effect is not None and values[flag.name] != flag.default:
+            yield f"{flag.flag_name} has no effect: {flag.no_effect}"
+
+
+def not_positive(flags: Iterable[Flag], values: Mapping[str, Any]) -> Iterator[str]:
+    """TGI's words for each number that is too small."""
+    for flag in flags:
+        value = values[flag.name]
+        if flag.positive and value is not None and value <= 0:
+            yield f"`{flag.name}` must be > 0"

@@ -1,0 +1,128 @@
+"""Declares a flag once, as the field of a frozen dataclass, and reads the flags of dataclasses that contain each other.
+
+A group is a dataclass of flags. A program's command line is a dataclass whose fields are groups and flags; in it, the
+name of a flag stands once. `programs.py` says where a program differs, `typer_command.py` makes commands.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from enum import EnumType
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin
+
+C = TypeVar("C")
+# The default of a flag that must be given.
+REQUIRED: Any = MISSING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """The field `max_best_of` is the flag `--max-best-of` and the variable MAX_BEST_OF."""
+
+    name: str = ""
+    type: Any = None
+    default: object
+    help: str
+    short: str | None = None
+    env: bool | str = True  # whether there is an environment variable, or the name of one that is called otherwise
+    hidden: bool = False  # from --help
+    positional: bool = False  # given without its name
+    off: bool = False  # whether a switch that is off by default has --no-NAME as well
+    min: int | None = None  # a number out of range is wrong usage
+    max: int | None = None
+    positive: bool = False  # zero, or less, is refused when the program starts
+    secret: bool = False  # kept from command lines and logs
+    supported: tuple[str, ...] | None = None  # which of a choice's values are supported; None: all of them
+    refused_except: tuple[object, ...] | None = None  # the feature is missing: values that do not ask for it
+    no_effect: str | None = None  # why the flag is accepted and has no effect
+
+    @property
+    def flag_name(self) -> str:
+        return flag_name(self.name)
+
+    @property
+    def off_name(self) -> str | None:
+        """The flag that turns off a switch."""
+        return "--no-" + self.name.replace("_", "-") if self.off or self.default is True else None
+
+    @property
+    def variable(self) -> str | None:
+        """The name of the environment variable."""
+        return (env_name(self.name) if self.env is True else self.env) or None
+
+    @property
+    def choices(self) -> tuple[str, ...] | None:
+        """The values that are supported, if the flag is a choice."""
+        kind = single_type(self.type)
+        every = tuple(kind) if isinstance(kind, EnumType) else None
+        return self.supported or every
+
+
+def flag(default: object, help: str, **about: Any) -> Any:
+    """A dataclass field that is a flag. `about` are further fields of `Flag`."""
+    declared = Flag(default=default, help=help, **about)
+    return field(default=default, metadata={"flag": declared}, repr=not declared.secret)
+
+
+def borrowed(group: type, name: str) -> Any:
+    """The flag of a group, for a program that has this flag and not the group."""
+    return next(field(default=item.default, metadata=item.metadata) for item in fields(group) if item.name == name)
+
+
+def flag_name(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def env_name(name: str) -> str:
+    return name.upper()
+
+
+def single_type(kind: Any) -> Any:
+    """`int` for `int | None`."""
+    return next(part for part in get_args(kind) if part is not type(None)) if isinstance(kind, UnionType) else kind
+
+
+def flags_of(config_class: Any) -> Iterator[Flag]:
+    """The flags of a dataclass, and of the groups in it, in the order of the fields."""
+    for item in fields(config_class):
+        if is_dataclass(item.type):
+            yield from flags_of(item.type)
+        elif "flag" in item.metadata:
+            yield replace(item.metadata["flag"], name=item.name, type=item.type)
+
+
+def values_of(config: Any) -> dict[str, Any]:
+    """Each field's value by its name. The fields of groups stand beside those of the dataclass that contains them."""
+    found: dict[str, Any] = {}
+    for item in fields(config):
+        value = getattr(config, item.name)
+        found |= values_of(value) if is_dataclass(item.type) else {item.name: value}
+    return found
+
+
+def from_values(config_class: type[C], values: Mapping[str, Any]) -> C:
+    """The dataclass, with its groups, of which `values_of` gives these values. Further values are left alone."""
+    return config_class(
+        **{
+            item.name: from_values(item.type, values)
+            if is_dataclass(item.type)
+            else _stored(item.type, values[item.name])
+            for item in fields(config_class)  # type: ignore[arg-type]
+        }
+    )
+
+
+def with_flags(config: C, **values: object) -> C:
+    """A copy in which these flags have other values, whatever groups they belong to."""
+    before = values_of(config)
+    if unknown := values.keys() - before.keys():
+        raise TypeError(f"{type(config).__name__} has no flags {sorted(unknown)}")
+    return from_values(type(config), before | values)
+
+
+def _stored(kind: Any, value: Any) -> Any:
+    """A list as a tuple, and the text of a choice as its member."""
+    if get_origin(kind) is tuple:
+        return tuple(value or ())
+    kind = single_type(kind)
+    return kind(value) if isinstance(kind, EnumType) and value is not None else value

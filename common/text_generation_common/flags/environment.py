@@ -1,0 +1,27 @@
+"""Reads flags that a program takes from its environment only. The program hands in the environment."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from text_generation_common.flags.declaration import flags_of, from_values, single_type
+
+C = TypeVar("C")
+
+
+class VariableError(ValueError):
+    """The value of an environment variable cannot be used."""
+
+
+def from_environment(
+    config_class: type[C], environ: Mapping[str, str], parsers: Mapping[str, Callable[[str], object]]
+) -> C:
+    """The dataclass with the values of the environment. A parser, by the name of its flag, raises ValueError; a flag
+    without a parser is made by its type. An empty variable is not given. Switches are not supported."""
+    values: dict[str, Any] = {}
+    for flag in flags_of(config_class):
+        text = environ.get(flag.variable or "", "")
+        try:
+            values[flag.name] = parsers.get(flag.name, single_type(flag.type))(text) if text else flag.default
+        except ValueError as error:
+            raise VariableError(f"{flag.variable} has the value {text!r}, which is not usable: {error}") from None
+    return from_values(config_class, values)

@@ -1,0 +1,38 @@
+"""Flags of the HTTP server: where it listens, who may call it, and what connections may do."""
+
+from dataclasses import dataclass
+
+from text_generation_common.flags.declaration import flag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpFlags:
+    hostname: str = flag("0.0.0.0", "IP address to listen on.")
+    port: int = flag(3000, "Port to listen on.", short="-p", min=0, max=65535)
+    cors_allow_origin: tuple[str, ...] = flag(
+        (), "Origin whose web pages may call the server, may be repeated; any when not given."
+    )
+    closed_routes: bool = flag(False, "Ask for the key at /metrics, /info, /docs and /v1/models as well.")
+    max_connections: int = flag(
+        4096, "Most connections at a time; further connections get status 503.", min=1, positive=True
+    )
+    stream_write_timeout: float = flag(
+        30, "Seconds after which a stream is cut that its client does not read.", min=1, positive=True
+    )
+    graceful_termination_timeout: float = flag(
+        90, "Seconds that running requests get to end after the first signal.", short="-g", min=0
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessFlags:
+    api_key: tuple[str, ...] = flag(
+        (),
+        "Key that clients must send, may be repeated; in the environment, which `ps` does not show, several keys "
+        "are separated by spaces.",
+        secret=True,
+    )
+    api_key_file: str | None = flag(None, "File with the SHA-256 digest of one key in each line.")
+    trusted_proxy: tuple[str, ...] = flag(
+        (), "Address or network of a proxy whose Forwarded or X-Forwarded-For is believed, may be repeated."
+    )

@@ -1,0 +1,64 @@
+"""The values of flags that are a choice."""
+
+from enum import StrEnum
+
+
+class TrueFalse(StrEnum):
+    true = "true"
+    false = "false"
+
+
+class Quantize(StrEnum):
+    awq = "awq"
+    compressed_tensors = "compressed-tensors"
+    eetq = "eetq"
+    exl2 = "exl2"
+    gptq = "gptq"
+    marlin = "marlin"
+    bitsandbytes = "bitsandbytes"
+    bitsandbytes_nf4 = "bitsandbytes-nf4"
+    bitsandbytes_fp4 = "bitsandbytes-fp4"
+    fp8 = "fp8"
+    int8 = "int8"  # ours, not TGI's: the weights of linear layers in 8 bits, on CPUs
+
+
+class Dtype(StrEnum):
+    float32 = "float32"  # ours, not TGI's: for CPUs
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class KvCacheDtype(StrEnum):
+    fp8_e4m3fn = "fp8_e4m3fn"
+    fp8_e5m2 = "fp8_e5m2"
+    int8 = "int8"  # ours, not TGI's
+
+
+class LoadFormat(StrEnum):
+    auto = "auto"
+    dummy = "dummy"
+
+
+class RopeScalingKind(StrEnum):
+    linear = "linear"
+    dynamic = "dynamic"
+
+
+class UsageStats(StrEnum):
+    on = "on"
+    off = "off"
+    no_stack = "no-stack"
+
+
+class AdmissionMode(StrEnum):
+    RESERVE = "reserve"  # slots for all tokens a request may make are set aside when it starts
+    PEAK = "peak"  # the future peak fits, if every request makes `max_new_tokens` tokens
+    PAST_FUTURE = "past-future"  # as PEAK, with output lengths sampled from recent ones
+
+
+class CacheScope(StrEnum):
+    """Which requests share cached prefixes."""
+
+    ALL = "all"
+    KEY = "key"  # requests with the same API key; all requests if the server has no keys
+    TENANT = "tenant"  # requests with the same API key and the same `X-Tenant`

@@ -1,0 +1,66 @@
+"""Flags that say which model is served, where its files are, and how shards compute it."""
+
+# ruff: noqa: RUF009  (`flag` returns `dataclasses.field`, which ruff cannot see)
+
+from dataclasses import dataclass
+
+from text_generation_common.flags.declaration import flag
+from text_generation_common.flags.kinds import Dtype, KvCacheDtype, LoadFormat, Quantize, RopeScalingKind
+
+DEMO_MODEL = "demo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFlags:
+    model_id: str = flag(
+        DEMO_MODEL, "Hub id or local directory; `demo` is the small model that ships with the package."
+    )
+    # This flag is vLLM's; TGI has none like it.
+    load_format: LoadFormat = flag(
+        LoadFormat.auto, "auto: read the weights from files. dummy: random weights of the right shapes, for measuring."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFlags:
+    revision: str | None = flag(None, "Branch, tag or commit of a hub model.")
+    tokenizer_config_path: str | None = flag(None, "A tokenizer_config.json whose chat template replaces the model's.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheFlags:
+    """Where model files lie on this machine. Every process reads these flags from the environment."""
+
+    huggingface_hub_cache: str | None = flag(None, "Folder of the Hugging Face hub's cache.")
+    weights_cache_override: str | None = flag(None, "Folder that holds the model's files; nothing is downloaded.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeFlags:
+    dtype: Dtype | None = flag(None, "Type to compute in; the checkpoint's type when not given.")
+    quantize: Quantize | None = flag(
+        None,
+        "int8: weights in 8 bits, on CPUs; not quantized when not given. Other values are not supported yet.",
+        supported=(Quantize.int8,),
+    )
+    kv_cache_dtype: KvCacheDtype | None = flag(
+        None,
+        "Keys and values in 8 bits: fp8_e4m3fn or int8; the model's type when not given. fp8_e5m2 is not supported.",
+        supported=(KvCacheDtype.fp8_e4m3fn, KvCacheDtype.int8),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFlags:
+    """Flags that shards read from their environment, as TGI's shards do."""
+
+    rope_scaling: RopeScalingKind | None = flag(None, "Stretch rotary positions beyond the trained context.")
+    rope_factor: float | None = flag(None, "Factor by which positions are stretched; 1.0 with --rope-scaling alone.")
+    watermark_gamma: float | None = flag(
+        None, "Share of the vocabulary on the watermark's green list; 0.5 when not given."
+    )
+    watermark_delta: float | None = flag(None, "Added to the logits of the watermark's green list; 2.0 when not given.")
+    cuda_graphs: str | None = flag(
+        None, "Decode batch sizes to record as CUDA graphs, such as 1,2,4; 0 for none; sizes up to 256 when not given."
+    )
+    cuda_memory_fraction: float = flag(1.0, "Share of a GPU's memory that a shard may use.")

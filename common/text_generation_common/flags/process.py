@@ -1,0 +1,72 @@
+"""Flags that every process of a server has, and TGI's flags whose features are missing."""
+
+from dataclasses import dataclass
+
+from text_generation_common.flags.declaration import flag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFlags:
+    json_output: bool = flag(False, "Write each log line as one JSON object.")
+    # For tests of this project. No environment variable: a variable can be inherited by accident.
+    testing: bool = flag(False, "Let processes fail at the places that FAILPOINTS names.", env=False, hidden=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InheritedFlags:
+    """What the processes of a server read from the environment that they share."""
+
+    failpoints: str = flag("", "Places at which this process fails, with --testing.", hidden=True)
+    runtime_dir: str = flag("", "The folder in which the folders of all ports lie.", env="XDG_RUNTIME_DIR", hidden=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbsentFlags:
+    """Flags of TGI's launcher and router whose features are missing: refused, or accepted without effect."""
+
+    trust_remote_code: bool = flag(
+        False, "Not supported yet: code from a model repository is never run.", refused_except=(False,)
+    )
+    ngrok: bool = flag(False, "Not supported yet.", refused_except=(False,))
+    ngrok_authtoken: str | None = flag(None, "Not supported yet.", refused_except=(None,))
+    ngrok_edge: str | None = flag(None, "Not supported yet.", refused_except=(None,))
+    otlp_endpoint: str | None = flag(None, "Not supported yet.", refused_except=(None,))
+    otlp_service_name: str = flag(
+        "text-generation-inference.router",
+        "Name of the service in traces; used with --otlp-endpoint only.",
+        no_effect="the name is for traces, which need --otlp-endpoint",
+    )
+    prometheus_port: int | None = flag(
+        None,
+        "Accepted without effect; /metrics is served on --port.",
+        min=0,
+        max=65535,
+        no_effect="metrics are served on --port at /metrics",
+    )
+    usage_stats: str | None = flag(
+        None, "Accepted without effect; no usage is ever sent.", no_effect="no usage is ever sent"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbsentShardFlags:
+    """The same, for flags of shards."""
+
+    speculate: int | None = flag(None, "Not supported yet; 0 is off.", min=0, refused_except=(None, 0))
+    lora_adapters: str | None = flag(None, "Not supported yet.", refused_except=(None, ""))
+    enable_prefill_logprobs: bool = flag(False, "Not supported yet.", refused_except=(False,))
+    disable_custom_kernels: bool = flag(
+        False,
+        "Accepted without effect; there are no custom kernels.",
+        no_effect="there are no custom kernels to disable",
+    )
+    master_addr: str = flag(
+        "localhost", "Accepted without effect; shards meet through a file.", no_effect="shards meet through a file"
+    )
+    master_port: int = flag(
+        29500,
+        "Accepted without effect; shards meet through a file.",
+        min=0,
+        max=65535,
+        no_effect="shards meet through a file",
+    )

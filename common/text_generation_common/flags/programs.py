@@ -1,0 +1,88 @@
+"""Where the command line of a program differs from the declarations of its flags."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict
+
+from text_generation_common.flags.declaration import REQUIRED, Flag, flags_of
+from text_generation_common.flags.kinds import UsageStats
+from text_generation_common.flags.requests import PREFILL_TOKENS
+
+
+class Changes(TypedDict, total=False):
+    """Fields of `Flag` with other values."""
+
+    type: Any
+    default: object
+    help: str
+    short: str | None
+    hidden: bool
+    positional: bool
+    off: bool
+    min: int
+    max: int
+    refused_except: tuple[object, ...]
+    no_effect: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    changes: Mapping[str, Changes]
+    has_variables: bool = True  # whether flags can be given in the environment
+    checks_ranges: bool = True  # whether a number out of range is wrong usage; `Flag.positive` is checked either way
+    checks_choices: bool = True  # whether another value of a choice is wrong usage; otherwise the program checks
+
+    def flags_of(self, config_class: Any) -> Iterator[Flag]:
+        for flag in flags_of(config_class):
+            if not self.has_variables:
+                flag = replace(flag, env=False)
+            if not self.checks_ranges:
+                flag = replace(flag, min=None, max=None)
+            yield replace(flag, **self.changes.get(flag.name, {}))
+
+
+LAUNCHER = Program(
+    changes={
+        "graceful_termination_timeout": {"type": int},
+        "stream_write_timeout": {"type": int},
+        "usage_stats": {"type": UsageStats | None},
+        "disable_grammar_support": {"no_effect": None},  # the router mentions it
+    }
+)
+
+ROUTER = Program(
+    checks_ranges=False,
+    changes={
+        "waiting_served_ratio": {"default": 1.2},
+        "max_batch_prefill_tokens": {"default": PREFILL_TOKENS, "help": "Most prompt tokens of one step."},
+        "port": {"min": 0, "max": 65535},
+        "graceful_termination_timeout": {"short": None},
+        "prometheus_port": {"default": 9000},
+        "usage_stats": {"default": "on"},
+        "weights_cache_override": {"hidden": True},
+        "trust_remote_code": {"hidden": True},
+        "ngrok": {"hidden": True},
+        "ngrok_authtoken": {"hidden": True},
+        "ngrok_edge": {"hidden": True},
+        "otlp_endpoint": {"hidden": True},
+    },
+)
+
+SHARD = Program(
+    has_variables=False,
+    checks_ranges=False,
+    checks_choices=False,
+    changes={
+        "model_id": {
+            "default": REQUIRED,
+            "positional": True,
+            "help": "A model id of the Hugging Face hub, or a directory.",
+        },
+        "port": {"short": None, "help": "Port of this shard's router; the socket's folder is named after it."},
+        "max_input_tokens": {"min": 1, "help": "Longest prompt; the router enforces it."},
+        "json_output": {"off": True},
+        "trust_remote_code": {"off": True},
+        "otlp_endpoint": {"refused_except": (None, "")},
+        "otlp_service_name": {"default": "text-generation-inference.server"},
+    },
+)

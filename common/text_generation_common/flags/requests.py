@@ -1,0 +1,83 @@
+"""Flags that limit what requests may ask for, and flags of the scheduler."""
+
+# ruff: noqa: RUF009  (`flag` returns `dataclasses.field`, which ruff cannot see)
+
+from dataclasses import dataclass
+
+from text_generation_common.flags.declaration import flag
+from text_generation_common.flags.kinds import AdmissionMode, CacheScope
+
+# The default of max_batch_prefill_tokens, for models whose context is longer.
+PREFILL_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFlags:
+    validation_workers: int = flag(2, "Number of threads that tokenize.", min=0, positive=True)
+    max_concurrent_requests: int = flag(
+        128, "Most requests at a time; further requests get status 429.", min=0, positive=True
+    )
+    max_best_of: int = flag(2, "Largest best_of that a request may ask for.", min=0)
+    max_stop_sequences: int = flag(4, "Most stop sequences of one request.", min=0)
+    max_top_n_tokens: int = flag(5, "Largest top_n_tokens that a request may ask for.", min=0)
+    max_client_batch_size: int = flag(4, "Most inputs that one request may hold.", min=0)
+    payload_limit: int = flag(2_000_000, "Largest request body, in bytes.", min=0, positive=True)
+    disable_grammar_support: bool = flag(
+        False, "Refuse constrained generation.", no_effect="grammars are not supported yet"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFlags:
+    """A limit that is None is found when the shards have warmed up."""
+
+    max_input_tokens: int | None = flag(None, "Longest prompt, in tokens; found at warm-up when not given.", min=0)
+    max_total_tokens: int | None = flag(
+        None, "Longest prompt plus answer, in tokens; found at warm-up when not given.", min=0
+    )
+    max_batch_prefill_tokens: int | None = flag(
+        None,
+        f"Most prompt tokens of one step; min({PREFILL_TOKENS}, the model's context) when not given.",
+        min=0,
+        positive=True,
+    )
+    max_batch_total_tokens: int | None = flag(
+        None, "Most tokens in the whole batch; found at warm-up when not given.", min=0
+    )
+
+    @property
+    def prefill_budget(self) -> int:
+        return PREFILL_TOKENS if self.max_batch_prefill_tokens is None else self.max_batch_prefill_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingFlags:
+    """New requests join running ones at `waiting_served_ratio` waiting requests per running request, or after
+    `max_waiting_tokens` decode steps."""
+
+    waiting_served_ratio: float = flag(0.3, "Ratio of waiting to running requests at which prompts join the batch.")
+    max_waiting_tokens: int = flag(20, "Decode steps after which waiting prompts join the batch.", min=0)
+    max_batch_size: int | None = flag(None, "Most requests in the batch.", min=0, positive=True)
+    max_queued_tokens: int | None = flag(
+        None,
+        "Most prompt tokens that wait; further requests get status 429; 16 times the token slots when not given.",
+        min=1,
+        positive=True,
+    )
+    admission: AdmissionMode = flag(
+        AdmissionMode.PAST_FUTURE,
+        "When a request starts: when all memory that it may ever need is free (reserve), or when the peak of memory "
+        "fits if answers grow to max_new_tokens (peak) or to the lengths of recent answers (past-future).",
+    )
+    # TGI has the environment variable, but not the flag.
+    prefix_caching: bool = flag(
+        True, "Keep the keys and values of a prompt, for later prompts that begin with the same tokens."
+    )
+    prefix_cache_scope: CacheScope = flag(
+        CacheScope.KEY,
+        "Which requests share cached prefixes: requests of one API key (key; all requests without keys), of one "
+        "key and one X-Tenant header (tenant), or all requests (all).",
+    )
+    priority_between_tenants: bool = flag(
+        False, "Requests of better priority go first among all tenants; otherwise only among their own tenant's."
+    )
