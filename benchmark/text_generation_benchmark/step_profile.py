@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from text_generation_benchmark.output import table
+from text_generation_common.flags.kinds import Dtype
+from text_generation_common.flags.model import ComputeFlags
 from text_generation_common.sampling import Sampling
 from text_generation_server.batch import PromptChunk, StepBatch
 from text_generation_server.config import ShardConfig
@@ -99,8 +101,8 @@ def profile_step(model: Path, rows: int, context: int, steps: int, dtype: str) -
 
     longest = context + steps + WARM_STEPS + 2
     config = ShardConfig(
-        model_path=model, uds_path="", rank=0, world_size=1, epoch=1, dtype=dtype, max_total_tokens=longest,
-        rope_scaling=None, rope_factor=None, watermark_gamma=0.5, watermark_delta=2.0,
+        model_path=model, uds_path="", rank=0, world_size=1, epoch=1, max_total_tokens=longest,
+        compute=ComputeFlags(dtype=Dtype(dtype)),
     )  # fmt: skip
     shard = load_shard(config, Worker(1), select)
     shard.runner.warmup(max(PREFILL_TOKENS, longest), longest, rows, rows * longest)

@@ -1,30 +1,103 @@
-"""All settings of a shard process, in one value. Built once, by `cli.py`."""
+"""The flags and variables of the shard's commands, and all settings of a shard process in one value."""
+
+# ruff: noqa: RUF009  (`flag` returns `dataclasses.field`, which ruff cannot see)
 
 from dataclasses import dataclass
 from pathlib import Path
 
-DTYPES = ("float32", "bfloat16", "float16")
-QUANTIZATIONS = ("int8",)
-KV_CACHE_DTYPES = ("fp8_e4m3fn", "int8")
-LOAD_FORMATS = ("auto", "dummy")
+from text_generation_common.flags.declaration import borrowed, flag
+from text_generation_common.flags.http import HttpFlags
+from text_generation_common.flags.kinds import LoadFormat
+from text_generation_common.flags.model import ComputeFlags, FileFlags, ModelFlags, ShardFlags
+from text_generation_common.flags.process import AbsentFlags, AbsentShardFlags, InheritedFlags, ProcessFlags
+from text_generation_common.flags.requests import TokenFlags
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandFlags:
+    """Flags of every command."""
+
+    model_id: str = borrowed(ModelFlags, "model_id")
+    revision: str | None = borrowed(FileFlags, "revision")
+    load_format: LoadFormat = borrowed(ModelFlags, "load_format")
+    logger_level: str = flag("INFO", "error, warn, info, debug, or a filter like info,NAME=debug.")
+    trust_remote_code: bool = borrowed(AbsentFlags, "trust_remote_code")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeFlags:
+    """The command line of `serve`."""
+
+    command: CommandFlags
+    process: ProcessFlags = ProcessFlags()
+    compute: ComputeFlags = ComputeFlags()
+    sharded: bool = flag(False, "Be one rank of a group; needs RANK and WORLD_SIZE.", off=True)
+    uds_path: str | None = flag(None, "Listen on unix://UDS_PATH-RANK; in the folder of --port when not given.")
+    port: int = borrowed(HttpFlags, "port")
+    max_input_tokens: int | None = borrowed(TokenFlags, "max_input_tokens")
+    speculate: int | None = borrowed(AbsentShardFlags, "speculate")
+    otlp_endpoint: str | None = borrowed(AbsentFlags, "otlp_endpoint")
+    otlp_service_name: str = borrowed(AbsentFlags, "otlp_service_name")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadFlags:
+    """The command line of `download-weights`."""
+
+    command: CommandFlags
+    json_output: bool = borrowed(ProcessFlags, "json_output")
+    extension: str = flag(".safetensors", "Only .safetensors can be served.")
+    auto_convert: bool = flag(True, "Convert .bin weights if there are no .safetensors.")
+    merge_lora: bool = flag(False, "Not supported yet.", off=True, refused_except=(False,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardVariables:
+    """What `serve` reads from its environment."""
+
+    rank: int = flag(0, "Number of this shard in its group.")
+    world_size: int = flag(1, "Number of shards in the group.")
+    epoch: int = flag(1, "Each start of the group is a new epoch.", env="TGI_EPOCH")
+    max_total_tokens: int | None = borrowed(TokenFlags, "max_total_tokens")
+    shard: ShardFlags = ShardFlags()
+    step_log: Path | None = flag(None, "File to which rank 0 appends a line for each forward step.")
+    inherited: InheritedFlags = InheritedFlags()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardConfig:
+    """Built once, by `cli.py`."""
+
     model_path: Path  # a local directory with config.json and safetensors files, checked
     uds_path: str  # the shard listens on unix://<uds_path>-<rank>
     rank: int
     world_size: int
-    epoch: int  # epoch of the shard group: each start of the group is a new epoch
-    dtype: str | None  # one of DTYPES; None: the checkpoint's type
-    max_total_tokens: int | None  # None: the model's limit
-    rope_scaling: str | None  # "linear" or "dynamic"; None: as config.json says
-    rope_factor: float | None
-    watermark_gamma: float
-    watermark_delta: float
-    graph_sizes: tuple[int, ...] | None = None  # numbers of rows of recorded decode steps; None: the default numbers
-    memory_fraction: float = 1.0  # share of a GPU's memory that the shard may use
-    load_format: str = "auto"  # one of LOAD_FORMATS; dummy: random weights, no weights file is read
-    quantize: str | None = None  # one of QUANTIZATIONS
-    kv_cache_dtype: str | None = None  # one of KV_CACHE_DTYPES; None: the type the model computes in
-    step_log: Path | None = None  # file to which rank 0 appends a line for each forward step
+    epoch: int
+    max_total_tokens: int | None = None  # None: the model's limit
+    load_format: LoadFormat = LoadFormat.auto  # dummy: random weights, no weights file is read
+    compute: ComputeFlags = ComputeFlags()
+    shard: ShardFlags = ShardFlags()
+    step_log: Path | None = None
+
+    @property
+    def graph_sizes(self) -> tuple[int, ...] | None:
+        """Numbers of rows of recorded decode steps; None: the default numbers."""
+        text = self.shard.cuda_graphs
+        return None if text is None else graph_sizes(text)
+
+    @property
+    def watermark(self) -> tuple[float, float]:
+        """Gamma and delta."""
+        gamma, delta = self.shard.watermark_gamma, self.shard.watermark_delta
+        return 0.5 if gamma is None else gamma, 2.0 if delta is None else delta
+
+
+def graph_sizes(text: str) -> tuple[int, ...]:
+    """Numbers of rows, sorted. Zeros are dropped, so "0" gives no numbers."""
+    return tuple(sorted({size for size in map(_natural, text.split(",")) if size}))
+
+
+def _natural(text: str) -> int:
+    if (number := int(text)) < 0:
+        raise ValueError("it must not be negative")
+    return number

@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 
 from text_generation_common.cores import usable_cores
+from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.model_files import read_model_file
 from text_generation_server.config import ShardConfig
 from text_generation_server.distributed import Group, join_group
@@ -59,8 +60,8 @@ def load_shard(
     """
     torch.set_num_threads(max(1, usable_cores() // config.world_size))
     device = _choose_device(config)
-    model_config = read_config(config.model_path, config.rope_scaling, config.rope_factor)
-    dtype = _choose_dtype(config.dtype, model_config, device)
+    model_config = read_config(config.model_path, config.shard.rope_scaling, config.shard.rope_factor)
+    dtype = _choose_dtype(config.compute.dtype, model_config, device)
     longest = config.max_total_tokens or model_config.max_positions
     if longest > model_config.max_positions:
         raise ModelError(
@@ -69,8 +70,8 @@ def load_shard(
         )
     if config.rank == 0:
         _mention(model_config, longest)
-    kv_dtype = _choose_kv_dtype(config.kv_cache_dtype, dtype, device)
-    _check_quantize(config.quantize, dtype, device)
+    kv_dtype = _choose_kv_dtype(config.compute.kv_cache_dtype, dtype, device)
+    _check_quantize(config.compute.quantize, dtype, device)
     backend = select(device)
     rendezvous = Path(f"{config.uds_path}-{config.epoch}.rendezvous")
     use_own_stream(device)
@@ -78,12 +79,13 @@ def load_shard(
     files = _files(config, model_config, device, dtype)
     model = get_model(
         files, model_config, backend.kernels, group, device, dtype, longest, worker.advance_progress,
-        config.quantize == "int8",
+        config.compute.quantize == "int8",
     )  # fmt: skip
-    sampler = Sampler(backend.kernels, config.watermark_gamma, config.watermark_delta, worker.advance_progress)
+    sampler = Sampler(backend.kernels, *config.watermark, worker.advance_progress)
     runner = ModelRunner(
         model, model_config, backend, sampler, group, device, dtype, longest, worker.advance_progress,
-        _graphs(config, device, group, worker, backend), moments_of(device), config.memory_fraction, kv_dtype,
+        _graphs(config, device, group, worker, backend), moments_of(device), config.shard.cuda_memory_fraction,
+        kv_dtype,
     )  # fmt: skip
     tokenizer = _read_tokenizer(config.model_path / "tokenizer.json")
     return Shard(runner, group, tokenizer, model_config, dtype, device, backend.name)
@@ -117,7 +119,7 @@ def _mention(config: ModelConfig, longest: int) -> None:
 
 
 def _files(config: ShardConfig, model_config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Files:
-    if config.load_format == "dummy":
+    if config.load_format is LoadFormat.dummy:
         log.warning("--load-format dummy: the weights are random numbers, and so is the text")
         return DummyFiles(model_config, device, dtype)
     return SafetensorsFiles(config.model_path)
@@ -129,7 +131,7 @@ def _graphs(config: ShardConfig, device: torch.device, group: Group, worker: Wor
         return DecodeGraphs(sizes, CudaRecorder(), group.all_agree, partial(worker.during, "capture"))
     if config.graph_sizes and config.rank == 0:
         log.info("--cuda-graphs: without a GPU decode steps of all sizes are recorded, or with 0 none")
-    if config.memory_fraction != 1.0 and config.rank == 0:
+    if config.shard.cuda_memory_fraction != 1.0 and config.rank == 0:
         log.info("--cuda-memory-fraction has no effect: there is no GPU")
     # Programs record kernel calls only, and collectives between ranks are not kernel calls.
     if isinstance(backend.kernels, CpuKernels) and group.size == 1 and config.graph_sizes != ():

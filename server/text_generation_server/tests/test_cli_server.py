@@ -12,6 +12,8 @@ import typer
 from safetensors.torch import save_file
 
 import text_generation_server
+from text_generation_common.flags.kinds import Dtype, KvCacheDtype, Quantize, RopeScalingKind
+from text_generation_common.flags.model import ComputeFlags, ShardFlags
 from text_generation_server import cli
 from text_generation_server.config import ShardConfig
 from text_generation_server.errors import OptionError
@@ -88,45 +90,34 @@ def test_options_and_environment_become_one_config(model, monkeypatch, one_confi
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(model))
     default = one_config("serve", str(model))
     assert default == ShardConfig(
-        model_path=model,
-        uds_path=f"{model}/tgi-py/3000/shard",
-        rank=0,
-        world_size=1,
-        epoch=1,
-        dtype=None,
-        quantize=None,
-        kv_cache_dtype=None,
-        max_total_tokens=None,
-        rope_scaling=None,
-        rope_factor=None,
-        watermark_gamma=0.5,
-        watermark_delta=2.0,
-        graph_sizes=None,
-        memory_fraction=1.0,
+        model_path=model, uds_path=f"{model}/tgi-py/3000/shard", rank=0, world_size=1, epoch=1
     )
+    assert (default.compute, default.graph_sizes, default.watermark) == (ComputeFlags(), None, (0.5, 2.0))
     given = {"RANK": "0", "WORLD_SIZE": "1", "TGI_EPOCH": "7", "MAX_TOTAL_TOKENS": "100", "ROPE_SCALING": "linear"}
     given |= {"ROPE_FACTOR": "2.5", "WATERMARK_GAMMA": "0.25", "WATERMARK_DELTA": "3", "CUDA_GRAPHS": "0,8,2,8"}
     for name, value in (given | {"CUDA_MEMORY_FRACTION": "0.5"}).items():
         monkeypatch.setenv(name, value)
     options = ["--sharded", "--speculate", "0", "--dtype", "bfloat16", "--uds-path", "/x/y", "--max-input-tokens", "99"]
     options += ["--quantize", "int8", "--kv-cache-dtype", "fp8_e4m3fn"]
-    assert one_config("serve", str(model), *options) == ShardConfig(
+    config = one_config("serve", str(model), *options)
+    assert config == ShardConfig(
         model_path=model,
         uds_path="/x/y",
         rank=0,
         world_size=1,
         epoch=7,
-        dtype="bfloat16",
-        quantize="int8",
-        kv_cache_dtype="fp8_e4m3fn",
         max_total_tokens=100,
-        rope_scaling="linear",
-        rope_factor=2.5,
-        watermark_gamma=0.25,
-        watermark_delta=3.0,
-        graph_sizes=(2, 8),
-        memory_fraction=0.5,
+        compute=ComputeFlags(dtype=Dtype.bfloat16, quantize=Quantize.int8, kv_cache_dtype=KvCacheDtype.fp8_e4m3fn),
+        shard=ShardFlags(
+            rope_scaling=RopeScalingKind.linear,
+            rope_factor=2.5,
+            watermark_gamma=0.25,
+            watermark_delta=3.0,
+            cuda_graphs="0,8,2,8",
+            cuda_memory_fraction=0.5,
+        ),
     )
+    assert (config.graph_sizes, config.watermark) == ((2, 8), (0.25, 3.0))
 
 
 def test_faults_without_the_testing_flag_are_mentioned_and_not_read(model, monkeypatch, one_config, caplog):

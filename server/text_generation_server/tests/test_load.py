@@ -8,6 +8,8 @@ import pytest
 from shard_tools import make_checkpoint
 from tokenizers import Tokenizer, models
 
+from text_generation_common.flags.kinds import Dtype
+from text_generation_common.flags.model import ComputeFlags
 from text_generation_server.config import ShardConfig
 from text_generation_server.errors import ModelError
 from text_generation_server.load import MAX_MENTIONED, load_shard
@@ -18,9 +20,8 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 
 def load(folder: Path, max_total_tokens: int | None = 256) -> None:
     config = ShardConfig(
-        model_path=folder, uds_path=str(folder / "s"), rank=0, world_size=1, epoch=1, dtype="float32",
-        quantize=None, kv_cache_dtype=None, max_total_tokens=max_total_tokens, rope_scaling=None, rope_factor=None,
-        watermark_gamma=0.5, watermark_delta=2.0,
+        model_path=folder, uds_path=str(folder / "s"), rank=0, world_size=1, epoch=1, max_total_tokens=max_total_tokens,
+        compute=ComputeFlags(dtype=Dtype.float32),
     )  # fmt: skip
     load_shard(config, Worker(1))
 

@@ -12,6 +12,8 @@ import pytest
 from shard_tools import make_checkpoint
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from text_generation_common.flags.kinds import Dtype
+from text_generation_common.flags.model import ComputeFlags
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_server.config import ShardConfig
@@ -35,9 +37,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def with_shard(model: Path, folder: Path, use: Callable[[Any], Awaitable[None]]) -> None:
     """Runs `use(stub)` against a shard of epoch 4 on a socket of its own."""
     config = ShardConfig(
-        model_path=model, uds_path=str(folder / "s"), rank=0, world_size=1, epoch=4, dtype="float32",
-        quantize=None, kv_cache_dtype=None, max_total_tokens=256, rope_scaling=None, rope_factor=None,
-        watermark_gamma=0.5, watermark_delta=2.0,
+        model_path=model, uds_path=str(folder / "s"), rank=0, world_size=1, epoch=4, max_total_tokens=256,
+        compute=ComputeFlags(dtype=Dtype.float32),
     )  # fmt: skip
 
     async def run() -> None:

@@ -20,6 +20,8 @@ from text_generation_benchmark.shards.config import Plan, ShardBenchmarkConfig
 from text_generation_benchmark.shards.prompt import prompt_ids
 from text_generation_benchmark.shards.rounds import open_benchmark
 from text_generation_benchmark.shards.statistics import Round
+from text_generation_common.flags.kinds import Dtype
+from text_generation_common.flags.model import ComputeFlags
 from text_generation_common.sampling import Sampling
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
@@ -219,7 +221,10 @@ def test_a_tokenizer_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_real_shard_is_refused_before_its_warm_up_and_measured_after_it(tmp_path: Path) -> None:
     async def run() -> list[Round]:
-        config = ShardConfig(DEMO_MODEL, str(tmp_path / "s"), 0, 1, 4, "float32", 64, None, None, 0.5, 2.0)
+        config = ShardConfig(
+            model_path=DEMO_MODEL, uds_path=str(tmp_path / "s"), rank=0, world_size=1, epoch=4, max_total_tokens=64,
+            compute=ComputeFlags(dtype=Dtype.float32),
+        )  # fmt: skip
         worker = Worker(config.epoch)
         servicer = Servicer([f"unix://{tmp_path}/s-0"], worker)
         server = await listen(config, servicer)
