@@ -11,7 +11,7 @@ from typing import Any, get_origin
 import typer
 
 from text_generation_common.flags.declaration import REQUIRED, Flag, single_type
-from text_generation_common.flags.programs import Program
+from text_generation_common.flags.programs import ProgramFlags
 
 
 def make_app(help: str | None = None) -> typer.Typer:
@@ -29,7 +29,7 @@ def make_app(help: str | None = None) -> typer.Typer:
 
 def taking(
     run: Callable[[dict[str, Any]], None],
-    program: Program,
+    program: ProgramFlags,
     config_class: Any,
     further: Iterable[inspect.Parameter] = (),
 ) -> Callable[..., None]:

@@ -8,14 +8,13 @@ import typer
 
 from text_generation_common import faults, places
 from text_generation_common.errors import CommandError
+from text_generation_common.flags.kinds import AdmissionMode, CacheScope
 from text_generation_common.logs import setup_logging
 from text_generation_router.config import RouterConfig
 from text_generation_router.errors import InferenceError, ShardsError, StartError
 from text_generation_router.flags import mention_without_effect, refuse_unsupported
-from text_generation_router.http.caller import CacheScope
 from text_generation_router.http.keys import digests_of
 from text_generation_router.http.peer import networks_of
-from text_generation_router.scheduling.admission import AdmissionMode
 from text_generation_router.serve import run
 
 # Pretty tracebacks are off: they print the values of local variables, which may be a user's text.

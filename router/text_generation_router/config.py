@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from text_generation_common.flags.kinds import AdmissionMode, CacheScope
 from text_generation_router.errors import StartError
-from text_generation_router.http.caller import CacheScope
 from text_generation_router.http.peer import Network
-from text_generation_router.scheduling.admission import AdmissionMode
 
 POSITIVE = (
     "validation_workers",

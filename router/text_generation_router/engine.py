@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_router.audit import Audit
 from text_generation_router.errors import (
     GenerationError,
@@ -27,7 +28,6 @@ from text_generation_router.errors import (
 from text_generation_router.generation import GenerationStream
 from text_generation_router.metrics import Metrics
 from text_generation_router.retry_after import RetryAfter
-from text_generation_router.scheduling.admission import AdmissionMode
 from text_generation_router.scheduling.blame import MAX_COUNTS, MAX_LOSSES
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.request import GenerationRequest, Token

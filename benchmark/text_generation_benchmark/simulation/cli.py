@@ -20,8 +20,8 @@ from text_generation_benchmark.simulation.report import Run, Setting, as_markdow
 from text_generation_benchmark.simulation.trace import Trace, read_csv, write_csv
 from text_generation_benchmark.simulation.view import picture
 from text_generation_benchmark.simulation.workloads import WORKLOADS, generate
+from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_common.model_folder import demo_directory
-from text_generation_router.scheduling.admission import AdmissionMode
 from text_generation_router.scheduling.limits import Limits
 
 BUCKETS = 240  # of time, in each of which the use of memory is added up

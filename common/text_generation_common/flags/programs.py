@@ -26,7 +26,7 @@ class Changes(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class ProgramFlags:
     changes: Mapping[str, Changes]
     has_variables: bool = True  # whether flags can be given in the environment
     checks_ranges: bool = True  # whether a number out of range is wrong usage; `Flag.positive` is checked either way
@@ -41,7 +41,7 @@ class Program:
             yield replace(flag, **self.changes.get(flag.name, {}))
 
 
-LAUNCHER = Program(
+LAUNCHER = ProgramFlags(
     changes={
         "graceful_termination_timeout": {"type": int},
         "stream_write_timeout": {"type": int},
@@ -50,7 +50,7 @@ LAUNCHER = Program(
     }
 )
 
-ROUTER = Program(
+ROUTER = ProgramFlags(
     checks_ranges=False,
     changes={
         "waiting_served_ratio": {"default": 1.2},
@@ -68,7 +68,7 @@ ROUTER = Program(
     },
 )
 
-SHARD = Program(
+SHARD = ProgramFlags(
     has_variables=False,
     checks_ranges=False,
     checks_choices=False,

@@ -19,7 +19,7 @@ from text_generation_common.flags.declaration import (
     with_flags,
 )
 from text_generation_common.flags.environment import VariableError, from_environment
-from text_generation_common.flags.programs import Program
+from text_generation_common.flags.programs import ProgramFlags
 from text_generation_common.typer_command import make_app, taking
 
 
@@ -49,10 +49,10 @@ class Other:
     colour: Colour | None = borrowed(Inner, "colour")
 
 
-PLAIN = Program(changes={})
+PLAIN = ProgramFlags(changes={})
 
 
-def given(program: Program, *words: str, **variables: str) -> Outer | str:
+def given(program: ProgramFlags, *words: str, **variables: str) -> Outer | str:
     """What a command line gives: the values, or the error's text."""
     seen: list[Outer] = []
     app = make_app()
@@ -80,7 +80,7 @@ def test_wrong_usage_is_refused(words):
 
 
 def test_a_program_states_what_differs():
-    program = Program(
+    program = ProgramFlags(
         changes={"count": {"default": 7, "short": None, "type": float}},
         has_variables=False,
         checks_ranges=False,

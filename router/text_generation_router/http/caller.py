@@ -3,10 +3,10 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from starlette.requests import Request
 
+from text_generation_common.flags.kinds import CacheScope
 from text_generation_router.errors import ValidationError
 from text_generation_router.http.keys import name_of_key
 from text_generation_router.http.peer import Network, peer_of
@@ -15,14 +15,6 @@ from text_generation_router.scheduling.share import Share
 
 TENANT = re.compile(r"[!-~]{0,128}")
 SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
-
-
-class CacheScope(StrEnum):
-    """Which requests share cached prefixes."""
-
-    ALL = "all"
-    KEY = "key"  # requests with the same API key; all requests if the server has no keys
-    TENANT = "tenant"  # requests with the same API key and the same `X-Tenant`
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ ends. The peak lies at the end of some request.
 """
 
 from collections.abc import Collection, Sequence
-from enum import StrEnum
 
 import numpy as np
 
+from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_router.scheduling.futures import Futures, OutputLengths
 from text_generation_router.scheduling.look_ahead import Stay
 from text_generation_router.scheduling.memory.memory import Memory
@@ -18,12 +18,6 @@ from text_generation_router.scheduling.running import Lengths, Running
 RESERVE = 0.05
 # A forecast is reused for this many steps.
 GOOD_STEPS = 16
-
-
-class AdmissionMode(StrEnum):
-    RESERVE = "reserve"  # slots for all tokens a request may make are set aside when it starts
-    PEAK = "peak"  # the future peak fits, if every request makes `max_new_tokens` tokens
-    PAST_FUTURE = "past-future"  # as PEAK, with output lengths sampled from recent ones
 
 
 class AdmissionControl:

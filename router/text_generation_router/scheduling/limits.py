@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from text_generation_router.scheduling.admission import AdmissionMode
+from text_generation_common.flags.kinds import AdmissionMode
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,13 @@ import typer
 from fastapi import FastAPI
 from typer.testing import CliRunner
 
+from text_generation_common.flags.kinds import AdmissionMode, CacheScope
 from text_generation_router.cli import app, config_of
 from text_generation_router.config import RouterConfig
 from text_generation_router.errors import StartError
-from text_generation_router.http.caller import CacheScope
 from text_generation_router.http.limits import SEND_BUFFER_BYTES, ConnectionLimits, LimitHits
 from text_generation_router.http.server import uvicorn_config
 from text_generation_router.metrics import Metrics
-from text_generation_router.scheduling.admission import AdmissionMode
 from text_generation_router.serve import allow_descriptors, bind
 
 

@@ -12,7 +12,7 @@ from text_generation_benchmark.simulation.engine import SimulatedEngine
 from text_generation_benchmark.simulation.metrics import Outcome
 from text_generation_benchmark.simulation.trace import NO_PREFIX, Trace
 from text_generation_benchmark.simulation.workloads import LogNormal, TraceWorkload, Uniform, generate
-from text_generation_router.scheduling.admission import AdmissionMode
+from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_router.scheduling.limits import Limits
 
 # A step takes a second, and a hundredth for each token of a prompt.

@@ -15,7 +15,7 @@ from text_generation_benchmark.simulation.metrics import Targets, summarize
 from text_generation_benchmark.simulation.report import Run
 from text_generation_benchmark.simulation.view import EDGES_S, bins, picture, sparkline
 from text_generation_benchmark.simulation.workloads import WORKLOADS, generate
-from text_generation_router.scheduling.admission import AdmissionMode
+from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_router.scheduling.limits import Limits
 
 SMALL = ["simulate", "--workload", "short-chat", "--rate", "2", "--duration", "5"]

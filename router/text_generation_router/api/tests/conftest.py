@@ -10,6 +10,7 @@ import orjson
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from text_generation_common.flags.kinds import AdmissionMode, CacheScope
 from text_generation_router.api import reading_child
 from text_generation_router.api.body import Bodies
 from text_generation_router.api.fields import ListLimits
@@ -19,12 +20,11 @@ from text_generation_router.api.services import Services
 from text_generation_router.app import create_app
 from text_generation_router.config import RouterConfig
 from text_generation_router.errors import InferenceError
-from text_generation_router.http.caller import CacheScope, Callers
+from text_generation_router.http.caller import Callers
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import LimitHits
 from text_generation_router.metrics import Metrics
 from text_generation_router.offload.child import Handler
-from text_generation_router.scheduling.admission import AdmissionMode
 from text_generation_router.scheduling.request import Finish, FinishReason, GenerationRequest, Token, TokenEvent
 from text_generation_router.text import rendering_child
 from text_generation_router.text.chat_template import ChatTemplate

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from text_generation_router.http.caller import CacheScope
+from text_generation_common.flags.kinds import CacheScope
 from text_generation_router.http.keys import digests_of
 from text_generation_router.scheduling.share import Share
 

@@ -5,8 +5,9 @@ import hashlib
 import pytest
 from starlette.requests import Request
 
+from text_generation_common.flags.kinds import CacheScope
 from text_generation_router.errors import StartError, ValidationError
-from text_generation_router.http.caller import CacheScope, Callers
+from text_generation_router.http.caller import Callers
 from text_generation_router.http.peer import networks_of, peer_of
 from text_generation_router.scheduling.share import Share
 

@@ -2,7 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from text_generation_router.scheduling.admission import AdmissionControl, AdmissionMode, peak
+from text_generation_common.flags.kinds import AdmissionMode
+from text_generation_router.scheduling.admission import AdmissionControl, peak
 from text_generation_router.scheduling.chunks import shares
 from text_generation_router.scheduling.futures import DRAWS, ENOUGH, Futures, OutputLengths
 from text_generation_router.scheduling.request import GenerationRequest

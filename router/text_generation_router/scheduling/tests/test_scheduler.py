@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from text_generation_router.scheduling.admission import AdmissionMode
+from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_router.scheduling.blame import MAX_LOSSES, MAX_SUSPICIONS, reaches
 from text_generation_router.scheduling.futures import ENOUGH
 from text_generation_router.scheduling.limits import Limits
