@@ -1,4 +1,4 @@
-"""Flags of the HTTP server: where it listens, who may call it, and what connections may do."""
+"""Flags of the HTTP server: where it listens, which callers it serves, and what connections may do."""
 
 from dataclasses import dataclass
 
