@@ -54,7 +54,7 @@ class Flag:
     def choices(self) -> tuple[str, ...] | None:
         """The values that are supported, if the flag is a choice."""
         kind = single_type(self.type)
-        every = tuple(kind) if isinstance(kind, EnumType) else None
+        every: tuple[str, ...] | None = tuple(kind) if isinstance(kind, EnumType) else None
         return self.supported or every
 
 
@@ -102,14 +102,12 @@ def values_of(config: Any) -> dict[str, Any]:
 
 def from_values(config_class: type[C], values: Mapping[str, Any]) -> C:
     """The dataclass, with its groups, of which `values_of` gives these values. Further values are left alone."""
-    return config_class(
-        **{
-            item.name: from_values(item.type, values)
-            if is_dataclass(item.type)
-            else _stored(item.type, values[item.name])
-            for item in fields(config_class)  # type: ignore[arg-type]
-        }
-    )
+
+    def value(name: str, kind: Any) -> Any:
+        is_group: bool = is_dataclass(kind)
+        return from_values(kind, values) if is_group else _stored(kind, values[name])
+
+    return config_class(**{item.name: value(item.name, item.type) for item in fields(config_class)})  # type: ignore[arg-type]
 
 
 def with_flags(config: C, **values: object) -> C:

@@ -28,8 +28,8 @@ class HttpFlags:
 class AccessFlags:
     api_key: tuple[str, ...] = flag(
         (),
-        "Key that clients must send, may be repeated; in the environment, which `ps` does not show, several keys "
-        "are separated by spaces.",
+        "Key that clients must send as `Authorization: Bearer KEY`, may be repeated; in the environment, which `ps` "
+        "does not show, several keys are separated by spaces.",
         secret=True,
     )
     api_key_file: str | None = flag(None, "File with the SHA-256 digest of one key in each line.")

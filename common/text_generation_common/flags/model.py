@@ -37,7 +37,9 @@ class CacheFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeFlags:
-    dtype: Dtype | None = flag(None, "Type to compute in; the checkpoint's type when not given.")
+    dtype: Dtype | None = flag(
+        None, "Type to compute in: float32, bfloat16 or float16; the checkpoint's type when not given."
+    )
     quantize: Quantize | None = flag(
         None,
         "int8: weights in 8 bits, on CPUs; not quantized when not given. Other values are not supported yet.",

@@ -13,7 +13,12 @@ PREFILL_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFlags:
-    validation_workers: int = flag(2, "Number of threads that tokenize.", min=0, positive=True)
+    validation_workers: int = flag(
+        2,
+        "Number of threads that tokenize; one more is for long texts that cannot be cut.",
+        min=0,
+        positive=True,
+    )
     max_concurrent_requests: int = flag(
         128, "Most requests at a time; further requests get status 429.", min=0, positive=True
     )
