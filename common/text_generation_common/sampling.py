@@ -4,6 +4,7 @@ A parameter has the same name here, in proto/generate.proto and in the HTTP sche
 """
 
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +26,14 @@ class Sampling:
 
     @property
     def warps(self) -> bool:
-        return any(getattr(self, name) != getattr(NEUTRAL, name) for name in WARPERS)
+        return _warpers(self) != _warpers(NEUTRAL)
 
     def without_warpers(self) -> "Sampling":
-        return replace(self, **{name: getattr(NEUTRAL, name) for name in WARPERS})
+        return replace(self, **dict(zip(WARPERS, _warpers(NEUTRAL), strict=True)))
 
 
 NEUTRAL = Sampling()
 NAMES = tuple(field.name for field in fields(Sampling))
 # Parameters that change or cut the distribution. As in TGI, a request for any of them is a request for sampling.
 WARPERS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+_warpers = attrgetter(*WARPERS)

@@ -72,7 +72,7 @@ class GenerateParameters(SamplingFields):
 
     def sampling_parameters(self) -> AskedParameters:
         return AskedParameters(
-            AskedSampling.of(dict(self)),
+            AskedSampling.of(vars(self)),
             best_of=self.best_of,
             max_new_tokens=self.max_new_tokens,
             stop=tuple(self.stop),
@@ -130,7 +130,7 @@ class OpenAIRequest(SamplingFields):
         """OpenAI's meanings: temperature 0 is greedy whatever the other fields say, a missing temperature is 1.0,
         top_p 1 has no effect."""
         greedy = self.temperature == 0
-        values = {name: value for name, value in self if value not in MEAN_NONE.get(name, ())}
+        values = {name: value for name, value in vars(self).items() if value not in MEAN_NONE.get(name, ())}
         values |= {"do_sample": not greedy, "top_n_tokens": top_n_tokens}
         return AskedParameters(
             AskedSampling.of(values, greedy),

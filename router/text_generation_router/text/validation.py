@@ -172,10 +172,10 @@ def _too_long(most: int, given: str) -> ValidationError:
 def sampling(asked: AskedSampling) -> Sampling:
     """The parameters, with a random seed if none was given. This alone decides whether tokens are drawn: as in TGI, a
     request for any warper is a request for sampling."""
-    values = asked.values if "seed" in asked.given else replace(asked.values, seed=secrets.randbits(63))
-    if asked.greedy:
-        return replace(values.without_warpers(), do_sample=False)
-    return replace(values, do_sample=values.do_sample or values.warps)
+    values = asked.values.without_warpers() if asked.greedy else asked.values
+    seed = values.seed if "seed" in asked.given else secrets.randbits(63)
+    draws = not asked.greedy and (values.do_sample or values.warps)
+    return replace(values, seed=seed, do_sample=draws)
 
 
 def _raise_first(checks: "Iterator[Check] | list[Check]") -> None:
