@@ -51,14 +51,14 @@ def create_app(services: Services) -> FastAPI:
         add_get(app, path, service.health, open=True)
     add_get(app, "/live", service.live, open=True)
     for path, endpoint in (("/info", service.info), ("/metrics", service.metrics), ("/v1/models", service.models)):
-        add_get(app, path, endpoint, open=not config.closed_routes)
-    add_documentation(app, open=not config.closed_routes)
+        add_get(app, path, endpoint, open=not config.http.closed_routes)
+    add_documentation(app, open=not config.http.closed_routes)
     add_error_handlers(app, services.limit_hits)
     app.add_middleware(Paced, callers=services.callers)
     app.add_middleware(Gated, gate=services.gate)
     if config.api_key_digests:
         app.add_middleware(Guard, digests=config.api_key_digests, routes=app.routes)
-    app.add_middleware(Cors, origins=config.cors_allow_origin)
+    app.add_middleware(Cors, origins=config.http.cors_allow_origin)
     return app
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from text_generation_common.flags.kinds import AdmissionMode
+from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
 from text_generation_router.audit import Audit
 from text_generation_router.errors import (
     GenerationError,
@@ -58,18 +58,9 @@ LOST_TOO_OFTEN = (
 class EngineConfig:
     """The user's settings. A token limit that is None is decided by warm-up."""
 
-    max_input_tokens: int | None
-    max_total_tokens: int | None
-    max_batch_prefill_tokens: int
-    max_batch_total_tokens: int | None
+    tokens: TokenFlags
+    scheduling: SchedulingFlags
     max_concurrent_requests: int
-    waiting_served_ratio: float
-    max_waiting_tokens: int
-    max_batch_size: int | None
-    prefix_caching: bool = True
-    admission: AdmissionMode = AdmissionMode.PAST_FUTURE
-    priority_between_tenants: bool = False
-    max_queued_tokens: int | None = None  # prompt tokens that may wait; None: QUEUED_CAPACITIES times the slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +108,7 @@ class Engine:
         self._counts = StepMetrics(metrics)
         self._audit = Audit(metrics)
         self._scheduler = Scheduler(
-            Limits(
-                capacity=0,
-                max_rows=config.max_concurrent_requests,
-                max_batch_prefill_tokens=config.max_batch_prefill_tokens,
-                waiting_served_ratio=config.waiting_served_ratio,
-                max_waiting_tokens=config.max_waiting_tokens,
-                max_batch_size=config.max_batch_size,
-                admission=config.admission,
-                prefix_caching=config.prefix_caching,
-                priority_between_tenants=config.priority_between_tenants,
-            )
+            Limits(0, config.max_concurrent_requests, config.tokens.prefill_budget, config.scheduling)
         )
         self._retry_after = RetryAfter(self._scheduler.steps_until_start)
         self._shards: ShardedClient | None = None  # None while no shards are ready
@@ -177,7 +158,7 @@ class Engine:
 
     @property
     def _max_queued_tokens(self) -> int:
-        return self._config.max_queued_tokens or QUEUED_CAPACITIES * self.limits.max_batch_total_tokens
+        return self._config.scheduling.max_queued_tokens or QUEUED_CAPACITIES * self.limits.max_batch_total_tokens
 
     def retry_after_s(self) -> int:
         """Forecast in seconds: when a request that is refused now would have started."""
@@ -252,15 +233,15 @@ class Engine:
         config = self._config
         log.info("Warming up model")
         capacity = await shards.warmup(
-            config.max_batch_prefill_tokens,
-            config.max_total_tokens,
+            config.tokens.prefill_budget,
+            config.tokens.max_total_tokens,
             config.max_concurrent_requests,
-            config.max_batch_total_tokens,
+            config.tokens.max_batch_total_tokens,
         )
         log.info("Setting max batch total tokens to %d", capacity.slots)
-        max_total = config.max_total_tokens or capacity.max_total_tokens
+        max_total = config.tokens.max_total_tokens or capacity.max_total_tokens
         self.info = shards.info
-        self.limits = TokenLimits(config.max_input_tokens or max_total - 1, max_total, capacity.slots)
+        self.limits = TokenLimits(config.tokens.max_input_tokens or max_total - 1, max_total, capacity.slots)
         self._vocabulary = self._make_vocabulary(shards.info)
         self._metrics.batch_max_total_tokens.set(capacity.slots)
         for request in self._scheduler.begin_epoch(capacity.slots, self._vocabulary.eos_ids):

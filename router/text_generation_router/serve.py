@@ -50,7 +50,7 @@ MIN_CHILD_BYTES, CHILD_BYTES_PER_BODY_BYTE = 96 * 2**20, 48
 
 def run(config: RouterConfig) -> None:
     """Serves until a graceful stop. Raises StartError if the router cannot start, ShardsError if it has no shards."""
-    allow_descriptors(config.max_connections)
+    allow_descriptors(config.http.max_connections)
     # A signal during the start cancels `serve`: no request was accepted yet, so this is a clean stop.
     with (
         bind(config) as listener,
@@ -70,12 +70,12 @@ def bind(config: RouterConfig) -> socket.socket:
 def _inherited_or_bound(config: RouterConfig) -> socket.socket:
     if config.listen_fd is not None:
         return inherited_socket("--listen-fd", config.listen_fd)
-    address = address_of(config.hostname, logger)
+    address = address_of(config.http.hostname, logger)
     try:
-        return bound_socket(address, config.port)
+        return bound_socket(address, config.http.port)
     except OSError as error:
         raise StartError(
-            f"cannot listen on {address}:{config.port}: {error.strerror}; choose another --port or --hostname"
+            f"cannot listen on {address}:{config.http.port}: {error.strerror}; choose another --port or --hostname"
         ) from error
 
 
@@ -105,29 +105,29 @@ def allow_descriptors(max_connections: int) -> None:
 
 async def serve(config: RouterConfig, listener: socket.socket) -> None:
     stop = StopOnSignal()
-    files = find_model_files(config.tokenizer_name, config.revision, config.weights_cache_override)
+    files = find_model_files(config.tokenizer_name, config.files.revision, config.weights_cache_override)
     tokenizer = TextTokenizer.load(
         files.folder,
-        config.validation_workers,
-        config.max_concurrent_requests,
+        config.requests.validation_workers,
+        config.requests.max_concurrent_requests,
         # Tokenizing a part that cannot be cut takes 150 times its size in memory; a text with cuts takes little.
-        max_part_chars=config.payload_limit // 2,
+        max_part_chars=config.requests.payload_limit // 2,
     )
-    chat_template = load_chat_template(files.folder, config.tokenizer_config_path)
+    chat_template = load_chat_template(files.folder, config.files.tokenizer_config_path)
     metrics, gate = Metrics(), Gate()
     hits = LimitHits(metrics)
     pool = ProcessPool(reading_child.ENTRY, reading_child.setup_of(chat_template), child_limits(config))
     shard_groups = await find_shard_groups(config)
     engine = Engine(
         shard_groups,
-        engine_config(config),
+        EngineConfig(config.tokens, config.scheduling, config.requests.max_concurrent_requests),
         lambda info: Vocabulary.of(tokenizer.tokenizer, info.eos_token_ids),
         metrics,
     )
     pool.start()
     stack = AsyncExitStack()
     try:
-        renderer = await stack.enter_async_context(rendering(chat_template, config.max_concurrent_requests))
+        renderer = await stack.enter_async_context(rendering(chat_template, config.requests.max_concurrent_requests))
         await engine.start()
         if renderer is not None:
             await renderer.check()
@@ -138,10 +138,10 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
 
         engine.on_limits = take_limits  # the shards of a later epoch may have room for less
         metrics.set_limits(engine.limits.max_input_tokens, engine.limits.max_total_tokens)
-        permits = Permits(config.max_concurrent_requests, engine.retry_after_s)
+        permits = Permits(config.requests.max_concurrent_requests, engine.retry_after_s)
         inference = Inference(engine, validator, permits, metrics)
-        callers = Callers(bool(config.api_key_digests), config.trusted_proxies, config.prefix_cache_scope)
-        bodies = Bodies(config.payload_limit, lambda: list_limits(config, validator.limits), callers, pool)
+        callers = Callers(bool(config.api_key_digests), config.trusted_proxies, config.scheduling.prefix_cache_scope)
+        bodies = Bodies(config.requests.payload_limit, lambda: list_limits(config, validator.limits), callers, pool)
         services = Services(
             config,
             engine,
@@ -158,7 +158,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         )
         http = uvicorn_config(create_app(services), connection_limits(config), hits)
         server = Server(
-            http, gate, engine.close, config.graceful_termination_timeout, on_listening=shard_groups.listening
+            http, gate, engine.close, config.http.graceful_termination_timeout, on_listening=shard_groups.listening
         )
         engine.failed.add_done_callback(lambda _: server.stop())
         await stop.serve(server, listener)
@@ -180,48 +180,27 @@ async def find_shard_groups(config: RouterConfig) -> ShardGroups:
 
 def connection_limits(config: RouterConfig) -> ConnectionLimits:
     return ConnectionLimits(
-        max_connections=config.max_connections,
-        payload_bytes=config.payload_limit,
-        write_s=config.stream_write_timeout,
-    )
-
-
-def engine_config(config: RouterConfig) -> EngineConfig:
-    return EngineConfig(
-        max_input_tokens=config.max_input_tokens,
-        max_total_tokens=config.max_total_tokens,
-        max_batch_prefill_tokens=config.max_batch_prefill_tokens,
-        max_batch_total_tokens=config.max_batch_total_tokens,
-        max_concurrent_requests=config.max_concurrent_requests,
-        waiting_served_ratio=config.waiting_served_ratio,
-        max_waiting_tokens=config.max_waiting_tokens,
-        max_batch_size=config.max_batch_size,
-        max_queued_tokens=config.max_queued_tokens,
-        admission=config.admission,
-        prefix_caching=config.prefix_caching,
-        priority_between_tenants=config.priority_between_tenants,
+        max_connections=config.http.max_connections,
+        payload_bytes=config.requests.payload_limit,
+        write_s=config.http.stream_write_timeout,
     )
 
 
 def request_limits(config: RouterConfig, limits: TokenLimits) -> RequestLimits:
-    return RequestLimits(
-        max_best_of=config.max_best_of,
-        max_stop_sequences=config.max_stop_sequences,
-        max_top_n_tokens=config.max_top_n_tokens,
-        max_input_tokens=limits.max_input_tokens,
-        max_total_tokens=limits.max_total_tokens,
-    )
+    return RequestLimits(config.requests, limits.max_input_tokens, limits.max_total_tokens)
 
 
 def list_limits(config: RouterConfig, limits: RequestLimits) -> ListLimits:
-    return ListLimits(limits.max_input_tokens, config.max_client_batch_size, config.max_stop_sequences)
+    return ListLimits(
+        limits.max_input_tokens, config.requests.max_client_batch_size, config.requests.max_stop_sequences
+    )
 
 
 def child_limits(config: RouterConfig) -> PoolLimits:
     return PoolLimits(
         children=CHILDREN,
         waiting=WAITING_BODIES,
-        memory_bytes=max(MIN_CHILD_BYTES, CHILD_BYTES_PER_BODY_BYTE * config.payload_limit),
+        memory_bytes=max(MIN_CHILD_BYTES, CHILD_BYTES_PER_BODY_BYTE * config.requests.payload_limit),
     )
 
 

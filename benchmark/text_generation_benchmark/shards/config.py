@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from text_generation_common.flags.requests import RequestFlags
 from text_generation_common.sampling import NEUTRAL, Sampling
 from text_generation_router.errors import StartError, ValidationError
 from text_generation_router.text.validation import (
@@ -72,7 +73,11 @@ class ShardBenchmarkConfig:
         off = {name for name in OFF_WHEN_NEUTRAL if getattr(values, name) == getattr(NEUTRAL, name)}
         asked = replace(self.asked, given=self.asked.given - off | {"seed"})
         longest = self.sequence_length + self.decode_length
-        limits = RequestLimits(1, 0, values.top_n_tokens, self.sequence_length, longest)
+        limits = RequestLimits(
+            RequestFlags(max_best_of=1, max_stop_sequences=0, max_top_n_tokens=values.top_n_tokens),
+            self.sequence_length,
+            longest,
+        )
         try:
             for fails, text in parameter_checks(AskedParameters(asked), limits):
                 if fails:

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +19,9 @@ from text_generation_benchmark.simulation.report import Run, Setting, as_markdow
 from text_generation_benchmark.simulation.trace import Trace, read_csv, write_csv
 from text_generation_benchmark.simulation.view import picture
 from text_generation_benchmark.simulation.workloads import WORKLOADS, generate
+from text_generation_common.flags.declaration import with_flags
 from text_generation_common.flags.kinds import AdmissionMode
+from text_generation_common.flags.requests import SchedulingFlags
 from text_generation_common.model_folder import demo_directory
 from text_generation_router.scheduling.limits import Limits
 
@@ -61,7 +62,10 @@ def simulate(
         name, traces = _traces(workload, trace, rate or [], duration, seed)
         simulated = _model(model)
         limits = Limits(
-            slots or simulated.slots, max_rows, max_batch_prefill_tokens, waiting_served_ratio, max_waiting_tokens
+            slots or simulated.slots,
+            max_rows,
+            max_batch_prefill_tokens,
+            SchedulingFlags(waiting_served_ratio=waiting_served_ratio, max_waiting_tokens=max_waiting_tokens),
         )
         about = f"{name} ({WORKLOADS[name]}), Poisson arrivals" if trace is None else name
         longest_s = max(each.duration_s for each in traces.values())
@@ -131,7 +135,7 @@ def _model(name: str) -> SimulatedModel:
 def _runs(setting: Setting, trace: Trace, rate: float, policies: Sequence[AdmissionMode], bucket_s: float) -> list[Run]:
     if not len(trace):
         raise ValueError(f"no request arrives at {rate:g} requests per second: choose a longer --duration")
-    limits = {policy.value: replace(setting.limits, admission=policy) for policy in policies}
+    limits = {policy.value: with_flags(setting.limits, admission=policy) for policy in policies}
     outcomes = run_engines(trace, setting.model.cost, limits, setting.engines, bucket_s)
     return [
         Run(name, rate, summarize(each, trace.duration_s, bucket_s, setting.model.overhead_s, setting.targets))

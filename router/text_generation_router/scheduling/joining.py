@@ -54,6 +54,7 @@ class Joining:
     def __init__(self, limits: Limits, memory: Memory, queue: Queue, admission: AdmissionControl) -> None:
         self.reason: str | None = None  # why the newest requests joined a running batch, in TGI's words
         self._limits = limits
+        self._policy = limits.policy
         self._memory = memory
         self._queue = queue
         self._admission = admission
@@ -103,7 +104,7 @@ class Joining:
         if (again := self._queue.again()) is not None and again.blame.runs_alone:
             return 0
         if not self._are_enough(len(running)) and self._owed(running) is None:
-            return max(0, self._limits.max_waiting_tokens - self._waiting_tokens)
+            return max(0, self._policy.max_waiting_tokens - self._waiting_tokens)
         return max(0, self._retry_at - self._forwards)
 
     def choose(self, running: Mapping[int, Running]) -> list[Running]:
@@ -116,7 +117,7 @@ class Joining:
             return []
         again = self._queue.again()
         # A suspect, retried alone after failed steps, is exempt from TGI's joining rule.
-        waited = self._waiting_tokens >= self._limits.max_waiting_tokens or bool(again and again.blame.runs_alone)
+        waited = self._waiting_tokens >= self._policy.max_waiting_tokens or bool(again and again.blame.runs_alone)
         owed = self._owed(running)
         if num_active and owed is None and not waited and not self._are_enough(num_active):
             self._blame("rule")
@@ -142,7 +143,7 @@ class Joining:
         return request
 
     def _are_enough(self, num_running: int) -> bool:
-        return len(self._queue) >= int(num_running * self._limits.waiting_served_ratio)
+        return len(self._queue) >= int(num_running * self._policy.waiting_served_ratio)
 
     def _claim(self, running: Mapping[int, Running]) -> Claim | None:
         most = max((request.tenant.owner.num_running for request in running.values()), default=0)
@@ -244,7 +245,7 @@ class Joining:
         """Whether `victim` may be preempted for another tenant's `request`: not before it has made FEWEST_TOKENS tokens
         since it joined, and, where priorities count between tenants, not for a request of worse priority."""
         return (
-            (victim.request.priority >= request.request.priority or not self._limits.priority_between_tenants)
+            (victim.request.priority >= request.request.priority or not self._policy.priority_between_tenants)
             and victim.num_sent - victim.num_sent_at_start >= FEWEST_TOKENS
             and victim not in self._preempted
             and not victim.is_ending

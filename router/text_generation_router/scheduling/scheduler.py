@@ -52,8 +52,8 @@ class Scheduler:
         token ids, unless it ignores them."""
         self.limits = limits
         self.counters = SchedulerCounters()
-        self._admission = AdmissionControl(limits.admission, seed)
-        self._queue = Queue(lambda request: self._memory.cached_length(request), limits.priority_between_tenants)
+        self._admission = AdmissionControl(limits.policy.admission, seed)
+        self._queue = Queue(lambda request: self._memory.cached_length(request), limits.policy.priority_between_tenants)
         self._end_tokens = end_tokens
         self._requests: dict[int, Running] = {}  # id → request that has not ended
         self._running: dict[int, Running] = {}  # id → running request, in order of joining
@@ -66,7 +66,7 @@ class Scheduler:
 
     def _begin(self, capacity: int) -> None:
         self.limits = replace(self.limits, capacity=capacity)
-        self._memory = Memory(capacity, self.limits.prefix_caching)
+        self._memory = Memory(capacity, self.limits.policy.prefix_caching)
         self._joining = Joining(self.limits, self._memory, self._queue, self._admission)
         self._next_number = 1
         self._answered = 0

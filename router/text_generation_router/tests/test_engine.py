@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
 from text_generation_router.engine import MAX_IN_FLIGHT, Engine, EngineConfig
 from text_generation_router.errors import (
     DeadlineError,
@@ -154,15 +155,9 @@ class FakeShardGroups:
 
 def make_engine(shard_groups: FakeShardGroups, **limits: int) -> Engine:
     config = EngineConfig(
-        max_input_tokens=None,
-        max_total_tokens=None,
-        max_batch_prefill_tokens=64,
-        max_batch_total_tokens=None,
+        TokenFlags(max_batch_prefill_tokens=64),
+        SchedulingFlags(max_queued_tokens=limits.get("max_queued_tokens")),
         max_concurrent_requests=limits.get("max_rows", 16),
-        waiting_served_ratio=0.3,
-        max_waiting_tokens=20,
-        max_batch_size=None,
-        max_queued_tokens=limits.get("max_queued_tokens"),
     )
     return Engine(shard_groups, config, lambda info: make_vocabulary(), Metrics())  # type: ignore[arg-type]
 

@@ -9,13 +9,15 @@ import typer
 from fastapi import FastAPI
 from typer.testing import CliRunner
 
-from text_generation_common.flags.kinds import AdmissionMode, CacheScope
-from text_generation_router.cli import app, config_of
-from text_generation_router.config import RouterConfig
+from text_generation_common.flags.declaration import from_values, with_flags
+from text_generation_common.flags.kinds import AdmissionMode
+from text_generation_router.cli import app
+from text_generation_router.config import RouterConfig, RouterFlags
 from text_generation_router.errors import StartError
 from text_generation_router.http.limits import SEND_BUFFER_BYTES, ConnectionLimits, LimitHits
 from text_generation_router.http.server import uvicorn_config
 from text_generation_router.metrics import Metrics
+from text_generation_router.resolve import check, resolve
 from text_generation_router.serve import allow_descriptors, bind
 
 
@@ -24,48 +26,16 @@ def run(*words: str, **env: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+FLAGS = RouterFlags(tokenizer_name="m", master_shard_uds_path="/tmp/s-0")
+PLAIN = with_flags(resolve(FLAGS), hostname="127.0.0.1", port=0, payload_limit=1, compute_type="cpu")
+
+
 def config(**changes) -> RouterConfig:
-    values = {
-        "tokenizer_name": "m",
-        "revision": None,
-        "weights_cache_override": None,
-        "tokenizer_config_path": None,
-        "max_concurrent_requests": 128,
-        "max_best_of": 2,
-        "max_stop_sequences": 4,
-        "max_top_n_tokens": 5,
-        "max_client_batch_size": 4,
-        "max_input_tokens": None,
-        "max_total_tokens": None,
-        "waiting_served_ratio": 1.2,
-        "max_batch_prefill_tokens": 4096,
-        "max_batch_total_tokens": None,
-        "max_waiting_tokens": 20,
-        "max_batch_size": None,
-        "max_queued_tokens": None,
-        "admission": AdmissionMode.PAST_FUTURE,
-        "prefix_caching": True,
-        "prefix_cache_scope": CacheScope.KEY,
-        "priority_between_tenants": False,
-        "validation_workers": 2,
-        "payload_limit": 1,
-        "hostname": "127.0.0.1",
-        "port": 0,
-        "listen_fd": None,
-        "master_shard_uds_path": "/tmp/s-0",
-        "cors_allow_origin": (),
-        "json_output": False,
-        "log_level": "info",
-        "compute_type": "cpu",
-        "api_key_digests": (),
-        "closed_routes": False,
-        "trusted_proxies": (),
-        "max_connections": 4096,
-        "stream_write_timeout": 30.0,
-        "graceful_termination_timeout": 90.0,
-        "launcher_fd": None,
-    }
-    return RouterConfig(**values | changes)
+    return with_flags(PLAIN, **changes)
+
+
+def config_of(values: dict[str, object]) -> RouterConfig:
+    return resolve(from_values(RouterFlags, values))
 
 
 @pytest.mark.parametrize(
@@ -133,14 +103,22 @@ def test_a_bad_key_file_ends_the_start_with_its_line(tmp_path):
 
 def test_defaults_are_as_documented_and_the_environment_overrides_them():
     config = config_of(app_values())
-    assert (config.stream_write_timeout, config.graceful_termination_timeout, config.max_connections) == (30, 90, 4096)
-    assert (config.api_key_digests, config.closed_routes, config.launcher_fd) == ((), False, None)
+    assert (
+        config.http.stream_write_timeout,
+        config.http.graceful_termination_timeout,
+        config.http.max_connections,
+    ) == (30, 90, 4096)
+    assert (config.api_key_digests, config.http.closed_routes, config.launcher_fd) == ((), False, None)
     config = config_of(
         app_values(
             "--launcher-fd", "5", STREAM_WRITE_TIMEOUT="1.5", GRACEFUL_TERMINATION_TIMEOUT="2", MAX_CONNECTIONS="9"
         )
     )
-    assert (config.stream_write_timeout, config.graceful_termination_timeout, config.max_connections) == (1.5, 2, 9)
+    assert (
+        config.http.stream_write_timeout,
+        config.http.graceful_termination_timeout,
+        config.http.max_connections,
+    ) == (1.5, 2, 9)
     assert config.launcher_fd == 5
 
 
@@ -159,7 +137,7 @@ def test_shards_are_found_by_the_port_unless_their_socket_is_named(tmp_path):
 
 def scheduling_of(*words: str, **env: str) -> tuple[object, ...]:
     config = config_of(app_values(*words, **env))
-    return config.prefix_caching, config.admission, config.max_queued_tokens
+    return config.scheduling.prefix_caching, config.scheduling.admission, config.scheduling.max_queued_tokens
 
 
 def test_the_scheduler_is_set_by_flags_and_by_the_environment():
@@ -227,12 +205,12 @@ def test_descriptors_for_all_connections_are_allowed_where_possible(caplog):
 )
 def test_contradictions_have_tgis_texts(changes, text):
     with pytest.raises(StartError) as caught:
-        config(**changes).check()
+        check(with_flags(FLAGS, **changes), has_keys=False)
     assert str(caught.value) == text
 
 
 def test_defaults_contradict_nothing():
-    config().check()
+    check(FLAGS, has_keys=False)
 
 
 def test_a_bound_port_stays_closed_until_it_is_served():

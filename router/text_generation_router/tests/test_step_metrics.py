@@ -53,11 +53,7 @@ def page(metrics: Metrics) -> Page:
 
 
 def make_scheduler() -> Scheduler:
-    limits = Limits(
-        capacity=500, max_rows=1, max_batch_prefill_tokens=64, waiting_served_ratio=0.3, max_waiting_tokens=20,
-        max_batch_size=None,
-    )  # fmt: skip
-    return Scheduler(limits)
+    return Scheduler(Limits(capacity=500, max_rows=1, max_batch_prefill_tokens=64))
 
 
 def test_a_step_that_is_sent_shows_what_the_scheduler_holds_and_what_has_happened_since(

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from text_generation_common.flags.requests import RequestFlags
 from text_generation_common.sampling import NAMES, WARPERS, Sampling
 from text_generation_router.errors import ValidationError
 from text_generation_router.scheduling.request import GenerationRequest
@@ -48,9 +49,7 @@ class AskedParameters:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    max_best_of: int
-    max_stop_sequences: int
-    max_top_n_tokens: int
+    asked: RequestFlags  # what a request may ask for
     max_input_tokens: int
     max_total_tokens: int
 
@@ -74,7 +73,7 @@ class Validator:
 
     def check_best_of(self, best_of: int | None) -> None:
         """Separate from the other checks: only routes that do not stream call it, before the request is counted."""
-        most = self.limits.max_best_of
+        most = self.limits.asked.max_best_of
         given = best_of or 1
         _raise_first(
             [
@@ -132,12 +131,12 @@ def parameter_checks(asked: AskedParameters, limits: RequestLimits) -> Iterator[
     yield "typical_p" in given and not 0.0 < values.typical_p < 1.0, "`typical_p` must be > 0.0 and < 1.0"
     yield "top_k" in given and not values.top_k > 0, "`top_k` must be strictly positive"
     yield _not_positive(asked.max_new_tokens), "`max_new_tokens` must be strictly positive"
-    most, stops = limits.max_stop_sequences, len(asked.stop)
+    most, stops = limits.asked.max_stop_sequences, len(asked.stop)
     yield stops > most, too_many_stops(most, stops)
     # TGI lacks this check: there, an empty stop string ends every text at once.
     yield "" in asked.stop, "`stop` must not contain an empty string"
     yield best_of > 1 and "seed" in given, "`seed` must not be set when `best_of` > 1"
-    most = limits.max_top_n_tokens
+    most = limits.asked.max_top_n_tokens
     yield values.top_n_tokens > most, f"`top_n_tokens` must be >= 0 and <= {most}. Given: {values.top_n_tokens}"
     yield _not_positive(asked.timeout), "`timeout` must be strictly positive"  # TGI has no timeout
 

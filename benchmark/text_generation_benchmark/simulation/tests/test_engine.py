@@ -12,6 +12,7 @@ from text_generation_benchmark.simulation.engine import SimulatedEngine
 from text_generation_benchmark.simulation.metrics import Outcome
 from text_generation_benchmark.simulation.trace import NO_PREFIX, Trace
 from text_generation_benchmark.simulation.workloads import LogNormal, TraceWorkload, Uniform, generate
+from text_generation_common.flags.declaration import with_flags
 from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_router.scheduling.limits import Limits
 
@@ -28,8 +29,7 @@ def trace_of(*requests: tuple[float, int, int, int]) -> Trace:
 
 
 def run(trace: Trace, jumps: bool = True, cost: StepCost = SECONDS, **limits: object) -> Outcome:
-    defaults: dict[str, object] = {"capacity": 1000, "max_rows": 8, "max_batch_prefill_tokens": 100}
-    return SimulatedEngine(trace, cost, Limits(**{**defaults, **limits}), 1.0, jumps).run()  # type: ignore[arg-type]
+    return SimulatedEngine(trace, cost, with_flags(Limits(1000, 8, 100), **limits), 1.0, jumps).run()
 
 
 def test_the_first_token_ends_the_prefill_and_every_step_makes_one_more() -> None:

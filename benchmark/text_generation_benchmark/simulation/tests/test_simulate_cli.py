@@ -16,6 +16,7 @@ from text_generation_benchmark.simulation.report import Run
 from text_generation_benchmark.simulation.view import EDGES_S, bins, picture, sparkline
 from text_generation_benchmark.simulation.workloads import WORKLOADS, generate
 from text_generation_common.flags.kinds import AdmissionMode
+from text_generation_common.flags.requests import SchedulingFlags
 from text_generation_router.scheduling.limits import Limits
 
 SMALL = ["simulate", "--workload", "short-chat", "--rate", "2", "--duration", "5"]
@@ -90,7 +91,8 @@ def test_a_model_is_fitted_to_a_log_and_simulated(tmp_path: Path) -> None:
 
 def test_engines_in_processes_have_the_outcomes_that_they_have_alone() -> None:
     trace, model = generate(WORKLOADS["short-chat"], 4, 5, 0), MODELS["h200-8b"]
-    limits = {"a": Limits(20_000, 8, 512), "b": Limits(20_000, 8, 512, admission=AdmissionMode.RESERVE)}
+    reserve = SchedulingFlags(admission=AdmissionMode.RESERVE)
+    limits = {"a": Limits(20_000, 8, 512), "b": Limits(20_000, 8, 512, reserve)}
     together = run_engines(trace, model.cost, limits, 2, 1.0)
     for name, outcomes in together.items():
         for i, outcome in enumerate(outcomes):

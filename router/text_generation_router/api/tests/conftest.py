@@ -10,7 +10,7 @@ import orjson
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from text_generation_common.flags.kinds import AdmissionMode, CacheScope
+from text_generation_common.flags.declaration import with_flags
 from text_generation_router.api import reading_child
 from text_generation_router.api.body import Bodies
 from text_generation_router.api.fields import ListLimits
@@ -18,13 +18,14 @@ from text_generation_router.api.inference import Inference
 from text_generation_router.api.permits import Permits
 from text_generation_router.api.services import Services
 from text_generation_router.app import create_app
-from text_generation_router.config import RouterConfig
+from text_generation_router.config import RouterConfig, RouterFlags
 from text_generation_router.errors import InferenceError
 from text_generation_router.http.caller import Callers
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import LimitHits
 from text_generation_router.metrics import Metrics
 from text_generation_router.offload.child import Handler
+from text_generation_router.resolve import resolve
 from text_generation_router.scheduling.request import Finish, FinishReason, GenerationRequest, Token, TokenEvent
 from text_generation_router.text import rendering_child
 from text_generation_router.text.chat_template import ChatTemplate
@@ -222,24 +223,26 @@ class Server:
         limits = self.engine.limits
         self.metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)
         self.config = make_config(**config)
-        self.permits = Permits(self.config.max_concurrent_requests, self.engine.retry_after_s)
+        self.permits = Permits(self.config.requests.max_concurrent_requests, self.engine.retry_after_s)
         self.tokenizer = TextTokenizer.of(tokenizer, workers=1, max_waiting=16)
         self.tokenizer.max_chars_per_token = None
-        request_limits = RequestLimits(2, 4, 5, limits.max_input_tokens, limits.max_total_tokens)
+        request_limits = RequestLimits(self.config.requests, limits.max_input_tokens, limits.max_total_tokens)
         inference = Inference(self.engine, Validator(self.tokenizer, request_limits), self.permits, self.metrics)
         template = ChatTemplate(TEMPLATE, {})
         self.gate, self.limit_hits = Gate(), LimitHits(self.metrics)
         callers = Callers(
-            bool(self.config.api_key_digests), self.config.trusted_proxies, self.config.prefix_cache_scope
+            bool(self.config.api_key_digests), self.config.trusted_proxies, self.config.scheduling.prefix_cache_scope
         )
         self.offload = InProcess(reading_child.make_handlers(reading_child.setup_of(template)))
-        lists = ListLimits(limits.max_input_tokens, self.config.max_client_batch_size, self.config.max_stop_sequences)
+        lists = ListLimits(
+            limits.max_input_tokens, self.config.requests.max_client_batch_size, self.config.requests.max_stop_sequences
+        )
         services = Services(
             self.config,
             self.engine,
             inference,
             callers,
-            Bodies(self.config.payload_limit, lambda: lists, callers, self.offload),
+            Bodies(self.config.requests.payload_limit, lambda: lists, callers, self.offload),
             self.metrics,
             self.tokenizer,
             Renderer(template, InProcess(rendering_child.make_handlers(orjson.dumps((TEMPLATE, {})))), max_waiting=16),
@@ -318,48 +321,21 @@ class Server:
         return value
 
 
+PLAIN = with_flags(
+    resolve(RouterFlags(tokenizer_name="local/model", master_shard_uds_path="/tmp/none-0")),
+    max_concurrent_requests=4,
+    max_client_batch_size=3,
+    validation_workers=1,
+    payload_limit=10_000,
+    hostname="127.0.0.1",
+    port=0,
+    compute_type="2-test-card",
+    max_connections=100,
+)
+
+
 def make_config(**changes: Any) -> RouterConfig:
-    values: dict[str, Any] = {
-        "tokenizer_name": "local/model",
-        "revision": None,
-        "weights_cache_override": None,
-        "tokenizer_config_path": None,
-        "max_concurrent_requests": 4,
-        "max_best_of": 2,
-        "max_stop_sequences": 4,
-        "max_top_n_tokens": 5,
-        "max_client_batch_size": 3,
-        "max_input_tokens": None,
-        "max_total_tokens": None,
-        "waiting_served_ratio": 0.3,
-        "max_batch_prefill_tokens": 4096,
-        "max_batch_total_tokens": None,
-        "max_waiting_tokens": 20,
-        "max_batch_size": None,
-        "max_queued_tokens": None,
-        "admission": AdmissionMode.PAST_FUTURE,
-        "prefix_caching": True,
-        "prefix_cache_scope": CacheScope.KEY,
-        "priority_between_tenants": False,
-        "validation_workers": 1,
-        "payload_limit": 10_000,
-        "hostname": "127.0.0.1",
-        "port": 0,
-        "listen_fd": None,
-        "master_shard_uds_path": "/tmp/none-0",
-        "cors_allow_origin": (),
-        "json_output": False,
-        "log_level": "info",
-        "compute_type": "2-test-card",
-        "api_key_digests": (),
-        "closed_routes": False,
-        "trusted_proxies": (),
-        "max_connections": 100,
-        "stream_write_timeout": 30.0,
-        "graceful_termination_timeout": 90.0,
-        "launcher_fd": None,
-    }
-    return RouterConfig(**values | changes)
+    return with_flags(PLAIN, **changes)
 
 
 @pytest.fixture(scope="session")

@@ -52,4 +52,4 @@ def test_no_hostile_body_is_a_server_error_or_is_shown_in_the_answer(make_server
         return ""
 
     assert asyncio.run(run()) == []
-    assert server.permits.left == server.config.max_concurrent_requests
+    assert server.permits.left == server.config.requests.max_concurrent_requests

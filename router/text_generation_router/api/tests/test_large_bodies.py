@@ -42,7 +42,7 @@ class Client:
 
 def run(server: Any, test: Callable[[Client], Awaitable[Any]]) -> Any:
     async def served() -> Any:
-        limits = ConnectionLimits(10, server.config.payload_limit, 30)
+        limits = ConnectionLimits(10, server.config.requests.payload_limit, 30)
         http = Server(uvicorn_config(server.app, limits, server.limit_hits), server.gate, asyncio.Event().wait, 0)
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))

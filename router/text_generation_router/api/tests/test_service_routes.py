@@ -79,7 +79,7 @@ def test_a_text_of_several_parts_is_told_in_one_list(make_server):
     assert all(content[token["start"] : token["stop"]].decode() == token["text"] for token in tokens)
     assert (tokens[0]["start"], tokens[-1]["stop"]) == (0, len(content))
     assert all(before["stop"] in (after["start"], after["stop"]) for before, after in pairwise(tokens))
-    assert server.permits.left == server.config.max_concurrent_requests
+    assert server.permits.left == server.config.requests.max_concurrent_requests
 
 
 def test_tokenize_takes_a_permit_and_gives_it_back(make_server):
@@ -97,7 +97,7 @@ def test_a_tokenize_client_that_leaves_keeps_no_permit(make_server):
     server = make_server(payload_limit=200_000)
     body = b'{"inputs": "%s"}' % (b"hello world " * 10_000)
     asyncio.run(server.call("POST", "/tokenize", body, leave_after=2))
-    assert server.permits.left == server.config.max_concurrent_requests
+    assert server.permits.left == server.config.requests.max_concurrent_requests
 
 
 def test_metrics_are_plain_text_and_move(server):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from text_generation_common.flags.declaration import with_flags
 from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_router.scheduling.blame import MAX_LOSSES, MAX_SUSPICIONS, reaches
 from text_generation_router.scheduling.futures import ENOUGH
@@ -28,8 +29,7 @@ def make_request(length: int, new: int, first: int = 0) -> GenerationRequest:
 
 
 def make_scheduler(end_tokens: frozenset[int] = frozenset(), **limits: object) -> Scheduler:
-    defaults: dict[str, object] = {"capacity": CAPACITY, "max_rows": 8, "max_batch_prefill_tokens": 16}
-    return Scheduler(Limits(**{**defaults, **limits}), end_tokens=end_tokens)  # type: ignore[arg-type]
+    return Scheduler(with_flags(Limits(CAPACITY, 8, 16), **limits), end_tokens=end_tokens)
 
 
 def run_to_end(scheduler: Scheduler) -> list[Step]:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from text_generation_common.flags.kinds import AdmissionMode
+from text_generation_common.flags.requests import SchedulingFlags
 from text_generation_router.scheduling.blame import MAX_COUNTS, MAX_LOSSES
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.request import GenerationRequest
@@ -56,7 +57,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority_between_tenants: bool,
         end_tokens: frozenset[int],
     ) -> None:
-        limits = Limits(CAPACITY, MAX_ROWS, BUDGET, ratio, 5, None, mode, prefix_caching, priority_between_tenants)
+        limits = Limits(
+            CAPACITY,
+            MAX_ROWS,
+            BUDGET,
+            SchedulingFlags(
+                waiting_served_ratio=ratio,
+                max_waiting_tokens=5,
+                admission=mode,
+                prefix_caching=prefix_caching,
+                priority_between_tenants=priority_between_tenants,
+            ),
+        )
         self.end_tokens = end_tokens
         self.scheduler = Scheduler(limits, end_tokens=end_tokens)
         self.mode = mode

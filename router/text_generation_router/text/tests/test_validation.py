@@ -3,15 +3,14 @@ from dataclasses import replace
 
 import pytest
 
+from text_generation_common.flags.requests import RequestFlags
 from text_generation_common.sampling import NAMES, Sampling
 from text_generation_router.errors import ValidationError
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.tokenization import Ids
 from text_generation_router.text.validation import AskedParameters, AskedSampling, Prompt, RequestLimits, Validator
 
-LIMITS = RequestLimits(
-    max_best_of=2, max_stop_sequences=4, max_top_n_tokens=5, max_input_tokens=10, max_total_tokens=15
-)
+LIMITS = RequestLimits(RequestFlags(), max_input_tokens=10, max_total_tokens=15)
 
 
 class Letters:

@@ -1,0 +1,141 @@
+"""The command lines of the three programs: as recorded, each flag declared once, and handed on by the launcher."""
+
+import inspect
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from enum import EnumType
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+import typer
+from typer.models import ArgumentInfo
+
+from text_generation_common.flags.declaration import (
+    Flag,
+    flag_name,
+    flags_of,
+    from_values,
+    single_type,
+    values_of,
+    with_flags,
+)
+from text_generation_common.flags.kinds import LoadFormat
+from text_generation_common.flags.process import AbsentFlags
+from text_generation_common.flags.programs import LAUNCHER, ROUTER, SHARD, ProgramFlags
+from text_generation_common.places import ServerPlace
+from text_generation_launcher import cli as launcher
+from text_generation_launcher.commands import Programs
+from text_generation_launcher.commands import router as router_command
+from text_generation_launcher.config import LauncherConfig, LaunchPlan
+from text_generation_router import cli as router
+from text_generation_router.config import RouterFlags
+from text_generation_server import cli as server
+from text_generation_server.config import DownloadFlags, ServeFlags, ShardVariables
+
+RECORDED = Path(__file__).with_name("command_lines.golden")
+CONFIGS: dict[str, tuple[ProgramFlags, Any]] = {
+    "launcher": (LAUNCHER, LauncherConfig),
+    "router": (ROUTER, RouterFlags),
+    "server serve": (SHARD, ServeFlags),
+    "server download-weights": (SHARD, DownloadFlags),
+}
+
+
+def commands() -> Iterator[tuple[str, dict[str, inspect.Parameter]]]:
+    """Name and parameters of each command."""
+    apps = {"launcher": launcher.command_line(lambda config: 0, {}), "router": router.app, "server": server.app}
+    for name, app in apps.items():
+        for command in app.registered_commands:
+            assert command.callback is not None
+            words = [name, command.name or command.callback.__name__] if name == "server" else [name]
+            yield " ".join(words), dict(inspect.signature(command.callback).parameters)
+
+
+def table() -> list[str]:
+    return sorted(line(program, each) for program, parameters in commands() for each in parameters.values())
+
+
+def line(program: str, parameter: inspect.Parameter) -> str:
+    """Names, variable, type, range and default of one flag."""
+    kind, info = parameter.annotation, parameter.default
+    default = getattr(info, "default", info)
+    if get_origin(kind) is Annotated:  # the command `quantize`, whose arguments are not flags
+        kind, info = get_args(kind)
+    names = "/".join(info.param_decls or ()) or flag_name(parameter.name)
+    words = [
+        program,
+        parameter.name if isinstance(info, ArgumentInfo) else names,
+        str(info.envvar or "-"),
+        type_text(kind) + ("" if info.min is info.max is None else f" {info.min}..{info.max}"),
+        "required" if default in (..., inspect.Parameter.empty) else str(getattr(default, "value", default)),
+        "hidden" if info.hidden else "",
+    ]
+    return "  ".join(words).rstrip()
+
+
+def type_text(kind: Any) -> str:
+    kind = single_type(kind)
+    if isinstance(kind, EnumType):
+        return "|".join(sorted(map(str, kind)))
+    return "list" if get_origin(kind) is list else str(kind.__name__)
+
+
+def test_names_variables_types_and_defaults_are_as_recorded():
+    assert table() == RECORDED.read_text().splitlines()
+
+
+def test_every_flag_is_declared_in_one_place():
+    declared: dict[str, set[Flag]] = defaultdict(set)
+    for config_class in (*(each for _, each in CONFIGS.values()), ShardVariables):
+        for flag in flags_of(config_class):
+            declared[flag.name].add(flag)
+    # The launcher's --sharded is true or false, the shard's is a switch: TGI has it so.
+    assert [name for name, found in declared.items() if len(found) > 1] == ["sharded"]
+
+
+def test_help_says_what_is_declared():
+    for name, parameters in commands():
+        program, config_class = CONFIGS.get(name, (SHARD, None))
+        for flag in program.flags_of(config_class) if config_class else ():
+            assert flag.help.endswith(".") and parameters[flag.name].default.help == flag.help, (name, flag.name)
+
+
+def test_changes_of_programs_name_flags_that_the_program_has():
+    for program in (LAUNCHER, ROUTER, SHARD):
+        names = {flag.name for each, config in CONFIGS.values() if each is program for flag in flags_of(config)}
+        assert program.changes.keys() <= names
+
+
+def test_the_router_gets_every_value_of_the_launcher_that_it_has_a_flag_for(monkeypatch):
+    shared = {flag.name: flag for flag in LAUNCHER.flags_of(LauncherConfig)}
+    shared = {flag.name: shared[flag.name] for flag in flags_of(RouterFlags) if flag.name in shared}
+    for flag in flags_of(AbsentFlags):
+        del shared[flag.name]  # refused by the launcher, or without effect
+    values = {name: other_value(flag) for name, flag in shared.items()}
+    groups = {item.name: item.type() for item in fields(LaunchPlan) if is_dataclass(item.type)}
+    plan = LaunchPlan(model_id="m", num_shard=1, load_format=LoadFormat.auto, **groups)
+    plan = with_flags(plan, **values)
+
+    place = ServerPlace("/run/shard", None, "")
+    told = router_command(plan, Programs("server", "router"), {}, place, 7, values["port"], 9)
+    for name in os.environ:
+        monkeypatch.delenv(name)
+    for name, value in told.env.items():
+        monkeypatch.setenv(name, value)
+    context = typer.main.get_command(router.app).make_context("router", list(told.argv[1:]))
+    got = values_of(from_values(RouterFlags, context.params))
+    assert {name: got[name] for name in values} == values
+
+
+def other_value(flag: Flag) -> object:
+    """A value that is not the default."""
+    kind = single_type(flag.type)
+    if get_origin(flag.type) is tuple:
+        return ("a", "b")
+    if isinstance(kind, EnumType):
+        return next(value for value in kind if value != flag.default)
+    if kind is bool:
+        return not flag.default
+    return {str: "text", int: 77, float: 0.5}[kind]

@@ -1,0 +1,74 @@
+"""Makes the router's config from its flags: refuses wrong values, and reads the files that flags name."""
+
+import logging
+from dataclasses import fields
+from typing import Any
+
+from text_generation_common import places
+from text_generation_common.errors import CommandError
+from text_generation_common.flags import checks
+from text_generation_common.flags.declaration import values_of
+from text_generation_common.flags.programs import ROUTER
+from text_generation_common.flags.requests import TokenFlags
+from text_generation_router.config import RouterConfig, RouterFlags
+from text_generation_router.errors import StartError
+from text_generation_router.http.keys import digests_of
+from text_generation_router.http.peer import networks_of
+
+logger = logging.getLogger(__name__)
+
+
+def resolve(flags: RouterFlags) -> RouterConfig:
+    """Raises StartError. The config keeps digests of the keys, not the keys."""
+    refuse_unsupported(flags)
+    derived: dict[str, Any] = {
+        "master_shard_uds_path": flags.master_shard_uds_path
+        or find_shard(flags.http.port, flags.inherited.runtime_dir),
+        "trusted_proxies": networks_of(flags.access.trusted_proxy),
+        "api_key_digests": digests_of(flags.access.api_key, flags.access.api_key_file),
+    }
+    check(flags, has_keys=bool(derived["api_key_digests"]))
+    given = {item.name: getattr(flags, item.name) for item in fields(RouterConfig) if item.name not in derived}
+    return RouterConfig(**given, **derived)
+
+
+def refuse_unsupported(flags: RouterFlags) -> None:
+    """Mentions flags without effect as well."""
+    declared, values = tuple(ROUTER.flags_of(RouterFlags)), values_of(flags)
+    for missing in checks.missing_features(declared, values):
+        raise StartError(f"{missing.flag_name} is not supported yet: start without it")
+    for line in checks.without_effect(declared, values):
+        logger.info("%s", line)
+
+
+def check(flags: RouterFlags, has_keys: bool) -> None:
+    """Raises StartError for a value that is out of range or contradicts another value."""
+    for reason in checks.not_positive(ROUTER.flags_of(RouterFlags), values_of(flags)):
+        raise StartError(reason)
+    if flags.http.graceful_termination_timeout < 0:
+        raise StartError("`graceful_termination_timeout` must be >= 0")
+    if flags.http.closed_routes and not has_keys:
+        raise StartError("--closed-routes needs keys: give --api-key or --api-key-file, or start without it")
+    check_tokens(flags.tokens)
+
+
+def check_tokens(tokens: TokenFlags) -> None:
+    inputs, total, batch = tokens.max_input_tokens, tokens.max_total_tokens, tokens.max_batch_total_tokens
+    if inputs is not None and total is not None and inputs >= total:
+        raise StartError("`max_input_tokens` must be < `max_total_tokens`")
+    if batch is None:
+        return
+    if tokens.prefill_budget > batch:
+        raise StartError(
+            "`max_batch_prefill_tokens` must be <= `max_batch_total_tokens`. "
+            f"Given: {tokens.prefill_budget} and {batch}"
+        )
+    if total is not None and total > batch:
+        raise StartError(f"`max_total_tokens` must be <= `max_batch_total_tokens`. Given: {total} and {batch}")
+
+
+def find_shard(port: int, runtime_dir: str) -> str:
+    try:
+        return places.find_master_socket(port, runtime_dir)
+    except CommandError as error:
+        raise StartError(error.reason) from None
