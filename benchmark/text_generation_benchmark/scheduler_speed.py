@@ -47,7 +47,7 @@ class Speed:
 def measure(steps: int) -> Speed:
     """Takes CPU time of this thread, which other processes affect less than wall time."""
     load = Load()
-    while load.scheduler.num_running < RUNNING:
+    while load.scheduler.active.num_running < RUNNING:
         load.step()
     load.decisions_s.clear()
     load.answers_s.clear()

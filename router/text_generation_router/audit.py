@@ -32,18 +32,18 @@ class Audit:
             self._asking = asyncio.create_task(self._ask(scheduler, shards), name="audit")
 
     async def _ask(self, scheduler: Scheduler, shards: ShardedClient) -> None:
-        steps = scheduler.num_steps
+        steps = scheduler.steps.newest
         try:
             views = await shards.views()
         except ShardsError:
             return  # the engine reports the loss
-        if scheduler.num_steps != steps or not scheduler.is_idle:
+        if scheduler.steps.newest != steps or not scheduler.is_idle:
             return  # a step was sent meanwhile: the views describe an older state
         for rank, view in enumerate(views):
-            if view.rows or view.slots < scheduler.slots.capacity:
+            if view.rows or view.slots < scheduler.memory.capacity:
                 self._complain(
                     f"shard {rank} holds {view.rows} rows and {view.slots} slots, the router none of"
-                    f" {scheduler.slots.capacity}"
+                    f" {scheduler.memory.capacity}"
                 )
 
     def _complain(self, wrong: str) -> None:

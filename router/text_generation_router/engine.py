@@ -144,7 +144,7 @@ class Engine:
                 f"`inputs` tokens + `max_new_tokens` must be <= {self.limits.max_batch_total_tokens}. Given:"
                 f" {len(request.input_ids)} `inputs` tokens and {request.max_new_tokens} `max_new_tokens`"
             )
-        if not self._scheduler.may_wait(request, self._max_queued_tokens):
+        if not self._scheduler.queue.has_room(request.share, len(request.input_ids), self._max_queued_tokens):
             raise OverloadedError(self.retry_after_s())
         running = self._scheduler.add(request)
         stream = GenerationStream(running, self._vocabulary, self._cancel, self._work.set)
@@ -376,7 +376,7 @@ class Engine:
 
     def _put_back(self, unanswered: Iterable[Step], reason: str) -> int:
         """Puts running requests back into the queue. Returns how many ended because they are blamed for the loss."""
-        running = self._scheduler.num_running
+        running = self._scheduler.active.num_running
         given_up = self._scheduler.put_back([step for step in unanswered if isinstance(step, ForwardStep)])
         for request in given_up:
             self._fail(request, f"Server error: {LOST_TOO_OFTEN}: {reason}")

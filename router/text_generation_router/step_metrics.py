@@ -19,13 +19,13 @@ class StepMetrics:
     def sent(self, step: ForwardStep, scheduler: Scheduler) -> None:
         metrics = self._metrics
         metrics.batch_inference_count.labels(method=step.method).inc()
-        metrics.batch_current_size.set(scheduler.num_running)
-        metrics.batch_current_max_tokens.set(scheduler.num_reserved)
+        metrics.batch_current_size.set(scheduler.active.num_running)
+        metrics.batch_current_max_tokens.set(scheduler.active.num_reserved)
         self._memory(scheduler)
         self._happened(scheduler.counters)
         if step.joined:
             metrics.batch_next_size.observe(step.joined)
-            metrics.queue_size.set(scheduler.num_waiting)
+            metrics.queue_size.set(len(scheduler.queue))
         if step.concat_reason:
             metrics.batch_concat.labels(reason=step.concat_reason).inc()
 
@@ -48,7 +48,7 @@ class StepMetrics:
         self._metrics.batch_inference_failure.labels(method=step.method).inc()
 
     def waiting(self, scheduler: Scheduler) -> None:
-        self._metrics.queue_size.set(scheduler.num_waiting)
+        self._metrics.queue_size.set(len(scheduler.queue))
 
     def resting(self, scheduler: Scheduler) -> None:
         self._metrics.batch_current_size.set(0)
@@ -70,9 +70,9 @@ class StepMetrics:
 
     def _memory(self, scheduler: Scheduler) -> None:
         metrics = self._metrics
-        metrics.slots_used.set(scheduler.num_held)
-        metrics.slots_cached.set(scheduler.cache.num_evictable)
-        metrics.slots_free.set(scheduler.slots.num_free)
+        metrics.slots_used.set(scheduler.memory.num_held)
+        metrics.slots_cached.set(scheduler.memory.cache.num_evictable)
+        metrics.slots_free.set(scheduler.memory.slots.num_free)
 
     def _happened(self, counters: SchedulerCounters) -> None:
         """Adds the scheduler's counts since the previous call to the metrics."""

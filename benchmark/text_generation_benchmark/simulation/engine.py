@@ -2,7 +2,7 @@
 
 Two steps are in flight, as in the router's engine: a step is decided when the step before it starts, without knowing
 that step's tokens or the requests that arrive while it runs. Steps in which nothing can change are not decided one by
-one: the scheduler says how many there are, and the engine jumps over them.
+one: `quiet_steps` says how many there are, and the engine jumps over them.
 """
 
 from collections import deque
@@ -12,6 +12,7 @@ from math import inf
 from text_generation_benchmark.simulation.cost import StepCost, positions
 from text_generation_benchmark.simulation.metrics import Books, Outcome
 from text_generation_benchmark.simulation.trace import Requests, Trace
+from text_generation_router.scheduling.jumps import jump, quiet_steps
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
@@ -45,7 +46,6 @@ class Live:
 @dataclass(slots=True, eq=False)
 class InFlight:
     step: Step
-    number: int  # the step's own number, plus the steps jumped over since
     seconds: float | None = None  # duration of the step, known once it runs
 
 
@@ -103,7 +103,7 @@ class SimulatedEngine:
 
     def _decide(self) -> None:
         while self._num_forwards < MAX_IN_FLIGHT and (step := self._scheduler.next_step()):
-            self._in_flight.append(InFlight(step, step.number))
+            self._in_flight.append(InFlight(step))
             self._num_forwards += isinstance(step, ForwardStep)
 
     def _finish_oldest(self) -> None:
@@ -111,13 +111,13 @@ class SimulatedEngine:
         sent = self._in_flight.popleft()
         step = sent.step
         if not isinstance(step, ForwardStep):
-            self._scheduler.apply(StepTokens(sent.number))
+            self._scheduler.apply(StepTokens(step.number))
             return
         self._num_forwards -= 1
         seconds = self._seconds(step) if sent.seconds is None else sent.seconds
-        self._books.note_step(self._now, seconds, self._scheduler.num_held)
+        self._books.note_step(self._now, seconds, self._scheduler.memory.num_held)
         self._now += seconds
-        self._take_tokens(step, sent.number)
+        self._take_tokens(step)
 
     def _seconds(self, step: ForwardStep) -> float:
         """Duration of a step that starts now, when all steps before it have answered."""
@@ -134,12 +134,12 @@ class SimulatedEngine:
         prompt_positions = sum(positions(chunk.start, chunk.end) for chunk in step.chunks)
         return self._cost.seconds(rows, self._kv_tokens, prompt_tokens, prompt_positions)
 
-    def _take_tokens(self, step: ForwardStep, number: int) -> None:
+    def _take_tokens(self, step: ForwardStep) -> None:
         """Takes the tokens of the step that has just ended."""
         ids = [*step.decode_ids, *(chunk.request_id for chunk in step.chunks if chunk.last)]
         rows = [*self._aboard, *(self._live[request_id] for request_id in ids[len(self._aboard) :])]
         tokens = [(END_TOKEN,) if one.left == 1 else (TOKEN,) for one in rows]
-        applied = self._scheduler.apply(StepTokens(number, ids, tokens))
+        applied = self._scheduler.apply(StepTokens(step.number, ids, tokens))
         for one, taken in zip(rows, applied.taken, strict=True):
             if taken:
                 self._note_token(one)
@@ -174,17 +174,16 @@ class SimulatedEngine:
         most, arrival_s = min(one.left for one in self._aboard) - 1, self._arrivals[self._num_arrived]
         if most < FEWEST_STEPS or arrival_s <= self._now + seconds:
             return False
-        most = min(most, self._scheduler.quiet_steps())
+        most = min(most, quiet_steps(self._scheduler))
         if most < FEWEST_STEPS:
             return False
         steps, sent.seconds = self._run_unseen(seconds, most, arrival_s)
-        self._scheduler.jump(steps, lambda running: TOKEN)
-        sent.number += steps
+        jump(self._scheduler, steps, lambda running: TOKEN)
         return True
 
     def _run_unseen(self, seconds: float, most: int, arrival_s: float) -> tuple[int, float]:
         """Runs up to `most` steps, the first of `seconds`. Returns their number, and the seconds of the step after."""
-        rows, held = len(self._aboard), self._scheduler.num_held
+        rows, held = len(self._aboard), self._scheduler.memory.num_held
         steps, longest_s, first_s = 0, 0.0, self._now + seconds
         while steps < most and self._now < arrival_s:
             held += rows

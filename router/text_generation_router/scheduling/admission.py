@@ -102,7 +102,7 @@ class Forecast:
         uncomputed = sum(r.num_uncomputed for r in prefilling) + candidate.num_uncomputed
         if self._bound is None or now >= self._good_until or uncomputed > self._budget:
             return False
-        if self._memory.holds_what_one_held(candidate):
+        if self._memory.shares_with_one_other(candidate):
             return False
         growth = int(self._admission.expect(candidate).max()) - candidate.num_sent
         bound = self._bound + candidate.num_uncomputed + self._memory.num_exclusive(candidate) + growth + 1

@@ -34,6 +34,7 @@ class Blame:
     runs_alone: bool = False  # from the last suspicion until the next token
     # Id of the newest request when a loss was last counted; 0: no loss was counted since the last token.
     goes_after: int = 0
+    is_marked: bool = False  # whether `note_token` has anything to clear
     is_replayed: bool = False  # whether any loss has met the request since its last token
     proven: int = 0  # end of the furthest confirmed chunk, in tokens of the history
 
@@ -50,12 +51,17 @@ class Blame:
         loss in tokens that are proven already does not count. `newest`: the largest id of all requests so far."""
         if reach <= self.proven:
             return
+        self.is_marked = True
         if self.suspicions < MAX_SUSPICIONS:
             self.suspicions += 1
             self.runs_alone |= self.suspicions == MAX_SUSPICIONS
         elif was_alone:
             self.counts += 1
             self.goes_after = newest
+
+    def note_replay(self) -> None:
+        """A loss met the request's row, so all its tokens are computed again."""
+        self.is_replayed = self.is_marked = True
 
     def note_chunk(self, end: int) -> None:
         """A chunk of the request, up to token `end` of its history, is confirmed. A suspect still runs alone until its
@@ -66,7 +72,7 @@ class Blame:
 
     def note_token(self) -> None:
         self.suspicions = self.counts = self.goes_after = 0
-        self.runs_alone = self.is_replayed = False
+        self.runs_alone = self.is_replayed = self.is_marked = False
 
 
 def reaches(steps: Iterable[ForwardStep]) -> dict[int, int]:

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+from text_generation_router.scheduling.running import Running
+from text_generation_router.scheduling.step import Chunk
+
 # About this many long prompts are computed at a time; more would only make all of them late.
 MAX_LONG_PROMPTS = 8
 
@@ -26,3 +29,11 @@ def shares(uncomputed: Sequence[int], budget: int, num_first: int = 0) -> list[i
 def guaranteed_share(uncomputed: int, budget: int) -> int:
     """The tokens of a step's budget that must be left for a prompt to start."""
     return min(uncomputed, max(1, budget // MAX_LONG_PROMPTS))
+
+
+def next_chunks(prefilling: Sequence[Running], budget: int, number: int) -> tuple[Chunk, ...]:
+    """The chunks of step `number`. Prompts that are computed again after a loss come first, in order of arrival."""
+    ordered = sorted(prefilling, key=lambda request: (0, request.id) if request.blame.is_replayed else (1, 0))
+    num_replayed = sum(request.blame.is_replayed for request in ordered)
+    of_each = shares([request.num_uncomputed for request in ordered], budget, num_replayed)
+    return tuple(request.send_chunk(share, number) for request, share in zip(ordered, of_each, strict=True) if share)

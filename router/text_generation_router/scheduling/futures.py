@@ -73,25 +73,25 @@ class Futures:
             rows = len(self._totals)
             self._totals = np.vstack([self._totals, np.zeros_like(self._totals)])
             self._free = list(range(rows, 2 * rows))
-        request.seat = self._free.pop()
-        self._totals[request.seat] = request.expected if len(request.expected) else 0
+        request.futures_row = self._free.pop()
+        self._totals[request.futures_row] = request.expected if len(request.expected) else 0
 
     def leave(self, request: Running) -> None:
-        request.expected = self._totals[request.seat].copy()
-        self._free.append(request.seat)
+        request.expected = self._totals[request.futures_row].copy()
+        self._free.append(request.futures_row)
 
     def totals(self, requests: Sequence[Running]) -> Lengths:
         """The guesses for N requests, N × DRAWS. A guess that its request has reached is sampled anew."""
         count = len(requests)
-        seats_N = np.fromiter((r.seat for r in requests), np.int64, count)
+        rows_N = np.fromiter((r.futures_row for r in requests), np.int64, count)
         made_N = np.fromiter((len(r.output_ids) for r in requests), np.int64, count)
-        totals_ND = self._totals[seats_N]
+        totals_ND = self._totals[rows_N]
         outlived: npt.NDArray[np.bool_] = totals_ND <= made_N[:, None]
         if outlived.any():
             which_K = np.nonzero(outlived)[0]
             most_K = np.array([requests[i].request.max_new_tokens for i in which_K.tolist()], dtype=np.int64)
             totals_ND[outlived] = self._lengths.draw(made_N[which_K], most_K)
-            self._totals[seats_N] = totals_ND
+            self._totals[rows_N] = totals_ND
         return totals_ND
 
 

@@ -188,7 +188,7 @@ class FairLines:
             owner.tenants.restore()
         self._disturbed = []
 
-    def shut_out(self, most: int) -> Running | None:
+    def owed(self, most: int) -> Running | None:
         """The first request of an owner that is owed a place by the owner with `most` running requests. Among such
         owners, the fewest running requests decide, then the fewest served tokens. If there is none: the first request
         of a tenant with none running, whose owner has another tenant with several."""

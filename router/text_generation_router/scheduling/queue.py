@@ -14,30 +14,27 @@ from collections.abc import Callable, Iterator
 from text_generation_router.scheduling.lines import FairLines, Priorities
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.share import Share
-from text_generation_router.scheduling.tenant import OUTPUT_WEIGHT, Accounts
+from text_generation_router.scheduling.tenant import Accounts
 
 # Number of tenants without requests whose counters are remembered.
 MAX_IDLE_TENANTS = 10_000
 
 
 class Queue:
-    """`cached_length`: number of a request's first tokens whose keys and values are cached."""
-
-    def __init__(self, cached_length: Callable[[Running], int], priority_between_tenants: bool = False) -> None:
+    def __init__(self, priority_between_tenants: bool = False) -> None:
         self.num_tokens = 0  # prompt and output tokens of all waiting requests
-        self._cached_length = cached_length
         self._priority_between_tenants = priority_between_tenants
-        self._again: list[Running] = []  # requests that have run before, by arrival
+        self._resuming: list[Running] = []  # requests that have run before, by arrival and blame
         self._new: OrderedDict[int, Running] = OrderedDict()  # id → request that has not run yet, by arrival
         self._accounts = Accounts(MAX_IDLE_TENANTS)
         # One class for each priority where priorities count between tenants; else one class at most.
         self._classes: Priorities[FairLines] = Priorities()
 
     def __len__(self) -> int:
-        return len(self._again) + len(self._new)
+        return len(self._resuming) + len(self._new)
 
     def waiting(self) -> Iterator[Running]:
-        yield from self._again
+        yield from self._resuming
         yield from self._new.values()
 
     def has_room(self, share: Share, tokens: int, most: int) -> bool:
@@ -64,7 +61,7 @@ class Queue:
 
     def put_back(self, request: Running) -> None:
         """A request that has run waits again, in order of arrival and blame (see `Blame.turn`)."""
-        bisect.insort(self._again, request, key=lambda waiting: waiting.blame.turn(waiting.id))
+        bisect.insort(self._resuming, request, key=lambda waiting: waiting.blame.turn(waiting.id))
         request.tenant.waits(request.num_tokens)
         self.num_tokens += request.num_tokens
 
@@ -72,59 +69,61 @@ class Queue:
         self.num_tokens -= request.num_tokens
         request.tenant.waits_no_longer(request.num_tokens)
         if self._new.pop(request.id, None) is None:
-            self._again.remove(request)
+            self._resuming.remove(request)
             return
         lines = self._classes[self._class_of(request)]
         lines.remove(request)
         if not lines.owners:
             self._classes.remove(self._class_of(request))
 
-    def take(self, request: Running, computed: int) -> None:
-        """The request joins, and `computed` tokens of its history will be computed."""
+    def join(self, request: Running, computed: int) -> None:
+        """The request waits no longer: it runs, and `computed` tokens of its history will be computed."""
         if request.id in self._new:
             self._classes[self._class_of(request)].note_joined(request)
             self._classes.note_joined(self._class_of(request))
         self.remove(request)
         request.tenant.starts()
-        request.tenant.serve(computed)
+        request.tenant.serve_prompt(computed)
         self._accounts.note_served(request.tenant)
 
-    def left(self, request: Running) -> None:
+    def stop(self, request: Running) -> None:
         """The request runs no longer."""
         request.tenant.stops()
 
-    def served(self, request: Running, tokens: int = 1) -> None:
-        """The request has made `tokens` output tokens."""
-        request.tenant.serve(OUTPUT_WEIGHT * tokens)
-
-    def again(self) -> Running | None:
+    def first_to_resume(self) -> Running | None:
         """The first waiting request that has run before and is not paused."""
-        return next(self._may_go_on(), None)
+        return next(self._may_resume(), None)
 
-    def _may_go_on(self) -> Iterator[Running]:
-        return (request for request in self._again if not request.paused)
+    def _may_resume(self) -> Iterator[Running]:
+        return (request for request in self._resuming if not request.paused)
 
-    def shut_out(self, most: int) -> Running | None:
-        """In the class whose turn it is, the first request that is owed a place (see `FairLines.shut_out`). `most`:
-        running requests of the owner with the most."""
+    def owed(self, most: int) -> Running | None:
+        """In the class whose turn it is, the first request that is owed a place (see `FairLines.owed`). `most`: running
+        requests of the owner with the most."""
         self._restore()
-        return self._classes.first().shut_out(most) if self._classes else None
+        return self._classes.first().owed(most) if self._classes else None
 
     @property
-    def somebody_may_go_on(self) -> bool:
-        return bool(self._new) or self.again() is not None
+    def has_suspect_next(self) -> bool:
+        """Whether the first request to resume has to run alone."""
+        first = self.first_to_resume()
+        return first is not None and first.blame.runs_alone
 
-    def candidates(self, skipped: set[int]) -> Iterator[Running]:
-        """The requests that may join, in order. The caller takes each (see `take`), adds its id to `skipped`, or
-        stops."""
-        while self.again() is not None:
-            request = next((request for request in self._may_go_on() if request.id not in skipped), None)
+    @property
+    def has_candidates(self) -> bool:
+        return bool(self._new) or self.first_to_resume() is not None
+
+    def candidates(self, skipped: set[int], cached_length: Callable[[Running], int]) -> Iterator[Running]:
+        """The requests that may join, in order. The caller lets each one join (see `join`), adds its id to `skipped`,
+        or stops. `cached_length`: number of a request's first tokens whose keys and values are cached."""
+        while self.first_to_resume() is not None:
+            request = next((request for request in self._may_resume() if request.id not in skipped), None)
             if request is None:
                 return
             yield request
         self._restore()
         for lines in self._classes.in_turn():
-            yield from lines.in_turn(self._cached_length, lambda r: r.id in skipped or r.id not in self._new)
+            yield from lines.in_turn(cached_length, lambda r: r.id in skipped or r.id not in self._new)
 
     def _restore(self) -> None:
         for lines in self._classes:

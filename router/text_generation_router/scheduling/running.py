@@ -1,56 +1,24 @@
 """The state of one request: its tokens, the steps that were sent for it, and the slots that it holds."""
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from text_generation_router.scheduling.blame import Blame
-from text_generation_router.scheduling.memory.radix_tree import NOTHING, Node
+from text_generation_router.scheduling.memory.holding import Holding
+from text_generation_router.scheduling.memory.radix_tree import NOTHING
 from text_generation_router.scheduling.memory.slots import Slots
 from text_generation_router.scheduling.memory.trails import Ids
-from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.request import FinishReason, GenerationRequest, Namespace
+from text_generation_router.scheduling.step import Chunk, FirstChunk
 from text_generation_router.scheduling.tenant import Owner, Tenant
 
-Flags = npt.NDArray[np.bool_]
 Lengths = npt.NDArray[np.int64]
-NO_FLAGS: Flags = np.empty(0, dtype=np.bool_)
 NO_LENGTHS: Lengths = np.empty(0, dtype=np.int64)
-
-
-@dataclass(slots=True)
-class Holding:
-    """The slots of positions 0, 1, … of a request. Each slot is owned by the request or by the prefix cache."""
-
-    slots: Slots
-    is_cached: Flags  # of each position: whether the prefix cache owns the slot
-    node: Node | None  # the locked node of the prefix cache; None without prefix caching
-    count: int = 0  # slots in use
-    num_cached: int = 0  # slots among them that the cache owns
-    kept: int = 0  # number of first tokens that the cache holds up to `node`
-
-    @property
-    def num_private(self) -> int:
-        return self.count - self.num_cached
-
-    def add(self, slots: Slots) -> None:
-        self.slots[self.count : self.count + len(slots)] = slots
-        self.count += len(slots)
-
-    def add_cached(self, slots: Slots) -> None:
-        end = self.count + len(slots)
-        self.is_cached[self.count : end] = True
-        self.num_cached += len(slots)
-        self.add(slots)
-
-    def hand_over(self, start: int, end: int) -> None:
-        """The cache owns these positions from now on."""
-        self.is_cached[start:end] = True
-        self.num_cached += end - start
-
-    def private(self) -> Slots:
-        return self.slots[: self.count][~self.is_cached[: self.count]]
+NO_TOKENS: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True, eq=False)
@@ -64,38 +32,59 @@ class Running:
     id: int  # also the order of arrival
     request: GenerationRequest
     output_ids: list[int] = field(default_factory=list)
-    holding: Holding | None = None  # while running or leaving
+    num_tokens: int = 0  # prompt and output tokens
+    ended: bool = False
+    paused: bool = False  # gets no tokens for now, because its client reads too slowly; set by its stream
+    blame: Blame = field(default_factory=Blame)
+
+    # Progress since the last (re)start: changed by `start`, `send_chunk` and `send_tokens`.
     prefill_to: int = 0  # tokens of the history that the last (re)start computes
     prefilled: int = 0  # tokens of the history that are cached or in sent chunks
-    num_computed: int = 0  # tokens whose keys and values an answered step has confirmed
     num_sent: int = 0  # output tokens whose step has been sent, confirmed or not
     num_sent_at_start: int = 0  # `num_sent` at the last (re)start
     last_step: int = 0  # number of the last sent step that carries the request
-    blame: Blame = field(default_factory=Blame)
-    ended: bool = False
-    paused: bool = False  # gets no tokens for now, because its client reads too slowly
-    has_begun: bool = False  # has joined at least once
-    computed_from: int = sys.maxsize  # fewest cached tokens that any of its starts found
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first start
-    expected: Lengths = field(default_factory=lambda: NO_LENGTHS)  # sampled final output lengths
-    seat: int = 0  # while it runs: row of `Futures` with the sampled lengths
-    estimate: int = 0  # mean sampled length at the first start, in tokens
-    waited_for: str = ""  # why the request last stayed in the queue
-    is_good: bool = True  # keys and values computed for the request may stay in the cache
     is_known_to_shards: bool = False  # the first chunk has been sent, so the shards have a row
+
+    # Set by `begin`, when the request joins.
+    has_begun: bool = False  # has joined at least once
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first start
+    estimate: int = 0  # mean sampled length at the first start, in tokens
+
+    # Set by `Memory`.
+    holding: Holding | None = None  # while running or leaving
     most_computed: int = 0  # computed tokens at the last release of the slots
-    num_tokens: int = 0  # prompt and output tokens
-    tenant: Tenant = field(default_factory=lambda: Tenant(Owner(0.0)))  # the account to charge; set by the queue
-    _ids: Ids = field(default_factory=lambda: NOTHING)
+    fewest_cached: int = sys.maxsize  # fewest cached tokens that any of its starts found
+
+    # Set by `Queue`, `Joining` and `Futures`.
+    tenant: Tenant = field(default_factory=lambda: Tenant(Owner(0.0)))  # the account to charge
+    waited_for: str = ""  # why the request last stayed in the queue
+    expected: Lengths = field(default_factory=lambda: NO_LENGTHS)  # sampled final output lengths
+    futures_row: int = 0  # while it runs: row of `Futures` with the sampled lengths
+
+    _ids: Ids = field(default_factory=lambda: NOTHING)  # token ids of the history; `history` adds what is missing
+    _num_ids: int = 0  # token ids that `_ids` has already
 
     def __post_init__(self) -> None:
         self._ids = np.array(self.request.input_ids, dtype=np.int32)
-        self.num_tokens = len(self._ids)
+        self.num_tokens = self._num_ids = len(self._ids)
+
+    @property
+    def namespace(self) -> Namespace:
+        return self.request.namespace
 
     @property
     def history(self) -> Ids:
         """Token ids of prompt and output."""
+        if (known := self._num_ids) < self.num_tokens:
+            if self.num_tokens > len(self._ids):
+                self._ids = np.append(self._ids, np.empty(self.most_tokens - len(self._ids), dtype=np.int32))
+            self._ids[known : self.num_tokens] = self.output_ids[known - len(self.request.input_ids) :]
+            self._num_ids = self.num_tokens
         return self._ids[: self.num_tokens]
+
+    @property
+    def most_tokens(self) -> int:
+        return len(self.request.input_ids) + self.request.max_new_tokens
 
     @property
     def most_slots(self) -> int:
@@ -106,6 +95,13 @@ class Running:
     def num_uncomputed(self) -> int:
         """Tokens of the history whose chunks are still to be sent."""
         return self.prefill_to - self.prefilled
+
+    @property
+    def num_computed(self) -> int:
+        """First tokens whose keys and values an answered step has computed. Once a step has made a token since the last
+        start, all but the newest: the step whose input it is computes that."""
+        assert self.holding is not None
+        return self.num_tokens - 1 if self.num_tokens > self.prefill_to else self.holding.num_confirmed
 
     @property
     def wants_token(self) -> bool:
@@ -120,19 +116,12 @@ class Running:
     @property
     def slots(self) -> Slots:
         """The slots in use, in order of position."""
-        return self.holding.slots[: self.holding.count] if self.holding else NOTHING
+        return self.holding.slots if self.holding else NOTHING
 
-    def start(self, node: Node | None, cached: Slots) -> None:
-        """Prepares a prefill of the history after its cached tokens, whose slots are `cached`, locked at `node`."""
-        size = len(self.request.input_ids) + self.request.max_new_tokens
-        if len(self._ids) < size:
-            self._ids = np.append(self._ids, np.empty(size - len(self._ids), dtype=np.int32))
-        self.holding = Holding(np.empty(size, dtype=np.int32), np.zeros(size, dtype=np.bool_), node)
-        self.holding.add_cached(cached)
-        self.holding.kept = len(cached)
-        self.prefill_to = self.num_tokens
-        self.prefilled = self.num_computed = len(cached)
-        self.computed_from = min(self.computed_from, len(cached))
+    def start(self) -> None:
+        """Prepares a prefill of the history after its cached tokens, which the request holds."""
+        assert self.holding is not None
+        self.prefill_to, self.prefilled = self.num_tokens, self.holding.count
         self.num_sent = self.num_sent_at_start = len(self.output_ids)
         self.last_step = 0  # new shards count their steps from 1 again
         self.is_known_to_shards = False
@@ -143,17 +132,40 @@ class Running:
             self.cached_tokens, self.estimate = self.prefilled, round(float(expected.mean()))
         self.has_begun = True
 
-    def add_token(self, token_id: int) -> None:
-        """Adds a confirmed token. Its keys and values are computed by the next step, whose input it is."""
-        self._ids[self.num_tokens] = token_id
-        self.num_computed = self.num_tokens
-        self.num_tokens += 1
-        self.output_ids.append(token_id)
-        self.blame.note_token()
+    def send_chunk(self, tokens: int, number: int) -> Chunk:
+        """The next `tokens` tokens of the history, as a chunk of step `number`."""
+        start, end = self.prefilled, self.prefilled + tokens
+        last = end == self.prefill_to
+        first = None if self.is_known_to_shards else self._first_chunk()
+        self.prefilled, self.last_step, self.is_known_to_shards = end, number, True
+        self.num_sent += last
+        return Chunk(self.id, start, end, last, first)
 
-    def add_tokens(self, token_id: int, count: int) -> None:
-        """Adds the same confirmed token `count` times."""
-        self._ids[self.num_tokens : self.num_tokens + count] = token_id
-        self.num_tokens += count
-        self.num_computed = self.num_tokens - 1
-        self.output_ids.extend([token_id] * count)
+    def _first_chunk(self) -> FirstChunk:
+        asked = self.request
+        ids = (*asked.input_ids, *self.output_ids)
+        return FirstChunk(ids, self.slots.copy(), len(asked.input_ids), asked.sampling)
+
+    def add_tokens(
+        self, token_ids: tuple[int, ...], end_tokens: frozenset[int] = NO_TOKENS
+    ) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Adds confirmed tokens up to the token that ends the request. Returns the added tokens, and why they end the
+        request, if they do: by its length, or with one of `end_tokens`, unless the request ignores those."""
+        asked, made, reason = self.request, len(self.output_ids), None
+        if not (asked.ignore_eos or end_tokens.isdisjoint(token_ids)):
+            first = next(place for place, token_id in enumerate(token_ids) if token_id in end_tokens)
+            token_ids, reason = token_ids[: first + 1], FinishReason.EOS_TOKEN
+        if made + len(token_ids) >= asked.max_new_tokens:  # the length limit before the end token, as in TGI
+            token_ids, reason = token_ids[: asked.max_new_tokens - made], FinishReason.LENGTH
+        self.output_ids += token_ids
+        self.num_tokens += len(token_ids)
+        if self.blame.is_marked:
+            self.blame.note_token()
+        return token_ids, reason
+
+
+def send_tokens(requests: Iterable[Running], count: int, number: int) -> None:
+    """Step `number`, the last sent one that carries the requests, makes `count` tokens for each of them."""
+    for request in requests:
+        request.num_sent += count
+        request.last_step = number

@@ -82,9 +82,13 @@ class Tenant(Account):
         self.owner.num_running -= 1
         self.owner.num_tenants_running -= not self.num_running
 
-    def serve(self, tokens: float) -> None:
+    def serve_prompt(self, tokens: int) -> None:
         self.served += tokens
         self.owner.served += tokens
+
+    def serve_output(self, tokens: int) -> None:
+        self.served += OUTPUT_WEIGHT * tokens
+        self.owner.served += OUTPUT_WEIGHT * tokens
 
 
 class Accounts:

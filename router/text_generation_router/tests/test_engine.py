@@ -189,7 +189,7 @@ def serve(
         try:
             await asyncio.wait_for(use(engine, shard_groups), timeout=20)
             await asyncio.sleep(0.02)
-            assert engine._scheduler.num_held == 0 and engine._scheduler.books() is None, "all slots come back"
+            assert engine._scheduler.memory.num_held == 0 and engine._scheduler.books() is None, "all slots come back"
         finally:
             await engine.close()
 
@@ -277,7 +277,7 @@ def test_a_cancelled_request_leaves_and_the_others_go_on() -> None:
         gone.cancel()
         assert engine._metrics.request_failure.labels(err="dropped")._value.get() == 1
         assert await collect(stays) == expected_tokens(prompt(1), 20)
-        assert engine._scheduler.is_idle or engine._scheduler.num_running == 0
+        assert engine._scheduler.is_idle or engine._scheduler.active.num_running == 0
 
     serve(use)
 

@@ -1,13 +1,18 @@
-"""Token memory: the pool of slots, the prefix cache, and what each request holds of both."""
+"""Token memory: the pool of slots, the prefix cache, and what each request holds of both.
 
-from collections.abc import Iterable
+The life of a slot is drawn in ARCHITECTURE.md, section 4. A request joins by `hold` and `start`, grows by
+`take_one_each`, and leaves by `release`. What answered steps have computed goes into the prefix cache by `confirm` and
+`release`.
+"""
 
+from collections.abc import Iterable, Sequence
+
+from text_generation_router.scheduling.memory.holding import Holder, Holding
 from text_generation_router.scheduling.memory.pending import PendingPrefixes
 from text_generation_router.scheduling.memory.prefix_cache import PrefixCache
-from text_generation_router.scheduling.memory.radix_tree import NOTHING, Node
+from text_generation_router.scheduling.memory.radix_tree import Node
 from text_generation_router.scheduling.memory.slots import Slots, TokenSlots
 from text_generation_router.scheduling.memory.trails import Ids
-from text_generation_router.scheduling.running import Running
 
 # The cache evicts at least 1/PORTIONS of all slots at a time: evicting a few slots costs almost as much.
 PORTIONS = 50
@@ -38,20 +43,31 @@ class Memory:
 
     @property
     def num_held(self) -> int:
-        """Slots that requests need; a slot shared by several requests counts once."""
+        """Slots that requests need, private or cached; a slot shared by several requests counts once."""
         return self.capacity - self.num_available
 
-    def allocate(self, count: int) -> Slots:
-        """Takes `count` free slots, evicting from the cache if necessary. At least `count` must be available."""
-        if (missing := count - self.slots.num_free) > 0:
-            portions = -(-missing // self._portion)
-            self.cache.evict(min(portions * self._portion, self.cache.num_evictable))
-        return self.slots.allocate(count)
+    def num_exclusive(self, request: Holder) -> int:
+        """Slots that would become available if the request left now."""
+        return self.exclusives([request])[0]
+
+    def exclusives(self, requests: Iterable[Holder]) -> list[int]:
+        """`num_exclusive` of each request."""
+        exclusive_to, counts = self.cache.num_exclusive, []
+        for request in requests:
+            holding = request.holding
+            counts.append(0 if holding is None else holding.count - holding.num_cached + exclusive_to(holding.node))
+        return counts
+
+    def shares_with_one_other(self, request: Holder) -> bool:
+        """Whether the request shares a cached node with exactly one other request, which held it alone before."""
+        return request.holding is not None and self.cache.is_locked_twice(request.holding.node)
+
+    # Waiting requests look for their prompts in the cache, and among the prompts that are being computed.
 
     def begin_step(self) -> None:
         self._looks = MAX_LOOKS
 
-    def cached_length(self, request: Running) -> int:
+    def cached_length(self, request: Holder) -> int:
         """Number of cached first tokens of a waiting request, perhaps out of date: a step makes at most MAX_LOOKS fresh
         lookups, and then the last known value is used."""
         version, length = self._remembered.get(request.id, (-1, 0))
@@ -60,32 +76,33 @@ class Memory:
             return self.cached_length_now(request)
         return length
 
-    def cached_length_now(self, request: Running) -> int:
+    def cached_length_now(self, request: Holder) -> int:
         version, length = self._remembered.get(request.id, (-1, 0))
         if version != self.cache.version:
-            length = self.cache.match(request.request.namespace, _matchable(request))
+            length = self.cache.match(request.namespace, _matchable(request))
             self._remembered[request.id] = self.cache.version, length
         return length
 
-    def forget_match(self, request: Running) -> None:
+    def forget_match(self, request: Holder) -> None:
         """Drops the remembered lookup of a request that waits no longer."""
         self._remembered.pop(request.id, None)
 
-    def should_wait(self, request: Running) -> bool:
+    def should_wait(self, request: Holder) -> bool:
         """Whether another request is computing enough of the same prefix to be worth waiting for."""
         cached = self.cached_length_now(request)
-        return self._prefix_caching and self._pending.is_worth_waiting(
-            request.request.namespace, _matchable(request), cached
-        )
+        return self._prefix_caching and self._pending.is_worth_waiting(request.namespace, _matchable(request), cached)
 
-    def hold(self, request: Running) -> None:
-        """Locks the cached prefix of the request's history, and prepares the prefill of the rest."""
-        node, slots = None, NOTHING
+    # Free or cached → held.
+
+    def hold(self, request: Holder) -> None:
+        """Locks the cached prefix of the request's history."""
+        holding = request.holding = Holding(request.most_tokens, None)
         if self._prefix_caching:
-            node, slots = self.cache.lock(request.request.namespace, _matchable(request))
-        request.start(node, slots)
+            holding.node, slots = self.cache.lock(request.namespace, _matchable(request))
+            holding.take_cached(slots)
+        request.fewest_cached = min(request.fewest_cached, holding.num_cached)
 
-    def let_go(self, request: Running) -> None:
+    def let_go(self, request: Holder) -> None:
         """Undoes `hold` for a request that does not start after all."""
         holding = request.holding
         assert holding is not None and not holding.num_private
@@ -93,78 +110,89 @@ class Memory:
         if holding.node is not None:
             self.cache.unlock(holding.node)
 
-    def announce(self, request: Running) -> None:
-        """The request's prompt is being computed: requests with the same prefix may wait for it."""
+    def start(self, request: Holder) -> None:
+        """Takes the slots of the whole history after the cached prefix. Other requests may wait for its prefix."""
+        holding, history = request.holding, request.history
+        assert holding is not None
+        self.forget_match(request)
+        holding.take(self._allocate(len(history) - holding.count))
         if self._prefix_caching:
-            self._under_way[request.id] = self._pending.add(request.request.namespace, request.history)
+            self._under_way[request.id] = self._pending.add(request.namespace, history)
 
-    def add(self, request: Running, count: int) -> None:
+    def take(self, request: Holder, count: int) -> None:
+        """Takes the slots of the next `count` positions."""
         assert request.holding is not None
-        request.holding.add(self.allocate(count))
+        request.holding.take(self._allocate(count))
 
-    def num_exclusive(self, request: Running) -> int:
-        """Slots that would become available if the request left now."""
-        return self.exclusives([request])[0]
-
-    def exclusives(self, requests: Iterable[Running]) -> list[int]:
-        """`num_exclusive` of each request."""
-        counts = []
-        for request in requests:
+    def take_one_each(self, requests: Sequence[Holder]) -> Slots:
+        """Takes the slot of the next position of each request. Returns these slots."""
+        slots = self._allocate(len(requests))
+        for request, slot in zip(requests, slots.tolist(), strict=True):
             holding = request.holding
-            if holding is None:
-                counts.append(0)
-                continue
-            count, node = holding.count - holding.num_cached, holding.node
-            while node is not None and node.locks == 1:
-                count += len(node.ids)
-                node = node.parent
-            counts.append(count)
-        return counts
+            assert holding is not None
+            holding.table[holding.count] = slot
+            holding.count += 1
+        return slots
 
-    def holds_what_one_held(self, request: Running) -> bool:
-        """Whether the request shares a cached node with exactly one other request, which held it alone before."""
-        node = request.holding.node if request.holding else None
-        return node is not None and any(held.locks == 2 for held in node.path())
+    def _allocate(self, count: int) -> Slots:
+        """Takes `count` free slots, evicting from the cache if necessary. At least `count` must be available."""
+        if (missing := count - self.slots.num_free) > 0:
+            portions = -(-missing // self._portion)
+            self.cache.evict(min(portions * self._portion, self.cache.num_evictable))
+        return self.slots.allocate(count)
 
-    def keep(self, request: Running) -> None:
-        """Puts the request's confirmed tokens into the cache, unless the same tokens are there already."""
+    # Held → confirmed → cached → free.
+
+    def confirm(self, request: Holder, end: int) -> None:
+        """An answered step has computed a chunk that ends at `end`. The tokens up to there go into the cache, unless
+        the same tokens are there already."""
+        assert request.holding is not None
+        request.holding.num_confirmed = max(request.holding.num_confirmed, end)
+        self._offer(request)
+
+    def _offer(self, request: Holder) -> None:
         holding, end = request.holding, request.num_computed
         assert holding is not None and end <= holding.count
-        start = holding.kept
-        if holding.node is None or end <= start or not request.is_good:
+        start = holding.num_offered
+        if holding.node is None or end <= start or not holding.is_cacheable:
             return
         node = self.cache.extend(holding.node, request.history[start:end], holding.slots[start:end])
         if node is not None:
-            holding.node, holding.kept = node, end
+            holding.node, holding.num_offered = node, end
             holding.hand_over(start, end)
 
-    def prefill_done(self, request: Running) -> None:
-        """The prefill has finished or ended early: no request waits for it any longer."""
+    def withdraw(self, request: Holder) -> None:
+        """The prompt is computed, or will not be: no request waits for it any longer."""
         if (node := self._under_way.pop(request.id, None)) is not None:
             self._pending.remove(node)
 
-    def release(self, request: Running) -> None:
+    def release(self, request: Holder) -> None:
         """Gives all slots of the request back. Its confirmed tokens stay cached, unless they are bad (see `forget`)."""
         holding, end = request.holding, request.num_computed
         assert holding is not None
-        self.prefill_done(request)
-        self.keep(request)
-        namespace = request.request.namespace
-        is_good = request.is_good and not (holding.node is not None and self.cache.is_forgotten(holding.node))
-        if holding.node is not None and is_good and end > holding.kept:
-            known = self.cache.insert(namespace, request.history[:end], holding.slots[:end])
+        self.withdraw(request)
+        self._offer(request)
+        if (
+            holding.node is not None
+            and holding.is_cacheable
+            and end > holding.num_offered
+            and not self.cache.is_forgotten(holding.node)
+        ):
+            known = self.cache.insert(request.namespace, request.history[:end], holding.slots[:end])
             holding.hand_over(known, end)
-        self.slots.release(holding.private())
+        self.slots.release(holding.private)
         request.holding, request.most_computed = None, end
         if holding.node is not None:
             self.cache.unlock(holding.node)
 
-    def forget(self, request: Running) -> None:
+    def forget(self, request: Holder) -> None:
         """Makes the keys and values computed for the request unfindable, and all computed on top of them."""
-        if request.holding is not None and request.holding.node is not None:
-            self.cache.forget(request.request.namespace, request.history, request.computed_from)
+        assert request.holding is not None
+        request.holding.is_cacheable = False
+        if request.holding.node is not None:
+            self.cache.forget(request.namespace, request.history, request.fewest_cached)
 
 
-def _matchable(request: Running) -> Ids:
+def _matchable(request: Holder) -> Ids:
     """The last token is never matched: it must be computed, because the next token is sampled from its output."""
     return request.history[:-1]

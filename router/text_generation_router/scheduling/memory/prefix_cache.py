@@ -55,6 +55,20 @@ class PrefixCache:
             self._sweep(detached)
         self._tree.drop_empty_root(node)
 
+    @staticmethod
+    def num_exclusive(node: Node | None) -> int:
+        """Tokens that would become evictable if one lock on `node` were released."""
+        count = 0
+        while node is not None and node.locks == 1:
+            count += len(node.ids)
+            node = node.parent
+        return count
+
+    @staticmethod
+    def is_locked_twice(node: Node | None) -> bool:
+        """Whether any node on the path to `node` has exactly two locks."""
+        return node is not None and any(held.locks == 2 for held in node.path())
+
     def extend(self, held: Node, ids: Ids, slots: Slots) -> Node | None:
         """Appends tokens to the sequence locked at `held`: the tree owns their slots from now on, and the lock moves to
         the returned node. None: nothing changed, because another request has added the same first token already."""

@@ -20,7 +20,7 @@ class Waiting:
 
     def __init__(self, priority_between_tenants: bool = False) -> None:
         self.cached: dict[int, int] = {}
-        self.queue = Queue(lambda request: self.cached.get(request.id, 0), priority_between_tenants)
+        self.queue = Queue(priority_between_tenants)
         self.last_id = 0
 
     def add(self, owner: str = "", priority: int = 0, length: int = 10, tenant: str = "") -> Running:
@@ -30,9 +30,12 @@ class Waiting:
         self.queue.append(request)
         return request
 
+    def cached_length(self, request: Running) -> int:
+        return self.cached.get(request.id, 0)
+
     def take(self) -> Running:
-        request = next(self.queue.candidates(set()))
-        self.queue.take(request, computed=request.num_tokens)
+        request = next(self.queue.candidates(set(), self.cached_length))
+        self.queue.join(request, computed=request.num_tokens)
         return request
 
 
@@ -98,13 +101,13 @@ def test_a_request_that_has_run_goes_first_and_while_it_waits_no_new_one_joins()
     waiting = Waiting()
     early, late, fresh = (waiting.add() for _ in range(3))
     for request in (late, early):
-        waiting.queue.take(request, 10)
+        waiting.queue.join(request, 10)
         waiting.queue.put_back(request)
-    assert list(waiting.queue.candidates({early.id, late.id})) == []
+    assert list(waiting.queue.candidates({early.id, late.id}, waiting.cached_length)) == []
     early.paused = True
-    assert next(waiting.queue.candidates(set())) is late
+    assert next(waiting.queue.candidates(set(), waiting.cached_length)) is late
     late.paused = True
-    assert next(waiting.queue.candidates(set())) is fresh
+    assert next(waiting.queue.candidates(set(), waiting.cached_length)) is fresh
 
 
 def test_owners_are_served_the_same_number_of_tokens() -> None:
@@ -140,7 +143,7 @@ def test_output_tokens_count_as_served() -> None:
     for tenant in "abab":
         waiting.add(tenant)
     first = waiting.take()
-    waiting.queue.served(first, tokens=100)
+    first.tenant.serve_output(100)
     assert [waiting.take().request.share.owner for _ in range(3)] == ["b", "b", "a"]
 
 
@@ -172,7 +175,7 @@ def test_a_tenant_with_a_request_is_never_forgotten(begun: bool) -> None:
     request = waiting.add(tenant="stays")
     if begun:
         assert waiting.take() is request
-    waiting.queue.served(request, 1000)
+    request.tenant.serve_output(1000)
     for i in range(MAX_IDLE_TENANTS + 10):
         waiting.queue.remove(waiting.add(tenant=f"passes {i}"))
     assert waiting.add(tenant="stays").tenant is request.tenant
@@ -181,33 +184,33 @@ def test_a_tenant_with_a_request_is_never_forgotten(begun: bool) -> None:
 def test_an_owner_is_owed_a_place_by_an_owner_with_over_twice_its_running_requests() -> None:
     waiting = Waiting()
     first, second = waiting.add("one"), waiting.add("one")
-    assert waiting.queue.shut_out(1) is None
-    assert waiting.queue.shut_out(2) is first
-    waiting.queue.take(first, 10)
-    assert waiting.queue.shut_out(3) is None
-    assert waiting.queue.shut_out(4) is second
+    assert waiting.queue.owed(1) is None
+    assert waiting.queue.owed(2) is first
+    waiting.queue.join(first, 10)
+    assert waiting.queue.owed(3) is None
+    assert waiting.queue.owed(4) is second
 
 
 def test_among_owners_owed_a_place_the_one_with_fewest_running_requests_is_first() -> None:
     waiting = Waiting()
-    waiting.queue.take(waiting.add("some"), 10)
+    waiting.queue.join(waiting.add("some"), 10)
     waiting.add("some")
     none = waiting.add("none")
-    assert waiting.queue.shut_out(100) is none
+    assert waiting.queue.owed(100) is none
 
 
 def test_an_owner_owed_a_place_comes_before_a_crowded_out_tenant() -> None:
     waiting = Waiting()
     for _ in range(3):
-        waiting.queue.take(waiting.add("many", tenant="x"), 10)
+        waiting.queue.join(waiting.add("many", tenant="x"), 10)
     crowded = waiting.add("many", tenant="y")
-    assert waiting.queue.shut_out(3) is crowded
+    assert waiting.queue.owed(3) is crowded
     alone = waiting.add("other")
-    assert waiting.queue.shut_out(3) is alone
-    waiting.queue.take(alone, 10)
-    waiting.queue.take(crowded, 10)
+    assert waiting.queue.owed(3) is alone
+    waiting.queue.join(alone, 10)
+    waiting.queue.join(crowded, 10)
     waiting.add("other", tenant="z")
-    assert waiting.queue.shut_out(3) is None  # tenant "" of the owner has only one running request
+    assert waiting.queue.owed(3) is None  # tenant "" of the owner has only one running request
 
 
 def _best(rivals: list[Running], chosen: Running, rank: Callable[[Running], Any]) -> list[Running]:
@@ -234,7 +237,7 @@ def test_the_next_request_is_the_one_that_the_plain_rule_gives(
         if adds:
             waiting.add(owner, priority, length, tenant)
         elif len(waiting.queue):
-            chosen = next(waiting.queue.candidates(set()))
+            chosen = next(waiting.queue.candidates(set(), waiting.cached_length))
             rivals = list(waiting.queue.waiting())
             by_class = _best(rivals, chosen, lambda r: r.request.priority * between)
             by_owner = _best(by_class, chosen, lambda r: r.tenant.owner.served)
@@ -247,8 +250,8 @@ def test_the_next_request_is_the_one_that_the_plain_rule_gives(
             running.append(request)
         elif running:
             request = running.pop(priority % len(running))
-            waiting.queue.served(request, length)
-            waiting.queue.left(request)
+            request.tenant.serve_output(length)
+            waiting.queue.stop(request)
     for request in list(waiting.queue.waiting()):
         waiting.queue.remove(request)
     assert not len(waiting.queue) and waiting.queue.num_tokens == 0 and not len(waiting.queue._classes)

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from text_generation_common.flags.declaration import with_flags
 from text_generation_common.flags.kinds import AdmissionMode
@@ -49,7 +47,7 @@ def test_a_request_is_prefilled_once_and_decoded_to_its_limit() -> None:
     assert [step.decode_ids for step in others if isinstance(step, ForwardStep)] == [(1,), (1,)]
     assert isinstance(last, FilterStep) and last.keep == ()
     assert running.output_ids == [0, 0, 0]
-    assert scheduler.num_held == 0 and scheduler.is_idle
+    assert scheduler.memory.num_held == 0 and scheduler.is_idle
 
 
 def test_two_steps_may_be_in_flight_and_no_row_runs_past_its_limit() -> None:
@@ -72,9 +70,9 @@ def test_a_request_that_ends_before_its_first_step_on_new_shards_frees_its_slots
     scheduler.begin_epoch(CAPACITY)
     step = scheduler.next_step()
     assert isinstance(step, ForwardStep) and step.request_ids == (long.id,) and short.holding is not None
-    held = scheduler.num_held
+    held = scheduler.memory.num_held
     scheduler.cancel(short.id)
-    assert short.holding is None and scheduler.num_held < held
+    assert short.holding is None and scheduler.memory.num_held < held
 
 
 def test_a_long_prompt_is_computed_in_chunks_while_others_decode() -> None:
@@ -112,10 +110,10 @@ def test_slots_are_freed_only_when_the_last_step_that_uses_them_has_answered() -
     first, second = scheduler.next_step(), scheduler.next_step()
     assert answer(scheduler, first).taken == [(0,)]
     scheduler.end(running.id)
-    assert scheduler.slots.num_used == 5
+    assert scheduler.memory.slots.num_used == 5
     wasted = answer(scheduler, second)
     assert (wasted.taken, wasted.freed) == ([()], [running.id])
-    assert scheduler.num_held == 0
+    assert scheduler.memory.num_held == 0
 
 
 def test_an_answer_says_what_to_publish_what_ended_and_what_is_free() -> None:
@@ -205,7 +203,7 @@ def test_a_request_that_is_always_alone_ends_at_the_fifth_loss_in_a_row() -> Non
     for _ in range(MAX_LOSSES - 1):
         assert lose(scheduler, scheduler.next_step()) == []  # type: ignore[arg-type]
     assert lose(scheduler, scheduler.next_step()) == [only]  # type: ignore[arg-type]
-    assert scheduler.num_held == 0 and scheduler.is_idle
+    assert scheduler.memory.num_held == 0 and scheduler.is_idle
 
 
 def test_a_token_between_losses_clears_the_losses_before_it() -> None:
@@ -323,7 +321,7 @@ def test_the_next_suspect_starts_right_after_the_first_token_of_the_last_one() -
     scheduler = make_scheduler(capacity=1000, max_rows=16, max_batch_prefill_tokens=64)
     suspects_of(scheduler, *[make_request(4, 30)] * 16)
     steps = []
-    while scheduler.num_waiting:
+    while len(scheduler.queue):
         steps.append(scheduler.next_step())
         answer(scheduler, steps[-1])
     assert len(steps) == 16 and all(isinstance(step, ForwardStep) and len(step.chunks) == 1 for step in steps)
@@ -376,10 +374,10 @@ def test_a_paused_request_gets_no_steps_and_keeps_its_slots() -> None:
     answer(scheduler, scheduler.next_step())
     paused.paused = True
     run_to_end(scheduler)
-    assert len(other.output_ids) == 6 and len(paused.output_ids) == 1 and scheduler.num_held == 4
+    assert len(other.output_ids) == 6 and len(paused.output_ids) == 1 and scheduler.memory.num_held == 4
     paused.paused = False
     run_to_end(scheduler)
-    assert len(paused.output_ids) == 6 and scheduler.num_held == 0
+    assert len(paused.output_ids) == 6 and scheduler.memory.num_held == 0
 
 
 def test_paused_requests_do_not_keep_others_from_joining() -> None:
@@ -408,7 +406,7 @@ def test_a_new_epoch_starts_with_empty_slots_and_ends_requests_that_cannot_fit()
     large, small = scheduler.add(make_request(20, 20)), scheduler.add(make_request(4, 6))
     answer(scheduler, scheduler.next_step())
     assert scheduler.put_back(()) == [] and scheduler.begin_epoch(20) == [large]
-    assert scheduler.num_reserved == 0 and scheduler.num_held == 0
+    assert scheduler.active.num_reserved == 0 and scheduler.memory.num_held == 0
     (first, *_) = run_to_end(scheduler)
     assert first.number == 1 and len(small.output_ids) == 6 and large.ended
 
@@ -457,7 +455,7 @@ def test_no_request_is_preempted_while_an_ending_one_will_free_enough_slots() ->
     for _ in range(2):
         answer(scheduler, scheduler.next_step())
     last = scheduler.next_step()
-    assert ending.is_ending and scheduler.slots.num_free == 0
+    assert ending.is_ending and scheduler.memory.slots.num_free == 0
     assert scheduler.next_step() is None
     answer(scheduler, last)
     run_to_end(scheduler)
@@ -545,7 +543,7 @@ def test_an_owner_with_few_running_requests_gets_places_one_by_one() -> None:
     most = 0
     for _ in range(40):
         answer(scheduler, scheduler.next_step())
-        few = sum(r.request.share == Share("few") for r in scheduler._running.values())
+        few = sum(r.request.share == Share("few") for r in scheduler.active.running.values())
         assert few >= most, "places go one way"
         most = few
     assert few == scheduler.counters.preemptions == 5, "of 16: the other owner keeps 11"
@@ -613,7 +611,7 @@ def test_a_crowded_out_tenant_gets_a_row_from_its_own_owner_only() -> None:
     scheduler, _ = full_house(Share("a", "x"), Share("b"))
     crowded = scheduler.add(replace(make_request(2, 5, first=900), share=Share("a", "y")))
     assert steps_until(scheduler, crowded) <= 2 and scheduler.counters.preemptions == 1
-    running = [r.request.share for r in scheduler._running.values()]
+    running = [r.request.share for r in scheduler.active.running.values()]
     assert running.count(Share("b")) == 2 and running.count(Share("a", "x")) == 1
     scheduler, _ = full_house(Share("a", "x"), Share("b"), max_rows=2)
     scheduler.add(replace(make_request(2, 5, first=900), share=Share("a", "y")))
@@ -629,9 +627,9 @@ def test_tokens_of_a_request_with_non_finite_logits_leave_the_cache() -> None:
     bad = scheduler.add(GenerationRequest((*range(10), *range(50, 80)), 5))
     step = scheduler.next_step()
     answer(scheduler, step)
-    assert bad.cached_tokens == 10 and scheduler.cache.num_tokens > 21
+    assert bad.cached_tokens == 10 and scheduler.memory.cache.num_tokens > 21
     assert answer(scheduler, scheduler.next_step(), not_finite=[bad.id]).not_finite == [bad.id]
-    assert scheduler.cache.num_tokens == 21 and good.ended and scheduler.books() is None
+    assert scheduler.memory.cache.num_tokens == 21 and good.ended and scheduler.books() is None
 
 
 def test_tokens_of_a_non_finite_request_are_not_matched_while_its_last_step_is_in_flight() -> None:
@@ -652,9 +650,9 @@ def test_chunks_cached_before_a_request_turned_out_non_finite_are_not_matched() 
     for _ in range(2):
         answer(scheduler, scheduler.next_step())
     last, behind = scheduler.next_step(), scheduler.next_step()
-    assert scheduler.cache.match((), np.arange(40, dtype=np.int32)) == 32
+    assert scheduler.memory.cache.match((), np.arange(40, dtype=np.int32)) == 32
     assert answer(scheduler, last, not_finite=[bad.id]).not_finite == [bad.id]
-    assert bad.holding is not None and scheduler.cache.match((), np.arange(40, dtype=np.int32)) == 0
+    assert bad.holding is not None and scheduler.memory.cache.match((), np.arange(40, dtype=np.int32)) == 0
     twin = scheduler.add(make_request(40, 2))
     answer(scheduler, behind)
     run_to_end(scheduler)
@@ -678,7 +676,7 @@ def test_tokens_computed_on_top_of_a_non_finite_request_are_not_matched() -> Non
     run_to_end(scheduler)
     assert heir.ended and scheduler.books() is None
     whole = np.array([*range(10), *range(500, 520), 7, 8, 9], dtype=np.int32)
-    assert scheduler.cache.match((), whole) == 10, "what was there before is good"
+    assert scheduler.memory.cache.match((), whole) == 10, "what was there before is good"
 
 
 def test_a_request_cancelled_in_its_prompt_leaves_only_confirmed_tokens_in_the_cache() -> None:
@@ -687,64 +685,6 @@ def test_a_request_cancelled_in_its_prompt_leaves_only_confirmed_tokens_in_the_c
     first, second = scheduler.next_step(), scheduler.next_step()
     answer(scheduler, first)
     scheduler.cancel(gone.id)
-    assert scheduler.cache.num_tokens == 16
+    assert scheduler.memory.cache.num_tokens == 16
     answer(scheduler, second)
-    assert scheduler.cache.num_tokens == 32 and scheduler.num_held == 0
-
-
-@example(5870, AdmissionMode.PEAK, 3)
-@example(5870, AdmissionMode.PAST_FUTURE, 3)
-@given(st.integers(0, 2**32), st.sampled_from(AdmissionMode), st.sampled_from([1, 3]))
-def test_a_jump_equals_as_many_single_steps(seed: int, mode: AdmissionMode, owners: int) -> None:
-    """Both schedulers get the same requests at the same steps. One scheduler jumps whenever nothing can change."""
-    assert play(seed, mode, owners, jumps=True) == play(seed, mode, owners, jumps=False)
-
-
-def play(seed: int, mode: AdmissionMode, owners: int, jumps: bool) -> tuple[object, ...]:
-    """Runs 25 requests with two steps in flight. Output lengths are unknown to the scheduler. Returns all that should
-    not depend on `jumps`."""
-    random = np.random.default_rng(seed)
-    arrivals = sorted((int(t), int(n), int(o)) for t, n, o in random.integers((0, 1, 1), (150, 40, 20), size=(25, 3)))
-    scheduler = make_scheduler(end_tokens=frozenset({END_TOKEN}), capacity=100, max_rows=5, admission=mode)
-    requests: dict[int, Running] = {}
-    lengths: dict[int, int] = {}
-    ends: list[tuple[int, int]] = []
-    in_flight: deque[Step] = deque()
-    now = 0
-
-    def token_of(request_id: int) -> int:
-        return END_TOKEN if len(requests[request_id].output_ids) == lengths[request_id] - 1 else request_id
-
-    def answer_oldest() -> None:
-        ends.extend((now, request_id) for request_id in answer(scheduler, in_flight.popleft(), token_of).ended)
-
-    while arrivals or not scheduler.is_idle or in_flight:
-        while arrivals and arrivals[0][0] <= now:
-            _, length, made = arrivals.pop(0)
-            request = replace(make_request(length, 20, first=length * 7), share=Share(str(length % owners)))
-            running = scheduler.add(request)
-            requests[running.id], lengths[running.id] = running, made
-        while len(in_flight) < 2 and (step := scheduler.next_step()):
-            in_flight.append(step)
-        if jumps and len(in_flight) == 2 and (steps := jumpable(scheduler, lengths, arrivals, now)):
-            answer_oldest()
-            scheduler.jump(steps, lambda request: request.id)
-            in_flight = deque(replace(step, number=step.number + steps) for step in in_flight)
-            now += steps + 1
-        elif in_flight:
-            answer_oldest()
-            now += 1
-        else:
-            now = arrivals[0][0]
-    return ends, scheduler.counters, scheduler.slots.num_free, scheduler.cache.num_tokens
-
-
-def jumpable(scheduler: Scheduler, lengths: dict[int, int], arrivals: list[tuple[int, int, int]], now: int) -> int:
-    """Number of steps to jump: no request arrives or ends in them. Two steps are in flight, and the first is about to
-    be answered."""
-    quiet = scheduler.quiet_steps()
-    if not quiet:
-        return 0
-    until_end = min(lengths[r.id] - len(r.output_ids) for r in scheduler._running.values()) - 2
-    until_arrival = arrivals[0][0] - now - 1 if arrivals else quiet
-    return max(0, min(quiet, until_end, until_arrival))
+    assert scheduler.memory.cache.num_tokens == 32 and scheduler.memory.num_held == 0

@@ -213,20 +213,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     def the_books_are_right(self) -> None:
         scheduler = self.scheduler
         assert scheduler.books() is None
-        owned = scheduler.slots.num_used - scheduler.cache.num_tokens
-        held = [r for r in [*scheduler._running.values(), *scheduler._leaving] if r.holding]
-        private = [slot for r in held if r.holding for slot in r.holding.private().tolist()]
+        owned = scheduler.memory.slots.num_used - scheduler.memory.cache.num_tokens
+        held = [r for r in [*scheduler.active.running.values(), *scheduler.active.leaving] if r.holding]
+        private = [slot for r in held if r.holding for slot in r.holding.private.tolist()]
         assert len(private) == len(set(private)) == owned
-        assert len(scheduler._running) <= MAX_ROWS
+        assert len(scheduler.active.running) <= MAX_ROWS
 
     @invariant()
     def the_accounts_are_right(self) -> None:
         """The accounts of owners and tenants equal the counts of running and waiting requests."""
         running, waiting = (
             Counter(r.request.share for r in requests)
-            for requests in (self.scheduler._running.values(), self.scheduler._queue.waiting())
+            for requests in (self.scheduler.active.running.values(), self.scheduler.queue.waiting())
         )
-        for name, owner in self.scheduler._queue._accounts.owners.items():
+        for name, owner in self.scheduler.queue._accounts.owners.items():
             for tenant_name, tenant in owner.tenants.items():
                 share = Share(name, tenant_name)
                 assert (tenant.num_running, tenant.num_waiting) == (running[share], waiting[share])
@@ -255,7 +255,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             else:
                 break
         assert not self.alive, "somebody waits for ever"
-        assert self.scheduler.is_idle and self.scheduler.num_held == 0
+        assert self.scheduler.is_idle and self.scheduler.memory.num_held == 0
         assert not self.shard.rows and self.scheduler.books() is None
         assert isinstance(self.scheduler.next_step(), FilterStep | None)
 
