@@ -1,14 +1,16 @@
 """Numbers for everything a server says and for the work it takes: `make digest`, before and after a change that must
 alter neither.
 
-500 mixed requests in float32, with too few token slots for 32 of them, are sent twice to servers of 1 and 2 shards:
+Requests in float32 are sent to servers of 1 and 2 shards in three runs. Two runs send the same 500 mixed requests, with
+too few token slots for 32 of them:
 
 - *the storm*: 32 at a time, and a shard is killed half-way. Its counts depend on the arrival of requests.
 - *the line*: all requests wait in the queue, in a known order, before the first step. Nothing arrives later, so each
   step carries the same rows in every run, and the counts of steps, rows and preemptions are comparable.
+- *the options*: 16 requests, one after the other, with the options and routes that the mixed requests do not have.
 
 The digest covers every event of every stream (ids, texts, log-probabilities, top tokens, finish reasons); storm and
-line must have the same. Two shards add numbers in another order than one, so they have another digest.
+line must have the same digest. Two shards add numbers in another order than one, so they have another digest.
 
 `--launcher` asks another version's server. `--reference` computes with the reference kernels instead of compiled ones:
 it copies the server's package, and leaves the compiled kernels out. The two kinds of kernels have the same digest only
@@ -34,24 +36,24 @@ from pathlib import Path
 import httpx
 import processes
 import psutil
-from calls import client_of, metric, metrics
-from mixed import STREAM_LIMIT_S, MixedAnswer, MixedAsk, answer_of, mixed_asks
+from calls import DEMO_MODEL, client_of, metric, metrics
+from digest_asks import NUM_ASKS, asks_for_options, crowded_asks
+from mixed import STREAM_LIMIT_S, MixedAnswer, MixedAsk, answer_of
 from server_process import LAUNCHER, ServerProcess, wait_until
 
 from text_generation_benchmark.metrics import metric as read_metric
 
-NUM_ASKS, AT_ONCE = 500, 32
-TOKENS = (60, 340)
+AT_ONCE = 32
 # Fewer token slots than 32 of these requests need, so that running requests are preempted.
 ARGUMENTS = (
+    *("--model-id", str(DEMO_MODEL)),
     *("--dtype", "float32", "--max-batch-total-tokens", "2560", "--max-batch-size", str(AT_ONCE)),
     *("--max-concurrent-requests", str(2 * NUM_ASKS), "--max-queued-tokens", "1000000"),
 )
 MIN_PREEMPTIONS = 21
-# Every second request of the line of asks is a question whose text ends by itself after a few tokens. The server then
-# expects texts that are shorter than max_new_tokens, and takes on more requests than fit.
-QUESTION = "<|user|>What is {} + {}?</s><|assistant|>"
 LIMIT_S = 120.0
+CROWDED = ("storm", "line")
+RUNS = (*CROWDED, "options")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +80,13 @@ class Digest:
     work: Work | None = None  # of the line only
 
     def failures(self) -> list[str]:
-        few = [f"{self.preemptions} preemptions only"] if self.preemptions < MIN_PREEMPTIONS else []
+        is_few = self.run in CROWDED and self.preemptions < MIN_PREEMPTIONS
+        few = [f"{self.preemptions} preemptions only"] if is_few else []
         return [f"{self.run}, {self.num_shard} shards: {failure}" for failure in [*self.failed, *few]]
 
 
-def asks() -> list[MixedAsk]:
-    """NUM_ASKS asks; the seeds are part of them."""
-    found = []
-    for i, ask in enumerate(mixed_asks(NUM_ASKS // 2, TOKENS)):
-        parameters = {"max_new_tokens": 400, "details": True}
-        body = {"inputs": QUESTION.format(i % 10, i // 10 % 10), "parameters": parameters}
-        found += [MixedAsk("question", "/generate_stream", body), ask]
-    return found
-
-
 def storm(server: ServerProcess, num_shard: int) -> Digest:
-    asked = asks()
+    asked = crowded_asks()
     answers = asyncio.run(_storm_answers(server, asked))
     failed = _failed(asked, answers)
     if processes.epoch(processes.shards(server.pid)[0]) < 2:
@@ -102,7 +95,7 @@ def storm(server: ServerProcess, num_shard: int) -> Digest:
 
 
 def line(server: ServerProcess, num_shard: int, steps: Path) -> Digest:
-    asked = [replace(ask, is_slow=False) for ask in asks()]
+    asked = [replace(ask, is_slow=False) for ask in crowded_asks()]
     answers = asyncio.run(_line_answers(server, asked, num_shard))
     digest = _digest(server, "line", num_shard, asked, answers, _failed(asked, answers))
     length = "tgi_request_generated_tokens"
@@ -114,6 +107,17 @@ def line(server: ServerProcess, num_shard: int, steps: Path) -> Digest:
     return replace(digest, work=Work(len(loads), rows, prompt_tokens, wasted))
 
 
+def one_by_one(server: ServerProcess, num_shard: int) -> Digest:
+    asked = list(asks_for_options())
+
+    async def answers() -> list[MixedAnswer]:
+        async with client_of(server.url) as client:
+            return [await answer_of(client, asked, place) for place in range(len(asked))]
+
+    found = asyncio.run(answers())
+    return _digest(server, "options", num_shard, asked, found, _failed(asked, found))
+
+
 def _digest(
     server: ServerProcess,
     run: str,
@@ -122,9 +126,9 @@ def _digest(
     answers: Sequence[MixedAnswer],
     failed: Sequence[str],
 ) -> Digest:
-    # The server draws the seeds of best_of.
+    # The server draws the seeds of best_of, and completions name the model's folder.
     said = [event for answer in answers if asked[answer.ask].kind != "best_of" for event in answer.outcome]
-    total = hashlib.sha256("\n".join(said).encode()).hexdigest()
+    total = hashlib.sha256("\n".join(said).replace(str(DEMO_MODEL), "demo").encode()).hexdigest()
     preemptions = int(metric(server.url, "tgi_request_preemptions"))
     return Digest(run, num_shard, _kernels(server), total, len(answers), preemptions, failed)
 
@@ -206,14 +210,14 @@ def environment(launcher: Path, is_reference: bool) -> Iterator[Mapping[str, str
         yield {"PYTHONPATH": folder}
 
 
-def digests(num_shard: int, launcher: Path, environ: Mapping[str, str]) -> Iterator[Digest]:
+def digest_of(run: str, num_shard: int, launcher: Path, environ: Mapping[str, str]) -> Digest:
     arguments = ("--num-shard", str(num_shard), *ARGUMENTS)
-    with ServerProcess(*arguments, launcher=launcher, environ=environ) as server:
-        yield storm(server, num_shard)
     with tempfile.TemporaryDirectory(prefix="tgi-digest-") as folder:
         steps = Path(folder) / "steps"
         with ServerProcess(*arguments, launcher=launcher, environ={**environ, "STEP_LOG": str(steps)}) as server:
-            yield line(server, num_shard, steps)
+            if run == "line":
+                return line(server, num_shard, steps)
+            return storm(server, num_shard) if run == "storm" else one_by_one(server, num_shard)
 
 
 def main() -> int:
@@ -221,16 +225,17 @@ def main() -> int:
     parser.add_argument("--launcher", type=Path, default=LAUNCHER, help="another version's text-generation-launcher")
     parser.add_argument("--reference", action="store_true", help="compute with the reference kernels")
     parser.add_argument("--num-shard", type=int, nargs="+", default=[1, 2], help="numbers of shards")
+    parser.add_argument("--run", choices=RUNS, nargs="+", default=RUNS, help="some of the runs only")
     asked = parser.parse_args()
     found: list[Digest] = []
     with environment(asked.launcher, asked.reference) as environ:
         for num_shard in asked.num_shard:
-            for digest in digests(num_shard, asked.launcher, environ):
-                print(digest, flush=True)
-                found.append(digest)
+            for run in asked.run:
+                found.append(digest_of(run, num_shard, asked.launcher, environ))
+                print(found[-1], flush=True)
     failures = [failure for digest in found for failure in digest.failures()]
     for num_shard in asked.num_shard:
-        if len({digest.sha256 for digest in found if digest.num_shard == num_shard}) > 1:
+        if len({digest.sha256 for digest in found if digest.num_shard == num_shard and digest.run in CROWDED}) > 1:
             failures.append(f"{num_shard} shards: storm and line have other digests")
     if asked.reference and not all(digest.kernels.startswith("torch's") for digest in found):
         failures.append("a run had compiled kernels")
