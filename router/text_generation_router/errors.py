@@ -29,7 +29,7 @@
         ├── UnprocessableError          422
         └── TooExpensiveError           422
     StartError                      `cli.py` prints the error and exits with status 1
-    ShardsError                     `engine.py` gives the shards up and waits for new ones
+    ShardsError                     `engine/` gives the shards up and waits for new ones
     ├── WarmupRefusedError          at the first warm-up: the router ends; later: as ShardsError
     ├── StepFailedError             the shards are kept; all running requests start again
     └── StepAbortedError            a step behind a failed step; ignored, as the failed step is handled

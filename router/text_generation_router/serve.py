@@ -19,7 +19,8 @@ from text_generation_router.api.permits import Permits
 from text_generation_router.api.services import Services
 from text_generation_router.app import create_app
 from text_generation_router.config import RouterConfig
-from text_generation_router.engine import Engine, EngineConfig, TokenLimits
+from text_generation_router.engine.local import Engine, EngineConfig, TokenLimits
+from text_generation_router.engine.shard_groups import LaunchedGroups, ShardGroups, StandaloneGroups
 from text_generation_router.errors import ShardsError, StartError
 from text_generation_router.http.caller import Callers
 from text_generation_router.http.gate import Gate
@@ -27,7 +28,6 @@ from text_generation_router.http.limits import SEND_BUFFER_BYTES, ConnectionLimi
 from text_generation_router.http.server import Server, StopOnSignal, uvicorn_config
 from text_generation_router.metrics import Metrics
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
-from text_generation_router.shard_groups import LaunchedGroups, ShardGroups, StandaloneGroups
 from text_generation_router.text.chat_template import load_chat_template
 from text_generation_router.text.detokenization import Vocabulary
 from text_generation_router.text.model_files import find_model_files

@@ -24,11 +24,8 @@ ROOMS = (
     ),
     Room(
         "engine",
-        (f"{ROUTER}/engine*.py", f"{ROUTER}/shards.py", f"{ROUTER}/generation.py", f"{ROUTER}/step_metrics.py"),
-        (
-            f"{ROUTER}/tests/test_engine*.py", f"{ROUTER}/tests/test_generation*.py",
-            f"{ROUTER}/tests/test_shard*.py", f"{ROUTER}/tests/test_step_metrics.py",
-        ),
+        (f"{ROUTER}/engine/*.py", f"{ROUTER}/generation.py"),
+        (f"{ROUTER}/engine/tests/test_*.py", f"{ROUTER}/tests/test_generation*.py"),
     ),
     Room(
         "worker",

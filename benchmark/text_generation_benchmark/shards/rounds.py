@@ -9,10 +9,10 @@ import numpy as np
 from text_generation_benchmark.shards.config import Plan
 from text_generation_benchmark.shards.rank_state import find_idle, read_rank_states
 from text_generation_benchmark.shards.statistics import Round
+from text_generation_router.engine.shards import ShardedClient
 from text_generation_router.errors import ShardsError, StartError, StepFailedError
 from text_generation_router.scheduling.memory.slots import Slots
 from text_generation_router.scheduling.step import Chunk, ClearStep, FirstChunk, ForwardStep, Step
-from text_generation_router.shards import ShardedClient
 
 NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
 

@@ -18,7 +18,7 @@ from text_generation_router.scheduling.share import Share
 from text_generation_router.text.validation import Prompt, Validator
 
 if TYPE_CHECKING:
-    from text_generation_router.engine import Engine
+    from text_generation_router.engine.local import Engine
 
 
 class Inference:

@@ -14,7 +14,7 @@ from text_generation_router.text.rendering import Renderer
 from text_generation_router.text.tokenization import TextTokenizer
 
 if TYPE_CHECKING:
-    from text_generation_router.engine import Engine
+    from text_generation_router.engine.local import Engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+from text_generation_router.engine.shards import StepAnswer
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler, SchedulerCounters
 from text_generation_router.scheduling.step import ForwardStep
-from text_generation_router.shards import StepAnswer
 
 
 class StepMetrics:

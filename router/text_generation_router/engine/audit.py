@@ -5,10 +5,10 @@ import logging
 import time
 
 from text_generation_common.tasks import cancelled
+from text_generation_router.engine.shards import ShardedClient
 from text_generation_router.errors import ShardsError
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.shards import ShardedClient
 
 log = logging.getLogger("text_generation_router")
 

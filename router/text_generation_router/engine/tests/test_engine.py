@@ -9,7 +9,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
-from text_generation_router.engine import MAX_IN_FLIGHT, Engine, EngineConfig
+from text_generation_router.engine.local import MAX_IN_FLIGHT, Engine, EngineConfig
+from text_generation_router.engine.shards import ModelInfo, ShardView, StepAnswer, WarmupAnswer
 from text_generation_router.errors import (
     DeadlineError,
     GenerationError,
@@ -25,7 +26,6 @@ from text_generation_router.generation import GenerationStream
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import FinishReason, GenerationRequest, TokenEvent
 from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step
-from text_generation_router.shards import ModelInfo, ShardView, StepAnswer, WarmupAnswer
 from text_generation_router.text.detokenization import Vocabulary
 
 EOS = 255

@@ -14,7 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
-from text_generation_router.audit import Audit
+from text_generation_router.engine.audit import Audit
+from text_generation_router.engine.retry_after import RetryAfter
+from text_generation_router.engine.shard_groups import ShardGroups
+from text_generation_router.engine.shards import ModelInfo, ShardedClient, StepAnswer
+from text_generation_router.engine.step_metrics import StepMetrics
 from text_generation_router.errors import (
     GenerationError,
     IncompleteGenerationError,
@@ -27,16 +31,12 @@ from text_generation_router.errors import (
 )
 from text_generation_router.generation import GenerationStream
 from text_generation_router.metrics import Metrics
-from text_generation_router.retry_after import RetryAfter
 from text_generation_router.scheduling.blame import MAX_COUNTS, MAX_LOSSES
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.request import GenerationRequest, Token
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import ForwardStep, Step, StepTokens
-from text_generation_router.shard_groups import ShardGroups
-from text_generation_router.shards import ModelInfo, ShardedClient, StepAnswer
-from text_generation_router.step_metrics import StepMetrics
 from text_generation_router.text.detokenization import Vocabulary
 
 log = logging.getLogger("text_generation_router")

@@ -12,9 +12,9 @@ import pytest
 from text_generation_common.sampling import Sampling
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
+from text_generation_router.engine.shards import ModelInfo, ShardedClient, ShardView, WarmupAnswer
 from text_generation_router.errors import ShardsError, StepAbortedError, StepFailedError, WarmupRefusedError
 from text_generation_router.scheduling.step import BATCH_ID, Chunk, ClearStep, FilterStep, FirstChunk, ForwardStep
-from text_generation_router.shards import ModelInfo, ShardedClient, ShardView, WarmupAnswer
 
 EPOCH = 4
 

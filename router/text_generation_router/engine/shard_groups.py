@@ -5,8 +5,8 @@ from typing import Protocol
 
 from text_generation_common.link import Link, LinkEvent, LinkMessage
 from text_generation_common.tasks import cancelled
+from text_generation_router.engine.shards import ShardedClient
 from text_generation_router.errors import ShardsError
-from text_generation_router.shards import ShardedClient
 
 RETRY_S = 1.0
 

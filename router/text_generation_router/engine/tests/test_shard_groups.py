@@ -12,8 +12,8 @@ import pytest
 from text_generation_common.link import Link, LinkEvent, LinkMessage
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
+from text_generation_router.engine.shard_groups import LaunchedGroups, StandaloneGroups
 from text_generation_router.errors import ShardsError
-from text_generation_router.shard_groups import LaunchedGroups, StandaloneGroups
 
 
 class FakeServicer(pb_grpc.TextGenerationServiceServicer):
@@ -161,7 +161,7 @@ def test_without_a_launcher_a_socket_that_answers_again_is_the_next_epoch(tmp_pa
 def test_without_a_launcher_shards_that_were_never_there_are_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("text_generation_router.shards.CONNECT_S", 0.2)
+    monkeypatch.setattr("text_generation_router.engine.shards.CONNECT_S", 0.2)
 
     async def run() -> None:
         with pytest.raises(ShardsError, match="Could not connect"):

@@ -1,0 +1,1 @@
+"""The engine: the loop that drives the shards, and the rooms beside it."""
