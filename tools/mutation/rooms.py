@@ -24,8 +24,8 @@ ROOMS = (
     ),
     Room(
         "engine",
-        (f"{ROUTER}/engine/*.py", f"{ROUTER}/generation.py"),
-        (f"{ROUTER}/engine/tests/test_*.py", f"{ROUTER}/tests/test_generation*.py"),
+        (f"{ROUTER}/engine/*.py", f"{ROUTER}/api/generation_stream.py"),
+        (f"{ROUTER}/engine/tests/test_*.py", f"{ROUTER}/api/tests/test_generation_*.py"),
     ),
     Room(
         "worker",

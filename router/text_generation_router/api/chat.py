@@ -19,8 +19,8 @@ from text_generation_router.api.openai import (
 from text_generation_router.api.schemas import ChatOptions, ChatRequest, RenderedChat
 from text_generation_router.api.services import Services
 from text_generation_router.errors import TemplateError, ValidationError
-from text_generation_router.scheduling.request import TokenEvent
 from text_generation_router.scheduling.share import Share
+from text_generation_router.text.events import TokenEvent
 from text_generation_router.text.validation import Prompt
 
 KIND = "chat.completion"

@@ -21,7 +21,7 @@ from text_generation_router.errors import (
 from text_generation_router.http.dialects import NATIVE
 from text_generation_router.http.disconnect import unless_disconnected
 from text_generation_router.http.encoding import rows_json, to_event
-from text_generation_router.scheduling.request import Finish, Token, TokenEvent
+from text_generation_router.text.events import Finish, Token, TokenEvent
 from text_generation_router.text.validation import Prompt
 
 # Requests counted for one body, as in TGI: one, whatever `best_of` is.

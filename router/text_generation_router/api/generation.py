@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from text_generation_router.api.generation_stream import GenerationStream
 from text_generation_router.api.permits import Permit
 from text_generation_router.errors import IncompleteGenerationError
-from text_generation_router.generation import GenerationStream
 from text_generation_router.metrics import Metrics
-from text_generation_router.scheduling.request import Finish, Token, TokenEvent
+from text_generation_router.text.events import Finish, Token, TokenEvent
 
 logger = logging.getLogger(__name__)
 

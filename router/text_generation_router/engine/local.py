@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
+from text_generation_router.api.generation_stream import GenerationStream
 from text_generation_router.engine.audit import Audit
 from text_generation_router.engine.retry_after import RetryAfter
 from text_generation_router.engine.shard_groups import ShardGroups
@@ -29,15 +30,15 @@ from text_generation_router.errors import (
     ValidationError,
     WarmupRefusedError,
 )
-from text_generation_router.generation import GenerationStream
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.blame import MAX_COUNTS, MAX_LOSSES
 from text_generation_router.scheduling.limits import Limits
-from text_generation_router.scheduling.request import GenerationRequest, Token
+from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import ForwardStep, Step, StepTokens
 from text_generation_router.text.detokenization import Vocabulary
+from text_generation_router.text.events import Token
 
 log = logging.getLogger("text_generation_router")
 

@@ -1,4 +1,4 @@
-"""Values that pass between api, text, scheduling and engine: what a request asks for, and the events it gets."""
+"""What a request asks of the engine, in token ids, and why it ended."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -29,38 +29,3 @@ class GenerationRequest:
     priority: int = 0  # lower goes first, as in vLLM
     namespace: Namespace = ()  # prompts of different namespaces share no cached prefix
     timeout_s: float | None = None  # seconds from submission until the engine ends the request
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    id: int
-    # Text this token adds; "" while a character is incomplete. The last token of a request carries the text that was
-    # held back.
-    text: str
-    logprob: float
-    special: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """What is known when a request ends. Durations in seconds."""
-
-    reason: FinishReason
-    generated_text: str  # without special tokens
-    generated_tokens: int  # including the end-of-text token
-    seed: int | None  # None if the request was greedy
-    queue_s: float  # from submission until the first step was decided
-    inference_s: float  # from the first step to the last token
-    cached_tokens: int  # prompt tokens found in the prefix cache at the first start
-
-
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """One generated token. The last event of a request has `finish`, and no token if the reason is DEADLINE."""
-
-    token: Token | None
-    # What the event adds to the generated text: the text of the token. Without a token, or with a special token, the
-    # text that was held back before.
-    text: str
-    top_tokens: tuple[Token, ...] = ()
-    finish: Finish | None = None

@@ -26,9 +26,10 @@ from text_generation_router.http.limits import LimitHits
 from text_generation_router.metrics import Metrics
 from text_generation_router.offload.child import Handler
 from text_generation_router.resolve import resolve
-from text_generation_router.scheduling.request import Finish, FinishReason, GenerationRequest, Token, TokenEvent
+from text_generation_router.scheduling.request import FinishReason, GenerationRequest
 from text_generation_router.text import rendering_child
 from text_generation_router.text.chat_template import ChatTemplate
+from text_generation_router.text.events import Finish, Token, TokenEvent
 from text_generation_router.text.rendering import Renderer
 from text_generation_router.text.tokenization import TextTokenizer
 from text_generation_router.text.validation import RequestLimits, Validator

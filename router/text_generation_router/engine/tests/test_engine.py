@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
+from text_generation_router.api.generation_stream import GenerationStream
 from text_generation_router.engine.local import MAX_IN_FLIGHT, Engine, EngineConfig
 from text_generation_router.engine.shards import ModelInfo, ShardView, StepAnswer, WarmupAnswer
 from text_generation_router.errors import (
@@ -22,11 +23,11 @@ from text_generation_router.errors import (
     ValidationError,
     WarmupRefusedError,
 )
-from text_generation_router.generation import GenerationStream
 from text_generation_router.metrics import Metrics
-from text_generation_router.scheduling.request import FinishReason, GenerationRequest, TokenEvent
+from text_generation_router.scheduling.request import FinishReason, GenerationRequest
 from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step
 from text_generation_router.text.detokenization import Vocabulary
+from text_generation_router.text.events import TokenEvent
 
 EOS = 255
 INFO = ModelInfo("torch.float32", "cpu", 256, 512, (EOS,), "reference", 1, 1)
@@ -492,7 +493,7 @@ def test_the_cache_keeps_nothing_of_a_request_whose_logits_were_not_finite() -> 
 
 
 def test_an_unread_stream_pauses_and_goes_on_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("text_generation_router.generation.MAX_UNREAD", 10)
+    monkeypatch.setattr("text_generation_router.api.generation_stream.MAX_UNREAD", 10)
 
     async def use(engine: Engine, shard_groups: FakeShardGroups) -> None:
         unread, read = (engine.submit(GenerationRequest(tuple(prompt(i)), 40)) for i in range(2))

@@ -8,11 +8,12 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from text_generation_common.sampling import Sampling
+from text_generation_router.api.generation_stream import GenerationStream
 from text_generation_router.errors import DeadlineError
-from text_generation_router.generation import GenerationStream
-from text_generation_router.scheduling.request import FinishReason, GenerationRequest, TokenEvent
+from text_generation_router.scheduling.request import FinishReason, GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.text.detokenization import Vocabulary
+from text_generation_router.text.events import TokenEvent
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 E_ACUTE = [ALPHABET.index(char) for char in "Ã©"]  # the two bytes of é, as byte-level tokenizers write them
@@ -133,7 +134,7 @@ def test_a_request_without_a_token_at_its_deadline_fails(vocabulary):
 
 
 def test_a_reader_that_is_far_behind_pauses_its_request_until_half_is_read(vocabulary, monkeypatch):
-    monkeypatch.setattr("text_generation_router.generation.MAX_UNREAD", 6)
+    monkeypatch.setattr("text_generation_router.api.generation_stream.MAX_UNREAD", 6)
     wakes: list[None] = []
 
     async def run() -> None:
@@ -142,7 +143,7 @@ def test_a_reader_that_is_far_behind_pauses_its_request_until_half_is_read(vocab
         push(stream, *[ALPHABET.index("a")] * 5)
         assert not running.paused
         await anext(stream)
-        assert not wakes, "nobody waits for a reader that keeps up"
+        assert not wakes, "the request of a reader that keeps up does not pause"
         push(stream, *[ALPHABET.index("a")] * 2)
         for _ in range(3):
             assert running.paused and not wakes

@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Callable
 
 from text_generation_router.errors import DeadlineError, IncompleteGenerationError, InferenceError
-from text_generation_router.scheduling.request import Finish, FinishReason, Token, TokenEvent
+from text_generation_router.scheduling.request import FinishReason
 from text_generation_router.scheduling.running import Running
 from text_generation_router.text.detokenization import TextStream, Vocabulary
+from text_generation_router.text.events import Finish, Token, TokenEvent
 
 # Most unread tokens of a stream (top_n_tokens included), about 100 KB. At this number its request pauses, until half of
 # them are read. The HTTP server's write deadline disconnects a client that does not read at all.

@@ -1,0 +1,40 @@
+"""What a reader of a generation gets: an event for each token, and at the end why the text ended."""
+
+from dataclasses import dataclass
+
+from text_generation_router.scheduling.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    id: int
+    # Text this token adds; "" while a character is incomplete. The last token of a request carries the text that was
+    # held back.
+    text: str
+    logprob: float
+    special: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """What is known when a request ends. Durations in seconds."""
+
+    reason: FinishReason
+    generated_text: str  # without special tokens
+    generated_tokens: int  # including the end-of-text token
+    seed: int | None  # None if the request was greedy
+    queue_s: float  # from submission until the first step was decided
+    inference_s: float  # from the first step to the last token
+    cached_tokens: int  # prompt tokens found in the prefix cache at the first start
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One generated token. The last event of a request has `finish`, and no token if the reason is DEADLINE."""
+
+    token: Token | None
+    # What the event adds to the generated text: the text of the token. Without a token, or with a special token, the
+    # text that was held back before.
+    text: str
+    top_tokens: tuple[Token, ...] = ()
+    finish: Finish | None = None
