@@ -16,7 +16,7 @@ STOPS: dict[str, tuple[str, ...]] = {"no stop strings": (), "two stop strings": 
 
 def measure(model: Path, rounds: int) -> dict[str, float]:
     """Microseconds per token for each case of STOPS: the best of `rounds`, each of TOKENS random tokens."""
-    vocabulary = Vocabulary.of(Tokenizer.from_file(str(model / "tokenizer.json")), [])
+    vocabulary = Vocabulary.of(Tokenizer.from_file(str(model / "tokenizer.json")))
     ordinary = [i for i in range(vocabulary.tokenizer.get_vocab_size()) if i not in vocabulary.special_ids]
     draw = random.Random(0)
     rounds_ids = [draw.choices(ordinary, k=PROMPT_TOKENS + TOKENS) for _ in range(rounds)]

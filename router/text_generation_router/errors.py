@@ -28,6 +28,7 @@
         ├── InvalidJsonError            400
         ├── UnprocessableError          422
         └── TooExpensiveError           422
+    RefusedError                    `api/generation_stream.py` turns it into an InferenceError
     StartError                      `cli.py` prints the error and exits with status 1
     ShardsError                     `engine/` gives the shards up and waits for new ones
     ├── WarmupRefusedError          at the first warm-up: the router ends; later: as ShardsError
@@ -36,6 +37,7 @@
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Self
 
@@ -253,6 +255,21 @@ class TooExpensiveError(BodyError):
             f"Reading and rendering the request body takes more than {seconds:g} seconds or more memory than allowed:"
             " send a smaller body"
         )
+
+
+class Refusal(StrEnum):
+    TOO_LONG = "too long"  # prompt and output do not fit the memory of the current shards
+    OVERLOADED = "overloaded"  # too many prompt tokens wait already, and its own share has its part of them
+    CLOSED = "closed"  # the engine has ended
+
+
+class RefusedError(Exception):
+    """An engine does not take a request."""
+
+    def __init__(self, reason: Refusal, retry_after_s: int = 1) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
 
 
 class StartError(Exception):

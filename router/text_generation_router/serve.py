@@ -19,7 +19,9 @@ from text_generation_router.api.permits import Permits
 from text_generation_router.api.services import Services
 from text_generation_router.app import create_app
 from text_generation_router.config import RouterConfig
-from text_generation_router.engine.local import Engine, EngineConfig, TokenLimits
+from text_generation_router.engine.config import EngineConfig
+from text_generation_router.engine.local import LocalEngine
+from text_generation_router.engine.protocol import TokenLimits
 from text_generation_router.engine.shard_groups import LaunchedGroups, ShardGroups, StandaloneGroups
 from text_generation_router.errors import ShardsError, StartError
 from text_generation_router.http.caller import Callers
@@ -118,10 +120,9 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
     hits = LimitHits(metrics)
     pool = ProcessPool(reading_child.ENTRY, reading_child.setup_of(chat_template), child_limits(config))
     shard_groups = await find_shard_groups(config)
-    engine = Engine(
+    engine = LocalEngine(
         shard_groups,
         EngineConfig(config.tokens, config.scheduling, config.requests.max_concurrent_requests),
-        lambda info: Vocabulary.of(tokenizer.tokenizer, info.eos_token_ids),
         metrics,
     )
     pool.start()
@@ -131,15 +132,12 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         await engine.start()
         if renderer is not None:
             await renderer.check()
-        validator = Validator(tokenizer, request_limits(config, engine.limits))
-
-        def take_limits(limits: TokenLimits) -> None:
-            validator.limits = request_limits(config, limits)
-
-        engine.on_limits = take_limits  # the shards of a later epoch may have room for less
-        metrics.set_limits(engine.limits.max_input_tokens, engine.limits.max_total_tokens)
-        permits = Permits(config.requests.max_concurrent_requests, engine.retry_after_s)
-        inference = Inference(engine, validator, permits, metrics)
+        limits = engine.snapshot().limits
+        metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)
+        # The shards of a later epoch may have room for less.
+        validator = Validator(tokenizer, lambda: request_limits(config, engine.snapshot().limits))
+        permits = Permits(config.requests.max_concurrent_requests, lambda: engine.load().retry_after_s)
+        inference = Inference(engine, Vocabulary.of(tokenizer.tokenizer), validator, permits, metrics)
         callers = Callers(bool(config.api_key_digests), config.trusted_proxies, config.scheduling.prefix_cache_scope)
         bodies = Bodies(config.requests.payload_limit, lambda: list_limits(config, validator.limits), callers, pool)
         services = Services(

@@ -8,7 +8,6 @@ from typing import Self
 
 from text_generation_router.api.generation_stream import GenerationStream
 from text_generation_router.api.permits import Permit
-from text_generation_router.errors import IncompleteGenerationError
 from text_generation_router.metrics import Metrics
 from text_generation_router.text.events import Finish, Token, TokenEvent
 
@@ -59,7 +58,7 @@ class Generation:
     prompt_tokens: int
     prompt_characters: int
     started_s: float  # time.perf_counter when the HTTP request was received
-    queued_s: float = field(default_factory=time.perf_counter)
+    queued_s: float = field(default_factory=time.perf_counter)  # the same when the engine has taken the request
     timing: Timing | None = None  # once finished
     _has_begun: bool = False
     _is_closed: bool = False
@@ -68,13 +67,7 @@ class Generation:
         return self
 
     async def __anext__(self) -> TokenEvent:
-        try:
-            event = await self.stream.__anext__()
-        except StopAsyncIteration:
-            if self.timing is None:
-                self.metrics.request_failure.labels(err="incomplete").inc()
-                raise IncompleteGenerationError from None
-            raise
+        event = await self.stream.__anext__()
         if not self._has_begun:
             self._has_begun = True
             self.metrics.time_to_first_token.observe(time.perf_counter() - self.started_s)

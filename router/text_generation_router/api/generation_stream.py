@@ -1,19 +1,31 @@
-"""One request's stream of tokens, from the engine that makes the tokens to the handler that sends them."""
+"""One request's stream of events: the sink that the engine gives token ids to, and the iterator that a route reads."""
 
 import asyncio
-import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 
-from text_generation_router.errors import DeadlineError, IncompleteGenerationError, InferenceError
-from text_generation_router.scheduling.request import FinishReason
-from text_generation_router.scheduling.running import Running
-from text_generation_router.text.detokenization import TextStream, Vocabulary
-from text_generation_router.text.events import Finish, Token, TokenEvent
+from text_generation_router.engine.protocol import Ended, Engine, TokenLimits, Tokens
+from text_generation_router.errors import (
+    DeadlineError,
+    GenerationError,
+    IncompleteGenerationError,
+    InferenceError,
+    OverloadedError,
+    Refusal,
+    RefusedError,
+    ValidationError,
+)
+from text_generation_router.metrics import Metrics
+from text_generation_router.scheduling.request import EndReason, GenerationRequest
+from text_generation_router.text.detokenization import Vocabulary
+from text_generation_router.text.events import FinishReason, TokenEvent
+from text_generation_router.text.output import TextOutput
 
 # Most unread tokens of a stream (top_n_tokens included), about 100 KB. At this number its request pauses, until half of
 # them are read. The HTTP server's write deadline disconnects a client that does not read at all.
-MAX_UNREAD = 512
+CREDITS = 512
+# Why a request ended, as far as its token ids tell.
+FINISH_REASONS = {EndReason.LENGTH: FinishReason.LENGTH, EndReason.EOS_TOKEN: FinishReason.EOS_TOKEN}
 
 
 class GenerationStream:
@@ -24,26 +36,26 @@ class GenerationStream:
 
     def __init__(
         self,
-        running: Running,
+        engine: Engine,
         vocabulary: Vocabulary,
-        on_cancel: Callable[[Running, str], None],
-        on_read: Callable[[], None],
+        metrics: Metrics,
+        request: GenerationRequest,
+        stop: Sequence[str] = (),
     ) -> None:
-        request = running.request
-        self.running = running
-        self._vocabulary = vocabulary
-        self._on_cancel = on_cancel
-        self._on_read = on_read  # called when a paused request may go on
-        self._unread = 0
-        self._text = TextStream(vocabulary, request.input_ids, request.stop)
+        """Submits the request. Raises InferenceError if the engine refuses it."""
+        self._engine = engine
+        self._metrics = metrics
+        self._output = TextOutput(vocabulary, request, stop)
         self._events: deque[TokenEvent] = deque()
         self._error: InferenceError | None = None
         self._finished = False  # no more events will come
         self._changed = asyncio.Event()
-        self._queued_s = time.perf_counter()
-        self._begun_s: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self.last_token_s = 0.0  # when the newest token came
+        self._credits = CREDITS  # tokens that the engine may still send
+        self._read = 0  # tokens read since the last credit
+        try:
+            self._index = engine.submit(request, self, CREDITS)
+        except RefusedError as refused:
+            raise _error_of(refused, request, engine.snapshot().limits) from None
 
     def __aiter__(self) -> "GenerationStream":
         return self
@@ -57,100 +69,88 @@ class GenerationStream:
             self._changed.clear()
             await self._changed.wait()
         event = self._events.popleft()
-        self._unread -= 1 + len(event.top_tokens)
-        if self.running.paused and self._unread <= MAX_UNREAD // 2:
-            self.running.paused = False
-            self._on_read()
+        self._read += 1 + len(event.top_tokens)
+        if self._credits <= 0 and CREDITS - self._credits - self._read <= CREDITS // 2:
+            self._give_credit()
         return event
 
     def cancel(self) -> None:
         """Ends an unfinished request: the reader wants no more events. May be called at any time, and again."""
-        self._end_early(IncompleteGenerationError(), "dropped")
+        if not self._finished:
+            self._give_up(IncompleteGenerationError(), "dropped")
 
     @property
     def has_begun(self) -> bool:
         """Whether the request runs, or has run before a preemption or a loss of the shards."""
-        return self.running.has_begun
+        return self._output.num_tokens > 0 or self._engine.has_begun(self._index)
 
     def refuse(self, error: InferenceError) -> None:
-        """Ends the request to make room for other requests; its reader gets `error`."""
-        self._end_early(error, error.label)
-
-    def _end_early(self, error: InferenceError, label: str) -> None:
-        self._on_cancel(self.running, label)
+        """Ends an unfinished request to make room for other requests; its reader gets `error`."""
         if not self._finished:
-            self.fail(error)
+            self._give_up(error, error.label)
 
-    # The methods below are for the engine only.
+    def _give_up(self, error: InferenceError, label: str) -> None:
+        self._fail(error, label)
+        self._engine.cancel(self._index)
 
-    def begin(self, now: float) -> bool:
-        """Notes that the request joined a step. Returns False if it had joined one before: it is being resumed."""
-        if self._begun_s is not None:
-            return False
-        self._begun_s = now
-        return True
+    # The engine calls the two methods below.
 
-    @property
-    def queue_s(self) -> float:
-        """Seconds from arrival in the queue to the first step; 0 before that step."""
-        return (self._begun_s or self._queued_s) - self._queued_s
+    def take(self, tokens: Tokens, ended: Ended | None) -> None:
+        ids, logprobs, tops, inference_s, first = tokens
+        if first is not None:
+            self._output.begin(first.queue_s, first.cached_tokens)
+        reason = FINISH_REASONS[ended.reason] if ended is not None else None
+        last = len(ids) - 1
+        for i, token_id in enumerate(ids):
+            reason_here = reason if i == last else None
+            event = self._output.push(token_id, logprobs[i], tops[i] if tops else (), reason_here, inference_s)
+            self._events.append(event)
+            self._credits -= 1 + len(event.top_tokens)
+            if event.finish is not None:
+                self._finish()
+                if ended is None:
+                    self._engine.end(self._index, self._output.num_tokens)
+                return
+        if self._credits <= 0 and self._read:
+            self._give_credit()
+        self._changed.set()
 
-    def end_at(self, timer: asyncio.TimerHandle) -> None:
-        """`timer` fires at the request's deadline; it is cancelled when the request ends earlier."""
-        self._timer = timer
+    def ended(self, ended: Ended) -> None:
+        if self._finished:
+            return  # this stream has ended the request itself
+        if ended.reason is EndReason.CLOSED:
+            self._fail(IncompleteGenerationError(), None)
+        elif ended.reason is not EndReason.DEADLINE:
+            self._fail(GenerationError(ended.cause), GenerationError.label)
+        elif self._output.num_tokens:
+            self._events.append(self._output.expire(ended.inference_s))
+            self._finish()
+        else:
+            self._fail(DeadlineError(), DeadlineError.label)
 
-    def fail(self, error: InferenceError) -> None:
+    def _give_credit(self) -> None:
+        read, self._read = self._read, 0
+        self._credits += read
+        self._engine.credit(self._index, read)
+
+    def _fail(self, error: InferenceError, label: str | None) -> None:
+        """`label`: the failure's `err` in tgi_request_failure; None: it is not counted."""
+        if label is not None:
+            self._metrics.request_failure.labels(err=label).inc()
         self._error = error
-        self._end()
+        self._finish()
 
-    def _end(self) -> None:
+    def _finish(self) -> None:
         self._finished = True
         self._changed.set()
-        if self._timer is not None:
-            self._timer.cancel()
 
-    def expire(self, now: float) -> bool:
-        """Ends the request at its deadline: with the tokens made so far (returns True), or with DeadlineError if there
-        are none (returns False). `push` must not be called afterwards."""
-        if not self.running.output_ids:
-            self.fail(DeadlineError())
-            return False
-        held_back = self._text.flush()
-        self._events.append(TokenEvent(None, held_back, finish=self._finish(FinishReason.DEADLINE, now)))
-        self._unread += 1
-        self._end()
-        return True
 
-    def push(
-        self, token_id: int, logprob: float, top_tokens: tuple[Token, ...], reason: FinishReason | None, now: float
-    ) -> bool:
-        """Adds a token that the scheduler has confirmed. `reason`: why the request ends with it, if it does. Returns
-        whether the request is finished: a stop string in its text ends it too."""
-        shown, plain, stopped = self._text.push(token_id)
-        if reason is None and stopped:
-            reason = FinishReason.STOP_SEQUENCE
-        if reason is not None and not stopped:
-            held_back = self._text.flush()
-            shown, plain = shown + held_back, plain + held_back
-        token = Token(token_id, shown, logprob, token_id in self._vocabulary.special_ids)
-        self._events.append(TokenEvent(token, plain, top_tokens, self._finish(reason, now) if reason else None))
-        self._unread += 1 + len(top_tokens)
-        self.running.paused = self._unread >= MAX_UNREAD
-        self.last_token_s = now
-        if reason is not None:
-            self._end()
-        self._changed.set()
-        return self._finished
-
-    def _finish(self, reason: FinishReason, now: float) -> Finish:
-        sampling = self.running.request.sampling
-        begun = self._begun_s if self._begun_s is not None else now
-        return Finish(
-            reason,
-            self._text.text(),
-            len(self.running.output_ids),
-            sampling.seed if sampling.do_sample else None,
-            begun - self._queued_s,
-            now - begun,
-            self.running.cached_tokens,
-        )
+def _error_of(refused: RefusedError, request: GenerationRequest, limits: TokenLimits) -> InferenceError:
+    if refused.reason is Refusal.OVERLOADED:
+        return OverloadedError(refused.retry_after_s)
+    if refused.reason is Refusal.CLOSED:
+        return IncompleteGenerationError()
+    return ValidationError(
+        f"`inputs` tokens + `max_new_tokens` must be <= {limits.max_batch_total_tokens}. Given:"
+        f" {len(request.input_ids)} `inputs` tokens and {request.max_new_tokens} `max_new_tokens`"
+    )

@@ -5,26 +5,28 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from text_generation_common.tasks import cancelled
 from text_generation_router.api.generation import Generation, Result, close_all
+from text_generation_router.api.generation_stream import GenerationStream
 from text_generation_router.api.permits import Permit, Permits
+from text_generation_router.engine.protocol import Engine
 from text_generation_router.errors import BodyError, DeadlineError, InferenceError
 from text_generation_router.http.caller import Caller
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.share import Share
+from text_generation_router.text.detokenization import Vocabulary
 from text_generation_router.text.validation import Prompt, Validator
-
-if TYPE_CHECKING:
-    from text_generation_router.engine.local import Engine
 
 
 class Inference:
-    def __init__(self, engine: "Engine", validator: Validator, permits: Permits, metrics: Metrics) -> None:
+    def __init__(
+        self, engine: Engine, vocabulary: Vocabulary, validator: Validator, permits: Permits, metrics: Metrics
+    ) -> None:
         self.validator = validator
         self._engine = engine
+        self._vocabulary = vocabulary
         self._permits = permits
         self._metrics = metrics
 
@@ -57,7 +59,7 @@ class Inference:
 
     @contextmanager
     def counted_failures(self) -> Iterator[None]:
-        """Counts refusals before a generation has begun; the engine counts later failures."""
+        """Counts refusals before a generation has begun; its stream counts later failures."""
         try:
             yield
         except BodyError:
@@ -89,7 +91,7 @@ class Inference:
         self._metrics.request_input_length.observe(len(request.input_ids))
         self._metrics.request_max_new_tokens.observe(request.max_new_tokens)
         return Generation(
-            stream=self._engine.submit(request),
+            stream=GenerationStream(self._engine, self._vocabulary, self._metrics, request, prompt.parameters.stop),
             permit=permit,
             metrics=self._metrics,
             prompt_tokens=len(request.input_ids),

@@ -13,8 +13,7 @@ from text_generation_router.api.generation import Generation, Row, Timing
 from text_generation_router.errors import InferenceError
 from text_generation_router.http.dialects import OPENAI
 from text_generation_router.http.encoding import DONE, rows_json, to_event
-from text_generation_router.scheduling.request import FinishReason
-from text_generation_router.text.events import Token, TokenEvent
+from text_generation_router.text.events import FinishReason, Token, TokenEvent
 
 
 def finish_reason(reason: FinishReason) -> str:

@@ -41,8 +41,8 @@ class ServiceRoutes:
         return json_response(self._info())
 
     def _info(self) -> dict[str, Any]:
-        config, engine = self._services.config, self._services.engine
-        limits = engine.limits
+        config, snapshot = self._services.config, self._services.engine.snapshot()
+        limits = snapshot.limits
         return {
             "model_id": config.tokenizer_name,
             "model_sha": self._services.model_sha,
@@ -58,8 +58,8 @@ class ServiceRoutes:
             "version": self._services.version,
             "sha": None,
             "docker_label": None,
-            "model_dtype": engine.info.dtype,
-            "model_device_type": engine.info.device_type,
+            "model_dtype": snapshot.model.dtype,
+            "model_device_type": snapshot.model.device_type,
             "max_input_length": limits.max_input_tokens,
             "max_batch_total_tokens": limits.max_batch_total_tokens,
             "waiting_served_ratio": config.scheduling.waiting_served_ratio,

@@ -1,11 +1,11 @@
 """The parts of the router that the routes use."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from text_generation_router.api.body import Bodies
 from text_generation_router.api.inference import Inference
 from text_generation_router.config import RouterConfig
+from text_generation_router.engine.protocol import Engine
 from text_generation_router.http.caller import Callers
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import LimitHits
@@ -13,14 +13,11 @@ from text_generation_router.metrics import Metrics
 from text_generation_router.text.rendering import Renderer
 from text_generation_router.text.tokenization import TextTokenizer
 
-if TYPE_CHECKING:
-    from text_generation_router.engine.local import Engine
-
 
 @dataclass(frozen=True, slots=True)
 class Services:
     config: RouterConfig
-    engine: "Engine"
+    engine: Engine
     inference: Inference
     callers: Callers
     bodies: Bodies

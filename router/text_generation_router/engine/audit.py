@@ -10,7 +10,7 @@ from text_generation_router.errors import ShardsError
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.scheduler import Scheduler
 
-log = logging.getLogger("text_generation_router")
+logger = logging.getLogger("text_generation_router")
 
 # Minimum time between two calls that ask the shards how many rows and slots they hold.
 ASK_S = 10.0
@@ -25,7 +25,7 @@ class Audit:
     def note_idle(self, scheduler: Scheduler, shards: ShardedClient) -> None:
         """Checks the books. Call when no request runs or waits and no step is in flight."""
         if (wrong := scheduler.books()) is not None:
-            self._complain(wrong)
+            self._report(wrong)
         now = time.monotonic()
         if now - self._asked_s >= ASK_S and (self._asking is None or self._asking.done()):
             self._asked_s = now
@@ -41,14 +41,14 @@ class Audit:
             return  # a step was sent meanwhile: the views describe an older state
         for rank, view in enumerate(views):
             if view.rows or view.slots < scheduler.memory.capacity:
-                self._complain(
-                    f"shard {rank} holds {view.rows} rows and {view.slots} slots, the router none of"
-                    f" {scheduler.memory.capacity}"
+                self._report(
+                    f"shard {rank} holds {view.rows} rows and has {view.slots} slots; by the router's books it holds no"
+                    f" row and has {scheduler.memory.capacity} slots"
                 )
 
-    def _complain(self, wrong: str) -> None:
+    def _report(self, wrong: str) -> None:
         self._metrics.books_errors.inc()
-        log.error("the books of the token slots are wrong: %s", wrong)
+        logger.error("the books of the token slots are wrong: %s", wrong)
 
     async def close(self) -> None:
         if self._asking is not None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from text_generation_common import faults, sampling_wire
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
+from text_generation_router.engine.protocol import ModelInfo
 from text_generation_router.errors import ShardsError, StepAbortedError, StepFailedError, WarmupRefusedError
 from text_generation_router.scheduling.step import BATCH_ID, Chunk, ClearStep, ForwardStep, Step
 
@@ -35,18 +36,6 @@ WARMUP_ERRORS: Errors = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: WarmupRefusedError,
     grpc.StatusCode.INVALID_ARGUMENT: WarmupRefusedError,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    dtype: str  # "torch.bfloat16"
-    device_type: str
-    vocab_size: int
-    max_positions: int
-    eos_token_ids: tuple[int, ...]
-    kernels: str
-    world_size: int
-    epoch: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ class StepMetrics:
         metrics.batch_inference_count.labels(method=step.method).inc()
         metrics.batch_current_size.set(scheduler.active.num_running)
         metrics.batch_current_max_tokens.set(scheduler.active.num_reserved)
-        self._memory(scheduler)
-        self._happened(scheduler.counters)
+        self._set_slots(scheduler)
+        self._add_counts(scheduler.counters)
         if step.joined:
             metrics.batch_next_size.observe(step.joined)
             metrics.queue_size.set(len(scheduler.queue))
@@ -53,13 +53,17 @@ class StepMetrics:
     def resting(self, scheduler: Scheduler) -> None:
         self._metrics.batch_current_size.set(0)
         self._metrics.batch_current_max_tokens.set(0)
-        self._memory(scheduler)
-        self._happened(scheduler.counters)
+        self._set_slots(scheduler)
+        self._add_counts(scheduler.counters)
 
     def began(self, request: Running, queue_s: float) -> None:
         reason = request.waited_for or "turn"
         self._metrics.queue_waits.labels(reason=reason).inc()
         self._metrics.queue_wait_seconds.labels(reason=reason).inc(queue_s)
+
+    def resumed(self, requests: int) -> None:
+        """`requests` were put back into the queue after a loss, with their tokens."""
+        self._metrics.request_resumes.inc(requests)
 
     def finished(self, request: Running) -> None:
         self._metrics.length_estimate_ratio.observe(len(request.output_ids) / max(1, request.estimate))
@@ -68,13 +72,13 @@ class StepMetrics:
         for gap_s, count in gaps_s.items():
             self._metrics.time_between_tokens.observe(gap_s, count)
 
-    def _memory(self, scheduler: Scheduler) -> None:
+    def _set_slots(self, scheduler: Scheduler) -> None:
         metrics = self._metrics
         metrics.slots_used.set(scheduler.memory.num_held)
         metrics.slots_cached.set(scheduler.memory.cache.num_evictable)
         metrics.slots_free.set(scheduler.memory.slots.num_free)
 
-    def _happened(self, counters: SchedulerCounters) -> None:
+    def _add_counts(self, counters: SchedulerCounters) -> None:
         """Adds the scheduler's counts since the previous call to the metrics."""
         metrics, before = self._metrics, self._before
         if counters == before:

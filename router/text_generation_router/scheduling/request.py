@@ -9,11 +9,16 @@ from text_generation_router.scheduling.share import Share
 Namespace = tuple[str, ...]
 
 
-class FinishReason(StrEnum):
-    LENGTH = "length"
+class EndReason(StrEnum):
+    """Why a request has ended. The scheduler knows the first two; text and stop strings are not its business."""
+
+    LENGTH = "length"  # `max_new_tokens` are made
     EOS_TOKEN = "eos_token"
-    STOP_SEQUENCE = "stop_sequence"
-    DEADLINE = "deadline"  # the request's time ran out
+    STOPPED = "stopped"  # its front found a stop string
+    CANCELLED = "cancelled"  # its front has no use for more tokens
+    DEADLINE = "deadline"  # its time ran out
+    FAILED = "failed"
+    CLOSED = "closed"  # the engine was closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,6 @@ class GenerationRequest:
     input_ids: tuple[int, ...]
     max_new_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
-    stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     share: Share = field(default_factory=Share)  # the share of the server that the request is charged to
     priority: int = 0  # lower goes first, as in vLLM

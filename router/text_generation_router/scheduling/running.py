@@ -12,7 +12,7 @@ from text_generation_router.scheduling.memory.holding import Holding
 from text_generation_router.scheduling.memory.radix_tree import NOTHING
 from text_generation_router.scheduling.memory.slots import Slots
 from text_generation_router.scheduling.memory.trails import Ids
-from text_generation_router.scheduling.request import FinishReason, GenerationRequest, Namespace
+from text_generation_router.scheduling.request import EndReason, GenerationRequest, Namespace
 from text_generation_router.scheduling.step import Chunk, FirstChunk
 from text_generation_router.scheduling.tenant import Owner, Tenant
 
@@ -148,20 +148,27 @@ class Running:
 
     def add_tokens(
         self, token_ids: tuple[int, ...], end_tokens: frozenset[int] = NO_TOKENS
-    ) -> tuple[tuple[int, ...], FinishReason | None]:
+    ) -> tuple[tuple[int, ...], EndReason | None]:
         """Adds confirmed tokens up to the token that ends the request. Returns the added tokens, and why they end the
         request, if they do: by its length, or with one of `end_tokens`, unless the request ignores those."""
         asked, made, reason = self.request, len(self.output_ids), None
         if not (asked.ignore_eos or end_tokens.isdisjoint(token_ids)):
             first = next(place for place, token_id in enumerate(token_ids) if token_id in end_tokens)
-            token_ids, reason = token_ids[: first + 1], FinishReason.EOS_TOKEN
+            token_ids, reason = token_ids[: first + 1], EndReason.EOS_TOKEN
         if made + len(token_ids) >= asked.max_new_tokens:  # the length limit before the end token, as in TGI
-            token_ids, reason = token_ids[: asked.max_new_tokens - made], FinishReason.LENGTH
+            token_ids, reason = token_ids[: asked.max_new_tokens - made], EndReason.LENGTH
         self.output_ids += token_ids
         self.num_tokens += len(token_ids)
         if self.blame.is_marked:
             self.blame.note_token()
         return token_ids, reason
+
+    def keep_output(self, count: int) -> None:
+        """Forgets all output tokens but the first `count`."""
+        if count < len(self.output_ids):
+            del self.output_ids[count:]
+            self.num_tokens = len(self.request.input_ids) + count
+            self._num_ids = min(self._num_ids, self.num_tokens)
 
 
 def send_tokens(requests: Iterable[Running], count: int, number: int) -> None:

@@ -111,9 +111,11 @@ class Scheduler:
             self.joining.times.retry_now()
         return running
 
-    def end(self, request_id: int) -> None:
-        """Ends a request that is complete, because its text has reached a stop string. No effect if it has ended."""
+    def end(self, request_id: int, num_tokens: int) -> None:
+        """Ends a request that is complete with its first `num_tokens` output tokens, because its text has reached a
+        stop string there. No effect if it has ended."""
         if (request := self._requests.get(request_id)) is not None:
+            request.keep_output(num_tokens)
             self._complete(request)
 
     def cancel(self, request_id: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from text_generation_common.sampling import Sampling
 from text_generation_router.scheduling.memory.slots import Slots
-from text_generation_router.scheduling.request import FinishReason
+from text_generation_router.scheduling.request import EndReason
 
 # All requests of an engine step together, so one batch is enough.
 BATCH_ID = 1
@@ -90,7 +90,7 @@ class Applied:
     taken: list[tuple[int, ...]] = field(default_factory=list)
     """The tokens to publish, in the order of the answer's requests: empty for a request that had ended before, and for
     one that ends because its logits are not finite."""
-    ended: dict[int, FinishReason] = field(default_factory=dict)
+    ended: dict[int, EndReason] = field(default_factory=dict)
     """Requests that ended with these tokens, at their length limit or with an end token."""
     not_finite: list[int] = field(default_factory=list)
     """Requests that ended because their logits are not finite."""

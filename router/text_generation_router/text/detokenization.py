@@ -20,13 +20,12 @@ class Vocabulary:
     tokenizer: Tokenizer
     token_bytes: TokenBytes
     special_ids: frozenset[int]
-    eos_ids: frozenset[int]
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, eos_ids: Sequence[int]) -> "Vocabulary":
+    def of(cls, tokenizer: Tokenizer) -> "Vocabulary":
         added = tokenizer.get_added_tokens_decoder()
         special_ids = frozenset(i for i, token in added.items() if token.special)
-        return cls(tokenizer, TokenBytes(tokenizer), special_ids, frozenset(eos_ids))
+        return cls(tokenizer, TokenBytes(tokenizer), special_ids)
 
     def text_of(self, token_id: int) -> str:
         """The text of a single token, special tokens included."""
@@ -44,6 +43,8 @@ class Piece(NamedTuple):
 def decode_utf8(data: bytes) -> tuple[str, bytes]:
     """(the text of all complete characters, the bytes of an incomplete last character)."""
     text, used = codecs.utf_8_decode(data, "replace", False)
+    if used == len(data):
+        return text, b""
     rest = data[used:]
     if rest[:1] == b"\xed" and rest[1:] >= b"\xa0":
         # Python's decoder waits for the third byte of a surrogate, but a surrogate is never valid UTF-8.
@@ -118,8 +119,11 @@ class TextStream:
 
     def _find_stop(self, text: str) -> tuple[str, bool]:
         searched = self._tail + text
-        ends = [found + len(stop) for stop in self._stop if (found := searched.find(stop)) >= 0]
-        if not ends:
+        end = len(searched) + 1
+        for stop in self._stop:
+            if (found := searched.find(stop)) >= 0:
+                end = min(end, found + len(stop))
+        if end > len(searched):
             self._tail = searched[-self._longest_stop :]
             return text, False
-        return searched[len(self._tail) : min(ends)], True
+        return searched[len(self._tail) : end], True

@@ -1,12 +1,20 @@
 """What a reader of a generation gets: an event for each token, and at the end why the text ended."""
 
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
 
-from text_generation_router.scheduling.request import FinishReason
+
+class FinishReason(StrEnum):
+    """Why a text ended."""
+
+    LENGTH = "length"
+    EOS_TOKEN = "eos_token"
+    STOP_SEQUENCE = "stop_sequence"
+    DEADLINE = "deadline"  # the request's time ran out
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     id: int
     # Text this token adds; "" while a character is incomplete. The last token of a request carries the text that was
     # held back.
@@ -28,8 +36,7 @@ class Finish:
     cached_tokens: int  # prompt tokens found in the prefix cache at the first start
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """One generated token. The last event of a request has `finish`, and no token if the reason is DEADLINE."""
 
     token: Token | None

@@ -1,7 +1,7 @@
 """Validates requests: TGI's checks in TGI's order with TGI's error texts. Returns the request for the scheduler."""
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -67,9 +67,14 @@ Check = tuple[bool, str]  # (whether the check fails, its error text)
 
 
 class Validator:
-    def __init__(self, tokenizer: TextTokenizer, limits: RequestLimits) -> None:
-        self.limits = limits
+    def __init__(self, tokenizer: TextTokenizer, limits: Callable[[], RequestLimits]) -> None:
+        """`limits` returns the limits of the current shards."""
+        self._limits = limits
         self._tokenizer = tokenizer
+
+    @property
+    def limits(self) -> RequestLimits:
+        return self._limits()
 
     def check_best_of(self, best_of: int | None) -> None:
         """Separate from the other checks: only routes that do not stream call it, before the request is counted."""
@@ -103,7 +108,6 @@ class Validator:
             ids.values,
             wanted,
             sampling(parameters.sampling),
-            parameters.stop,
             parameters.ignore_eos_token,
             priority=parameters.priority or 0,
             namespace=(parameters.cache_salt or "",),

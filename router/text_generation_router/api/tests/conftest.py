@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -19,17 +19,27 @@ from text_generation_router.api.permits import Permits
 from text_generation_router.api.services import Services
 from text_generation_router.app import create_app
 from text_generation_router.config import RouterConfig, RouterFlags
-from text_generation_router.errors import InferenceError
+from text_generation_router.engine.protocol import (
+    Ended,
+    FirstStep,
+    Load,
+    ModelInfo,
+    Sink,
+    Snapshot,
+    TokenLimits,
+    Tokens,
+    TopToken,
+)
+from text_generation_router.errors import RefusedError
 from text_generation_router.http.caller import Callers
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import LimitHits
 from text_generation_router.metrics import Metrics
 from text_generation_router.offload.child import Handler
 from text_generation_router.resolve import resolve
-from text_generation_router.scheduling.request import FinishReason, GenerationRequest
+from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.text import rendering_child
 from text_generation_router.text.chat_template import ChatTemplate
-from text_generation_router.text.events import Finish, Token, TokenEvent
 from text_generation_router.text.rendering import Renderer
 from text_generation_router.text.tokenization import TextTokenizer
 from text_generation_router.text.validation import RequestLimits, Validator
@@ -46,105 +56,133 @@ class Script:
 
     texts: tuple[str, ...] = (" there", "!")
     logprobs: tuple[float, ...] = (-0.5, -0.25)
-    reason: FinishReason = FinishReason.LENGTH
+    reason: EndReason = EndReason.LENGTH
     last_is_special: bool = False
-    held_back: str = ""  # text in the last event, before the text of a special token
-    error_after: tuple[int, InferenceError] | None = None  # number of tokens, then the error
+    cuts_character: bool = False  # the last ordinary token ends with the first byte of a character
+    ends_after: tuple[int, Ended] | None = None  # number of tokens, then this end
     hang_after: int | None = None  # number of tokens, then silence
-    stop_after: int | None = None  # number of tokens, then an end without `finish`
-    expires: bool = False  # ends with an event that has no token
+    expires: bool = False  # the deadline comes after the last token
     cached_tokens: int = 0
     begins: bool = True  # else the request waits in the queue
 
 
-class FakeStream:
-    def __init__(self, request: GenerationRequest, script: Script) -> None:
-        self.request, self.script = request, script
-        self.position = 0
-        self.cancelled = 0
-        self.refusal: InferenceError | None = None
-        self.refused = asyncio.Event()
+class ScriptedVocabulary:
+    """A vocabulary whose tokens from FIRST_ID on are the texts of the scripts, in the order in which they are used."""
 
-    def __aiter__(self) -> "FakeStream":
-        return self
+    FIRST_ID = 700
 
-    def cancel(self) -> None:
-        self.cancelled += 1
+    def __init__(self) -> None:
+        self.special_ids: set[int] = set()
+        self.token_bytes = self
+        self._tokens: list[bytes] = []
+
+    def id_of(self, token: bytes, special: bool) -> int:
+        if token not in self._tokens:
+            self._tokens.append(token)
+        token_id = self.FIRST_ID + self._tokens.index(token)
+        if special:
+            self.special_ids.add(token_id)
+        return token_id
+
+    def of(self, token_id: int, previous: int | None) -> bytes:
+        return self._tokens[token_id - self.FIRST_ID] if token_id >= self.FIRST_ID else b""
+
+    def text_of(self, token_id: int) -> str:
+        return self.of(token_id, None).decode(errors="ignore")
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request that the fake engine got."""
+
+    request: GenerationRequest
+    sink: Sink
+    script: Script
+    end: Ended | None = None
+    num_kept: int | None = None  # tokens that count, of a request that its front has ended
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    playing: asyncio.Task[None] | None = None
 
     @property
-    def has_begun(self) -> bool:
-        return self.script.begins
+    def cancelled(self) -> bool:
+        return self.end is not None and self.end.reason is EndReason.CANCELLED
 
-    def refuse(self, error: InferenceError) -> None:
-        self.refusal = error
-        self.refused.set()
-
-    async def __anext__(self) -> TokenEvent:
-        await asyncio.sleep(0)
-        at, script = self.position, self.script
-        if at == script.hang_after:
-            await self.refused.wait()
-        if self.refusal is not None:
-            raise self.refusal
-        if script.error_after is not None and at == script.error_after[0]:
-            raise script.error_after[1]
-        if at in (script.stop_after, len(script.texts) + script.expires):
-            raise StopAsyncIteration
-        self.position += 1
-        if at == len(script.texts):
-            return TokenEvent(None, script.held_back, finish=self._finish())
-        last = self.position == len(script.texts) and not script.expires
-        token = self._token(at, last)
-        top = (token,) * self.request.sampling.top_n_tokens
-        held_back = script.held_back if last else ""
-        shown, plain = (held_back + token.text, held_back) if token.special else (token.text + held_back,) * 2
-        token = replace(token, text=shown)
-        return TokenEvent(token, plain, top, self._finish() if last else None)
-
-    def _token(self, at: int, last: bool) -> Token:
-        return Token(700 + at, self.script.texts[at], self.script.logprobs[at], last and self.script.last_is_special)
-
-    def _finish(self) -> Finish:
-        texts = self.script.texts[:-1] if self.script.last_is_special else self.script.texts
-        sampling = self.request.sampling
-        seed = sampling.seed if sampling.do_sample else None
-        reason = FinishReason.DEADLINE if self.script.expires else self.script.reason
-        text = "".join(texts) + self.script.held_back
-        return Finish(reason, text, len(self.script.texts), seed, 0.25, 0.5, self.script.cached_tokens)
-
-
-@dataclass(frozen=True)
-class FakeInfo:
-    dtype: str = "torch.float32"
-    device_type: str = "cpu"
-
-
-@dataclass(frozen=True)
-class FakeLimits:
-    max_input_tokens: int = 40
-    max_total_tokens: int = 60
-    max_batch_total_tokens: int = 300
+    def ends(self, end: Ended) -> None:
+        if self.end is None:
+            self.end = end
+            self.over.set()
+            self.sink.ended(end)
 
 
 class FakeEngine:
+    """An Engine that follows scripts."""
+
     def __init__(self) -> None:
-        self.info, self.limits = FakeInfo(), FakeLimits()
+        self.limits = TokenLimits(max_input_tokens=40, max_total_tokens=60, max_batch_total_tokens=300)
+        self.vocabulary = ScriptedVocabulary()
         self.script = Script()
         self.scripts: list[Script] = []  # used up first, one per request
-        self.streams: list[FakeStream] = []
+        self.asked: list[Asked] = []
         self.healthy = True
         self.pause_s = 1  # `Retry-After` of refused requests
-        self.refusal: InferenceError | None = None
+        self.refusal: RefusedError | None = None
 
-    def submit(self, request: GenerationRequest) -> FakeStream:
+    def submit(self, request: GenerationRequest, sink: Sink, credits: int) -> int:
         if self.refusal is not None:
             raise self.refusal
-        stream = FakeStream(request, self.scripts.pop(0) if self.scripts else self.script)
-        self.streams.append(stream)
-        return stream
+        asked = Asked(request, sink, self.scripts.pop(0) if self.scripts else self.script)
+        self.asked.append(asked)
+        asked.playing = asyncio.create_task(self._play(asked))
+        return len(self.asked) - 1
 
-    def retry_after_s(self) -> int:
-        return self.pause_s
+    async def _play(self, asked: Asked) -> None:
+        script = asked.script
+        for number in range(len(script.texts) + 1):
+            await asyncio.sleep(0)
+            if number == script.hang_after:
+                await asked.over.wait()
+            if asked.end is not None:
+                return
+            if script.ends_after is not None and number == script.ends_after[0]:
+                asked.ends(script.ends_after[1])
+            elif number < len(script.texts):
+                self._give(asked, number)
+            elif script.expires:
+                asked.ends(Ended(EndReason.DEADLINE, 0.5))
+
+    def _give(self, asked: Asked, number: int) -> None:
+        script = asked.script
+        last = number == len(script.texts) - 1
+        special = last and script.last_is_special
+        token = script.texts[number].encode()
+        if script.cuts_character and number == len(script.texts) - 1 - script.last_is_special:
+            token += b"\xc3"
+        token_id, logprob = self.vocabulary.id_of(token, special), script.logprobs[number]
+        tops = ((TopToken(token_id, logprob),) * asked.request.sampling.top_n_tokens,)
+        first = None if number else FirstStep(queue_s=0.25, cached_tokens=script.cached_tokens)
+        if last and not script.expires:
+            asked.end = Ended(script.reason, 0.5)
+        asked.sink.take(Tokens((token_id,), (logprob,), tops, 0.5, first), asked.end)
+
+    def end(self, index: int, num_tokens: int) -> None:
+        self.asked[index].num_kept = num_tokens
+        self.asked[index].ends(Ended(EndReason.STOPPED, 0.5))
+
+    def cancel(self, index: int) -> None:
+        self.asked[index].ends(Ended(EndReason.CANCELLED, 0.5))
+
+    def credit(self, index: int, tokens: int) -> None:
+        pass
+
+    def has_begun(self, index: int) -> bool:
+        return self.asked[index].script.begins
+
+    def snapshot(self) -> Snapshot:
+        model = ModelInfo("torch.float32", "cpu", 1000, 60, (), "reference", world_size=1, epoch=1)
+        return Snapshot(model, self.limits)
+
+    def load(self) -> Load:
+        return Load(self.pause_s)
 
     async def is_healthy(self) -> bool:
         return self.healthy
@@ -224,11 +262,12 @@ class Server:
         limits = self.engine.limits
         self.metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)
         self.config = make_config(**config)
-        self.permits = Permits(self.config.requests.max_concurrent_requests, self.engine.retry_after_s)
+        self.permits = Permits(self.config.requests.max_concurrent_requests, lambda: self.engine.load().retry_after_s)
         self.tokenizer = TextTokenizer.of(tokenizer, workers=1, max_waiting=16)
         self.tokenizer.max_chars_per_token = None
         request_limits = RequestLimits(self.config.requests, limits.max_input_tokens, limits.max_total_tokens)
-        inference = Inference(self.engine, Validator(self.tokenizer, request_limits), self.permits, self.metrics)
+        validator = Validator(self.tokenizer, lambda: request_limits)
+        inference = Inference(self.engine, self.engine.vocabulary, validator, self.permits, self.metrics)
         template = ChatTemplate(TEMPLATE, {})
         self.gate, self.limit_hits = Gate(), LimitHits(self.metrics)
         callers = Callers(

@@ -75,7 +75,7 @@ def test_refusals_are_counted_for_every_dialect(server, loud, stream):
     loud.is_broken = True
     assert server.post("/loud", {"prompt": "a", "stream": stream}).status == 422
     assert server.metric("tgi_request_count_total") == 18 and server.failures("template") == 1
-    assert not server.engine.streams and server.permits.left == 4
+    assert not server.engine.asked and server.permits.left == 4
 
 
 @pytest.mark.parametrize("stream", [b"false", b"true"])
@@ -83,4 +83,4 @@ def test_prompts_of_a_client_that_disconnects_are_not_made(server, loud, stream)
     loud.hangs = True
     answer = asyncio.run(server.call("POST", "/loud", b'{"prompt": "a", "stream": %b}' % stream, leave_after=0))
     assert answer.status == 499 and loud.was_cancelled
-    assert not server.engine.streams and server.permits.left == 4
+    assert not server.engine.asked and server.permits.left == 4

@@ -72,7 +72,7 @@ def test_a_wrong_shape_is_422_and_names_the_field(server, path, body, field):
     assert answer.json["error_type"] == "unprocessable"
     prefix = f"Failed to deserialize the JSON body into the target type: {field}: "
     assert answer.json["error"].startswith(prefix), answer.json
-    assert not server.engine.streams
+    assert not server.engine.asked
 
 
 @pytest.mark.parametrize("body", [[], 1, "x", None, True])

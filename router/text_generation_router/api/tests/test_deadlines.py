@@ -2,7 +2,9 @@
 
 import pytest
 
+from text_generation_router.engine.protocol import Ended
 from text_generation_router.errors import DeadlineError
+from text_generation_router.scheduling.request import EndReason
 
 BAD_HEADER = (
     "Input validation error: `X-Request-Timeout` must be a number of seconds > 0 and < 1000000000, such as 30 or 0.5"
@@ -16,7 +18,7 @@ def error_of(route, answer):
 def timeout_of(server, route, header=None, **fields):
     """The timeout that the engine receives, in seconds."""
     server.ask(route, {} if header is None else {"x-request-timeout": header}, **fields)
-    return server.engine.streams[-1].request.timeout_s
+    return server.engine.asked[-1].request.timeout_s
 
 
 def test_the_header_reaches_the_engine_less_what_has_passed(server, route):
@@ -46,7 +48,7 @@ def test_a_header_that_is_not_a_number_of_seconds_is_refused_by_name(server, rou
     answer = server.ask(route, {"x-request-timeout": value})
     assert error_of(route, answer) == {"error": BAD_HEADER, "error_type": "validation"}
     assert answer.status == (200 if route.fails_as_event else 422)
-    assert not server.engine.streams and server.permits.left == 4 and server.failures("validation") == 1
+    assert not server.engine.asked and server.permits.left == 4 and server.failures("validation") == 1
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ def test_a_header_that_is_not_a_number_of_seconds_is_refused_by_name(server, rou
 def test_a_timeout_among_the_parameters_is_a_positive_number(server, value, status, text):
     answer = server.post("/generate", b'{"inputs":"Hi","parameters":{"timeout":%b}}' % value)
     assert answer.status == status and text in answer.json["error"]
-    assert not server.engine.streams
+    assert not server.engine.asked
 
 
 def test_a_request_whose_time_is_over_never_waits(server, route):
@@ -75,12 +77,12 @@ def test_a_request_whose_time_is_over_never_waits(server, route):
         "error_type": "deadline",
     }
     assert answer.status == (200 if route.fails_as_event else 504) and "retry-after" not in answer.headers
-    assert not server.engine.streams and server.permits.left == 4 and server.failures("deadline") == 1
+    assert not server.engine.asked and server.permits.left == 4 and server.failures("deadline") == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_expires_in_the_queue_gets_a_deadline_error(server, route, stream):
-    server.engine.script.error_after = (0, DeadlineError())
+    server.engine.script.ends_after = (0, Ended(EndReason.DEADLINE))
     answer = server.ask(route, stream=stream)
     native = {"error": DeadlineError().text, "error_type": "deadline"}
     if route.path == "/generate" or not (stream or route.fails_as_event):
@@ -89,7 +91,7 @@ def test_a_request_that_expires_in_the_queue_gets_a_deadline_error(server, route
         assert answer.events == [{"error": {"message": DeadlineError().text, "http_status_code": 504}}, "[DONE]"]
     else:
         assert answer.events == [native]
-    assert server.permits.left == 4
+    assert server.permits.left == 4 and server.failures("deadline") == 1
 
 
 def test_an_expired_text_ends_as_it_is(server):
@@ -123,7 +125,7 @@ def test_the_last_event_of_an_expired_stream_has_an_empty_special_token(server):
 
 
 def test_the_last_event_of_an_expired_stream_shows_text_that_was_held_back(server):
-    server.engine.script.expires, server.engine.script.held_back = True, "\ufffd"
+    server.engine.script.expires = server.engine.script.cuts_character = True
     *_, last = server.post("/generate_stream", {"inputs": "Hi"}).events
     assert last["token"] == {"id": 0, "text": "\ufffd", "logprob": 0.0, "special": False}
     assert last["generated_text"] == " there!\ufffd"

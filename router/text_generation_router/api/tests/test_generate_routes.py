@@ -3,9 +3,10 @@ import json
 
 import pytest
 
-from text_generation_router.errors import GenerationError, OverloadedError
+from text_generation_router.engine.protocol import Ended
+from text_generation_router.errors import OverloadedError, Refusal, RefusedError
 from text_generation_router.http.errors import error_headers
-from text_generation_router.scheduling.request import FinishReason
+from text_generation_router.scheduling.request import EndReason
 
 MUST_SAMPLE = {"best_of": 2, "do_sample": True}
 
@@ -67,7 +68,7 @@ def test_logprobs_print_as_float32_and_nan_as_null(server):
 def test_absent_parameters_sample_and_empty_ones_do_not(server):
     server.post("/generate", {"inputs": "Hi"})
     server.post("/generate", {"inputs": "Hi", "parameters": {}})
-    assert [stream.request.sampling.do_sample for stream in server.engine.streams] == [True, False]
+    assert [asked.request.sampling.do_sample for asked in server.engine.asked] == [True, False]
 
 
 def test_parameters_reach_the_engine(server):
@@ -86,24 +87,24 @@ def test_parameters_reach_the_engine(server):
         "top_n_tokens": 2,
     }
     server.post("/generate", {"inputs": "hello", "parameters": parameters})
-    request = server.engine.streams[0].request
+    request = server.engine.asked[0].request
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.typical_p) == (0.5, 3, 0.25, 0.75)
     assert (sampling.repetition_penalty, sampling.frequency_penalty, sampling.seed) == (1.5, -1.0, 2**64 - 1)
     assert (sampling.watermark, sampling.top_n_tokens) == (True, 2)
-    assert (request.stop, request.ignore_eos, request.max_new_tokens) == (("a", "b"), True, 7)
+    assert (request.ignore_eos, request.max_new_tokens) == (True, 7)
 
 
 def test_max_new_tokens_null_means_as_many_as_fit(server):
     server.post("/generate", {"inputs": "Hi", "parameters": {"max_new_tokens": None}})
-    request = server.engine.streams[0].request
+    request = server.engine.asked[0].request
     assert request.max_new_tokens == server.engine.limits.max_total_tokens - len(request.input_ids)
 
 
 def test_truncate_keeps_the_tail(server):
     server.post("/generate", {"inputs": "xyz", "parameters": {"truncate": 2}})
     tokenizer = server.tokenizer.tokenizer
-    assert tokenizer.decode(list(server.engine.streams[0].request.input_ids)) == "yz"
+    assert tokenizer.decode(list(server.engine.asked[0].request.input_ids)) == "yz"
 
 
 def test_best_of_picks_the_highest_mean_logprob_and_shows_the_others(server):
@@ -114,7 +115,7 @@ def test_best_of_picks_the_highest_mean_logprob_and_shows_the_others(server):
     assert answer["generated_text"] == "better"
     [other] = answer["details"]["best_of_sequences"]
     assert other["generated_text"] == "worse"
-    seeds = [stream.request.sampling.seed for stream in server.engine.streams]
+    seeds = [asked.request.sampling.seed for asked in server.engine.asked]
     assert len(set(seeds)) == 2 and answer["details"]["seed"] == seeds[1]
     assert server.metric("tgi_request_count_total") == 1 and server.metric("tgi_request_success_total") == 2
 
@@ -158,7 +159,7 @@ def test_overload_is_429_or_an_event(make_server):
 
 
 def test_a_refusal_by_the_engine_is_429_or_an_event(server):
-    server.engine.refusal = OverloadedError(retry_after_s=30)
+    server.engine.refusal = RefusedError(Refusal.OVERLOADED, 30)
     for path in ("/generate", "/v1/completions"):
         answer = server.post(path, {"inputs": "Hi", "prompt": "Hi"})
         assert (answer.status, answer.headers["retry-after"]) == (429, "30")
@@ -167,22 +168,48 @@ def test_a_refusal_by_the_engine_is_429_or_an_event(server):
 
 
 def test_a_failure_of_the_shards_is_424_or_the_last_event(server):
-    server.engine.script.error_after = (1, GenerationError("Server error: boom"))
+    server.engine.script.ends_after = (1, Ended(EndReason.FAILED, cause="Server error: boom"))
     error = {"error": "Request failed during generation: Server error: boom", "error_type": "generation"}
     answer = server.post("/generate", {"inputs": "Hi"})
     assert (answer.status, answer.json) == (424, error)
     events = server.post("/generate_stream", {"inputs": "Hi"}).events
     assert len(events) == 2 and events[1] == error
-    assert server.permits.left == 4
+    assert server.permits.left == 4 and server.failures("generation") == 2
 
 
-def test_a_stream_without_an_end_is_incomplete(server):
-    server.engine.script.stop_after = 1
+def test_a_generation_is_incomplete_when_the_engine_is_closed(server):
+    server.engine.script.ends_after = (1, Ended(EndReason.CLOSED))
     answer = server.post("/generate", {"inputs": "Hi"})
     assert (answer.status, answer.json["error_type"]) == (500, "incomplete_generation")
     events = server.post("/generate_stream", {"inputs": "Hi"}).events
     assert events[1] == {"error": "Incomplete generation stream", "error_type": "incomplete_generation_stream"}
-    assert server.failures("incomplete") == 2
+    assert server.permits.left == 4
+
+
+@pytest.mark.parametrize(("refusal", "status"), [(Refusal.CLOSED, 500), (Refusal.TOO_LONG, 422)])
+def test_a_request_that_the_engine_cannot_take_is_refused_by_its_reason(server, refusal, status):
+    server.engine.refusal = RefusedError(refusal)
+    answer = server.post("/generate", {"inputs": "Hi", "parameters": {"max_new_tokens": 3}})
+    errors = {
+        500: {"error": "Incomplete generation", "error_type": "incomplete_generation"},
+        422: {
+            "error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 300. Given: 2 `inputs`"
+            " tokens and 3 `max_new_tokens`",
+            "error_type": "validation",
+        },
+    }
+    assert (answer.status, answer.json) == (status, errors[status])
+    assert server.permits.left == 4 and server.failures("incomplete" if status == 500 else "validation") == 1
+
+
+def test_a_stop_string_ends_the_request_in_the_engine(server):
+    server.engine.script.texts, server.engine.script.logprobs = ("one", " two", " three"), (0.0,) * 3
+    body = {"inputs": "Hi", "parameters": {"details": True, "stop": ["e t"]}}
+    answer = server.post("/generate", body).json
+    details = answer["details"]
+    assert (answer["generated_text"], details["finish_reason"]) == ("one t", "stop_sequence")
+    assert details["generated_tokens"] == len(details["tokens"]) == 2
+    assert server.engine.asked[0].num_kept == 2 and server.metric("tgi_request_success_total") == 1
 
 
 def test_a_client_that_leaves_cancels_its_generation(server):
@@ -190,9 +217,10 @@ def test_a_client_that_leaves_cancels_its_generation(server):
     for path, leave_after in (("/generate", 0), ("/generate_stream", 0), ("/generate_stream", 1)):
         body = json.dumps({"inputs": "Hi"}).encode()
         answer = asyncio.run(server.call("POST", path, body, leave_after=leave_after))
-        assert server.engine.streams[-1].cancelled, (path, leave_after)
+        assert server.engine.asked[-1].cancelled, (path, leave_after)
         assert b"error" not in answer.body
-    assert server.permits.left == 4 and len(server.engine.streams) == 3
+    assert server.failures("dropped") == 3
+    assert server.permits.left == 4 and len(server.engine.asked) == 3
 
 
 def test_every_generation_gives_back_its_permit(server):
@@ -203,7 +231,7 @@ def test_every_generation_gives_back_its_permit(server):
 
 
 def test_finish_reasons_are_tgis(server):
-    server.engine.script.reason = FinishReason.EOS_TOKEN
+    server.engine.script.reason = EndReason.EOS_TOKEN
     body = {"inputs": "Hi", "parameters": {"details": True}}
     assert server.post("/generate", body).json["details"]["finish_reason"] == "eos_token"
 
@@ -224,7 +252,7 @@ def test_refusals_name_the_parameter(server, parameters, text):
     answer = server.post("/generate", {"inputs": "Hi", "parameters": parameters})
     assert answer.status == 422
     assert answer.json == {"error": f"Input validation error: {text}", "error_type": "validation"}
-    assert not server.engine.streams
+    assert not server.engine.asked
 
 
 @pytest.mark.parametrize(

@@ -1,164 +1,246 @@
-"""One request's stream: its events, its text and its end."""
+"""One request's stream between an engine and a reader: events, credits, failures."""
 
 import asyncio
-import time
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from text_generation_common.sampling import Sampling
 from text_generation_router.api.generation_stream import GenerationStream
-from text_generation_router.errors import DeadlineError
-from text_generation_router.scheduling.request import FinishReason, GenerationRequest
-from text_generation_router.scheduling.running import Running
-from text_generation_router.text.detokenization import Vocabulary
-from text_generation_router.text.events import TokenEvent
+from text_generation_router.engine.protocol import Ended, FirstStep, Sink, Tokens, TopToken
+from text_generation_router.errors import (
+    DeadlineError,
+    GenerationError,
+    IncompleteGenerationError,
+    InferenceError,
+    OverloadedError,
+)
+from text_generation_router.metrics import Metrics
+from text_generation_router.scheduling.request import EndReason, GenerationRequest
+from text_generation_router.text.events import FinishReason, TokenEvent
 
-ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-E_ACUTE = [ALPHABET.index(char) for char in "Ã©"]  # the two bytes of é, as byte-level tokenizers write them
-
-
-EOS = len(ALPHABET)
-DEADLINE_S = 10
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(ALPHABET)}, merges=[]))
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
-    return Vocabulary.of(tokenizer, [EOS])
+FIRST = FirstStep(queue_s=1.5, cached_tokens=2)
 
 
-def make_stream(vocabulary: Vocabulary, max_new_tokens: int = 9, **sampling: Any) -> GenerationStream:
-    running = Running(1, GenerationRequest((1, 2, 3), max_new_tokens, Sampling(**sampling)))
-    return GenerationStream(running, vocabulary, lambda running, reason: None, lambda: None)
+class LetterVocabulary:
+    """Token i is the i-th letter."""
+
+    special_ids: frozenset[int] = frozenset()
+
+    def __init__(self) -> None:
+        self.token_bytes = self
+
+    def of(self, token_id: int, previous: int | None) -> bytes:
+        return self.text_of(token_id).encode()
+
+    def text_of(self, token_id: int) -> str:
+        return chr(ord("a") + token_id)
 
 
-def push(stream: GenerationStream, *token_ids: int, at: float = 0.0) -> None:
-    for token_id in token_ids:
-        made, most = stream.running.output_ids, stream.running.request.max_new_tokens
-        made.append(token_id)
-        reason = FinishReason.LENGTH if len(made) == most else FinishReason.EOS_TOKEN if token_id == EOS else None
-        stream.push(token_id, -1.0, (), reason, at)
+class RecordingEngine:
+    """An Engine that takes one request and keeps the calls for it."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+        self.begun = False
+
+    def submit(self, request: GenerationRequest, sink: Sink, credits: int) -> int:
+        self.calls.append(("submit", credits))
+        return 7
+
+    def end(self, index: int, num_tokens: int) -> None:
+        assert index == 7
+        self.calls.append(("end", num_tokens))
+
+    def cancel(self, index: int) -> None:
+        self.calls.append(("cancel", index))
+
+    def credit(self, index: int, tokens: int) -> None:
+        assert index == 7
+        self.calls.append(("credit", tokens))
+
+    def has_begun(self, index: int) -> bool:
+        return self.begun
+
+
+class World:
+    def __init__(self, *stop: str) -> None:
+        self.engine, self.metrics = RecordingEngine(), Metrics()
+        request = GenerationRequest((0, 1), 1000)
+        self.stream = GenerationStream(self.engine, LetterVocabulary(), self.metrics, request, stop)  # type: ignore[arg-type]
+        self.submit_call = self.engine.calls.pop()
+
+    def take(self, *ids: int, ended: Ended | None = None, tops: int = 0, inference_s: float = 0.0) -> None:
+        top_tokens = tuple(tuple(TopToken(rank, -1.0) for rank in range(tops)) for _ in ids) if tops else ()
+        self.stream.take(Tokens(ids, (-0.5,) * len(ids), top_tokens, inference_s, FIRST), ended)
+
+    @property
+    def failures(self) -> dict[str, float]:
+        family = next(iter(self.metrics.request_failure.collect()))
+        counted = (sample for sample in family.samples if sample.name.endswith("_total"))
+        return {sample.labels["err"]: sample.value for sample in counted if sample.value}
+
+
+def run(use: Callable[[World], Awaitable[None]], *stop: str) -> None:
+    async def with_world() -> None:
+        await asyncio.wait_for(use(World(*stop)), 10)
+
+    asyncio.run(with_world())
 
 
 async def read(stream: GenerationStream) -> list[TokenEvent]:
     return [event async for event in stream]
 
 
-def test_a_request_at_its_deadline_ends_with_an_event_without_a_token_and_its_whole_text(vocabulary):
-    async def run() -> None:
-        stream = make_stream(vocabulary, do_sample=True, seed=5)
-        stream.running.cached_tokens = 2
-        stream.begin(10.0)
-        push(stream, ALPHABET.index("a"), ALPHABET.index("b"), at=11.0)
-        assert stream.expire(12.0)
-        first, second, last = await read(stream)
-        assert first.token is not None and second.token is not None and last.token is None
-        assert (first.finish, second.finish, last.top_tokens) == (None, None, ())
-        assert last.finish is not None
-        assert (last.finish.reason, last.finish.generated_text) == (FinishReason.DEADLINE, "ab")
-        assert (last.finish.generated_tokens, last.finish.cached_tokens, last.finish.seed) == (2, 2, 5)
-        assert last.finish.inference_s == 2.0
-
-    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
-
-
-def test_the_time_in_the_queue_ends_with_the_first_step_and_the_rest_is_inference(vocabulary):
-    async def run() -> None:
-        earliest = time.perf_counter()
-        stream = make_stream(vocabulary, max_new_tokens=1)
-        latest = time.perf_counter()
-        assert stream.queue_s == 0.0
-        assert stream.begin(latest + 10.0) and not stream.begin(latest + 20.0)
-        assert 10.0 <= stream.queue_s <= 10.0 + latest - earliest
-        push(stream, ALPHABET.index("a"), at=latest + 13.0)
-        (event,) = await read(stream)
-        assert event.finish.queue_s == stream.queue_s
-        assert event.finish.inference_s == pytest.approx(3.0)
-
-    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
-
-
-def test_half_a_character_that_was_held_back_is_not_lost(vocabulary):
-    async def run() -> None:
-        stream = make_stream(vocabulary)
-        push(stream, ALPHABET.index("a"), *E_ACUTE, E_ACUTE[0])
-        assert stream.expire(1.0)
-        *tokens, last = await read(stream)
-        assert "".join(event.token.text for event in tokens) == "aé"
-        assert last.text == "\ufffd" and last.finish.generated_text == "aé\ufffd"
-
-    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
-
-
-@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.EOS_TOKEN, FinishReason.DEADLINE])
-def test_the_events_texts_add_up_to_the_text_at_every_end(vocabulary, reason):
-    async def run() -> None:
-        stream = make_stream(vocabulary, max_new_tokens=4 if reason is FinishReason.LENGTH else 9)
-        push(stream, ALPHABET.index("a"), *E_ACUTE, E_ACUTE[0])
-        if reason is FinishReason.EOS_TOKEN:
-            push(stream, EOS)
-        elif reason is FinishReason.DEADLINE:
-            assert stream.expire(1.0)
-        events = await read(stream)
+def test_several_tokens_of_one_step_are_as_many_events() -> None:
+    async def use(world: World) -> None:
+        world.take(2, 3)
+        world.take(4, ended=Ended(EndReason.LENGTH, 9.0), inference_s=9.0)
+        events = await read(world.stream)
+        assert [event.text for event in events] == ["c", "d", "e"]
+        assert [event.finish is None for event in events] == [True, True, False]
         finish = events[-1].finish
-        assert finish is not None and finish.reason is reason
-        assert "".join(event.text for event in events) == finish.generated_text == "aé\ufffd"
+        assert finish is not None and (finish.reason, finish.generated_text) == (FinishReason.LENGTH, "cde")
+        assert (finish.generated_tokens, finish.queue_s, finish.inference_s, finish.cached_tokens) == (3, 1.5, 9.0, 2)
+        world.stream.cancel()
+        assert world.engine.calls == [] and world.failures == {}
 
-    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
-
-
-def test_a_special_token_that_ends_the_text_shows_what_was_held_back_and_itself(vocabulary):
-    async def run() -> None:
-        stream = make_stream(vocabulary)
-        push(stream, E_ACUTE[0], EOS)
-        _, last = await read(stream)
-        assert (last.token.text, last.text, last.token.special) == ("\ufffd</s>", "\ufffd", True)
-
-    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    run(use)
 
 
-def test_a_request_without_a_token_at_its_deadline_fails(vocabulary):
-    async def run() -> None:
-        stream = make_stream(vocabulary)
-        reading = asyncio.create_task(read(stream))
+def test_a_stop_string_ends_the_request_at_its_token_and_drops_later_tokens_of_the_step() -> None:
+    async def use(world: World) -> None:
+        world.take(2)
+        world.take(3, 4, 5)
+        world.stream.ended(Ended(EndReason.STOPPED))
+        *_, last = await read(world.stream)
+        assert last.finish is not None and last.finish.reason is FinishReason.STOP_SEQUENCE
+        assert (last.finish.generated_text, last.finish.generated_tokens) == ("cd", 2)
+        assert world.engine.calls == [("end", 2)]
+        world.stream.cancel()
+        assert world.engine.calls == [("end", 2)] and world.failures == {}
+
+    run(use, "cd")
+
+
+def test_the_reason_of_the_engine_goes_before_a_stop_string_at_the_same_token() -> None:
+    async def use(world: World) -> None:
+        world.take(2, 3, ended=Ended(EndReason.LENGTH))
+        *_, last = await read(world.stream)
+        assert last.finish is not None and last.finish.reason is FinishReason.LENGTH
+        assert world.engine.calls == []
+
+    run(use, "cd")
+
+
+def test_a_stop_string_before_the_engines_end_cuts_the_text_there() -> None:
+    async def use(world: World) -> None:
+        world.take(2, 3, 4, ended=Ended(EndReason.LENGTH))
+        *_, last = await read(world.stream)
+        assert last.finish is not None and last.finish.reason is FinishReason.STOP_SEQUENCE
+        assert last.finish.generated_text == "cd"
+
+    run(use, "cd")
+
+
+def test_a_request_at_its_deadline_ends_with_an_event_without_a_token() -> None:
+    async def use(world: World) -> None:
+        world.take(2)
+        world.stream.ended(Ended(EndReason.DEADLINE, 4.0))
+        first, last = await read(world.stream)
+        assert first.token is not None and last.token is None and last.finish is not None
+        assert (last.finish.reason, last.finish.inference_s) == (FinishReason.DEADLINE, 4.0)
+        assert world.failures == {}
+
+    run(use)
+
+
+@pytest.mark.parametrize(
+    ("ended", "error", "failures"),
+    [
+        (Ended(EndReason.DEADLINE), DeadlineError, {"deadline": 1}),
+        (Ended(EndReason.FAILED, cause="boom"), GenerationError, {"generation": 1}),
+        (Ended(EndReason.CLOSED), IncompleteGenerationError, {}),
+    ],
+)
+def test_an_end_without_a_token_is_an_error_for_a_reader_that_waits(
+    ended: Ended, error: type[InferenceError], failures: dict[str, float]
+) -> None:
+    async def use(world: World) -> None:
+        reading = asyncio.create_task(read(world.stream))
         await asyncio.sleep(0)
-        assert not stream.expire(1.0)
-        with pytest.raises(DeadlineError):
+        world.stream.ended(ended)
+        with pytest.raises(error) as raised:
             await reading
+        assert ended.cause in str(raised.value)
+        world.stream.cancel()
+        assert world.failures == failures and world.engine.calls == []
 
-    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    run(use)
 
 
-def test_a_reader_that_is_far_behind_pauses_its_request_until_half_is_read(vocabulary, monkeypatch):
-    monkeypatch.setattr("text_generation_router.api.generation_stream.MAX_UNREAD", 6)
-    wakes: list[None] = []
+def test_a_cancelled_stream_gives_what_came_before_and_then_an_error() -> None:
+    async def use(world: World) -> None:
+        world.take(2)
+        for _ in range(2):
+            world.stream.cancel()
+        world.stream.ended(Ended(EndReason.CANCELLED))
+        assert (await anext(world.stream)).text == "c"
+        with pytest.raises(IncompleteGenerationError):
+            await anext(world.stream)
+        assert world.engine.calls == [("cancel", 7)] and world.failures == {"dropped": 1}
 
-    async def run() -> None:
-        running = Running(1, GenerationRequest((1, 2, 3), 20))
-        stream = GenerationStream(running, vocabulary, lambda running, reason: None, lambda: wakes.append(None))
-        push(stream, *[ALPHABET.index("a")] * 5)
-        assert not running.paused
-        await anext(stream)
-        assert not wakes, "the request of a reader that keeps up does not pause"
-        push(stream, *[ALPHABET.index("a")] * 2)
+    run(use)
+
+
+def test_a_stream_that_makes_room_for_another_request_raises_the_refusal() -> None:
+    async def use(world: World) -> None:
+        assert not world.stream.has_begun
+        world.engine.begun = True
+        assert world.stream.has_begun
+        for _ in range(2):
+            world.stream.refuse(OverloadedError(3))
+        with pytest.raises(OverloadedError):
+            await anext(world.stream)
+        assert world.engine.calls == [("cancel", 7)] and world.failures == {"overloaded": 1}
+
+    run(use)
+
+
+def test_a_stream_with_tokens_has_begun_also_after_its_end() -> None:
+    async def use(world: World) -> None:
+        world.take(2, ended=Ended(EndReason.LENGTH))
+        assert world.stream.has_begun
+
+    run(use)
+
+
+def test_a_reader_that_is_far_behind_gives_no_credit_until_half_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("text_generation_router.api.generation_stream.CREDITS", 6)
+
+    async def use(world: World) -> None:
+        assert world.submit_call == ("submit", 6)
+        calls = world.engine.calls
+        world.take(*[2] * 5)
+        await anext(world.stream)
+        assert not calls, "one credit is left"
+        world.take(3)
+        assert calls.pop() == ("credit", 1), "5 tokens are unread: fewer than the credits"
+        world.take(4)
         for _ in range(3):
-            assert running.paused and not wakes
-            await anext(stream)
-        assert not running.paused and len(wakes) == 1
+            assert not calls
+            await anext(world.stream)
+        assert calls.pop() == ("credit", 3)
 
-    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    run(use)
 
 
-def test_every_last_event_has_the_number_of_cached_tokens(vocabulary):
-    async def run() -> None:
-        stream = make_stream(vocabulary)
-        stream.running.cached_tokens = 3
-        push(stream, *[ALPHABET.index("a")] * 9)
-        *_, last = await read(stream)
-        assert (last.finish.reason, last.finish.cached_tokens) == (FinishReason.LENGTH, 3)
+def test_top_tokens_use_up_credits_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("text_generation_router.api.generation_stream.CREDITS", 8)
 
-    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    async def use(world: World) -> None:
+        world.take(2, 3, tops=3)
+        event = await anext(world.stream)
+        assert [token.text for token in event.top_tokens] == ["a", "b", "c"]
+        assert world.engine.calls == [("credit", 4)]
+
+    run(use)

@@ -55,7 +55,7 @@ def test_every_route_but_the_open_ones_needs_the_key(guarded, closed):
                 assert (answer.json["error_type"], answer.headers["www-authenticate"]) == ("unauthorized", "Bearer")
         answer = server.get(path, method, {"authorization": f"Bearer {KEY}"})
         assert answer.status == (415 if method == "POST" else 200), (method, path)
-    assert not server.engine.streams
+    assert not server.engine.asked
 
 
 @pytest.mark.parametrize("closed", [False, True])

@@ -1,6 +1,7 @@
 import logging
 
-from text_generation_router.errors import GenerationError
+from text_generation_router.engine.protocol import Ended
+from text_generation_router.scheduling.request import EndReason
 
 CANARY = "canary-7f3a"
 
@@ -17,7 +18,7 @@ def test_no_text_of_users_or_models_is_logged(server, caplog):
     server.engine.script.texts = (CANARY, CANARY)
     with caplog.at_level(logging.DEBUG):
         ask_everything(server)
-        server.engine.script.error_after = (1, GenerationError("boom"))
+        server.engine.script.ends_after = (1, Ended(EndReason.FAILED, cause="boom"))
         ask_everything(server)
     assert "Success" in caplog.text and CANARY not in caplog.text
     assert CANARY.encode() not in server.get("/metrics").body

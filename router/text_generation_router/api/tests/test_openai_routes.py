@@ -3,8 +3,8 @@ import json
 
 import pytest
 
-from text_generation_router.errors import GenerationError
-from text_generation_router.scheduling.request import FinishReason
+from text_generation_router.engine.protocol import Ended
+from text_generation_router.scheduling.request import EndReason
 from text_generation_router.text.rendering import Renderer
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -103,7 +103,7 @@ def test_suffix_and_too_many_prompts_have_tgis_own_errors(server):
 
 def test_one_bad_prompt_refuses_all(server):
     answer = server.post("/v1/completions", {"prompt": ["Hi", ""]})
-    assert (answer.status, server.engine.streams, server.permits.left) == (422, [], 4)
+    assert (answer.status, server.engine.asked, server.permits.left) == (422, [], 4)
 
 
 def test_chat_has_the_shape_of_the_contract(server):
@@ -128,11 +128,11 @@ def test_chat_has_the_shape_of_the_contract(server):
 
 def test_chat_stream_has_the_bytes_of_the_contract(server):
     server.engine.script.texts, server.engine.script.last_is_special = ("OK", "</s>"), True
-    server.engine.script.reason = FinishReason.EOS_TOKEN
+    server.engine.script.reason = EndReason.EOS_TOKEN
     body = chat(stream=True, stream_options={"include_usage": True})
     answer = server.post("/v1/chat/completions", body)
     created = answer.events[0]["created"]
-    tokens = len(server.engine.streams[0].request.input_ids)
+    tokens = len(server.engine.asked[0].request.input_ids)
     head = (
         f'data: {{"object":"chat.completion.chunk","id":"","created":{created},"model":"local/model",'
         '"system_fingerprint":"1.2.3-native","choices":['
@@ -149,7 +149,7 @@ def test_chat_stream_has_the_bytes_of_the_contract(server):
 
 
 ENDS = [
-    {"texts": ("OK", "</s>"), "last_is_special": True, "reason": FinishReason.EOS_TOKEN},
+    {"texts": ("OK", "</s>"), "last_is_special": True, "reason": EndReason.EOS_TOKEN},
     {"texts": ("OK", "!")},
     {"texts": ("OK", "!"), "expires": True},
 ]
@@ -157,7 +157,7 @@ ENDS = [
 
 @pytest.mark.parametrize("end", ENDS, ids=["end token", "length", "deadline"])
 def test_streams_show_text_that_was_held_back_until_their_end(server, end):
-    server.engine.script = type(server.engine.script)(**end, held_back="\ufffd")
+    server.engine.script = type(server.engine.script)(**end, cuts_character=True)
     message = server.post("/v1/chat/completions", chat()).json["choices"][0]["message"]
     chunks = server.post("/v1/chat/completions", chat(stream=True)).events[:-1]
     content = "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
@@ -172,7 +172,7 @@ def test_chat_uses_the_template_without_more_special_tokens(server):
     chunks = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": chunks, "name": None, "tool_calls": None}]
     server.post("/v1/chat/completions", {"messages": messages})
-    ids = list(server.engine.streams[0].request.input_ids)
+    ids = list(server.engine.asked[0].request.input_ids)
     text = server.tokenizer.tokenizer.decode(ids, skip_special_tokens=False)
     assert text == "<developer>ab</s><assistant>"
 
@@ -180,7 +180,7 @@ def test_chat_uses_the_template_without_more_special_tokens(server):
 def test_a_last_message_of_the_assistants_is_continued(server):
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b "}]
     server.post("/v1/chat/completions", {"messages": messages})
-    ids = list(server.engine.streams[0].request.input_ids)
+    ids = list(server.engine.asked[0].request.input_ids)
     assert server.tokenizer.tokenizer.decode(ids, skip_special_tokens=False) == "<user>a</s><assistant>b"
 
 
@@ -205,7 +205,7 @@ def test_chat_logprobs_cover_every_token(server):
 def test_temperature_means_what_it_does_at_openai(server, fields, draws, temperature):
     for path, body in (("/v1/completions", {"prompt": "Hi"}), ("/v1/chat/completions", chat())):
         assert server.post(path, body | fields).status == 200
-        sampling = server.engine.streams[-1].request.sampling
+        sampling = server.engine.asked[-1].request.sampling
         assert (sampling.do_sample, sampling.temperature, sampling.top_p) == (draws, temperature, 1.0)
 
 
@@ -216,8 +216,8 @@ def test_parameters_reach_the_engine_from_both_routes(server):
         ("/v1/chat/completions", chat(max_completion_tokens=1)),
     ):
         assert server.post(path, body | fields).status == 200
-        request = server.engine.streams[-1].request
-        assert (request.stop, request.ignore_eos, request.max_new_tokens, request.sampling.seed) == (("x",), True, 1, 3)
+        request = server.engine.asked[-1].request
+        assert (request.ignore_eos, request.max_new_tokens, request.sampling.seed) == (True, 1, 3)
         assert (request.sampling.frequency_penalty, request.sampling.repetition_penalty) == (0.5, 2.0)
 
 
@@ -286,13 +286,13 @@ def test_streams_answer_a_real_status_before_the_first_byte(make_server):
 
 @pytest.mark.parametrize("prompt", ["Hi", ["Hi", "Ho"]])
 def test_an_error_after_the_first_byte_is_an_event_before_done(server, prompt):
-    server.engine.script.error_after = (1, GenerationError("boom"))
+    server.engine.script.ends_after = (1, Ended(EndReason.FAILED, cause="boom"))
     error = {"error": {"message": "Request failed during generation: boom", "http_status_code": 424}}
     for path, body in (("/v1/completions", {"prompt": prompt}), ("/v1/chat/completions", chat())):
         answer = server.post(path, body | {"stream": True})
         assert answer.status == 200
         assert answer.events[-2:] == [error, "[DONE]"]
-    assert server.permits.left == 4 and all(stream.cancelled for stream in server.engine.streams)
+    assert server.permits.left == 4 and all(asked.end for asked in server.engine.asked)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -301,7 +301,7 @@ def test_a_client_that_leaves_cancels_all_its_generations(server, stream):
     for path, body in (("/v1/completions", {"prompt": ["Hi", "Ho"]}), ("/v1/chat/completions", chat())):
         content = json.dumps(body | {"stream": stream}).encode()
         asyncio.run(server.call("POST", path, content, leave_after=0))
-    assert len(server.engine.streams) == 3 and all(one.cancelled for one in server.engine.streams)
+    assert len(server.engine.asked) == 3 and all(one.cancelled for one in server.engine.asked)
     assert server.permits.left == 4
 
 
@@ -322,7 +322,7 @@ def test_a_chat_that_waits_to_be_rendered_is_given_up_when_its_client_leaves(ser
             await server.call("POST", "/v1/chat/completions", json.dumps(chat()).encode(), leave_after=0)
 
     asyncio.run(leave())
-    assert ended and not server.engine.streams and server.permits.left == 4
+    assert ended and not server.engine.asked and server.permits.left == 4
 
 
 def test_template_errors_are_422(server):

@@ -194,7 +194,7 @@ def test_a_request_refused_to_make_room_gets_the_error_in_every_dialect(make_ser
         asked = []
         for number in (1, 2):
             asked.append(asyncio.create_task(server.call("POST", route.path, body)))
-            while len(server.engine.streams) < number:
+            while len(server.engine.asked) < number:
                 await asyncio.sleep(0.001)
         headers = {"content-type": "application/json", "x-tenant": "another"}
         newcomer = await server.call("POST", "/generate", b'{"inputs": "Hi"}', headers)

@@ -121,21 +121,21 @@ def places(route: Route, name: str, value: Any) -> list[dict[str, Any]]:
 def test_an_unsupported_field_is_refused_by_its_name(session_server, path, name, value):
     server = session_server
     for body in places(BY_PATH[path], name, value):
-        before = server.failures("validation"), len(server.engine.streams), server.metric("tgi_request_count_total")
+        before = server.failures("validation"), len(server.engine.asked), server.metric("tgi_request_count_total")
         answer = server.post(path, body)
         error = answer.events[0] if path == "/generate_stream" else answer.json
         assert answer.status == (200 if path == "/generate_stream" else 422)  # errors are events there, as in TGI
         assert error["error"].startswith(f"Input validation error: `{name}` ") and error["error_type"] == "validation"
-        assert (server.failures("validation"), len(server.engine.streams)) == (before[0] + 1, before[1])
+        assert (server.failures("validation"), len(server.engine.asked)) == (before[0] + 1, before[1])
         assert server.metric("tgi_request_count_total") > before[2]
 
 
 @pytest.mark.parametrize(("path", "name", "value"), NEUTRAL)
 def test_a_field_that_asks_for_nothing_is_not_refused(session_server, path, name, value):
     for body in places(BY_PATH[path], name, value):
-        before = len(session_server.engine.streams)
+        before = len(session_server.engine.asked)
         assert session_server.post(path, body).status == 200
-        assert len(session_server.engine.streams) == before + 1
+        assert len(session_server.engine.asked) == before + 1
 
 
 def test_the_answer_says_which_field_the_route_has_instead(server):
@@ -157,7 +157,7 @@ def test_no_sampling_is_temperature_0_on_openais_routes(server):
     for path in OPENAI:
         body = BY_PATH[path].body | {"do_sample": False}
         assert server.post(path, body | {"temperature": 0}).status == 200
-        assert not server.engine.streams[-1].request.sampling.do_sample
+        assert not server.engine.asked[-1].request.sampling.do_sample
         assert "`temperature` 0" in server.post(path, body | {"temperature": 1}).json["error"]
 
 
@@ -193,11 +193,11 @@ def test_tokenize_refuses_to_leave_special_tokens_out(server):
 def test_the_warpers_of_tgi_reach_the_engine_from_openais_routes(server, path):
     body = BY_PATH[path].body
     assert server.post(path, body | {"top_k": 5, "typical_p": 0.5}).status == 200
-    sampling = server.engine.streams[-1].request.sampling
+    sampling = server.engine.asked[-1].request.sampling
     assert (sampling.top_k, sampling.typical_p) == (5, 0.5)
     for off in (0, -1):
         assert server.post(path, body | {"top_k": off, "typical_p": 1}).status == 200
-        sampling = server.engine.streams[-1].request.sampling
+        sampling = server.engine.asked[-1].request.sampling
         assert (sampling.top_k, sampling.typical_p) == (0, 1.0)
     assert "`top_k`" in server.post(path, body | {"top_k": -2}).json["error"]
 
@@ -206,12 +206,12 @@ def test_the_warpers_of_tgi_reach_the_engine_from_openais_routes(server, path):
 @pytest.mark.parametrize("warper", [{"top_p": 0.9}, {"top_k": 5}, {"typical_p": 0.5}])
 def test_temperature_0_is_greedy_whatever_else_is_asked_for(server, path, warper):
     assert server.post(path, BY_PATH[path].body | {"temperature": 0} | warper).status == 200
-    assert not server.engine.streams[-1].request.sampling.do_sample
+    assert not server.engine.asked[-1].request.sampling.do_sample
 
 
 @pytest.mark.parametrize("path", OPENAI)
 def test_a_timeout_in_the_body_counts_on_openais_routes(server, path):
     assert server.post(path, BY_PATH[path].body | {"timeout": 5}).status == 200
-    timeout_s = server.engine.streams[-1].request.timeout_s
+    timeout_s = server.engine.asked[-1].request.timeout_s
     assert timeout_s is not None and 0 < timeout_s <= 5
     assert "`timeout`" in server.post(path, BY_PATH[path].body | {"timeout": 0}).json["error"]

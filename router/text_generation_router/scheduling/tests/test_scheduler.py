@@ -11,7 +11,7 @@ from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_router.scheduling.blame import MAX_LOSSES, MAX_SUSPICIONS, reaches
 from text_generation_router.scheduling.futures import ENOUGH
 from text_generation_router.scheduling.limits import Limits
-from text_generation_router.scheduling.request import FinishReason, GenerationRequest
+from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.share import Share
@@ -97,7 +97,7 @@ def test_in_reserve_mode_a_request_waits_until_all_slots_it_may_need_are_free() 
     assert isinstance(step, ForwardStep)
     assert [c.request_id for c in step.chunks] == [first.id]
     answer(scheduler, step)
-    scheduler.end(first.id)
+    scheduler.end(first.id, 1)
     assert isinstance(scheduler.next_step(), FilterStep)
     step = scheduler.next_step()
     assert isinstance(step, ForwardStep)
@@ -109,11 +109,24 @@ def test_slots_are_freed_only_when_the_last_step_that_uses_them_has_answered() -
     running = scheduler.add(make_request(4, 10))
     first, second = scheduler.next_step(), scheduler.next_step()
     assert answer(scheduler, first).taken == [(0,)]
-    scheduler.end(running.id)
+    scheduler.end(running.id, 1)
     assert scheduler.memory.slots.num_used == 5
     wasted = answer(scheduler, second)
     assert (wasted.taken, wasted.freed) == ([()], [running.id])
     assert scheduler.memory.num_held == 0
+
+
+def test_a_text_that_ends_in_the_middle_of_a_steps_tokens_keeps_only_the_tokens_before() -> None:
+    scheduler = make_scheduler()
+    running = scheduler.add(make_request(4, 10))
+    first, second = scheduler.next_step(), scheduler.next_step()
+    assert first is not None and second is not None
+    assert scheduler.apply(StepTokens(first.number, [running.id], [(5, 6)])).taken == [(5, 6)]
+    assert running.history.tolist()[-2:] == [5, 6]
+    scheduler.end(running.id, 1)
+    assert running.output_ids == [5] and running.history.tolist() == [*running.request.input_ids, 5]
+    answer(scheduler, second)
+    assert scheduler.memory.num_held == 0 and scheduler.books() is None
 
 
 def test_an_answer_says_what_to_publish_what_ended_and_what_is_free() -> None:
@@ -125,7 +138,7 @@ def test_an_answer_says_what_to_publish_what_ended_and_what_is_free() -> None:
     first, second = scheduler.next_step(), scheduler.next_step()
     applied = answer(scheduler, first, lambda request_id: END_TOKEN)
     assert applied.taken == [(END_TOKEN,)] * 3
-    assert applied.ended == {short.id: FinishReason.LENGTH, long.id: FinishReason.EOS_TOKEN}, "length before end token"
+    assert applied.ended == {short.id: EndReason.LENGTH, long.id: EndReason.EOS_TOKEN}, "length before end token"
     assert applied.freed == [short.id], "the second step carries the other request"
     applied = answer(scheduler, second)
     assert applied.taken == [(), (0,)] and not applied.ended and applied.freed == [long.id]

@@ -164,7 +164,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def end(self, request: Running) -> None:
         """The request's text is complete. The scheduler may know that already, by the length or the last token."""
         del self.alive[request.id]
-        self.scheduler.end(request.id)
+        self.scheduler.end(request.id, len(request.output_ids))
         assert request.ended
         history = list(request.request.input_ids)
         for token in request.output_ids:

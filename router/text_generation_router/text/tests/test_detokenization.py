@@ -20,7 +20,7 @@ def byte_tokenizer() -> Tokenizer:
 
 TOKENIZER = byte_tokenizer()
 EOS = TOKENIZER.token_to_id("</s>")
-VOCABULARY = Vocabulary.of(TOKENIZER, [EOS])
+VOCABULARY = Vocabulary.of(TOKENIZER)
 PROMPT = TOKENIZER.encode("Hi", add_special_tokens=False).ids
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from text_generation_router.text.detokenization import Piece, TextStream, Vocabulary
 from text_generation_router.text.tests.tokenizers_by_hand import HAND_MADE, HandMade
 
-VOCABULARIES = {made.name: Vocabulary.of(made.tokenizer, []) for made in HAND_MADE}
+VOCABULARIES = {made.name: Vocabulary.of(made.tokenizer) for made in HAND_MADE}
 CHARACTERS = st.sampled_from([*"🦊🎉é�a \n", "the", " end", "</s>"])
 TEXTS = st.lists(CHARACTERS, max_size=12).map("".join)
 

@@ -28,7 +28,7 @@ class Letters:
 
 
 def validate(inputs, tokenizer=None, greedy=False, **parameters):
-    validator = Validator(tokenizer or Letters(), LIMITS)
+    validator = Validator(tokenizer or Letters(), lambda: LIMITS)
     others = {name: value for name, value in parameters.items() if name not in NAMES}
     asked = AskedParameters(AskedSampling.of(parameters, greedy), **others)
     return asyncio.run(validator.validate(Prompt(inputs, asked), Share()))

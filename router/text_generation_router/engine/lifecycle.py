@@ -1,0 +1,108 @@
+"""Takes the engine from one epoch of the shards to the next: warm-up, the loop, and after a loss the replay.
+
+Shards may die at any time. Only the router knows the whole state of a request: it sends each running request to the
+shards of the new epoch as a prompt of the original prompt and the tokens made so far, and the request goes on.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from text_generation_router.engine.config import EngineConfig
+from text_generation_router.engine.loop import StepLoop
+from text_generation_router.engine.protocol import Snapshot, TokenLimits
+from text_generation_router.engine.requests import Requests
+from text_generation_router.engine.shard_groups import ShardGroups
+from text_generation_router.engine.shards import ShardedClient
+from text_generation_router.errors import ShardsError, WarmupRefusedError
+from text_generation_router.metrics import Metrics
+from text_generation_router.scheduling.step import ForwardStep
+
+logger = logging.getLogger("text_generation_router")
+
+
+class Lifecycle:
+    """`shards` is None while no shards are ready. `started` is set by the first warm-up; from then on `snapshot`
+    describes the newest epoch."""
+
+    snapshot: Snapshot
+
+    def __init__(
+        self,
+        shard_groups: ShardGroups,
+        config: EngineConfig,
+        requests: Requests,
+        make_loop: Callable[[ShardedClient], StepLoop],
+        metrics: Metrics,
+    ) -> None:
+        self.shards: ShardedClient | None = None
+        self.started = asyncio.Event()
+        self._shard_groups = shard_groups
+        self._config = config
+        self._requests = requests
+        self._make_loop = make_loop
+        self._metrics = metrics
+        self._loop: StepLoop | None = None
+        self._lost_s: float | None = None  # when the shards were lost; None while they work
+
+    async def run(self) -> None:
+        """Raises ShardsError when no more shards will come, or if the first shards refuse the limits."""
+        while True:
+            shards = await self._shard_groups.next()
+            try:
+                await self._warm_up(shards)
+                self._loop = self._make_loop(shards)
+                await self._loop.run()
+            except ShardsError as error:
+                if isinstance(error, WarmupRefusedError) and not self.started.is_set():
+                    raise
+                await self._lose(shards, str(error))
+
+    async def _warm_up(self, shards: ShardedClient) -> None:
+        config = self._config
+        logger.info("Warming up model")
+        capacity = await shards.warmup(
+            config.tokens.prefill_budget,
+            config.tokens.max_total_tokens,
+            config.max_concurrent_requests,
+            config.tokens.max_batch_total_tokens,
+        )
+        logger.info("Setting max batch total tokens to %d", capacity.slots)
+        max_total = config.tokens.max_total_tokens or capacity.max_total_tokens
+        token_limits = TokenLimits(config.tokens.max_input_tokens or max_total - 1, max_total, capacity.slots)
+        self.snapshot = Snapshot(shards.info, token_limits)
+        self._metrics.batch_max_total_tokens.set(capacity.slots)
+        self._requests.begin_epoch(capacity.slots, shards.info.eos_token_ids)
+        if self._lost_s is not None:
+            self._metrics.shard_recovery_duration.observe(time.perf_counter() - self._lost_s)
+            self._lost_s = None
+        self.shards = shards
+        self.started.set()
+
+    async def _lose(self, shards: ShardedClient, reason: str) -> None:
+        """Ends a lost group and its rows: all running requests go back to the queue and wait for the next group."""
+        logger.error("shards of epoch %d are lost: %s", shards.epoch, reason)
+        if self._loop is not None:
+            await self._loop.take_answers()
+        self.shards = None
+        self._metrics.shard_losses.inc()
+        self._lost_s = self._lost_s or time.perf_counter()
+        self._shard_groups.lost(shards, reason)
+        unanswered = await self._stop_loop()
+        await shards.close()
+        if self._requests.put_back(unanswered, reason):
+            self._shard_groups.blamed(shards)
+
+    async def _stop_loop(self) -> list[ForwardStep]:
+        """Returns the forward steps that have not answered."""
+        loop, self._loop = self._loop, None
+        return await loop.stop() if loop is not None else []
+
+    async def close(self) -> None:
+        """Call when `run` has ended or was cancelled. May be called again."""
+        await self._stop_loop()
+        if self.shards is not None:
+            await self.shards.close()
+            self.shards = None
+        await self._shard_groups.close()

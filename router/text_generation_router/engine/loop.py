@@ -1,0 +1,135 @@
+"""Drives the shards of one epoch: keeps two steps in flight, and hands the tokens of each answer to the requests."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from text_generation_common.tasks import cancelled
+from text_generation_router.engine.audit import Audit
+from text_generation_router.engine.in_flight import StepInFlight, StepsInFlight
+from text_generation_router.engine.overload import Overload
+from text_generation_router.engine.requests import Requests
+from text_generation_router.engine.shards import ShardedClient, StepAnswer
+from text_generation_router.engine.step_metrics import StepMetrics
+from text_generation_router.errors import ShardsError, StepFailedError
+from text_generation_router.scheduling.scheduler import Scheduler
+from text_generation_router.scheduling.step import ForwardStep, Step, StepTokens
+
+logger = logging.getLogger("text_generation_router")
+
+# One step runs and one step waits behind it in the shard, so a shard never waits for the router.
+MAX_IN_FLIGHT = 2
+
+
+class StepLoop:
+    def __init__(
+        self,
+        shards: ShardedClient,
+        scheduler: Scheduler,
+        requests: Requests,
+        work: asyncio.Event,
+        counts: StepMetrics,
+        overload: Overload,
+        audit: Audit,
+        on_confirmed: Callable[[ShardedClient], None],
+    ) -> None:
+        """`work` is set when a request that arrives, ends or goes on may change what the next step is. `on_confirmed`
+        is called when the shards have answered their first forward step."""
+        self._shards = shards
+        self._scheduler = scheduler
+        self._requests = requests
+        self._work = work
+        self._counts = counts
+        self._overload = overload
+        self._audit = audit
+        self._on_confirmed = on_confirmed
+        self._confirmed = False  # whether the shards have answered a forward step
+        self._in_flight = StepsInFlight()
+
+    async def run(self) -> None:
+        """Sends steps until the shards are lost, then raises ShardsError."""
+        stepping = asyncio.create_task(self._step_for_ever(), name="steps")
+        try:
+            ends: list[asyncio.Future[Any]] = [stepping, self._shards.lost]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if stepping.done():
+                stepping.result()
+            raise ShardsError(self._shards.lost.result())
+        finally:
+            await cancelled(stepping)
+
+    async def _step_for_ever(self) -> None:
+        while True:
+            while self._in_flight.num_forwards < MAX_IN_FLIGHT and (step := self._scheduler.next_step()):
+                self._send(step)  # decided without knowing the tokens of the step before it
+            if self._in_flight:
+                await self._receive()
+            else:
+                self._rest()
+                await self._work.wait()
+            self._work.clear()
+
+    def _send(self, step: Step) -> None:
+        now = time.perf_counter()
+        self._in_flight.add(StepInFlight(step, asyncio.create_task(self._shards.run(step)), now))
+        if isinstance(step, ForwardStep):
+            self._counts.sent(step, self._scheduler)
+            self._requests.begin(step, now)
+
+    async def _receive(self) -> None:
+        """Waits for the answer of the oldest step in flight and applies it."""
+        oldest = self._in_flight.oldest  # an unanswered step stays in flight, where `unanswered` finds it
+        try:
+            answer = await oldest.answer
+        except StepFailedError as error:
+            await self._start_again(oldest.step, str(error))
+            return
+        self._in_flight.remove_oldest()
+        received = time.perf_counter()
+        if answer is not None and isinstance(oldest.step, ForwardStep):
+            self._note_confirmed()
+            self._apply(answer, received)
+            self._counts.answered(oldest.step, answer, oldest.sent_s, received)
+            self._overload.note_step(oldest.sent_s, received)
+        else:
+            self._scheduler.apply(StepTokens(oldest.step.number))
+            self._counts.filtered(oldest.sent_s, received)
+
+    def _apply(self, answer: StepAnswer, now: float) -> None:
+        tokens = list(zip(answer.token_ids, strict=True))  # one token for each request
+        applied = self._scheduler.apply(StepTokens(answer.number, answer.request_ids, tokens, answer.not_finite_ids))
+        self._requests.publish(answer, applied, now)
+
+    def _note_confirmed(self) -> None:
+        if not self._confirmed:
+            self._confirmed = True
+            self._on_confirmed(self._shards)
+
+    async def _start_again(self, failed: Step, reason: str) -> None:
+        """Restarts all running requests: step `failed` raised in a shard, and no later step was run. Only the requests
+        of step `failed` can be blamed."""
+        logger.error("%s: starting all running requests again", reason)
+        blamed = [failed] if isinstance(failed, ForwardStep) else []
+        for step in blamed:
+            self._counts.failed(step)
+        await self._in_flight.finish_failed()
+        self._requests.put_back(blamed, reason)
+        self._send(self._scheduler.clear())
+
+    def _rest(self) -> None:
+        self._counts.resting(self._scheduler)
+        if self._scheduler.is_idle:
+            self._audit.note_idle(self._scheduler, self._shards)
+
+    async def take_answers(self) -> None:
+        """Applies the answers that came before the shards were lost."""
+        while self._in_flight and self._in_flight.oldest.has_answered:
+            await self._receive()
+
+    async def stop(self) -> list[ForwardStep]:
+        """Drops the steps in flight. Returns the forward steps among them."""
+        unanswered = self._in_flight.forward_steps
+        await self._in_flight.drop()
+        return unanswered

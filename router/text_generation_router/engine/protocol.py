@@ -1,0 +1,120 @@
+"""The cut between fronts and engines: token ids go in, token ids come out.
+
+A front knows HTTP, templates, texts and stop strings. An engine knows the queue, token slots and shards. The front
+gives the engine a sink for each request; every `submit` ends in exactly one RefusedError or one Ended.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from text_generation_router.scheduling.request import EndReason, GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    dtype: str  # "torch.bfloat16"
+    device_type: str
+    vocab_size: int
+    max_positions: int
+    eos_token_ids: tuple[int, ...]
+    kernels: str
+    world_size: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLimits:
+    max_input_tokens: int
+    max_total_tokens: int
+    max_batch_total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the shards of the newest epoch run, and the limits that their memory sets."""
+
+    model: ModelInfo
+    limits: TokenLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy the engine is."""
+
+    retry_after_s: int  # forecast: when a request that is refused now would have started
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """What is known of a request since its first step."""
+
+    queue_s: float  # seconds from `submit` to the first step
+    cached_tokens: int  # prompt tokens found in the prefix cache at the first start
+
+
+class TopToken(NamedTuple):
+    id: int
+    logprob: float
+
+
+class Tokens(NamedTuple):
+    """The tokens that one step made for a request. A named tuple, because one is made per token and step, and a frozen
+    dataclass takes three times as long to make."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    tops: tuple[tuple[TopToken, ...], ...]  # of each id: the most likely tokens; () if the request asked for none
+    inference_s: float  # seconds from the request's first step to these tokens
+    first: FirstStep | None  # with the request's first tokens only
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Why a request has ended."""
+
+    reason: EndReason
+    inference_s: float = 0.0  # seconds from the request's first step to its end; 0 if it never joined a step
+    cause: str = ""  # of a failure: a text for the client
+
+
+class Sink(Protocol):
+    """The front's end of one request. The engine calls it in the loop that drives the shards, so both methods return at
+    once and raise nothing. They may call the engine's `end`, `cancel` and `credit`. An exception from `take` fails this
+    request only: `ended` is called, with FAILED."""
+
+    def take(self, tokens: Tokens, ended: Ended | None) -> None:
+        """The tokens of one step; with `ended` they are the last ones."""
+
+    def ended(self, ended: Ended) -> None:
+        """The request ends without more tokens. The engine calls it before `end` or `cancel` returns."""
+
+
+class Engine(Protocol):
+    """Requests are named by the index that `submit` returned. Calls for a request that has ended have no effect."""
+
+    def submit(self, request: GenerationRequest, sink: Sink, credits: int) -> int:
+        """Queues a request and returns its index. The sink is called later, never within `submit`. `credits`: see
+        `credit`. RefusedError: the engine does not take the request."""
+        ...
+
+    def end(self, index: int, num_tokens: int) -> None:
+        """The request is complete with its first `num_tokens` output tokens: its text has reached a stop string.
+        Within `Sink.take`, the request ends before the next step is decided."""
+
+    def cancel(self, index: int) -> None:
+        """Ends the request: its front has no use for more tokens."""
+
+    def credit(self, index: int, tokens: int) -> None:
+        """The sink may get `tokens` more output and top tokens. A request whose credits are used up pauses."""
+
+    def has_begun(self, index: int) -> bool:
+        """Whether the request runs, or has run before a preemption or a loss of the shards."""
+        ...
+
+    def snapshot(self) -> Snapshot: ...
+
+    def load(self) -> Load: ...
+
+    async def is_healthy(self) -> bool:
+        """Asks the shards. False if one does not answer in time, or if there are none."""
+        ...

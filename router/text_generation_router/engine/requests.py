@@ -1,0 +1,188 @@
+"""The requests between `submit` and their end: each sink gets its tokens, and then exactly one Ended."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+from text_generation_router.engine.deadlines import Deadlines
+from text_generation_router.engine.protocol import Ended, FirstStep, Sink, Tokens, TopToken
+from text_generation_router.engine.shards import StepAnswer
+from text_generation_router.engine.step_metrics import StepMetrics
+from text_generation_router.scheduling.blame import MAX_COUNTS, MAX_LOSSES
+from text_generation_router.scheduling.request import EndReason, GenerationRequest
+from text_generation_router.scheduling.running import Running
+from text_generation_router.scheduling.scheduler import Scheduler
+from text_generation_router.scheduling.step import Applied, ForwardStep
+
+logger = logging.getLogger("text_generation_router")
+
+# Causes of failures, for clients.
+NOT_FINITE = "the model's logits for it are not finite (NaN or infinity)"
+LOST_TOO_OFTEN = (
+    f"the shards died, or failed a step, {MAX_LOSSES} times in a row while they worked on this request, the last"
+    f" {MAX_COUNTS} times on nothing else"
+)
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """Times are those of time.perf_counter."""
+
+    running: Running
+    sink: Sink
+    credits: int  # tokens that the sink may still get
+    queued_s: float
+    begun_s: float = 0.0  # when its first step was sent; 0 before
+    tokens_s: float = 0.0  # when its newest tokens came; 0 before
+
+    def inference_s(self, now: float) -> float:
+        return now - self.begun_s if self.begun_s else 0.0
+
+
+class Requests:
+    def __init__(self, scheduler: Scheduler, counts: StepMetrics, work: asyncio.Event) -> None:
+        """`work` is set when a request that arrives, ends or goes on may change what the next step is."""
+        self._scheduler = scheduler
+        self._counts = counts
+        self._work = work
+        self._open: dict[int, OpenRequest] = {}
+        self._deadlines = Deadlines(lambda index: self._end_early(index, EndReason.DEADLINE))
+
+    def add(self, request: GenerationRequest, sink: Sink, credits: int) -> int:
+        running = self._scheduler.add(request)
+        self._open[running.id] = OpenRequest(running, sink, credits, time.perf_counter())
+        self._deadlines.set(running.id, request.timeout_s)
+        self._note_change()
+        return running.id
+
+    def complete(self, index: int, num_tokens: int) -> None:
+        """Ends a request whose text is complete with its first `num_tokens` output tokens."""
+        if (request := self._open.get(index)) is not None:
+            self._scheduler.end(index, num_tokens)
+            self._counts.finished(request.running)
+            self._close(index, EndReason.STOPPED)
+            self._note_change()
+
+    def cancel(self, index: int) -> None:
+        self._end_early(index, EndReason.CANCELLED)
+
+    def _end_early(self, index: int, reason: EndReason, cause: str = "") -> None:
+        if index in self._open:
+            self._scheduler.cancel(index)
+            self._close(index, reason, cause)
+            self._note_change()
+
+    def _note_change(self) -> None:
+        self._counts.waiting(self._scheduler)
+        self._work.set()
+
+    def credit(self, index: int, tokens: int) -> None:
+        if (request := self._open.get(index)) is not None:
+            request.credits += tokens
+            if request.running.paused and request.credits > 0:
+                request.running.paused = False
+                self._work.set()
+
+    def has_begun(self, index: int) -> bool:
+        request = self._open.get(index)
+        return request is not None and request.running.has_begun
+
+    def begin(self, step: ForwardStep, now: float) -> None:
+        """Notes that `step` was sent. Requests that join it again after a preemption or a loss have begun before."""
+        for chunk in step.chunks:
+            request = self._open.get(chunk.request_id) if chunk.first else None
+            if request is not None and not request.begun_s:
+                request.begun_s = now
+                self._counts.began(request.running, now - request.queued_s)
+
+    def publish(self, answer: StepAnswer, applied: Applied, now: float) -> None:
+        """Gives the tokens of a step to the sinks. `applied`: what the scheduler has made of the answer."""
+        for index in applied.not_finite:
+            self._close(index, EndReason.FAILED, NOT_FINITE)
+        gaps_s: Counter[float] = Counter()  # time since a request's previous tokens: number of requests
+        logprobs = answer.logprobs.tolist()
+        tops = _tops(answer)
+        for i, (index, ids) in enumerate(zip(answer.request_ids, applied.taken, strict=True)):
+            request = self._open.get(index)
+            if not ids or request is None:
+                continue  # the request ended while this step was in flight, or its logits are not finite
+            first = None
+            if request.tokens_s:
+                gaps_s[now - request.tokens_s] += 1
+            else:
+                first = FirstStep(request.begun_s - request.queued_s, request.running.cached_tokens)
+            request.tokens_s = now
+            tokens = Tokens(ids, (logprobs[i],), tops[i] if tops else (), now - request.begun_s, first)
+            ended = self._end(index, request, applied.ended[index], tokens) if index in applied.ended else None
+            request.credits -= len(ids) + (sum(map(len, tokens.tops)) if tops else 0)
+            try:
+                request.sink.take(tokens, ended)
+            except Exception as error:
+                self._fail(index, request, ended, error)
+            if request.credits <= 0:
+                request.running.paused = True
+        self._counts.waited_between_tokens(gaps_s)
+
+    def _end(self, index: int, request: OpenRequest, reason: EndReason, last: Tokens) -> Ended:
+        """The scheduler has ended the request with the tokens `last`."""
+        self._forget(index)
+        self._counts.finished(request.running)
+        return Ended(reason, last.inference_s)
+
+    def _fail(self, index: int, request: OpenRequest, ended: Ended | None, error: Exception) -> None:
+        """Ends a request whose sink has raised `error` when it took tokens, with `ended` if they were the last."""
+        logger.error("the sink of request %d raised an error, so the request fails", index, exc_info=error)
+        cause = f"Server error: {type(error).__name__}"
+        if ended is None:
+            self._end_early(index, EndReason.FAILED, cause)
+        else:
+            _tell(request, Ended(EndReason.FAILED, ended.inference_s, cause))
+
+    def put_back(self, unanswered: Iterable[ForwardStep], reason: str) -> int:
+        """Puts running requests back into the queue after a loss. Returns how many ended because they are blamed."""
+        running = self._scheduler.active.num_running
+        given_up = self._scheduler.put_back(unanswered)
+        for request in given_up:
+            self._close(request.id, EndReason.FAILED, f"Server error: {LOST_TOO_OFTEN}: {reason}")
+        self._counts.resumed(running - len(given_up))
+        self._counts.waiting(self._scheduler)
+        return len(given_up)
+
+    def begin_epoch(self, slots: int, eos_token_ids: Iterable[int]) -> None:
+        """The shards are new and have `slots` token slots: requests that do not fit fail."""
+        for request in self._scheduler.begin_epoch(slots, frozenset(eos_token_ids)):
+            cause = f"Server error: the shards came back with room for {slots} tokens only"
+            self._close(request.id, EndReason.FAILED, cause)
+
+    def end_all(self, reason: EndReason, cause: str = "") -> None:
+        """Ends every request because the engine has ended."""
+        for index in list(self._open):
+            self._close(index, reason, cause)
+
+    def _close(self, index: int, reason: EndReason, cause: str = "") -> None:
+        """Tells the sink of a request that the scheduler has ended, unless the sink knows."""
+        if (request := self._forget(index)) is not None:
+            _tell(request, Ended(reason, request.inference_s(time.perf_counter()), cause))
+
+    def _forget(self, index: int) -> OpenRequest | None:
+        self._deadlines.clear(index)
+        return self._open.pop(index, None)
+
+
+def _tell(request: OpenRequest, ended: Ended) -> None:
+    try:
+        request.sink.ended(ended)
+    except Exception:
+        logger.exception("the sink of request %d raised an error at the request's end", request.running.id)
+
+
+def _tops(answer: StepAnswer) -> list[tuple[tuple[TopToken, ...], ...]] | None:
+    """The top tokens of each row of the answer; None if no row has any."""
+    if not answer.top_ids:
+        return None
+    pairs = map(TopToken, answer.top_ids, answer.top_logprobs.tolist())
+    return [(tuple(islice(pairs, count)),) if count else () for count in answer.top_counts]

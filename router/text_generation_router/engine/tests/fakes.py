@@ -1,0 +1,272 @@
+"""Fake shards and sinks, and an engine between them. As with a greedy model, each token depends only on the tokens
+before it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+
+from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
+from text_generation_router.engine.config import EngineConfig
+from text_generation_router.engine.local import LocalEngine
+from text_generation_router.engine.protocol import Ended, ModelInfo, Tokens
+from text_generation_router.engine.shards import ShardView, StepAnswer, WarmupAnswer
+from text_generation_router.errors import ShardsError, StepAbortedError
+from text_generation_router.metrics import Metrics
+from text_generation_router.scheduling.request import EndReason, GenerationRequest
+from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step
+
+INFO = ModelInfo("torch.float32", "cpu", 256, 512, (255,), "reference", 1, 1)
+MANY = 10**9  # credits
+
+
+def next_token(history: list[int]) -> int:
+    return (sum(history) * 31 + len(history)) % 60 + 10
+
+
+def top_id(request_id: int, rank: int) -> int:
+    return 10 * request_id + rank
+
+
+class FakeShards:
+    """A group of shards that answers after some turns of the event loop. `fail(step)` may raise, as a step may."""
+
+    info = INFO
+    epoch = INFO.epoch
+
+    def __init__(self, fail: Callable[[ForwardStep], None] = lambda step: None, capacity: int = 500) -> None:
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.capacity = capacity
+        self.poisoned: set[int] = set()  # requests whose logits are not finite
+        self.top_counts: dict[int, int] = {}  # by request: number of top tokens in each answer
+        self.rows_left = 0  # number of rows that it reports while no request runs
+        self.steps: list[Step] = []
+        self.histories: dict[int, list[int]] = {}
+        self.most_in_flight = 0
+        self._in_flight = 0
+        self._fail = fail
+        self._failed = False
+
+    async def run(self, step: Step) -> StepAnswer | None:
+        assert step.number == len(self.steps) + 1, "steps are sent in their order"
+        self.steps.append(step)
+        self._in_flight += isinstance(step, ForwardStep)
+        self.most_in_flight = max(self.most_in_flight, self._in_flight)
+        answer = self._answer(step)
+        await asyncio.sleep(0.002)
+        self._in_flight -= isinstance(step, ForwardStep)
+        if isinstance(answer, ShardsError):
+            raise answer
+        return answer
+
+    def _answer(self, step: Step) -> StepAnswer | ShardsError | None:
+        """The answer, computed when the step is sent: a shard runs steps in the order they are sent."""
+        if isinstance(step, ClearStep):
+            self._failed = False
+            self.histories.clear()
+        if self._failed:
+            return StepAbortedError("an earlier step failed")
+        try:
+            return self._compute(step)
+        except ShardsError as error:
+            self._failed = True
+            return error
+
+    def _compute(self, step: Step) -> StepAnswer | None:
+        if isinstance(step, FilterStep):
+            self.histories = {i: h for i, h in self.histories.items() if i in step.keep}
+        if not isinstance(step, ForwardStep):
+            return None
+        self._fail(step)
+        for chunk in step.chunks:
+            if chunk.first:
+                self.histories[chunk.request_id] = list(chunk.first.ids)
+        ids = [*step.decode_ids, *(c.request_id for c in step.chunks if c.last)]
+        tokens = []
+        for request_id in ids:
+            tokens.append(next_token(self.histories[request_id]))
+            self.histories[request_id].append(tokens[-1])
+        zeros = np.zeros(len(ids), dtype=np.float32)
+        poisoned = [i for i in ids if i in self.poisoned]
+        counts = [self.top_counts.get(i, 0) for i in ids]
+        tops = [top_id(i, rank) for i, count in zip(ids, counts, strict=True) for rank in range(count)]
+        top_logprobs = np.zeros(len(tops), dtype=np.float32)
+        return StepAnswer(step.number, ids, tokens, zeros, counts, tops, top_logprobs, 1, 1, 1, True, poisoned)
+
+    async def warmup(self, *wanted: int | None) -> WarmupAnswer:
+        return WarmupAnswer(self.capacity, self.capacity)
+
+    async def is_healthy(self) -> bool:
+        return True
+
+    async def views(self) -> list[ShardView]:
+        return [ShardView(self.rows_left, self.capacity)]
+
+    async def close(self) -> None:
+        pass
+
+
+class FakeShardGroups:
+    """Hands out one group of fake shards after the other."""
+
+    def __init__(self, *groups: Callable[[], FakeShards]) -> None:
+        self.made: list[FakeShards] = []
+        self.events: list[str] = []
+        self._groups = list(groups)
+
+    async def next(self) -> FakeShards:
+        if not self._groups:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0.01)
+        self.made.append(self._groups.pop(0)())
+        return self.made[-1]
+
+    def lost(self, group: FakeShards, reason: str) -> None:
+        self.events.append(f"lost: {reason}")
+
+    def confirmed(self, group: FakeShards) -> None:
+        self.events.append("confirmed")
+
+    def blamed(self, group: FakeShards) -> None:
+        self.events.append("blamed")
+
+    async def close(self) -> None:
+        pass
+
+
+class Listener:
+    """A sink that keeps all that it is given. `on_tokens` is called with the listener after each step's tokens."""
+
+    def __init__(self, on_tokens: "Callable[[Listener], None]" = lambda listener: None) -> None:
+        self.index = 0
+        self.given: list[Tokens] = []
+        self.end: Ended | None = None
+        self._on_tokens = on_tokens
+        self._changed = asyncio.Event()
+
+    @property
+    def ids(self) -> list[int]:
+        return [token_id for tokens in self.given for token_id in tokens.ids]
+
+    def take(self, tokens: Tokens, ended: Ended | None) -> None:
+        assert self.end is None, "an Ended is the last that a sink gets"
+        assert tokens.ids and (tokens.first is None) == bool(self.given), "the first tokens say what the first step was"
+        self.given.append(tokens)
+        if ended is not None:
+            self.end = ended
+        self._changed.set()
+        self._on_tokens(self)
+
+    def ended(self, ended: Ended) -> None:
+        assert self.end is None, "exactly one Ended for each request"
+        self.end = ended
+        self._changed.set()
+
+    async def until_tokens(self, count: int = 1) -> None:
+        await self._until(lambda: len(self.ids) >= count)
+
+    async def until_end(self) -> Ended:
+        await self._until(lambda: self.end is not None)
+        assert self.end is not None
+        return self.end
+
+    async def failure(self) -> str:
+        """The cause of the failure that ends the request."""
+        end = await self.until_end()
+        assert end.reason is EndReason.FAILED, end
+        return end.cause
+
+    async def all_ids(self) -> list[int]:
+        """All tokens of a request that ends at its length limit."""
+        end = await self.until_end()
+        assert end.reason is EndReason.LENGTH, end
+        return self.ids
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class World:
+    """An engine and the shards that it gets, one group after the other; by default a single group that never fails."""
+
+    def __init__(self, *groups: Callable[[], FakeShards], **limits: int) -> None:
+        self.groups = FakeShardGroups(*(groups or (FakeShards,)))
+        self.metrics = Metrics()
+        config = EngineConfig(
+            TokenFlags(max_batch_prefill_tokens=64),
+            SchedulingFlags(max_queued_tokens=limits.get("max_queued_tokens")),
+            max_concurrent_requests=limits.get("max_rows", 16),
+        )
+        self.engine = LocalEngine(self.groups, config, self.metrics)  # type: ignore[arg-type]
+
+    def ask(
+        self,
+        ids: list[int],
+        count: int,
+        timeout_s: float | None = None,
+        credits: int = MANY,
+        on_tokens: Callable[[Listener], None] = lambda listener: None,
+    ) -> Listener:
+        listener = Listener(on_tokens)
+        listener.index = self.engine.submit(
+            GenerationRequest(tuple(ids), count, timeout_s=timeout_s), listener, credits
+        )
+        return listener
+
+    def ask_all(self, requests: int, count: int) -> list[Listener]:
+        """Requests with the prompts `prompt(0)`, `prompt(1)` …"""
+        return [self.ask(prompt(i), count) for i in range(requests)]
+
+    @property
+    def forward_steps(self) -> list[ForwardStep]:
+        """The forward steps that the newest shards got."""
+        return [step for step in self.groups.made[-1].steps if isinstance(step, ForwardStep)]
+
+
+def serve(use: Callable[[World], Awaitable[None]], *groups: Callable[[], FakeShards], **limits: int) -> None:
+    """Runs `use` with a running engine, which must have all slots back at the end."""
+
+    async def run() -> None:
+        world = World(*groups, **limits)
+        await world.engine.start()
+        try:
+            await asyncio.wait_for(use(world), timeout=20)
+            await asyncio.sleep(0.02)
+            scheduler = world.engine._scheduler
+            assert scheduler.memory.num_held == 0 and scheduler.books() is None, "all slots come back"
+        finally:
+            await world.engine.close()
+
+    asyncio.run(run())
+
+
+async def all_ids(listeners: list[Listener]) -> list[list[int]]:
+    return await asyncio.gather(*(listener.all_ids() for listener in listeners))
+
+
+def expected_tokens(prompt: list[int], count: int) -> list[int]:
+    history = list(prompt)
+    for _ in range(count):
+        history.append(next_token(history))
+    return history[len(prompt) :]
+
+
+def prompt(i: int) -> list[int]:
+    return [i + 1] * (i + 3)
+
+
+def fails(fail: Callable[[ForwardStep], None]) -> Callable[[], FakeShards]:
+    return lambda: FakeShards(fail)
+
+
+def dies_at(step_number: int, failed_ids: set[int] | None = None) -> Callable[[], FakeShards]:
+    """Shards that are lost from step `step_number` on; with `failed_ids`, at the first such step that carries one of
+    these requests."""
+
+    def fail(step: ForwardStep) -> None:
+        if step.number >= step_number and (failed_ids is None or failed_ids & set(step.request_ids)):
+            raise ShardsError("connection reset")
+
+    return fails(fail)

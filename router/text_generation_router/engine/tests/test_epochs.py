@@ -1,0 +1,145 @@
+"""The engine when its shards are lost: requests go on with the next shards."""
+
+import asyncio
+
+import pytest
+
+from text_generation_router.engine.loop import MAX_IN_FLIGHT
+from text_generation_router.engine.shards import StepAnswer
+from text_generation_router.engine.tests.fakes import (
+    FakeShards,
+    World,
+    all_ids,
+    dies_at,
+    expected_tokens,
+    prompt,
+    serve,
+)
+from text_generation_router.errors import Refusal, RefusedError
+from text_generation_router.scheduling.step import Step
+
+
+@pytest.mark.parametrize("step_numbers", [(1,), (3,), (5, 30), (2, 20, 15), (40,)])
+def test_when_shards_die_every_request_goes_on_with_the_next_ones(step_numbers: tuple[int, ...]) -> None:
+    async def use(world: World) -> None:
+        assert await all_ids(world.ask_all(6, 40)) == [expected_tokens(prompt(i), 40) for i in range(6)]
+        metrics = world.metrics
+        assert metrics.shard_losses._value.get() == len(step_numbers) and metrics.request_resumes._value.get() >= 1
+        losses = [event for event in world.groups.events if event != "confirmed"]
+        assert losses == ["lost: connection reset"] * len(step_numbers)
+
+    serve(use, *map(dies_at, step_numbers), FakeShards)
+
+
+def test_after_a_loss_two_steps_are_in_flight_again() -> None:
+    async def use(world: World) -> None:
+        await all_ids(world.ask_all(6, 40))
+        assert [group.most_in_flight for group in world.groups.made] == [MAX_IN_FLIGHT] * 2
+
+    serve(use, dies_at(9), FakeShards)
+
+
+def test_shards_reported_as_lost_are_left_even_when_no_request_runs() -> None:
+    async def use(world: World) -> None:
+        world.groups.made[0].lost.set_result("shard 0 was ended by signal 9")
+        await asyncio.sleep(0)
+        assert await world.ask(prompt(1), 5).all_ids() == expected_tokens(prompt(1), 5)
+        assert len(world.groups.made) == 2 and world.groups.made[0].steps == []
+
+    serve(use, FakeShards, FakeShards)
+
+
+def test_without_shards_the_engine_is_not_healthy_and_requests_wait() -> None:
+    async def use(world: World) -> None:
+        assert await world.engine.is_healthy()
+        world.groups.made[0].lost.set_result("gone")
+        await asyncio.sleep(0.05)
+        assert not await world.engine.is_healthy()
+        waiting = world.ask([1, 2], 3)
+        await asyncio.sleep(0.05)
+        assert not waiting.given and waiting.end is None
+        world.engine.cancel(waiting.index)
+
+    serve(use)
+
+
+def test_four_kills_from_outside_in_a_row_lose_no_request_and_the_next_token_resets_the_count() -> None:
+    async def use(world: World) -> None:
+        assert await all_ids(world.ask_all(6, 20)) == [expected_tokens(prompt(i), 20) for i in range(6)]
+        assert world.metrics.shard_losses._value.get() == 8 and "blamed" not in world.groups.events
+
+    four = [dies_at(3), dies_at(1), dies_at(1), dies_at(1)]
+    serve(use, *four, *four, FakeShards)
+
+
+def test_a_request_that_is_alone_survives_four_kills_in_a_row_too() -> None:
+    async def use(world: World) -> None:
+        assert await world.ask([5, 6], 9).all_ids() == expected_tokens([5, 6], 9)
+
+    serve(use, *[dies_at(1)] * 4, FakeShards)
+
+
+@pytest.mark.parametrize("neighbours", [0, 5, 15])
+def test_only_the_request_that_kills_the_shards_each_time_is_ended(neighbours: int) -> None:
+    async def use(world: World) -> None:
+        bad, *good = world.ask_all(neighbours + 1, 8)
+        cause = await bad.failure()
+        assert "5 times in a row" in cause and "the last 3 times on nothing else: connection reset" in cause
+        assert await all_ids(good) == [expected_tokens(prompt(i + 1), 8) for i in range(len(good))]
+        assert world.metrics.shard_losses._value.get() == 5 and world.groups.events.count("blamed") == 1
+        if neighbours:
+            deaths = "".join("d" if event.startswith("lost") else event[0] for event in world.groups.events)
+            assert "dddd" not in deaths, "a neighbour gets on between two deaths alone"
+
+    serve(use, *[dies_at(0, {1})] * 5, FakeShards)
+
+
+def test_a_group_is_confirmed_by_its_first_chunk_before_any_token() -> None:
+    async def use(world: World) -> None:
+        listener = world.ask([7] * 200, 3)
+        while not world.groups.events:
+            await asyncio.sleep(0.001)
+        assert world.groups.events == ["confirmed"] and not listener.ids
+        assert await listener.all_ids() == expected_tokens([7] * 200, 3)
+        assert world.groups.events == ["confirmed"], "once for each epoch"
+
+    serve(use)
+
+
+def test_an_answer_that_came_before_the_loss_counts() -> None:
+    """The shards end right after each answer, so the request gets one token in each epoch."""
+
+    class AnswersOnce(FakeShards):
+        async def run(self, step: Step) -> StepAnswer | None:
+            answer = await super().run(step)
+            if not self.lost.done():
+                self.lost.set_result("shard 0 was ended by signal 9")
+                await asyncio.sleep(0)  # the engine sees the answer and the loss in the same turn of the event loop
+            return answer
+
+    async def use(world: World) -> None:
+        assert await world.ask([5, 6], 12).all_ids() == expected_tokens([5, 6], 12)
+        assert len(world.groups.made) <= 12
+
+    serve(use, *[AnswersOnce] * 30)
+
+
+def test_a_token_between_two_deaths_clears_a_request_of_blame() -> None:
+    async def use(world: World) -> None:
+        assert await world.ask([5, 6], 30).all_ids() == expected_tokens([5, 6], 30)
+
+    serve(use, *[dies_at(4)] * 6, FakeShards)
+
+
+def test_requests_that_do_not_fit_the_next_shards_fail_and_the_others_go_on() -> None:
+    async def use(world: World) -> None:
+        large, small = world.ask([1, 2], 300), world.ask([3, 4], 40)
+        assert world.engine.snapshot().limits.max_batch_total_tokens == 500
+        assert "room for 100 tokens" in await large.failure()
+        assert await small.all_ids() == expected_tokens([3, 4], 40)
+        assert world.engine.snapshot().limits.max_batch_total_tokens == 100
+        with pytest.raises(RefusedError) as refused:
+            world.ask([1], 100)
+        assert refused.value.reason is Refusal.TOO_LONG
+
+    serve(use, dies_at(6), lambda: FakeShards(capacity=100))

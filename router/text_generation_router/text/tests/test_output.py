@@ -1,0 +1,92 @@
+"""One request's output as text: its events and its finish."""
+
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from text_generation_common.sampling import Sampling
+from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.text.detokenization import Vocabulary
+from text_generation_router.text.events import FinishReason, TokenEvent
+from text_generation_router.text.output import TextOutput
+
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+E_ACUTE = [ALPHABET.index(char) for char in "Ã©"]  # the two bytes of é, as byte-level tokenizers write them
+A = ALPHABET.index("a")
+EOS = len(ALPHABET)
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(ALPHABET)}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
+    return Vocabulary.of(tokenizer)
+
+
+def make_output(vocabulary: Vocabulary, *stop: str, **sampling: Any) -> TextOutput:
+    return TextOutput(vocabulary, GenerationRequest((1, 2, 3), 9, Sampling(**sampling)), stop)
+
+
+def push(output: TextOutput, *token_ids: int, reason: FinishReason | None = None) -> list[TokenEvent]:
+    """`reason`: why the engine ends the request with the last of the tokens."""
+    last = len(token_ids) - 1
+    return [output.push(token_id, -1.0, (), reason if i == last else None, 7.0) for i, token_id in enumerate(token_ids)]
+
+
+def test_the_last_event_of_an_expired_output_has_no_token_and_the_whole_text(vocabulary):
+    output = make_output(vocabulary, do_sample=True, seed=5)
+    output.begin(3.0, 2)
+    first, second = push(output, A, ALPHABET.index("b"))
+    last = output.expire(12.0)
+    assert first.token is not None and second.token is not None and last.token is None
+    assert (first.finish, second.finish, last.top_tokens) == (None, None, ())
+    assert last.finish is not None
+    assert (last.finish.reason, last.finish.generated_text) == (FinishReason.DEADLINE, "ab")
+    assert (last.finish.generated_tokens, last.finish.cached_tokens, last.finish.seed) == (2, 2, 5)
+    assert (last.finish.queue_s, last.finish.inference_s) == (3.0, 12.0)
+
+
+def test_half_a_character_that_was_held_back_is_not_lost(vocabulary):
+    output = make_output(vocabulary)
+    events = push(output, A, *E_ACUTE, E_ACUTE[0])
+    last = output.expire(1.0)
+    assert "".join(event.token.text for event in events) == "aé"
+    assert last.text == "\ufffd" and last.finish.generated_text == "aé\ufffd"
+
+
+@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.EOS_TOKEN, FinishReason.DEADLINE])
+def test_the_events_texts_add_up_to_the_text_at_every_end(vocabulary, reason):
+    output = make_output(vocabulary)
+    if reason is FinishReason.DEADLINE:
+        events = [*push(output, A, *E_ACUTE, E_ACUTE[0]), output.expire(1.0)]
+    elif reason is FinishReason.EOS_TOKEN:
+        events = push(output, A, *E_ACUTE, E_ACUTE[0], EOS, reason=reason)
+    else:
+        events = push(output, A, *E_ACUTE, E_ACUTE[0], reason=reason)
+    finish = events[-1].finish
+    assert finish is not None and finish.reason is reason
+    assert "".join(event.text for event in events) == finish.generated_text == "aé\ufffd"
+
+
+def test_a_special_token_that_ends_the_text_shows_what_was_held_back_and_itself(vocabulary):
+    _, last = push(make_output(vocabulary), E_ACUTE[0], EOS, reason=FinishReason.EOS_TOKEN)
+    assert (last.token.text, last.text, last.token.special) == ("\ufffd</s>", "\ufffd", True)
+
+
+@pytest.mark.parametrize("reason", [None, FinishReason.LENGTH])
+def test_a_stop_string_ends_the_text_and_gives_way_to_the_reason_of_the_engine(vocabulary, reason):
+    output = make_output(vocabulary, "aa")
+    first, last = push(output, A, A, reason=reason)
+    assert first.finish is None and last.finish is not None
+    assert last.finish.reason is (reason or FinishReason.STOP_SEQUENCE)
+    assert (last.finish.generated_text, output.num_tokens, last.finish.seed) == ("aa", 2, None)
+
+
+def test_top_tokens_have_their_texts(vocabulary):
+    event = make_output(vocabulary).push(A, -1.0, [(A, -1.0), (EOS, -2.0)], None, 1.0)
+    assert [(token.id, token.text, token.logprob, token.special) for token in event.top_tokens] == [
+        (A, "a", -1.0, False),
+        (EOS, "</s>", -2.0, True),
+    ]
