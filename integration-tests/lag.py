@@ -92,9 +92,9 @@ def measure(server: ServerProcess, body: hostile.Body, at_once: int, repeat: int
     time.sleep(REST_S)
     after = memory(router)
     worst, p99 = 1000 * taken[-1], 1000 * taken[-1 - len(taken) // 100]
-    answers = " ".join(f"{count}x{status}" for status, count in sorted(statuses.items()))
+    outcome = " ".join(f"{count}x{status}" for status, count in sorted(statuses.items()))
     grown = f"{(peak - before) / MIB:+6.0f} MiB, {(after - before) / MIB:+4.0f} afterwards"
-    return f"{worst:7.1f} ms worst {p99:7.1f} ms p99  {grown}  {answers}  {body.name}"
+    return f"{worst:7.1f} ms worst {p99:7.1f} ms p99  {grown}  {outcome}  {body.name}"
 
 
 def main() -> None:
