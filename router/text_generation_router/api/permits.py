@@ -85,14 +85,14 @@ class Permit:
             generation.refuse(error)
 
 
-class Holder:
+class PermitHolder:
     """An owner, or one of its tenants, that holds permits."""
 
     def __init__(self) -> None:
         self.held = 0
 
 
-class TenantHolder(Holder):
+class TenantHolder(PermitHolder):
     def __init__(self) -> None:
         super().__init__()
         self.permits: dict[Permit, None] = {}  # in order of arrival
@@ -101,7 +101,7 @@ class TenantHolder(Holder):
         return next((permit for permit in reversed(self.permits) if not permit.has_begun), None)
 
 
-class OwnerHolder(Holder):
+class OwnerHolder(PermitHolder):
     def __init__(self) -> None:
         super().__init__()
         self.tenants: dict[str, TenantHolder] = {}
@@ -185,11 +185,11 @@ class Permits:
             permit.refuse(OverloadedError(self._retry_after_s()))
 
 
-def _is_below(holder: Holder, share: int, count: int) -> bool:
+def _is_below(holder: PermitHolder, share: int, count: int) -> bool:
     return holder.held == 0 or holder.held + count <= share
 
 
-def _held(holder: Holder) -> int:
+def _held(holder: PermitHolder) -> int:
     return holder.held
 
 
