@@ -52,9 +52,7 @@ class FirstStep:
     cached_tokens: int  # prompt tokens found in the prefix cache at the first start
 
 
-class TopToken(NamedTuple):
-    id: int
-    logprob: float
+TopToken = tuple[int, float]  # token id, log-probability
 
 
 class Tokens(NamedTuple):

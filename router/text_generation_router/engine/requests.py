@@ -184,5 +184,5 @@ def _tops(answer: StepAnswer) -> list[tuple[tuple[TopToken, ...], ...]] | None:
     """The top tokens of each row of the answer; None if no row has any."""
     if not answer.top_ids:
         return None
-    pairs = map(TopToken, answer.top_ids, answer.top_logprobs.tolist())
+    pairs = zip(answer.top_ids, answer.top_logprobs.tolist(), strict=True)
     return [(tuple(islice(pairs, count)),) if count else () for count in answer.top_counts]

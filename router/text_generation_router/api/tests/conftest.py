@@ -28,7 +28,6 @@ from text_generation_router.engine.protocol import (
     Snapshot,
     TokenLimits,
     Tokens,
-    TopToken,
 )
 from text_generation_router.errors import RefusedError
 from text_generation_router.http.caller import Callers
@@ -158,7 +157,7 @@ class FakeEngine:
         if script.cuts_character and number == len(script.texts) - 1 - script.last_is_special:
             token += b"\xc3"
         token_id, logprob = self.vocabulary.id_of(token, special), script.logprobs[number]
-        tops = ((TopToken(token_id, logprob),) * asked.request.sampling.top_n_tokens,)
+        tops = (((token_id, logprob),) * asked.request.sampling.top_n_tokens,)
         first = None if number else FirstStep(queue_s=0.25, cached_tokens=script.cached_tokens)
         if last and not script.expires:
             asked.end = Ended(script.reason, 0.5)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from text_generation_router.api.generation_stream import GenerationStream
-from text_generation_router.engine.protocol import Ended, FirstStep, Sink, Tokens, TopToken
+from text_generation_router.engine.protocol import Ended, FirstStep, Sink, Tokens
 from text_generation_router.errors import (
     DeadlineError,
     GenerationError,
@@ -70,7 +70,7 @@ class World:
         self.submit_call = self.engine.calls.pop()
 
     def take(self, *ids: int, ended: Ended | None = None, tops: int = 0, inference_s: float = 0.0) -> None:
-        top_tokens = tuple(tuple(TopToken(rank, -1.0) for rank in range(tops)) for _ in ids) if tops else ()
+        top_tokens = tuple(tuple((rank, -1.0) for rank in range(tops)) for _ in ids) if tops else ()
         self.stream.take(Tokens(ids, (-0.5,) * len(ids), top_tokens, inference_s, FIRST), ended)
 
     @property
