@@ -29,7 +29,7 @@ from text_generation_benchmark.report import Peer, Report, Row
 from text_generation_benchmark.shapes import SHAPES
 from text_generation_benchmark.workload import PREFILL, Run, Workload, loads_on, take_turns
 from text_generation_common.model_folder import demo_directory
-from text_generation_server.arena import empty
+from text_generation_server.device.arena import empty
 
 TRAINED = "demo"
 OURS = "this server"

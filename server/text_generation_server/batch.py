@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from text_generation_common.sampling import Sampling
+from text_generation_server.device.transfers import send
 from text_generation_server.errors import StepError
 from text_generation_server.sampling.parameters import RowParameters
-from text_generation_server.transfers import send
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from text_generation_server import host
-from text_generation_server.arena import empty
+from text_generation_server.device import host
+from text_generation_server.device.arena import empty
 from text_generation_server.errors import MemoryLimitError
 from text_generation_server.kernels.interface import KvLayer
 from text_generation_server.models.config import ModelConfig

@@ -13,9 +13,10 @@ from text_generation_common.cores import usable_cores
 from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.model_files import read_model_file
 from text_generation_server.config import ShardConfig
+from text_generation_server.device.graphs import DEFAULT_SIZES, CudaRecorder, DecodeGraphs, Graphs, no_graphs
+from text_generation_server.device.transfers import moments_of, use_own_stream
 from text_generation_server.distributed import Group, join_group
 from text_generation_server.errors import ModelError
-from text_generation_server.graphs import DEFAULT_SIZES, CudaRecorder, DecodeGraphs, Graphs, no_graphs
 from text_generation_server.kernels import Backend, select_backend
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.programs import DecodePrograms
@@ -26,7 +27,6 @@ from text_generation_server.models.dummy import DummyFiles
 from text_generation_server.models.loading import Files
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
-from text_generation_server.transfers import moments_of, use_own_stream
 from text_generation_server.weights.files import SafetensorsFiles
 from text_generation_server.worker import Worker
 

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from text_generation_server.transfers import HostMoment, Moment
+from text_generation_server.device.transfers import HostMoment, Moment
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from text_generation_common import faults
 from text_generation_server.batch import Batches, PromptChunk, Rows, StepBatch
+from text_generation_server.device.graphs import Graphs, Signal, no_graphs
+from text_generation_server.device.transfers import HostMoment, Moment, fetch
 from text_generation_server.distributed import Group
 from text_generation_server.errors import StepError
-from text_generation_server.graphs import Graphs, Signal, no_graphs
 from text_generation_server.kernels import Backend
 from text_generation_server.kernels.interface import KvLayer
 from text_generation_server.kv_cache import (
@@ -26,7 +27,6 @@ from text_generation_server.models.llama import Llama
 from text_generation_server.preparation import Int32s, Planner, PreparedStep, StepLimits
 from text_generation_server.results import Pending, StepOutput
 from text_generation_server.sampling.sampler import Sampled, Sampler, read_out
-from text_generation_server.transfers import HostMoment, Moment, fetch
 from text_generation_server.warmup import LongestPause, largest_step, memory_for
 
 # Least number of rows of a product of torch in float32: with fewer rows the BLAS library computes in another order, and

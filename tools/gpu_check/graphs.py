@@ -14,15 +14,15 @@ from text_generation_benchmark.checkpoint import write_without_weights
 from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
 from text_generation_common.sampling import Sampling
 from text_generation_server.batch import PromptChunk, StepBatch
+from text_generation_server.device.graphs import DEFAULT_SIZES, CudaRecorder, DecodeGraphs, no_graphs
+from text_generation_server.device.transfers import moments_of, use_own_stream
 from text_generation_server.distributed import Alone, Group
-from text_generation_server.graphs import DEFAULT_SIZES, CudaRecorder, DecodeGraphs, no_graphs
 from text_generation_server.kernels import select_backend
 from text_generation_server.models import get_model
 from text_generation_server.models.config import read_config
 from text_generation_server.models.dummy import DummyFiles
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
-from text_generation_server.transfers import moments_of, use_own_stream
 
 TABLE = "Decode steps from graphs, to the bit"
 BATCH, PROMPT, STEPS = 1, 40, 12

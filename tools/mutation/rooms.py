@@ -33,7 +33,7 @@ ROOMS = (
         (
             f"{SERVER}/tests/test_step_log.py", f"{SERVER}/tests/test_worker.py", f"{SERVER}/tests/test_servicer.py",
             f"{SERVER}/tests/test_runner.py", f"{SERVER}/tests/test_steps_in_flight.py",
-            f"{SERVER}/tests/test_graphs.py",
+            f"{SERVER}/device/tests/test_graphs.py",
         ),
     ),
     Room(

@@ -11,7 +11,7 @@ from text_generation_common.flags.kinds import Dtype
 from text_generation_common.flags.model import ComputeFlags, ShardFlags
 from text_generation_common.sampling import Sampling
 from text_generation_server.config import ShardConfig
-from text_generation_server.graphs import no_graphs
+from text_generation_server.device.graphs import no_graphs
 from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.programs import DecodePrograms

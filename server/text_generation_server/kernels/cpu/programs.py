@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from text_generation_server.arena import empty
+from text_generation_server.device.arena import empty
 from text_generation_server.kernels.cpu.build import KERNELS, POINTER
 from text_generation_server.kernels.cpu.library import Call, Library, Word
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from text_generation_common.sampling import Sampling
 from text_generation_server.batch import Rows
-from text_generation_server.graphs import DecodeGraphs
+from text_generation_server.device.graphs import DecodeGraphs
 from text_generation_server.kernels import reference
 from text_generation_server.layout import DecodeInputs
 from text_generation_server.runner import ModelRunner

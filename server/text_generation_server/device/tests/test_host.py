@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from text_generation_server import host
+from text_generation_server.device import host
 
 GIB = 1 << 30
 

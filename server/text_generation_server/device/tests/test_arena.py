@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from text_generation_server.arena import HUGE_PAGE, empty
+from text_generation_server.device.arena import HUGE_PAGE, empty
 
 CPU = torch.device("cpu")
 
