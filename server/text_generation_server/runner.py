@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from text_generation_common import faults
-from text_generation_server.batch import Batches, PromptChunk, Rows, StepBatch
 from text_generation_server.device.graphs import Graphs, Signal, no_graphs
 from text_generation_server.device.transfers import HostMoment, Moment, fetch
 from text_generation_server.distributed import Group
@@ -21,13 +20,14 @@ from text_generation_server.kv_cache import (
     give_back_memory,
     make_kv_cache,
 )
-from text_generation_server.layout import DecodeInputs, lay_out
 from text_generation_server.models.config import ModelConfig
 from text_generation_server.models.llama import Llama
-from text_generation_server.preparation import Int32s, Planner, PreparedStep, StepLimits
-from text_generation_server.results import Pending, StepOutput
 from text_generation_server.sampling.sampler import Sampled, Sampler, read_out
-from text_generation_server.warmup import LongestPause, largest_step, memory_for
+from text_generation_server.step.layout import DecodeInputs, lay_out
+from text_generation_server.step.preparation import Int32s, Planner, PreparedStep, StepLimits
+from text_generation_server.step.results import Pending, StepOutput
+from text_generation_server.step.rows import Batches, PromptChunk, Rows, StepBatch
+from text_generation_server.step.warmup import LongestPause, largest_step, memory_for
 
 # Least number of rows of a product of torch in float32: with fewer rows the BLAS library computes in another order, and
 # the last bits differ. Products of kernels/cpu do not need this padding.

@@ -17,7 +17,6 @@ import torch
 from text_generation_common import sampling_wire
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
-from text_generation_server.batch import PromptChunk, StepBatch
 from text_generation_server.config import ShardConfig
 from text_generation_server.errors import (
     MemoryLimitError,
@@ -28,9 +27,10 @@ from text_generation_server.errors import (
     StepRefused,
 )
 from text_generation_server.load import Shard, load_shard
-from text_generation_server.results import Pending, StepOutput
 from text_generation_server.runner import Capacity, ModelRunner
-from text_generation_server.step_log import StepLoad, StepLog, measure
+from text_generation_server.step.log import StepLoad, StepLog, measure
+from text_generation_server.step.results import Pending, StepOutput
+from text_generation_server.step.rows import PromptChunk, StepBatch
 from text_generation_server.worker import StepClock, Worker
 
 log = logging.getLogger("text_generation_server")

@@ -20,7 +20,7 @@ import torch
 
 from text_generation_common import faults
 from text_generation_server.errors import GroupBroken, StepAborted, StepFailed, StepRefused
-from text_generation_server.results import Pending, completed
+from text_generation_server.step.results import Pending, completed
 
 log = logging.getLogger("text_generation_server")
 

@@ -13,7 +13,6 @@ from gpu_check.model import REHEARSED
 from text_generation_benchmark.checkpoint import write_without_weights
 from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
 from text_generation_common.sampling import Sampling
-from text_generation_server.batch import PromptChunk, StepBatch
 from text_generation_server.device.graphs import DEFAULT_SIZES, CudaRecorder, DecodeGraphs, no_graphs
 from text_generation_server.device.transfers import moments_of, use_own_stream
 from text_generation_server.distributed import Alone, Group
@@ -23,6 +22,7 @@ from text_generation_server.models.config import read_config
 from text_generation_server.models.dummy import DummyFiles
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
+from text_generation_server.step.rows import PromptChunk, StepBatch
 
 TABLE = "Decode steps from graphs, to the bit"
 BATCH, PROMPT, STEPS = 1, 40, 12

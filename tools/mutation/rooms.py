@@ -29,21 +29,21 @@ ROOMS = (
     ),
     Room(
         "worker",
-        (f"{SERVER}/worker.py", f"{SERVER}/runner.py", f"{SERVER}/results.py", f"{SERVER}/step_log.py"),
+        (f"{SERVER}/worker.py", f"{SERVER}/runner.py", f"{SERVER}/step/results.py", f"{SERVER}/step/log.py"),
         (
-            f"{SERVER}/tests/test_step_log.py", f"{SERVER}/tests/test_worker.py", f"{SERVER}/tests/test_servicer.py",
-            f"{SERVER}/tests/test_runner.py", f"{SERVER}/tests/test_steps_in_flight.py",
-            f"{SERVER}/device/tests/test_graphs.py",
+            f"{SERVER}/step/tests/test_step_log.py", f"{SERVER}/tests/test_worker.py",
+            f"{SERVER}/tests/test_servicer.py", f"{SERVER}/tests/test_runner.py",
+            f"{SERVER}/tests/test_steps_in_flight.py", f"{SERVER}/device/tests/test_graphs.py",
         ),
     ),
     Room(
         "batch and preparation",
-        (f"{SERVER}/batch.py", f"{SERVER}/preparation.py", f"{SERVER}/layout.py"),
-        (f"{SERVER}/tests/test_batch.py", f"{SERVER}/tests/test_runner.py"),
+        (f"{SERVER}/step/rows.py", f"{SERVER}/step/preparation.py", f"{SERVER}/step/layout.py"),
+        (f"{SERVER}/step/tests/test_rows.py", f"{SERVER}/tests/test_runner.py"),
     ),
     Room(
         "sampling",
-        (f"{SERVER}/sampling/*.py",),
+        (f"{SERVER}/sampling/*.py", f"{SERVER}/step/parameters.py"),
         (f"{SERVER}/tests/test_sampler.py", f"{SERVER}/tests/test_steps_in_flight.py"),
     ),
     Room(

@@ -17,8 +17,8 @@ from text_generation_server.layers.vocabulary import Embedding, Head, pad_rows
 from text_generation_server.models.config import ModelConfig
 from text_generation_server.models.loading import Loader
 from text_generation_server.models.split import Split, split_model
-from text_generation_server.models.step import StepInput
 from text_generation_server.models.tensors import HEAD
+from text_generation_server.step.inputs import StepInput
 
 
 class LlamaAttention:

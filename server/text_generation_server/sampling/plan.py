@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from text_generation_common.sampling import Sampling
-from text_generation_server.batch import Rows
 from text_generation_server.device.transfers import send
 from text_generation_server.kernels.interface import Bias, Choices
-from text_generation_server.sampling.parameters import (
+from text_generation_server.step.parameters import (
     RowParameters,
     cuts,
     penalizes,
@@ -21,6 +20,7 @@ from text_generation_server.sampling.parameters import (
     signed_seed,
     temperature,
 )
+from text_generation_server.step.rows import Rows
 
 # Most rows that are sorted at a time on a CPU: a large vocabulary takes about 25 ms for each row.
 SORTED_ROWS = 16

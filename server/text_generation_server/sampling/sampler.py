@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from text_generation_server.batch import Rows
 from text_generation_server.kernels.interface import Chosen, Kernels
 from text_generation_server.sampling.plan import Part, SamplingPlan, make_plan
 from text_generation_server.sampling.watermark import green_list
+from text_generation_server.step.rows import Rows
 
 NO_TOP_IDS, NO_TOP_LOGPROBS = torch.empty((0, 0), dtype=torch.int32), torch.empty((0, 0))
 

@@ -12,9 +12,9 @@ from shard_tools import BATCH, Client, generate, make_runner, random_ids, scatte
 
 from text_generation_common import faults
 from text_generation_common.sampling import Sampling
-from text_generation_server.batch import StepBatch
 from text_generation_server.distributed import Group
 from text_generation_server.runner import ModelRunner
+from text_generation_server.step.rows import StepBatch
 
 Text = tuple[list[int], list[float]]  # tokens and their log-probabilities
 LENGTHS = [1, 17, 70]

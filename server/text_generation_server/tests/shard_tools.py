@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from text_generation_common.sampling import Sampling
-from text_generation_server.batch import PromptChunk, StepBatch
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels import Backend, select_backend
 from text_generation_server.models import get_model
 from text_generation_server.models.config import read_config
-from text_generation_server.results import StepOutput
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
+from text_generation_server.step.results import StepOutput
+from text_generation_server.step.rows import PromptChunk, StepBatch
 from text_generation_server.weights.files import SafetensorsFiles
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from shard_tools import (
 from transformers import LlamaForCausalLM
 
 from text_generation_common.sampling import Sampling
-from text_generation_server.batch import StepBatch
 from text_generation_server.errors import MemoryLimitError, ModelError, StepError
 from text_generation_server.kv_cache import choose_slots
 from text_generation_server.runner import ModelRunner
+from text_generation_server.step.rows import StepBatch
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

@@ -16,8 +16,8 @@ from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.programs import DecodePrograms
 from text_generation_server.load import load_shard
-from text_generation_server.results import StepOutput
 from text_generation_server.runner import ModelRunner
+from text_generation_server.step.results import StepOutput
 from text_generation_server.worker import Worker
 
 DEMO_MODEL = Path(text_generation_server.__file__).parent / "demo_model"

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from text_generation_common.sampling import Sampling
-from text_generation_server.batch import PromptChunk, Rows
 from text_generation_server.errors import StepError
 from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.interface import Choices, Chosen, Kernels
-from text_generation_server.sampling.parameters import check_bias, cuts, penalizes, temperature
 from text_generation_server.sampling.sampler import Sampled, SampledOnHost, Sampler, read_out
 from text_generation_server.sampling.watermark import green_list
+from text_generation_server.step.parameters import check_bias, cuts, penalizes, temperature
+from text_generation_server.step.rows import PromptChunk, Rows
 
 VOCABULARY = 50
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from text_generation_server.errors import StepAborted, StepFailed, StepRefused
-from text_generation_server.results import Pending
+from text_generation_server.step.results import Pending
 from text_generation_server.worker import MAX_HELD, StepClock, Worker
 
 

@@ -14,11 +14,11 @@ from shard_tools import ALONE, SAMPLED, Client, make_checkpoint, make_runner, ra
 from torch import Tensor
 
 from text_generation_common.sampling import Sampling
-from text_generation_server.batch import Rows
 from text_generation_server.device.graphs import DecodeGraphs
 from text_generation_server.kernels import reference
-from text_generation_server.layout import DecodeInputs
 from text_generation_server.runner import ModelRunner
+from text_generation_server.step.layout import DecodeInputs
+from text_generation_server.step.rows import Rows
 
 CPU = torch.device("cpu")
 WARMUP = (128, None, 16, None)

@@ -15,7 +15,7 @@ from torch import Tensor
 from text_generation_common.sampling import Sampling
 from text_generation_server.device.transfers import send
 from text_generation_server.errors import StepError
-from text_generation_server.sampling.parameters import RowParameters
+from text_generation_server.step.parameters import RowParameters
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from text_generation_server.batch import Batch, Batches, PromptChunk, Rows, StepBatch
 from text_generation_server.errors import StepError
-from text_generation_server.sampling.parameters import check_bias
+from text_generation_server.step.parameters import check_bias
+from text_generation_server.step.rows import Batch, Batches, PromptChunk, Rows, StepBatch
 
 Int32s = npt.NDArray[np.int32]
 

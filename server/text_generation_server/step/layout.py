@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from text_generation_server.batch import Rows
 from text_generation_server.device.transfers import ALIGNED_WORDS, host_words, send
 from text_generation_server.kernels.interface import Kernels, Segments
-from text_generation_server.models.step import StepInput
-from text_generation_server.preparation import Int32s, PreparedStep
+from text_generation_server.step.inputs import StepInput
+from text_generation_server.step.preparation import Int32s, PreparedStep
+from text_generation_server.step.rows import Rows
 
 
 class DecodeInputs:

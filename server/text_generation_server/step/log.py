@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from text_generation_server.batch import PromptChunk, Rows, StepBatch
 from text_generation_server.errors import OptionError
-from text_generation_server.results import StepOutput
+from text_generation_server.step.results import StepOutput
+from text_generation_server.step.rows import PromptChunk, Rows, StepBatch
 
 
 @dataclass(frozen=True, slots=True)

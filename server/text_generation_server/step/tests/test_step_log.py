@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from text_generation_common.sampling import Sampling
-from text_generation_server.batch import PromptChunk, Rows, StepBatch
 from text_generation_server.errors import OptionError
-from text_generation_server.results import StepOutput
-from text_generation_server.step_log import StepLoad, StepLog, measure
+from text_generation_server.step.log import StepLoad, StepLog, measure
+from text_generation_server.step.results import StepOutput
+from text_generation_server.step.rows import PromptChunk, Rows, StepBatch
 
 CPU = torch.device("cpu")
 

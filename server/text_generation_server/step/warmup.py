@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import torch
 
 from text_generation_common.sampling import Sampling
-from text_generation_server.batch import PromptChunk
 from text_generation_server.errors import MemoryLimitError
+from text_generation_server.step.rows import PromptChunk
 
 EVERY_OPTION = Sampling(
     do_sample=True, temperature=0.9, top_k=10, top_p=0.9, typical_p=0.9, repetition_penalty=1.2, frequency_penalty=0.1,

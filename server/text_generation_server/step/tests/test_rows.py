@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from text_generation_common.sampling import Sampling
-from text_generation_server.batch import Batches, PromptChunk, Rows, StepBatch
 from text_generation_server.errors import StepError
-from text_generation_server.layout import DecodeInputs, lay_out
-from text_generation_server.preparation import Planner, StepLimits
+from text_generation_server.step.layout import DecodeInputs, lay_out
+from text_generation_server.step.preparation import Planner, StepLimits
+from text_generation_server.step.rows import Batches, PromptChunk, Rows, StepBatch
 
 CPU = torch.device("cpu")
 NO_SLOTS = torch.empty(0, dtype=torch.int32)
