@@ -13,14 +13,14 @@ from text_generation_server.distributed import Group
 from text_generation_server.errors import StepError
 from text_generation_server.kernels import Backend
 from text_generation_server.kernels.interface import KvLayer
-from text_generation_server.kv_cache import (
+from text_generation_server.models.config import ModelConfig
+from text_generation_server.models.kv_cache import (
     available_bytes,
     bytes_per_slot,
     choose_slots,
     give_back_memory,
     make_kv_cache,
 )
-from text_generation_server.models.config import ModelConfig
 from text_generation_server.models.llama import Llama
 from text_generation_server.sampling.sampler import Sampled, Sampler, read_out
 from text_generation_server.step.layout import DecodeInputs, lay_out

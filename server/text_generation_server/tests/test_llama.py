@@ -24,7 +24,7 @@ from transformers import LlamaForCausalLM
 
 from text_generation_common.sampling import Sampling
 from text_generation_server.errors import MemoryLimitError, ModelError, StepError
-from text_generation_server.kv_cache import choose_slots
+from text_generation_server.models.kv_cache import choose_slots
 from text_generation_server.runner import ModelRunner
 from text_generation_server.step.rows import StepBatch
 

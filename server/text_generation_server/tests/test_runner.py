@@ -12,7 +12,7 @@ from shard_tools import BATCH, Client, generate, make_checkpoint, make_runner, r
 from text_generation_common import faults
 from text_generation_common.sampling import Sampling
 from text_generation_server.errors import MemoryLimitError, StepError
-from text_generation_server.kv_cache import bytes_per_slot
+from text_generation_server.models.kv_cache import bytes_per_slot
 from text_generation_server.runner import Capacity, ModelRunner
 from text_generation_server.step.results import StepOutput
 from text_generation_server.step.rows import PromptChunk, StepBatch
