@@ -14,7 +14,6 @@ from text_generation_server.models.config import read_config
 from text_generation_server.models.tensors import shapes
 
 DEVIATION = 0.02
-EMBEDDING = "model.embed_tokens.weight"
 
 
 def write_checkpoint(out: Path, shape: LlamaShape, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -31,8 +30,9 @@ def write_checkpoint(out: Path, shape: LlamaShape, dtype: torch.dtype = torch.bf
             return torch.ones(size, dtype=dtype)
         return (torch.randn(size, generator=generator) * DEVIATION).to(dtype)
 
-    tensors = {name: made(name, size) for name, size in shapes(read_config(out)).items()}
-    tensors[EMBEDDING][END_OF_TEXT] = 0
+    config = read_config(out)
+    tensors = {name: made(name, size) for name, size in shapes(config).items()}
+    tensors[f"{config.names.embedding}.weight"][END_OF_TEXT] = 0
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -21,10 +21,12 @@ from text_generation_server.kernels import Backend, select_backend
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.programs import DecodePrograms
 from text_generation_server.layers.rotary import stretched_theta
+from text_generation_server.layers.weights import FORMATS
 from text_generation_server.models import get_model
 from text_generation_server.models.config import DTYPES, ModelConfig, read_config
 from text_generation_server.models.dummy import DummyFiles
 from text_generation_server.models.loading import Files
+from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
 from text_generation_server.weights.files import SafetensorsFiles
@@ -76,17 +78,14 @@ def load_shard(
     rendezvous = Path(f"{config.uds_path}-{config.epoch}.rendezvous")
     use_own_stream(device)
     group = join_group(config.rank, config.world_size, device, rendezvous)
+    graphs = _graphs(config, device, group, worker, backend)
+    platform = Platform(device, backend.kernels, group, graphs, moments_of(device))
     files = _files(config, model_config, device, dtype)
-    model = get_model(
-        files, model_config, backend.kernels, group, device, dtype, longest, worker.advance_progress,
-        config.compute.quantize == "int8",
-    )  # fmt: skip
+    quantize = config.compute.quantize
+    model = get_model(files, model_config, platform, dtype, longest, worker.advance_progress, FORMATS[quantize])
     sampler = Sampler(backend.kernels, *config.watermark, worker.advance_progress)
-    runner = ModelRunner(
-        model, model_config, backend, sampler, group, device, dtype, longest, worker.advance_progress,
-        _graphs(config, device, group, worker, backend), moments_of(device), config.shard.cuda_memory_fraction,
-        kv_dtype,
-    )  # fmt: skip
+    memory_fraction = config.shard.cuda_memory_fraction
+    runner = ModelRunner(model, platform, sampler, worker.advance_progress, kv_dtype, memory_fraction)
     tokenizer = _read_tokenizer(config.model_path / "tokenizer.json")
     return Shard(runner, group, tokenizer, model_config, dtype, device, backend.name)
 

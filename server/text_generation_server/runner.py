@@ -7,27 +7,19 @@ import torch
 from torch import Tensor
 
 from text_generation_common import faults
-from text_generation_server.device.graphs import Graphs, Signal, no_graphs
-from text_generation_server.device.transfers import HostMoment, Moment, fetch
-from text_generation_server.distributed import Group
+from text_generation_server.device.graphs import Signal
+from text_generation_server.device.memory import available_bytes, choose_slots, give_back_memory, memory_for
+from text_generation_server.device.transfers import Moment, fetch
 from text_generation_server.errors import StepError
-from text_generation_server.kernels import Backend
 from text_generation_server.kernels.interface import KvLayer
-from text_generation_server.models.config import ModelConfig
-from text_generation_server.models.kv_cache import (
-    available_bytes,
-    bytes_per_slot,
-    choose_slots,
-    give_back_memory,
-    make_kv_cache,
-)
-from text_generation_server.models.llama import Llama
+from text_generation_server.models.model import Model
+from text_generation_server.platforms import Platform
 from text_generation_server.sampling.sampler import Sampled, Sampler, read_out
 from text_generation_server.step.layout import DecodeInputs, lay_out
 from text_generation_server.step.preparation import Int32s, Planner, PreparedStep, StepLimits
 from text_generation_server.step.results import Pending, StepOutput
 from text_generation_server.step.rows import Batches, PromptChunk, Rows, StepBatch
-from text_generation_server.step.warmup import LongestPause, largest_step, memory_for
+from text_generation_server.step.warmup import LongestPause, largest_step
 
 # Least number of rows of a product of torch in float32: with fewer rows the BLAS library computes in another order, and
 # the last bits differ. Products of kernels/cpu do not need this padding.
@@ -59,34 +51,28 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Llama,
-        config: ModelConfig,
-        backend: Backend,
+        model: Model,
+        platform: Platform,
         sampler: Sampler,
-        group: Group,
-        device: torch.device,
-        dtype: torch.dtype,
-        max_total_tokens: int,
         on_progress: Signal,
-        graphs: Graphs | None = None,
-        mark: Callable[[], Moment] = HostMoment,
-        memory_fraction: float = 1.0,
         kv_dtype: torch.dtype | None = None,
+        memory_fraction: float = 1.0,
     ) -> None:
+        """`kv_dtype` is the type of the cache's numbers, None for the model's own type. `memory_fraction` is the share
+        of a GPU's memory that the shard may use."""
         self.longest_pause_s = 0.0  # the longest time without a sign of life in the largest step; 0: no Warmup yet
         self._model = model
-        self._config = config
-        self._kernels = backend.kernels
+        self._device = platform.device
+        self._kernels = platform.kernels
+        self._group = platform.group
+        self._graphs = platform.graphs
+        self._mark = platform.mark
         self._sampler = sampler
-        self._group = group
-        self._device = device
-        self._kv_dtype = kv_dtype or dtype
-        self._max_total_tokens = max_total_tokens
         self._on_progress = on_progress
-        self._graphs = graphs or no_graphs()
-        self._mark = mark
+        self._kv_dtype = kv_dtype or model.dtype
         self._memory_fraction = memory_fraction
-        self._min_tokens = MIN_EXACT_ROWS if device.type == "cpu" and dtype == torch.float32 else 1
+        is_exact = platform.device.type == "cpu" and model.dtype == torch.float32
+        self._min_tokens = MIN_EXACT_ROWS if is_exact else 1
         self._kv_cache: list[KvLayer] = []
         self._row_state: RowState | None = None
 
@@ -107,7 +93,7 @@ class ModelRunner:
     ) -> Capacity:
         """Runs the largest step on a small cache. Then makes the cache as large as memory and limits allow, on all
         ranks of the size that fits the rank with least memory, and runs the smallest decode step on it."""
-        limit = self._max_total_tokens
+        limit = self._model.max_total_tokens
         if max_total_tokens is not None and max_total_tokens > limit:
             raise StepError(f"`max_total_tokens={max_total_tokens}` is more than the {limit} the shard was loaded for")
         longest = max_total_tokens or limit
@@ -116,9 +102,9 @@ class ModelRunner:
             faults.point("shard.warmup")
             own = available_bytes(self._device, self._group.size, self._memory_fraction)
         with self._group.owing("the warm-up"):
-            available = min(self._group.exchange(own))
+            available = max(0, min(self._group.exchange(own)) - requests * self._model.bytes_per_row)
         with self._group.agreement("make its KV cache"):
-            per_slot = bytes_per_slot(self._config, self._model.num_kv_heads, self._kv_dtype)
+            per_slot = self._model.bytes_per_slot(self._kv_dtype)
             # A limit that the user chose must fit; a limit that comes from the model is lowered when memory is short.
             needed = longest if max_total_tokens is not None else min(longest, max(1, available // per_slot))
             slots = choose_slots(per_slot, available, requests * needed, wanted, at_least=min(needed, wanted or needed))
@@ -130,11 +116,9 @@ class ModelRunner:
 
     def _make_room(self, slots: int, rows: int, longest: int) -> None:
         self._graphs.clear()
-        self._kv_cache = make_kv_cache(
-            self._config, self._model.num_kv_heads, slots, self._kv_dtype, self._device, self._on_progress
-        )
+        self._kv_cache = self._model.make_cache(slots, rows, self._kv_dtype, self._on_progress)
         batches = Batches(Rows(rows, longest, self._device, padding_slot=slots))
-        planner = Planner(batches, StepLimits(self._config.vocab_size, slots))
+        planner = Planner(batches, StepLimits(self._model.vocab_size, slots))
         self._row_state = RowState(batches, planner, DecodeInputs(self._graphs.size(rows), batches.rows, slots))
 
     def _run_largest_step(self, tokens: int, longest: int) -> None:

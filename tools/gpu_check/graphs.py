@@ -20,6 +20,7 @@ from text_generation_server.kernels import select_backend
 from text_generation_server.models import get_model
 from text_generation_server.models.config import read_config
 from text_generation_server.models.dummy import DummyFiles
+from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
 from text_generation_server.step.rows import PromptChunk, StepBatch
@@ -76,13 +77,11 @@ def make_runner(device: torch.device, shape: LlamaShape, graphs: DecodeGraphs) -
     with tempfile.TemporaryDirectory(prefix="tgi-gpu-check-") as folder:
         write_without_weights(Path(folder), shape)
         config = read_config(Path(folder))
-    backend, group = select_backend(device), Group(0, 1, Alone())
+    kernels, group = select_backend(device).kernels, Group(0, 1, Alone())
+    platform = Platform(device, kernels, group, graphs, moments_of(device))
     files = DummyFiles(config, device, torch.bfloat16)
-    model = get_model(files, config, backend.kernels, group, device, torch.bfloat16, LONGEST, _nothing)
-    sampler = Sampler(backend.kernels, 0.5, 2.0)
-    return ModelRunner(
-        model, config, backend, sampler, group, device, torch.bfloat16, LONGEST, _nothing, graphs, moments_of(device)
-    )
+    model = get_model(files, config, platform, torch.bfloat16, LONGEST, _nothing)
+    return ModelRunner(model, platform, Sampler(kernels, 0.5, 2.0), _nothing)
 
 
 def _nothing() -> None:

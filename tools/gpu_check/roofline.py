@@ -20,6 +20,7 @@ from gpu_check.timing import Call, seconds_per_call
 from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
 from text_generation_server.kernels.interface import Choices, Kernels, Segments
 from text_generation_server.layers.linear import make_linear
+from text_generation_server.layers.weights import dense
 
 TABLE = "Roofline"
 COLD_BYTES = 512 << 20  # of inputs before one is used again: several times a GPU's cache
@@ -183,7 +184,7 @@ def products(bench: Bench, tokens: int) -> Iterator[Work]:
             continue  # a prompt needs the logits of its last token only
 
         def make(outputs: int = outputs, inputs: int = inputs, gated: bool = gated) -> Call:
-            linear = make_linear(bench.kernels, bench.numbers(outputs, inputs), gated=gated)
+            linear = make_linear(bench.kernels, dense(bench.numbers(outputs, inputs)), gated=gated)
             x = bench.numbers(tokens, inputs)
             return lambda: linear(x)
 

@@ -1,1 +1,4 @@
-"""Parts of models: linear layers, embedding and head, rotary tables. Norms, attention and activations are kernels."""
+"""Parts of models: linear layers and their weights, embedding and head, rotary tables.
+
+Norms, attention and activations are kernels.
+"""

@@ -1,4 +1,4 @@
-"""Linear layers of one weight or of several fused weights, in the form for the device, type and quantization."""
+"""Linear layers of one weight or of several fused weights, in the form for the device and the weight's format."""
 
 from collections.abc import Callable
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from text_generation_server.distributed import Group
 from text_generation_server.kernels.interface import Kernels
+from text_generation_server.layers.weights import Weight
 
 # Length of the pieces of a dot product in float32 where torch computes, because no CPU kernels were compiled. torch's
 # BLAS splits long dot products in a way that depends on the number of rows, but was measured not to split up to this
@@ -15,40 +16,28 @@ from text_generation_server.kernels.interface import Kernels
 # kernels are a row's bits certainly independent of the other rows.
 EXACT_LENGTH = 768
 EXACT_BLOCK = 512
-LARGEST_INT8 = 127
-SMALLEST_SCALE = 1e-12
 
 LinearOp = Callable[[Tensor], Tensor]
 
 
 def make_linear(
     kernels: Kernels,
-    weight: Tensor,
+    weight: Weight,
     bias: Tensor | None = None,
     *,
-    int8: bool = False,
     gated: bool = False,
     dtype: torch.dtype | None = None,
 ) -> LinearOp:
-    """y = x Wᵀ + b with W [out, in]; y has the type `dtype`, or x's type. `int8` keeps the weights in 8 bits with one
-    scale for each output. `gated`: the first half of the outputs are gates, and y = silu(gate) * up."""
+    """y = x Wᵀ + b with W [out, in]; y has the type `dtype`, or x's type. `gated`: the first half of the outputs are
+    gates, and y = silu(gate) * up."""
+    values, scales_N = weight.values, weight.scales_N
     out_dtype = dtype or weight.dtype
-    scales = None
-    if int8:
-        weight, scales = quantize(weight)
-    if (packed := kernels.linear(weight, bias, scales, gated, out_dtype)) is not None:
+    if (packed := kernels.linear(values, bias, scales_N, gated, out_dtype)) is not None:
         return packed
-    linear: LinearOp = Linear(weight, bias) if scales is None else Int8Linear(weight, scales, bias)
+    linear: LinearOp = Linear(values, bias) if scales_N is None else Int8Linear(values, scales_N, bias)
     if gated:
         linear = GatedLinear(linear, kernels)
-    return linear if dtype is None and scales is None else Cast(linear, out_dtype)
-
-
-def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The weight as int8 [out, in], rounded to the nearest, and the scales of its rows, float32 [out]."""
-    weight = weight.float()
-    scales = (weight.abs().amax(dim=1) / LARGEST_INT8).clamp(min=SMALLEST_SCALE)
-    return (weight / scales.unsqueeze(1)).round().to(torch.int8), scales
+    return linear if dtype is None and scales_N is None else Cast(linear, out_dtype)
 
 
 class Linear:
@@ -76,13 +65,13 @@ class Int8Linear:
     y is float32, so that scale, bias and gate are computed without rounding: gates would multiply rounding errors.
     """
 
-    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, scales_N: Tensor, bias: Tensor | None) -> None:
         self._weight = weight
-        self._scales = scales
+        self._scales_N = scales_N
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = F.linear(x, self._weight.to(x.dtype)).float() * self._scales
+        y = F.linear(x, self._weight.to(x.dtype)).float() * self._scales_N
         return y if self._bias is None else y + self._bias
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from text_generation_server.distributed import Group
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.layers.linear import make_linear
+from text_generation_server.layers.weights import dense
 
 
 class Embedding:
@@ -32,7 +33,7 @@ class Head:
     that belong to no id."""
 
     def __init__(self, weight: Tensor, vocab_size: int, kernels: Kernels, group: Group) -> None:
-        self._linear = make_linear(kernels, weight, dtype=torch.float32)
+        self._linear = make_linear(kernels, dense(weight), dtype=torch.float32)
         self._vocab_size = vocab_size
         self._group = group
 

@@ -8,7 +8,9 @@ import torch
 from text_generation_common import quantization
 from text_generation_server.errors import ModelError
 from text_generation_server.layers.rotary import RopeScaling
-from text_generation_server.models.fields import READ, unknown_fields
+from text_generation_server.models.families import FAMILIES
+from text_generation_server.models.fields import unknown_fields
+from text_generation_server.models.names import TensorNames
 from text_generation_server.models.rope_config import MAX_FACTOR, MAX_POSITIONS, read_rope
 from text_generation_server.models.values import Fields, is_whole, read_object, shown
 
@@ -31,6 +33,7 @@ DEFAULT_EPS = 1e-6
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     model_type: str
+    names: TensorNames
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -60,8 +63,8 @@ def read_config(path: Path, rope_scaling: str | None = None, rope_factor: float 
         raise ModelError(f"{path} has no config.json: is it a model directory?")
     fields = Fields(raw, str(file))
     model_type = fields.word("model_type")
-    if model_type not in READ:
-        raise ModelError(f"{file}: model type {shown(model_type)} is not supported yet, only: {', '.join(READ)}")
+    if model_type not in FAMILIES:
+        raise ModelError(f"{file}: model type {shown(model_type)} is not supported yet, only: {', '.join(FAMILIES)}")
     if reason := quantization.refusal(path, raw):
         raise ModelError(reason)
     generation = Fields(read_object(path / "generation_config.json") or {}, str(path / "generation_config.json"))
@@ -78,8 +81,10 @@ def _config(fields: Fields, generation: Fields) -> ModelConfig:
     theta, scaling = read_rope(fields, positions)
     hidden = fields.whole("hidden_size", 1, MAX_WIDTH)
     heads = fields.whole("num_attention_heads", 1, MAX_HEADS)
+    model_type = fields.word("model_type")
     return ModelConfig(
-        model_type=fields.word("model_type"),
+        model_type=model_type,
+        names=FAMILIES[model_type].names,
         vocab_size=fields.whole("vocab_size", 1, MAX_VOCABULARY),
         hidden_size=hidden,
         intermediate_size=fields.whole("intermediate_size", 1, MAX_WIDTH),

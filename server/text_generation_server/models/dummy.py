@@ -12,7 +12,7 @@ DEVIATION = 0.02
 
 
 class DummyFiles:
-    """Stands in for the weights files of a Llama. One name and one slice always give the same numbers on the same kind
+    """Stands in for the weights files of a model. One name and one slice always give the same numbers on the same kind
     of device. The numbers of a slice are not those of the same part of the whole tensor."""
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:

@@ -11,22 +11,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from text_generation_server.errors import ModelError
+from text_generation_server.models.families import FAMILIES
 from text_generation_server.models.values import described, is_number, shown_name
 
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
-
-# The fields that `read_config` reads, by model_type. Models of other types are not served.
-READ: Mapping[str, frozenset[str]] = {
-    "llama": _names("""
-        attention_bias compression_config dtype eos_token_id head_dim hidden_act hidden_size intermediate_size
-        max_position_embeddings mlp_bias model_type num_attention_heads num_hidden_layers num_key_value_heads
-        quantization_config rms_norm_eps rope_parameters rope_scaling rope_theta tie_word_embeddings torch_dtype
-        vocab_size
-    """),
-}
 
 OF_TRAINING = _names("""
     embd_pdrop gradient_checkpointing init_std initializer_range output_router_logits pretraining_tp resid_pdrop
@@ -80,7 +71,9 @@ def unknown_fields(raw: Mapping[str, Any], model_type: str, sizes: Sizes, where:
     rest = [
         name
         for name, value in raw.items()
-        if name not in READ[model_type] and not _is_harmless(name) and not _is_neutral(name, value, raw, sizes)
+        if name not in FAMILIES[model_type].fields
+        and not _is_harmless(name)
+        and not _is_neutral(name, value, raw, sizes)
     ]
     for name in rest:
         if name in transformers_fields() or any(word in name.lower() for word in TELLING_WORDS):

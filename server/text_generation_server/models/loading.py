@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from text_generation_common import faults
-from text_generation_server.distributed import Group
-from text_generation_server.kernels.interface import Kernels
 from text_generation_server.layers.linear import LinearOp, RowLinear, make_linear
+from text_generation_server.layers.weights import WeightFormat, dense
+from text_generation_server.platforms import Platform
 
 
 class Files(Protocol):
@@ -33,19 +33,18 @@ class Loader:
     def __init__(
         self,
         files: Files,
-        group: Group,
-        device: torch.device,
+        platform: Platform,
         dtype: torch.dtype,
         on_tensor: Callable[[], None],
-        int8: bool = False,
+        weight_format: WeightFormat = dense,
     ) -> None:
+        """`weight_format` is that of linear layers. Embedding and head are dense."""
         self.num_tensors = 0
+        self.dtype = dtype
         self._files = files
-        self._group = group
-        self._device = device
-        self._dtype = dtype
+        self._platform = platform
         self._on_tensor = on_tensor
-        self._int8 = int8  # keep the weights of linear layers in 8 bits, but not embedding and head
+        self._weight_format = weight_format
         self._half = max(1, len(files.names) // 2)
 
     def has(self, name: str) -> bool:
@@ -63,21 +62,22 @@ class Loader:
         # Copied, because the slice is a view of the mapped file, and each of its rows would keep whole pages in use.
         return self._place(self._files.get_slice(name, 1, part.start, part.stop)).contiguous()
 
-    def fused(self, kernels: Kernels, parts: dict[str, range], has_bias: bool, gated: bool = False) -> LinearOp:
+    def fused(self, parts: dict[str, range], has_bias: bool, gated: bool = False) -> LinearOp:
         """One product for several layers with the same input, each with this rank's part of its outputs."""
         weight = torch.cat([self.rows(f"{name}.weight", part) for name, part in parts.items()])
         bias = torch.cat([self.rows(f"{name}.bias", part) for name, part in parts.items()]) if has_bias else None
-        return make_linear(kernels, weight, bias, int8=self._int8, gated=gated)
+        return make_linear(self._platform.kernels, self._weight_format(weight), bias, gated=gated)
 
-    def row_split(self, kernels: Kernels, name: str, part: range, has_bias: bool) -> RowLinear:
+    def row_split(self, name: str, part: range, has_bias: bool) -> RowLinear:
         """A layer with this rank's part of its inputs. Only rank 0 adds the bias."""
-        bias = self.whole(f"{name}.bias") if has_bias and self._group.rank == 0 else None
-        weight = self.columns(f"{name}.weight", part)
-        return RowLinear(make_linear(kernels, weight, bias, int8=self._int8), self._group)
+        platform = self._platform
+        bias = self.whole(f"{name}.bias") if has_bias and platform.group.rank == 0 else None
+        weight = self._weight_format(self.columns(f"{name}.weight", part))
+        return RowLinear(make_linear(platform.kernels, weight, bias), platform.group)
 
     def _place(self, tensor: Tensor) -> Tensor:
         self.num_tensors += 1
         self._on_tensor()
         if self.num_tensors == self._half:
             faults.point("shard.load")
-        return tensor.to(device=self._device, dtype=self._dtype)
+        return tensor.to(device=self._platform.device, dtype=self.dtype)

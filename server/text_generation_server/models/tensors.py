@@ -1,39 +1,44 @@
-"""Lists the tensors of a Llama with their shapes, and checks that the weights files hold exactly these."""
+"""Lists the tensors of a model with their shapes, and checks that the weights files hold exactly these."""
 
 from collections.abc import Callable, Iterable
 
 from text_generation_server.errors import ModelError
 from text_generation_server.models.config import ModelConfig
+from text_generation_server.models.names import LayerNames
 from text_generation_server.weights.formats import BUFFERS
-
-HEAD = "lm_head.weight"
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shapes of all tensors of a Llama, by name."""
+    """The shapes of all tensors of a model, by name."""
+    hidden, names = config.hidden_size, config.names
+    found: dict[str, tuple[int, ...]] = {f"{names.embedding}.weight": (config.vocab_size, hidden)}
+    if not config.tie_word_embeddings:
+        found[f"{names.head}.weight"] = (config.vocab_size, hidden)
+    found[f"{names.norm}.weight"] = (hidden,)
+    for i in range(config.num_layers):
+        found |= _layer_shapes(config, names.layer(i))
+    return found
+
+
+def _layer_shapes(config: ModelConfig, names: LayerNames) -> dict[str, tuple[int, ...]]:
     hidden, wide = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
     linears = {
-        "self_attn.q_proj": (queries, hidden, config.attention_bias),
-        "self_attn.k_proj": (keys, hidden, config.attention_bias),
-        "self_attn.v_proj": (keys, hidden, config.attention_bias),
-        "self_attn.o_proj": (hidden, queries, config.attention_bias),
-        "mlp.gate_proj": (wide, hidden, config.mlp_bias),
-        "mlp.up_proj": (wide, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, wide, config.mlp_bias),
+        names.queries: (queries, hidden, config.attention_bias),
+        names.keys: (keys, hidden, config.attention_bias),
+        names.values: (keys, hidden, config.attention_bias),
+        names.attention_output: (hidden, queries, config.attention_bias),
+        names.gate: (wide, hidden, config.mlp_bias),
+        names.up: (wide, hidden, config.mlp_bias),
+        names.down: (hidden, wide, config.mlp_bias),
     }
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
-    if not config.tie_word_embeddings:
-        found[HEAD] = (config.vocab_size, hidden)
-    found["model.norm.weight"] = (hidden,)
-    for i in range(config.num_layers):
-        layer = f"model.layers.{i}"
-        for name, (outputs, inputs, has_bias) in linears.items():
-            found[f"{layer}.{name}.weight"] = (outputs, inputs)
-            if has_bias:
-                found[f"{layer}.{name}.bias"] = (outputs,)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            found[f"{layer}.{name}.weight"] = (hidden,)
+    found: dict[str, tuple[int, ...]] = {}
+    for name, (outputs, inputs, has_bias) in linears.items():
+        found[f"{name}.weight"] = (outputs, inputs)
+        if has_bias:
+            found[f"{name}.bias"] = (outputs,)
+    for name in (names.attention_norm, names.mlp_norm):
+        found[f"{name}.weight"] = (hidden,)
     return found
 
 
@@ -44,8 +49,8 @@ def check_tensors(config: ModelConfig, names: Iterable[str], shape_of: Callable[
     for name, shape in expected.items():
         _check_shape(name, shape, shape_of(name))
     for name in names:
-        if name == HEAD:  # A tied model may have been saved with its head: see Llama.
-            _check_shape(name, expected["model.embed_tokens.weight"], shape_of(name))
+        if name == f"{config.names.head}.weight":  # A tied model may have been saved with its head: see Llama.
+            _check_shape(name, expected[f"{config.names.embedding}.weight"], shape_of(name))
         elif name not in expected and not BUFFERS.search(name):
             raise ModelError(
                 f"the weights files have a tensor {ascii(name)[1:-1]}, which a {config.model_type} with this"

@@ -1,13 +1,11 @@
 """Makes the largest step that a shard may be asked for, to find out whether memory suffices and how slow a step is."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 
 from text_generation_common.sampling import Sampling
-from text_generation_server.errors import MemoryLimitError
 from text_generation_server.step.rows import PromptChunk
 
 EVERY_OPTION = Sampling(
@@ -40,18 +38,3 @@ class LongestPause:
         now = self._clock()
         self.seconds, self._last = max(self.seconds, now - self._last), now
         self._on_progress()
-
-
-@contextmanager
-def memory_for(tokens: int) -> Iterator[None]:
-    try:
-        yield
-    except (
-        MemoryError,
-        RuntimeError,
-    ) as error:  # Without memory, torch raises its own class on GPUs and a RuntimeError on CPUs.
-        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in str(error):
-            raise
-        raise MemoryLimitError(
-            f"Not enough memory to handle {tokens} prefill tokens. You need to decrease `--max-batch-prefill-tokens`"
-        ) from None

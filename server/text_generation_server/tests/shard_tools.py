@@ -9,9 +9,12 @@ import torch
 
 from text_generation_common.sampling import Sampling
 from text_generation_server.distributed import Alone, Group
-from text_generation_server.kernels import Backend, select_backend
+from text_generation_server.kernels import select_backend
+from text_generation_server.kernels.interface import Kernels
+from text_generation_server.layers.weights import WeightFormat, dense
 from text_generation_server.models import get_model
 from text_generation_server.models.config import read_config
+from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
 from text_generation_server.step.results import StepOutput
@@ -59,17 +62,20 @@ def make_runner(
     group: Group = ALONE,
     on_tensor: Callable[[], None] = lambda: None,
     on_progress: Callable[[], None] = lambda: None,
-    backend: Backend | None = None,
-    int8: bool = False,
-    **options: Any,
+    kernels: Kernels | None = None,
+    weight_format: WeightFormat = dense,
+    kv_dtype: torch.dtype | None = None,
+    **recording: Any,
 ) -> ModelRunner:
-    config = read_config(path)
-    backend = backend or select_backend(CPU)
-    model = get_model(
-        SafetensorsFiles(path), config, backend.kernels, group, CPU, dtype, max_total_tokens, on_tensor, int8
-    )
-    sampler = Sampler(backend.kernels, 0.5, 2.0)
-    return ModelRunner(model, config, backend, sampler, group, CPU, dtype, max_total_tokens, on_progress, **options)
+    """`recording`: graphs or moments for the platform."""
+    platform = make_platform(kernels, group, **recording)
+    config, files = read_config(path), SafetensorsFiles(path)
+    model = get_model(files, config, platform, dtype, max_total_tokens, on_tensor, weight_format)
+    return ModelRunner(model, platform, Sampler(platform.kernels, 0.5, 2.0), on_progress, kv_dtype)
+
+
+def make_platform(kernels: Kernels | None = None, group: Group = ALONE, **recording: Any) -> Platform:
+    return Platform(CPU, kernels or select_backend(CPU).kernels, group, **recording)
 
 
 def warm_runner(path: Path, **options: Any) -> ModelRunner:

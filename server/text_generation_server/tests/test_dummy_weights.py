@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from shard_tools import ALONE, CPU, make_checkpoint
+from shard_tools import CPU, make_checkpoint, make_platform
 
 from text_generation_server.errors import WeightsError
-from text_generation_server.kernels import select_backend
 from text_generation_server.models import get_model
 from text_generation_server.models.config import read_config
 from text_generation_server.models.dummy import DummyFiles
@@ -56,7 +55,7 @@ def test_a_model_is_made_from_config_json_only(tmp_path: Path) -> None:
     write_config(tmp_path)
     config = read_config(tmp_path)
     files = DummyFiles(config, CPU, torch.float32)
-    get_model(files, config, select_backend(CPU).kernels, ALONE, CPU, torch.float32, 64, lambda: None)
+    get_model(files, config, make_platform(), torch.float32, 64, lambda: None)
 
 
 def test_preparing_without_weights_asks_for_config_and_tokenizer_only(tmp_path: Path) -> None:

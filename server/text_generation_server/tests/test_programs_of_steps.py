@@ -15,6 +15,7 @@ from text_generation_server.device.graphs import no_graphs
 from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.programs import DecodePrograms
+from text_generation_server.layers.weights import WeightFormat, dense, int8
 from text_generation_server.load import load_shard
 from text_generation_server.runner import ModelRunner
 from text_generation_server.step.results import StepOutput
@@ -49,28 +50,31 @@ def said(outputs: list[StepOutput]) -> list[tuple[list[int], list[int], list[flo
     return [(list(o.request_ids), o.token_ids.tolist(), o.logprobs.tolist()) for o in outputs]
 
 
-@pytest.mark.parametrize(("kv_dtype", "int8"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.int8, False)])
+@pytest.mark.parametrize(
+    ("kv_dtype", "weight_format"), [(torch.bfloat16, dense), (torch.bfloat16, int8), (torch.int8, dense)]
+)
 def test_steps_by_program_give_the_same_results_as_kernel_by_kernel(
-    tmp_path: Path, kv_dtype: torch.dtype, int8: bool
+    tmp_path: Path, kv_dtype: torch.dtype, weight_format: WeightFormat
 ) -> None:
-    backend = select_backend(CPU)
-    if not isinstance(backend.kernels, CpuKernels) or not backend.kernels.library.has("gemm"):
+    kernels = select_backend(CPU).kernels
+    if not isinstance(kernels, CpuKernels) or not kernels.library.has("gemm"):
         pytest.skip("needs compiled matrix products: a C compiler (cc) at install and a processor with avx512_bf16")
     make_checkpoint(tmp_path)
-    programs = DecodePrograms(backend.kernels.library, backend.kernels.threads)
-    plain = make_runner(tmp_path, torch.bfloat16, int8=int8, kv_dtype=kv_dtype, graphs=no_graphs())
-    fast = make_runner(tmp_path, torch.bfloat16, int8=int8, kv_dtype=kv_dtype, graphs=programs, backend=backend)
+    programs = DecodePrograms(kernels.library, kernels.threads)
+    types = {"weight_format": weight_format, "kv_dtype": kv_dtype}
+    plain = make_runner(tmp_path, torch.bfloat16, graphs=no_graphs(), **types)
+    fast = make_runner(tmp_path, torch.bfloat16, graphs=programs, kernels=kernels, **types)
     assert said(steps_of(fast)) == said(steps_of(plain))
     assert set(programs._programs) == {1, 2, 3, 8, 19, 20}
 
 
 def test_where_torch_computes_the_products_steps_run_kernel_by_kernel(tmp_path: Path) -> None:
-    backend = select_backend(CPU)
-    if not isinstance(backend.kernels, CpuKernels):
+    kernels = select_backend(CPU).kernels
+    if not isinstance(kernels, CpuKernels):
         pytest.skip("needs a C compiler (cc) when the package is installed")
     make_checkpoint(tmp_path)
-    programs = DecodePrograms(backend.kernels.library, backend.kernels.threads)
-    fast = make_runner(tmp_path, torch.float32, graphs=programs, backend=backend)
+    programs = DecodePrograms(kernels.library, kernels.threads)
+    fast = make_runner(tmp_path, torch.float32, graphs=programs, kernels=kernels)
     assert said(steps_of(fast)) == said(steps_of(make_runner(tmp_path, torch.float32, graphs=no_graphs())))
     assert not programs._programs
 

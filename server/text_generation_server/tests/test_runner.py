@@ -12,7 +12,6 @@ from shard_tools import BATCH, Client, generate, make_checkpoint, make_runner, r
 from text_generation_common import faults
 from text_generation_common.sampling import Sampling
 from text_generation_server.errors import MemoryLimitError, StepError
-from text_generation_server.models.kv_cache import bytes_per_slot
 from text_generation_server.runner import Capacity, ModelRunner
 from text_generation_server.step.results import StepOutput
 from text_generation_server.step.rows import PromptChunk, StepBatch
@@ -176,12 +175,22 @@ def test_where_memory_is_short_the_models_limit_gives_way_and_the_users_does_not
 ) -> None:
     runner = make_runner(model)
     slots = 100
-    per_slot = bytes_per_slot(runner._config, 2, torch.float32)
+    per_slot = runner._model.bytes_per_slot(torch.float32)
     monkeypatch.setattr("text_generation_server.runner.available_bytes", lambda *_: slots * per_slot)
     assert runner.warmup(64, None, 4, None) == Capacity(slots, slots)
     assert runner.warmup(64, slots, 4, None) == Capacity(slots, slots)
     with pytest.raises(MemoryLimitError, match=f"`max_total_tokens={slots + 1}` needs"):
         runner.warmup(64, slots + 1, 4, None)
+
+
+def test_what_a_model_keeps_for_its_rows_leaves_less_memory_for_slots(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, slots, rows = make_runner(model), 100, 4
+    per_slot = runner._model.bytes_per_slot(torch.float32)
+    monkeypatch.setattr("text_generation_server.runner.available_bytes", lambda *_: slots * per_slot)
+    monkeypatch.setattr(runner._model, "bytes_per_row", 10 * per_slot)
+    assert runner.warmup(64, None, rows, None).slots == slots - 10 * rows
 
 
 def test_the_longest_pause_is_the_longest_one() -> None:

@@ -17,10 +17,10 @@ from shard_tools import (
     warm_runner,
 )
 
+from text_generation_server.device.memory import gpu_bytes
 from text_generation_server.device.transfers import HostMoment, send
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.errors import GroupBroken, StepError
-from text_generation_server.models.kv_cache import gpu_bytes
 from text_generation_server.runner import ModelRunner
 from text_generation_server.step.results import Pending, StepOutput, completed
 from text_generation_server.step.rows import StepBatch

@@ -9,12 +9,11 @@ import model_tasks as tasks
 import pytest
 import torch
 from shard_ranks import Ranks, start_ranks
-from shard_tools import ALONE, CPU, SAMPLED, make_checkpoint
+from shard_tools import ALONE, SAMPLED, make_checkpoint, make_platform
 
 from text_generation_common.sampling import Sampling
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.errors import ModelError
-from text_generation_server.kernels import select_backend
 from text_generation_server.models.config import read_config
 from text_generation_server.models.llama import Llama
 from text_generation_server.models.loading import Loader
@@ -107,8 +106,9 @@ def bytes_read(path: Path, rank: int, size: int) -> int:
     """Bytes that one rank reads when it loads its part. Loading does not need the other ranks."""
     config, group, files = read_config(path), Group(rank, size, Alone()), SafetensorsFiles(path)
     tensors: list[int] = []
-    loader = Loader(files, group, CPU, torch.float32, lambda: tensors.append(files.bytes_read))
-    Llama(config, select_backend(CPU).kernels, loader, group, CPU, 512)
+    platform = make_platform(group=group)
+    loader = Loader(files, platform, torch.float32, lambda: tensors.append(files.bytes_read))
+    Llama(config, platform, loader, 512)
     assert len(tensors) == loader.num_tensors == len(files.names) and tensors == sorted(tensors)
     return files.bytes_read
 

@@ -10,7 +10,8 @@ from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.library import NEEDS
 from text_generation_server.kernels.cpu.linear import Float32Linear, PackedLinear, Scratch
-from text_generation_server.layers.linear import make_linear, quantize
+from text_generation_server.layers.linear import make_linear
+from text_generation_server.layers.weights import Weight, WeightFormat, dense, int8
 
 NAN = float("nan")
 GUARD = 77.0
@@ -36,11 +37,17 @@ def exact(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x.double(), weight.double(), None if bias is None else bias.double())
 
 
+def exact_values(weight: Weight) -> Tensor:
+    """The numbers that a weight stands for, float64."""
+    values = weight.values.double()
+    return values if weight.scales_N is None else values * weight.scales_N.double().unsqueeze(1)
+
+
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_products_are_those_of_the_weights(kernels: CpuKernels, inputs: int, outputs: int, with_bias: bool) -> None:
     weight, bias = random(outputs, inputs), random(outputs) if with_bias else None
-    linear = make_linear(kernels, weight, bias, dtype=torch.float32)
+    linear = make_linear(kernels, dense(weight), bias, dtype=torch.float32)
     assert isinstance(linear, PackedLinear)
     for rows in ROWS:
         x = random(rows, inputs)
@@ -51,7 +58,7 @@ def test_products_are_those_of_the_weights(kernels: CpuKernels, inputs: int, out
 
 def test_results_are_rounded_to_the_models_type(kernels: CpuKernels) -> None:
     weight, x = random(64, 64), random(20, 64)
-    y, precise = make_linear(kernels, weight)(x), make_linear(kernels, weight, dtype=torch.float32)(x)
+    y, precise = make_linear(kernels, dense(weight))(x), make_linear(kernels, dense(weight), dtype=torch.float32)(x)
     assert torch.equal(y, precise.bfloat16())
 
 
@@ -60,7 +67,7 @@ def test_gates_and_ups_meet(kernels: CpuKernels) -> None:
     for rows in ROWS:
         x = random(rows, 64)
         gate, up = exact(x, weight, None).chunk(2, dim=1)
-        y = make_linear(kernels, weight, gated=True, dtype=torch.float32)(x)
+        y = make_linear(kernels, dense(weight), gated=True, dtype=torch.float32)(x)
         torch.testing.assert_close(y.double(), F.silu(gate) * up, atol=1e-3, rtol=1e-5)
 
 
@@ -69,16 +76,15 @@ def test_gates_that_are_closed_let_nothing_through(kernels: CpuKernels) -> None:
     x = torch.full((2, 32), 0.5).bfloat16()
     x[0, :8] = torch.tensor([-50.0, -89, -120, -177.5, -1e3, -1e4, -1e30, -3e38])
     gate, up = exact(x, weight, None).chunk(2, dim=1)
-    y = make_linear(kernels, weight, gated=True, dtype=torch.float32)(x)
+    y = make_linear(kernels, dense(weight), gated=True, dtype=torch.float32)(x)
     torch.testing.assert_close(y.double(), F.silu(gate) * up, atol=1e-3, rtol=1e-5)
 
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_8_bit_weights_are_multiplied_by_their_scales(kernels: CpuKernels, gated: bool) -> None:
     weight = random(2 * 48 if gated else 90, 64) * torch.rand(2 * 48 if gated else 90, 1).bfloat16()
-    numbers, scales = quantize(weight)
-    stored = numbers.double() * scales.double().unsqueeze(1)
-    linear = make_linear(kernels, weight, int8=True, gated=gated, dtype=torch.float32)
+    stored = exact_values(int8(weight))
+    linear = make_linear(kernels, int8(weight), gated=gated, dtype=torch.float32)
     assert isinstance(linear, PackedLinear)
     for rows in ROWS:
         x = random(rows, 64)
@@ -108,18 +114,21 @@ class GuardedScratch(Scratch):
 # Inputs in several parts, rows in several blocks, both, and remainders of inputs and rows.
 @pytest.mark.parametrize(("inputs", "rows"), [(2080, 33), (2080, 600), (4128, 1200), (2048, 400), (768, 1100)])
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("weight_format", [dense, int8])
 def test_large_products_are_made_of_parts_that_add_up(
-    kernels: CpuKernels, monkeypatch: pytest.MonkeyPatch, inputs: int, rows: int, gated: bool, int8: bool
+    kernels: CpuKernels,
+    monkeypatch: pytest.MonkeyPatch,
+    inputs: int,
+    rows: int,
+    gated: bool,
+    weight_format: WeightFormat,
 ) -> None:
     scratch = GuardedScratch()
     monkeypatch.setattr(kernels, "_scratch", scratch)
     weight, x = random(128, inputs) * 0.1, random(rows, inputs)
-    stored = weight.double()
-    if int8:
-        numbers, scales = quantize(weight)
-        stored = numbers.double() * scales.double().unsqueeze(1)
-    linear = make_linear(kernels, weight, int8=int8, gated=gated, dtype=torch.float32)
+    kept = weight_format(weight)
+    stored = exact_values(kept)
+    linear = make_linear(kernels, kept, gated=gated, dtype=torch.float32)
     y, expected = linear(x), exact(x, stored, None)
     if gated:
         gate, up = expected.chunk(2, dim=1)
@@ -131,15 +140,15 @@ def test_large_products_are_made_of_parts_that_add_up(
 
 def test_8_bits_round_to_the_nearest_of_255_steps() -> None:
     weight = torch.tensor([[127.0, 1.5, -0.49], [0.0, 0.0, 0.0], [-2.0, 1.0, 0.5]])
-    numbers, scales = quantize(weight)
-    assert numbers.tolist() == [[127, 2, 0], [0, 0, 0], [-127, 64, 32]]
-    assert scales[0] == 1 and scales[2] == pytest.approx(2 / 127)
+    kept = int8(weight)
+    assert kept.values.tolist() == [[127, 2, 0], [0, 0, 0], [-127, 64, 32]] and kept.scales_N is not None
+    assert kept.scales_N[0] == 1 and kept.scales_N[2] == pytest.approx(2 / 127)
 
 
-@pytest.mark.parametrize("int8", [False, True])
-def test_a_rows_result_does_not_depend_on_its_neighbours(kernels: CpuKernels, int8: bool) -> None:
+@pytest.mark.parametrize("weight_format", [dense, int8])
+def test_a_rows_result_does_not_depend_on_its_neighbours(kernels: CpuKernels, weight_format: WeightFormat) -> None:
     """Holds in bfloat16 too, for numbers of rows that use the same instructions."""
-    linear, x = make_linear(kernels, random(64, 256), int8=int8), random(70, 256)
+    linear, x = make_linear(kernels, weight_format(random(64, 256))), random(70, 256)
     for rows in ([1, 2, 3, 4], [5, 16, 17, 33, 70]):
         whole = linear(x[: rows[-1]])
         for count in rows:
@@ -164,7 +173,7 @@ def test_float32_products_are_those_of_the_weights(
     exact_kernels: CpuKernels, inputs: int, outputs: int, with_bias: bool
 ) -> None:
     weight, bias = random(outputs, inputs).float(), random(outputs).float() if with_bias else None
-    linear = make_linear(exact_kernels, weight, bias)
+    linear = make_linear(exact_kernels, dense(weight), bias)
     assert isinstance(linear, Float32Linear)
     for rows in ROWS:
         x = random(rows, inputs).float()
@@ -174,7 +183,7 @@ def test_float32_products_are_those_of_the_weights(
 def test_float32_gates_and_ups_meet(exact_kernels: CpuKernels) -> None:
     weight, x = random(2 * 48, 40).float(), random(5, 40).float()
     gate, up = exact(x, weight, None).chunk(2, dim=1)
-    y = make_linear(exact_kernels, weight, gated=True)(x)
+    y = make_linear(exact_kernels, dense(weight), gated=True)(x)
     torch.testing.assert_close(y.double(), F.silu(gate) * up, atol=1e-4, rtol=1e-5)
 
 
@@ -186,9 +195,9 @@ def test_a_float32_row_is_the_same_to_the_bit_whatever_the_other_rows_are(
     generator = torch.Generator().manual_seed(outputs)
     weight, x = (torch.randn(shape, generator=generator) for shape in ((outputs, inputs), (70, inputs)))
     exact_kernels.threads = 1
-    whole = make_linear(exact_kernels, weight)(x)
+    whole = make_linear(exact_kernels, dense(weight))(x)
     exact_kernels.threads = threads
-    linear = make_linear(exact_kernels, weight)
+    linear = make_linear(exact_kernels, dense(weight))
     for count in range(1, 20):
         assert torch.equal(linear(x[:count]), whole[:count])
         assert torch.equal(linear(x[70 - count :]), whole[70 - count :])
@@ -198,9 +207,9 @@ def test_a_float32_row_is_the_same_to_the_bit_whatever_the_other_rows_are(
 
 def test_without_kernels_for_it_8_bits_are_the_same_numbers() -> None:
     weight, bias, x = random(24, 40), random(24), random(5, 40)
-    numbers, scales = quantize(weight)
-    y = make_linear(reference, weight, bias, int8=True)(x)  # type: ignore[arg-type]
-    expected = exact(x, numbers.double() * scales.double().unsqueeze(1), bias)
+    kept = int8(weight)
+    y = make_linear(reference, kept, bias)(x)  # type: ignore[arg-type]
+    expected = exact(x, exact_values(kept), bias)
     torch.testing.assert_close(y.double(), expected, atol=2e-2, rtol=2e-2)
 
 
@@ -223,12 +232,12 @@ def test_a_long_gated_product_of_8_bits_is_rounded_twice_at_most(target: str, si
     share = torch.sigmoid(gate)
     expected, slope = gate * share * up, gate * (share + gate * share * (1 - share)) * up
     limit = (slope.abs() + 2 * expected.abs()) * 2**-8 * 1.01 + 1e-6
-    linear = make_linear(kernels, (numbers * size).bfloat16(), int8=True, gated=True)  # type: ignore[arg-type]
+    linear = make_linear(kernels, int8((numbers * size).bfloat16()), gated=True)  # type: ignore[arg-type]
     difference = (linear(x).double() - expected).abs()
     assert bool((difference <= limit).all()), float((difference / limit).max())
 
 
 def test_shapes_that_fill_no_panels_are_left_to_torch(kernels: CpuKernels) -> None:
-    assert not isinstance(make_linear(kernels, random(32, 40)), PackedLinear)
-    assert not isinstance(make_linear(kernels, random(2 * 40, 32), gated=True), PackedLinear)
-    assert not isinstance(make_linear(kernels, random(32, 32).float()), PackedLinear)
+    assert not isinstance(make_linear(kernels, dense(random(32, 40))), PackedLinear)
+    assert not isinstance(make_linear(kernels, dense(random(2 * 40, 32)), gated=True), PackedLinear)
+    assert not isinstance(make_linear(kernels, dense(random(32, 32).float())), PackedLinear)

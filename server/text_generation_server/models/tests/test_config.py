@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 import text_generation_server
 from text_generation_server.errors import ModelError
-from text_generation_server.models import MODELS
 from text_generation_server.models.config import ModelConfig, read_config
-from text_generation_server.models.fields import READ
+from text_generation_server.models.families import FAMILIES
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 320, "hidden_size": 64,
@@ -94,12 +93,8 @@ def test_the_demo_model_is_read_without_a_warning() -> None:
     assert config.unknown_fields == () and config.dtype == torch.bfloat16 and config.eos_token_ids == (2,)
 
 
-def test_every_kind_of_model_has_its_list_of_fields() -> None:
-    assert READ.keys() == MODELS.keys()
-
-
 def test_null_is_absent(tmp_path: Path) -> None:
-    optional = READ["llama"] - LLAMA.keys() | {"num_key_value_heads"}
+    optional = FAMILIES["llama"].fields - LLAMA.keys() | {"num_key_value_heads"}
     assert read(tmp_path, **dict.fromkeys(optional)) == read(tmp_path, num_key_value_heads=4)
     assert read(tmp_path, rope_parameters={"rope_theta": None, "factor": None}).rope_theta == 10000
 
@@ -227,7 +222,8 @@ _VALUES = st.recursive(
     ),
     max_leaves=6,
 )  # fmt: skip
-_NAMES = st.sampled_from(sorted(READ["llama"] - {"model_type"} | {"sliding_window", "layer_types", "no_rope_layers"}))
+_UNREAD = {"sliding_window", "layer_types", "no_rope_layers"}
+_NAMES = st.sampled_from(sorted(FAMILIES["llama"].fields - {"model_type"} | _UNREAD))
 
 
 @settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

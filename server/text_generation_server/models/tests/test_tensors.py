@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from shard_tools import ALONE, CPU, make_checkpoint
+from shard_tools import ALONE, make_checkpoint, make_platform
 
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.errors import ModelError
-from text_generation_server.kernels import select_backend
 from text_generation_server.models import get_model
 from text_generation_server.models.config import read_config
-from text_generation_server.models.llama import Llama
+from text_generation_server.models.model import Model
 from text_generation_server.weights.files import SafetensorsFiles
 
 
@@ -39,13 +38,12 @@ def change_tensors(path: Path, **changes: torch.Tensor | None) -> None:
     save_file(tensors, path / "model.safetensors")
 
 
-def load(path: Path, group: Group = ALONE) -> Llama:
+def load(path: Path, group: Group = ALONE) -> Model:
     files, read = SafetensorsFiles(path), []
     try:
         return get_model(
-            files, read_config(path), select_backend(CPU).kernels, group, CPU, torch.float32, 64,
-            lambda: read.append(1),
-        )  # fmt: skip
+            files, read_config(path), make_platform(group=group), torch.float32, 64, lambda: read.append(1)
+        )
     except ModelError as refused:
         assert read == [] and files.bytes_read == 0 and len(str(refused).splitlines()) == 1
         raise

@@ -1,0 +1,24 @@
+"""The families of models that are served, as facts: what differs between them. The rest is one decoder, `Llama`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from text_generation_server.models.names import LLAMA_NAMES, TensorNames
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    fields: frozenset[str]  # the fields of config.json that `read_config` reads
+    names: TensorNames
+
+
+LLAMA_FIELDS = """
+    attention_bias compression_config dtype eos_token_id head_dim hidden_act hidden_size intermediate_size
+    max_position_embeddings mlp_bias model_type num_attention_heads num_hidden_layers num_key_value_heads
+    quantization_config rms_norm_eps rope_parameters rope_scaling rope_theta tie_word_embeddings torch_dtype vocab_size
+"""
+
+
+FAMILIES: Mapping[str, Family] = {  # by the model_type of config.json
+    "llama": Family(frozenset(LLAMA_FIELDS.split()), LLAMA_NAMES),
+}

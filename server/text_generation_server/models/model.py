@@ -1,0 +1,51 @@
+"""What the runner needs of a model, and all that it knows of one."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from text_generation_server.kernels.interface import KvLayer
+from text_generation_server.step.inputs import StepInput
+
+
+class Model(Protocol):
+    """This rank's part of a model. Keeps no state between steps: what it remembers of a token or of a row lies in the
+    cache that the runner makes at each Warmup and passes to every step."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which the model computes."""
+        ...
+
+    @property
+    def max_total_tokens(self) -> int:
+        """The length of the longest history that the model was loaded for."""
+        ...
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Bytes of the cache that each row takes, however long its history is: 0 if a layer keeps nothing but keys and
+        values."""
+        ...
+
+    def bytes_per_slot(self, dtype: torch.dtype) -> int:
+        """Bytes that one slot takes in a cache whose numbers are of type `dtype`."""
+        ...
+
+    def make_cache(self, slots: int, rows: int, dtype: torch.dtype, on_layer: Callable[[], None]) -> list[KvLayer]:
+        """A cache of `slots` slots and `rows` rows, with an extra slot and an extra row for padding. `on_layer` is
+        called after each layer, as a sign of life."""
+        ...
+
+    def forward(self, step: StepInput, cache: list[KvLayer], on_layer: Callable[[], None]) -> Tensor:
+        """Returns hidden states [T, H] after the last norm, and writes the tokens' keys and values into the cache."""
+        ...
+
+    def logits(self, hidden_TH: Tensor) -> Tensor | None:
+        """The logits [T, V], float32, on rank 0; None on other ranks. All ranks must call it."""
+        ...

@@ -1,0 +1,20 @@
+"""What one rank computes with: a device and kernels for it, the other ranks, recorded steps, moments of the device."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from text_generation_server.device.graphs import Graphs, no_graphs
+from text_generation_server.device.transfers import HostMoment, Moment
+from text_generation_server.distributed import Group
+from text_generation_server.kernels.interface import Kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    device: torch.device
+    kernels: Kernels
+    group: Group
+    graphs: Graphs = field(default_factory=no_graphs)
+    mark: Callable[[], Moment] = HostMoment  # gives the moment when the device has done what it has been given so far
