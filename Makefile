@@ -23,8 +23,7 @@ endef
 # Files and folders whose comments, docstrings and messages tools/prose must pass: `make check` refuses findings there.
 PLAIN := .ci ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md Makefile README.md benchmark clients/python common docs \
 	hatch_build.py integration-tests launcher monitoring proto pyproject.toml requirements router server tools \
-	':!router/text_generation_router/scheduling' ':!router/text_generation_router/tests/test_generation_stream.py' \
-	':!server/text_generation_server/kernels/cpu'
+	':!router/text_generation_router/scheduling' ':!router/text_generation_router/tests/test_generation_stream.py'
 CODE := benchmark clients/python common integration-tests launcher router server tools hatch_build.py
 CPU_KERNELS := server/text_generation_server/kernels/cpu
 C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])

@@ -101,7 +101,7 @@ class ModelRunner:
         with self._group.agreement("measure its memory"):
             faults.point("shard.warmup")
             own = available_bytes(self._device, self._group.size, self._memory_fraction)
-        with self._group.owing("the warm-up"):
+        with self._group.collective_work("the warm-up"):
             available = max(0, min(self._group.exchange(own)) - requests * self._model.bytes_per_row)
         with self._group.agreement("make its KV cache"):
             per_slot = self._model.bytes_per_slot(self._kv_dtype)
@@ -110,7 +110,7 @@ class ModelRunner:
             slots = choose_slots(per_slot, available, requests * needed, wanted, at_least=min(needed, wanted or needed))
             longest = min(longest, slots)
             self._make_room(slots, requests, longest)
-        with self._group.owing("the smallest step"):
+        with self._group.collective_work("the smallest step"):
             self._run_smallest_step()
         return Capacity(slots, longest)
 
@@ -131,7 +131,7 @@ class ModelRunner:
             chunks = largest_step(tokens, longest)
             self._make_room(tokens, len(chunks), longest)
             step = self.row_state.planner.prepare([], NO_SLOTS, 0, chunks)
-        with self._group.owing("the largest step"), memory_for(tokens):
+        with self._group.collective_work("the largest step"), memory_for(tokens):
             self._launch(step, self._mark(), pauses, pauses).wait()
         self.longest_pause_s = pauses.seconds
 
@@ -157,7 +157,7 @@ class ModelRunner:
         state = self.row_state
         with self._group.agreement("prepare the step"):
             step = state.planner.prepare(decoding, slots_R, new_batch_id, chunks)
-        with self._group.owing("a step"):
+        with self._group.collective_work("a step"):
             faults.point("shard.step")
             if chunks:
                 faults.point("shard.chunk", lambda: state.batches.rows.ids(chunks))
@@ -175,7 +175,7 @@ class ModelRunner:
         done = self._mark()
 
         def read() -> StepOutput:
-            with self._group.owing("a step"), torch.inference_mode():
+            with self._group.collective_work("a step"), torch.inference_mode():
                 done.wait()
                 on_progress()
                 result = read_out(on_host)

@@ -23,7 +23,7 @@ JOIN_S = 60.0  # Seconds that all ranks get to join the group.
 # dead rank much sooner.
 WAIT_S = 300.0
 # Classes of errors that the other ranks raise too when one rank fails. For any other error they raise the first class.
-TOLD_KINDS: tuple[type[ShardError], ...] = (StepError, MemoryLimitError)
+SHARED_ERRORS: tuple[type[ShardError], ...] = (StepError, MemoryLimitError)
 
 
 class Transport(Protocol):
@@ -90,8 +90,8 @@ class Group:
         values = torch.zeros(self.size, dtype=torch.int64)
         values[self.rank] = value
         self._control.all_reduce(values)
-        told: list[int] = values.tolist()
-        return told
+        of_all: list[int] = values.tolist()
+        return of_all
 
     def all_agree(self, yes: bool) -> bool:
         """Whether `yes` is true on all ranks."""
@@ -104,22 +104,22 @@ class Group:
         try:
             yield
         except Exception as error:
-            self._tell(error)
+            self._exchange_errors(error)
             raise
-        for rank, told in enumerate(self._tell(None)):
-            if told:
-                raise TOLD_KINDS[told - 1](f"rank {rank} of {self.size} could not {what}: its log says why")
+        for rank, number in enumerate(self._exchange_errors(None)):
+            if number:
+                raise SHARED_ERRORS[number - 1](f"rank {rank} of {self.size} could not {what}: its log says why")
 
-    def _tell(self, error: Exception | None) -> list[int]:
-        """Exchanges errors: for every rank 0 if it has none, or the number of its error's class in TOLD_KINDS."""
+    def _exchange_errors(self, error: Exception | None) -> list[int]:
+        """For every rank, 0 if it has no error, or the place of its error's class in SHARED_ERRORS, counted from 1."""
         if self.size == 1:
             return []
-        kinds = [n for n, kind in enumerate(TOLD_KINDS, start=1) if isinstance(error, kind)]
-        with self.owing("an agreement"):
-            return self.exchange(0 if error is None else max(kinds, default=1))
+        numbers = [n for n, kind in enumerate(SHARED_ERRORS, start=1) if isinstance(error, kind)]
+        with self.collective_work("an agreement"):
+            return self.exchange(0 if error is None else max(numbers, default=1))
 
     @contextmanager
-    def owing(self, what: str) -> Iterator[None]:
+    def collective_work(self, what: str) -> Iterator[None]:
         """A context for work with collectives. A rank that fails leaves the other ranks waiting, so any error becomes
         GroupBroken, except in a group of one rank."""
         try:

@@ -77,14 +77,14 @@ class SharedMemory:
         """Unmaps the memory, which is freed when the last process has unmapped it."""
 
     def _exchange(self, kind: int, piece: Tensor) -> list[Tensor]:
-        """Exchanges pieces. Returns those of all ranks, as views of the shared memory, valid until the next call."""
+        """Returns the pieces of all ranks, as views of the shared memory. They are valid until the next call."""
         self._number += 1
         turn, count, words = self._number & 1, piece.numel(), self._words
         slabs = self._slabs[piece.dtype][turn]
         slabs[self._rank][:count].copy_(piece)
-        said = (self._number, kind, DTYPES.index(piece.dtype), count)
+        own = (self._number, kind, DTYPES.index(piece.dtype), count)
         header = self._headers[turn][self._rank]
-        words[header], words[header + 1], words[header + 2], words[header + 3] = said
+        words[header], words[header + 1], words[header + 2], words[header + 3] = own
         # x86-64 keeps the order of stores and the order of loads: a rank that sees the number also sees all that was
         # written before it. Other processors would need fences here and below, which Python does not have.
         words[self._counters[self._rank]] = self._number
@@ -92,9 +92,9 @@ class SharedMemory:
             if words[self._counters[rank]] < self._number:
                 self._wait_for(rank)
             header = self._headers[turn][rank]
-            heard = (words[header], words[header + 1], words[header + 2], words[header + 3])
-            if heard != said:
-                raise GroupBroken(f"rank {rank} is at {_describe(heard)}, but rank {self._rank} at {_describe(said)}")
+            other = (words[header], words[header + 1], words[header + 2], words[header + 3])
+            if other != own:
+                raise GroupBroken(f"rank {rank} is at {_describe(other)}, but rank {self._rank} at {_describe(own)}")
         return [slab[:count] for slab in slabs]
 
     def _wait_for(self, rank: int) -> None:
@@ -151,10 +151,10 @@ def map_together(rank: int, size: int, store: "Store") -> mmap.mmap | None:
         store.set("memory", address)
     mapping = _map(store.get("memory").decode(), size)
     store.set(f"mapped-{rank}", str(mapping is not None))
-    everybody = all([store.get(f"mapped-{r}") == b"True" for r in range(size)])
+    all_mapped = all([store.get(f"mapped-{r}") == b"True" for r in range(size)])
     if memory_fd >= 0:
         os.close(memory_fd)
-    return mapping if everybody else None
+    return mapping if all_mapped else None
 
 
 def _make_memory(size: int) -> tuple[int, str]:

@@ -105,7 +105,7 @@ class Llama:
     def forward(self, step: StepInput, cache: list[KvLayer], on_layer: Callable[[], None]) -> Tensor:
         residual = self._embed(step.ids_T)
         x = self._kernels.rms_norm(residual, self._blocks[0].attention_norm, self._eps)
-        # One kernel adds a layer's result to the residual and applies the norm that comes next: the following layer's.
+        # One kernel adds a layer's result to the residual and applies the norm of the next layer.
         next_norms = [*(block.attention_norm for block in self._blocks[1:]), self._norm]
         for block, next_norm, kv in zip(self._blocks, next_norms, cache, strict=True):
             x = block.attention(x, step, self._rotary, kv)

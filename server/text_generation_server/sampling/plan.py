@@ -28,7 +28,7 @@ LARGEST_INT32 = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RowBlock:
     """Rows of a step that one call of the kernel samples."""
 
     where: Tensor | None  # int32: places among the step's rows; None: all rows of the step
@@ -43,7 +43,7 @@ class SamplingPlan:
     index: tuple[int, ...]
     parameters: RowParameters
     version: int
-    parts: tuple[Part, ...]
+    blocks: tuple[RowBlock, ...]
     watermarked: tuple[int, ...]  # places among the step's rows
     top_counts: tuple[int, ...]  # number of best tokens that each row asks for
     top_where: Tensor | None  # int32: places, among the step's rows, of rows that ask for best tokens
@@ -61,14 +61,14 @@ def make_plan(rows: Rows, index: tuple[int, ...]) -> SamplingPlan:
         index,
         rows.parameters,
         rows.parameters.version,
-        tuple(_part(rows, index, where) for where in _groups(parameters, rows.device)),
+        tuple(_block(rows, index, where) for where in _split(parameters, rows.device)),
         tuple(i for i, p in enumerate(parameters) if p.watermark),
         counts,
         _int32(asking, rows.device) if asking else None,
     )
 
 
-def _groups(parameters: list[Sampling], device: torch.device) -> list[list[int]]:
+def _split(parameters: list[Sampling], device: torch.device) -> list[list[int]]:
     """Splits the rows for calls of the kernel. On a CPU, rows that must be sorted go in blocks, so that there is a sign
     of life after each block."""
     if device.type != "cpu":
@@ -79,10 +79,10 @@ def _groups(parameters: list[Sampling], device: torch.device) -> list[list[int]]
     return [*blocks, others] if others else blocks
 
 
-def _part(rows: Rows, index: tuple[int, ...], where: list[int]) -> Part:
+def _block(rows: Rows, index: tuple[int, ...], where: list[int]) -> RowBlock:
     own = [index[i] for i in where]
     choices = _choices(rows, own)
-    return Part(None if len(own) == len(index) else _int32(where, rows.device), own, choices)
+    return RowBlock(None if len(own) == len(index) else _int32(where, rows.device), own, choices)
 
 
 def _choices(rows: Rows, index: list[int]) -> Choices:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from text_generation_server.kernels.interface import Chosen, Kernels
-from text_generation_server.sampling.plan import Part, SamplingPlan, make_plan
+from text_generation_server.sampling.plan import RowBlock, SamplingPlan, make_plan
 from text_generation_server.sampling.watermark import green_list
 from text_generation_server.step.rows import Rows
 
@@ -82,32 +82,32 @@ class Sampler:
         logits = logits_RV.float()
         if plan.watermarked:
             self._watermark(logits, rows, plan)
-        if len(plan.parts) == 1:
-            chosen = self._choose(logits, rows, plan.parts[0])
+        if len(plan.blocks) == 1:
+            chosen = self._choose(logits, rows, plan.blocks[0])
         else:
-            chosen = self._choose_in_parts(logits, rows, plan.parts)
+            chosen = self._choose_in_blocks(logits, rows, plan.blocks)
         top_ids, top_logprobs = _top_tokens(logits, plan)
         return Sampled(chosen.ids_R, chosen.logprobs_R, chosen.finite_R, plan.top_counts, top_ids, top_logprobs)
 
-    def _choose(self, logits: Tensor, rows: Rows, part: Part) -> Chosen:
-        choices = part.choices
+    def _choose(self, logits: Tensor, rows: Rows, block: RowBlock) -> Chosen:
+        choices = block.choices
         if choices.any_penalties:
             # The kernel need not look beyond the longest row, whose length the host knows.
-            longest = int(rows.known[part.rows].max())
+            longest = int(rows.known[block.rows].max())
             choices = replace(choices, history=choices.history[:, :longest])
         return self._kernels.sample(logits, choices)
 
-    def _choose_in_parts(self, logits: Tensor, rows: Rows, parts: tuple[Part, ...]) -> Chosen:
+    def _choose_in_blocks(self, logits: Tensor, rows: Rows, blocks: tuple[RowBlock, ...]) -> Chosen:
         count, device = logits.shape[0], logits.device
         ids = torch.empty(count, dtype=torch.int32, device=device)
         logprobs = torch.empty(count, device=device)
         finite = torch.empty(count, dtype=torch.bool, device=device)
-        for part in parts:
-            own = logits[part.where]
-            chosen = self._choose(own, rows, part)
-            logits[part.where] = own
-            ids[part.where], logprobs[part.where] = chosen.ids_R, chosen.logprobs_R
-            finite[part.where] = chosen.finite_R
+        for block in blocks:
+            own = logits[block.where]
+            chosen = self._choose(own, rows, block)
+            logits[block.where] = own
+            ids[block.where], logprobs[block.where] = chosen.ids_R, chosen.logprobs_R
+            finite[block.where] = chosen.finite_R
             self._on_progress()
         return Chosen(ids, logprobs, finite)
 

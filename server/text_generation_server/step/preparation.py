@@ -24,7 +24,7 @@ class StepLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class RequestRows:
     """Some requests of a step, in the step's order, and their rows. Steps that decode the same requests share one
     value."""
 
@@ -46,10 +46,10 @@ class PlacedChunk:
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
     batch: Batch
-    decode: Members
+    decode: RequestRows
     slots_R: Int32s
     chunks: tuple[PlacedChunk, ...]
-    sampled: Members  # requests that get a token: the decoding ones, then those whose prompt ends
+    sampled: RequestRows  # requests that get a token: all that decode, then requests whose prompt ends
 
 
 class Planner:
@@ -58,8 +58,8 @@ class Planner:
     def __init__(self, batches: Batches, limits: StepLimits) -> None:
         self._batches = batches
         self._limits = limits
-        # The decode rows of the last step, which are mostly those of the next step too, and the call that gave them.
-        self._last_decode = _members([], ())
+        # The decode rows of the last step, and the call that gave them. Most steps decode the rows of the step before.
+        self._last_decode = _request_rows([], ())
         self._last_asked: tuple[list[StepBatch], int] | None = None
 
     def prepare(
@@ -82,10 +82,10 @@ class Planner:
         if chunks:
             lasts = [(c.request_id, row) for row, c in zip(chunk_rows, chunks, strict=True) if c.last]
             sampled_rows = (*decode.rows, *(row for _, row in lasts))
-            sampled = _members([*decode.request_ids, *(i for i, _ in lasts)], sampled_rows)
+            sampled = _request_rows([*decode.request_ids, *(i for i, _ in lasts)], sampled_rows)
         return PreparedStep(batch, decode, slots, placed, sampled)
 
-    def _check(self, decoding: list[StepBatch], slots: Int32s, chunks: list[PromptChunk]) -> Members:
+    def _check(self, decoding: list[StepBatch], slots: Int32s, chunks: list[PromptChunk]) -> RequestRows:
         """Returns the decoding requests, in order. Raises StepError, and changes nothing."""
         rows, limits = self._batches.rows, self._limits
         decode = self._decode_rows(decoding)
@@ -103,7 +103,7 @@ class Planner:
             _check_chunk(rows, limits, chunk)
         return decode
 
-    def _decode_rows(self, decoding: list[StepBatch]) -> Members:
+    def _decode_rows(self, decoding: list[StepBatch]) -> RequestRows:
         rows = self._batches.rows
         if self._last_asked == (decoding, rows.changes):
             return self._last_decode
@@ -112,13 +112,13 @@ class Planner:
         ids = [request_id for batch in decoding for request_id in batch.request_ids]
         if len(set(ids)) != len(ids):
             raise StepError("a step names a request twice")
-        self._last_decode = _members(ids, tuple(rows.row(request_id) for request_id in ids))
+        self._last_decode = _request_rows(ids, tuple(rows.row(request_id) for request_id in ids))
         self._last_asked = (decoding, rows.changes)
         return self._last_decode
 
 
-def _members(request_ids: list[int], rows: tuple[int, ...]) -> Members:
-    return Members(request_ids, np.array(rows, dtype=np.int32), rows)
+def _request_rows(request_ids: list[int], rows: tuple[int, ...]) -> RequestRows:
+    return RequestRows(request_ids, np.array(rows, dtype=np.int32), rows)
 
 
 def _check_chunk(rows: Rows, limits: StepLimits, chunk: PromptChunk) -> None:

@@ -75,7 +75,7 @@ def agree(group: Group, failing: dict[int, Exception]) -> tuple[str, float]:
 
 def owe(group: Group) -> str:
     def fail() -> None:
-        with group.owing("a step"):
+        with group.collective_work("a step"):
             raise ArithmeticError("overflow")
 
     return error_of(fail)

@@ -7,8 +7,8 @@ from text_generation_server.kernels.cpu.library import Library, choose_target, w
 
 
 def load_kernels(target: str | None = None) -> CpuKernels | None:
-    """The kernels for this processor, or for `target`; None where nothing that runs here was built. As many threads as
-    torch has."""
+    """The kernels for `target`, or the best kernels for this processor, with as many threads as torch has. None if no
+    library that runs on this processor was built."""
     target = target or choose_target().target
     if target is None or why_not(target) is not None:
         return None

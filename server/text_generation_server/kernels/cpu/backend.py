@@ -1,4 +1,4 @@
-"""`interface.Kernels` on a CPU. The reference does what needs a sort, or a size that the C code does not support."""
+"""`interface.Kernels` on a CPU. Sorting, and sizes that the C code does not support, are left to the reference."""
 
 from collections.abc import Callable
 from itertools import groupby
@@ -16,7 +16,7 @@ LANES = 16
 MAX_HEAD_SIZE = CONSTANTS["MAX_HEAD_SIZE"]
 # A prompt chunk of fewer tokens is faster token by token than on the matrix unit.
 SHORTEST_CHUNK = 8
-# A kernel that computes fewer numbers than this is done before other threads would be awake.
+# A kernel that computes at most this many numbers is done before other threads would be awake.
 WORTH_THREADS = 32768
 CHUNK_KEYS = CONSTANTS["CHUNK_KEYS"]
 
@@ -203,12 +203,12 @@ class CpuKernels:
         )  # fmt: skip
 
     def _call(self, numbers: int, kernel: str, /, **arguments: Word) -> None:
-        """Calls a kernel that computes `numbers` numbers, on all threads or, where these are few, on one."""
+        """Calls a kernel that computes `numbers` numbers: on all threads, or on one if the numbers are few."""
         self.library.call(self.threads if numbers > WORTH_THREADS else 1, kernel, **arguments)
 
 
 def _tokens(runs: list[Run]) -> tuple[Tensor, Tensor]:
-    """The row of every token, and the number of positions that it sees; int32."""
+    """The row of every token, and the number of positions that the token attends to; int32."""
     rows = [torch.full((end - start,), row, dtype=torch.int32) for row, start, end in runs]
     lengths = [torch.arange(start + 1, end + 1, dtype=torch.int32) for _, start, end in runs]
     return torch.cat(rows), torch.cat(lengths)

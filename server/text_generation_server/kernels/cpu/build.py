@@ -1,7 +1,7 @@
 """Compiles csrc/ once for each kind of processor that the compiler knows, when the package is built or installed; and
 reads csrc/arguments.h, the one declaration of what Python passes to C.
 
-Standard library only: the build runs this file before anything else is installed. Without a C compiler nothing is
+Standard library only: the build runs this file before any other package is installed. Without a C compiler nothing is
 built, the shard computes with torch alone, and built/skipped.json says why.
 
     python build.py            # builds
@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 HERE = Path(__file__).parent
 BUILT = HERE / "built"
 SOURCES = HERE / "csrc"
-# The best first. What a processor must have is in `library.py`.
+# The best target comes first. `library.py` says what each of them needs of a processor.
 TARGETS = {
     "amx": ["-march=sapphirerapids"],
     "avx512_bf16": ["-march=cooperlake"],
@@ -32,7 +32,8 @@ TARGETS = {
 PORTABLE: dict[str, list[str]] = {"portable": []}
 FLAGS = ["-O2", "-std=gnu11", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden", "-Wno-psabi"]
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
-# A target for which a compiler cannot build this lacks something here, and is left out. One that can must build csrc/.
+# If a compiler cannot build this program for a target, it lacks what the target needs, and the target is left out. A
+# compiler that can build it must build csrc/ too.
 PROBE = """
 #include <math.h>
 #include <omp.h>
@@ -93,7 +94,8 @@ def why_skipped() -> dict[str, str]:
 
 
 def build() -> dict[str, str]:
-    """Targets that were skipped, and why. BuildError where the sources do not compile: then nothing has changed."""
+    """Compiles the libraries of all targets. Returns the targets that were skipped, and why. BuildError if the sources
+    do not compile: then no file has changed."""
     with TemporaryDirectory() as folder:
         skipped = _compile_into(Path(folder), FLAGS)
         (Path(folder) / "skipped.json").write_text(json.dumps(skipped, indent=2) + "\n")
@@ -105,7 +107,8 @@ def build() -> dict[str, str]:
 
 
 def check() -> dict[str, str]:
-    """Targets this compiler cannot check, and why. BuildError where there is a warning."""
+    """Compiles everything with warnings as errors. Returns the targets that this compiler cannot check, and why.
+    BuildError with all warnings."""
     with TemporaryDirectory() as folder:
         return _compile_into(Path(folder), [*FLAGS, *WARNINGS])
 
@@ -119,7 +122,7 @@ def _targets() -> dict[str, list[str]]:
 
 
 def _compile_into(folder: Path, flags: list[str]) -> dict[str, str]:
-    """Why targets were skipped."""
+    """Compiles a library for each target into `folder`. Returns the targets that were skipped, and why."""
     compiler = shlex.split(os.environ.get("CC") or "cc")
     if shutil.which(compiler[0]) is None:
         return dict.fromkeys(_targets(), f"there was no C compiler ({compiler[0]}) when the package was built")
@@ -151,9 +154,9 @@ def _compile(command: list[str], sources: Sequence[Path], out: Path) -> "subproc
 
 
 def _words(process: "subprocess.Popen[str]") -> str | None:
-    """What the compiler says; None where it succeeds."""
+    """Waits for the compiler. Returns its words if it has failed, or None."""
     _, words = process.communicate()
-    return None if process.returncode == 0 else words.strip() or f"status {process.returncode}, without a word"
+    return None if process.returncode == 0 else words.strip() or f"status {process.returncode}, without a message"
 
 
 def _first_error(words: str) -> str:
@@ -170,7 +173,7 @@ def _assertions() -> str:
             lines.append(f'_Static_assert({at}, "{kernel}: {name} is not where Python puts it");')
         size = f"sizeof(struct {kernel}_arguments) == {len(arguments) * WORD_BYTES}"
         fits = f"{len(arguments)} <= MAX_ARGUMENTS"
-        lines.append(f'_Static_assert({size} && {fits}, "{kernel}: not as large as Python takes it for");')
+        lines.append(f'_Static_assert({size} && {fits}, "{kernel}: not as large as Python expects");')
     lines.append(f"EXPORT const char declared_arguments[] = {json.dumps(DECLARED)};")
     return "\n".join(lines) + "\n"
 

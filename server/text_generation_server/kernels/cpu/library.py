@@ -25,7 +25,7 @@ from text_generation_server.kernels.cpu.build import (
     why_skipped,
 )
 
-# What /proc/cpuinfo must say, which includes what the operating system allows.
+# Flags that /proc/cpuinfo must list. The kernel lists a flag only if the operating system allows its instructions.
 NEEDS = {
     "amx": {"amx_bf16", "amx_tile", "avx512_bf16", "avx512_fp16", "avx512bw", "avx512dq", "avx512vl"},
     "avx512_bf16": {"avx512_bf16", "avx512_vnni", "avx512bw", "avx512dq", "avx512vl"},
@@ -50,10 +50,10 @@ class Call:
     arguments: Mapping[str, Word]
 
 
-class Listener(Protocol):
-    """Told of every call that is made."""
+class CallObserver(Protocol):
+    """Is notified of every single call, after it was made."""
 
-    def heard(self, call: Call) -> None: ...
+    def on_call(self, call: Call) -> None: ...
 
 
 class Packer:
@@ -72,17 +72,17 @@ class Packer:
 
 
 class Library:
-    """The functions of csrc/, and the name of the processor they were compiled for."""
+    """The functions of csrc/, compiled for one target."""
 
     def __init__(self, target: str) -> None:
-        # torch has loaded the OpenMP run-time of that name already, so its threads are the ones that compute here.
+        # torch has loaded the OpenMP run-time of the same name already, so its threads compute here as well.
         functions = ctypes.CDLL(str(library_path(target)))
         self.target = target
-        self.listener: Listener | None = None
+        self.observer: CallObserver | None = None
         self._run = functions.run_calls
         self._run.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_void_p]
         self._run.restype = None
-        # Only libraries for processors with the instructions have all kernels.
+        # Kernels whose instructions the target lacks are not in its library.
         self._packers = {
             name: Packer(ctypes.cast(getattr(functions, name), ctypes.c_void_p).value or 0, arguments)
             for name, arguments in KERNELS.items()
@@ -95,16 +95,16 @@ class Library:
     def call(self, threads: int, kernel: str, /, **arguments: Word) -> None:
         """The arguments are those of the kernel's struct in arguments.h; tensors are passed as addresses."""
         self._run(self._packers[kernel].pack(arguments), 1, threads, None)
-        if self.listener is not None:
-            self.listener.heard(Call(kernel, arguments))
+        if self.observer is not None:
+            self.observer.on_call(Call(kernel, arguments))
 
     def pack(self, calls: Sequence[Call]) -> bytes:
         return b"".join(self._packers[call.kernel].pack(call.arguments) for call in calls)
 
     def run(self, packed: bytes, threads: int, ends: int | None = None) -> None:
-        """Makes packed calls one after the other, without a way back to Python in between.
+        """Makes packed calls one after the other, without a return to Python in between.
 
-        `ends`: where to put the time after each, float64, seconds of the monotonic clock.
+        `ends` is the address of one float64 number for each call: the monotonic clock after the call, in seconds.
         """
         self._run(packed, len(packed) // CALL_BYTES, threads, ends)
 
@@ -114,7 +114,7 @@ CALL_BYTES = (1 + CONSTANTS["MAX_ARGUMENTS"]) * WORD_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The best target that is usable here, or None; and why the next better one is not."""
+    """The best target that is usable on this machine, or None; and why the next better target is not usable."""
 
     target: str | None
     better: str | None
@@ -132,7 +132,7 @@ def choose_target() -> Choice:
 
 
 def why_not(target: str) -> str | None:
-    """Why a target's library cannot be used here; None where it can."""
+    """The reason why a target's library cannot be used on this machine, or None if it can."""
     if missing := NEEDS[target] - _processor_flags():
         return f"this processor has no {', '.join(sorted(missing))}"
     if not library_path(target).exists():

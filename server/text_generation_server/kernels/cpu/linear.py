@@ -1,5 +1,5 @@
-"""Linear layers by the compiled matrix products. Their weights are copied into panels, drawn in csrc/README.md: of 16
-outputs in bfloat16 and int8, of 32 outputs in float32."""
+"""Linear layers by the compiled matrix products. Their weights are copied into panels, which csrc/README.md draws:
+panels of 16 outputs in bfloat16 and int8, of 32 outputs in float32."""
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +15,9 @@ BLOCK = 2 * PANEL  # the matrix product takes outputs and inputs in pairs of pan
 
 
 class Scratch:
-    """Memory that all products use, one after the other. It is as large as the largest product needs.
+    """Memory that all products use, one after the other, as large as the largest product needs.
 
-    When it grows, the smaller memory is kept as well: a program may have its address.
+    When the memory grows, the smaller memory is kept as well: a program may have its address.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class PackedLinear:
         return y if self._width == self._outputs else y[:, : self._outputs].contiguous()
 
     def _scratch_numbers(self, count: int) -> int:
-        """The bfloat16 numbers that `gemm` needs, as gemm.c says."""
+        """The size of the scratch memory of `gemm`, in bfloat16 numbers; gemm.c explains it."""
         rows = -(-count // BLOCK) * BLOCK
         numbers = self._threads * 4 * BLOCK * self._inputs if self._is_int8 else 0
         if count > CONSTANTS["FEW_ROWS"]:
@@ -115,13 +115,13 @@ class Float32Linear:
 
 
 def can_pack(weight: Tensor, gated: bool) -> bool:
-    """Whether the layout fits: whole panels of inputs, and of each half of a gated product."""
+    """Whether the weight fills whole panels: its inputs do, and if `gated` each half of its outputs does."""
     outputs, inputs = weight.shape
     return inputs % BLOCK == 0 and (not gated or outputs % BLOCK == 0)
 
 
 def _panels(weight: Tensor) -> Tensor:
-    """[N / 16, K / 2, 16, 2], with zeros for the outputs that are missing to whole pairs of panels."""
+    """The weight as [N / 16, K / 2, 16, 2]. Rows of zeros fill the last pair of panels."""
     missing = -weight.shape[0] % BLOCK
     weight = F.pad(weight, (0, 0, 0, missing)) if missing else weight
     outputs, inputs = weight.shape
@@ -130,7 +130,7 @@ def _panels(weight: Tensor) -> Tensor:
 
 
 def _wide_panels(weight: Tensor) -> Tensor:
-    """[N / 32, K, 32], with zeros for the outputs that are missing to whole panels."""
+    """The weight as [N / 32, K, 32]. Zeros fill the last panel."""
     outputs, inputs = weight.shape
     packed = empty((-(-outputs // BLOCK), inputs, BLOCK), weight.dtype, weight.device)
     whole = outputs // BLOCK
@@ -147,7 +147,7 @@ def _interleaved(outputs: int) -> Tensor:
 
 
 def _aligned(values_N: Tensor | None, order: Tensor | None) -> Tensor | None:
-    """One float32 number for each output, in the order of the panels, with zeros for the outputs that were added."""
+    """Scales or biases in float32, in the order of the panels, with zeros for outputs that only fill a panel."""
     if values_N is None:
         return None
     values = values_N.float() if order is None else values_N.float()[order]

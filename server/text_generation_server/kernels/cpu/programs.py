@@ -15,32 +15,31 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from text_generation_server.device.arena import empty
+from text_generation_server.device.graphs import Signal
 from text_generation_server.kernels.cpu.build import KERNELS, POINTER
 from text_generation_server.kernels.cpu.library import Call, Library, Word
 
 log = logging.getLogger("text_generation_server")
 
-Signal = Callable[[], None]
-
-# Between two returns to Python, for a sign of life, a program computes this many layers: a return costs some 50 µs.
+# Layers that a program computes between two returns to Python for a sign of life. A return costs some 50 µs.
 LAYERS_AT_ONCE = 8
 ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorAddress:
     """An address in a tensor that the recorded step made."""
 
-    tensor: int  # its number, in the order in which they were made
-    offset: int  # bytes from its start
+    tensor: int  # number of the tensor, in the order in which the step made them
+    offset: int  # bytes from the tensor's start
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """A call, with places instead of the addresses of tensors that the step made: they lie elsewhere in the program."""
+    """A call. Tensors that the step made lie elsewhere in a program, so their addresses are kept as TensorAddress."""
 
     kernel: str
-    arguments: dict[str, Word | Place]
+    arguments: dict[str, Word | TensorAddress]
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -54,26 +53,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[RecordedCall] = []
         self.sizes: list[int] = []  # bytes of each tensor that was made
-        self.ends_of_layers: list[int] = []  # how many calls had been recorded at the end of each layer
+        self.ends_of_layers: list[int] = []  # number of calls recorded at the end of each layer
         self.missed: str | None = None  # an operation of torch that a program cannot repeat
         self._newest: dict[int, int] = {}  # address to number of the tensor that was made there last
 
-    def heard(self, call: Call) -> None:
+    def on_call(self, call: Call) -> None:
         codes = KERNELS[call.kernel]
-        placed = {
-            name: self.place(int(word)) or word if codes[name] == POINTER else word
+        arguments = {
+            name: self.address_in_step(int(word)) or word if codes[name] == POINTER else word
             for name, word in call.arguments.items()
         }
-        self.calls.append(RecordedCall(call.kernel, placed))
+        self.calls.append(RecordedCall(call.kernel, arguments))
 
     def layer_ended(self) -> None:
         self.ends_of_layers.append(len(self.calls))
 
-    def place(self, address: int) -> Place | None:
-        """None where no tensor of the step is at this address: what is there existed before."""
+    def address_in_step(self, address: int) -> TensorAddress | None:
+        """The address as part of a tensor of the step, or None if the memory there existed before the step."""
         for start, tensor in self._newest.items():
             if start <= address < start + self.sizes[tensor]:
-                return Place(tensor, address - start)
+                return TensorAddress(tensor, address - start)
         return None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -94,7 +93,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _share_memory(result: Any, argument: Tensor) -> bool:
-    """Whether a view is one: torch also calls `contiguous` a view, which may copy."""
+    """Whether a view lies in its argument's memory. torch also counts `contiguous`, which may copy, as a view."""
     views = result if isinstance(result, (list, tuple)) else [result]
     memory = argument.untyped_storage().data_ptr()
     return all(view.untyped_storage().data_ptr() == memory for view in views)
@@ -102,14 +101,14 @@ def _share_memory(result: Any, argument: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    packed: tuple[bytes, ...]  # calls of some layers each; a sign of life follows each
-    output: Tensor  # lies in the arena and keeps it alive
+    packed: tuple[bytes, ...]  # groups of calls, each of some layers; a sign of life follows each group
+    output: Tensor  # a view of the arena, which keeps the arena alive
 
 
 class DecodePrograms:
     """Takes the place of `graphs.DecodeGraphs` on CPUs. Rows are not padded: each number of rows has a program of its
-    own, since recording one costs no more than the step. `forward` must read its inputs from the same addresses each
-    time."""
+    own, since recording a program costs no more than the step. `forward` must read its inputs from the same addresses
+    each time."""
 
     def __init__(self, library: Library, threads: int) -> None:
         self._library = library
@@ -122,7 +121,7 @@ class DecodePrograms:
         return rows
 
     def run(self, size: int, forward: Callable[[Signal], Tensor], on_layer: Signal) -> Tensor:
-        """What `forward` returns for `size` rows; valid until the next run."""
+        """Output of `forward` for `size` rows. Valid until the next run."""
         if program := self._programs.get(size):
             for packed in program.packed:
                 self._library.run(packed, self._threads)
@@ -142,49 +141,51 @@ class DecodePrograms:
             recorder.layer_ended()
             on_layer()
 
-        self._library.listener = recorder
+        self._library.observer = recorder
         try:
             with recorder:
                 output = forward(layer_ended)
         finally:
-            self._library.listener = None
-        place = recorder.place(output.data_ptr())
-        if recorder.missed is None and place is not None:
-            self._programs[size] = self._program(recorder, output, place)
+            self._library.observer = None
+        made_at = recorder.address_in_step(output.data_ptr())
+        if recorder.missed is None and made_at is not None:
+            self._programs[size] = self._program(recorder, output, made_at)
         else:
             self._gave_up = True
             log.info("decode steps run kernel by kernel: %s is not one of ours", recorder.missed or "their result")
         return output
 
-    def _program(self, recorder: Recorder, output: Tensor, made_as: Place) -> Program:
-        offsets, size = plan(recorder.calls, recorder.sizes, made_as.tensor)
+    def _program(self, recorder: Recorder, output: Tensor, made_at: TensorAddress) -> Program:
+        offsets, size = plan(recorder.calls, recorder.sizes, made_at.tensor)
         if size > len(self._arena):
             # Older programs keep the smaller arena alive, so it grows in large steps.
             self._arena = empty((2 * size,), torch.uint8, torch.device("cpu"))
         # An arena smaller than a huge page may begin at any address.
         base = -self._arena.data_ptr() % ALIGNMENT
 
-        def address(place: Place) -> int:
-            return self._arena.data_ptr() + base + offsets[place.tensor] + place.offset
+        def in_arena(address: TensorAddress) -> int:
+            return self._arena.data_ptr() + base + offsets[address.tensor] + address.offset
 
         calls = [
-            Call(call.kernel, {n: address(w) if isinstance(w, Place) else w for n, w in call.arguments.items()})
+            Call(
+                call.kernel, {n: in_arena(w) if isinstance(w, TensorAddress) else w for n, w in call.arguments.items()}
+            )
             for call in recorder.calls
         ]
         cuts = [*recorder.ends_of_layers[LAYERS_AT_ONCE - 1 : -1 : LAYERS_AT_ONCE], len(calls)]
         packed = [self._library.pack(calls[a:b]) for a, b in zip([0, *cuts], cuts, strict=False)]
-        first = address(made_as) - self._arena.data_ptr()
+        first = in_arena(made_at) - self._arena.data_ptr()
         there = self._arena[first : first + output.nbytes].view(output.dtype).view(output.shape)
         return Program(tuple(packed), there)
 
 
 def plan(calls: Sequence[RecordedCall], sizes: Sequence[int], output: int) -> tuple[dict[int, int], int]:
-    """Offsets of the tensors in an arena, and the arena's size, in bytes. A tensor may get bytes of another one that no
-    later call uses. The output counts as used until the end."""
+    """Offsets of the tensors in an arena, and the arena's size, in bytes. A tensor may get the bytes of another tensor
+    that no later call uses. The output counts as used until the end."""
     uses: dict[int, tuple[int, int]] = {}  # tensor to its first and its last call
     for number, call in enumerate(calls):
         for word in call.arguments.values():
-            if isinstance(word, Place):
+            if isinstance(word, TensorAddress):
                 uses[word.tensor] = (uses.get(word.tensor, (number,))[0], number)
     uses[output] = (uses.get(output, (0,))[0], len(calls))
     rounded = {tensor: -(-sizes[tensor] // ALIGNMENT) * ALIGNMENT for tensor in uses}
@@ -196,7 +197,7 @@ def plan(calls: Sequence[RecordedCall], sizes: Sequence[int], output: int) -> tu
 
 
 def _first_gap(size: int, taken: Sequence[tuple[int, int]]) -> int:
-    """The lowest offset of `size` bytes that overlap none of the taken (offset, size)."""
+    """The lowest offset at which `size` bytes overlap no taken (offset, size)."""
     offset = 0
     for start, length in sorted(taken):
         if offset + size <= start:

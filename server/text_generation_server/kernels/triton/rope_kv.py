@@ -83,15 +83,15 @@ def _rope_and_store_kv(
         peak = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
         scale = tl.maximum(tl.div_rn(peak, LARGEST), 1e-6)
         tl.store(scales + place, scale, mask=(h >= QUERY_HEADS) & (h < QUERY_HEADS + 2 * KV_HEADS))
-        tl.store(heads + at, _quantise(first, scale, heads, INTEGERS, LARGEST), mask=is_stored)
-        tl.store(heads + at + HALF, _quantise(second, scale, heads, INTEGERS, LARGEST), mask=is_stored)
+        tl.store(heads + at, _quantize(first, scale, heads, INTEGERS, LARGEST), mask=is_stored)
+        tl.store(heads + at + HALF, _quantize(second, scale, heads, INTEGERS, LARGEST), mask=is_stored)
     else:
         tl.store(heads + at, turned_first.to(heads.dtype.element_ty), mask=is_stored)
         tl.store(heads + at + HALF, turned_second.to(heads.dtype.element_ty), mask=is_stored)
 
 
 @triton.jit
-def _quantise(x, scale, heads, INTEGERS: tl.constexpr, LARGEST: tl.constexpr):
+def _quantize(x, scale, heads, INTEGERS: tl.constexpr, LARGEST: tl.constexpr):
     number = tl.clamp(tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape)), -LARGEST, LARGEST)
     if INTEGERS:
         # 1.5 · 2^23: a float32 of this size has no fraction left, so that the addition rounds to the nearest, ties to

@@ -5,7 +5,7 @@ For queries q, keys k_j and values v_j, in base 2 (exp2 is one instruction, exp 
     s_j = log2(e) · scale · q · k_j        out = Σ_j 2^(s_j - best) · v_j / total        total = Σ_j 2^(s_j - best)
 
 `best`, `total` and the sum are carried in float32 from tile to tile. In 8 bits a key is `number * scale`, so its scale
-multiplies the score; a value's scale multiplies the probability: no tile is dequantised.
+multiplies the score; a value's scale multiplies the probability: no tile is dequantized.
 
 Legend: M queries of a tile, N keys of a tile, D head size padded to a power of two.
 """

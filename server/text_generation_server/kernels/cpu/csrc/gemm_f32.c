@@ -6,7 +6,7 @@
 #include "vectors.h"
 
 #define WIDE_PANEL 32               /* outputs of a panel */
-#define OUTPUTS_AT_ONCE (2 * LANES) /* their sums, for ROWS_AT_ONCE rows, fit the registers */
+#define OUTPUTS_AT_ONCE (2 * LANES) /* outputs whose sums, for ROWS_AT_ONCE rows, fit the registers */
 #define ROWS_AT_ONCE (LANES == 16 ? 8 : 4)
 #define INPUTS_AT_ONCE 512 /* this part of a panel stays in the second-level cache for all rows */
 

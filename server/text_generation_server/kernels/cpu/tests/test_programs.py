@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from text_generation_server.device.graphs import Signal
 from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.programs import (
     ALIGNMENT,
     LAYERS_AT_ONCE,
     DecodePrograms,
-    Place,
     RecordedCall,
-    Signal,
+    TensorAddress,
     plan,
 )
 
@@ -124,7 +124,7 @@ def test_after_a_failure_nothing_is_kept_and_the_next_step_is_recorded(
 
     with pytest.raises(RuntimeError, match="a fault"):
         programs.run(2, failing, lambda: None)
-    assert kernels.library.listener is None
+    assert kernels.library.observer is None
     programs.run(2, forward_of(kernels, ids, 1), lambda: None)
     assert torch.equal(programs.run(2, never([]), lambda: None), by_hand(kernels, [1, 2], 1))
 
@@ -137,7 +137,7 @@ def test_after_clear_the_addresses_are_forgotten(kernels: CpuKernels, programs: 
 
 
 @pytest.mark.parametrize("change", ["to", "contiguous", "add"])
-def test_a_copy_that_torch_calls_a_view_is_no_part_of_a_program(
+def test_a_copy_that_torch_calls_a_view_is_not_part_of_a_program(
     kernels: CpuKernels, programs: DecodePrograms, change: str
 ) -> None:
     ids = torch.tensor([1, 2], dtype=torch.int32)
@@ -179,7 +179,9 @@ def steps(draw: st.DrawFn) -> tuple[list[int], list[list[int]], int]:
 @given(steps())
 def test_tensors_that_are_in_use_at_the_same_time_lie_apart(drawn: tuple[list[int], list[list[int]], int]) -> None:
     sizes, used, output = drawn
-    calls = [RecordedCall("place", {str(i): Place(tensor, 0) for i, tensor in enumerate(call)}) for call in used]
+    calls = [
+        RecordedCall("place", {str(i): TensorAddress(tensor, 0) for i, tensor in enumerate(call)}) for call in used
+    ]
     offsets, size = plan(calls, sizes, output)
     held = {t: {n for n, call in enumerate(used) if t in call} for t in {output, *(t for call in used for t in call)}}
     held[output].add(len(used))
