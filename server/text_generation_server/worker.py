@@ -210,7 +210,7 @@ class Worker:
                 result = call.run(clock)
                 pending = result if isinstance(result, Pending) else completed(result)
                 launched = Launched(call, pending, _is_complete(pending))
-        except Exception as error:
+        except Exception as error:  # Whatever a step raises is its answer.
             while self._launched:
                 self._answer_oldest()
             self._fail(call, error)
@@ -223,11 +223,10 @@ class Worker:
         """Runs in the waiter's thread: waits until the device has completed the step, and wakes the worker."""
         try:
             launched.pending.block()
-        except Exception as error:
-            log.debug("step %d: %s", launched.call.step, error)  # `_answer_oldest` gets the same error, and handles it.
-        with self._changed:
-            launched.is_complete = True
-            self._changed.notify()
+        finally:  # An error stays in the waiter's future: `_answer_oldest` gets the same error, and handles it.
+            with self._changed:
+                launched.is_complete = True
+                self._changed.notify()
 
     def _answer_oldest(self) -> None:
         """Answers the oldest launched step. Waits for the device if the step is not complete."""
@@ -274,7 +273,7 @@ class Worker:
 def _is_complete(pending: Pending[Any]) -> bool:
     try:
         return pending.is_complete()
-    except Exception as error:
+    except RuntimeError as error:  # torch raises RuntimeError for all failures of a device
         log.debug("the device failed: %s", error)
         return True  # `_answer_oldest` gets the same error, and handles it.
 
@@ -313,5 +312,5 @@ def _fulfil(future: Future[Any], run: Callable[[], Any]) -> None:
     except (GroupBroken, torch.AcceleratorError):
         log.exception("the group of shards, or the device's context, broke")
         exit_now()
-    except Exception as error:
+    except Exception as error:  # The caller that waits for the future gets it.
         future.set_exception(error)
