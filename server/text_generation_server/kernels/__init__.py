@@ -21,7 +21,7 @@ class Backend:
 
 def select_backend(device: torch.device) -> Backend:
     """The kernels for a device: Triton on GPUs, compiled C on CPUs, torch where no C library is usable. The name says
-    why no better ones were taken."""
+    why no better kernels were taken."""
     from text_generation_server.kernels import reference
 
     if device.type == "cuda":

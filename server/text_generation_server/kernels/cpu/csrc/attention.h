@@ -93,7 +93,7 @@ INLINE struct decode_item item_at(const struct attention *job, long item) {
 }
 
 /* A cursor over what is read after the current `tile` keys: the item's keys from position `start` on, or at the item's
-   end the first keys of the item that is taken next. Another thread may take that one first: then this prefetch was in
+   end the first keys of the item that is taken next. Another thread may take that item first: then this prefetch was in
    vain. */
 INLINE struct prefetch prefetch_after(const struct attention *job, const struct decode_item *s, long start, long tile,
                                       struct team *team) {
@@ -110,6 +110,6 @@ INLINE struct prefetch prefetch_after(const struct attention *job, const struct 
 }
 
 #if defined(__AMX_BF16__)
-/* The same on the matrix unit, for queries, keys and values in bfloat16 and head sizes that are a multiple of 32. */
+/* `attend` on the matrix unit, for queries, keys and values in bfloat16 and head sizes that are multiples of 32. */
 void attend_on_matrix_unit(const struct attention *job, struct team *team);
 #endif

@@ -41,7 +41,7 @@ INLINE void read_head_as_bf16(const void *heads, const float *scales, enum type 
   }
 }
 
-/* 16 numbers of 16 bits as integers of 32. */
+/* 16 numbers of 16 bits, widened to 32 bits. */
 INLINE vu widen_16_bits(const bf16 *p) {
   vu16 h;
   memcpy(&h, p, sizeof h);

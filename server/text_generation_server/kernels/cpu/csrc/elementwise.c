@@ -14,7 +14,7 @@ EXPORT void embed(const void *arguments, struct team *team, int me) {
   FOR_EACH_ITEM(t, tokens, TOKENS_AT_ONCE, team) memcpy(out + t * bytes, weight + ids[t] * bytes, bytes);
 }
 
-/* x rounded to bfloat16 if the model computes in it. */
+/* x, rounded to bfloat16 if the model computes in bfloat16. */
 INLINE vf round_to_type(vf x, enum type type) {
   if (type != BF16) return x;
   bf16 h[LANES];

@@ -19,7 +19,7 @@ INLINE vf multiply_add(vf a, vf b, vf sum) {
   return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
 #else
   vf product = a * b;
-  __asm__("" : "+m"(product)); /* the compiler must not fuse across this */
+  __asm__("" : "+m"(product)); /* the compiler must not fuse across this line */
   return product + sum;
 #endif
 }

@@ -51,7 +51,7 @@ struct weight_fetch {
    is stored while the next one is computed. */
 struct output_rows {
   strip_sums sums[2][2]; /* [set][pair of the group] */
-  int set;               /* the one that is being stored */
+  int set;               /* the set that is being stored */
   char *y;               /* the row to be stored next */
   long pair;             /* the first pair of the group */
   int rows, at;          /* number of rows in the strip, and of rows stored so far */
@@ -62,7 +62,7 @@ struct side_work {
   struct weight_fetch fetch;
   struct output_rows outputs;
   const struct product *g;
-  long group; /* that of struct division */
+  long group; /* as in struct division */
 };
 
 /* Rows are divided into blocks, and inputs into parts, of nearly equal sizes. */
@@ -220,7 +220,7 @@ static void multiply_strip(const bf16 *x, const bf16 *w0, const bf16 *w1, long k
   MEMORY_IS_WRITTEN;
 }
 
-/* What a thread needs to know to multiply by one part of the inputs. */
+/* A thread's work on one part of the inputs. */
 struct part_work {
   const struct product *g;
   const struct division *d;

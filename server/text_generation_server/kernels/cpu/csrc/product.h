@@ -28,7 +28,7 @@ struct product {
   bf16 *scratch;
 };
 
-/* LANES sums, of outputs n and following. */
+/* The sums of LANES outputs from output n on, scaled, with the bias added. */
 INLINE vf scale_and_add_bias(vf sum, const struct epilogue *e, long n) {
   if (e->scales) sum *= load(e->scales, n, F32);
   if (e->bias) sum += load(e->bias, n, F32);

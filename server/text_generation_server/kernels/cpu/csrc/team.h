@@ -2,7 +2,8 @@
 
    Every thread of the team calls every kernel of the list, with the same arguments. Inside a kernel the threads take
    work items from a shared counter, not a fixed part each: the system may take a thread's core away at any time, and
-   then the others do its part. When no items are left, the threads wait for each other and go on to the next kernel. */
+   then the other threads do its part. When no items are left, the threads wait for each other and go on to the next
+   kernel. */
 #pragma once
 
 #include <stdatomic.h>
