@@ -23,7 +23,8 @@ from text_generation_server.kernels.cpu.programs import DecodePrograms
 from text_generation_server.layers.rotary import stretched_theta
 from text_generation_server.layers.weights import FORMATS
 from text_generation_server.models import get_model
-from text_generation_server.models.config import DTYPES, ModelConfig, read_config
+from text_generation_server.models.architecture import ModelConfig
+from text_generation_server.models.config import DTYPES, read_config
 from text_generation_server.models.dummy import DummyFiles
 from text_generation_server.models.loading import Files
 from text_generation_server.platforms import Platform

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import torch
 
 from text_generation_server.layers.weights import WeightFormat, dense
-from text_generation_server.models.config import ModelConfig
-from text_generation_server.models.llama import Llama
+from text_generation_server.models.architecture import ModelConfig
+from text_generation_server.models.families import FAMILIES
 from text_generation_server.models.loading import Files, Loader
 from text_generation_server.models.model import Model
 from text_generation_server.models.tensors import check_tensors
@@ -30,6 +30,6 @@ def get_model(
     tensors that `config` asks for or have others, and if the model cannot be split over the ranks."""
     check_tensors(config, files.names, files.shape)
     loader = Loader(files, platform, dtype, on_tensor, weight_format)
-    model = Llama(config, platform, loader, max_total_tokens)
+    model = FAMILIES[config.model_type].build(config, platform, loader, max_total_tokens)
     log.info("loaded %d tensors, %.1f MiB read", loader.num_tensors, files.bytes_read / 2**20)
     return model

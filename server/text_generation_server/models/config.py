@@ -1,6 +1,6 @@
 """Reads config.json and generation_config.json, without transformers, which is not imported while serving."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -8,9 +8,9 @@ import torch
 from text_generation_common import quantization
 from text_generation_server.errors import ModelError
 from text_generation_server.layers.rotary import RopeScaling
+from text_generation_server.models.architecture import ModelConfig
 from text_generation_server.models.families import FAMILIES
 from text_generation_server.models.fields import unknown_fields
-from text_generation_server.models.names import TensorNames
 from text_generation_server.models.rope_config import MAX_FACTOR, MAX_POSITIONS, read_rope
 from text_generation_server.models.values import Fields, is_whole, read_object, shown
 
@@ -28,30 +28,6 @@ MIN_HEAD_SIZE, MAX_HEAD_SIZE = 4, 2**12
 MAX_TOKEN_ID = 2**31 - 1
 DEFAULT_POSITIONS = 2048  # transformers' default for a Llama
 DEFAULT_EPS = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    model_type: str
-    names: TensorNames
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    max_positions: int  # longest sequence, rope scaling included
-    rope_theta: float
-    rope_scaling: RopeScaling
-    rope_base_positions: int  # max_position_embeddings: where `dynamic` scaling begins
-    rms_norm_eps: float
-    tie_word_embeddings: bool
-    attention_bias: bool
-    mlp_bias: bool
-    dtype: torch.dtype
-    eos_token_ids: tuple[int, ...]
-    unknown_fields: tuple[str, ...] = ()  # unknown fields of config.json, which have no effect
 
 
 def read_config(path: Path, rope_scaling: str | None = None, rope_factor: float | None = None) -> ModelConfig:

@@ -5,7 +5,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from text_generation_server.models.config import ModelConfig
+from text_generation_server.models.architecture import ModelConfig
 from text_generation_server.models.tensors import shapes
 
 DEVIATION = 0.02

@@ -1,15 +1,21 @@
-"""The families of models that are served, as facts: what differs between them. The rest is one decoder, `Llama`."""
+"""The families of models that are served, a row for each: facts, and the class that computes them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from text_generation_server.models.architecture import ModelConfig
+from text_generation_server.models.llama import Llama
+from text_generation_server.models.loading import Loader
+from text_generation_server.models.model import Model
 from text_generation_server.models.names import LLAMA_NAMES, TensorNames
+from text_generation_server.platforms import Platform
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     fields: frozenset[str]  # the fields of config.json that `read_config` reads
     names: TensorNames
+    build: Callable[[ModelConfig, Platform, Loader, int], Model]  # the last argument is max_total_tokens
 
 
 LLAMA_FIELDS = """
@@ -20,5 +26,5 @@ LLAMA_FIELDS = """
 
 
 FAMILIES: Mapping[str, Family] = {  # by the model_type of config.json
-    "llama": Family(frozenset(LLAMA_FIELDS.split()), LLAMA_NAMES),
+    "llama": Family(frozenset(LLAMA_FIELDS.split()), LLAMA_NAMES, Llama),
 }

@@ -13,7 +13,7 @@ from torch import Tensor
 from text_generation_server.kernels.interface import Kernels, KvLayer
 from text_generation_server.layers.rotary import inverse_frequencies, rotary_tables
 from text_generation_server.layers.vocabulary import Embedding, Head, pad_rows
-from text_generation_server.models.config import ModelConfig
+from text_generation_server.models.architecture import ModelConfig
 from text_generation_server.models.kv_cache import KvShape, bytes_per_slot, make_kv_cache
 from text_generation_server.models.loading import Loader
 from text_generation_server.models.names import LayerNames
@@ -61,7 +61,7 @@ class LlamaBlock:
 
 
 class Llama:
-    """The `Model` of every family in families.py. Its layers keep keys and values only, and nothing for a row."""
+    """A `Model` whose layers keep keys and values, and nothing for a row."""
 
     bytes_per_row = 0
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from text_generation_server.errors import ModelError
-from text_generation_server.models.config import ModelConfig
+from text_generation_server.models.architecture import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

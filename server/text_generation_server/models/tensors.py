@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from text_generation_server.errors import ModelError
-from text_generation_server.models.config import ModelConfig
+from text_generation_server.models.architecture import ModelConfig
 from text_generation_server.models.names import LayerNames
 from text_generation_server.weights.formats import BUFFERS
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import text_generation_server
 from text_generation_server.errors import ModelError
-from text_generation_server.models.config import ModelConfig, read_config
+from text_generation_server.models.architecture import ModelConfig
+from text_generation_server.models.config import read_config
 from text_generation_server.models.families import FAMILIES
 
 LLAMA: dict[str, Any] = {
