@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from text_generation_common.flags.kinds import Quantize
+
 LARGEST_INT8 = 127
 SMALLEST_SCALE = 1e-12
 
@@ -35,4 +37,4 @@ def int8(weight: Tensor) -> Weight:
     return Weight(values, weight.dtype, scales_N)
 
 
-FORMATS: Mapping[str | None, WeightFormat] = {None: dense, "int8": int8}  # by the value of --quantize
+FORMATS: Mapping[Quantize | None, WeightFormat] = {None: dense, Quantize.int8: int8}  # by the value of --quantize
