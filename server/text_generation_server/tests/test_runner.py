@@ -115,7 +115,7 @@ def broken_chunks(client: Client) -> dict[str, tuple[Any, str]]:
         "slot": (replace(good, slots=good.slots + 2**20), "a slot is not one of the"),
         "range": (replace(good, end=21), "20 tokens have no chunk 0:21"),
         "empty": (replace(good, start=20), "have no chunk 20:20"),
-        "no row": (replace(good, ids=None, slots=None, parameters=None), "request 9 is not in this shard"),
+        "no row": (replace(good, ids=None, slots=None, sampling=None), "request 9 is not in this shard"),
     }
 
 
