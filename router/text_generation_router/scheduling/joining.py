@@ -88,7 +88,7 @@ class Joining:
             self._note_wait("rows")
             return joined
         running = dict(active.running)
-        prefilling = [request for request in running.values() if request.num_uncomputed]
+        prefilling = [request for request in running.values() if request.prefilled < request.prefill_to]
         first = self.places.favoured or owed
         skipped: set[int] = set()
         for request in chain(

@@ -52,10 +52,12 @@ class Memory:
 
     def exclusives(self, requests: Iterable[Holder]) -> list[int]:
         """`num_exclusive` of each request."""
-        exclusive_to, counts = self.cache.num_exclusive, []
+        num_exclusive, counts = self.cache.num_exclusive, []
         for request in requests:
-            holding = request.holding
-            counts.append(0 if holding is None else holding.count - holding.num_cached + exclusive_to(holding.node))
+            if (holding := request.holding) is None:
+                counts.append(0)
+            else:
+                counts.append(holding.count - holding.num_cached + num_exclusive(holding.node))
         return counts
 
     def shares_with_one_other(self, request: Holder) -> bool:
