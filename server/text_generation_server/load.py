@@ -33,7 +33,7 @@ from text_generation_server.sampling.sampler import Sampler
 from text_generation_server.weights.files import SafetensorsFiles
 from text_generation_server.worker import Worker
 
-log = logging.getLogger("text_generation_server")
+logger = logging.getLogger("text_generation_server")
 
 MAX_MENTIONED = 10  # unknown fields of config.json that are logged; a file may have any number
 KV_TYPES = {"fp8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}
@@ -104,13 +104,13 @@ def _read_tokenizer(path: Path) -> Tokenizer:
 def _mention(config: ModelConfig, longest: int) -> None:
     """Logs what an operator may not expect: unknown fields of config.json, and dynamic rope scaling."""
     for name in config.unknown_fields[:MAX_MENTIONED]:
-        log.warning("config.json has a field that is not known and has no effect: %s", name)
+        logger.warning("config.json has a field that is not known and has no effect: %s", name)
     if more := len(config.unknown_fields[MAX_MENTIONED:]):
-        log.warning("config.json has %d more such fields", more)
+        logger.warning("config.json has %d more such fields", more)
     arguments = config.rope_theta, config.rope_scaling, config.rope_base_positions, longest
     theta = stretched_theta(config.head_size, *arguments)
     if theta != config.rope_theta:
-        log.warning(
+        logger.warning(
             "dynamic rope scaling: rope_theta is stretched once, from %g to %g, for max_total_tokens %d; transformers "
             "stretches it for each text that is longer than the trained %d tokens, so texts of other lengths get other "
             "log-probabilities here. With --max-total-tokens %d they are the same",
@@ -120,7 +120,7 @@ def _mention(config: ModelConfig, longest: int) -> None:
 
 def _files(config: ShardConfig, model_config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Files:
     if config.load_format is LoadFormat.dummy:
-        log.warning("--load-format dummy: the weights are random numbers, and so is the text")
+        logger.warning("--load-format dummy: the weights are random numbers, and so is the text")
         return DummyFiles(model_config, device, dtype)
     return SafetensorsFiles(config.model_path)
 
@@ -130,9 +130,9 @@ def _graphs(config: ShardConfig, device: torch.device, group: Group, worker: Wor
         sizes = DEFAULT_SIZES if config.graph_sizes is None else config.graph_sizes
         return DecodeGraphs(sizes, CudaRecorder(), group.all_agree, partial(worker.during, "capture"))
     if config.graph_sizes and config.rank == 0:
-        log.info("--cuda-graphs: without a GPU decode steps of all sizes are recorded, or with 0 none")
+        logger.info("--cuda-graphs: without a GPU decode steps of all sizes are recorded, or with 0 none")
     if config.shard.cuda_memory_fraction != 1.0 and config.rank == 0:
-        log.info("--cuda-memory-fraction has no effect: there is no GPU")
+        logger.info("--cuda-memory-fraction has no effect: there is no GPU")
     # Programs record kernel calls only, and collectives between ranks are not kernel calls.
     if isinstance(backend.kernels, CpuKernels) and group.size == 1 and config.graph_sizes != ():
         return DecodePrograms(backend.kernels.library, backend.kernels.threads)
@@ -156,7 +156,7 @@ def _choose_dtype(wanted: str | None, model_config: ModelConfig, device: torch.d
         return dtype
     if wanted:
         raise ModelError("--dtype float16 is not supported on CPUs: choose bfloat16 or float32")
-    log.info("the checkpoint is float16, which CPUs do not compute: serving it in bfloat16")
+    logger.info("the checkpoint is float16, which CPUs do not compute: serving it in bfloat16")
     return torch.bfloat16
 
 

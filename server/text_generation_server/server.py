@@ -33,7 +33,7 @@ from text_generation_server.step.results import Pending, StepOutput
 from text_generation_server.step.rows import PromptChunk, StepBatch
 from text_generation_server.worker import StepClock, Worker
 
-log = logging.getLogger("text_generation_server")
+logger = logging.getLogger("text_generation_server")
 
 MESSAGE_LIMIT = 64 * 2**20
 MAX_DETAILS = 2000  # characters of an error's text; gRPC replaces an answer with more than 16 KiB by another error
@@ -255,7 +255,7 @@ async def _serve(config: ShardConfig) -> None:
         shard = loading.result()
         servicer.serve(shard)
         what = f"{shard.device.type}, {str(shard.dtype).removeprefix('torch.')}, kernels: {shard.kernels}"
-        log.info("Server started at unix://%s-%d (%s)", config.uds_path, config.rank, what)
+        logger.info("Server started at unix://%s-%d (%s)", config.uds_path, config.rank, what)
         await stopping
         worker.run_outside(shard.group.close)
     finally:

@@ -22,7 +22,7 @@ from text_generation_common import faults
 from text_generation_server.errors import GroupBroken, StepAborted, StepFailed, StepRefused
 from text_generation_server.step.results import Pending, completed
 
-log = logging.getLogger("text_generation_server")
+logger = logging.getLogger("text_generation_server")
 
 T = TypeVar("T")
 
@@ -151,7 +151,7 @@ class Worker:
             while (work := self._wait_for_work()) is not None:
                 work()
         except BaseException:
-            log.exception("the worker ended")
+            logger.exception("the worker ended")
             exit_now()  # A shard that answers Health and runs no steps would never be replaced.
 
     def _wait_for_work(self) -> Callable[[], None] | None:
@@ -250,7 +250,7 @@ class Worker:
         if self._failed_step is not None:
             self._abort(call)
             return
-        log.error("step %d failed: %s", call.step, error, exc_info=error)
+        logger.error("step %d failed: %s", call.step, error, exc_info=error)
         self._failed_step = call.step
         self._note_end(call)
         call.future.set_exception(StepFailed(f"step {call.step} failed: {type(error).__name__}: {error}"))
@@ -274,7 +274,7 @@ def _is_complete(pending: Pending[Any]) -> bool:
     try:
         return pending.is_complete()
     except RuntimeError as error:  # torch raises RuntimeError for all failures of a device
-        log.debug("the device failed: %s", error)
+        logger.debug("the device failed: %s", error)
         return True  # `_answer_oldest` gets the same error, and handles it.
 
 
@@ -283,10 +283,10 @@ def _exit_if_broken(call: StepCall) -> Iterator[None]:
     try:
         yield
     except GroupBroken:
-        log.exception("step %d failed in the middle of the group's work", call.step)
+        logger.exception("step %d failed in the middle of the group's work", call.step)
         exit_now()
     except torch.AcceleratorError:
-        log.exception(
+        logger.exception(
             "step %d broke the device's context: the process ends, because only a new process gets another context",
             call.step,
         )
@@ -310,7 +310,7 @@ def _fulfil(future: Future[Any], run: Callable[[], Any]) -> None:
     try:
         future.set_result(run())
     except (GroupBroken, torch.AcceleratorError):
-        log.exception("the group of shards, or the device's context, broke")
+        logger.exception("the group of shards, or the device's context, broke")
         exit_now()
     except Exception as error:  # The caller that waits for the future gets it.
         future.set_exception(error)

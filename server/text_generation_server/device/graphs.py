@@ -20,7 +20,7 @@ from torch import Tensor
 # costs as much as any row: there the sizes are closer together, relative to the number of rows.
 DEFAULT_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 
-log = logging.getLogger("text_generation_server")
+logger = logging.getLogger("text_generation_server")
 
 Signal = Callable[[], None]
 Forward = Callable[[Signal], Tensor]
@@ -133,7 +133,7 @@ class DecodeGraphs:
             self._recordings[size] = recording
             return
         self._gave_up = True
-        log.warning("no CUDA graph for %d rows, steps run without one and slower from here on: %s", size, reason)
+        logger.warning("no CUDA graph for %d rows, steps run without one and slower from here on: %s", size, reason)
 
 
 def no_graphs() -> DecodeGraphs:

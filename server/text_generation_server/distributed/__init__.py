@@ -16,7 +16,7 @@ from torch import Tensor
 
 from text_generation_server.errors import GroupBroken, MemoryLimitError, ShardError, StepError
 
-log = logging.getLogger("text_generation_server")
+logger = logging.getLogger("text_generation_server")
 
 JOIN_S = 60.0  # Seconds that all ranks get to join the group.
 # Seconds after which a collective fails. No living rank is ever this late, and the launcher replaces a group that has a
@@ -175,7 +175,7 @@ def _connect(
     store.set_timeout(timedelta(seconds=join_s))
     mapping = map_together(rank, size, store) if share_memory else None
     if mapping is None:
-        log.info("the %d ranks share no memory: they talk through gloo, which is slower", size)
+        logger.info("the %d ranks share no memory: they talk through gloo, which is slower", size)
     shared = None if mapping is None else SharedMemory(rank, size, mapping, wait_s)
     if device.type == "cuda":
         gpus = Nccl(rank, size, store, device, wait_s)

@@ -26,7 +26,7 @@ from text_generation_server.errors import GroupBroken
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-log = logging.getLogger("text_generation_server")
+logger = logging.getLogger("text_generation_server")
 
 SLAB_BYTES = 1 << 20  # bytes of a slab; larger tensors are exchanged in pieces
 LINE_WORDS = 16  # words of 8 bytes; two cache lines, which the hardware fetches together
@@ -167,7 +167,7 @@ def _make_memory(size: int) -> tuple[int, str]:
         nonce = secrets.randbits(62)
         os.pwrite(fd, nonce.to_bytes(8, "little"), 0)
     except OSError as error:
-        log.info("no memory to share with the other ranks: %s", error)
+        logger.info("no memory to share with the other ranks: %s", error)
         return -1, ""
     return fd, f"/proc/{os.getpid()}/fd/{fd} {nonce}"
 
@@ -180,7 +180,7 @@ def _map(address: str, size: int) -> mmap.mmap | None:
         with open(path, "r+b", buffering=0) as file:
             mapping = mmap.mmap(file.fileno(), _slabs_offset(size) + 2 * size * SLAB_BYTES)
     except (OSError, ValueError) as error:
-        log.info("the memory of rank 0 cannot be shared: %s", error)
+        logger.info("the memory of rank 0 cannot be shared: %s", error)
         return None
     # If ranks have separate process namespaces, the path may lead to another file.
     return mapping if int.from_bytes(mapping[:8], "little") == int(nonce) else None

@@ -13,7 +13,7 @@ from text_generation_server.models.model import Model
 from text_generation_server.models.tensors import check_tensors
 from text_generation_server.platforms import Platform
 
-log = logging.getLogger("text_generation_server")
+logger = logging.getLogger("text_generation_server")
 
 
 def get_model(
@@ -31,5 +31,5 @@ def get_model(
     check_tensors(config, files.names, files.shape)
     loader = Loader(files, platform, dtype, on_tensor, weight_format)
     model = FAMILIES[config.model_type].build(config, platform, loader, max_total_tokens)
-    log.info("loaded %d tensors, %.1f MiB read", loader.num_tensors, files.bytes_read / 2**20)
+    logger.info("loaded %d tensors, %.1f MiB read", loader.num_tensors, files.bytes_read / 2**20)
     return model

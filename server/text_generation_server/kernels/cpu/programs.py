@@ -19,7 +19,7 @@ from text_generation_server.device.graphs import Signal
 from text_generation_server.kernels.cpu.build import KERNELS, POINTER
 from text_generation_server.kernels.cpu.library import Call, Library, Word
 
-log = logging.getLogger("text_generation_server")
+logger = logging.getLogger("text_generation_server")
 
 # Layers that a program computes between two returns to Python for a sign of life. A return costs some 50 µs.
 LAYERS_AT_ONCE = 8
@@ -152,7 +152,7 @@ class DecodePrograms:
             self._programs[size] = self._program(recorder, output, made_at)
         else:
             self._gave_up = True
-            log.info("decode steps run kernel by kernel: %s is not one of ours", recorder.missed or "their result")
+            logger.info("decode steps run kernel by kernel: %s is not one of ours", recorder.missed or "their result")
         return output
 
     def _program(self, recorder: Recorder, output: Tensor, made_at: TensorAddress) -> Program:
