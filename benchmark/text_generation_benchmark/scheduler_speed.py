@@ -46,7 +46,7 @@ class Speed:
 
 def measure(steps: int) -> Speed:
     """Takes CPU time of this thread, which other processes affect less than wall time."""
-    load = Load()
+    load = SteadyRequests()
     while load.scheduler.active.num_running < RUNNING:
         load.step()
     load.decisions_s.clear()
@@ -56,7 +56,7 @@ def measure(steps: int) -> Speed:
     return Speed(np.array(load.decisions_s), np.array(load.answers_s), match_times(1000), keystroke_match_times(1000))
 
 
-class Load:
+class SteadyRequests:
     """Whenever a request ends, another one arrives, so the queue keeps its length."""
 
     def __init__(self) -> None:

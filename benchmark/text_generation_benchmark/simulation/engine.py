@@ -11,7 +11,7 @@ from math import inf
 
 from text_generation_benchmark.simulation.cost import StepCost, positions
 from text_generation_benchmark.simulation.metrics import Books, Outcome
-from text_generation_benchmark.simulation.trace import Requests, Trace
+from text_generation_benchmark.simulation.trace import RequestMaker, Trace
 from text_generation_router.scheduling.jumps import jump, quiet_steps
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.running import Running
@@ -57,7 +57,7 @@ class SimulatedEngine:
         self._cost = cost
         self._limits = limits
         self._jumps = jumps
-        self._requests = Requests(trace)
+        self._requests = RequestMaker(trace)
         self._output_tokens = trace.output_tokens.tolist()
         self._arrivals = [*trace.arrival_s.tolist(), inf]
         self._num_arrived = 0

@@ -62,7 +62,7 @@ class Trace:
         return replace(self, max_new_tokens=self.output_tokens)
 
 
-class Requests:
+class RequestMaker:
     """Makes the requests of a trace one by one, so that a prompt's ids live no longer than its request."""
 
     def __init__(self, trace: Trace) -> None:

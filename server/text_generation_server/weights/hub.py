@@ -12,7 +12,7 @@ from text_generation_server.weights import names
 from text_generation_server.weights.access import HubAccess, described, hub_errors
 from text_generation_server.weights.files import read_json
 from text_generation_server.weights.formats import refuse_quantized
-from text_generation_server.weights.snapshot import Snapshot
+from text_generation_server.weights.snapshot import HubSnapshot
 from text_generation_server.weights.transfer import Retries
 
 logger = logging.getLogger(__name__)
@@ -73,12 +73,12 @@ def download(
             "unset it to download"
         )
     try:
-        return _fetch(Snapshot(model_id, _checked(revision), access, retries or Retries()), pickles_too)
+        return _fetch(HubSnapshot(model_id, _checked(revision), access, retries or Retries()), pickles_too)
     except OSError as error:
         raise WeightsError(f"the cache {access.cache} cannot be written: {error.strerror or error}") from error
 
 
-def _fetch(snapshot: Snapshot, pickles_too: bool) -> Path:
+def _fetch(snapshot: HubSnapshot, pickles_too: bool) -> Path:
     snapshot.fetch_side_files(names.side_files(snapshot.listing))
     if "config.json" in snapshot.listing:  # Checked before the weights are downloaded, which are large.
         refuse_quantized(snapshot.path, read_json(snapshot.path / "config.json"))

@@ -24,7 +24,7 @@ _API_TIMEOUT_S = 10.0
 Choose = Callable[[Iterable[str], Set[str] | None], list[str]]
 
 
-class Snapshot:
+class HubSnapshot:
     """Asks the hub once for the revision's commit, and takes every file from that commit.
 
     `finish` records the revision in the cache, so an incomplete model is not found under its revision.

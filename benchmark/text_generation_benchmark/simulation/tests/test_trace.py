@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from text_generation_benchmark.simulation.trace import NO_PREFIX, Requests, Trace, read_csv, write_csv
+from text_generation_benchmark.simulation.trace import NO_PREFIX, RequestMaker, Trace, read_csv, write_csv
 from text_generation_benchmark.simulation.workloads import (
     WORKLOADS,
     Constant,
@@ -48,7 +48,7 @@ def test_lengths_are_drawn_from_the_stated_distributions() -> None:
 
 def test_prompts_begin_alike_exactly_as_far_as_their_prefix_goes() -> None:
     trace = generate(SHARED, 5, 10, 0)
-    requests = Requests(trace)
+    requests = RequestMaker(trace)
     ids = [requests.make(i).input_ids for i in range(len(trace))]
     assert [len(prompt) for prompt in ids] == trace.prompt_tokens.tolist()
     for i in range(len(trace)):
@@ -59,7 +59,7 @@ def test_prompts_begin_alike_exactly_as_far_as_their_prefix_goes() -> None:
 
 def test_prompts_without_a_prefix_share_nothing() -> None:
     trace = generate(replace(SHARED, num_prefixes=0), 5, 2, 0)
-    requests = Requests(trace)
+    requests = RequestMaker(trace)
     assert common(requests.make(0).input_ids, requests.make(1).input_ids) == 0
 
 
