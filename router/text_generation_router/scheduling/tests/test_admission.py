@@ -36,6 +36,15 @@ def test_sampled_lengths_are_recent_ones_above_the_tokens_made_so_far() -> None:
     assert draws(lengths, longer_than=300, most=400) == {400}
 
 
+def test_a_mean_length_is_that_of_the_recent_ones_above_the_tokens_made_so_far() -> None:
+    lengths = OutputLengths()
+    for length in (10, 20, 30, 300):
+        lengths.add(length)
+    cases = [(0, 1000, 90), (15, 1000, 117), (15, 100, 100), (299, 1000, 300), (300, 1000, 1000)]
+    longer_than, most, means = (np.array(values) for values in zip(*cases, strict=True))
+    assert lengths.mean(longer_than, most).tolist() == means.tolist(), "rounded up; the most where none is longer"
+
+
 def test_lengths_are_sampled_only_from_enough_outputs() -> None:
     admission = AdmissionControl(AdmissionMode.PAST_FUTURE)
     request = Running(1, GenerationRequest((1,), 500))

@@ -3,6 +3,7 @@
 from collections import deque
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.share import Share
-from text_generation_router.scheduling.step import Step
+from text_generation_router.scheduling.step import ForwardStep, Step
 from text_generation_router.scheduling.tests.answers import answer
 
 END_TOKEN = 999
@@ -27,6 +28,42 @@ END_TOKEN = 999
 def test_a_jump_equals_as_many_single_steps(seed: int, mode: AdmissionMode, owners: int) -> None:
     """Both schedulers get the same requests at the same steps. One scheduler jumps whenever nothing can change."""
     assert play(seed, mode, owners, jumps=True) == play(seed, mode, owners, jumps=False)
+
+
+@pytest.mark.parametrize("num_in_flight", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_quiet_steps_carry_the_rows_of_the_steps_in_flight_and_end_no_request(seed: int, num_in_flight: int) -> None:
+    random = np.random.default_rng(seed)
+    scheduler = Scheduler(Limits(400, 4, 16))
+    for length, new in random.integers((1, 1), (30, 40), size=(12, 2)).tolist():
+        scheduler.add(GenerationRequest(tuple(range(length)), new))
+    in_flight: deque[Step] = deque()
+    jumped = 0
+    while not scheduler.is_idle:
+        while len(in_flight) < num_in_flight and (step := scheduler.next_step()):
+            in_flight.append(step)
+        running = tuple(scheduler.active.running)
+        for _ in range(quiet_steps(scheduler)):
+            step = scheduler.next_step()
+            assert isinstance(step, ForwardStep) and step.decode_ids == running and not step.chunks
+            in_flight.append(step)
+            assert not answer(scheduler, in_flight.popleft()).ended
+            jumped += 1
+        if step := in_flight.popleft() if in_flight else scheduler.next_step():
+            answer(scheduler, step)
+    assert jumped > 10
+
+
+@pytest.mark.parametrize("num_in_flight", [0, 1, 2])
+def test_a_lone_request_is_quiet_until_the_step_that_makes_its_last_token(num_in_flight: int) -> None:
+    scheduler = Scheduler(Limits(100, 5, 16))
+    request = scheduler.add(GenerationRequest((1, 2, 3), 20))
+    for _ in range(4):
+        answer(scheduler, scheduler.next_step())
+    for _ in range(num_in_flight):
+        scheduler.next_step()
+    not_quiet = 0 if num_in_flight else 1  # a jump answers every step that it adds, and the last step ends the request
+    assert quiet_steps(scheduler) == 20 - request.num_sent - not_quiet
 
 
 def play(seed: int, mode: AdmissionMode, owners: int, jumps: bool) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.share import Share
 from text_generation_router.scheduling.tenant import Account
-from text_generation_router.scheduling.turns import FairTurns
+from text_generation_router.scheduling.turns import SPARE_ENTRIES, FairTurns
 
 
 class Waiting:
@@ -61,6 +61,16 @@ def test_a_worse_priority_is_overtaken_at_most_max_passed_times(between_tenants:
         waiting.add()
         taken.append(waiting.take())
     assert len(taken) == MAX_PASSED + 1
+
+
+def test_overtakings_are_counted_from_a_prioritys_own_last_join() -> None:
+    waiting = Waiting()
+    unlucky = [waiting.add(priority=1) for _ in range(2)]
+    taken = []
+    while unlucky[1] not in taken:
+        waiting.add()
+        taken.append(waiting.take())
+    assert [taken.index(request) for request in unlucky] == [MAX_PASSED, 2 * MAX_PASSED + 1]
 
 
 def test_a_request_without_cached_prefix_is_overtaken_at_most_max_passed_times() -> None:
@@ -159,6 +169,30 @@ def test_an_idle_owner_earns_no_credit() -> None:
         waiting.add("late")
     taken = [waiting.take().request.share.owner for _ in range(8)]
     assert taken.count("late") == 4 and taken[:4].count("late") <= 3
+
+
+def served_most_then_least(waiting: Waiting) -> None:
+    """Two owners wait, and have been served 1000 and 100 tokens. The owner that joined last was served 10 tokens."""
+    most, least, joined = (waiting.add(name, priority) for name, priority in (("most", 0), ("least", 1), ("joined", 0)))
+    waiting.queue.join(joined, 10)
+    most.tenant.serve_prompt(1000)
+    least.tenant.serve_prompt(100)
+
+
+def test_a_new_owner_is_lifted_to_the_lowest_waiting_owner_of_all_priorities() -> None:
+    waiting = Waiting(priority_between_tenants=True)
+    served_most_then_least(waiting)
+    new = waiting.add("new", priority=0)
+    assert new.tenant.owner.served == 100 and waiting.take() is new, "the other owner of its priority was served more"
+
+
+def test_a_new_owner_earns_no_credit_after_a_step_that_could_start_no_request() -> None:
+    waiting = Waiting()
+    served_most_then_least(waiting)
+    skipped: set[int] = set()
+    for request in waiting.queue.candidates(skipped, waiting.cached_length):
+        skipped.add(request.id)
+    assert len(skipped) == 2 and waiting.add("new").tenant.owner.served == 100
 
 
 def test_idle_tenants_beyond_the_limit_are_forgotten() -> None:
@@ -284,13 +318,16 @@ def test_a_turn_costs_the_same_among_few_and_among_many(members: int) -> None:
     assert Counted.looks <= 10 * 1_000
 
 
-def test_members_that_leave_are_dropped_from_the_heap() -> None:
+@pytest.mark.parametrize("members", [1, 1_000])
+def test_members_that_leave_are_dropped_from_the_heap(members: int) -> None:
     turns: FairTurns[Counted] = FairTurns()
-    turns.add("stays", Counted())
+    for i in range(members):
+        turns.add(f"stays {i}", Counted())
     for i in range(10_000):
         turns.add(str(i), Counted())
+        assert len(turns._heap) <= 2 * len(turns) + SPARE_ENTRIES
         turns.remove(str(i))
-    assert len(turns) == 1 and len(turns._heap) < 100
+    assert len(turns) == members
 
 
 def test_a_priority_without_requests_forgets_how_often_it_was_overtaken() -> None:

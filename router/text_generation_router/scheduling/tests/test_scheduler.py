@@ -11,6 +11,7 @@ from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_router.scheduling.blame import MAX_LOSSES, MAX_SUSPICIONS, reaches
 from text_generation_router.scheduling.futures import ENOUGH
 from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.owed_places import FEWEST_TOKENS
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
@@ -59,6 +60,15 @@ def test_two_steps_may_be_in_flight_and_no_row_runs_past_its_limit() -> None:
     assert scheduler.next_step() is None
 
 
+def test_slots_of_a_request_cancelled_in_the_first_step_are_held_until_it_answers() -> None:
+    scheduler = make_scheduler()
+    gone = scheduler.add(make_request(5, 9))
+    first = scheduler.next_step()
+    scheduler.cancel(gone.id)
+    assert scheduler.memory.num_held == 5
+    assert answer(scheduler, first).freed == [gone.id] and scheduler.memory.num_held == 0
+
+
 def test_a_request_that_ends_before_its_first_step_on_new_shards_frees_its_slots() -> None:
     """The last step of the request ran on the old shards, and its number is larger than the step numbers of the new
     ones."""
@@ -102,6 +112,27 @@ def test_in_reserve_mode_a_request_waits_until_all_slots_it_may_need_are_free() 
     step = scheduler.next_step()
     assert isinstance(step, ForwardStep)
     assert [c.request_id for c in step.chunks] == [second.id]
+
+
+@pytest.mark.parametrize(("length", "joins"), [(10, True), (11, False)])
+def test_a_prompt_may_take_exactly_the_slots_that_are_left(length: int, joins: bool) -> None:
+    scheduler = make_scheduler(capacity=20)
+    scheduler.add(make_request(8, 3))
+    for _ in range(3):
+        last = scheduler.next_step()
+    assert scheduler.memory.num_available == 10
+    newcomer = scheduler.add(make_request(length, 1, first=100))
+    scheduler.next_step()
+    assert newcomer.has_begun is joins and last is not None
+
+
+def test_a_scheduler_without_requests_remembers_no_prefix_lookups() -> None:
+    scheduler = make_scheduler(max_rows=2, max_batch_prefill_tokens=64)
+    requests = [scheduler.add(make_request(4, 4, first=10 * i)) for i in range(6)]
+    answer(scheduler, scheduler.next_step())
+    scheduler.cancel(requests[-1].id)
+    run_to_end(scheduler)
+    assert scheduler.is_idle and not scheduler.memory._remembered
 
 
 def test_slots_are_freed_only_when_the_last_step_that_uses_them_has_answered() -> None:
@@ -612,6 +643,47 @@ def test_a_better_priority_does_not_keep_rows_from_other_tenants() -> None:
         answer(scheduler, scheduler.next_step())
     one = scheduler.add(replace(make_request(2, 5, first=900), share=Share("one")))
     assert steps_until(scheduler, one) <= 2
+
+
+def test_a_row_is_owed_to_another_owner_only_after_a_few_tokens_of_the_request_that_has_it() -> None:
+    scheduler = make_scheduler(capacity=1000, max_rows=4)
+    for i in range(4):
+        scheduler.add(replace(make_request(2, 60, 10 * i), share=Share("many")))
+    answer(scheduler, scheduler.next_step())
+    add_for(scheduler, Share("one"))
+    while not scheduler.counters.preemptions:
+        made = [request.num_sent for request in scheduler.active.running.values()]
+        answer(scheduler, scheduler.next_step())
+    assert made == [FEWEST_TOKENS] * 4
+
+
+def test_an_ending_request_is_not_preempted_for_another_owner() -> None:
+    scheduler = make_scheduler(capacity=1000, max_rows=4)
+    for i in range(4):
+        scheduler.add(replace(make_request(2, 6, 10 * i), share=Share("many")))
+    for _ in range(5):
+        answer(scheduler, scheduler.next_step())
+    last = scheduler.next_step()
+    one = add_for(scheduler, Share("one"))
+    assert scheduler.next_step() is None and scheduler.counters.preemptions == 0
+    answer(scheduler, last)
+    run_to_end(scheduler)
+    assert len(one.output_ids) == 5 and scheduler.counters.preemptions == 0
+
+
+@pytest.mark.parametrize(("priority", "preemptions"), [(1, 0), (0, 1), (-1, 1)])
+def test_where_priorities_count_between_tenants_no_request_is_preempted_for_a_worse_priority(
+    priority: int, preemptions: int
+) -> None:
+    scheduler = make_scheduler(capacity=1000, max_rows=4, priority_between_tenants=True)
+    for i in range(4):
+        scheduler.add(replace(make_request(2, 60, 10 * i), share=Share("many")))
+    for _ in range(6):
+        answer(scheduler, scheduler.next_step())
+    scheduler.add(replace(make_request(2, 5, first=900), share=Share("one"), priority=priority))
+    for _ in range(20):
+        answer(scheduler, scheduler.next_step())
+    assert scheduler.counters.preemptions == preemptions
 
 
 def test_an_owner_of_many_tenants_gives_up_a_row_to_another_owner() -> None:

@@ -21,6 +21,12 @@ def test_a_large_allocation_gets_runs_of_adjacent_slots_when_there_are_any() -> 
     assert (np.diff(pool.allocate(100)) == 1).sum() > 90
 
 
+def test_a_pool_with_all_slots_free_again_gives_out_runs_from_the_first_slot_on() -> None:
+    pool = TokenSlots(200)
+    pool.release(np.random.default_rng(0).permutation(pool.allocate(200)))
+    assert pool.allocate(100).tolist() == list(range(100)) and pool.allocate(3).tolist() == [100, 101, 102]
+
+
 @given(st.lists(st.integers(0, 12), max_size=60), st.randoms(use_true_random=False))
 def test_no_slot_has_two_owners_and_no_slot_leaks(sizes: list[int], random: object) -> None:
     pool = TokenSlots(40)
