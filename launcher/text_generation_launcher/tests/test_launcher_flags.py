@@ -10,7 +10,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from text_generation_common.flags.declaration import values_of
+from text_generation_common.flags.declaration import flags_of, single_type, values_of
 from text_generation_common.flags.kinds import AdmissionMode, Dtype, TrueFalse
 from text_generation_launcher.cli import command_line
 from text_generation_launcher.config import LauncherConfig
@@ -167,6 +167,15 @@ def test_forms_of_the_command_line_are_tgi_s():
 def test_wrong_usage_exits_with_2(arguments):
     result, config = invoke(*arguments)
     assert (result.exit_code, config) == (2, None)
+
+
+NUMBERS = [each.flag_name for each in flags_of(LauncherConfig) if single_type(each.type) in (int, float)]
+
+
+@pytest.mark.parametrize("name", [name for name in NUMBERS if name.removeprefix("--") in TGI_FLAGS])
+def test_a_zero_is_a_number_for_every_flag_of_tgi(name):
+    """TGI's numbers are unsigned. Where a zero is not allowed, it is refused by name, not as wrong usage."""
+    assert config_of(name, "0") is not None
 
 
 @pytest.mark.parametrize("value", ["1", "True", "yes", "maybe"])

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -44,6 +45,26 @@ def test_gone_is_what_has_ended_whether_or_not_its_parent_has_asked():
         time.sleep(0.001)
     process.wait()
     assert _is_gone(process.pid)
+
+
+def test_a_launcher_ends_after_its_janitor(tmp_path):
+    code = f"""
+import os
+from text_generation_common.places import chosen
+from text_generation_launcher.claims import claim_sockets
+from text_generation_launcher.janitor import fork_janitor
+place = chosen({str(tmp_path / "shard")!r})
+for _ in range(20):
+    with claim_sockets(place) as lock, fork_janitor(place, lock):
+        pass
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        print("no child")
+"""
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("no child\n" * 20, "")
 
 
 def test_a_launcher_killed_while_shards_load_leaves_nothing(site):

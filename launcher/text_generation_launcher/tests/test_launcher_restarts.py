@@ -87,6 +87,30 @@ def test_a_configuration_error_after_a_good_start_is_tried_again(site):
     site.wait_until_heard("ready", 3)
 
 
+CANNOT_RUN = "#!/nonexistent/python\n"
+
+
+def test_a_shard_program_that_cannot_run_at_the_first_start_ends_the_server_at_once(site):
+    program = site.programs / "text-generation-server"
+    breaks_itself = f"open({str(program)!r}, 'w').write({CANNOT_RUN!r})"
+    program.write_text(program.read_text().replace("sys.exit(0)", f"{breaks_itself}; sys.exit(0)", 1))
+    launch = site.launch()
+    assert launch.end() == 1
+    assert launch.stderr.startswith('Error: ShardCannotStart("cannot run ') and launch.stderr.count("\n") == 1
+    assert launch.stdout.count("Starting shard") == 1
+
+
+def test_a_shard_program_that_cannot_run_after_a_good_start_is_tried_again(site):
+    program = site.programs / "text-generation-server"
+    works = program.read_text()
+    launch = site.launch().ready()
+    program.write_text(CANNOT_RUN)
+    os.kill(site.started("shard")["pid"], signal.SIGKILL)
+    launch.wait_for("Shard cannot start: cannot run ")
+    program.write_text(works)
+    site.wait_until(lambda: [event for event, _ in site.heard()].count("ready") == 2, "no shard was started again")
+
+
 def test_a_killed_router_is_started_again_on_the_same_port_with_the_same_shard(site):
     launch = site.launch().ready()
     first = site.started("router")

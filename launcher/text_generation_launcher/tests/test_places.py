@@ -1,6 +1,7 @@
 """Where sockets and locks lie, and what is refused: other users' files, open folders, files of other programs."""
 
 import errno
+import fcntl
 import os
 import shutil
 import socket
@@ -8,6 +9,8 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +20,7 @@ import pytest
 from text_generation_common import places
 from text_generation_common.errors import AddressInUse, ArgumentValidation, CommandError
 from text_generation_common.places import ServerPlace, chosen, find_master_socket, of_port
-from text_generation_launcher.claims import claim_sockets
+from text_generation_launcher.claims import CLEANING_S, claim_sockets
 
 NOBODY, SOMEBODY = 4001, 4002
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two other users")
@@ -232,6 +235,33 @@ def test_files_of_a_killed_launcher_and_janitor_are_removed_by_the_next_launcher
         assert os.listdir(runtime_dir / "tgi-py") == ["3000"]
         assert os.listdir(runtime_dir / "tgi-py" / "3000") == ["shard.lock"]
     assert os.listdir(runtime_dir) == []
+
+
+def lock_of(place: ServerPlace, pid: int) -> int:
+    """The lock of `place`, held by this process in the name of the launcher `pid`."""
+    place.make()
+    lock = os.open(place.lock, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.write(lock, str(pid).encode())
+    return lock
+
+
+def test_a_launcher_waits_for_the_janitor_of_a_dead_launcher(runtime_dir: Path) -> None:
+    place, dead = of_port(3000, str(runtime_dir)), subprocess.Popen([sys.executable, "-S", "-c", ""])
+    dead.wait()
+    janitor = threading.Timer(0.5, os.close, [lock_of(place, dead.pid)])
+    janitor.start()
+    with claim_sockets(place):
+        janitor.join()
+
+
+def test_a_launcher_does_not_wait_for_a_living_launcher(runtime_dir: Path) -> None:
+    place = of_port(3000, str(runtime_dir))
+    lock = lock_of(place, os.getpid())
+    began_s = time.monotonic()
+    assert f"is in use by the launcher with pid {os.getpid()}" in refusal(place)
+    assert time.monotonic() - began_s < CLEANING_S
+    os.close(lock)
 
 
 def test_the_sweep_leaves_living_servers_and_unknown_files_alone(runtime_dir: Path) -> None:
