@@ -15,6 +15,8 @@ SERVER = "server/text_generation_server"
 ROUTER = "router/text_generation_router"
 COMMON = "common/text_generation_common"
 LAUNCHER = "launcher/text_generation_launcher"
+# Folders of which each file belongs to a room.
+WHOLE = (f"{ROUTER}/scheduling", f"{ROUTER}/engine", f"{SERVER}/step", f"{SERVER}/sampling", LAUNCHER, COMMON)
 
 ROOMS = (
     Room(
@@ -29,7 +31,10 @@ ROOMS = (
     ),
     Room(
         "worker",
-        (f"{SERVER}/worker.py", f"{SERVER}/runner.py", f"{SERVER}/step/results.py", f"{SERVER}/step/log.py"),
+        (
+            f"{SERVER}/worker.py", f"{SERVER}/runner.py", f"{SERVER}/step/results.py", f"{SERVER}/step/log.py",
+            f"{SERVER}/step/warmup.py",
+        ),
         (
             f"{SERVER}/step/tests/test_step_log.py", f"{SERVER}/tests/test_worker.py",
             f"{SERVER}/tests/test_servicer.py", f"{SERVER}/tests/test_runner.py",
@@ -38,21 +43,27 @@ ROOMS = (
     ),
     Room(
         "batch and preparation",
-        (f"{SERVER}/step/rows.py", f"{SERVER}/step/preparation.py", f"{SERVER}/step/layout.py"),
+        (
+            f"{SERVER}/step/rows.py", f"{SERVER}/step/preparation.py", f"{SERVER}/step/layout.py",
+            f"{SERVER}/step/inputs.py",
+        ),
         (f"{SERVER}/step/tests/test_rows.py", f"{SERVER}/tests/test_runner.py"),
     ),
     Room(
         "sampling",
-        (f"{SERVER}/sampling/*.py", f"{SERVER}/step/parameters.py"),
-        (f"{SERVER}/tests/test_sampler.py", f"{SERVER}/tests/test_steps_in_flight.py"),
+        (f"{SERVER}/sampling/*.py", f"{SERVER}/step/parameters.py", f"{COMMON}/sampling*.py"),
+        (
+            f"{COMMON}/tests/test_sampling.py", f"{SERVER}/tests/test_sampler.py",
+            f"{SERVER}/tests/test_steps_in_flight.py",
+        ),
     ),
     Room(
         "launcher",
-        (f"{LAUNCHER}/*.py", f"{COMMON}/*.py"),
+        (f"{LAUNCHER}/*.py", f"{COMMON}/[!s]*.py", f"{COMMON}/flags/*.py"),
         # Without test_hung_router.py, which waits for most of a minute.
         (
             f"{LAUNCHER}/tests/test_[!h]*.py", f"{LAUNCHER}/tests/test_hostile_places.py",
-            f"{COMMON}/tests/test_*.py",
+            f"{COMMON}/tests/test_[!s]*.py", f"{COMMON}/tests/test_service_types.py",
         ),
     ),
 )  # fmt: skip

@@ -5,10 +5,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from mutation.__main__ import Outcomes, draw, share_killed, table
+from mutation.__main__ import ROOT, Outcomes, draw, share_killed, table
 from mutation.copies import Copy
 from mutation.mutants import Mutant, mutants_of
-from mutation.rooms import Room
+from mutation.rooms import ROOMS, WHOLE, Room, files
 from mutation.runs import KILLED, SURVIVED, TIMED_OUT, RunsOfTests
 
 SOURCE = '''"""A docstring."""
@@ -139,6 +139,18 @@ def test_a_draw_is_the_seeds_own_and_has_enough_of_every_room(tmp_path: Path) ->
     (small, of_small), (large, of_large) = draws
     assert (of_small, of_large) == (30, 180) and 10 < len(small) < len(large)
     assert len({mutant.id for mutant in small + large}) == len(small) + len(large) in (50, 51)
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_a_room_has_all_the_files_and_tests_that_it_names(room: Room) -> None:
+    assert [glob for glob in (*room.sources, *room.tests) if not files(ROOT, (glob,))] == []
+
+
+def test_each_file_belongs_to_one_room() -> None:
+    found = Counter(name for room in ROOMS for name in files(ROOT, room.sources))
+    assert set(found.values()) == {1}
+    all_files = files(ROOT, tuple(f"{folder}/**/*.py" for folder in WHOLE))
+    assert [name for name in all_files if "/tests/" not in name and name not in found] == []
 
 
 def test_a_run_that_was_cut_off_goes_on_where_it_stood(tmp_path: Path) -> None:
