@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from text_generation_common.flags.declaration import flags_of, single_type, values_of
 from text_generation_common.flags.kinds import AdmissionMode, Dtype, TrueFalse
-from text_generation_launcher.cli import command_line
+from text_generation_launcher.cli import command_line, package_version
 from text_generation_launcher.config import LauncherConfig
 
 # Every flag of TGI's launcher and its default in TGI; None where TGI has no default or derives the value.
@@ -172,7 +172,7 @@ def test_wrong_usage_exits_with_2(arguments):
 NUMBERS = [each.flag_name for each in flags_of(LauncherConfig) if single_type(each.type) in (int, float)]
 
 
-@pytest.mark.parametrize("name", [name for name in NUMBERS if name.removeprefix("--") in TGI_FLAGS])
+@pytest.mark.parametrize("name", [name for name in NUMBERS if name.removeprefix("--") in TGI_FLAGS | OTHER_FLAGS])
 def test_a_zero_is_a_number_for_every_flag_of_tgi(name):
     """TGI's numbers are unsigned. Where a zero is not allowed, it is refused by name, not as wrong usage."""
     assert config_of(name, "0") is not None
@@ -211,6 +211,11 @@ def test_version_is_printed_without_a_launch():
     result, config = invoke("-V")
     assert (result.exit_code, config) == (0, None)
     assert result.stdout.startswith("text-generation-launcher ")
+
+
+def test_the_version_of_code_that_is_not_installed_is_unknown(monkeypatch):
+    monkeypatch.setattr(sys, "path", [])
+    assert package_version() == "unknown (not installed)"
 
 
 def test_help_answers_in_half_a_second():

@@ -19,10 +19,11 @@ READ = "os.set_blocking(line, True); text = os.read(line, 1000).decode()\n"
 
 
 class Chances:
-    """Stands in for Restarts: allows `number` more starts, without a wait."""
+    """Stands in for Restarts: allows `number` more starts, each after a wait of `wait_s`."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, wait_s: float) -> None:
         self.left = number
+        self._wait_s = wait_s
 
     def came_up(self) -> None: ...
 
@@ -30,19 +31,19 @@ class Chances:
 
     def failed(self) -> float | None:
         self.left -= 1
-        return 0.0 if self.left >= 0 else None
+        return self._wait_s if self.left >= 0 else None
 
 
 class Keeper:
     """A Webserver, and its Spawner: the routers run the given programs, one after the other. An exception among them is
     raised in place of a start."""
 
-    def __init__(self, *programs: str | Exception, chances: int = 5) -> None:
+    def __init__(self, *programs: str | Exception, chances: int = 5, wait_s: float = 0.0) -> None:
         self.received: list[LinkMessage] = []
         self.num_ends = 0
         self.outputs: list[str] = []
         self._programs = list(programs)
-        self.webserver = Webserver(self, self.received.append, self._on_end, Chances(chances))
+        self.webserver = Webserver(self, self.received.append, self._on_end, Chances(chances, wait_s))
 
     async def start_router(self, fd: int) -> Child:
         program = self._programs.pop(0)
@@ -109,6 +110,21 @@ def test_after_a_stop_between_two_routers_no_router_is_started():
         running = asyncio.create_task(keeper.webserver.run())
         while not keeper.num_ends:
             await asyncio.sleep(0)
+        keeper.webserver.stop()
+        await asyncio.wait_for(running, 30)
+        return keeper
+
+    assert asyncio.run(run()).num_left == 1
+
+
+def test_the_next_router_waits_as_long_as_restarts_say_or_until_a_stop():
+    async def run() -> Keeper:
+        keeper = Keeper(LISTENING, LISTENING, wait_s=1000.0)
+        running = asyncio.create_task(keeper.webserver.run())
+        while not keeper.num_ends:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert keeper.num_left == 1
         keeper.webserver.stop()
         await asyncio.wait_for(running, 30)
         return keeper
