@@ -14,7 +14,7 @@ from typing import Any
 # Just under --payload-limit, whose default is 2,000,000 bytes.
 LARGEST = 1_990_000
 LONG_TEXT = "The fox went out on a chilly night, and prayed for the moon to give him light. "
-EVERYTHING = 1_000_000  # a number of tokens that no server has: the request is refused
+EVERYTHING = 1_000_000  # more tokens than any server's KV cache has: a request for them is refused
 
 
 class Manner(Enum):

@@ -62,7 +62,7 @@ class Work:
     """What the shards computed in one run."""
 
     forwards: int
-    rows: int  # of all forward steps: one for each request that decodes in a step
+    rows: int  # rows of all forward steps: one for each request that decodes in a step
     prompt_tokens: int  # computed by chunks, those of preempted requests again
     wasted_rows: (
         int  # rows whose token is in no text; too many by each request preempted before its prompt was computed
@@ -78,7 +78,7 @@ class Digest:
     answers: int
     preemptions: int
     failed: Sequence[str]
-    work: Work | None = None  # of the line only
+    work: Work | None = None  # known for the line only
 
     def failures(self) -> list[str]:
         is_few = self.run in CROWDED and self.preemptions < MIN_PREEMPTIONS

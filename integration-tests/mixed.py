@@ -38,7 +38,7 @@ class MixedAnswer:
     ask: int  # index of the ask
     started_s: float  # wall clock, as all times here
     ended_s: float
-    arrivals_s: tuple[float, ...]  # of the events
+    arrivals_s: tuple[float, ...]  # when each event arrived
     outcome: tuple[str, ...]
     error: str  # empty if the stream ended normally
 

@@ -25,7 +25,7 @@ class Poisoned:
     # Number of shard deaths that each poisoned request caused. The first ran among neighbours, the others alone.
     deaths: tuple[int, ...]
     errors: tuple[str, ...]
-    comparison: Comparison  # of the neighbours with the run without faults
+    comparison: Comparison  # the neighbours beside the same requests in a run without faults
 
     def failures(self) -> list[str]:
         found = [f"{count} deaths by one request" for count in self.deaths if not 0 < count <= MAX_DEATHS]

@@ -12,7 +12,7 @@ class Scale:
     num_streams: int  # number of streams that start together
     num_late: int  # number of streams that start one by one later
     new_tokens: int
-    mixed_tokens: tuple[int, int]  # least and most tokens of a mixed stream
+    mixed_tokens: tuple[int, int]  # least and most tokens that one stream asks for, in runs with streams of all kinds
     num_kills: Mapping[int, int]  # number of kills, by number of shards
     longest_gap_s: float  # longest gap between two kills
     num_drains: int  # number of servers whose shards are killed while they drain, for each number of shards

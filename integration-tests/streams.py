@@ -53,7 +53,7 @@ class StreamAnswer:
     """The answer of one stream. `error` is empty if the stream ended normally."""
 
     ids: tuple[int, ...]
-    arrivals_s: tuple[float, ...]  # of each id, by the wall clock, as in the server's log
+    arrivals_s: tuple[float, ...]  # when each id arrived, by the wall clock, as in the server's log
     text: str
     details: str  # finish reason, number of tokens, seed and prompt length, from the last event
     error: str

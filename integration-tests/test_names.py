@@ -8,7 +8,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def sources() -> Iterator[tuple[str, str]]:
-    """Name and text of each file of the packages two folders deep, except proto/, whose files are generated."""
+    """Path and text of each source file of the packages, except tests and the generated files of proto/."""
     for package in sorted(path.parent for path in ROOT.glob("[a-z]*/*/__init__.py")):
         if package.parent.name != "proto":
             for path in sorted(package.rglob("*.py")):

@@ -19,7 +19,7 @@ from streams import WORDS, Ask
 BASE = ("--dtype", "float32", "--max-concurrent-requests", "320")
 Said = tuple[list[int], list[float], str]  # ids, log-probabilities, text
 PREFIX_TOKENS = 1500
-BUDGET, ROWS = 48, 64  # of the narrow server: prompt tokens in a step, running requests
+BUDGET, ROWS = 48, 64  # limits of the narrow server: prompt tokens in a step, running requests
 # A prompt whose text ends by itself after a few tokens.
 QUESTION = "<|user|>What is 2 + 3?</s><|assistant|>"
 

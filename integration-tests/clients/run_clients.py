@@ -29,7 +29,7 @@ CHECKS_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class OfficialClient:
-    name: str  # of its environment
+    name: str  # name of the environment that has the client
     packages: tuple[str, ...]
     script: str
 

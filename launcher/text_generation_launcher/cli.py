@@ -113,9 +113,9 @@ def claim(
 
 
 def refuse_loose_switches(environ: Mapping[str, str]) -> None:
-    """Refuses values of a switch in the environment other than true and false, as TGI; typer would take 1 and yes.
+    """Refuses a switch in the environment whose value is not true or false, as TGI does; typer would take 1 and yes.
 
-    Switches of TGI's launcher are off by default. PREFIX_CACHING, a switch of TGI's shards, takes 1, 0, True and so on.
+    Switches of TGI's launcher are off by default. PREFIX_CACHING, a switch of TGI's shards, also takes 1, 0 and True.
     """
     for flag in LAUNCHER.flags_of(LauncherConfig):
         value = environ.get(flag.variable, "") if flag.default is False and flag.variable else ""

@@ -34,7 +34,7 @@ class ShareNode:
         self.num_waiting = 0
         self.num_held = 0
         self.children: dict[str, ShareNode] = {}
-        self.places: deque[PlaceInLine] = deque()  # of a tenant: its waiting calls, oldest first
+        self.places: deque[PlaceInLine] = deque()  # a tenant's waiting calls, oldest first
 
     def child(self, name: str) -> "ShareNode":
         if name not in self.children:

@@ -96,7 +96,8 @@ class Worker:
         return call.future
 
     def run_outside(self, run: Callable[[], T], restart_sequence: bool = False) -> Future[T]:
-        """Runs a call that is not a step, such as Warmup, between steps. `restart_sequence`: the next step is 1."""
+        """Runs a call that is not a step, such as Warmup, between steps. `restart_sequence`: the next step has
+        number 1."""
 
         def call() -> T:
             if restart_sequence:

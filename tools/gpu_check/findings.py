@@ -23,7 +23,7 @@ class Context:
     """The input of a stage. Without a GPU a stage rehearses, with sizes that suit the slow Triton interpreter."""
 
     device: torch.device
-    figures: Mapping[str, float]  # of the stages that ran before
+    figures: Mapping[str, float]  # figures of the stages that ran before
 
     @property
     def on_gpu(self) -> bool:

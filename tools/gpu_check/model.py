@@ -3,7 +3,7 @@
 from text_generation_benchmark.shapes import LlamaShape
 
 REHEARSED = LlamaShape(128, 320, 2, 4, 2, 4000, 1024, tied=False)
-ITEM_BYTES = 2  # of a bfloat16 number
+ITEM_BYTES = 2  # bytes of a bfloat16 number
 
 
 def weight_bytes(shape: LlamaShape) -> int:

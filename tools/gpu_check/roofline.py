@@ -23,7 +23,7 @@ from text_generation_server.layers.linear import make_linear
 from text_generation_server.layers.weights import dense
 
 TABLE = "Roofline"
-COLD_BYTES = 512 << 20  # of inputs before one is used again: several times a GPU's cache
+COLD_BYTES = 512 << 20  # inputs read before one is used again: several times a GPU's cache
 MAX_COPIES = 128
 TYPE = torch.bfloat16
 REHEARSED_TYPE = torch.float16  # Triton's interpreter computes bfloat16 wrong

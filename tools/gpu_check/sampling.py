@@ -17,7 +17,7 @@ from text_generation_server.kernels.reference import gumbel_noise
 
 TABLE = "Sampling against the reference"
 NEAR = 1e-4  # the largest difference of scores that rounding makes
-TOLERANCE = 1e-3  # of log-probabilities
+TOLERANCE = 1e-3  # largest accepted difference of log-probabilities
 SEED = 2**63 - 5
 
 

@@ -38,9 +38,9 @@ class Window:
 
     steps: int
     step_s: float  # wall time of a step
-    device_s: float  # of which the device computed
-    gap_s: float  # of which the shard had no step to run
-    context_tokens: float  # of all streams together, during the window
+    device_s: float  # part of a step's wall time in which the device computed
+    gap_s: float  # part of a step's wall time in which the shard had no step to run
+    context_tokens: float  # tokens of all streams together, mean of the two pages
 
     @property
     def outside(self) -> float:
@@ -73,7 +73,8 @@ class Watch:
 
 
 def longest_window(pages: Sequence[Page], streams: int) -> Window | None:
-    """None if no two pages in a row show all streams decoding, without a prefill between them."""
+    """The longest time between two pages of metrics during which all streams decoded and no prefill ran. None if no two
+    successive pages show this."""
     best: tuple[Page, Page] | None = None
     first: Page | None = None
     for page in pages:

@@ -102,7 +102,7 @@ class _Finder(ast.NodeVisitor):
         self._descend(node)
 
     def _descend(self, node: ast.AST) -> None:
-        name = getattr(node, "name", None) if isinstance(node, ast.stmt) else None  # of a function or class
+        name = getattr(node, "name", None) if isinstance(node, ast.stmt) else None  # name of a function or class
         if name:
             self._where.append(name)
         for child in _children(node):

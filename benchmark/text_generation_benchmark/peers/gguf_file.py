@@ -14,7 +14,7 @@ import gguf  # type: ignore[import-not-found]
 import numpy as np
 import numpy.typing as npt
 
-Bits = npt.NDArray[np.uint16]  # of bfloat16, a type that numpy does not have
+Bits = npt.NDArray[np.uint16]  # the bits of bfloat16, a type that numpy does not have
 
 LAYER_NAMES = {
     "input_layernorm": "attn_norm",

@@ -45,7 +45,7 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class ShardBenchmarkConfig:
     tokenizer_name: str  # a local directory or a hub id
-    revision: str  # of the hub id
+    revision: str  # revision of the model on the hub
     master_shard_uds_path: str
     batch_sizes: tuple[int, ...]
     sequence_length: int

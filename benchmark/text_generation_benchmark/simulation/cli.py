@@ -25,7 +25,7 @@ from text_generation_common.flags.requests import SchedulingFlags
 from text_generation_common.model_folder import demo_directory
 from text_generation_router.scheduling.limits import Limits
 
-BUCKETS = 240  # of time, in each of which the use of memory is added up
+BUCKETS = 240  # parts of the simulated time, in each of which the use of memory is added up
 
 Flag = typer.Option
 

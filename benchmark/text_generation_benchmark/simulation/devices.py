@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from text_generation_benchmark.shapes import LLAMA_8B, LLAMA_70B, LlamaShape
 from text_generation_benchmark.simulation.cost import SimulatedModel, StepCost
 
-BYTES = 2  # of a bfloat16
+BYTES = 2  # bytes of a bfloat16 number
 LOGIT_BYTES = 4
 LOGIT_PASSES = 3  # times that the sampler reads or writes all logits
 
@@ -24,7 +24,8 @@ PRODUCT_EFFICIENCY, ATTENTION_EFFICIENCY = 0.55, 0.50
 LINK_EFFICIENCY = 0.70
 LAYER_S, ALL_REDUCE_S = 10e-6, 10e-6
 MEMORY_SHARE = 0.90
-# HTTP, tokenizing and gRPC of this project's router, measured by `replay` on the demo model.
+# Time until a first token that is spent outside the steps (HTTP, tokenizing, gRPC), measured by `replay` with this
+# project's router and the demo model.
 OVERHEAD_S = 0.005
 
 

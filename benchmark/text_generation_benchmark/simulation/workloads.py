@@ -40,7 +40,7 @@ class LogNormal:
     """Values outside low … high are clipped."""
 
     median: float
-    sigma: float  # of the logarithm
+    sigma: float  # standard deviation of the logarithm
     low: int
     high: int
 

@@ -11,7 +11,7 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
 C = TypeVar("C")
-# The default of a flag that must be given.
+# Stands in a declaration instead of a default value: the user must give the flag.
 REQUIRED: Any = MISSING
 
 

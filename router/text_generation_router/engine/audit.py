@@ -36,7 +36,7 @@ class Audit:
         try:
             views = await shards.views()
         except ShardsError:
-            return  # the engine reports the loss
+            return  # a shard was lost: the engine reports that
         if scheduler.steps.newest != steps or not scheduler.is_idle:
             return  # a step was sent meanwhile: the views describe an older state
         for rank, view in enumerate(views):

@@ -61,7 +61,7 @@ class Tokens(NamedTuple):
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    tops: tuple[tuple[TopToken, ...], ...]  # of each id: the most likely tokens; () if the request asked for none
+    tops: tuple[tuple[TopToken, ...], ...]  # the most likely tokens for each id; () if the request asked for none
     inference_s: float  # seconds from the request's first step to these tokens
     first: FirstStep | None  # with the request's first tokens only
 
@@ -72,7 +72,7 @@ class Ended:
 
     reason: EndReason
     inference_s: float = 0.0  # seconds from the request's first step to its end; 0 if it never joined a step
-    cause: str = ""  # of a failure: a text for the client
+    cause: str = ""  # why the request failed: a text for the client
 
 
 class Sink(Protocol):

@@ -16,7 +16,7 @@ class Gate:
         self._emptied.set()
 
     def shut(self) -> None:
-        """Refuses new requests from now on; requests inside continue."""
+        """Refuses new requests from now on. Requests that have already been let in continue."""
         self.is_shut = True
 
     def enter(self) -> None:

@@ -49,7 +49,7 @@ class Connection(HttpToolsProtocol):
         self._is_refused = False  # the connection's last answer has been written
         self._header_bytes = 0  # received of headers that have not ended
         self._body_bytes = 0
-        self._chunks = 0  # of the current body
+        self._chunks = 0  # chunks of the current body
         self._other_bytes = 0  # since the headers or the last byte of a body: chunk framing, trailers
         self._arrival_timer: asyncio.TimerHandle | None = None  # deadline for headers or a body to arrive
         self._write_timer: asyncio.TimerHandle | None = None  # deadline for the client to read

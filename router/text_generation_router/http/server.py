@@ -19,7 +19,8 @@ from text_generation_router.http.protocol import Connection
 
 logger = logging.getLogger(__name__)
 
-# Longer than clients usually keep idle connections, so that no client writes to a connection that is being closed.
+# The server keeps an idle connection longer than clients usually do, so that no client writes to a connection that is
+# being closed.
 KEEP_ALIVE_S = 75
 # At the end of the stop: time for the last bytes of ended requests to reach their clients.
 FLUSH_S = 5.0

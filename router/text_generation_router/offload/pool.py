@@ -26,7 +26,7 @@ class PoolLimits:
     children: int
     waiting: int  # jobs that wait for a child
     wait_s: float = 10.0  # limit on a job's wait for a child, in seconds
-    memory_bytes: int = 256 * 2**20  # of one child, beyond its memory when it is ready
+    memory_bytes: int = 256 * 2**20  # memory that one child may take beyond its memory when it is ready
     max_answer_bytes: int = 64 * 2**20
 
 

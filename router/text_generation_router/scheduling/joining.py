@@ -2,9 +2,9 @@
 
 TGI's rule says when: at once if no request runs; else when the number of waiting requests reaches
 `waiting_served_ratio` times the number of running ones, or after `max_waiting_tokens` decode steps. Requests then join
-in the order of the queue, as long as rows, memory and the step's budget of prompt tokens last. A request for which they
-do not last is not overtaken. Exempt from rule and turn is a request whose owner or tenant is owed a place by another
-owner or tenant with too many running requests.
+in the order of the queue, until rows, memory or the step's budget of prompt tokens are used up: no request overtakes a
+request that does not fit. A request may join outside of TGI's rule and out of turn if another owner or tenant has too
+many running requests, and so owes a place to the owner or tenant of this request.
 """
 
 from collections.abc import Mapping

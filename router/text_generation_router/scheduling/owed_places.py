@@ -45,7 +45,7 @@ class OwedPlaces:
         self._queue = queue
         self._admission = admission
         self._priority_between_tenants = priority_between_tenants
-        # The request that running ones are preempted for, and those running ones.
+        # The request that running requests are preempted for, and the running requests that are preempted for it.
         self._favoured: Running | None = None
         self._victims: list[Running] = []
 
@@ -83,7 +83,8 @@ class OwedPlaces:
         return has_room
 
     def open_claim(self, running: Mapping[int, Running]) -> Claim | None:
-        """The claim to make room for now. None while the slots of the last preempted requests are not free."""
+        """The claim for which running requests may be preempted now. None while requests preempted for the last claim
+        still have slots."""
         return self.claim(running) if not self._victims else None
 
     def choose_victims(

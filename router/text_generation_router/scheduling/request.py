@@ -14,9 +14,9 @@ class EndReason(StrEnum):
 
     LENGTH = "length"  # `max_new_tokens` are made
     EOS_TOKEN = "eos_token"
-    STOPPED = "stopped"  # its front found a stop string
-    CANCELLED = "cancelled"  # its front has no use for more tokens
-    DEADLINE = "deadline"  # its time ran out
+    STOPPED = "stopped"  # the request's front found a stop string
+    CANCELLED = "cancelled"  # the request's front has no use for more tokens
+    DEADLINE = "deadline"  # the request's time ran out
     FAILED = "failed"
     CLOSED = "closed"  # the engine was closed
 
@@ -29,7 +29,7 @@ class GenerationRequest:
     max_new_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     ignore_eos: bool = False
-    share: Share = field(default_factory=Share)  # the share of the server that the request is charged to
+    share: Share = field(default_factory=Share)  # owner and tenant whose share of the server is charged
     priority: int = 0  # lower goes first, as in vLLM
     namespace: Namespace = ()  # prompts of different namespaces share no cached prefix
     timeout_s: float | None = None  # seconds from submission until the engine ends the request

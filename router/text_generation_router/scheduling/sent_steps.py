@@ -24,7 +24,8 @@ class SentSteps:
         self._unanswered.append(step)
 
     def note_answered(self, number: int) -> list[Chunk]:
-        """Step `number` and every earlier step have answered. Returns their chunks."""
+        """Notes that step `number` and all earlier steps have answered. Returns the chunks of the steps that were
+        unanswered until now."""
         self.answered = number
         chunks: list[Chunk] = []
         while self._unanswered and self._unanswered[0].number <= number:

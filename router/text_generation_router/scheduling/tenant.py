@@ -18,8 +18,8 @@ class Account:
         self.waiting_tokens = 0  # prompt and output tokens of the waiting requests
 
     def may_wait(self, tokens: int, part: int) -> bool:
-        """Whether a request of `tokens` tokens may wait, if at most `part` tokens of this account may. One request
-        always may."""
+        """Whether a request of `tokens` tokens may wait, if the waiting requests of this account may have `part` tokens
+        together. A request always may if no other request of the account waits."""
         return not self.num_waiting or self.waiting_tokens + tokens <= part
 
     def is_owed_by(self, running: int) -> bool:

@@ -22,7 +22,7 @@ CASE = 3
 SPLIT = 64
 # Most units of a value in a namespace.
 MAX_KEPT = 64
-MAX_DEPTH = 2  # of nested loops
+MAX_DEPTH = 2  # levels of nested loops
 
 FACTORS_OF_FILTERS = {
     **{"trim": 1, "string": 1, "upper": CASE, "lower": CASE, "tojson": PRINTED},
@@ -85,11 +85,11 @@ class _Walk:
     def __init__(self) -> None:
         self.by_depth = [0] * (MAX_DEPTH + 1)
         self._depth = 0
-        self._sizes: dict[str, int] = {}  # of variables, in units; a variable that is not here has one unit
-        self._messages = {"messages"}  # names whose every value is a list of messages
-        self._others: set[str] = set()  # all other names that are set
-        self._message = set[str]()  # names whose every value is one message
-        self._texts = {"bos_token", "eos_token"}  # names whose every value is a text
+        self._sizes: dict[str, int] = {}  # units of a variable's value; a variable that is not here has one unit
+        self._messages = {"messages"}  # variables whose every value is a list of messages
+        self._others: set[str] = set()  # all other variables that the template sets
+        self._message = set[str]()  # variables whose every value is one message
+        self._texts = {"bos_token", "eos_token"}  # variables whose every value is a text
         self._namespaces: set[str] = set()
         self._read_from_namespace: set[str] = set()
         self._statements: Mapping[type[nodes.Node], Callable[..., None]] = {

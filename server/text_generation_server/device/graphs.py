@@ -54,8 +54,8 @@ class CudaRecording:
 
 
 class CudaRecorder:
-    """Records on the current stream. All graphs share one memory pool: they run one after the other, and the output of
-    a graph is read before the next graph runs."""
+    """Records CUDA graphs on the current stream. All graphs share one memory pool: they run one after the other, and
+    the output of a graph is read before the next graph runs."""
 
     def __init__(self) -> None:
         # A new graph shares the pool of the newest graph that is alive. The pool is freed with its last graph.

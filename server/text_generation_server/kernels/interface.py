@@ -35,7 +35,7 @@ class Segments:
     rows_C: Tensor  # int32
     starts_C: Tensor  # int32
     offsets: Tensor  # int32 [C + 1], from 0
-    # The runs on the host: (row, start, end) of each run, where start and end are positions.
+    # The same runs as numbers on the host: (row, first position, position after the last) of each run.
     runs: tuple[tuple[int, int, int], ...]
 
 

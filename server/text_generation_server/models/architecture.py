@@ -19,7 +19,7 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_size: int
-    max_positions: int  # longest sequence, rope scaling included
+    max_positions: int  # tokens of the longest sequence, rope scaling included
     rope_theta: float
     rope_scaling: RopeScaling
     rope_base_positions: int  # max_position_embeddings: where `dynamic` scaling begins

@@ -20,7 +20,7 @@ Int32s = npt.NDArray[np.int32]
 @dataclass(frozen=True, slots=True)
 class StepLimits:
     vocab_size: int
-    slots: int  # of the KV cache, without the extra slot for padding, which comes after them
+    slots: int  # token slots of the KV cache, without the extra slot for padding, which comes after them
 
 
 @dataclass(frozen=True, slots=True)

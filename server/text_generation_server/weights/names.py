@@ -33,7 +33,7 @@ SLOW_TOKENIZER_FILES = (
 )
 
 _PART = re.compile(r"-(\d+)-of-(\d+)\.")
-MAX_PARTS = 100_000  # a thousand times as many parts as the largest models have
+MAX_PARTS = 100_000  # most files of one model's weights: a thousand times as many as the largest models have
 MAX_DIGITS = 18  # digits of the number of a part, leading zeros included
 
 

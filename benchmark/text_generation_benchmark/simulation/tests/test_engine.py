@@ -22,7 +22,7 @@ EVERYTHING = StepCost(1e-3, 4e-3, 2e-5, 1e-5, 1e-7, 1e-5, 1e-9)
 
 
 def trace_of(*requests: tuple[float, int, int, int]) -> Trace:
-    """Arrival, prompt, output and limit of each."""
+    """A trace of requests, each given as (arrival in seconds, prompt tokens, output tokens, max_new_tokens)."""
     arrival_s, *columns = (np.array(column) for column in zip(*requests, strict=True))
     none = np.zeros(len(requests), dtype=np.int64)
     return Trace(arrival_s.astype(np.float64), *columns, none + NO_PREFIX, none, none)

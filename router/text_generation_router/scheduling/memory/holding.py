@@ -30,7 +30,7 @@ class Holding:
     num_offered: int = 0  # first tokens that the cache holds up to `node`
     is_cacheable: bool = True  # False: the keys and values must not be found in the cache
     table: Slots = field(init=False)  # the slot of each position, up to the greatest length
-    _is_cached: Flags = field(init=False)  # of each position: whether the prefix cache owns the slot
+    _is_cached: Flags = field(init=False)  # whether the prefix cache owns the slot of each position
 
     def __post_init__(self) -> None:
         self.table = np.empty(self.most, dtype=np.int32)

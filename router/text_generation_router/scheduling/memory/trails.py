@@ -24,7 +24,8 @@ FIRST = 8
 
 
 class TrailNode(Protocol):
-    """A node. The tokens from the root to its end stay the same while it is in the tree and `edits` does not change."""
+    """A node of the radix tree. While the node is in the tree and its `edits` does not change, the tokens from the root
+    to the end of the node stay the same."""
 
     edits: int
 

@@ -25,7 +25,7 @@ HEAD = 16
 KV_HEADS = 2
 INT8, FP8 = torch.int8, torch.float8_e4m3fn
 GROUPS = [1, 3, 4, 7, 8]
-# Backends and types that promise equality to the bit.
+# Backends and types that promise a row the same bits whatever other rows are computed with it.
 EXACT = [("reference", torch.float32), ("triton", torch.float32), ("triton", torch.float16)]
 EXACT += [(f"cpu_{target}", torch.float32) for target in NEEDS]
 SMALL_NUMBERS = [("reference", torch.bfloat16), ("triton", torch.float16)]
@@ -36,7 +36,8 @@ FEW_LENGTHS = [70, 1, 257]
 # (start, end): decode rows, then chunks with and without a cached prefix.
 RUNS = [(0, 1), (63, 64), (64, 65), (256, 257), (0, 2), (0, 64), (0, 65), (1, 3), (31, 34), (63, 66), (100, 199)]
 FEW_RUNS = [(69, 70), (0, 35), (60, 66)]
-# The interpreter computes with numpy, which warns of what is meant: e^200 is infinite, and poison is NaN.
+# Triton's interpreter computes with numpy, which would warn of numbers that these tests make on purpose: e^200, which
+# is infinite, and the NaN in slots that must not be read.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value|All-NaN slice) encountered:RuntimeWarning")
 
 

@@ -32,7 +32,8 @@ SMALLEST_TARGET = tl.constexpr(1e-30)  # above 0, so that the token that ranks f
 
 
 def cut(logits_RV: Tensor, choices: Choices, block: int) -> None:
-    """Cuts the rows that ask for it, after dividing them by their temperature."""
+    """Applies top-k, top-p, min-p and typical-p to the logits of each row that asks for one of them, after dividing
+    these logits by the row's temperature."""
     rows, vocabulary = logits_RV.shape
     assert vocabulary < MAX_VOCABULARY
     _cut[(rows,)](

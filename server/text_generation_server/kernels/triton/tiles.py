@@ -61,7 +61,7 @@ def attend_tile(
     sum_MD = sum_MD * shrink_M[:, None]
     v_ND = v_ND.to(q_MD.dtype)
     if SCALED:
-        # Scales are relative to the tile's largest: a weight times a small scale may be too small for float16.
+        # Scales are divided by the tile's largest scale: a weight times a small scale may be too small for float16.
         largest = tl.max(v_scale_N, 0)
         weight_MN *= (v_scale_N / largest)[None, :]
         sum_MD += tl.dot(weight_MN.to(q_MD.dtype), v_ND, input_precision="ieee") * largest

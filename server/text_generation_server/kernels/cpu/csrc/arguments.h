@@ -16,7 +16,7 @@ typedef uint16_t bf16; /* the upper half of a float32 */
 enum type { F32 = 0, BF16 = 1, I8 = 2, F8 = 3 };
 
 enum {
-  MAX_ARGUMENTS = 16,  /* of one kernel */
+  MAX_ARGUMENTS = 16,  /* most arguments of one kernel */
   MAX_HEAD_SIZE = 256, /* numbers in a head, in all kernels that know heads; always a multiple of 16 */
   FEW_ROWS = 16,       /* gemm: up to this many rows of x are read where they lie; more are packed into tiles first */
   UNDIVIDED_INPUTS = 2048, /* gemm: products of more inputs are done part by part */
@@ -40,7 +40,7 @@ struct rms_norm_arguments {
   void *residual;     /* [T, width], or null */
   long tokens;        /* T */
   long width;         /* a multiple of 16 */
-  long type;          /* of x, residual, weight and out: F32 or BF16 */
+  long type;          /* type of x, residual, weight and out: F32 or BF16 */
   const void *weight; /* [width] */
   double eps;
   void *out; /* [T, width]; may be x */
@@ -51,7 +51,7 @@ struct silu_mul_arguments {
   const void *gate_up; /* [T, 2 * width]: gate, then up */
   long tokens;         /* T */
   long width;          /* a multiple of 16 */
-  long type;           /* of gate_up and out: F32 or BF16 */
+  long type;           /* type of gate_up and out: F32 or BF16 */
   void *out;           /* [T, width] */
 };
 
@@ -63,7 +63,7 @@ struct rope_and_store_arguments {
   long heads;               /* query heads */
   long kv_heads;            /* key heads; as many value heads */
   long head_size;           /* a multiple of 16 */
-  long type;                /* of qkv: F32 or BF16 */
+  long type;                /* type of qkv: F32 or BF16 */
   const float *cos;         /* [positions, head_size / 2] */
   const float *sin;         /* [positions, head_size / 2] */
   const int32_t *positions; /* [T] */
@@ -77,7 +77,7 @@ struct rope_and_store_arguments {
 struct attend_arguments {
   const void *q; /* [T, heads, head_size], tokens q_stride apart */
   long q_stride;
-  long q_type;            /* of q and out: F32 or BF16 */
+  long q_type;            /* type of q and out: F32 or BF16 */
   void *out;              /* [T, heads, head_size] */
   long tokens;            /* T */
   long heads;             /* query heads, a multiple of kv_heads */
@@ -90,7 +90,7 @@ struct attend_arguments {
   long table_stride;
   const int32_t *rows;    /* [T] */
   const int32_t *lengths; /* [T] */
-  double scale;           /* of the scores, before softmax */
+  double scale;           /* factor of the scores, before softmax */
 };
 
 /* Attention of a prompt chunk on the matrix unit: the queries are those at positions start … end - 1 of one row, and
@@ -108,7 +108,7 @@ struct attend_chunk_arguments {
   const int32_t *slots; /* [end]: the slot of each position of the row */
   long start;
   long end;
-  double scale;  /* of the scores, before softmax */
+  double scale;  /* factor of the scores, before softmax */
   bf16 *scratch; /* [2 * kv_heads, head_size, end rounded up to a multiple of CHUNK_KEYS] */
 };
 
@@ -120,7 +120,7 @@ struct place_arguments {
   long count;             /* R */
   const int32_t *history; /* [rows, stride]: the token ids of each row */
   int32_t *table;         /* [rows, stride]: the slots of each row */
-  long stride;            /* of history and table */
+  long stride;            /* numbers from one row of history or table to the next */
   const int32_t *lengths; /* [rows] */
   int32_t *ids;           /* [R] */
   int32_t *positions;     /* [R] */
@@ -130,7 +130,7 @@ struct place_arguments {
 /* Ends a step: appends token ids[r] to the history of row rows[r], which becomes one longer. */
 struct advance_arguments {
   int32_t *history;    /* [rows, stride] */
-  long stride;         /* of history */
+  long stride;         /* numbers from one row of history to the next */
   int32_t *lengths;    /* [rows] */
   const int32_t *rows; /* [R] */
   const int32_t *ids;  /* [R] */
@@ -142,7 +142,7 @@ struct draw_arguments {
   const float *logits; /* [R, vocabulary], rows stride apart */
   long count;          /* R */
   long vocabulary;
-  long stride;            /* of logits */
+  long stride;            /* numbers from one row of logits to the next */
   const uint8_t *draws;   /* [R]: 1 draws at random, 0 takes the token with the highest logit */
   const int64_t *seeds;   /* [R] */
   const int32_t *lengths; /* [rows]: the position that seeds the noise */

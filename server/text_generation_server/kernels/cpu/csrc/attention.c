@@ -58,7 +58,7 @@ INLINE void score_keys(const float *q, int queries, const struct kv_cache *c, en
 /* The state of one query after some of its keys: its result so far is out / sum. */
 struct partial_attention {
   float peak; /* the largest score so far; sum and out are in units of 2^peak */
-  float sum;  /* of the weights */
+  float sum;  /* sum of the weights */
   float out[MAX_HEAD_SIZE] __attribute__((aligned(64)));
 };
 

@@ -65,18 +65,18 @@ struct attention {
   char *out;                    /* [tokens, heads, size] */
   long q_stride, tokens, heads; /* heads: of queries */
   long heads_per_item;          /* key heads that are one item of the work; divides kv_heads */
-  enum type type;               /* of q and out */
+  enum type type;               /* type of q and out */
   struct kv_cache cache;
   const int32_t *table;          /* [rows, positions]: slots; rows are table_stride apart */
   const int32_t *rows, *lengths; /* [tokens] */
   long table_stride;
-  float scale; /* of scores for softmax in base 2 */
+  float scale; /* factor of scores for softmax in base 2 */
 };
 
 /* An item of the work: one token, key heads first … first + count - 1, and the `group` query heads of each of these key
    heads. */
 struct decode_item {
-  const int32_t *slots; /* of the token's row */
+  const int32_t *slots; /* slots of the token's row */
   long token, length;   /* length: the number of slots that the token sees */
   long first, count, group;
 };

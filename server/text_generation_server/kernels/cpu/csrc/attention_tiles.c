@@ -13,23 +13,23 @@
 #include "tiles.h"
 
 #define TILE_QUERIES 4
-#define STEP_KEYS 32
+#define STEP_KEYS 32    /* keys of one step of the loop over a row's keys */
 #define LINE_NUMBERS 32 /* bfloat16 numbers in 64 bytes */
 
 /* The state of up to 4 query heads of one key head after some of their keys: their result so far is out / sum. */
 struct query_block {
   __m512 peaks; /* lane i: the largest score so far of query i % 4; sums and out are in units of 2^peak */
-  __m512 sums;  /* of the weights; those of query j are in lanes j, j + 4, j + 8 and j + 12, still to be added up */
+  __m512 sums;  /* sums of the weights; query j has lanes j, j + 4, j + 8 and j + 12, still to be added up */
   float out[TILE_QUERIES][MAX_HEAD_SIZE]; /* with columns in the order in which pair_values_of_step leaves them */
 };
 
-/* The scores of the keys of a step, and the weights that they become. */
+/* The scores of STEP_KEYS keys for each query of a tile, and the weights that softmax makes of the scores. */
 struct key_scores {
   float by_key[STEP_KEYS][TILE_QUERIES];
   bf16 weights[TILE_QUERIES][STEP_KEYS];
 } __attribute__((aligned(64)));
 
-/* The values of a step for one head: [size / 16][16 pairs of positions][16 columns][2 positions]. */
+/* The values of STEP_KEYS positions for one head: [size / 16][16 pairs of positions][16 columns][2 positions]. */
 struct paired_values {
   bf16 tiles[MAX_HEAD_SIZE / 16][16][LINE_NUMBERS];
 } __attribute__((aligned(64)));

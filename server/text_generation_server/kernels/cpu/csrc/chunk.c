@@ -26,7 +26,7 @@ struct chunk {
   const bf16 *q; /* [end - start, heads, size], tokens q_stride apart */
   long q_stride, heads, kv_heads, size, start, end;
   bf16 *out;                 /* [end - start, heads, size] */
-  float scale;               /* of scores for softmax in base 2 */
+  float scale;               /* factor of scores for softmax in base 2 */
   const struct chunk_kv *kv; /* [kv_heads] */
 };
 
@@ -54,7 +54,7 @@ static void lay_out_32_positions(const void *heads, const float *scales, enum ty
   bf16 states[2][MAX_HEAD_SIZE];
   bf16 *keys = to->keys + first * size, *values = to->values + first * size;
   for (int i = 0; i < 32; i += 2) {
-    for (int which = 0; which < 2; which++) { /* keys, then values */
+    for (int which = 0; which < 2; which++) { /* which: 0 for the keys, 1 for the values */
       for (int j = 0; j < 2; j++) {
         if (first + i + j < end)
           read_head_as_bf16(heads, scales, type, (slots[first + i + j] * 2L + which) * kv_heads + kv_head, size,
@@ -87,7 +87,7 @@ struct chunk_block {
   float scores[CHUNK_KEYS / 16][BLOCK_QUERIES][16];
   float out[MAX_HEAD_SIZE / 16][BLOCK_QUERIES][16];
   float peaks[BLOCK_QUERIES]; /* the largest score so far; sums and out are in units of 2^peak */
-  float sums[BLOCK_QUERIES];  /* of the weights */
+  float sums[BLOCK_QUERIES];  /* sums of each query's weights */
 } __attribute__((aligned(64)));
 
 /* scores = q * keys for CHUNK_KEYS keys. Tiles 0 to 3 are scores, 4 and 5 queries 0-15 and 16-31, 6 and 7 keys. */

@@ -76,7 +76,7 @@ EXPORT void silu_mul(const void *arguments, struct team *team, int me) {
   }
 }
 
-#define SMALLEST_SCALE 1e-6f /* of a head in 8 bits, so that no division is by 0 */
+#define SMALLEST_SCALE 1e-6f /* smallest scale of a head in 8 bits, so that no division is by 0 */
 
 /* Rotates each pair of numbers (i, half + i) of a head by the angle with this cosine and sine. */
 INLINE void rotate_head(float *head, long half, const float *cos, const float *sin) {

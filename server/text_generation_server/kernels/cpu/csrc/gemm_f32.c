@@ -29,9 +29,9 @@ struct f32_panel {
   const float *x; /* [rows, k] */
   long k;
   const float *w;    /* [k, 32] */
-  const float *bias; /* of the panel's first output, or null */
+  const float *bias; /* bias of the panel's first output, or null */
   float *y;          /* the panel's first output of row 0 */
-  long n;            /* outputs of a row of y */
+  long n;            /* number of outputs in a row of y */
 };
 
 /* Adds inputs [from, to) to rows [row, row + rows) of y, for OUTPUTS_AT_ONCE outputs from the panel's output `at` on,

@@ -18,7 +18,7 @@
 
 #define TILE_NUMBERS 512 /* bfloat16 numbers in a tile */
 #define STRIP_ROWS 32    /* rows of x in a strip: two tiles of 16 */
-#define PART_INPUTS 1024 /* of more than UNDIVIDED_INPUTS inputs, a part has about this many */
+#define PART_INPUTS 1024 /* inputs in a part, about, where there are more than UNDIVIDED_INPUTS inputs */
 
 /* The sums of a strip and a pair of panels, tile by tile: rows 0-15 with the first panel, rows 0-15 with the second,
    rows 16-31 with the first, rows 16-31 with the second. */
@@ -40,10 +40,10 @@ struct division {
 struct weight_fetch {
   const char *from;         /* the next line to fetch */
   bf16 *to;                 /* int8: where the converted line goes; bfloat16: null */
-  long lines_left;          /* to be fetched */
+  long lines_left;          /* lines to be fetched */
   long lines_at_once;       /* fetched by one call of fetch_some_weights */
-  long panel_lines;         /* of this part in a panel */
-  long lines_left_in_panel; /* to be fetched of the current panel */
+  long panel_lines;         /* lines of this part in a panel */
+  long lines_left_in_panel; /* lines to be fetched of the current panel */
   long gap_bytes;           /* from the end of this part of a panel to its start in the next panel */
 };
 

@@ -8,10 +8,10 @@
 #define PAIR_OUTPUTS (2 * PANEL_OUTPUTS) /* outputs that are computed together */
 
 struct epilogue {
-  const float *scales; /* of each output, for int8 weights; or null */
-  const float *bias;   /* of each output, or null */
-  int gated;           /* of each pair of panels the first makes gates, the second ups: y = silu(gate) * up */
-  enum type type;      /* of y */
+  const float *scales; /* scale of each output, for int8 weights; or null */
+  const float *bias;   /* bias of each output, or null */
+  int gated;           /* the first of each pair of panels makes gates, the second ups: y = silu(gate) * up */
+  enum type type;      /* type of y */
   int bypasses_caches; /* y is bfloat16 and aligned to 64 bytes: its lines are written to memory directly */
 };
 
@@ -24,7 +24,7 @@ struct product {
   int is_int8;
   struct epilogue e;
   char *y;       /* [m, n], or gated [m, n / 2] */
-  long y_stride; /* in bytes */
+  long y_stride; /* bytes from one row of y to the next */
   bf16 *scratch;
 };
 

@@ -1,4 +1,5 @@
-"""A program does what the step did that it was recorded from, with what lies at its addresses now."""
+"""A recorded decode program repeats the step that it was recorded from, with the numbers that lie at the recorded
+addresses when it is replayed."""
 
 from collections.abc import Callable, Iterator
 
