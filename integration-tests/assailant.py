@@ -17,9 +17,9 @@ from assaults import ASSAULTS, Assault, Manner
 
 CONNECT_S = 5.0
 NICENESS = 19
-DRIP_S = 0.05  # between two bytes
+DRIP_S = 0.05  # seconds between two bytes
 AFTER_REFUSAL_S = 0.02  # pause of a refused client, so that it does not become a busy loop
-PATIENCE_S = 60.0  # for one answer
+PATIENCE_S = 60.0  # seconds that one answer may take
 READ_BYTES = 1 << 16
 
 

@@ -29,7 +29,7 @@ class Manner(Enum):
     CONNECT = "connects and closes"
 
 
-Requests = Callable[[str], Iterator[bytes]]  # from the attacker's key to an endless series of requests
+Requests = Callable[[str], Iterator[bytes]]  # makes an endless series of requests with the attacker's key
 
 
 @dataclass(frozen=True, slots=True)

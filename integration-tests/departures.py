@@ -32,8 +32,8 @@ HELD = ("tgi_batch_current_size", "tgi_queue_size", "tgi_slots_used")
 @dataclass(frozen=True, slots=True)
 class NeverRead:
     timeout_s: int
-    full_s: float  # from the requests until the connections' buffers were full
-    freed_s: float  # from then until no slot was held
+    full_s: float  # seconds from the requests until the connections' buffers were full
+    freed_s: float  # seconds from the full buffers until no slot was held
     growth: int  # bytes by which the router's memory grew
 
     def failures(self) -> list[str]:

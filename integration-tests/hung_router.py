@@ -31,8 +31,8 @@ Harm = Callable[[ServerProcess], Awaitable[None]]
 class Replaced:
     what: str
     limit_s: float
-    replaced_s: float  # until another router was started
-    back_s: float  # until the server was ready
+    replaced_s: float  # seconds until another router was started
+    back_s: float  # seconds until the server was ready
     shards_kept: bool
 
     def failures(self) -> list[str]:

@@ -52,7 +52,7 @@ class Gaps:
     """Seconds between tokens, as measured by the clients of all streams: before, during and after the long prompt."""
 
     before: list[float]
-    during: list[tuple[int, float]]  # (number of the chunk in the step, gap)
+    during: list[tuple[int, float]]  # (number of the chunk that a step computes, seconds between tokens)
     after: list[float]
 
 

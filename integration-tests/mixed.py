@@ -18,7 +18,7 @@ VOLATILE = ("created", "cached_tokens", "system_fingerprint")
 SLOW_PAUSE_S = 0.05
 # Long, because shards that die every few seconds leave little time for tokens.
 STREAM_LIMIT_S = 1800.0
-SHARED_WORDS = 300  # in the prefix of prompts of the kind "shared prefix"
+SHARED_WORDS = 300  # words in the prefix that prompts of the kind "shared prefix" share
 LONG_WORDS = (450, 800)  # range of words in a prompt of several chunks
 
 

@@ -223,7 +223,8 @@ def beside_many(server: ServerProcess) -> Beside:
 
 def test_a_client_with_many_requests_does_not_crowd_out_another(narrow: ServerProcess) -> None:
     async def beside(_: httpx.AsyncClient) -> Beside:
-        return await asyncio.to_thread(beside_many, narrow)  # in a thread, as the many requests keep this loop busy
+        # A thread of its own, because the many requests keep this event loop busy.
+        return await asyncio.to_thread(beside_many, narrow)
 
     alone, alone_total = map(statistics.median, zip(*modest_waits(narrow), strict=True))
     # Texts of different lengths, so that some of the texts end in nearly every step.

@@ -27,7 +27,7 @@ class ServerCommand:
     port: int
     ready: str  # a path that answers with status 200 once the server takes requests
     start_s: float  # how long the server may take to become ready, compilation included
-    environment: Mapping[str, str] = field(default_factory=dict)  # beside this process's own
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables added to this process's own environment
 
 
 class ChildServer:

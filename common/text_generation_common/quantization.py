@@ -25,7 +25,7 @@ MARKS: tuple[tuple[str, str], ...] = (
     ("activation_scale_ub", "fbgemm_fp8"),
     ("bits", "gptq"),
 )
-# The field that tells the variant of each format.
+# For each quantization format, the field of its settings that names the variant of the format.
 KINDS: Mapping[str, str] = {
     "compressed-tensors": "format",
     "modelopt": "quant_algo",

@@ -48,7 +48,7 @@ class InferenceError(Exception):
     error_type: str
     status: int
     label: str
-    retry_after_s: int | None = None  # for temporary errors: seconds until a retry may succeed
+    retry_after_s: int | None = None  # seconds until a retry may succeed; None: the error is not temporary
     headers: Mapping[str, str] = MappingProxyType({})  # extra headers of the answer
 
     def __init__(self, text: str) -> None:

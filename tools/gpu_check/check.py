@@ -26,8 +26,8 @@ from gpu_check.stages import STAGES, Stage
 from text_generation_benchmark.process import exit_on_sigterm
 
 RESULTS = Path(__file__).parents[2] / "benchmark" / "results"
-LIMIT_S = 525  # for all stages together
-STOP_S = 15  # for a stage to end after SIGTERM, and to stop its server
+LIMIT_S = 525  # seconds that all stages together may take
+STOP_S = 15  # seconds that a stage gets after SIGTERM to stop its server and end
 MAX_BESIDE = 4  # stages at the same time, if none of them measures time
 POLL_S = 0.1
 LOG_LINES = 100

@@ -13,8 +13,8 @@ class Finding:
     """One line of a table. `failure` says what is wrong; it is empty if nothing is."""
 
     table: str
-    cells: Mapping[str, str]  # by column
-    figures: Mapping[str, float] = field(default_factory=dict)  # by name, for later stages and for the targets
+    cells: Mapping[str, str]  # the text of each column, by the column's name
+    figures: Mapping[str, float] = field(default_factory=dict)  # numbers by name, for later stages and for the targets
     failure: str = ""
 
 

@@ -75,7 +75,7 @@ class Results:
 
     batch_sizes: tuple[int, ...]
     rounds_each: int
-    measured: dict[int, list[Round]] = field(init=False)  # by batch size
+    measured: dict[int, list[Round]] = field(init=False)  # the measured rounds, by batch size
     finished: dict[int, int] = field(init=False)  # number of rounds, warm-ups included, by batch size
 
     def __post_init__(self) -> None:

@@ -45,7 +45,7 @@ class SimulatedModel:
     name: str
     cost: StepCost
     slots: int  # token slots of its KV cache
-    overhead_s: float  # until a first token, outside the steps: HTTP, tokenizing, gRPC
+    overhead_s: float  # seconds until a first token outside the steps: HTTP, tokenizing, gRPC
     source: str  # where the numbers come from
 
     def write(self, path: Path) -> None:

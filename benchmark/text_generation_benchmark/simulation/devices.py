@@ -35,7 +35,7 @@ class Device:
     memory_bytes: float
     bytes_per_s: float
     flops_per_s: float  # dense, bfloat16
-    link_bytes_per_s: float  # to the other devices, in one direction
+    link_bytes_per_s: float  # bandwidth to the other devices, in one direction
 
 
 H200 = Device("H200", 141e9, 4.8e12, 989e12, 450e9)
@@ -76,7 +76,7 @@ MODELS = {
     for model in (
         derive("h200-8b", "Llama 3.1 8B", LLAMA_8B, H200, 1),
         derive("h200-70b", "Llama 3.1 70B", LLAMA_70B, H200, 4),
-        # The smallest group that holds the model. Weights take half of its memory, so KV slots are scarce.
+        # Two devices are the fewest that hold the model. Its weights take half of their memory, so KV slots are scarce.
         derive("h200-70b-tp2", "Llama 3.1 70B", LLAMA_70B, H200, 2),
     )
 }

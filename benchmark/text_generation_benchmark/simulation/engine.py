@@ -30,7 +30,7 @@ FEWEST_STEPS = 2
 class Live:
     """A request that has arrived, until all its tokens are made and no step in flight has a row for it."""
 
-    index: int  # in the trace
+    index: int  # place of the request in the trace
     running: Running
     prompt_tokens: int
     output_tokens: int  # tokens that it makes before it ends

@@ -96,8 +96,8 @@ class ClusterSummary:
     output_tokens_per_s: float
     requests_per_s: float
     goodput: float  # good requests per second of the time in which requests arrived
-    first_token_s: Floats  # until the first token of every request, HTTP included, sorted
-    mean_gap_s: Floats  # between the tokens of every request with two tokens or more, sorted
+    first_token_s: Floats  # seconds until the first token of every request, HTTP included, sorted
+    mean_gap_s: Floats  # mean seconds between the tokens of each request with two tokens or more, sorted
     longest_gap_s: Floats
     kv_use: float  # mean share of the slots held by requests
     most_kv_use: float

@@ -1,4 +1,4 @@
-"""The interval of a median, and turns whose order changes."""
+"""The confidence interval of a median; two servers are measured in turns, and each begins every second turn."""
 
 import math
 import random

@@ -11,7 +11,7 @@ from text_generation.types import ChatRequest, CompletionRequest, Message, Param
 
 M = TypeVar("M", bound=pydantic.BaseModel)
 
-# Any other name would ask a TGI for an adapter.
+# The name of the model in OpenAI's routes: TGI would take any other name for an adapter's.
 MODEL = "tgi"
 
 Messages = Sequence[Message] | Sequence[Mapping[str, Any]]

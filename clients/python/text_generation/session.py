@@ -1,4 +1,4 @@
-"""Requests in, answers out, for both clients."""
+"""Sends the requests of both clients, blocking and asynchronous, and parses the answers and streams."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing

@@ -25,10 +25,10 @@ class Flag:
     help: str
     short: str | None = None
     env: bool | str = True  # whether there is an environment variable, or the name of one that is called otherwise
-    hidden: bool = False  # from --help
+    hidden: bool = False  # whether --help leaves the flag out
     positional: bool = False  # given without its name
     off: bool = False  # whether a switch that is off by default has --no-NAME as well
-    min: int | None = None  # a number out of range is wrong usage
+    min: int | None = None  # least value; a number outside of min … max is an error in the command line
     max: int | None = None
     positive: bool = False  # zero, or less, is refused when the program starts
     secret: bool = False  # kept from command lines and logs

@@ -136,7 +136,7 @@ def test_a_second_signal_ends_everything_at_once(site):
 
 
 def test_files_of_dead_shards_do_not_hinder_the_next_server(site):
-    """A launcher that was killed together with its janitor leaves such files."""
+    """A launcher that was killed together with its janitor leaves the sockets and rendezvous files of its shards."""
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(f"{site.uds_path}-0")
     Path(f"{site.uds_path}-3.rendezvous").touch()

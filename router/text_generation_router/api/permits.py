@@ -95,7 +95,7 @@ class PermitHolder:
 class TenantHolder(PermitHolder):
     def __init__(self) -> None:
         super().__init__()
-        self.permits: dict[Permit, None] = {}  # in order of arrival
+        self.permits: dict[Permit, None] = {}  # permits in order of arrival
 
     def newest_not_begun(self) -> Permit | None:
         return next((permit for permit in reversed(self.permits) if not permit.has_begun), None)

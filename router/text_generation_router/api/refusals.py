@@ -15,7 +15,7 @@ Table = dict[str, tuple[Any, ...]]
 Renamed = dict[str, tuple[str, tuple[Any, ...]]]
 
 NOWHERE: Table = {
-    # The form of the text
+    # Fields for the form of the text.
     "grammar": (),
     "guided_json": (),
     "guided_regex": (),
@@ -29,24 +29,24 @@ NOWHERE: Table = {
     "regex": (),
     "ebnf": (),
     "structural_tag": (),
-    # Other weights
+    # Fields that ask for other weights.
     "adapter_id": (),
     "lora_path": (),
-    # Tools
+    # Fields for tools.
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "tool_prompt": ("",),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    # The chat template
+    # Fields for the chat template.
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "documents": ([],),
-    # The prompt
+    # Fields for the prompt.
     "truncate_prompt_tokens": (),
     "echo": (False,),
     "prompt_logprobs": (),
-    # The choice of tokens
+    # Fields for the choice of tokens.
     "n": (1,),
     "num_return_sequences": (1,),
     "presence_penalty": (0, 0.0),
@@ -58,11 +58,11 @@ NOWHERE: Table = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "early_stopping": (False,),
-    # The end of the text
+    # Fields for the end of the text.
     "min_tokens": (0,),
     "min_new_tokens": (0,),
     "stop_token_ids": ([],),
-    # The content of the answer
+    # Fields for the content of the answer.
     "skip_special_tokens": (True,),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),

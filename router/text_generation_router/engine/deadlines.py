@@ -20,6 +20,6 @@ class Deadlines:
             self._timers[index] = asyncio.get_running_loop().call_later(delay_s, self._expire, index)
 
     def clear(self, index: int) -> None:
-        """The request has ended."""
+        """Stops the timer of a request that has ended."""
         if (timer := self._timers.pop(index, None)) is not None:
             timer.cancel()

@@ -63,7 +63,7 @@ class Tokens(NamedTuple):
     logprobs: tuple[float, ...]
     tops: tuple[tuple[TopToken, ...], ...]  # the most likely tokens for each id; () if the request asked for none
     inference_s: float  # seconds from the request's first step to these tokens
-    first: FirstStep | None  # with the request's first tokens only
+    first: FirstStep | None  # None after the request's first tokens
 
 
 @dataclass(frozen=True, slots=True)

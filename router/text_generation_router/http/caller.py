@@ -21,7 +21,7 @@ SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 class Caller:
     share: Share
     cache_domain: Namespace  # requests with an equal domain share cached prefixes
-    timeout_s: float | None  # from the receipt of the request
+    timeout_s: float | None  # seconds from the receipt of the request; None: no limit
 
 
 class Callers:

@@ -77,7 +77,7 @@ class ChildProcess:
         return await self._exchange(name.encode(), content)
 
     async def _exchange(self, *frames: bytes) -> bytes:
-        self._is_lost = True  # until the exchange is complete
+        self._is_lost = True  # an exchange that is interrupted leaves the child lost
         try:
             for frame in frames:
                 self._jobs.write(LENGTH.pack(len(frame)))

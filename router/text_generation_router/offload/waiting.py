@@ -10,7 +10,7 @@ class Job:
     name: str
     content: bytes
     tenant: str
-    timeout_s: float  # from the moment when a child gets the job
+    timeout_s: float  # seconds from the moment when a child gets the job
     answer: asyncio.Future[bytes]
     refusal_timer: asyncio.TimerHandle | None = None  # refuses the job if no child gets it in time
 

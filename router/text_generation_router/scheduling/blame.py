@@ -31,7 +31,7 @@ class Blame:
 
     suspicions: int = 0  # losses before the request ran alone, at most MAX_SUSPICIONS
     counts: int = 0  # losses while the request ran alone
-    runs_alone: bool = False  # from the last suspicion until the next token
+    runs_alone: bool = False  # True from the last suspicion until the next token
     # Id of the newest request when a loss was last counted; 0: no loss was counted since the last token.
     goes_after: int = 0
     is_marked: bool = False  # whether `note_token` has anything to clear

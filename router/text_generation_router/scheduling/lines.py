@@ -64,7 +64,7 @@ class Line:
     __slots__ = ("passed", "requests")
 
     def __init__(self) -> None:
-        self.requests: OrderedDict[int, Running] = OrderedDict()  # by arrival
+        self.requests: OrderedDict[int, Running] = OrderedDict()  # requests in order of arrival
         self.passed = 0  # requests of this line that joined since the first one became first
 
     def in_turn(self, cached_length: Callable[[Running], int], most: int) -> list[Running]:

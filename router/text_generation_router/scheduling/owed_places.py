@@ -76,7 +76,7 @@ class OwedPlaces:
         return self._favoured
 
     def note_freed(self) -> bool:
-        """Slots were freed. Returns whether all preempted requests have now given up their slots."""
+        """Notes that slots were freed. Returns whether all preempted requests have now given up their slots."""
         has_room = bool(self._victims) and all(victim.holding is None for victim in self._victims)
         if has_room:
             self._victims = []

@@ -127,7 +127,7 @@ class Running:
         self.is_known_to_shards = False
 
     def begin(self, expected: Lengths) -> None:
-        """The request has joined. `expected`: sampled final output lengths, in tokens."""
+        """Notes that the request has joined. `expected`: sampled final output lengths, in tokens."""
         if not self.has_begun:
             self.cached_tokens, self.estimate = self.prefilled, round(float(expected.mean()))
         self.has_begun = True
@@ -172,7 +172,7 @@ class Running:
 
 
 def send_tokens(requests: Iterable[Running], count: int, number: int) -> None:
-    """Step `number`, the last sent one that carries the requests, makes `count` tokens for each of them."""
+    """Counts `count` more sent tokens for each of the requests, and `number` as the last step that carries them."""
     for request in requests:
         request.num_sent += count
         request.last_step = number

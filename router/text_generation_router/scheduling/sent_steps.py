@@ -37,5 +37,5 @@ class SentSteps:
         return any(other != request_id for step in self._unanswered for other in step.request_ids)
 
     def void(self) -> None:
-        """No unanswered step will answer any more."""
+        """Forgets the unanswered steps, because none of them will answer any more."""
         self._unanswered.clear()

@@ -40,7 +40,7 @@ class Owner(Account):
 
     def __init__(self, served: float) -> None:
         super().__init__(served)
-        self.tenants: dict[str, Tenant] = {}  # by name; idle tenants too, for their counters
+        self.tenants: dict[str, Tenant] = {}  # tenants by name; idle tenants are kept for their counters
         self.num_tenants_running = 0
         self.num_tenants_waiting = 0
         self.floor = 0.0  # `served` of the tenant whose request joined last
@@ -72,7 +72,7 @@ class Tenant(Account):
         self.owner.num_tenants_waiting -= not self.num_waiting
 
     def starts(self) -> None:
-        """One request of this tenant has joined."""
+        """Notes that one request of this tenant has joined."""
         self.owner.num_tenants_running += not self.num_running
         self.num_running += 1
         self.owner.num_running += 1

@@ -35,8 +35,8 @@ class Vocabulary:
 class Piece(NamedTuple):
     """The text that one token adds."""
 
-    shown: str  # including the text of a special token
-    plain: str  # without special tokens: all plain texts joined are the generated text
+    shown: str  # the text, including the text of a special token
+    plain: str  # the text without special tokens: all plain texts joined are the generated text
     stopped: bool  # a stop string is complete
 
 

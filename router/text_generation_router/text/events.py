@@ -28,11 +28,11 @@ class Finish:
     """What is known when a request ends. Durations in seconds."""
 
     reason: FinishReason
-    generated_text: str  # without special tokens
-    generated_tokens: int  # including the end-of-text token
+    generated_text: str  # the text without special tokens
+    generated_tokens: int  # number of tokens, including the end-of-text token
     seed: int | None  # None if the request was greedy
-    queue_s: float  # from submission until the first step was decided
-    inference_s: float  # from the first step to the last token
+    queue_s: float  # time from submission until the first step was decided
+    inference_s: float  # time from the first step to the last token
     cached_tokens: int  # prompt tokens found in the prefix cache at the first start
 
 

@@ -37,4 +37,5 @@ def int8(weight: Tensor) -> Weight:
     return Weight(values, weight.dtype, scales_N)
 
 
-FORMATS: Mapping[Quantize | None, WeightFormat] = {None: dense, Quantize.int8: int8}  # by the value of --quantize
+# Formats by the value of --quantize.
+FORMATS: Mapping[Quantize | None, WeightFormat] = {None: dense, Quantize.int8: int8}

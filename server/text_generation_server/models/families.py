@@ -25,6 +25,6 @@ LLAMA_FIELDS = """
 """
 
 
-FAMILIES: Mapping[str, Family] = {  # by the model_type of config.json
+FAMILIES: Mapping[str, Family] = {  # families by the model_type of config.json
     "llama": Family(frozenset(LLAMA_FIELDS.split()), LLAMA_NAMES, Llama),
 }

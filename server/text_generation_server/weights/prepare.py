@@ -21,7 +21,8 @@ def prepare(
     auto_convert: bool = True,
     retries: Retries | None = None,
 ) -> Path:
-    """Downloads, converts and makes missing files, checks the result and returns its directory. Or WeightsError."""
+    """Downloads, converts or makes the files that are missing, checks the files, and returns their directory.
+    WeightsError if this fails."""
     access = access or HubAccess()
     path = _present(model_id, revision, access)
     if path is None:

@@ -41,7 +41,7 @@ class HubSnapshot:
         self.path = self._folder / "snapshots" / self._commit
 
     def fetch_side_files(self, names: list[str]) -> None:
-        """Downloads these files. WeightsError for a file that is larger than the limit of `model_files`."""
+        """Downloads the files `names`. WeightsError for a file that is larger than the limit of `model_files`."""
         blobs = self._absent(names)
         for blob in blobs:
             limit = limit_bytes(blob.name)
@@ -50,7 +50,8 @@ class HubSnapshot:
         self._fetch(blobs, Quiet())
 
     def fetch_weights(self, index_name: str, choose: Choose) -> bool:
-        """Downloads the index, if there is one, and the weights that `choose` finds with it. False without weights."""
+        """Downloads the index, if there is one, and the weights that `choose` finds with it. Returns
+        False if `choose` finds none."""
         if index_name in self.listing:
             self.fetch_side_files([index_name])
         index = read_index(self.path / index_name)

@@ -46,7 +46,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
     last_step: int = 7  # steps that a router has run
     slots: int = 100
     epoch: int = 4
-    refuse_from: int = 10**9  # from this step on, another client was faster
+    refuse_from: int = 10**9  # number of the first step that is refused: another client was faster
     moves_each_health: int = 0  # steps that another client runs between two questions
     steps: list[Any] = field(default_factory=list)
 

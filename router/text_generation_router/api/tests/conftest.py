@@ -58,8 +58,8 @@ class Script:
     reason: EndReason = EndReason.LENGTH
     last_is_special: bool = False
     cuts_character: bool = False  # the last ordinary token ends with the first byte of a character
-    ends_after: tuple[int, Ended] | None = None  # number of tokens, then this end
-    hang_after: int | None = None  # number of tokens, then silence
+    ends_after: tuple[int, Ended] | None = None  # (number of tokens before the end, the end)
+    hang_after: int | None = None  # number of tokens before the fake engine falls silent
     expires: bool = False  # the deadline comes after the last token
     cached_tokens: int = 0
     begins: bool = True  # else the request waits in the queue

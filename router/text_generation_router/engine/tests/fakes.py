@@ -38,7 +38,7 @@ class FakeShards:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.capacity = capacity
         self.poisoned: set[int] = set()  # requests whose logits are not finite
-        self.top_counts: dict[int, int] = {}  # by request: number of top tokens in each answer
+        self.top_counts: dict[int, int] = {}  # number of top tokens in each answer, by request
         self.rows_left = 0  # number of rows that it reports while no request runs
         self.steps: list[Step] = []
         self.histories: dict[int, list[int]] = {}

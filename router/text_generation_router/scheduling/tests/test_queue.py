@@ -292,7 +292,7 @@ def test_the_next_request_is_the_one_that_the_plain_rule_gives(
 
 
 class Counted:
-    """A member whose class counts all reads of `account`."""
+    """A member of FairTurns. The class counts how often the `account` of any member is read."""
 
     looks = 0
 

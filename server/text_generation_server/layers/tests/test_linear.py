@@ -216,10 +216,11 @@ def test_without_kernels_for_it_8_bits_are_the_same_numbers() -> None:
 @pytest.mark.parametrize("target", ["reference", *NEEDS])
 @pytest.mark.parametrize("size", [2.0**-12, 2.0**-14, 2.0**-16], ids=["large", "middle", "small"])
 def test_a_long_gated_product_of_8_bits_is_rounded_twice_at_most(target: str, size: float) -> None:
-    """bfloat16 keeps 8 bits, so a rounding is at most 2^-8 of a number. The sums may be rounded, then the result.
+    """bfloat16 keeps 8 bits, so rounding changes a number by 2^-8 of it at most. A kernel may round the sums (the gate
+    and the up), and then rounds the result y = silu(gate) * up.
 
-    All numbers are whole multiples of `size` that float32 holds, so sums have no error in any order. An error of a gate
-    is multiplied by the slope of silu.
+    All numbers are whole multiples of `size` that float32 holds, so sums have no error in any order. The error of a
+    gate is multiplied by the slope of silu.
     """
     kernels = reference if target == "reference" else load_kernels(target)
     if kernels is None:

@@ -20,7 +20,7 @@
 struct query_block {
   __m512 peaks; /* lane i: the largest score so far of query i % 4; sums and out are in units of 2^peak */
   __m512 sums;  /* sums of the weights; query j has lanes j, j + 4, j + 8 and j + 12, still to be added up */
-  float out[TILE_QUERIES][MAX_HEAD_SIZE]; /* with columns in the order in which pair_values_of_step leaves them */
+  float out[TILE_QUERIES][MAX_HEAD_SIZE]; /* columns are in the order in which pair_values_of_step leaves them */
 };
 
 /* The scores of STEP_KEYS keys for each query of a tile, and the weights that softmax makes of the scores. */

@@ -40,11 +40,11 @@ struct division {
 struct weight_fetch {
   const char *from;         /* the next line to fetch */
   bf16 *to;                 /* int8: where the converted line goes; bfloat16: null */
-  long lines_left;          /* lines to be fetched */
-  long lines_at_once;       /* fetched by one call of fetch_some_weights */
-  long panel_lines;         /* lines of this part in a panel */
-  long lines_left_in_panel; /* lines to be fetched of the current panel */
-  long gap_bytes;           /* from the end of this part of a panel to its start in the next panel */
+  long lines_left;          /* number of lines to be fetched */
+  long lines_at_once;       /* number of lines fetched by one call of fetch_some_weights */
+  long panel_lines;         /* number of lines that the current part has in a panel */
+  long lines_left_in_panel; /* number of lines to be fetched of the current panel */
+  long gap_bytes;           /* bytes from the end of the current part in a panel to its start in the next panel */
 };
 
 /* Finished sums of one strip and one group, and how far they have been stored. There are two sets of sums, so that one

@@ -52,7 +52,8 @@ void wait_for_team(struct team *team) {
   atomic_store_explicit(&team->next, 0, memory_order_relaxed);
   atomic_store(&team->barriers, passed + 1);
 #if defined(__linux__)
-  /* A thread that goes to sleep after this load does not sleep: the futex call compares `barriers` first. */
+  /* A thread may mark itself as asleep after this load of `asleep`. It is not left behind: before it sleeps, the futex
+     call compares `barriers`, which has changed already, and returns at once. */
   if (atomic_load(&team->asleep)) syscall(SYS_futex, &team->barriers, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 #endif
 }
