@@ -1,0 +1,108 @@
+"""What is certainly true of the variables of a chat template, whichever of its branches are taken.
+
+Jinja forgets a variable that is set within a loop after each turn, but keeps a namespace's values; so that they cannot
+grow, no value read from a namespace may be stored in a namespace.
+"""
+
+from jinja2 import nodes
+
+from text_generation_router.text.template_nodes import is_number
+
+# Most units of a value in a namespace.
+MAX_KEPT = 64
+
+TEXT_FILTERS = {"trim", "string", "tojson", "upper", "lower"}
+# Callable global names, which a template must not set. A template may set `messages` to a part of its messages.
+RESERVED = {"loop", "raise_exception", "namespace", "range", "lipsum", "dict", "cycler", "joiner", "strftime_now"} | {
+    "self",
+    "super",
+    "caller",
+}
+
+
+class UnboundedError(Exception):
+    """The template contains syntax without a known bound."""
+
+
+class TemplateVariables:
+    def __init__(self) -> None:
+        self._sizes: dict[str, int] = {}  # units of a variable's value; a variable that is not here has one unit
+        self._messages = {"messages"}  # variables whose every value is a list of messages
+        self._others: set[str] = set()  # all other variables that the template sets
+        self._message = set[str]()  # variables whose every value is one message
+        self._texts = {"bos_token", "eos_token"}  # variables whose every value is a text
+        self._namespaces: set[str] = set()
+        self._read_from_namespace: set[str] = set()
+
+    def set(self, name: str, size: int, value: nodes.Node) -> None:
+        self._set(name, size, value, self.is_messages(value))
+
+    def set_message(self, name: str, messages: nodes.Node) -> None:
+        """The variable of a loop over `messages`."""
+        if name in self._sizes.keys() - self._message:
+            raise UnboundedError
+        self._message.add(name)
+        self._set(name, 1, messages, is_messages=False)
+
+    def set_namespace(self, name: str, call: nodes.Node) -> None:
+        self._set(name, MAX_KEPT, call, is_messages=False)
+        self._namespaces.add(name)
+        self._read_from_namespace.add(name)
+
+    def size(self, name: str) -> int:
+        if name in RESERVED:
+            raise UnboundedError
+        return self._sizes.get(name, 1)
+
+    def is_set(self, name: str) -> bool:
+        return name in self._sizes or name in self._messages
+
+    def is_namespace(self, name: str) -> bool:
+        return name in self._namespaces
+
+    def is_messages(self, node: nodes.Node) -> bool:
+        if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
+            return self.is_messages(node.node)
+        return isinstance(node, nodes.Name) and node.name in self._messages
+
+    def is_message(self, node: nodes.Node) -> bool:
+        if isinstance(node, nodes.Getitem):
+            return self.is_messages(node.node) and is_number(node.arg)
+        return isinstance(node, nodes.Name) and node.name in self._message
+
+    def is_text(self, node: nodes.Node) -> bool:
+        """Whether the value is certainly a text or undefined. All values of a message are texts."""
+        if isinstance(node, nodes.TemplateData | nodes.Concat):
+            return True
+        if isinstance(node, nodes.Const):
+            return isinstance(node.value, str)
+        if isinstance(node, nodes.Name):
+            return node.name in self._texts
+        if isinstance(node, nodes.Add):
+            return self.is_text(node.left) and self.is_text(node.right)
+        if isinstance(node, nodes.Filter):
+            return node.name in TEXT_FILTERS
+        return isinstance(node, nodes.Getattr | nodes.Getitem) and self.is_message(node.node)
+
+    def is_from_namespace(self, node: nodes.Node) -> bool:
+        names = [node, *node.find_all(nodes.Name)]
+        return any(isinstance(name, nodes.Name) and name.name in self._read_from_namespace for name in names)
+
+    def _set(self, name: str, size: int, value: nodes.Node, is_messages: bool) -> None:
+        """Notes a value of a variable. As branches may set different values, the variable has the largest size of all,
+        and is a list of messages or a text only if every value is."""
+        if name in RESERVED or name in self._namespaces:
+            raise UnboundedError
+        if not is_messages:
+            self._others.add(name)
+            if name in self._messages:
+                raise UnboundedError  # a loop over this name may have been counted already
+        elif name not in self._others:
+            self._messages.add(name)
+        if not self.is_text(value):
+            self._texts.discard(name)
+        elif name not in self._sizes:
+            self._texts.add(name)
+        self._sizes[name] = max(size, self._sizes.get(name, 1))
+        if self.is_from_namespace(value):
+            self._read_from_namespace.add(name)
