@@ -21,6 +21,7 @@ from text_generation_router.errors import (
     TooManyConnectionsError,
 )
 from text_generation_router.http.closing import LINGER_S
+from text_generation_router.http.deadlines import Deadline, WriteDeadline
 from text_generation_router.http.errors import error_bytes, error_response
 from text_generation_router.http.limits import ConnectionLimits, LimitHits
 from text_generation_router.http.rules import problem_of
@@ -51,11 +52,11 @@ class Connection(HttpToolsProtocol):
         self._body_bytes = 0
         self._chunks = 0  # chunks of the current body
         self._other_bytes = 0  # since the headers or the last byte of a body: chunk framing, trailers
-        self._arrival_timer: asyncio.TimerHandle | None = None  # deadline for headers or a body to arrive
-        self._write_timer: asyncio.TimerHandle | None = None  # deadline for the client to read
+        self._arrival = Deadline(self.loop)  # for headers or a body to arrive
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._reading = WriteDeadline(self.loop, transport, self._limits, self._hits)
         transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
         if len(self.connections) > self._limits.max_connections:
             self._end(Limit.CONNECTIONS, TooManyConnectionsError())
@@ -71,8 +72,8 @@ class Connection(HttpToolsProtocol):
                 cycle.message_event.set()
         self._cycles.clear()
         self._unset_keepalive_if_required()
-        self._stop_arrival_timer()
-        self._stop_write_timer()
+        self._arrival.clear()
+        self._reading.stop()
 
     # What the client sends.
 
@@ -89,14 +90,14 @@ class Connection(HttpToolsProtocol):
             self._header_bytes += len(data)
             if self._header_bytes > self._limits.header_bytes:
                 self._end(Limit.HEADER_SIZE, HeadersTooLargeError(self._limits.header_bytes), LINGER_S)
-        elif self._arrival_timer is None and self.timeout_keep_alive_task is None and self._is_idle():
+        elif not self._arrival.is_set and self.timeout_keep_alive_task is None and self._is_idle():
             self._expect_headers()  # empty lines begin no request, yet they end uvicorn's keep-alive timer
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers = True
         self._header_bytes = 0
-        if self._arrival_timer is None:
+        if not self._arrival.is_set:
             self._expect_headers()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -106,9 +107,9 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._body_bytes = self._other_bytes = self._chunks = 0
-        self._stop_arrival_timer()
+        self._arrival.clear()
         if not self.flow.write_paused:
-            self._stop_write_timer()
+            self._reading.stop()
         error = self._error_in_headers()
         self.app = self._application if error is None else refusal(error)
         super().on_headers_complete()
@@ -118,7 +119,7 @@ class Connection(HttpToolsProtocol):
             self._hits.count(Limit.PIPELINE)
             self.transport.abort()
             raise ConnectionAbortedError  # stops the parser, which may hold more requests
-        self._arrival_timer = self.loop.call_later(self._limits.body_s, self._body_timed_out)
+        self._arrival.set(self._limits.body_s, self._body_timed_out)
 
     def _error_in_headers(self) -> InferenceError | None:
         size = len(self.url) + sum(len(name) + len(value) + HEADER_OVERHEAD for name, value in self.headers)
@@ -148,7 +149,7 @@ class Connection(HttpToolsProtocol):
         self._chunks += 1
 
     def on_message_complete(self) -> None:
-        self._stop_arrival_timer()
+        self._arrival.clear()
         super().on_message_complete()
         if self.cycle.response_complete:  # answered before its body ended: uvicorn sets no keep-alive timer then
             self.cycle.more_body = False
@@ -161,15 +162,9 @@ class Connection(HttpToolsProtocol):
         return self.cycle is None or (self.cycle.response_complete and not self.cycle.more_body)
 
     def _expect_headers(self) -> None:
-        self._arrival_timer = self.loop.call_later(self._limits.headers_s, self._headers_timed_out)
-
-    def _stop_arrival_timer(self) -> None:
-        if self._arrival_timer is not None:
-            self._arrival_timer.cancel()
-            self._arrival_timer = None
+        self._arrival.set(self._limits.headers_s, self._headers_timed_out)
 
     def _headers_timed_out(self) -> None:
-        self._arrival_timer = None
         if self._in_headers:
             self._end(Limit.HEADER_TIME, RequestTimeoutError("headers", self._limits.headers_s))
         else:
@@ -178,9 +173,8 @@ class Connection(HttpToolsProtocol):
 
     def _body_timed_out(self) -> None:
         if self.flow.read_paused:  # the server itself has paused reading
-            self._arrival_timer = self.loop.call_later(self._limits.body_s, self._body_timed_out)
+            self._arrival.set(self._limits.body_s, self._body_timed_out)
             return
-        self._arrival_timer = None
         self._end(Limit.BODY_TIME, RequestTimeoutError("body", self._limits.body_s))
 
     # What the client reads.
@@ -188,36 +182,17 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self.flow.write_paused:
-            self._start_write_timer()
+            self._reading.start()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._start_write_timer()
+        self._reading.start()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop_write_timer()
+        self._reading.stop()
         if self._is_idle() or self.transport.is_closing():
-            self._start_write_timer()
-
-    def _start_write_timer(self) -> None:
-        """Starts the write deadline. Nothing is written meanwhile, so the buffer shrinks only if the client reads."""
-        self._stop_write_timer()
-        if pending := self.transport.get_write_buffer_size():
-            self._write_timer = self.loop.call_later(self._limits.write_s, self._write_timed_out, pending)
-
-    def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
-
-    def _write_timed_out(self, pending_before: int) -> None:
-        self._write_timer = None
-        pending = self.transport.get_write_buffer_size()
-        if pending and pending > pending_before - self._limits.write_progress_bytes:
-            self._abort(Limit.WRITE_TIME)
-        else:
-            self._start_write_timer()
+            self._reading.start()
 
     # How a connection is ended.
 
@@ -234,13 +209,13 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
             return
         self.transport.write(error_bytes(error))
-        self._stop_arrival_timer()
+        self._arrival.clear()
         if linger_s:
             self.flow.pause_reading()
-            self._arrival_timer = self.loop.call_later(linger_s, self.transport.close)
+            self._arrival.set(linger_s, self.transport.close)
         else:
             self.transport.close()
-        self._start_write_timer()
+        self._reading.start()
 
     def _abort(self, limit: Limit) -> None:
         """Drops buffered bytes: `close` would wait until the client has read them."""
