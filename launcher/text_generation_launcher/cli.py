@@ -115,7 +115,8 @@ def claim(
 def refuse_loose_switches(environ: Mapping[str, str]) -> None:
     """Refuses a switch in the environment whose value is not true or false, as TGI does; typer would take 1 and yes.
 
-    Switches of TGI's launcher are off by default. PREFIX_CACHING, a switch of TGI's shards, also takes 1, 0 and True.
+    Switches of TGI's launcher are off by default. PREFIX_CACHING, a switch of TGI's shards, takes all
+    that typer takes, such as 1, 0 and True.
     """
     for flag in LAUNCHER.flags_of(LauncherConfig):
         value = environ.get(flag.variable, "") if flag.default is False and flag.variable else ""

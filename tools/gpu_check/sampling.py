@@ -42,7 +42,7 @@ def neutral(rows: int, length: int, vocabulary: int, device: torch.device) -> Ch
 
 def variants(choices: Choices, vocabulary: int) -> Iterator[tuple[str, Choices]]:
     """Sampling parameters to compare: every option alone, then all together. The last row has neutral parameters, but
-    draws its token where the other rows do."""
+    draws its token and has a bias where the other rows do."""
 
     def with_values(base: Choices, **values: float) -> Choices:
         columns: dict[str, Any] = {}
