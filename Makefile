@@ -22,8 +22,7 @@ $(BIN)/pip install $(QUIET) --no-deps --force-reinstall .venv/build/wheels/*.whl
 endef
 # Files and folders whose comments, docstrings and messages tools/prose must pass: `make check` refuses findings there.
 PLAIN := .ci ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md Makefile README.md benchmark clients/python common docs \
-	hatch_build.py integration-tests launcher monitoring proto pyproject.toml requirements router server tools \
-	':!router/text_generation_router/scheduling' ':!router/text_generation_router/tests/test_generation_stream.py'
+	hatch_build.py integration-tests launcher monitoring proto pyproject.toml requirements router server tools
 CODE := benchmark clients/python common integration-tests launcher router server tools hatch_build.py
 CPU_KERNELS := server/text_generation_server/kernels/cpu
 C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])

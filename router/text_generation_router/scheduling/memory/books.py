@@ -14,5 +14,5 @@ def find_error(memory: Memory, holders: Sequence[Holder]) -> str | None:
     if slots.num_free + cache.num_tokens + private != slots.capacity:
         return f"{slots.num_free} free + {cache.num_tokens} cached + {private} held != {slots.capacity} slots"
     if not holders and cache.num_evictable != cache.num_tokens:
-        return f"{cache.num_tokens - cache.num_evictable} cached slots are held by nobody"
+        return f"{cache.num_tokens - cache.num_evictable} cached slots are locked, but no request holds slots"
     return None

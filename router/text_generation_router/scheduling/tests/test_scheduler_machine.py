@@ -254,7 +254,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.answer(99, 99)
             else:
                 break
-        assert not self.alive, "somebody waits for ever"
+        assert not self.alive, "a request waits for ever"
         assert self.scheduler.is_idle and self.scheduler.memory.num_held == 0
         assert not self.shard.rows and self.scheduler.books() is None
         assert isinstance(self.scheduler.next_step(), FilterStep | None)
