@@ -114,5 +114,5 @@ class Engine(Protocol):
     def load(self) -> Load: ...
 
     async def is_healthy(self) -> bool:
-        """Asks the shards. False if one does not answer in time, or if there are none."""
+        """Asks the shards. False if a shard does not answer in time, or if no shards are connected."""
         ...
