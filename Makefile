@@ -1,20 +1,22 @@
-# Everything happens in .venv, which the first target that needs it makes. Needs Python 3.11+, make and gcc.
+# All tools live in .venv; the first target that needs .venv makes it. Needs Python 3.11+, make and gcc.
 
 PYTHON ?= python3
 BIN := .venv/bin
-# What `text-generation-launcher` is given by `make run`, e.g. make run ARGS="--model-id ./my-model --port 8080".
+# Arguments that `make run` passes to `text-generation-launcher`, e.g. make run ARGS="--model-id ./my-model --port
+# 8080".
 ARGS ?=
-# The GPU check runs from .gpu/, on a machine whose Python and processor these are.
+# The GPU check runs from .gpu/, on a machine with this version of Python and this processor architecture.
 GPU_PYTHON ?= 3.12
 GPU_ARCHITECTURE ?= x86_64
-# What our own processes import and torch, transformers, grpcio, protobuf and prometheus_client do not bring.
+# Packages that our own processes import, and that torch, transformers, grpcio, protobuf and prometheus_client do not
+# install.
 GPU_PACKAGES := fastapi httptools httpx orjson uvicorn uvloop
 QUIET := --quiet --disable-pip-version-check
 LOCK := .venv/tools/bin/uv pip compile --quiet --universal --upgrade --python-version 3.11 --generate-hashes --no-config \
 	--no-header
 AUDIT := .venv/tools/bin/pip-audit --strict --disable-pip --no-deps --progress-spinner off
 LOCKED := --require-hashes --no-deps
-# An editable package, with the stubs and the CPU kernels that hatch_build.py makes.
+# Installs the package as editable, with the gRPC stubs and the CPU kernels that hatch_build.py makes.
 define INSTALL_PACKAGE
 rm -rf .venv/build/wheels
 .venv/build/bin/python -m hatchling build --target wheel:editable --directory .venv/build/wheels
@@ -39,7 +41,7 @@ install: .venv/installed
 	$(INSTALL_PACKAGE)
 	touch $@
 
-# What builds the package stays apart from what it runs with: the two need different versions of protobuf.
+# Build tools have a virtual environment of their own: building and running need different versions of protobuf.
 .venv/build/installed: pyproject.toml hatch_build.py proto/generate.proto requirements/build.txt
 	$(PYTHON) -m venv .venv
 	$(PYTHON) -m venv .venv/build
@@ -76,12 +78,13 @@ format: install
 prose: install
 	PYTHONPATH=tools $(BIN)/python -m prose $(ARGS)
 
-# The scheduler's and the prefix cache's state machines, 100,000 steps and more of each.
+# Runs the state machine tests of the scheduler and of the prefix cache, 100,000 steps or more each.
 fuzz: install
 	$(BIN)/pytest router/text_generation_router/scheduling/tests/test_scheduler_machine.py \
 		router/text_generation_router/scheduling/memory/tests/test_prefix_cache.py --hypothesis-profile=fuzz $(ARGS)
 
-# 500 small changes of the code, drawn by a seed, and which of them the tests notice: hours. E.g. ARGS="--room worker".
+# Makes 500 small changes (mutants) of the code, drawn by a seed, and prints which of them the tests notice. Takes
+# hours. E.g. ARGS="--room worker".
 mutate: install
 	PYTHONPATH=tools $(BIN)/python -m mutation $(ARGS)
 
@@ -106,12 +109,12 @@ sbom: .venv/tools/installed
 	.venv/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
 		--output-file dist/sbom.cdx.json $(BIN)/python
 
-# Fails where a version is known to be vulnerable, and where the advisory database does not answer for one.
+# Fails when a package's version is known to be vulnerable, or when the advisory database does not answer for a package.
 audit: .venv/tools/installed
 	$(AUDIT) --requirement requirements/locked.txt --requirement requirements/build.txt --requirement requirements/tools.txt
 	$(AUDIT) --requirement requirements/torch.txt
 
-# Prints tokens per second beside the peers that are there, and writes the table into benchmark/README.md.
+# Prints tokens per second of the server and of the installed peers, and writes the table into benchmark/README.md.
 bench: install
 	$(BIN)/text-generation-benchmark compare --write benchmark/README.md $(ARGS)
 
@@ -122,7 +125,8 @@ bench-peers: .venv-vllm/installed .venv-llama-cpp/installed
 	$(BIN)/python -m text_generation_benchmark.peers.install $* .venv-$*
 	touch $@
 
-# What a machine without a network lacks, unpacked, and the stubs: take .gpu/ there, and run gpu-check.
+# Collects in .gpu/ the Python packages (unpacked) and the gRPC stubs that a machine without a network lacks. Copy .gpu/
+# there and run gpu-check.
 gpu-wheels: install
 	rm -rf .gpu
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --target .gpu/site --only-binary=:all: \
@@ -132,7 +136,8 @@ gpu-wheels: install
 	rm -rf .gpu/site/bin .gpu/site/text_generation_proto/__pycache__
 	du -sh .gpu
 
-# Kernels, speed and the whole server on a GPU, into benchmark/results/, or a rehearsal without one. Installs nothing.
+# Checks kernels, speed and the whole server on a GPU, and writes benchmark/results/. Without a GPU: a rehearsal.
+# Installs nothing.
 gpu-check:
 	PYTHONPATH=$(subst $() ,:,$(addprefix $(CURDIR)/,.gpu/site benchmark common launcher router server tools)) \
 		$(PYTHON) -m gpu_check.check $(ARGS)
@@ -141,13 +146,15 @@ gpu-check:
 chaos: install
 	$(BIN)/python integration-tests/chaos.py --write integration-tests/README.md $(ARGS)
 
-# One number for all that 500 mixed requests are answered, with a killed shard: the same before and after a change that
-# must alter no answer. Another version's: ARGS="--launcher ../older/.venv/bin/text-generation-launcher".
+# Prints one hash over all answers to 500 mixed requests, during which a shard is killed. A change that must alter no
+# answer must leave the hash the same. For another version: ARGS="--launcher
+# ../older/.venv/bin/text-generation-launcher".
 digest: install
 	$(BIN)/python integration-tests/make_digest.py $(ARGS)
 
-# One tenant attacks, another one is served: every assault for 24 s, and the table in integration-tests/README.md. About
-# 40 minutes. An older version beside it, in turns: ARGS="--before ../older/.venv/bin/text-generation-launcher".
+# Measures a tenant while another tenant attacks the server: each assault for 24 s, and the table in
+# integration-tests/README.md. About 40 minutes. With an older version in turns: ARGS="--before
+# ../older/.venv/bin/text-generation-launcher".
 attacks: install
 	$(BIN)/python integration-tests/make_attacks.py --write integration-tests/README.md $(ARGS)
 

@@ -1,7 +1,8 @@
-"""Runs one assault at full rate, in a process of low priority that stands in for other machines.
+"""Runs one assault at full rate, in a process of low priority. In a real attack this process would run on other
+machines.
 
 `python assailant.py NAME PORT SECONDS KEY` prints the number of answers of each status, as JSON. It uses plain sockets,
-so that the attacker takes little of the machine's time.
+so that the attacker uses little of the machine's processor time.
 """
 
 import asyncio
@@ -17,8 +18,8 @@ from assaults import ASSAULTS, Assault, Manner
 
 CONNECT_S = 5.0
 NICENESS = 19
-DRIP_S = 0.05  # seconds between two bytes
-AFTER_REFUSAL_S = 0.02  # pause of a refused client, so that it does not become a busy loop
+DRIP_S = 0.05  # seconds between two bytes of a connection that sends one byte at a time
+AFTER_REFUSAL_S = 0.02  # seconds that a refused client waits, so that it does not become a busy loop
 PATIENCE_S = 60.0  # seconds that one answer may take
 READ_BYTES = 1 << 16
 
@@ -44,7 +45,9 @@ async def read_to_end(reader: asyncio.StreamReader) -> None:
 
 
 async def once(assault: Assault, port: int, request: bytes) -> str:
-    """One request on a new connection. Returns the answer's status, or what else the connection did."""
+    """Sends one request on a new connection. Returns the answer's status, or how the connection ended without an
+    answer.
+    """
     manner = assault.manner
     async with connection(port) as (reader, writer):
         if manner is Manner.CONNECT:
@@ -86,7 +89,7 @@ async def run(assault: Assault, port: int, seconds: float, key: str) -> Counter[
     end_s = time.monotonic() + seconds
     attackers = [attack(assault, port, requests, end_s, counts) for _ in range(assault.connections)]
     attacking = [asyncio.create_task(attacker) for attacker in attackers]
-    _, late = await asyncio.wait(attacking, timeout=seconds)  # late: requests without an answer yet
+    _, late = await asyncio.wait(attacking, timeout=seconds)  # `late`: connections still without an answer at the end
     for task in late:
         task.cancel()
     for ended in await asyncio.gather(*attacking, return_exceptions=True):

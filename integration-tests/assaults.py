@@ -1,4 +1,4 @@
-"""Assaults that one tenant can make on a shared server, as data. Each assault names the resource that it takes.
+"""Assaults that one tenant can make on a shared server, as data. Each assault names the resource that it uses up.
 
 An assault is an endless series of HTTP requests, made by many connections as fast as the answers come, or by
 connections that misbehave: that never read, close at once, or send one byte at a time.
@@ -18,7 +18,7 @@ EVERYTHING = 1_000_000  # more tokens than any server's KV cache has: a request 
 
 
 class Manner(Enum):
-    """How a connection treats its request."""
+    """How a connection sends its request and reads the answer."""
 
     WAIT = "sends a request and reads the answer, again and again"
     NEVER_READ = "sends a request and reads nothing"
@@ -35,7 +35,7 @@ Requests = Callable[[str], Iterator[bytes]]  # makes an endless series of reques
 @dataclass(frozen=True, slots=True)
 class Assault:
     name: str
-    resource: str  # the resource that other tenants would lack
+    resource: str  # the resource that the assault takes from other tenants
     requests: Requests
     connections: int = 16
     manner: Manner = Manner.WAIT
@@ -90,7 +90,7 @@ SMALL_CHAT = repeat("/v1/chat/completions", chat(max_tokens=4))
 
 
 def of_bodies() -> Iterator[Assault]:
-    """Bodies that take the event loop's time: D2 and D5 of the review, and similar bodies."""
+    """Bodies that keep the event loop busy: items D2 and D5 of the security review, and similar bodies."""
     generate, chats, completions = "/generate", "/v1/chat/completions", "/v1/completions"
     wrong_stops = filled(b'{"inputs":"a","parameters":{"stop":[', b"1", b"]}}")
     yield Assault("a body of 995,000 wrong stops", "the event loop", repeat(generate, wrong_stops), 1)
@@ -124,7 +124,7 @@ def of_bodies() -> Iterator[Assault]:
 
 
 def of_texts() -> Iterator[Assault]:
-    """Texts that take the time of the tokenizer and of the encoding of answers (D4 of the review)."""
+    """Texts that keep the tokenizer and the encoding of answers busy (D4 of the security review)."""
     words, run = LONG_TEXT * (LARGEST // len(LONG_TEXT)), "a" * (LARGEST - 100)
     yield Assault("texts of 2 MB, truncated to 1", "the tokenizer", repeat("/generate", text(words, truncate=1)), 32)
     yield Assault("runs of 2 MB, truncated to 1", "the tokenizer", repeat("/generate", text(run, truncate=1)), 8)
@@ -138,7 +138,9 @@ def of_texts() -> Iterator[Assault]:
 
 
 def of_queues() -> Iterator[Assault]:
-    """Requests that take permits, rows, steps or the queue's order (D4 of the review)."""
+    """Requests that occupy permits, rows or steps, or that try to change the queue's order (D4 of the security
+    review).
+    """
     long = text("Once upon a time", max_new_tokens=200, ignore_eos_token=True)
     first = text("Once upon a time", max_new_tokens=200, ignore_eos_token=True, priority=-5)
     urgent = text("Once upon a time", max_new_tokens=200, ignore_eos_token=True, priority=-(2**31))
@@ -167,7 +169,9 @@ def of_queues() -> Iterator[Assault]:
 
 
 def of_connections() -> Iterator[Assault]:
-    """Connections that take sockets and buffers, and requests that are answered without a key or without work."""
+    """Connections that use up sockets and buffers, and requests that are answered without a key or without
+    computing.
+    """
     stream = repeat("/generate_stream", text("Once", max_new_tokens=200, ignore_eos_token=True, top_n_tokens=5))
     yield Assault("streams that are never read", "buffers, slots", stream, 64, Manner.NEVER_READ)
     yield Assault("streams that are left at once", "cancelling", stream, 32, Manner.HANG_UP)
@@ -191,7 +195,7 @@ def of_connections() -> Iterator[Assault]:
 
 
 def of_templates() -> Iterator[Assault]:
-    """Chats on models with a malicious chat template (D6 of the review). The victim does not use chats."""
+    """Chats on models with a malicious chat template (D6 of the security review). The victim does not use chats."""
     templates = {
         "loops without output": "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
         "{% endfor %}{% endfor %}{% endfor %}",

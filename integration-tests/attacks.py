@@ -1,4 +1,4 @@
-"""Sends hostile bodies, and cases generated from the OpenAPI document, to a server and judges the answers."""
+"""Sends hostile bodies, and cases generated from the OpenAPI document, to a server, and checks the answers."""
 
 import asyncio
 import re
@@ -20,8 +20,8 @@ from server_process import ServerProcess
 CONCURRENCY = 16
 SEED = 7
 TRACEBACK = re.compile(rb'Traceback \(most recent|File "[^"]+", line \d+')
-# Largest body that must be answered. The server may answer a larger body and close before the body was sent, which a
-# client sees as a broken connection.
+# Bytes of the largest body that must be answered. The server may answer a larger body and close before the body was
+# sent, which a client sees as a broken connection.
 MUST_BE_ANSWERED = 64 * 1024
 
 
@@ -30,7 +30,7 @@ class Attacked:
     sent: int
     statuses: dict[int, int]
     cut_off: int  # large bodies whose connection was closed before the answer could be read
-    findings: list[str]  # wrong answers
+    findings: list[str]  # descriptions of wrong answers
     restarted: bool
 
     def failures(self) -> list[str]:
@@ -50,14 +50,16 @@ class Findings:
 
     def answer(self, what: str, status: int, content: bytes) -> None:
         self._statuses[status] += 1
-        # 504 is right for a generated `timeout` that is too short for a token.
+        # Status 504 is right if the generated `timeout` is too short for a token.
         if status >= 500 and b'"deadline"' not in content:
             self._found.append(f"{what}: {status} {content[:200]!r}")
         if TRACEBACK.search(content):
             self._found.append(f"{what}: a traceback in the body")
 
     def refusal(self, what: str, status: int, content: bytes) -> None:
-        """Checks that a request was refused (a stream: by an event under status 200) and its body is not quoted."""
+        """Checks that a request was refused (in a stream: by an error event under status 200), and that the error does
+        not quote its body.
+        """
         if not (400 <= status < 500 or (status == 200 and content.startswith(b'data: {"error"'))):
             self._found.append(f"{what}: not refused, {status}")
         if hostile.CANARY.encode() in content:
@@ -76,7 +78,7 @@ class Findings:
 
 
 def throw_bodies(server: ServerProcess, bodies: Iterable[Body], on_every_route: bool) -> Attacked:
-    """Sends each body to one POST route, in turn, or to all POST routes."""
+    """Sends each body to POST routes: to all of them, or to one, the next one for each body."""
     routes = [path for path, methods in _document(server)["paths"].items() if "post" in methods]
     findings = Findings(server)
 

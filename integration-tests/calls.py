@@ -41,7 +41,7 @@ def client_of(url: str) -> httpx.AsyncClient:
 
 
 def at_once(url: str, *calls: Any) -> list[Any]:
-    """Results of `call(client)` for each call, all in flight together."""
+    """Results of `call(client)` for each call; all calls run at the same time."""
 
     async def run() -> list[Any]:
         async with client_of(url) as client:
@@ -101,5 +101,5 @@ def metric(url: str, name: str) -> float:
 
 def metrics(url: str, *names: str) -> list[float]:
     """The values of several series at one moment; 0 for a series that is not on the page."""
-    page = httpx.get(f"{url}/metrics", timeout=30, verify=False).text  # skips the setup of TLS
+    page = httpx.get(f"{url}/metrics", timeout=30, verify=False).text  # `verify=False` skips the setup of TLS
     return [read_metric(page, name) for name in names]

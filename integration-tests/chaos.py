@@ -1,4 +1,4 @@
-"""Does all kinds of harm to a running server and writes down what its clients noticed: `make chaos`."""
+"""Injects all kinds of faults into a running server and records what its clients noticed: `make chaos`."""
 
 import argparse
 import time
@@ -51,12 +51,14 @@ def everything(scale: Scale, seed: int, examples: int, asked_kills: int | None) 
 
 
 def attack(scale: Scale, how: Callable[[ServerProcess], Attacked]) -> Attacked:
-    with scale.server(1, "--max-total-tokens", "64") as server:  # valid requests end soon
+    with scale.server(1, "--max-total-tokens", "64") as server:  # short texts, so that valid requests end soon
         return how(server)
 
 
 def run(todo: Iterator[tuple[str, Run]]) -> tuple[list[tuple[str, Result]], list[str]]:
-    """(Results, failures). A scenario that raises is a failure too; the next scenarios still run."""
+    """Runs all scenarios. Returns (results, failures). A scenario that raises is a failure too; the next scenarios
+    still run.
+    """
     results, failures = [], []
     for name, scenario in todo:
         started_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""A server with the demo model in float32, shared by all tests of this folder."""
+"""Starts one server with the demo model in float32, shared by all tests of this folder."""
 
 import sys
 from collections.abc import Iterator

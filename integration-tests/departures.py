@@ -1,4 +1,6 @@
-"""Clients that do not read or leave, and a router or launcher that is killed: measures what each leaves behind."""
+"""Clients that do not read or that leave, and a router or launcher that is killed: measures memory, slots and files
+that each leaves behind.
+"""
 
 import json
 import os
@@ -32,8 +34,8 @@ HELD = ("tgi_batch_current_size", "tgi_queue_size", "tgi_slots_used")
 @dataclass(frozen=True, slots=True)
 class NeverRead:
     timeout_s: int
-    full_s: float  # seconds from the requests until the connections' buffers were full
-    freed_s: float  # seconds from the full buffers until no slot was held
+    full_s: float  # seconds from sending the requests until the connections' buffers were full
+    freed_s: float  # seconds from full buffers until no slot was held
     growth: int  # bytes by which the router's memory grew
 
     def failures(self) -> list[str]:
@@ -108,8 +110,9 @@ def never_read(scale: Scale) -> NeverRead:
 
 
 def when_full(samples: Sequence[Sample]) -> float:
-    """Time at which NEARLY_ALL of the most unsent bytes were reached. The kernel still compacts its buffers for a while
-    after they are full, so the last bytes do not count."""
+    """Time at which NEARLY_ALL of the largest number of unsent bytes was reached. After the buffers are full the kernel
+    still compacts them for a while, so the last bytes do not count.
+    """
     most = max(sample.unsent for sample in samples)
     return next(sample.at_s for sample in samples if sample.unsent >= NEARLY_ALL * most)
 
@@ -169,7 +172,7 @@ def connections(
     with ExitStack() as stack:
         for _ in range(count):
             client = stack.enter_context(socket.socket())
-            if receive_buffer is not None:  # must be set before connecting, as TCP agrees on the window then
+            if receive_buffer is not None:  # must be set before connecting, because TCP agrees on its window then
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
             client.connect(("127.0.0.1", server.port))
             client.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
@@ -177,7 +180,7 @@ def connections(
 
 
 def held(server: ServerProcess) -> float:
-    """0 when no request runs or waits and no slot is held."""
+    """Sum of running requests, waiting requests and held slots: 0 when the server is idle."""
     return sum(metrics(server.url, *HELD))
 
 

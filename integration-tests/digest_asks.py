@@ -1,4 +1,4 @@
-"""The requests whose answers `make digest` sums up."""
+"""The requests over whose answers `make digest` computes its hash."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -40,7 +40,7 @@ CHAT = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_comp
 
 
 def crowded_asks() -> list[MixedAsk]:
-    """NUM_ASKS asks, the same in every run."""
+    """NUM_ASKS requests, the same in every run."""
     found = []
     for i, ask in enumerate(mixed_asks(NUM_ASKS // 2, TOKENS)):
         parameters = {"max_new_tokens": 400, "details": True}
@@ -50,7 +50,7 @@ def crowded_asks() -> list[MixedAsk]:
 
 
 def asks_for_options() -> Iterator[MixedAsk]:
-    """Asks for each option, and on each route, that `mixed_asks` does not have."""
+    """Requests for each option, and on each route, that `mixed_asks` does not use."""
     length = {"max_new_tokens": 24, "details": True}
     for more in NATIVE:
         yield MixedAsk("options", "/generate", {"inputs": STORY, "parameters": length | more}, is_streamed=False)

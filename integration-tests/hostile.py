@@ -1,8 +1,8 @@
-"""Hostile request bodies as data: more than a thousand distinct small bodies, the same for the same seed; and large
-bodies.
+"""Hostile request bodies as data: large bodies, and more than a thousand distinct small bodies, the same for the same
+seed.
 
-A body with `refused` is not a valid request on any route and must be answered 4xx. The other bodies are strange but
-legal: any answer but a server error is right.
+A body with `refused` is not a valid request on any route and must be answered with a status 4xx. The other bodies are
+strange but legal: any answer except a server error (5xx) is right.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 JSON = "application/json"
-CANARY = "canary-5b1e"  # part of most bodies; must not appear in an error
+CANARY = "canary-5b1e"  # text in most bodies; must not appear in an error
 REQUIRED = ("inputs", "prompt", "messages")
 NATIVE = (
     "best_of",
@@ -119,8 +119,9 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """Strange headers for a request with a valid body. The server must refuse them if `refused`, else answer without an
-    error of its own."""
+    """Strange headers for a request with a valid body. If `refused`, the server must refuse the request; otherwise it
+    must answer without a server error (5xx).
+    """
 
     name: str
     headers: list[tuple[bytes, bytes]]
@@ -171,7 +172,7 @@ def _list_of(item: str, size: int) -> str:
 
 
 def _large_chats(size: int) -> Iterator[Body]:
-    """Chats that are legal, and are refused only where they are too long for the model's context."""
+    """Valid chats, refused only if they are too long for the model's context."""
     for content in ("a", "", "\\n"):
         message = f'{{"role":"user","content":"{content}"}}'
         yield Body(f"chat of messages {content!r}", _request(messages=_list_of(message, size)).encode(), False)

@@ -1,4 +1,6 @@
-"""Routers that hang, and routers that are only late: measures which of them the launcher replaces, and when."""
+"""Routers that hang, and routers that are only slow: measures which of them the launcher replaces, and after how many
+seconds.
+"""
 
 import asyncio
 import os
@@ -20,7 +22,7 @@ from server_process import ServerProcess, wait_until
 from streams import Comparison, StreamAnswer, StreamClients, compare, run_streams
 
 REPLACED_LIMIT_S = 5.0
-# A stuck event loop may recover by itself, so the launcher waits longer for it than for a stopped process.
+# A stuck event loop may recover by itself, so the launcher waits longer for it than for a stopped process. Seconds.
 STUCK_LIMIT_S = 12.0
 LOAD_PER_CORE = 4
 
@@ -31,8 +33,8 @@ Harm = Callable[[ServerProcess], Awaitable[None]]
 class Replaced:
     what: str
     limit_s: float
-    replaced_s: float  # seconds until another router was started
-    back_s: float  # seconds until the server was ready
+    replaced_s: float  # seconds until a new router was started
+    back_s: float  # seconds until the server was ready again
     shards_kept: bool
 
     def failures(self) -> list[str]:
@@ -53,7 +55,7 @@ class LeftAlone:
 
 
 def replace_stopped(scale: Scale) -> Replaced:
-    """Stops a router with eight streams by SIGSTOP."""
+    """Sends SIGSTOP to a router that serves eight streams."""
     with scale.server(1) as server:
         old, shards = processes.router(server.pid), set(processes.shards(server.pid).values())
         with connections(server, 8, {"max_new_tokens": 400, "ignore_eos_token": True}):
@@ -69,7 +71,7 @@ def replace_stopped(scale: Scale) -> Replaced:
 
 
 def replace_stuck(scale: Scale) -> Replaced:
-    """Blocks the router's event loop, during eight streams, by an injected fault."""
+    """Blocks the router's event loop by an injected fault, while the router serves eight streams."""
     faults = {"FAILPOINTS": "router.rpc:delay=600@40"}
     with scale.server(1, "--testing", environ=faults) as server:
         old, shards = processes.router(server.pid), set(processes.shards(server.pid).values())
@@ -83,7 +85,9 @@ def replace_stuck(scale: Scale) -> Replaced:
 
 
 def leave_alone(scale: Scale, what: str, harm: Harm, expected: Sequence[StreamAnswer]) -> LeftAlone:
-    """Does `harm` while all early streams run, and compares every stream with the run without faults."""
+    """Does `harm` while all early streams run, which must not make the launcher replace the router. Compares every
+    stream with the run without faults.
+    """
     with scale.server(1) as server:
         router = processes.router(server.pid)
 
@@ -126,7 +130,7 @@ def busy_processes(count: int) -> Iterator[None]:
 def everything(
     expected: Sequence[StreamAnswer], scale: Scale
 ) -> Iterator[tuple[str, Callable[[], Replaced | LeftAlone]]]:
-    """`expected`: the streams of one shard without faults."""
+    """Runs all measurements. `expected`: the streams of one shard without faults."""
     yield "router stopped (SIGSTOP)", partial(replace_stopped, scale)
     yield "router's event loop stuck", partial(replace_stuck, scale)
     for what, harm in (

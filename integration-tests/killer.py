@@ -1,11 +1,12 @@
-"""A process of its own that kills shards, at times drawn before anything is known of what they will be doing then.
+"""Kills shards from a process of its own, at random times that do not depend on what the shards are doing.
 
-    python killer.py LAUNCHER_PID URL --kills 20 --shards 2 --seed 1
+python killer.py LAUNCHER_PID URL --kills 20 --shards 2 --seed 1
 
-Bursts of one, two or three kills; of several shards one is killed, or all at once. All gaps are drawn uniformly, by the
-wall clock. One thing is looked at beforehand: what the server promises holds for fewer than MOST_IN_A_ROW kills without
-an answered step between them, so one more kill waits until a step has been answered, and says for how long. Prints a
-line of JSON for each kill. A time at which no shard's process is alive passes without a kill.
+Kills come in bursts of one, two or three. If there are several shards, a kill takes one of them or all at once. All
+gaps are drawn uniformly, by the wall clock, with one exception: the server's promises hold only for fewer than
+MOST_IN_A_ROW kills without an answered step between them. One more kill therefore waits until a step has been answered,
+and reports the length of this wait. Prints one line of JSON for each kill. A time at which no shard's process is alive
+passes without a kill.
 """
 
 import argparse
@@ -26,9 +27,9 @@ from text_generation_benchmark.metrics import metric
 
 MOST_IN_A_ROW = 5
 BURSTS = (1, 2, 3)
-# Time after a kill at which no answer is in flight any more, and the next epoch has not begun.
+# Seconds after a kill at which no answer is in flight any more, and the next epoch has not begun.
 SETTLED_S = 0.3
-# Longest gap from one kill to the next: about the time that shards take to start and to answer steps again.
+# Longest gap in seconds from one kill to the next: about the time that shards take to start and to answer steps again.
 LONGEST_WITHIN_BURST_S, LONGEST_BETWEEN_BURSTS_S = 5.0, 8.0
 ALL_RANKS = 1 / 3  # share of kills, with several shards, that kill all shards at once
 WAIT_LIMIT_S = 120.0
@@ -37,19 +38,19 @@ METHODS = ("prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    at_s: float  # wall clock
+    at_s: float  # time of the kill by the wall clock
     burst: int
     size: int  # number of kills in its burst
     ranks: list[int]
     epoch: int
-    waited_s: float  # wait for an answered step, required by MOST_IN_A_ROW
+    waited_s: float  # seconds of waiting for an answered step, required by MOST_IN_A_ROW
     in_a_row: int  # kills since the last answered step, this one included
     lost: dict[str, int]  # steps that the kill left unanswered, by method
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The router's counts of steps so far, by method (prefill or decode)."""
+    """The router's counts of steps, by method (prefill or decode)."""
 
     sent: dict[str, float]
     answered: dict[str, float]
@@ -69,8 +70,10 @@ class Killer:
         self._metrics = httpx.Client(base_url=url, timeout=30)
         self._num_shard = num_shard
         self._rng = random.Random(seed)
-        self._longest_s = (longest_s, min(longest_s, LONGEST_WITHIN_BURST_S))  # (before a burst, within it)
-        self._killed: set[psutil.Process] = set()  # a killed large process stays visible for a while
+        # longest gap (before a burst, within a burst)
+        self._longest_s = (longest_s, min(longest_s, LONGEST_WITHIN_BURST_S))
+        # kept because a large process stays visible for a while after it was killed
+        self._killed: set[psutil.Process] = set()
         self._in_a_row = 0
         self._answered = 0.0  # number of steps answered when the last kill had taken effect
         self._lost = dict.fromkeys(METHODS, 0)  # steps left unanswered by all kills so far, by method
@@ -109,7 +112,7 @@ class Killer:
         self._in_a_row += 1
         time.sleep(SETTLED_S)
         steps = self._steps()
-        # Steps lost by earlier kills stay unanswered for ever: subtract them.
+        # Steps that earlier kills left unanswered are never answered: subtract them.
         lost = {method: steps.unanswered[method] - self._lost[method] for method in METHODS}
         self._answered, self._lost = steps.num_answered, steps.unanswered
         return Kill(at_s, burst, size, ranks, epoch, waited_s, self._in_a_row, lost)

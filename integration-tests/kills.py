@@ -1,4 +1,4 @@
-"""Reads faults and starts from a server's log, and computes how long clients received no token."""
+"""Reads faults and starts of shards from a server's log, and computes for how long clients received no token."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from math import inf
 from statistics import median
 from typing import Any
 
-# Longest time after a kill at which clients receive answers that were in flight when the shard died.
+# Longest time in seconds after a kill at which clients receive answers that were in flight when the shard died.
 IN_FLIGHT_S = 0.4
 
 
@@ -26,7 +26,9 @@ class Injected:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A time without tokens. `waits_s`: seconds from the first kill to the next token of each running stream."""
+    """A time in which no client received a token. `waits_s`: seconds from the first kill to the next token of each
+    running stream.
+    """
 
     num_kills: int
     waits_s: tuple[float, ...]
@@ -57,7 +59,7 @@ def injected(log: str) -> list[Injected]:
 
 
 def load_time_s(log: str) -> float:
-    """Duration of the first start, while the machine is idle: from the start of the shards to the end of warm-up."""
+    """Seconds of the first start of the shards, while the machine is idle: until the end of warm-up."""
     start_s, end_s = loads(log)[0]
     return end_s - start_s
 
@@ -79,8 +81,9 @@ def loads(log: str) -> list[tuple[float, float]]:
 
 
 def outages(kill_times_s: Sequence[float], streams: Sequence[Sequence[float]]) -> list[Outage]:
-    """`streams`: the arrival times of each stream's events. Kills between which no client received a token are one
-    outage, which begins with its first kill."""
+    """Finds the outages. `streams`: the arrival times of each stream's events. If no client received a token between
+    two kills, both belong to one outage, which begins with the first kill.
+    """
     arrivals = sorted(arrival for stream in streams for arrival in stream)
     groups: list[list[float]] = []
     for at_s in sorted(kill_times_s):

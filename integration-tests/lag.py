@@ -1,9 +1,10 @@
-"""How long the router's event loop is held by large bodies, and what memory they take. By hand:
+"""Measures how long large bodies block the router's event loop, and how much memory they take. To be run by hand:
 
-    .venv/bin/python integration-tests/lag.py [--at-once 3] [--repeat 3] [--only WORD] [LAUNCHER ARGUMENTS]
+.venv/bin/python integration-tests/lag.py [--at-once 3] [--repeat 3] [--only WORD] [LAUNCHER ARGUMENTS]
 
-Each body is sent to every route it may hurt, while another process asks /live every 2 ms. A line per body: the worst
-and the 99th percentile of /live, the statuses, and how much more memory the router and its children held at most.
+Each body is sent to every route that reads it, while another process calls /live every 2 ms. Prints a line for each
+body: the longest and the 99th percentile of /live's response times, the statuses of the answers, and the largest growth
+of the memory of the router and its children.
 """
 
 import argparse
@@ -27,7 +28,7 @@ REST_S = 3.0
 
 
 def watch_live(port: int, ready: Event, until: Event, answers: "multiprocessing.Queue[list[float]]") -> None:
-    """Asks /live on one connection until `until` is set, and puts the seconds that each answer took into `answers`."""
+    """Calls /live on one connection until `until` is set, and puts the seconds that each answer took into `answers`."""
     taken: list[float] = []
     request = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
     with socket.create_connection(("127.0.0.1", port)) as connection:

@@ -1,4 +1,5 @@
-"""What a prompt of 30,000 tokens costs 32 streams that are under way, and what a chunk of it costs by itself.
+"""Measures how much a prompt of 30,000 tokens delays 32 running streams, and how long each of its chunks takes without
+streams.
 
 python integration-tests/long_prompt.py --write integration-tests/README.md
 """
@@ -33,8 +34,9 @@ LONG_TOKENS = 30_000
 CHUNK_TOKENS = 512
 NUM_STREAMS = 32
 HEAD_TOKENS = 64  # tokens of each stream before the long prompt is sent
-TAIL_TOKENS = 96  # tokens of each stream besides; 20 of them pass before TGI's joining rule admits the long prompt
-# A step with a chunk and decode rows may cost this share more than both measured apart: a machine is never quiet.
+TAIL_TOKENS = 96  # tokens of each stream after that; TGI's joining rule admits the long prompt after 20 of them
+# A step with a chunk and decode rows may take this share longer than the sum of both measured separately: other
+# processes disturb the measurement.
 TOLERANCE = 0.1
 
 
@@ -63,7 +65,7 @@ class Measured:
 
     @property
     def raised(self) -> list[float]:
-        """For each gap during the long prompt: (gap - usual gap) / cost of the step's chunk alone."""
+        """For each gap between tokens during the long prompt: (gap - usual gap) / time of the step's chunk alone."""
         usual = median(self.gaps.before)
         return [(gap - usual) / self.alone[chunk] for chunk, gap in self.gaps.during]
 
@@ -77,7 +79,7 @@ def steps_of(log: Path) -> list[Step]:
 
 
 def prompts(num_tokens: int, count: int, seed: int) -> list[str]:
-    """`count` prompts of `num_tokens` tokens: words of one token each, after the token that begins every text."""
+    """`count` prompts of `num_tokens` tokens: the token with which every text begins, then words of one token each."""
     rng, vocabulary = random.Random(seed), tokenizer().get_vocab()
     words = sorted(word.replace("Ġ", " ") for word in vocabulary if word[0] == "Ġ" and word[1:].isalpha())
     return ["".join(rng.choice(words) for _ in range(num_tokens - 1)) for _ in range(count)]
@@ -155,7 +157,7 @@ def gaps_of(streams: Streams, steps: Sequence[Step]) -> Gaps:
 
 
 def _all_run_s(streams: Streams) -> float:
-    """Time at which every stream has two tokens: before, steps compute the streams' own prompts."""
+    """Time at which every stream has two tokens. Before that time, steps compute the streams' own prompts."""
     return max(arrivals[1] for arrivals in streams.arrivals_s)
 
 

@@ -1,6 +1,6 @@
-"""One tenant attacks, another one is served: `make attacks` measures every assault and writes the table.
+"""Attacks the server as one tenant and serves another: `make attacks` measures every assault and writes the table.
 
-`--before LAUNCHER` takes turns with an older version's `text-generation-launcher`, for the same table.
+`--before LAUNCHER` also measures the `text-generation-launcher` of an older version, in turns, for the same table.
 """
 
 import argparse
@@ -28,16 +28,16 @@ from text_generation_benchmark.output import replace_table
 
 VICTIM_KEY, ATTACKER_KEY = "victim-key", "attacker-key"
 NUM_VICTIMS = 60
-SETTLE_S = 5.0  # time after an assault in which the router gives memory back
+SETTLE_S = 5.0  # seconds after an assault in which the router returns memory to the system
 LIVE_P99_S, LIVE_WORST_S = 0.020, 0.100
 MEMORY_MIB = 128
-KEPT_MIB = 32  # memory that may remain after SETTLE_S: allocators keep some
+KEPT_MIB = 32  # MiB of memory that may remain taken after SETTLE_S, because allocators keep some memory
 SECRET = "4927"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one assault. First-token times are infinite where the victim was refused."""
+    """The result of one assault. A first-token time is infinite if the victim's request was refused."""
 
     assault: str
     statuses: dict[str, int]
@@ -121,8 +121,9 @@ def measure_on(server: ServerProcess, assault: Assault, seconds: float, victims:
 
 
 def _one_of_each(server: ServerProcess) -> None:
-    """Sends a large body and a chat, so that memory that a server takes at its first ones is not measured as the
-    attacker's."""
+    """Sends a large body and a chat. The memory that a server allocates for its first such requests would otherwise be
+    counted as the attack's.
+    """
     headers = {"authorization": f"Bearer {VICTIM_KEY}"}
     large = {"inputs": "a", "parameters": {"stop": ["b" * 100_000], "max_new_tokens": 1}}
     chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
@@ -162,8 +163,9 @@ def _pids(server: ServerProcess) -> set[int]:
 
 
 def recovered_digits(server: ServerProcess) -> int:
-    """Number of digits of another key's secret that can be guessed from `cached_tokens`, with ten guesses for each
-    digit (D3 of the review)."""
+    """Guesses digits of another key's secret from `cached_tokens`, with ten guesses for each digit. Returns the number
+    of digits found (D3 of the security review).
+    """
     prefix = "My PIN code is "
     _cached(server, VICTIM_KEY, f"{prefix}{SECRET}.")
     known = ""

@@ -1,22 +1,24 @@
-"""Numbers for everything a server says and for the work it takes: `make digest`, before and after a change that must
-alter neither.
+"""Computes hashes of all answers of a server, and counts of its work: `make digest`, before and after a change that
+must alter neither.
 
 Requests in float32 are sent to servers of 1 and 2 shards in three runs. Two runs send the same 500 mixed requests, with
 too few token slots for 32 of them:
 
 - *the storm*: 32 at a time, and a shard is killed half-way. Its counts depend on the arrival of requests.
+
 - *the line*: all requests wait in the queue, in a known order, before the first step. Nothing arrives later, so the
-  counts of steps and rows are comparable: runs of one version had the same number of wasted rows, and numbers of
-  forward steps within 1 %.
+counts of steps and rows are comparable: runs of one version had the same number of wasted rows, and numbers of forward
+steps within 1 %.
+
 - *the options*: 16 requests, one after the other, with the options and routes that the mixed requests do not have.
 
 The digest covers every event of every stream (ids, texts, log-probabilities, top tokens, finish reasons); storm and
 line must have the same digest. Two shards add numbers in another order than one, so they have another digest.
 
-`--launcher` asks another version's server. `--reference` computes with the reference kernels instead of compiled ones:
-it copies the server's package, and leaves the compiled kernels out. The two kinds of kernels have the same digest only
-on processors where torch's products and ours round alike. Exit status 1 where a request failed, a run had fewer than
-21 preemptions, or storm and line have other digests.
+`--launcher` measures the server of another version. `--reference` computes with the reference kernels instead of
+compiled kernels: it copies the server's package without the compiled kernels. Both kinds of kernels have the same
+digest only on processors where torch's products and ours round alike. Exit status 1 if a request failed, a run had
+fewer than 21 preemptions, or storm and line have different digests.
 """
 
 import argparse
@@ -63,9 +65,9 @@ class Work:
 
     forwards: int
     rows: int  # rows of all forward steps: one for each request that decodes in a step
-    prompt_tokens: int  # computed by chunks, those of preempted requests again
+    prompt_tokens: int  # tokens that chunks computed, including tokens of preempted requests that were computed again
     wasted_rows: (
-        int  # rows whose token is in no text; too many by each request preempted before its prompt was computed
+        int  # rows whose token is in no text; plus one for each request preempted before its prompt was computed
     )
 
 
@@ -78,7 +80,7 @@ class Digest:
     answers: int
     preemptions: int
     failed: Sequence[str]
-    work: Work | None = None  # known for the line only
+    work: Work | None = None  # None in runs other than the line, whose counts are not comparable
 
     def failures(self) -> list[str]:
         is_few = self.run in CROWDED and self.preemptions < MIN_PREEMPTIONS
@@ -127,7 +129,8 @@ def _digest(
     answers: Sequence[MixedAnswer],
     failed: Sequence[str],
 ) -> Digest:
-    # The server draws the seeds of best_of, and completions name the model's folder.
+    # Texts of best_of depend on seeds that the server draws, and completions name the model's folder: both are left
+    # out.
     said = [event for answer in answers if asked[answer.ask].kind != "best_of" for event in answer.outcome]
     total = hashlib.sha256("\n".join(said).replace(str(DEMO_MODEL), "demo").encode()).hexdigest()
     preemptions = int(metric(server.url, "tgi_request_preemptions"))
@@ -162,8 +165,10 @@ async def _storm_answers(server: ServerProcess, asked: Sequence[MixedAsk]) -> li
 
 
 async def _line_answers(server: ServerProcess, asked: Sequence[MixedAsk], num_shard: int) -> list[MixedAnswer]:
-    """As `_storm_answers`, with all asks in the queue before the first step. While shards are replaced the router takes
-    requests and runs none, so the first shards are killed, and the next are stopped until the queue is complete."""
+    """As `_storm_answers`, but all requests are in the queue before the first step. While shards are replaced, the
+    router accepts requests and runs none. So the first shards are killed, and the next shards are stopped until the
+    queue is complete.
+    """
     for shard in processes.shards(server.pid).values():
         shard.kill()
 
@@ -199,7 +204,7 @@ async def _until_queue_has(client: httpx.AsyncClient, length: int) -> None:
 
 @contextmanager
 def environment(launcher: Path, is_reference: bool) -> Iterator[Mapping[str, str]]:
-    """The variables with which a launcher's shards compute with the kernels asked for."""
+    """Environment variables with which a launcher's shards compute with the chosen kernels."""
     if not is_reference:
         yield {}
         return

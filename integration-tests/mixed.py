@@ -1,4 +1,4 @@
-"""Streams of every kind that a client can ask for, and the part of their answers that must be the same in every run."""
+"""Streams of every kind that a client can request, and the part of their answers that must be the same in every run."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from streams import SAMPLED, WORDS
 # Fields that change from run to run: times, names of answers, and the tokens found in the prefix cache.
 VOLATILE = ("created", "cached_tokens", "system_fingerprint")
 SLOW_PAUSE_S = 0.05
-# Long, because shards that die every few seconds leave little time for tokens.
+# Seconds that a stream may take. Long, because shards that die every few seconds have little time to make tokens.
 STREAM_LIMIT_S = 1800.0
 SHARED_WORDS = 300  # words in the prefix that prompts of the kind "shared prefix" share
 LONG_WORDS = (450, 800)  # range of words in a prompt of several chunks
@@ -35,16 +35,18 @@ class MixedAsk:
 class MixedAnswer:
     """The answer to one ask. `outcome`: the part of the answer that must be the same in every run."""
 
-    ask: int  # index of the ask
-    started_s: float  # wall clock, as all times here
+    ask: int  # index of the request in the list of requests
+    started_s: float  # by the wall clock, as all times in this file
     ended_s: float
-    arrivals_s: tuple[float, ...]  # when each event arrived
+    arrivals_s: tuple[float, ...]  # arrival time of each event
     outcome: tuple[str, ...]
-    error: str  # empty if the stream ended normally
+    error: str  # how the stream failed; empty if it ended normally
 
 
 def mixed_asks(count: int, tokens: tuple[int, int]) -> list[MixedAsk]:
-    """`count` asks, the same in every run, of all kinds in turn. `tokens`: the least and the most tokens of a text."""
+    """`count` requests, the same in every run, of all kinds in turn. `tokens`: the least and the largest number of
+    tokens of a text.
+    """
     rng = random.Random(2)
     shared = _words(rng, SHARED_WORDS)
     kinds = cycle(KINDS)
@@ -183,8 +185,9 @@ def _without_volatile(answer: Any) -> Any:
 
 
 def asks_for_each_text(ask: MixedAsk, answer: MixedAnswer) -> list[tuple[MixedAsk, str]]:
-    """For each text of an answer with best_of: an ask for this text alone, with the seed that the server drew for the
-    text, and the outcome that must follow."""
+    """For each text of an answer with best_of: a request for this text alone, with the seed that the server drew for
+    the text, and the expected outcome.
+    """
     found = []
     for line in answer.outcome:
         seed, tokens = json.loads(line)
@@ -202,12 +205,13 @@ def is_as_expected(ask: MixedAsk, answer: MixedAnswer, expected: MixedAnswer) ->
 
 
 class MixedClients:
-    """Keeps `num_streams` streams running: when a stream ends, the next one starts, until `finish` is called. The asks
-    are taken in turn, again and again."""
+    """Keeps `num_streams` streams running until `finish` is called: when a stream ends, the next one starts. After the
+    last request the first one is sent again.
+    """
 
     def __init__(self, asked: Sequence[MixedAsk], num_streams: int) -> None:
         self.answers: list[MixedAnswer] = []
-        self.num_counted = 0  # value of `tgi_request_count` once the server has received every ask
+        self.num_counted = 0  # value that `tgi_request_count` has once the server has received every request
         self._asked = asked
         self._num_streams = num_streams
         self._turns = cycle(range(len(asked)))
@@ -226,7 +230,8 @@ class MixedClients:
     async def _receive(self, client: httpx.AsyncClient) -> None:
         while not self._finishing.is_set():
             turn = next(self._turns)
-            self.num_counted += 2 if "/chat/" in self._asked[turn].path else 1  # TGI counts a chat and its generation
+            # TGI counts a chat twice: as a chat and as a generation
+            self.num_counted += 2 if "/chat/" in self._asked[turn].path else 1
             self.answers.append(await answer_of(client, self._asked, turn))
 
 

@@ -1,4 +1,4 @@
-"""Shards killed by another process while mixed streams come and go: measures what the clients notice."""
+"""Shards are killed by another process while mixed streams begin and end: measures what the clients notice."""
 
 import asyncio
 import json
@@ -22,13 +22,13 @@ from scale import Scale
 from server_process import ServerProcess
 
 KILLER = Path(__file__).parent / "killer.py"
-# Makes prompts take several chunks, and warm-up short.
+# A small prefill budget, so that prompts take several chunks and warm-up is short.
 ARGUMENTS = ("--max-total-tokens", "1536", "--max-batch-prefill-tokens", "256")
 MOMENTS = ("prefill", "decode", "between steps", "replay", "load", "drain")
 UNDER_WAY = 32
 RECOVERY_LIMIT_S = 10.0
 MARGIN_OVER_LOAD_S = 2.0
-# Longest gap from one kill to the next while a server drains.
+# Longest gap in seconds from one kill to the next while a server drains.
 DRAIN_LONGEST_S = 2.0
 # A drain begins a number of seconds after the first streams, drawn uniformly from this range. At most DRAIN_KILLS kills
 # happen on a draining server.
@@ -54,7 +54,9 @@ class KilledOutside:
     load_s: float
 
     def slow_outages(self) -> list[str]:
-        """Outages of a single kill that were longer than the target, which depends on the machine as well."""
+        """Outages after a single kill that lasted longer than the target. The target is not a requirement, because
+        outages depend on the machine.
+        """
         limit_s = min(self.load_s + MARGIN_OVER_LOAD_S, RECOVERY_LIMIT_S)
         waits = [outage.worst_s for outage in self.outages if outage.num_kills == 1]
         return [f"{wait:.1f} s from kill to next token, target {limit_s:.1f} s" for wait in waits if wait > limit_s]
@@ -86,8 +88,9 @@ class Undisturbed:
 
 
 def kill_from_outside(scale: Scale, num_shard: int, num_kills: int, num_drains: int, seed: int) -> KilledOutside:
-    """Kills shards of `num_drains` servers while they drain, then of one server at any time. Asks that last server
-    again for the texts of best_of, without kills."""
+    """Kills shards of `num_drains` servers while they drain, then shards of one server at any time. Then requests each
+    text of best_of again from this last server, without kills.
+    """
     undisturbed = Undisturbed.of(scale, num_shard)
     record = Record(undisturbed)
     rng = random.Random(seed)
@@ -148,7 +151,7 @@ class Record:
         self._loads += kills.loads(log)
 
     def ask_again(self, url: str) -> None:
-        """Asks for each text of best_of again, with the seed that the server drew, while no shard is killed."""
+        """Requests each text of best_of again, with the seed that the server drew, while no shard is killed."""
         asked = self._undisturbed.asked
         again = [
             pair
@@ -193,7 +196,9 @@ class Record:
         return [stream for stream in self._answers if stream.started_s < at_s < stream.ended_s]
 
     def _moment(self, kill: Kill) -> str:
-        """The moment (one of MOMENTS) of a kill, from the server's log, the server's metrics and the clients' times."""
+        """The moment of a kill (one of MOMENTS), found from the server's log, the server's metrics and the clients'
+        times.
+        """
         if kill in self._drained:
             return "drain"
         if any(start <= kill.at_s < end for start, end in self._loads):
@@ -204,7 +209,9 @@ class Record:
         return next((method for method in ("prefill", "decode") if kill.lost[method]), "between steps")
 
     def _is_replaying(self, at_s: float, ready_s: float) -> bool:
-        """Whether a stream with a quick reader ran when the shards were ready again, and has had no token since."""
+        """Whether a stream whose client reads quickly ran when the shards were ready again, and has received no token
+        since.
+        """
         return any(
             stream.started_s < ready_s < at_s < stream.ended_s
             and stream.arrivals_s
@@ -215,7 +222,7 @@ class Record:
 
 
 class KillerProcess:
-    """Runs killer.py in another process. For one use."""
+    """Runs killer.py in another process. May be used once."""
 
     def __init__(self, server: ServerProcess, num_shard: int, num_kills: int, seed: int, longest_s: float) -> None:
         options = {"shards": num_shard, "kills": num_kills, "seed": seed, "longest": longest_s}
@@ -224,7 +231,7 @@ class KillerProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def kills(self) -> list[Kill]:
-        """Runs the killer and returns its kills, when it has made all of them or after `stop`."""
+        """Runs the killer. Returns its kills, when it has made all of them or after `stop` was called."""
         self._process = await asyncio.create_subprocess_exec(*self._command, stdout=asyncio.subprocess.PIPE)
         assert self._process.stdout is not None
         done = [Kill(**json.loads(line)) async for line in self._process.stdout]

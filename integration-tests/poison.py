@@ -25,7 +25,7 @@ class Poisoned:
     # Number of shard deaths that each poisoned request caused. The first ran among neighbours, the others alone.
     deaths: tuple[int, ...]
     errors: tuple[str, ...]
-    comparison: Comparison  # the neighbours beside the same requests in a run without faults
+    comparison: Comparison  # the other requests, compared with the same requests in a run without faults
 
     def failures(self) -> list[str]:
         found = [f"{count} deaths by one request" for count in self.deaths if not 0 < count <= MAX_DEATHS]
@@ -34,7 +34,9 @@ class Poisoned:
 
 
 def poison(scale: Scale, expected: Sequence[StreamAnswer], alone: int) -> Poisoned:
-    """One poisoned request among NUM_NEIGHBOURS others, then `alone` more, each the only request on the server."""
+    """Sends one poisoned request among NUM_NEIGHBOURS others. Then sends `alone` more poisoned requests, each as the
+    only request on the server.
+    """
     (token,) = tokenizer().encode(WORD, add_special_tokens=False).ids
     neighbours, expected = scale.asks()[:NUM_NEIGHBOURS], expected[:NUM_NEIGHBOURS]
     if any(token in answer.ids for answer in expected):

@@ -9,7 +9,7 @@ KIB = 1024
 
 
 def family(launcher: int) -> list[psutil.Process]:
-    """The launcher and all its descendants."""
+    """The processes of a server: the launcher and all its descendants."""
     root = psutil.Process(launcher)
     return [root, *root.children(recursive=True)]
 

@@ -38,7 +38,7 @@ def kills_as_markdown(killed: Sequence[KilledOutside]) -> str:
 
 
 def as_markdown(results: Sequence[tuple[str, Result]], figures: Sequence[ShardFigures]) -> str:
-    """All tables except those of the kills from outside."""
+    """All tables, except the table of shards killed by another process (see `_outside_table`)."""
     attacked = [(name, result) for name, result in results if isinstance(result, Attacked)]
     return _joined(_streams_table(results), _rest_table(results), _attacks_table(attacked), _shards_table(figures))
 
@@ -78,7 +78,7 @@ def _remark(result: Stopped | Raised | Terminated | Poisoned) -> str:
 
 
 def _outside_table(killed: Sequence[KilledOutside]) -> str:
-    """The kills, and the streams that were lost or differ."""
+    """The table of shards killed by another process: the kills, and the streams that were lost or differ."""
     rows = []
     for result in killed:
         bursts = Counter(size for _, size in {(kill.burst, kill.size) for kill in result.kills})

@@ -10,11 +10,11 @@ from streams import Ask, asks
 @dataclass(frozen=True, slots=True)
 class Scale:
     num_streams: int  # number of streams that start together
-    num_late: int  # number of streams that start one by one later
+    num_late: int  # number of streams that start later, one after the other
     new_tokens: int
     mixed_tokens: tuple[int, int]  # least and most tokens that one stream asks for, in runs with streams of all kinds
     num_kills: Mapping[int, int]  # number of kills, by number of shards
-    longest_gap_s: float  # longest gap between two kills
+    longest_gap_s: float  # longest gap between two kills, in seconds
     num_drains: int  # number of servers whose shards are killed while they drain, for each number of shards
     exceptions: Mapping[int, int]  # number of injected exceptions, by number of shards
     write_timeout_s: int
@@ -30,5 +30,5 @@ class Scale:
 
 
 LONG = Scale(64, 32, 256, (80, 300), {1: 155, 2: 130}, 8.0, 5, {1: 20, 2: 5}, 30, 500, ())
-# Fewer total tokens make warm-up short, which takes most of a restart; short texts do not need more.
+# Fewer total tokens make warm-up shorter, which takes most of a restart; short texts do not need more tokens.
 SHORT = Scale(64, 8, 64, (20, 60), {1: 3, 2: 2}, 3.0, 1, {1: 5, 2: 1}, 3, 200, ("--max-total-tokens", "512"))

@@ -1,4 +1,6 @@
-"""Faults on a server with 64 streams, and what the clients notice of each. One function for each fault."""
+"""Faults on a server with 64 streams, and what the clients notice of each fault. There is one function for each
+fault.
+"""
 
 import asyncio
 import os
@@ -16,8 +18,8 @@ from server_process import ServerProcess
 from streams import Comparison, StreamAnswer, StreamClients, compare, run_streams
 
 UNREADY_LIMIT_S = 6.0
-# The step of the first exception, at which all streams should run. The next exceptions come STEPS_BETWEEN_RAISES steps
-# apart, so that the streams have made tokens in between.
+# Number of the step in which the first exception is raised; all streams should run by then. The next exceptions come
+# STEPS_BETWEEN_RAISES steps apart, so that the streams make tokens in between.
 FIRST_RAISE = 40
 STEPS_BETWEEN_RAISES = 8
 
@@ -91,8 +93,9 @@ def stop_shard(scale: Scale, num_shard: int, seed: int, expected: Sequence[Strea
 
 
 def raise_in_steps(scale: Scale, num_shard: int, expected: Sequence[StreamAnswer]) -> Raised:
-    """Injects exceptions into steps. A single shard must survive all of them in one process; of several shards, each
-    exception ends an epoch."""
+    """Injects exceptions into steps. A single shard must survive all of them in one process. With several shards, each
+    exception ends an epoch.
+    """
     asked = scale.exceptions[num_shard]
     first, apart = min(FIRST_RAISE, scale.new_tokens // 3), STEPS_BETWEEN_RAISES
     if num_shard == 1:
@@ -111,7 +114,7 @@ def raise_in_steps(scale: Scale, num_shard: int, expected: Sequence[StreamAnswer
 
 
 def terminate(scale: Scale, expected: Sequence[StreamAnswer]) -> Terminated:
-    """Sends SIGTERM, with default flags, while all early streams run. The late streams are not asked for."""
+    """Sends SIGTERM to a server with default flags while all early streams run. The late streams are not requested."""
     with scale.server(1) as server:
 
         async def terminate(clients: StreamClients) -> float:

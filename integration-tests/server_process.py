@@ -1,4 +1,4 @@
-"""A whole server as its users start it: `text-generation-launcher` in a process of its own."""
+"""Starts a whole server as its users do: `text-generation-launcher` in a process of its own."""
 
 import shutil
 import tempfile
@@ -32,7 +32,8 @@ class ServerProcess(ChildServer):
         *arguments: str,
         port: int | None = None,
         uds_path: str | None = None,
-        runtime_dir: Path | None = None,  # instead of `uds_path`: the folder in which the server makes its own
+        # the folder in which the server makes its own socket folder; only without `uds_path`
+        runtime_dir: Path | None = None,
         environ: Mapping[str, str] | None = None,
         launcher: Path = LAUNCHER,
     ) -> None:

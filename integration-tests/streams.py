@@ -1,4 +1,4 @@
-"""Many streams at once, and the comparison of what their clients receive with a run without faults."""
+"""Many streams at once, and the comparison of the answers that their clients receive with a run without faults."""
 
 import asyncio
 import random
@@ -34,14 +34,14 @@ LIMIT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One stream of exactly `new_tokens` tokens: greedy, or sampled with `seed`."""
+    """A request for one stream of exactly `new_tokens` tokens: greedy, or sampled with `seed`."""
 
     prompt: str
     seed: int | None
     new_tokens: int
 
     def body(self) -> dict[str, Any]:
-        # The end of text is ignored: a stream must be long enough for the faults of the run.
+        # The end-of-text token is ignored: a stream must be long enough for the faults of the run.
         parameters = {"max_new_tokens": self.new_tokens, "ignore_eos_token": True, "details": True}
         if self.seed is not None:
             parameters |= {"seed": self.seed, **SAMPLED}
@@ -53,7 +53,7 @@ class StreamAnswer:
     """The answer of one stream. `error` is empty if the stream ended normally."""
 
     ids: tuple[int, ...]
-    arrivals_s: tuple[float, ...]  # when each id arrived, by the wall clock, as in the server's log
+    arrivals_s: tuple[float, ...]  # arrival time of each id by the wall clock, which the server's log uses too
     text: str
     details: str  # finish reason, number of tokens, seed and prompt length, from the last event
     error: str
@@ -63,7 +63,7 @@ class StreamAnswer:
 class Comparison:
     streams: int
     lost: int  # number of streams that did not end normally
-    wrong_tokens: int  # number of positions where the id differs, is missing or is extra
+    wrong_tokens: int  # number of positions whose token id differs, is missing or is extra
     other_texts: int  # number of streams whose text or details differ
     first_error: str
 
@@ -73,15 +73,18 @@ class Comparison:
 
 
 def asks(count: int, new_tokens: int) -> list[Ask]:
-    """`count` asks, the same in every run; every second ask is sampled. Different prompts of about 10 to 90 tokens."""
+    """`count` requests, the same in every run; every second request is sampled. Each prompt is different and has about
+    10 to 90 tokens.
+    """
     rng = random.Random(1)
     prompts = [" ".join(rng.choice(WORDS) for _ in range(rng.randint(8, 60))) for _ in range(count)]
     return [Ask(f"{i}: {prompt}", i if i % 2 else None, new_tokens) for i, prompt in enumerate(prompts)]
 
 
 class StreamClients:
-    """The clients of all asks. The first `num_early` streams start together, the others one by one as the number of
-    received tokens grows, so that new prompts arrive nearly all of the time."""
+    """The clients of all requests. The first `num_early` streams start together. The others start one by one as the
+    number of received tokens grows, so that new prompts arrive nearly all of the time.
+    """
 
     def __init__(self, asked: Sequence[Ask], num_early: int) -> None:
         self.num_tokens = 0  # tokens received by all streams together
@@ -135,7 +138,7 @@ def _answer_of(events: list[Any], arrivals: list[float], error: str) -> StreamAn
     numbered = [event["index"] for event in tokens] == list(range(1, len(tokens) + 1))
     if not error and not numbered:
         error = "the events are not numbered 1, 2, 3, …"
-    # `cached_tokens` is left out: it depends on the requests before.
+    # `cached_tokens` is left out: it depends on earlier requests.
     details = {name: value for name, value in (last.get("details") or {}).items() if name != "cached_tokens"}
     return StreamAnswer(ids, tuple(arrivals[: len(ids)]), last.get("generated_text") or "", str(details), error)
 
@@ -160,7 +163,9 @@ def _wrong_tokens(expected: Sequence[int], received: Sequence[int]) -> int:
 def run_streams(
     url: str, asked: Sequence[Ask], num_early: int, meanwhile: Callable[[StreamClients], Awaitable[T]] | None = None
 ) -> tuple[list[StreamAnswer], T | None]:
-    """(The answers of all streams, the result of `meanwhile`, which runs at the same time.)"""
+    """Runs all streams and `meanwhile` at the same time. Returns (the answers of all streams, the result of
+    `meanwhile`).
+    """
 
     async def run() -> tuple[list[StreamAnswer], T | None]:
         clients = StreamClients(asked, num_early)

@@ -1,4 +1,4 @@
-"""The short form of `make chaos`: no client notices faults of the server's own processes."""
+"""The short form of `make chaos`: clients do not notice it when the server's own processes fail."""
 
 import departures
 import mixed
@@ -14,7 +14,7 @@ SEED = 1
 
 @pytest.fixture(scope="module")
 def one_shard() -> list[StreamAnswer]:
-    """The answer of every stream without faults, with one shard."""
+    """The answer of each stream in a run without faults, with one shard."""
     return scenarios.undisturbed(SHORT, 1)
 
 
@@ -59,4 +59,4 @@ def test_clients_that_never_read_lose_their_slots_and_cost_no_memory() -> None:
 
 
 def test_clients_that_leave_at_once_free_their_slots_at_once() -> None:
-    assert departures.all_leave_at_once(SHORT).freed_s < 10  # `make chaos` measures how soon
+    assert departures.all_leave_at_once(SHORT).freed_s < 10  # a loose limit in seconds; `make chaos` measures the time

@@ -1,4 +1,4 @@
-"""The comparisons and counts of a chaos run, tested without a server."""
+"""Tests the comparisons and counts of a chaos run without a server."""
 
 import json
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def test_injected_faults_are_found_in_a_log() -> None:
 def test_an_outage_lasts_from_its_first_kill_to_the_next_token_of_each_stream() -> None:
     streams = [[1.0, 2.1, 5.0], [1.0, 6.0, 9.5], [8.9]]
     single, double = kills.outages([2.0, 7.0, 8.0], streams)
-    # The token at 2.1 was in flight when the shard died. The last stream began during the second outage.
+    # The token at 2.1 s was in flight when the shard died. The last stream began during the second outage.
     assert (single.num_kills, single.median_s, single.worst_s) == (1, 3.5, 4.0)
     assert (double.num_kills, double.waits_s) == (2, (2.5,))
 

@@ -1,4 +1,6 @@
-"""The command lines of the three programs: as recorded, each flag declared once, and handed on by the launcher."""
+"""The command lines of the three programs: equal to their recorded form, each flag declared once, and the launcher
+passes on every flag.
+"""
 
 import inspect
 import os
@@ -61,7 +63,7 @@ def line(program: str, parameter: inspect.Parameter) -> str:
     """Names, variable, type, range and default of one flag."""
     kind, info = parameter.annotation, parameter.default
     default = getattr(info, "default", info)
-    if get_origin(kind) is Annotated:  # the command `quantize`, whose arguments are not flags
+    if get_origin(kind) is Annotated:  # `quantize` has arguments that are not declared as flags
         kind, info = get_args(kind)
     names = "/".join(info.param_decls or ()) or flag_name(parameter.name)
     words = [
@@ -91,7 +93,7 @@ def test_every_flag_is_declared_in_one_place():
     for config_class in (*(each for _, each in CONFIGS.values()), ShardVariables):
         for flag in flags_of(config_class):
             declared[flag.name].add(flag)
-    # The launcher's --sharded is true or false, the shard's is a switch: TGI has it so.
+    # As in TGI, the launcher's --sharded takes true or false, and the shard's --sharded is a switch.
     assert [name for name, found in declared.items() if len(found) > 1] == ["sharded"]
 
 
@@ -112,7 +114,7 @@ def test_the_router_gets_every_value_of_the_launcher_that_it_has_a_flag_for(monk
     shared = {flag.name: flag for flag in LAUNCHER.flags_of(LauncherConfig)}
     shared = {flag.name: shared[flag.name] for flag in flags_of(RouterFlags) if flag.name in shared}
     for flag in flags_of(AbsentFlags):
-        del shared[flag.name]  # refused by the launcher, or without effect
+        del shared[flag.name]  # flags that the launcher refuses, or accepts without effect
     values = {name: other_value(flag) for name, flag in shared.items()}
     groups = {item.name: item.type() for item in fields(LaunchPlan) if is_dataclass(item.type)}
     plan = LaunchPlan(model_id="m", num_shard=1, load_format=LoadFormat.auto, **groups)
@@ -130,7 +132,7 @@ def test_the_router_gets_every_value_of_the_launcher_that_it_has_a_flag_for(monk
 
 
 def other_value(flag: Flag) -> object:
-    """A value that is not the default."""
+    """A value for the flag that differs from its default."""
     kind = single_type(flag.type)
     if get_origin(flag.type) is tuple:
         return ("a", "b")

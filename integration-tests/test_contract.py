@@ -103,7 +103,7 @@ def test_bad_parameters_are_refused_by_name(server: ServerProcess, parameters: d
     response = httpx.post(f"{server.url}/generate", json=body)
     assert response.status_code == 422 and response.json()["error_type"] == "validation"
     assert text in response.json()["error"]
-    if "decoder_input_details" not in parameters:  # for this parameter the stream route has another text of TGI's
+    if "decoder_input_details" not in parameters:  # for this parameter TGI's stream route has a different error text
         streamed = httpx.post(f"{server.url}/generate_stream", json=body)
         assert streamed.status_code == 200 and json.loads(streamed.text.removeprefix("data: ")) == response.json()
 
@@ -140,7 +140,7 @@ def test_hostile_bodies_are_4xx_json_and_no_other_request_notices(server: Server
         for body, status in HOSTILE:
             response = await client.post(route, content=body, headers={"content-type": "application/json"})
             error = response.text.removeprefix("data: ")
-            if response.status_code != 200:  # TGI's streams carry validation errors in a 200
+            if response.status_code != 200:  # in TGI's streams a validation error comes under status 200
                 accepted = (400, 422) if status in (400, 422) else (status,)
                 assert response.status_code in accepted, (route, body[:60], response.text[:200])
             parsed = json.loads(error)
@@ -181,7 +181,7 @@ def test_a_client_that_goes_away_frees_its_slots(server: ServerProcess, route: s
     async def leave() -> None:
         async with client_of(server.url) as client:
             calls = [asyncio.create_task(client.post(route, json=body)) for _ in range(8)]
-            while metric(server.url, "tgi_batch_current_size") < 8:  # until all eight run
+            while metric(server.url, "tgi_batch_current_size") < 8:  # waits until all eight requests run
                 await asyncio.sleep(0.02)
             for call in calls:
                 call.cancel()

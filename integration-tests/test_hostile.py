@@ -11,7 +11,7 @@ from server_process import ServerProcess
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[ServerProcess]:
-    # At most 64 tokens, so that requests that are valid after all end soon.
+    # At most 64 tokens, so that valid requests among the hostile ones end soon.
     with SHORT.server(1, "--max-total-tokens", "64") as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""Limits of the launcher and of the router fit each other."""
+"""The limits of the launcher and of the router are consistent with each other."""
 
 from text_generation_launcher.restarts import MOST_DEATHS
 from text_generation_router.scheduling.blame import MAX_LOSSES

@@ -25,7 +25,7 @@ QUANTILE = re.compile(
     r"histogram_quantile\([\d.]+, sum by \(([^)]*)\) \(rate\((\w+)\{[^}]*\}\[\$__rate_interval\]\)\)\)"
 )
 
-# By name of a metric: its labels, each with its values.
+# For each metric's name: its labels, each with its values.
 Series = dict[str, dict[str, set[str]]]
 
 
@@ -36,7 +36,7 @@ class Panel:
     description: str
     columns: range
     lines: range
-    queries: tuple[tuple[str, str], ...]  # expression, legend
+    queries: tuple[tuple[str, str], ...]  # (expression, legend) of each query
 
 
 def panels() -> list[Panel]:

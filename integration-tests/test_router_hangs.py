@@ -1,4 +1,6 @@
-"""A router that hangs is replaced; a router that is only late is kept. `make chaos` also starves it for a minute."""
+"""A router that hangs is replaced; a router that is only slow is kept. `make chaos` also takes its processor away for a
+minute.
+"""
 
 from functools import partial
 

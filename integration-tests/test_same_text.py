@@ -14,7 +14,7 @@ WORDS = "the fox lost a red lamp near river and Tarlo was 27 years old, so what?
 
 
 def prompt(length: int) -> tuple[str, list[int]]:
-    """A text, and the ids that remain when the text is truncated to `length` tokens."""
+    """A text, and its first `length` token ids, which remain when the server truncates the text."""
     rng = random.Random(length)
     text = " ".join(rng.choice(WORDS) for _ in range(length + 5))
     ids = tokenizer().encode_batch([text])[0].ids

@@ -1,5 +1,6 @@
-"""The scheduler in whole servers: it never changes a text, computes shared prompts once, and lets no client crowd out
-another."""
+"""The scheduler in whole servers: it never changes a text, computes shared prompts once, and divides the server fairly
+between clients.
+"""
 
 import asyncio
 import random
@@ -17,10 +18,10 @@ from server_process import ServerProcess, wait_until
 from streams import WORDS, Ask
 
 BASE = ("--dtype", "float32", "--max-concurrent-requests", "320")
-Said = tuple[list[int], list[float], str]  # ids, log-probabilities, text
+Said = tuple[list[int], list[float], str]  # an answer: ids, log-probabilities, text
 PREFIX_TOKENS = 1500
-BUDGET, ROWS = 48, 64  # limits of the narrow server: prompt tokens in a step, running requests
-# A prompt whose text ends by itself after a few tokens.
+BUDGET, ROWS = 48, 64  # limits of the narrow server: prompt tokens in one step, and running requests
+# A prompt after which the model ends its text by itself after a few tokens.
 QUESTION = "<|user|>What is 2 + 3?</s><|assistant|>"
 
 
@@ -52,7 +53,9 @@ def tight() -> Iterator[ServerProcess]:
 
 
 def asks() -> list[Ask]:
-    """40 asks. Every second ask is sampled with its own seed; every fifth prompt begins with a shared prefix."""
+    """40 requests. Every second request is sampled with its own seed; every fifth prompt begins with a shared
+    prefix.
+    """
     rng = random.Random(5)
     shared = " ".join(rng.choice(WORDS) for _ in range(60))
     prompts = [" ".join(rng.choice(WORDS) for _ in range(1 + 2 * i)) for i in range(40)]
@@ -81,7 +84,9 @@ def cached_tokens(events: list[Any]) -> int:
 
 
 def leavers() -> list[Any]:
-    """Clients that leave at different times. What they leave in the cache is used by requests with the same prompts."""
+    """Requests of clients that leave at different times. Their cached tokens are used by later requests with the same
+    prompts.
+    """
     rng = random.Random(6)
 
     def leaver(ask: Ask, num_events: int) -> Any:
@@ -97,7 +102,7 @@ def leavers() -> list[Any]:
 
 
 def answers_among_leavers(server: ServerProcess) -> list[list[Any]]:
-    """The events of all 40 asks, sent at once among clients that leave."""
+    """The events of all 40 requests, sent at once while other clients leave."""
     asked, others = list(map(call, asks())), leavers()
     mixed = [*others[:10], *asked, *others[10:]]
     answers: list[list[Any]] = at_once(server.url, *mixed)[10:-10]
@@ -106,7 +111,7 @@ def answers_among_leavers(server: ServerProcess) -> list[list[Any]]:
 
 @pytest.fixture(scope="module")
 def cold(plain: ServerProcess) -> list[Said]:
-    """The texts of the asks, sent one at a time to a server without a prefix cache."""
+    """The answers to the 40 requests, sent one at a time to a server without a prefix cache."""
     answers = [at_once(plain.url, call(ask))[0] for ask in asks()]
     assert all(cached_tokens(events) == 0 for events in answers)
     return [text_and_ids(events) for events in answers]
@@ -133,7 +138,8 @@ def test_texts_of_chunked_prompts_equal_texts_of_whole_prompts(narrow: ServerPro
 
 def test_preempted_texts_equal_texts_without_preemption(tight: ServerProcess, cold: list[Said]) -> None:
     for _ in range(2):
-        # Short texts make the server expect short texts; the next texts are long, so requests are preempted.
+        # The server predicts text lengths from earlier ones. After short texts come long texts, so it admits too many
+        # requests and preempts some.
         at_once(tight.url, *[generate(QUESTION) for _ in range(64)])
         assert list(map(text_and_ids, answers_among_leavers(tight))) == cold
     preemptions, recomputed = metrics(tight.url, "tgi_request_preemptions", "tgi_recomputed_tokens")
@@ -149,7 +155,8 @@ def one_token_words() -> list[str]:
 def prompts_with_shared_prefix(seed: int) -> tuple[list[str], int]:
     """32 prompts with a common prefix and different next tokens, and the number of tokens outside of the prefix."""
     rng, words = random.Random(seed), one_token_words()
-    prefix = "".join(rng.choice(words) for _ in range(PREFIX_TOKENS - 1))  # plus the first token of every prompt
+    # -1 for the first token, which the tokenizer adds to every prompt
+    prefix = "".join(rng.choice(words) for _ in range(PREFIX_TOKENS - 1))
     firsts = rng.sample(words, 32)
     tails = [first + "".join(rng.choice(words) for _ in range(i % 7)) for i, first in enumerate(firsts)]
     prompts = [prefix + tail for tail in tails]
@@ -185,7 +192,7 @@ def body_of(prompt: str, new_tokens: int) -> dict[str, Any]:
 
 
 def waits_of(response: httpx.Response) -> tuple[int, int]:
-    """(Milliseconds in the queue, milliseconds until the text was complete.)"""
+    """(Milliseconds in the queue, milliseconds until the text was complete), from an answer's headers."""
     response.raise_for_status()
     return int(response.headers["x-queue-time"]), int(response.headers["x-total-time"])
 
@@ -206,7 +213,7 @@ def modest_waits(server: ServerProcess) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Waits of the modest client while requests of the other client were waiting."""
+    """Waits of the modest client while requests of the other client were in the queue."""
 
     waits: list[tuple[int, int]]
     step_ms: float
@@ -223,11 +230,11 @@ def beside_many(server: ServerProcess) -> Beside:
 
 def test_a_client_with_many_requests_does_not_crowd_out_another(narrow: ServerProcess) -> None:
     async def beside(_: httpx.AsyncClient) -> Beside:
-        # A thread of its own, because the many requests keep this event loop busy.
+        # The modest client runs in a thread of its own, because the many requests keep this event loop busy.
         return await asyncio.to_thread(beside_many, narrow)
 
     alone, alone_total = map(statistics.median, zip(*modest_waits(narrow), strict=True))
-    # Texts of different lengths, so that some of the texts end in nearly every step.
+    # Texts of different lengths, so that a text ends in nearly every step.
     many = [ask_as_greedy(f"{i} of many", 32 + i % 16) for i in range(200 + ROWS)]
     *others, seen = at_once(narrow.url, *many, beside)
     wait, total = map(statistics.median, zip(*seen.waits, strict=True))
@@ -235,7 +242,7 @@ def test_a_client_with_many_requests_does_not_crowd_out_another(narrow: ServerPr
     print(f"in the queue {wait} ms beside 200, {alone} ms alone, theirs {theirs} ms; a step {seen.step_ms:.1f} ms")
     print(f"until the first token {total} ms, {alone_total} ms alone; {seen.still_waiting:.0f} still waiting")
     assert seen.still_waiting > 0, "they were gone before it had all its answers"
-    # The modest request is next in the queue: it waits only until a row is free, and for the step in flight.
+    # The modest request is next in the queue: it waits only until a row is free and the step in flight has ended.
     assert wait <= 2 * alone + 2 * seen.step_ms
     assert wait < theirs / 10
 
@@ -271,7 +278,7 @@ def test_a_flood_is_refused_with_retry_after_and_accepted_requests_are_served(na
     async def post(client: httpx.AsyncClient) -> httpx.Response:
         return await client.post("/generate", json=body_of(prompt, 48))
 
-    prompt = "".join(one_token_words()[:999])  # the queue holds eight such prompts
+    prompt = "".join(one_token_words()[:999])  # a prompt of 1,000 tokens; the queue holds eight such prompts
     responses = at_once(narrow.url, *[post] * 300)
     served = [response for response in responses if response.status_code == 200]
     refused = [response for response in responses if response.status_code == 429]

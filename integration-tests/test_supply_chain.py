@@ -32,7 +32,7 @@ def test_every_locked_package_has_one_version_and_hashes_except_torch():
 
 
 def test_the_lock_fits_pyproject():
-    """Fails if `make lock` was not run after a dependency changed."""
+    """Fails if a dependency changed in pyproject.toml and `make lock` was not run."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     locked: dict[str, list[Requirement]] = {}
     for lock in LOCKS:

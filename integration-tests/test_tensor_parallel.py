@@ -1,4 +1,6 @@
-"""Two and four shards give the text of one shard, on a model with a KV head for each shard and on one with fewer."""
+"""Two and four shards give the same text as one shard: on a model with at least one KV head for each shard, and on a
+model with fewer.
+"""
 
 import random
 from collections.abc import Callable
@@ -25,7 +27,7 @@ def prompts() -> list[str]:
 
 
 def texts_of(model: Path, num_shard: int) -> tuple[list[list[int]], dict[int, float]]:
-    """(Token ids of each prompt's greedy text, all asked at once; the MiB that each shard has read.)"""
+    """Runs all prompts at once. Returns (token ids of each prompt's greedy text, MiB that each shard has read)."""
     with SHORT.server(num_shard, "--model-id", str(model)) as server:
         calls = [generate(text, max_new_tokens=NEW_TOKENS, ignore_eos_token=True) for text in prompts()]
         return [token_ids(answer) for answer in at_once(server.url, *calls)], mib_read(server.log())
@@ -65,7 +67,7 @@ def test_the_greedy_text_is_that_of_one_shard(
         distances = distance_to_greedy(tokenizer().encode_batch([text])[0].ids, ids, model)
         assert distances.max() <= NEAR_TIE, f"{len(text)} characters: not the choice of one shard"
         near_ties += int((distances > 0).sum())
-    # A text may differ from one shard's only where two scores were nearly equal.
+    # A text may differ from the text of one shard only where the scores of two tokens were nearly equal.
     assert len(differing) <= near_ties
     print(f"{name}, {num_shard} shards: {near_ties} near-ties, {len(differing)} other texts of {PROMPTS}")
     assert_each_reads_its_part(read, read_alone[0], num_shard)

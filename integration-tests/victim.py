@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest of `values` that at least the fraction `share` of them do not exceed."""
+    """The smallest of `values` that is not exceeded by at least the fraction `share` of them."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]
 
@@ -65,7 +65,7 @@ def alone(url: str, key: str, count: int) -> list[float]:
 
 
 def regularly(url: str, key: str, count: int, every_s: float) -> list[float]:
-    """First-token times of requests that start at fixed times, whether earlier requests have been answered or not."""
+    """First-token times of requests that start at fixed times, even if earlier requests have not been answered."""
 
     async def run() -> list[float]:
         async with _client(url, key) as client:
@@ -79,7 +79,9 @@ def regularly(url: str, key: str, count: int, every_s: float) -> list[float]:
 
 
 def step_s(url: str, key: str, prompt: str, count: int = 5) -> float:
-    """Duration of the longest step: the first-token time of a prompt that fills a step's whole budget, alone."""
+    """Seconds of the longest step: the first-token time of a prompt that fills a step's whole budget, without other
+    requests.
+    """
 
     async def run() -> list[float]:
         async with _client(url, key) as client:
@@ -89,7 +91,7 @@ def step_s(url: str, key: str, prompt: str, count: int = 5) -> float:
 
 
 class Watch:
-    """Asks /live in a thread, fifty times a second, and samples the memory of the router and its children."""
+    """Calls /live fifty times a second in a thread, and samples the memory of the router and its children."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.live_s: list[float] = []

@@ -1,4 +1,6 @@
-"""How long state machines run: some 5,000 steps of the scheduler's in the tests, 100,000 and more in `make fuzz`."""
+"""Sets how many steps state machine tests run: about 5,000 of the scheduler in `make test`, 100,000 and more in `make
+fuzz`.
+"""
 
 from hypothesis import settings
 

@@ -1,1 +1,1 @@
-"""Measures the server, beside a peer or a physical limit taken in the same run."""
+"""Measures the server, and in the same run a peer (another server) or a physical limit to compare with."""

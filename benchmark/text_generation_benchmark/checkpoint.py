@@ -17,10 +17,11 @@ DEVIATION = 0.02
 
 
 def write_checkpoint(out: Path, shape: LlamaShape, dtype: torch.dtype = torch.bfloat16) -> None:
-    """config.json, the demo model's tokenizer and model.safetensors, whose weights are the same every time.
+    """Writes config.json, the demo model's tokenizer and model.safetensors, whose weights are the same every time.
 
-    The embedding of the end of text is zero, and so is its logit: never the largest. So every server makes as many
-    tokens as a request asks for, even one that cannot be told to ignore the end of a text.
+    The embedding of the end-of-text token is zero, so its logit is zero and never the largest. Every server then makes
+    exactly the number of tokens that a request asks for, even a server that cannot be told to ignore the end-of-text
+    token.
     """
     write_without_weights(out, shape, dtype)
     generator = torch.Generator().manual_seed(0)
@@ -37,7 +38,7 @@ def write_checkpoint(out: Path, shape: LlamaShape, dtype: torch.dtype = torch.bf
 
 
 def write_without_weights(out: Path, shape: LlamaShape, dtype: torch.dtype = torch.bfloat16) -> None:
-    """config.json and the tokenizer: all that `--load-format dummy` needs."""
+    """Writes config.json and the tokenizer: all files that `--load-format dummy` needs."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(shape.config(str(dtype).removeprefix("torch.")), indent=2))
     tokenizer = json.loads((demo_directory() / "tokenizer.json").read_text())
@@ -46,9 +47,11 @@ def write_without_weights(out: Path, shape: LlamaShape, dtype: torch.dtype = tor
 
 
 def with_fillers(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
-    """The tokenizer, with filler words up to `size` entries. No merge leads to a filler, so no text is encoded as one.
+    """The tokenizer, with filler words up to `size` entries. No merge leads to a filler, so no text is encoded as a
+    filler.
 
-    A model with random weights may answer any id. Servers skip an id without a text, and would decode less for it.
+    A model with random weights may answer any id. Servers skip an id without a text, which would make their work
+    smaller.
     """
     vocabulary = tokenizer["model"]["vocab"]
     fillers = {f"Ġfiller{i}": i for i in range(len(vocabulary), size)}

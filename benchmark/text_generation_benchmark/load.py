@@ -19,7 +19,7 @@ class StreamTimes:
 
     @property
     def per_token(self) -> float:
-        """Mean seconds from one token to the next, after the first."""
+        """Mean seconds from one token to the next, from the first token on."""
         return (self.last - self.first) / max(1, self.tokens - 1)
 
 
@@ -34,7 +34,7 @@ class LoadResult:
 
     @property
     def per_token_s(self) -> float:
-        """Median over streams."""
+        """Median of the streams' mean seconds per token."""
         return sorted(stream.per_token for stream in self.streams)[len(self.streams) // 2]
 
     @property
@@ -44,7 +44,7 @@ class LoadResult:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    tokens: int  # at least this many came with the event
+    tokens: int  # least number of tokens that came with the event
     total: int | None = None  # tokens of the whole stream, if this event states them
 
 
@@ -93,7 +93,7 @@ class Completions:
 
 
 async def stream_once(port: int, dialect: Dialect, prompt: str, new_tokens: int) -> StreamTimes:
-    """RuntimeError unless the stream has exactly `new_tokens` tokens."""
+    """Reads one stream. RuntimeError unless the stream has exactly `new_tokens` tokens."""
     body = orjson.dumps(dialect.body(prompt, new_tokens))
     head = f"POST {dialect.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -29,7 +29,7 @@ def server_command(model: Path, folder: Path, launcher: Path = LAUNCHER) -> Serv
     port = free_port()
     arguments = [str(launcher), "--model-id", str(model), "--port", str(port), "--hostname", "127.0.0.1"]
     arguments += ["--shard-uds-path", f"{folder}/shard", "--dtype", "bfloat16", "--max-total-tokens", "2048"]
-    # More than any load here needs, but not all free memory, which the peers share.
+    # The KV cache gets more slots than any load here needs, but not all free memory, which the peers share.
     arguments += ["--max-batch-total-tokens", "32768"]
     return ServerCommand("the server", arguments, port, "/health", start_s=300)
 
@@ -44,7 +44,7 @@ def running_ours(model: Path, launcher: Path = LAUNCHER) -> Iterator[int]:
 
 
 def read_overlap(name: str, before: str, after: str) -> Overlap:
-    """From two pages of metrics, read before and after the load."""
+    """The overlap, from two pages of metrics: one read before the load, the other after it."""
 
     def moved(series: str) -> float:
         return metric(after, series) - metric(before, series)

@@ -15,13 +15,13 @@ def say(line: str) -> None:
 
 
 def fail(reason: str) -> NoReturn:
-    """Ends the command with status 1."""
+    """Prints `reason` and ends the command with exit status 1."""
     say(f"Error: {reason}")
     raise SystemExit(1)
 
 
 def table(head: Row, lines: Sequence[Row]) -> str:
-    """Cells as wide as their text. A `|` inside a cell would end it, so it becomes a `/`."""
+    """A Markdown table. A `|` inside a cell would end the cell, so it is replaced by a `/`."""
     rows = [f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |" for cells in (head, *lines)]
     return "\n".join([rows[0], f"|{'---|' * len(head)}", *rows[1:]])
 
@@ -35,14 +35,14 @@ def aligned_table(rows: Sequence[Row]) -> str:
 
 
 def show_table(text: str, write: Path | None, name: str = "table") -> None:
-    """Prints the table and, if there is a file to write, replaces the table of that name there."""
+    """Prints the table. If there is a file to write, replaces the table called `name` in it."""
     print(text)
     if write is not None:
         write.write_text(replace_table(write.read_text(), text, name))
 
 
 def replace_table(text: str, new: str, name: str = "table") -> str:
-    """`text` with `new` between the marks of that name. ValueError if `text` does not have the marks."""
+    """`text` with `new` between the marks of the table `name`. ValueError if `text` does not have the marks."""
     first, last = START.replace("table", name), END.replace("table", name)
     before, start, rest = text.partition(first)
     _, end, after = rest.partition(last)

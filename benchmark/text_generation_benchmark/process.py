@@ -27,11 +27,12 @@ class ServerCommand:
     port: int
     ready: str  # a path that answers with status 200 once the server takes requests
     start_s: float  # how long the server may take to become ready, compilation included
-    environment: Mapping[str, str] = field(default_factory=dict)  # variables added to this process's own environment
+    # environment variables of the child, in addition to those of this process
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class ChildServer:
-    """Nothing runs before `start`. The caller calls `stop`, whatever happens in between."""
+    """Starts no process before `start`. The caller must call `stop`, also after an error."""
 
     def __init__(self, command: ServerCommand, log_file: Path) -> None:
         self.command = command
@@ -40,7 +41,7 @@ class ChildServer:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """In a process group of its own, which `stop` can kill whole."""
+        """Starts the server in a process group of its own, so that `stop` can kill all its processes."""
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(
                 self.command.arguments,
@@ -81,8 +82,9 @@ class ChildServer:
         return self.log_file.read_text(errors="replace")
 
     def stop(self, limit_s: float = STOP_S) -> int:
-        """SIGTERM, as an operator would. The exit status; TimeoutExpired if the server had to be killed after
-        `limit_s`. What is left of its process group is killed in any case."""
+        """Sends SIGTERM and returns the exit status. TimeoutExpired if the server did not end within `limit_s` seconds
+        and was killed. Any other processes of its group are killed in any case.
+        """
         if self.running.poll() is None:
             self.running.send_signal(signal.SIGTERM)
         try:
@@ -98,7 +100,9 @@ class ChildServer:
 
 @contextlib.contextmanager
 def running(command: ServerCommand, log_file: Path) -> Iterator[None]:
-    """Inside, the server answers. RuntimeError if it does not come up; one that does not stop in time is killed."""
+    """Runs the server; it answers requests inside the context. RuntimeError if it does not become ready. A server that
+    does not stop in time is killed.
+    """
     server = ChildServer(command, log_file)
     server.start()
     try:
@@ -126,7 +130,9 @@ def get(port: int, path: str) -> str:
 
 
 def request(port: int, path: str, body: bytes | None, timeout_s: float = ANSWER_S) -> str:
-    """The body of the answer; a POST if there is a body to send. URLError for a status of 400 or more."""
+    """The body of the answer to a GET, or to a POST if there is a body to send. URLError for a status of 400 or
+    more.
+    """
     url = f"http://127.0.0.1:{port}{path}"
     asked = urllib.request.Request(url, data=body, headers={"content-type": "application/json"})
     with urllib.request.urlopen(asked, timeout=timeout_s) as response:

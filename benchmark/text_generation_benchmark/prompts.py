@@ -20,7 +20,9 @@ class Prompts:
         self._random = random.Random(0)
 
     def make(self, count: int, num_tokens: int) -> list[str]:
-        """`num_tokens` includes the tokens that the tokenizer adds at the start. RuntimeError for any other number."""
+        """Makes `count` prompts of `num_tokens` tokens, including the tokens that the tokenizer adds at the start.
+        RuntimeError if a prompt has another number of tokens.
+        """
         prompts = []
         for _ in range(count):
             text = "".join(f" {word}" for word in self._random.choices(self._words, k=num_tokens - self._added))

@@ -20,7 +20,9 @@ STEP_HEAD = ("ms per token", "first token ms", "of memory limit")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`version` is empty if the peer is not installed; `note` then says how to install it, else what it cannot do."""
+    """`version` is empty if the peer is not installed. `note` says how to install the peer, or what an installed peer
+    cannot do.
+    """
 
     name: str
     version: str
@@ -29,7 +31,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One model under one load. Results and bandwidths are in the order of the rounds."""
+    """Results of one model under one load. Results and bandwidths are in the order of the rounds."""
 
     model: str
     workload: Workload

@@ -26,7 +26,7 @@ KEYSTROKES, KEYSTROKE_TOKENS = 4000, 3
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Seconds of every measured call."""
+    """Seconds of every measured call, by kind of call."""
 
     decisions_s: npt.NDArray[np.float64]
     answers_s: npt.NDArray[np.float64]
@@ -103,7 +103,7 @@ class SteadyRequests:
             self._arrive()
 
     def _compute(self, step: Step) -> tuple[list[int], list[int]]:
-        """What the shards answer: ids of requests, and the id of a token for each."""
+        """The answer of the shards to a step: ids of requests, and one token id for each."""
         if not isinstance(step, ForwardStep):
             return [], []
         request_ids = [*step.decode_ids, *(chunk.request_id for chunk in step.chunks if chunk.last)]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-START_OF_TEXT, END_OF_TEXT = 1, 2  # token ids
+START_OF_TEXT, END_OF_TEXT = 1, 2  # special token ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +24,18 @@ class LlamaShape:
 
     @property
     def layer_weights(self) -> int:
-        """Numbers in the weight matrices of one layer."""
+        """Number of elements in the weight matrices of one layer."""
         attention = (2 * self.heads + 2 * self.kv_heads) * self.head_size * self.hidden
         return attention + 3 * self.hidden * self.intermediate
 
     @property
     def head_weights(self) -> int:
-        """Numbers in the output head; the embedding has as many."""
+        """Number of elements in the output head; the embedding has the same number."""
         return self.vocabulary * self.hidden
 
     @property
     def kv_numbers(self) -> int:
-        """Numbers in the keys and values of one token, in all layers."""
+        """Number of elements in the keys and values of one token, in all layers."""
         return self.layers * 2 * self.kv_heads * self.head_size
 
     def config(self, dtype: str) -> dict[str, object]:
@@ -60,7 +60,7 @@ class LlamaShape:
         }
 
 
-# Random weights of these are written and served.
+# Shapes of which checkpoints with random weights are written and served.
 SHAPES = {
     "m100": LlamaShape(hidden=768, intermediate=2048, layers=12, heads=12, kv_heads=4, vocabulary=32000),
     "m1b": LlamaShape(hidden=2048, intermediate=8192, layers=16, heads=32, kv_heads=8, vocabulary=32000),

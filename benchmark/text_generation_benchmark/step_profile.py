@@ -26,7 +26,7 @@ from text_generation_server.worker import Worker
 PREFILL_TOKENS = 4096
 WARM_STEPS = 3
 NO_SLOTS = torch.empty(0, dtype=torch.int32)
-# The table's row for each kernel.
+# Names of kernels, and the row of the table in which their time is counted.
 PARTS = {
     "gemm": "matrix products",
     "attend": "attention",
@@ -47,14 +47,14 @@ class StepProfile:
     kernels: str
     rows: int
     context: int
-    step_s: float  # mean duration of a step
+    step_s: float  # mean seconds of a step
     parts: dict[str, float]  # mean seconds of a step, by the names in PARTS and REST
-    weight_bytes: int  # read by the matrix products of a step
-    kv_bytes: int  # read by the attention of a step
+    weight_bytes: int  # bytes that the matrix products of a step read
+    kv_bytes: int  # bytes that the attention of a step reads
 
 
 class TimedLibrary(Library):
-    """Adds up the seconds of each part, for single calls and for recorded programs."""
+    """Adds up the seconds of each part of a step, in single calls and in recorded programs."""
 
     def __init__(self, target: str) -> None:
         super().__init__(target)

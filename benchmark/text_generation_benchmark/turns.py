@@ -19,7 +19,7 @@ from text_generation_benchmark.workload import Run, Workload, loads_on
 
 WORKLOADS = (Workload(1), Workload(16), Workload(64))
 CONFIDENCE = 0.95
-FEWEST_TURNS = 6  # the median of fewer has no interval of this confidence
+FEWEST_TURNS = 6  # with fewer values, a median has no interval of this confidence
 
 
 class TenMessages:
@@ -70,7 +70,7 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The results of one load. Results with the same index were measured right after each other."""
+    """The results of one load. Results with the same index were measured one right after the other."""
 
     workload: Workload
     before: Sequence[LoadResult]
@@ -78,19 +78,19 @@ class Turns:
 
     @property
     def speed(self) -> Interval:
-        """Tokens per second, now ÷ before."""
+        """Ratio of tokens per second: this version ÷ the version before."""
         pairs = zip(self.now, self.before, strict=True)
         return median_interval([now.tokens_per_s / before.tokens_per_s for now, before in pairs])
 
     @property
     def later_ms(self) -> Interval:
-        """Time to the first token, now - before, in milliseconds."""
+        """Difference of the time to the first token in milliseconds: this version - the version before."""
         pairs = zip(self.now, self.before, strict=True)
         return median_interval([1000 * (now.first_token_s - before.first_token_s) for now, before in pairs])
 
     @property
     def first_token(self) -> Interval:
-        """Time to the first token, now ÷ before."""
+        """Ratio of the time to the first token: this version ÷ the version before."""
         pairs = zip(self.now, self.before, strict=True)
         return median_interval([now.first_token_s / before.first_token_s for now, before in pairs])
 

@@ -22,7 +22,7 @@ class Workload:
 PREFILL = Workload(1, input_tokens=1024, new_tokens=1)
 
 
-# Runs one load, with prompts that no server has seen.
+# Runs one load, with prompts that were never sent to any server.
 Run = Callable[[Workload], LoadResult]
 
 
@@ -35,8 +35,9 @@ def loads_on(port: int, dialect: Dialect, prompts: Prompts) -> Run:
 
 
 def take_turns(runs: Mapping[str, Run], workload: Workload) -> dict[str, list[LoadResult]]:
-    """One result per round, by name of the server. A short run comes first, in which the servers compile and warm up
-    for this load."""
+    """Measures all servers in turn. Returns one result per round, by name of the server. A short run comes first, in
+    which the servers compile and warm up for this load.
+    """
     for run in runs.values():
         run(replace(workload, new_tokens=min(4, workload.new_tokens)))
     rounds = [{name: run(workload) for name, run in runs.items()} for _ in range(ROUNDS)]
@@ -44,7 +45,9 @@ def take_turns(runs: Mapping[str, Run], workload: Workload) -> dict[str, list[Lo
 
 
 def check_counts(port: int, dialect: Completions, prompts: Prompts) -> None:
-    """RuntimeError if the server counts more or fewer tokens than a prompt or an answer was meant to have."""
+    """Checks a server's counts of tokens. RuntimeError if the server counts another number of tokens in a prompt or an
+    answer than was asked for.
+    """
     body = dialect.body(prompts.make(1, 64)[0], 4) | {"stream": False}
     body.pop("stream_options", None)
     usage = orjson.loads(request(port, dialect.path, orjson.dumps(body)))["usage"]

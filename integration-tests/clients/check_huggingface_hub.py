@@ -1,4 +1,4 @@
-"""The calls of huggingface_hub's InferenceClient against the server at argv[1]."""
+"""Checks the calls of huggingface_hub's InferenceClient against the server at argv[1]."""
 
 import sys
 from functools import partial
@@ -8,7 +8,7 @@ from checks import MESSAGES, PROMPT, Call, Checks, async_call, check_usage, rais
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import HfHubHTTPError, ValidationError
 
-try:  # version 0's asynchronous client lets this one through
+try:  # version 0's asynchronous client does not wrap this error
     from aiohttp import ClientResponseError as AiohttpError
 except ImportError:
     AiohttpError = HfHubHTTPError

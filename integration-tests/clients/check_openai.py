@@ -1,4 +1,4 @@
-"""The calls of OpenAI's client against the server at argv[1]."""
+"""Checks the calls of OpenAI's client against the server at argv[1]."""
 
 import sys
 from collections.abc import Callable
@@ -74,14 +74,14 @@ def completion_stream(call: Call) -> None:
     options = {"model": MODEL, "prompt": PROMPT, "max_tokens": 10, "temperature": 0}
     whole = call(COMPLETION, **options)
     chunks = [chunk for chunk in call(COMPLETION, stream=True, **options) if chunk.choices]
-    # The text of a final end-of-text token is in the stream and not in the whole answer, as in TGI.
+    # As in TGI, a stream contains the text of a final end-of-text token, and a whole answer does not.
     assert "".join(chunk.choices[0].text for chunk in chunks).startswith(whole.choices[0].text)
     assert chunks[-1].choices[0].finish_reason in ("length", "eos_token", "stop")
     check_usage(chunks[-1].usage)
 
 
 def refused(text: str, action: Callable[[], object]) -> None:
-    """TGI's error is a string, and this client keeps that in `body` alone."""
+    """Checks that `action` is refused with `text`. TGI's error is a string, which this client keeps in `body` only."""
     try:
         action()
     except openai.UnprocessableEntityError as error:

@@ -1,4 +1,4 @@
-"""The calls of TGI's own client, `text-generation` from PyPI, against the server at argv[1]."""
+"""Checks the calls of TGI's own client, `text-generation` from PyPI, against the server at argv[1]."""
 
 import sys
 from functools import partial
@@ -78,7 +78,7 @@ def stream_sampled(call: Call) -> None:
     options = {"max_new_tokens": 12, "top_n_tokens": 2, **SAMPLING}
     first, second = (call("generate_stream", PROMPT, **options) for _ in range(2))
     assert first == second and first[-1].details.seed == 7
-    # Fewer than asked for where sampling has cut the rest.
+    # There are fewer top tokens than asked for if sampling parameters exclude the other tokens.
     assert all(1 <= len(event.top_tokens) <= 2 for event in first)
 
 

@@ -1,4 +1,6 @@
-"""Named checks with one line of outcome each, and one way to call synchronous and asynchronous clients. Stdlib only."""
+"""Named checks that print one line of outcome each, and one way to call synchronous and asynchronous clients. Standard
+library only.
+"""
 
 import asyncio
 import inspect
@@ -23,7 +25,7 @@ class Checks:
     def run(self, name: str, check: Callable[[], object]) -> None:
         try:
             check()
-        except Exception as error:  # any error is this check's outcome, and the others still run
+        except Exception as error:  # any error makes this check fail, and the other checks still run
             self._failures += 1
             where = traceback.extract_tb(error.__traceback__)
             line = next((frame for frame in reversed(where) if "check_" in frame.filename), where[-1])
@@ -51,7 +53,8 @@ def sync_call(make_client: Callable[[], Any]) -> Call:
     """Calls a method named by its dotted path on a new client; a stream becomes a list."""
 
     def call(path: str, *args: Any, **options: Any) -> Any:
-        client = make_client()  # lives as long as its stream is read: collecting it may close the stream
+        # The client must live while its stream is read: when it is collected, it may close the stream.
+        client = make_client()
         answer = _method(client, path)(*args, **options)
         return list(answer) if options.get("stream") or inspect.isgenerator(answer) else answer
 
@@ -59,10 +62,13 @@ def sync_call(make_client: Callable[[], Any]) -> Call:
 
 
 def async_call(make_client: Callable[[], Any]) -> Call:
-    """The same for an asynchronous client, in an event loop of its own."""
+    """Calls a method of a new asynchronous client by its dotted path, in an event loop of its own; a stream becomes a
+    list.
+    """
 
     async def call(path: str, *args: Any, **options: Any) -> Any:
-        # Some clients leave the inside of a broken stream open; the loop would print their traceback at its end.
+        # Some clients leave the generator of a broken stream open. The loop would print its traceback when the loop
+        # closes.
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
         client = make_client()
         try:
@@ -89,7 +95,7 @@ def text_of(tokens: Any) -> str:
 
 
 def check_usage(usage: Any) -> None:
-    """Works for objects and for dicts."""
+    """Checks the token counts of an answer, which may be an object or a dict."""
     counts = usage if isinstance(usage, dict) else vars(usage)
     prompt, completion, total = (counts[f"{name}_tokens"] for name in ("prompt", "completion", "total"))
     assert prompt > 0 and completion > 0 and total == prompt + completion, counts

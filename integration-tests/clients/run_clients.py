@@ -29,7 +29,7 @@ CHECKS_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class OfficialClient:
-    name: str  # name of the environment that has the client
+    name: str  # name of the virtual environment in which the client is installed
     packages: tuple[str, ...]
     script: str
 
@@ -44,7 +44,7 @@ CLIENTS = (
 
 
 class Failure(Exception):
-    """Why the checks could not be run, in one line."""
+    """The checks could not be run; the text says why in one line."""
 
 
 def install(client: OfficialClient) -> Path:
@@ -64,7 +64,9 @@ def install(client: OfficialClient) -> Path:
 
 
 def check(client: OfficialClient, url: str) -> bool:
-    """Runs the client's script, which prints a line a check. The user's tokens, keys and proxies are not passed on."""
+    """Runs the client's script, which prints one line for each check. The user's tokens, keys and proxies are not
+    passed on.
+    """
     python = install(client)
     kept = {name: value for name, value in os.environ.items() if name in ("LANG", "PATH", "TMPDIR")}
     kept |= {"HOME": str(ENVIRONMENTS), "HF_HOME": str(ENVIRONMENTS), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -68,7 +68,7 @@ def check_api_keys(access: AccessFlags, closed_routes: bool) -> None:
 
 
 def check_limits(tokens: TokenFlags) -> None:
-    """TGI's rules between limits, in TGI's words. A limit that is not given is not compared."""
+    """Checks TGI's rules between limits, with TGI's error texts. A limit that is not given is not compared."""
     longest_input, longest = tokens.max_input_tokens, tokens.max_total_tokens
     prefill, batch = tokens.max_batch_prefill_tokens, tokens.max_batch_total_tokens
     if longest_input is not None and longest is not None and longest_input >= longest:

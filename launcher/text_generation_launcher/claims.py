@@ -1,4 +1,6 @@
-"""Claims what one launcher must own alone, the place of its sockets and the API port, before any process starts."""
+"""Claims two resources that one launcher must own alone, the place of its sockets and the API port, before any process
+starts.
+"""
 
 import errno
 import fcntl
@@ -14,9 +16,9 @@ from text_generation_common.addresses import bound_socket
 from text_generation_common.errors import AddressInUse
 from text_generation_common.places import ServerPlace
 
-# Seconds that the janitor of a killed launcher gets to clean up, and seconds between two looks at the lock.
+# Seconds that the janitor of a killed launcher gets to clean up, and seconds between two attempts to lock.
 CLEANING_S, POLL_S = 5.0, 0.05
-# Attempts to make the folder: other launchers that end may remove the parent folder in between.
+# Attempts to make the folder. Other launchers, when they end, may remove the parent folder between two of our calls.
 MOST_TRIES = 20
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -38,7 +40,9 @@ def claim_sockets(place: ServerPlace) -> Iterator[int]:
 
 
 def _write_pid(lock: int, place: ServerPlace) -> None:
-    """AddressInUse when the disk is full: shards could not write their rendezvous file either."""
+    """Writes this launcher's pid into the lock file. AddressInUse when the disk is full: shards could not write their
+    rendezvous file either.
+    """
     try:
         os.truncate(lock, 0)
         os.write(lock, str(os.getpid()).encode())
@@ -47,7 +51,9 @@ def _write_pid(lock: int, place: ServerPlace) -> None:
 
 
 def _locked(place: ServerPlace) -> int:
-    """A descriptor that holds the lock of the present lock file, not of a file that an ending launcher has unlinked."""
+    """A descriptor that holds the lock. Its file is still the place's lock file, not a file that an ending launcher has
+    just unlinked.
+    """
     path = place.lock
     deadline_s = time.monotonic() + CLEANING_S
     while True:
@@ -59,8 +65,8 @@ def _locked(place: ServerPlace) -> int:
         except BlockingIOError as error:
             holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
             os.close(lock)
-            # The holder will soon let go if it is the janitor of a dead launcher (the pid in the file is dead), or a
-            # launcher that sweeps other folders or has not written its pid yet (the file is empty).
+            # The lock is soon released if the pid in the file is dead (the janitor of a dead launcher holds the lock)
+            # or if the file is empty (a launcher that sweeps other folders or has not written its pid yet).
             is_short = not holder or (holder.isdigit() and not _is_alive(int(holder)))
             if is_short and time.monotonic() < deadline_s:
                 time.sleep(POLL_S)
@@ -104,7 +110,7 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # The process is alive, and belongs to another user.
+        pass  # The process is alive but belongs to another user, so it may not be signalled.
     return True
 
 
@@ -121,7 +127,8 @@ def claim_port(hostname: str, port: int) -> Iterator[socket.socket]:
 
 @contextmanager
 def _claim_name(hostname: str, port: int) -> Iterator[None]:
-    """Linux lets two sockets with SO_REUSEADDR bind one port while neither listens, so a socket name is bound as well.
+    """Binds a socket name, so that a second launcher is refused: on Linux, two sockets with SO_REUSEADDR can bind one
+    port while neither listens.
 
     An abstract socket name is freed when its process ends and, like a port, belongs to one network namespace. Systems
     other than Linux refuse the second bind of the port.

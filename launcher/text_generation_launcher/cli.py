@@ -44,7 +44,7 @@ VERSION = inspect.Parameter(
 
 
 def main(arguments: Sequence[str] | None = None, program_directories: Sequence[Path] | None = None) -> None:
-    """Exits with 0 after a signal, 1 on a CommandError, 2 on wrong usage.
+    """Runs the command. Exits with 0 after a signal, 1 on a CommandError, 2 on wrong usage.
 
     `program_directories` are searched for the children's programs before PATH; by default the directory of this Python
     interpreter.
@@ -99,7 +99,7 @@ def claim(
     place when this launcher is killed."""
     with ExitStack() as stack:
         hostname, port, listener = plan.http.hostname, plan.http.port, None
-        if port == 0:  # The kernel chooses the port, and the folder of the sockets is named after it.
+        if port == 0:  # The kernel chooses the port first, because the folder of the sockets is named after it.
             listener = stack.enter_context(claim_port(hostname, port))
             port = listener.getsockname()[1]
             logger.info("Port %d was chosen for --port 0", port)
@@ -107,7 +107,8 @@ def claim(
         place.check_length(plan.num_shard)
         lock = stack.enter_context(claim_sockets(place))
         janitor = stack.enter_context(fork_janitor(place, lock))
-        # Last: once the janitor of a killed launcher has released the lock, the port is free as well.
+        # The port is claimed last: once the janitor of a killed launcher has released the lock, the port is free as
+        # well.
         listener = listener or stack.enter_context(claim_port(hostname, port))
         yield listener, place, janitor
 

@@ -1,4 +1,4 @@
-"""Makes the command lines and environments of the children from the plan. Pure."""
+"""Makes the command lines and environments of the children from the plan. No input or output."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ class Command:
 
 
 def find_programs(directories: Sequence[Path], path: str | None) -> Programs:
-    """Looks in `directories` first (the launcher's own environment), then along `path`."""
+    """The children's programs, searched in `directories` first (the launcher's own environment), then along `path`."""
     search = os.pathsep.join([*map(str, directories), *([path] if path else [])])
     server = shutil.which("text-generation-server", path=search)
     router = shutil.which("text-generation-router", path=search)
@@ -57,7 +57,7 @@ def shard(
     epoch: int,
     cores: int,
 ) -> Command:
-    """`cores` is the number of cores that all shards share."""
+    """The command of the shard of `rank`. `cores` is the number of cores that all shards share."""
     options = _options(
         uds_path=place.prefix,
         logger_level=most_verbose(environ.get("LOG_LEVEL", "info")),
@@ -90,8 +90,9 @@ def router(
     port: int,
     launcher_fd: int,
 ) -> Command:
-    """`listen_fd` is the bound API socket and `port` its number, which the kernel has chosen if --port was 0.
-    `launcher_fd` is the router's end of the line to the launcher."""
+    """The router's command. `listen_fd` is the bound API socket and `port` its number, which the kernel has chosen if
+    --port was 0. `launcher_fd` is the router's end of the line to the launcher.
+    """
     options = _options(
         listen_fd=listen_fd,
         launcher_fd=launcher_fd,
@@ -116,8 +117,9 @@ def router(
 
 
 def most_verbose(log_level: str) -> str:
-    """The level at which a shard must log, so that no target of a filter like `info,text_generation_router=debug` lacks
-    lines."""
+    """The level at which a shard must log. A filter like `info,text_generation_router=debug` has several levels; the
+    shard takes the most verbose, so that no target lacks lines.
+    """
     names = [part.rpartition("=")[2].strip().lower() for part in log_level.split(",")]
     levels = {LEVELS.get(name, "INFO") for name in names}
     return next(level for level in ("DEBUG", "INFO", "WARNING", "ERROR") if level in levels)
@@ -128,7 +130,7 @@ def _load_format(plan: LaunchPlan) -> list[str]:
 
 
 def _flags(group: object) -> list[str]:
-    """Command line of a group of flags, defaults included: they win against the child's environment."""
+    """Command line of a group of flags. Defaults are included, because an option overrides the child's environment."""
     values = values_of(group)
     flags = [flag for flag in flags_of(type(group)) if not flag.secret]
     words = _options(**{flag.name: values[flag.name] for flag in flags})
@@ -155,8 +157,9 @@ def _server_env(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _inherited(plan: LaunchPlan, environ: Mapping[str, str], *without: str) -> dict[str, str]:
-    """The environment without the variables `without`. FAILPOINTS is left out unless testing: the launcher has warned
-    that it has no effect, and children need not repeat the warning."""
+    """The launcher's environment without the variables `without`. FAILPOINTS is left out unless testing: the launcher
+    has warned that it has no effect, and children need not repeat the warning.
+    """
     dropped = without if plan.process.testing else (*without, "FAILPOINTS")
     return {name: value for name, value in environ.items() if name not in dropped}
 
@@ -166,5 +169,5 @@ def _variables(values: Mapping[str, object]) -> dict[str, str]:
 
 
 def _token(environ: Mapping[str, str]) -> dict[str, str]:
-    """HF_TOKEN from HF_API_TOKEN, the older name, which TGI still reads."""
+    """HF_TOKEN for the children. TGI still reads it from HF_API_TOKEN, its older name."""
     return {"HF_TOKEN": environ["HF_API_TOKEN"]} if environ.get("HF_API_TOKEN") else {}

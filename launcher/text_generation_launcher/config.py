@@ -17,7 +17,7 @@ from text_generation_common.flags.requests import RequestFlags, SchedulingFlags,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherConfig:
-    """The command line. A flag that is not given may be None."""
+    """The command line. The value of a flag that is not given may be None."""
 
     model: ModelFlags = ModelFlags()
     files: FileFlags = FileFlags()
@@ -43,8 +43,9 @@ class LauncherConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """Checked values, with everything derived that follows from flags, environment and model. Children get the groups
-    as they are; `tokens` is completed once the model's files are there."""
+    """Checked flags, and all values derived from flags, environment and model. Children get the groups unchanged;
+    `tokens` is completed once the model's files are there.
+    """
 
     model_id: str  # an absolute directory, or a hub id
     num_shard: int

@@ -1,4 +1,6 @@
-"""Keeps shards alive: starts one group after the other, each with the next epoch number, until a start cannot help."""
+"""Keeps shards alive: starts one group after the other, each with the next epoch number, until another start would not
+help.
+"""
 
 import asyncio
 import logging
@@ -22,8 +24,9 @@ REMIND_S = 10.0
 
 
 class Epochs:
-    """`run` is for a task of its own. `notify_router` sends a message to the router; `remove_files` removes files that
-    dead shards have left."""
+    """`run` is to be started as a task. `notify_router` sends a message to the router; `remove_files` removes files
+    that dead shards have left.
+    """
 
     def __init__(
         self,
@@ -65,17 +68,22 @@ class Epochs:
             await self._wait_after(loss, group, wait_s)
 
     def confirm(self, epoch: int) -> None:
-        """A step of the shards of `epoch` has succeeded, says the router. The shards may be dead by now."""
+        """Records that a step of the shards of `epoch` has succeeded, as the router reported. The shards may be dead by
+        now.
+        """
         if epoch == self._number:
             self._restarts.succeeded()
 
     def clear_failures(self) -> None:
-        """The router has ended the request that killed the last groups of shards. The shards are not at fault, and
-        their record is cleared. This message may arrive after the start of the next group."""
+        """Clears the record of the shards: the router has ended the request that killed the last groups, so the shards
+        are not at fault. This message may arrive after the start of the next group.
+        """
         self._restarts.succeeded()
 
     def end_epoch(self, epoch: int, reason: str) -> None:
-        """The router asks for shards in place of those of `epoch`. A request about an earlier group is ignored."""
+        """Ends the shards of `epoch` because the router asks for new ones. A request about an earlier group is
+        ignored.
+        """
         if self._group is not None and epoch == self._number:
             self._group.lose(Loss(f"The webserver asks for new shards: {reason}"))
 
@@ -113,8 +121,9 @@ class Epochs:
 
 
 async def _is_ready(group: ShardGroup) -> bool:
-    """False when the group is lost before it is ready. There is no deadline: large weights load for minutes, and
-    watchdogs notice a shard that hangs."""
+    """Waits until the group is ready. False when the group is lost before. There is no deadline: large weights load for
+    minutes, and watchdogs notice a shard that hangs.
+    """
     ready = asyncio.create_task(group.ready.wait())
     ends: list[asyncio.Future[Any]] = [ready, group.lost]
     try:

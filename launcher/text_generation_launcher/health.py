@@ -1,4 +1,4 @@
-"""Tells whether a shard works or hangs, from its answers to gRPC calls of Health. The rules are pure.
+"""Decides whether a shard works or hangs, from its answers to gRPC calls of Health. The rules do no input or output.
 
 gRPC is imported when shards are starting.
 """
@@ -6,19 +6,21 @@ gRPC is imported when shards are starting.
 import os
 from dataclasses import dataclass
 
-# Time limit of one Health call, and the number of calls in a row without an answer that make a hang.
+# Seconds that one Health call may take, and the number of calls in a row without an answer after which a shard counts
+# as hung.
 ANSWER_S = 2.0
 MOST_MISSES = 2
-# A step hangs when it makes no progress for STILL_STEP_S, or for PAUSES times the longest pause in a step that the
-# shard measured at warm-up, whichever is longer.
+# A step hangs when it makes no progress for STILL_STEP_S seconds, or for PAUSES times the longest pause in a step that
+# the shard measured at warm-up, whichever is longer.
 STILL_STEP_S = 5.0
 PAUSES = 10
-# Limits for the phases PREPARING, in which Python may not answer for minutes: loading, warming up, and a step that
-# compiles kernels or records a CUDA graph. The shard reports the phase before it begins.
+# Limits in seconds for the phases PREPARING, in which Python may not answer for minutes: loading, warming up, and a
+# step that compiles kernels or records a CUDA graph. The shard reports the phase before it begins.
 STILL_PREPARING_S = 300.0
 MOST_MISSES_PREPARING = 10
 PREPARING = ("load", "warmup", "capture")
-# Most time that is charged to a shard between two answers: when the launcher itself was suspended, no shard is blamed.
+# Most seconds that count against a shard between two answers. A launcher that was itself suspended measures a longer
+# gap, for which the shard is not at fault.
 LONGEST_GAP_S = 1.25 * ANSWER_S
 
 # Options of the channel to one shard of one epoch. Without them gRPC's waits between attempts to connect grow to 120 s,
@@ -37,8 +39,8 @@ class HealthAnswer:
 
     phase: str
     progress: int
-    running_step: int  # 0: no step is running
-    longest_pause_s: float  # longest time without progress in a step at warm-up; 0: not known yet
+    running_step: int  # number of the step; 0: no step is running
+    longest_pause_s: float  # longest time without progress in a step at warm-up, in seconds; 0: not known yet
 
     @property
     def is_ready(self) -> bool:
@@ -53,7 +55,7 @@ class HealthAnswer:
 
 
 class Watchdog:
-    """Judges one shard from the answers to its Health calls, and from missing answers."""
+    """Decides whether one shard hangs, from its answered and unanswered Health calls."""
 
     def __init__(self, now_s: float) -> None:
         self._seen_s = now_s
@@ -62,7 +64,7 @@ class Watchdog:
         self._last: HealthAnswer | None = None
 
     def judge(self, now_s: float, answer: HealthAnswer | None) -> str | None:
-        """Why the shard hangs, or None when it works. `answer` is None when Health was not answered in time."""
+        """The reason if the shard hangs, or None if it works. `answer` is None when Health was not answered in time."""
         if answer is not None and answer.has_moved_since(self._last):
             self._still_s = 0.0
         else:
@@ -89,10 +91,10 @@ class Watchdog:
 
 
 class HealthClient:
-    """Calls Health of one shard of one epoch. Made inside an event loop; the owner must `close` it."""
+    """Calls Health of one shard of one epoch. Must be made inside an event loop; the owner must `close` it."""
 
     def __init__(self, socket_path: str) -> None:
-        # The launcher's forked processes run another program at once. gRPC's fork handlers would only print complaints.
+        # The launcher's forked processes exec another program at once. gRPC's fork handlers would only print warnings.
         os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
         # Imported here, because the import takes 0.2 s, which `--help` would notice and loading shards do not.
         import grpc

@@ -17,7 +17,7 @@ from pathlib import Path
 from text_generation_common.places import ServerPlace
 
 ORDERLY_END = "end"
-# Seconds that killed processes get to disappear, and seconds between two looks at them.
+# Seconds that killed processes get to disappear, and seconds between two checks of them.
 GONE_S, POLL_S = 1.0, 0.01
 
 
@@ -28,7 +28,7 @@ class Janitor:
         self._write_end = write_end
 
     def add(self, pid: int) -> None:
-        """The process group that `pid` leads is killed if the launcher is killed."""
+        """Adds the process group that `pid` leads: the janitor kills it if the launcher is killed."""
         self._write(f"+{pid}")
 
     def remove(self, pid: int) -> None:
@@ -40,7 +40,7 @@ class Janitor:
             os.write(self._write_end, f"{line}\n".encode())
 
     def end(self) -> None:
-        """Ends the janitor, when the launcher has cleaned up by itself."""
+        """Ends the janitor. To be called when the launcher has cleaned up by itself."""
         self._write(ORDERLY_END)
         os.close(self._write_end)
 
@@ -84,7 +84,7 @@ def _clean_up_after_launcher(read_end: int, lock: int, place: ServerPlace) -> No
 
 
 def _keep_open(*kept: int) -> None:
-    """Closes all other descriptors, so that the janitor holds no pipe, port or terminal open."""
+    """Closes all descriptors but `kept`, so that the janitor holds no pipe, port or terminal open."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)

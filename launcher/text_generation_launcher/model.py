@@ -62,7 +62,8 @@ def _config_path(plan: LaunchPlan) -> Path | None:
     local = Path(plan.cache.weights_cache_override or plan.model_id)
     if local.is_dir():
         return local / "config.json"
-    from huggingface_hub import try_to_load_from_cache  # imported here: slow to import, and for hub models only
+    # imported here because the import is slow, and needed for hub models only
+    from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(
         plan.model_id, "config.json", cache_dir=plan.cache.huggingface_hub_cache, revision=plan.files.revision

@@ -101,7 +101,9 @@ class Child:
 
 
 class LineReader(asyncio.Protocol):
-    """Splits a pipe's bytes into lines, passes each line on at once and keeps the last NUM_LAST_LINES lines."""
+    """Splits a pipe's bytes into lines, passes each line on at once, and keeps the last NUM_LAST_LINES lines for error
+    messages.
+    """
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
         self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
@@ -139,7 +141,7 @@ class LineReader(asyncio.Protocol):
 
 
 def log_last_lines(what: str, child: Child) -> None:
-    """Logs `what` happened, and the last lines that the child has written: they nearly always tell the cause."""
+    """Logs `what` happened, and the last lines that the child has written: they nearly always show the cause."""
     logger.error("%s; its last lines:\n%s", what, child.last_lines)
 
 
@@ -148,12 +150,12 @@ def die_with_parent() -> Callable[[], None] | None:
     is killed."""
     if sys.platform != "linux":
         return None
-    prctl = ctypes.CDLL(None).prctl  # Loaded here: between fork and exec loading is not safe.
+    prctl = ctypes.CDLL(None).prctl  # Loaded here, because loading a library between fork and exec is not safe.
     parent = os.getpid()
 
     def ask_kernel() -> None:
         prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:  # The launcher ended before the call of prctl.
+        if os.getppid() != parent:  # The launcher ended before prctl was called.
             os._exit(1)
 
     return ask_kernel

@@ -1,8 +1,8 @@
-"""Tells whether the router's event loop works or hangs, from its answers to pings and what the kernel counts.
+"""Decides whether the router's event loop works or hangs, from its answers to pings and from the kernel's counts.
 
 A router that is stopped or stuck does not answer, and a router that waits for a processor does not answer either. The
-kernel knows the difference: only time in which the router could have answered is counted. Time in which the whole
-machine is suspended is not counted, because the monotonic clock stands still. The rules are pure.
+kernel's counts tell the two apart: only time in which the router could have answered is counted. Time in which the
+whole machine is suspended is not counted, because the monotonic clock stands still. The rules do no input or output.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from pathlib import Path
 
 # Seconds between two checks of the router.
 CHECK_S = 0.25
-# Seconds for which the router may be stopped (by SIGSTOP), as the launcher's checks show them.
+# Seconds for which the router may be stopped (by SIGSTOP), measured by the launcher's checks.
 STOPPED_S = 2.25
 # Seconds for which the event loop may not answer, without the time in which its thread waits for a processor.
 SILENT_S = 8.0
-# When two checks are farther apart than this, the launcher itself was stopped or got no processor, and all that was
-# counted against the router is cleared.
+# Seconds. When two checks are farther apart, the launcher itself was stopped or got no processor, and all time counted
+# against the router is cleared.
 LONGEST_GAP_S = 1.0
 
 STOPPED, RUNNABLE = "T", "R"
@@ -28,15 +28,17 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """The kernel's account of the thread that runs an event loop. Times are counted from the start of the thread."""
+    """The kernel's counts for the thread that runs an event loop. Times are in seconds from the start of the thread."""
 
     state: str  # as in proc(5): R runs or waits for a processor, S sleeps, T is stopped
-    ran_s: float  # time on a processor
-    waited_s: float  # time of waiting for a processor; 0 where the kernel does not count this time
+    ran_s: float  # seconds on a processor
+    waited_s: float  # seconds of waiting for a processor; 0 if the kernel does not count this time
 
 
 class Pulse:
-    """Judges one router. `ping` sends it a ping. A router that has not begun to serve is never said to hang."""
+    """Decides whether one router hangs. `ping` sends it a ping. A router that does not serve yet never counts as
+    hung.
+    """
 
     def __init__(self, ping: Callable[[], None], now_s: float = 0.0) -> None:
         self._ping = ping
@@ -48,7 +50,7 @@ class Pulse:
         self._last: Vitals | None = None
 
     def begin(self) -> None:
-        """The router serves requests, and from now on must answer pings."""
+        """To be called when the router serves requests; from now on the router must answer pings."""
         self._has_begun = True
 
     def answered(self) -> None:
@@ -56,7 +58,7 @@ class Pulse:
         self._silent_s = 0.0
 
     def judge(self, now_s: float, vitals: Vitals | None) -> str | None:
-        """Why the router hangs, or None when it works. `vitals` is None on a system without /proc."""
+        """The reason if the router hangs, or None if it works. `vitals` is None on a system without /proc."""
         gap_s, last = now_s - self._seen_s, self._last
         self._seen_s, self._last = now_s, vitals
         if gap_s > LONGEST_GAP_S or not self._has_begun:
@@ -77,10 +79,11 @@ class Pulse:
 
 
 def idle_s(gap_s: float, before: Vitals | None, now: Vitals | None) -> float:
-    """The part of `gap_s` in which the thread could have answered: it was on a processor, or did not ask for one."""
+    """Seconds of `gap_s` in which the thread could have answered: it was on a processor, or did not wait for one."""
     if before is None or now is None:
         return gap_s
-    # The kernel adds a wait to its count when the wait is over. During a wait the thread is runnable and does not run.
+    # The kernel adds a wait to its count only when the wait is over. During a wait the thread is runnable and does not
+    # run.
     counted_s = now.ran_s - before.ran_s if now.state == RUNNABLE else gap_s - (now.waited_s - before.waited_s)
     return min(max(counted_s, 0.0), gap_s)
 
@@ -95,7 +98,7 @@ async def until_it_hangs(pulse: Pulse, pid: int) -> str:
 
 
 def read_vitals(pid: int, proc: Path = Path("/proc")) -> Vitals | None:
-    """Vitals of the main thread, which runs the event loop. None without /proc and for a process that has ended."""
+    """Counts of the main thread, which runs the event loop. None without /proc and for a process that has ended."""
     thread = proc / str(pid) / "task" / str(pid)
     try:
         fields = (thread / "stat").read_text().rpartition(")")[2].split()

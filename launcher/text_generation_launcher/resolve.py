@@ -1,4 +1,4 @@
-"""Makes the plan from the flags: checks them, and fills in values that follow from flags, environment and model."""
+"""Makes the plan from the flags: checks them, and derives further values from flags, environment and model."""
 
 import logging
 import subprocess
@@ -21,7 +21,7 @@ DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ZE_AFFINI
 
 
 def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
-    """Checks all that can be checked before a process starts, and fills in the values that follow."""
+    """Checks everything that can be checked before a process starts, and derives the other values of the plan."""
     checks.check_input_aliases(config)
     longest_input = (
         config.max_input_length if config.tokens.max_input_tokens is None else config.tokens.max_input_tokens
@@ -80,7 +80,7 @@ def _sharded_count(num_shard: int | None, count_devices: Callable[[], int]) -> i
 
 
 def count_devices(environ: Mapping[str, str], count_cards: Callable[[], int] | None = None) -> int:
-    """Number of devices that the environment names. `count_cards` is called when the environment says only "all"."""
+    """Number of devices that the environment names. `count_cards` is called only if the environment says "all"."""
     for name in DEVICE_VARIABLES:
         if name in environ:
             value = environ[name]

@@ -1,4 +1,6 @@
-"""Decides how long to wait before a child is started again, and when to give up. Pure: the clock is an argument."""
+"""Decides how long to wait before a child is started again, and when to give up. Does no input or output; the clock is
+an argument.
+"""
 
 import time
 from collections.abc import Callable
@@ -7,8 +9,9 @@ FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
 # Failures in a row after which a child is not started again.
 MOST_FAILURES = 5
-# The same number for shards that had come up. The router ends a request that kills shards at the request's fifth death;
-# its message reaches the launcher a little after the death, and up to four deaths of other causes may come before it.
+# The same limit for shards that had become ready. The router ends a request that kills shards at the request's fifth
+# death; its message reaches the launcher a little after the death, and up to four deaths of other causes may come
+# before it.
 MOST_DEATHS = 10
 # A run of this many seconds counts as a success.
 LONG_RUN_S = 600.0
@@ -17,15 +20,16 @@ LONG_RUN_S = 600.0
 class Restarts:
     """The record of one child, or of one group of children that start and end together.
 
-    After `most_failures` failures in a row, or MOST_FAILURES starts in a row that did not come up, there are no more
-    starts. A child that ran for LONG_RUN_S has a clean record: an idle server has no other way to prove itself.
+    After `most_failures` failures in a row, or MOST_FAILURES failed starts in a row (the child did not become ready),
+    there are no more starts. A child that ran for LONG_RUN_S seconds has a clean record, because an idle server has no
+    other success to show.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, most_failures: int = MOST_FAILURES) -> None:
         self._most_failures = most_failures
         self._clock = clock
-        self._failures = 0  # since the last success
-        self._failed_starts = 0  # failures since the last success in which the child did not even come up
+        self._failures = 0  # number of failures since the last success
+        self._failed_starts = 0  # number of failed starts since the last success: the child did not become ready
         self._wait_s = FIRST_WAIT_S
         self._up_since_s: float | None = None
 
@@ -33,12 +37,14 @@ class Restarts:
         self._up_since_s = self._clock()
 
     def succeeded(self) -> None:
-        """The child has done useful work: its record is cleared."""
+        """Clears the record, because the child has done useful work."""
         self._failures = self._failed_starts = 0
         self._wait_s = FIRST_WAIT_S
 
     def failed(self) -> float | None:
-        """Seconds to wait before the next start, or None when there should be no next start."""
+        """Records a failure. Returns the seconds to wait before the next start, or None when there should be no next
+        start.
+        """
         now_s, up_since_s = self._clock(), self._up_since_s
         self._up_since_s = None
         if up_since_s is not None and now_s - up_since_s >= LONG_RUN_S:

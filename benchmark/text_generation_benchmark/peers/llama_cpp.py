@@ -30,7 +30,7 @@ def server_command(environment: Path, model_file: Path) -> ServerCommand:
 
 @contextlib.contextmanager
 def running_llama_cpp(environment: Path, model: Path) -> Iterator[Run]:
-    """Writes the model as GGUF first."""
+    """Writes the model as a GGUF file, starts the server, and stops it at the end of the context."""
     dialect = Completions("peer", {})
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
         file = Path(folder) / "model.gguf"

@@ -14,7 +14,7 @@ from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.workload import Run, check_counts, loads_on
 
 CONTEXT = 4096
-KV_GIB = "1"  # more than any load here needs, and little, because all servers share the memory
+KV_GIB = "1"  # GiB of vLLM's KV cache: enough for every load here, but small, because all servers share the memory
 START_S = 900  # vLLM compiles the model when it starts
 # By default vLLM keeps one core for its scheduler, which is half of a machine with two cores.
 EVERY_CORE = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}"}

@@ -1,4 +1,4 @@
-"""The settings of the shard benchmark, in one value, checked."""
+"""The settings of the shard benchmark, checked."""
 
 from dataclasses import dataclass, replace
 
@@ -24,17 +24,17 @@ class Plan:
     sequence_length: int
     decode_length: int
     runs: int  # measured rounds for each batch size
-    warmups: int  # unmeasured rounds before them
+    warmups: int  # unmeasured rounds before the measured ones, for each batch size
     sampling: Sampling
 
     @property
     def decode_steps(self) -> int:
-        """One less than the generated tokens: the prefill makes the first one."""
+        """Decode steps of a round: one less than the generated tokens, because the prefill makes the first token."""
         return self.decode_length - 1
 
     @property
     def slots_each(self) -> int:
-        """Token slots of one request. The last token needs none, because no step takes it as input."""
+        """Token slots of one request. The last token needs no slot, because no step takes it as input."""
         return self.sequence_length + self.decode_steps
 
     @property

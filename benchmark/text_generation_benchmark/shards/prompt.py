@@ -16,7 +16,7 @@ TEXT = (
 
 
 async def prompt_ids(tokenizer_name: str, revision: str, length: int) -> tuple[int, ...]:
-    """Raises StartError if there is no such tokenizer."""
+    """Token ids of the prompt. Raises StartError if there is no such tokenizer."""
     tokenizer = TextTokenizer.load(find_model_files(tokenizer_name, revision).folder, workers=1, max_waiting=1)
     try:
         ids = (await tokenizer.encode(TEXT, True, Share())).values

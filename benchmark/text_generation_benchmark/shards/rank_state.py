@@ -1,4 +1,4 @@
-"""The position of each rank in the sequence of steps, read without running a step. The benchmark goes on from there."""
+"""Reads each rank's number of its last step without running a step. The benchmark continues with the next number."""
 
 import asyncio
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_router.errors import ShardsError
 
 ANSWER_S = 10.0
-QUIET_S = 0.2  # a router under load runs many steps in this time
+QUIET_S = 0.2  # seconds; a router under load runs many steps in this time
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class RankState:
 
     epoch: int
     last_step: int
-    running_step: int  # 0: none
-    slots: int  # 0: not warmed up yet
+    running_step: int  # number of the step; 0: no step is running
+    slots: int  # slots of the KV cache; 0: the shard is not warmed up yet
 
 
 async def read_rank_states(master_uds_path: str) -> list[RankState]:

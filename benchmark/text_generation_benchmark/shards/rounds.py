@@ -18,9 +18,10 @@ NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
 
 
 class ShardBenchmark:
-    """The only client of the shards while it lives: it continues their sequence of steps, and uses all their slots.
+    """Sends steps to the shards, as their only client: it continues the numbering of their steps, and uses all their
+    slots.
 
-    A router that used the shards before has its next step refused, so it never reads keys that were overwritten here.
+    A router that used the shards before has its next step refused, so it never uses the overwritten KV cache.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class ShardBenchmark:
         return Round(batch_size, is_warmup, plan.sequence_length, plan.decode_steps, prefill_s, decode_s)
 
     def _prefill(self, slots: Slots) -> ForwardStep:
-        """One prompt for each row of `slots`."""
+        """The step that computes the prompts: one prompt for each row of `slots`."""
         length, sampling = self._plan.sequence_length, self._plan.sampling
         chunks = tuple(
             Chunk(i, 0, length, True, FirstChunk(self._ids, own, length, sampling)) for i, own in enumerate(slots)
@@ -64,7 +65,7 @@ class ShardBenchmark:
         await self._run(ClearStep(self._last_step + 1))
 
     async def _run(self, step: Step) -> float:
-        """Seconds until all ranks have answered."""
+        """Sends a step to all ranks. Returns the seconds until the last rank has answered."""
         self._last_step = step.number
         started = time.perf_counter()
         try:
@@ -78,7 +79,7 @@ class ShardBenchmark:
         return time.perf_counter() - started
 
     async def _why(self, error: ShardsError) -> str:
-        """Why a step was not run, and what to do."""
+        """An error text: why a step was not run, and what the user can do."""
         number = self._last_step
         try:
             states = await read_rank_states(self._master_uds_path)

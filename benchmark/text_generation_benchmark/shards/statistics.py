@@ -1,4 +1,4 @@
-"""Measured rounds and their statistics. Pure."""
+"""Measured rounds and their statistics. No input or output."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ class Round:
 
     batch_size: int
     is_warmup: bool
-    sequence_length: int  # tokens of each prompt
+    sequence_length: int  # tokens of each request's prompt
     decode_steps: int
     prefill_s: float
-    decode_s: float  # all decode steps together
+    decode_s: float  # seconds of all decode steps together
 
     @property
     def prefill_ms(self) -> float:
@@ -25,7 +25,7 @@ class Round:
 
     @property
     def token_ms(self) -> float:
-        """Mean of one decode step, which makes one token for each request."""
+        """Mean milliseconds of one decode step, which makes one token for each request."""
         return self.decode_ms / self.decode_steps
 
     @property
@@ -63,7 +63,9 @@ class Summary:
 
 
 def summarize(series: Series, rounds: Sequence[Round]) -> Summary:
-    """Needs at least one round. As in TGI, a percentile is one of the sorted values: element floor(p/100 · n)."""
+    """Statistics of a series over at least one round. As in TGI, a percentile is one of the sorted values: element
+    floor(p/100 · n).
+    """
     values = sorted(series.value_of(done) for done in rounds)
     p50, p90, p99 = (values[percent * len(values) // 100] for percent in (50, 90, 99))
     return Summary(sum(values) / len(values), values[0], values[-1], p50, p90, p99)
@@ -71,7 +73,7 @@ def summarize(series: Series, rounds: Sequence[Round]) -> Summary:
 
 @dataclass(slots=True)
 class Results:
-    """The rounds so far. `rounds_each`: rounds of each batch size, warm-ups included."""
+    """The rounds measured until now. `rounds_each`: rounds of each batch size, warm-ups included."""
 
     batch_sizes: tuple[int, ...]
     rounds_each: int

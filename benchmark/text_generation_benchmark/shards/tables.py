@@ -20,7 +20,7 @@ from text_generation_router.text.validation import AskedSampling
 
 
 def tables(config: ShardBenchmarkConfig, results: Results) -> str:
-    """Batch sizes without a measured round are left out."""
+    """All three tables. Batch sizes without a measured round are left out."""
     parts = (parameters_table(config), latency_table(results), throughput_table(results))
     return "\n\n\n".join(parts)
 
@@ -86,5 +86,5 @@ def _extremes(summary: Summary) -> tuple[float, float, float]:
 
 
 def _option(asked: AskedSampling, name: str) -> str:
-    """As TGI, which is written in Rust, prints an optional value."""
+    """An optional value as TGI, which is written in Rust, prints it."""
     return f"Some({getattr(asked.values, name)})" if name in asked.given else "None"

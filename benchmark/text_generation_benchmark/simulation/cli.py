@@ -25,7 +25,7 @@ from text_generation_common.flags.requests import SchedulingFlags
 from text_generation_common.model_folder import demo_directory
 from text_generation_router.scheduling.limits import Limits
 
-BUCKETS = 240  # parts of the simulated time, in each of which the use of memory is added up
+BUCKETS = 240  # equal parts of the simulated time; the use of memory is averaged in each
 
 Flag = typer.Option
 
@@ -107,7 +107,7 @@ def replay(
 def _traces(
     workload: str | None, path: Path | None, rates: Sequence[float], duration_s: float, seed: int
 ) -> tuple[str, dict[float, Trace]]:
-    """The name of the load, and its trace for each rate."""
+    """The name of the workload, and a trace for each rate."""
     if (workload is None) == (path is None):
         raise ValueError("choose a load: one of --workload and --trace")
     if path is not None:

@@ -7,19 +7,19 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a step. Each field is the cost of one unit of what its name says.
+    """Seconds of a step. Each field is the cost of one unit of the thing it is named after.
 
-    A step reads all weights once and computes its tokens at the same time, so the slower of the two counts. In a
-    fitted model `weights_s` and `product_s` are 0: its cost is linear in what the step carries.
+    A step reads all weights and computes its matrix products at the same time, so only the slower of the two counts. In
+    a fitted model `weights_s` and `product_s` are 0: its cost is linear in the contents of the step.
     """
 
     constant_s: float
-    weights_s: float  # reading all weights
-    product_s: float  # the matrix products of one token, of a row or of a prompt
-    row_s: float  # one decoding row
-    kv_token_s: float  # one token that a row attends to
+    weights_s: float  # seconds to read all weights
+    product_s: float  # seconds of the matrix products of one token, decoded or of a prompt
+    row_s: float  # seconds of one decoding row
+    kv_token_s: float  # seconds of one token that a decoding row attends to
     prompt_token_s: float
-    prompt_position_s: float  # one position that a token of a prompt attends to
+    prompt_position_s: float  # seconds of one position that a token of a prompt attends to
 
     def seconds(self, rows: int, kv_tokens: int, prompt_tokens: int = 0, prompt_positions: int = 0) -> float:
         products = self.product_s * (rows + prompt_tokens)
@@ -34,26 +34,28 @@ class StepCost:
 
 
 def positions(start: int, end: int) -> int:
-    """Positions that tokens start … end - 1 of a prompt attend to, in all: each token to itself and all before it."""
+    """Total number of positions that tokens start … end - 1 of a prompt attend to. Each token attends to itself and to
+    all tokens before it.
+    """
     return (end * (end + 1) - start * (start + 1)) // 2
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedModel:
-    """A model on a device."""
+    """A model on a device: the cost of its steps and the size of its KV cache."""
 
     name: str
     cost: StepCost
     slots: int  # token slots of its KV cache
-    overhead_s: float  # seconds until a first token outside the steps: HTTP, tokenizing, gRPC
-    source: str  # where the numbers come from
+    overhead_s: float  # seconds of a first token that are spent outside the steps: HTTP, tokenizing, gRPC
+    source: str  # where these numbers come from: a data sheet or a measured server
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> "SimulatedModel":
-        """ValueError unless `write` wrote the file."""
+        """Reads the file. ValueError for a file that `write` did not write."""
         try:
             values = json.loads(path.read_text())
             return cls(**(values | {"cost": StepCost(**values["cost"])}))

@@ -34,7 +34,7 @@ class Device:
     name: str
     memory_bytes: float
     bytes_per_s: float
-    flops_per_s: float  # dense, bfloat16
+    flops_per_s: float  # operations per second on bfloat16 matrices without sparsity
     link_bytes_per_s: float  # bandwidth to the other devices, in one direction
 
 
@@ -42,11 +42,12 @@ H200 = Device("H200", 141e9, 4.8e12, 989e12, 450e9)
 
 
 def derive(name: str, about: str, shape: LlamaShape, device: Device, count: int) -> SimulatedModel:
-    """`count` devices share the model by tensor parallelism."""
+    """The model divided over `count` devices by tensor parallelism."""
     bytes_per_s, flops_per_s = count * device.bytes_per_s, count * device.flops_per_s
     layer_weights, kv_bytes = shape.layers * shape.layer_weights, BYTES * shape.kv_numbers
     read_weights = BYTES * (layer_weights + shape.head_weights)
-    all_weights = read_weights + BYTES * shape.head_weights  # the embedding, of which a step reads next to nothing
+    # plus the embedding: it takes memory, but a step reads only its tokens' rows of it
+    all_weights = read_weights + BYTES * shape.head_weights
     exchange_s, reduce_s = _all_reduces(shape, device, count)
     cost = StepCost(
         constant_s=shape.layers * LAYER_S + reduce_s,
@@ -63,7 +64,9 @@ def derive(name: str, about: str, shape: LlamaShape, device: Device, count: int)
 
 
 def _all_reduces(shape: LlamaShape, device: Device, count: int) -> tuple[float, float]:
-    """Seconds per token and per step. Each layer has two, and in each a device sends 2 (n - 1) / n of its bytes."""
+    """Seconds of the all-reduces, for each token and for each step. A layer has two all-reduces. In each, a device
+    sends 2 (n - 1) / n of the bytes.
+    """
     if count == 1:
         return 0.0, 0.0
     sent_bytes = BYTES * shape.hidden * 2 * (count - 1) / count

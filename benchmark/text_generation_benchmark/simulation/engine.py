@@ -1,8 +1,8 @@
-"""One simulated engine: the router's scheduler decides, a cost model says how long each step takes.
+"""One simulated engine: the router's scheduler decides the steps, and a cost model says how long each step takes.
 
 Two steps are in flight, as in the router's engine: a step is decided when the step before it starts, without knowing
-that step's tokens or the requests that arrive while it runs. Steps in which nothing can change are not decided one by
-one: `quiet_steps` says how many there are, and the engine jumps over them.
+that step's tokens or the requests that arrive while it runs. While no request can arrive or end, steps are not decided
+one by one: `quiet_steps` returns the number of such steps, and the engine jumps over them.
 """
 
 from collections import deque
@@ -28,12 +28,12 @@ FEWEST_STEPS = 2
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """A request that has arrived, until all its tokens are made and no step in flight has a row for it."""
+    """A request from its arrival until all its tokens are made and no step in flight has a row for it."""
 
-    index: int  # place of the request in the trace
+    index: int  # index of the request in the trace
     running: Running
     prompt_tokens: int
-    output_tokens: int  # tokens that it makes before it ends
+    output_tokens: int  # number of output tokens after which the request ends
     first_s: float = -1.0
     last_s: float = -1.0
     longest_gap_s: float = 0.0
@@ -46,7 +46,7 @@ class Live:
 @dataclass(slots=True, eq=False)
 class InFlight:
     step: Step
-    seconds: float | None = None  # duration of the step, known once it runs
+    seconds: float | None = None  # seconds that the step takes; None until it runs
 
 
 class SimulatedEngine:
@@ -63,16 +63,16 @@ class SimulatedEngine:
         self._num_arrived = 0
         self._now = 0.0
         self._in_flight: deque[InFlight] = deque()
-        self._num_forwards = 0  # steps in flight that compute
+        self._num_forwards = 0  # number of forward steps in flight
         self._live: dict[int, Live] = {}
-        # The requests with a row in the step that ran last, and how many tokens its rows attended to.
+        # The requests with a row in the last step that ran, and the number of tokens that its rows attended to.
         self._aboard_ids: tuple[int, ...] = ()
         self._aboard: list[Live] = []
         self._kv_tokens = 0
         self._books = Books(trace, bucket_s)
 
     def run(self) -> Outcome:
-        """ValueError for a request that does not fit into the slots even alone."""
+        """Runs the trace to its end. ValueError for a request that does not fit into the slots even alone."""
         while True:
             self._take_arrivals()
             if self._jumps and self._jump():
@@ -107,7 +107,7 @@ class SimulatedEngine:
             self._num_forwards += isinstance(step, ForwardStep)
 
     def _finish_oldest(self) -> None:
-        """Runs the oldest step in flight, from now until its end. A step that only drops rows takes no time."""
+        """Advances the clock to the end of the oldest step in flight. A step that only drops rows takes no time."""
         sent = self._in_flight.popleft()
         step = sent.step
         if not isinstance(step, ForwardStep):
@@ -160,10 +160,12 @@ class SimulatedEngine:
         one.last_s = now
 
     def _jump(self) -> bool:
-        """Jumps to the next time at which a step has to be decided. False if that is less than FEWEST_STEPS steps away.
+        """Jumps to the next time at which a step has to be decided. Returns False if fewer than FEWEST_STEPS steps lie
+        in between.
 
-        A step is decided when the step before it starts. So one step is in flight before the jump, about to run, and
-        one after it: the last step that is decided before a request arrives, and before which no request ends.
+        A step is decided when the step before it starts. So before a jump, one step in flight is about to run. After
+        it, one step is in flight too: the last step that is decided before a request arrives, and before which no
+        request ends.
         """
         if len(self._in_flight) != 1:
             return False
@@ -182,7 +184,9 @@ class SimulatedEngine:
         return True
 
     def _run_unseen(self, seconds: float, most: int, arrival_s: float) -> tuple[int, float]:
-        """Runs up to `most` steps, the first of `seconds`. Returns their number, and the seconds of the step after."""
+        """Runs at most `most` steps; the first takes `seconds`. Returns the number of steps run, and the seconds of the
+        step after them.
+        """
         rows, held = len(self._aboard), self._scheduler.memory.num_held
         steps, longest_s, first_s = 0, 0.0, self._now + seconds
         while steps < most and self._now < arrival_s:

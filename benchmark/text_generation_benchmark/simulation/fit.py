@@ -17,9 +17,9 @@ REFINEMENTS = 5
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """What each step carried, and how long it took."""
+    """What each step carried, and how many seconds it took."""
 
-    loads: Floats  # [steps, COLUMNS]
+    loads: Floats  # array of shape [steps, COLUMNS]
     seconds: Floats
 
 
@@ -27,7 +27,7 @@ class StepTimes:
 class Fit:
     cost: StepCost
     num_steps: int
-    error: float  # median of |predicted - measured| / measured
+    error: float  # median of the relative error, |predicted - measured| / measured
 
 
 def read_log(lines: list[str]) -> StepTimes:
@@ -50,8 +50,9 @@ def joined(parts: list[StepTimes]) -> StepTimes:
 
 
 def fit(times: StepTimes) -> Fit:
-    """Minimizes errors relative to the predicted time of each step: otherwise few long steps would outweigh many short
-    ones. The predicted sum of all steps still comes out right."""
+    """Minimizes the errors of all steps relative to their predicted times. With absolute errors, a few long steps would
+    outweigh many short steps. The predicted sum over all steps is still unbiased.
+    """
     loads = np.column_stack([np.ones(len(times.seconds)), times.loads])
     predicted = np.ones(len(times.seconds))
     for _ in range(REFINEMENTS):
@@ -63,8 +64,9 @@ def fit(times: StepTimes) -> Fit:
 
 
 def least_squares(matrix: Floats, target: Floats) -> Floats:
-    """The x without a negative element for which matrix · x is nearest to target. Tries every choice of the columns
-    with x = 0, so it is for few columns only."""
+    """Solves least squares for x without negative elements: the x for which matrix · x is nearest to target. Tries each
+    subset of columns, so it is for few columns only.
+    """
     columns = matrix.shape[1]
     best, best_error = np.zeros(columns), float(target @ target)
     scale = np.linalg.norm(matrix, axis=0)

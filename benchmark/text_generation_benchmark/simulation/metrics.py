@@ -14,25 +14,25 @@ class RequestTimes:
     """Arrays with one element per request; seconds on the trace's clock, without the overhead of HTTP."""
 
     arrival_s: Floats
-    first_s: Floats  # when the first token was made
+    first_s: Floats  # time at which the first token was made
     last_s: Floats
-    longest_gap_s: Floats  # between two tokens
+    longest_gap_s: Floats  # longest time between two tokens
     output_tokens: Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of one engine."""
+    """What happened in one engine."""
 
     times: RequestTimes
     slots: int
-    end_s: float  # when the last step had ended
+    end_s: float  # time at which the last step ended
     held_slot_s: Floats  # slots held by requests × seconds, in each bucket of time
     most_held: int
     steps: int
     prefilled_tokens: int
     prefix_hit_tokens: int
-    recomputed_tokens: int  # computed again after preemptions
+    recomputed_tokens: int  # tokens computed again after preemptions
     wasted_rows: int  # rows decoded after their request had ended
     preemptions: int
 
@@ -51,7 +51,7 @@ class Books:
         self._end_s = 0.0
 
     def note_step(self, starts_s: float, seconds: float, held: int) -> None:
-        """The whole step counts for the bucket in which it starts."""
+        """Counts the whole step for the bucket in which it starts."""
         self._steps += 1
         self._end_s = starts_s + seconds
         bucket = int(starts_s / self._bucket_s)
@@ -101,7 +101,7 @@ class ClusterSummary:
     longest_gap_s: Floats
     kv_use: float  # mean share of the slots held by requests
     most_kv_use: float
-    kv_use_over_time: Floats  # mean share in each bucket of time
+    kv_use_over_time: Floats  # mean share of the slots held by requests, in each bucket of time
     preemptions: int
     recomputed_tokens: int
     wasted_rows: int

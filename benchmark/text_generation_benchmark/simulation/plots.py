@@ -1,4 +1,4 @@
-"""A PNG of a simulation: memory over time, times to the first token, longest gaps, goodput."""
+"""Draws a simulation as PNG: memory over time, times to the first token, longest gaps, goodput."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +39,7 @@ def _plot_share(axes: Axes, ordered_s: Floats, name: str) -> None:
 
 
 def _plot_goodput(axes: Axes, runs: Sequence[Run]) -> None:
-    """Bars if there is one rate, lines over several rates."""
+    """Plots bars if there is one rate, and lines if there are several."""
     policies = dict.fromkeys(run.policy for run in runs)
     for policy in policies:
         own = [run for run in runs if run.policy == policy]

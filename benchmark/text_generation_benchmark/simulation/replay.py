@@ -29,19 +29,20 @@ WORKLOAD = TraceWorkload(LogNormal(120, 0.8, 16, 900), LogNormal(60, 0.7, 2, 400
 MAX_ROWS = 256
 PREFILL_TOKENS = 1024
 ROUNDS = 4
-# Prompts.make counts the tokens that the tokenizer adds at the start of a text. The part after a prefix has none, so
-# this many more words are drawn: at least as many as the tokenizer adds.
+# Prompts.make counts the special tokens that the tokenizer adds at the start of a text. The part of a prompt after a
+# shared prefix has no such tokens, so SPARE_TOKENS more words are drawn. This number is at least that of the special
+# tokens.
 SPARE_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What clients saw of a trace."""
+    """Times of a trace's requests as its clients measured them."""
 
     first_token_s: Floats
-    token_s: Floats  # mean time between tokens, of each request with several tokens
+    token_s: Floats  # mean seconds between tokens, for each request with several tokens
     num_tokens: int
-    end_s: float  # when the last token came
+    end_s: float  # time at which the last token came
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +89,11 @@ FIGURES: dict[str, Callable[[Sequence[Played]], float]] = {
 
 
 def compare_with_server(model: Path, rate: float, duration_s: float, seed: int) -> ReplayComparison:
-    """Starts a server on `model`. RuntimeError if the server does not start, or refuses a request.
+    """Starts a server on `model`, sends traces to it and simulates them. RuntimeError if the server does not start, or
+    refuses a request.
 
-    The machine's speed changes from minute to minute, so traces to fit to and traces to compare alternate.
+    The machine's speed changes from minute to minute, so traces used for fitting alternate with traces used for
+    comparing.
     """
     traces = [
         generate(WORKLOAD, rate, duration_s / ROUNDS, seed * 2 * ROUNDS + i).with_exact_lengths()
@@ -132,7 +135,7 @@ def _simulate(model: SimulatedModel, trace: Trace) -> Played:
 
 
 class PromptTexts:
-    """Makes texts with the numbers of tokens and the shared prefixes of a trace."""
+    """Makes prompts as texts that have the numbers of tokens and the shared prefixes of a trace."""
 
     def __init__(self, model: Path) -> None:
         self._prompts = Prompts(model)
@@ -154,7 +157,9 @@ class PromptTexts:
 
 
 def play(port: int, trace: Trace, prompts: Sequence[str]) -> Played:
-    """Sends each request at its arrival time. RuntimeError if one is refused, or makes more or fewer tokens."""
+    """Sends each request at its arrival time. RuntimeError if a request is refused, or makes more or fewer tokens than
+    the trace says.
+    """
 
     async def one(started: float, index: int) -> tuple[float, StreamTimes]:
         await asyncio.sleep(started + trace.arrival_s[index] - time.perf_counter())

@@ -16,7 +16,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 NO_PREFIX = -1
-# First token ids of shared prefixes and of the prompts' own parts. Prompts differ from these on; later ids may repeat.
+# First token id of a shared prefix, and of the part of a prompt that is not shared. Each prefix and each part has its
+# own first id; later ids may repeat.
 FIRST_PREFIX_ID = 1_000_000
 FIRST_OWN_ID = 2_000_000
 
@@ -26,10 +27,10 @@ class Trace:
     """Requests in order of arrival, an array for each property. ValueError for impossible values."""
 
     arrival_s: Floats
-    prompt_tokens: Ints  # the shared prefix included
+    prompt_tokens: Ints  # number of tokens, the shared prefix included
     output_tokens: Ints  # tokens that the request makes before it ends
     max_new_tokens: Ints
-    prefix_id: Ints  # prompts with the same id begin alike; NO_PREFIX: nothing is shared
+    prefix_id: Ints  # prompts with the same id begin with the same tokens; NO_PREFIX: nothing is shared
     prefix_tokens: Ints
     tenant: Ints
 
@@ -54,16 +55,20 @@ class Trace:
         return float(self.arrival_s[-1]) if len(self) else 0.0
 
     def dealt(self, engine: int, engines: int) -> "Trace":
-        """The requests of one of `engines` engines, to which requests are dealt in turn."""
+        """The requests that the given engine gets when requests are dealt to `engines` engines in turn."""
         return Trace(*(getattr(self, column.name)[engine::engines] for column in fields(self)))
 
     def with_exact_lengths(self) -> "Trace":
-        """For a real server, which ends a text at its limit only: every request asks for the tokens that it makes."""
+        """The trace for a real server, which stops only at a request's limit: the limit is the number of tokens that
+        the request makes.
+        """
         return replace(self, max_new_tokens=self.output_tokens)
 
 
 class RequestMaker:
-    """Makes the requests of a trace one by one, so that a prompt's ids live no longer than its request."""
+    """Makes the requests of a trace one by one, so that a prompt's token ids take memory only while its request
+    exists.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self._longest = int(trace.prompt_tokens.max(initial=1))
@@ -89,8 +94,9 @@ def write_csv(trace: Trace, path: Path) -> None:
 
 
 def read_csv(path: Path) -> Trace:
-    """The columns `prefix_id`, `prefix_tokens`, `tenant` and `max_new_tokens` (default: `output_tokens`) are optional.
-    ValueError if the file is not a trace."""
+    """Reads a trace. The columns `prefix_id`, `prefix_tokens`, `tenant` and `max_new_tokens` (default: `output_tokens`)
+    are optional. ValueError if the file is not a trace.
+    """
     with path.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     if not rows:

@@ -1,4 +1,6 @@
-"""What a terminal shows of a simulation beside its table: memory over time, and a histogram of first tokens."""
+"""A simulation as text for a terminal, beside its table: memory over time, and a histogram of times to the first
+token.
+"""
 
 from collections.abc import Sequence
 

@@ -37,7 +37,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Values outside low … high are clipped."""
+    """A log-normal distribution whose values are clipped to low … high."""
 
     median: float
     sigma: float  # standard deviation of the logarithm
@@ -54,7 +54,9 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class TraceWorkload:
-    """`prompt`: length of the part that is not shared. The prefix is one of `num_prefixes`, all equally likely."""
+    """`prompt` is the length in tokens without the shared prefix. The prefix is one of `num_prefixes`, all equally
+    likely.
+    """
 
     prompt: Lengths
     output: Lengths
@@ -74,7 +76,7 @@ WORKLOADS = {
     "long-prompts-shared-prefix": TraceWorkload(
         LogNormal(500, 0.8, 32, 4096), LogNormal(150, 0.6, 1, 512), 512, 16, Uniform(2000, 8000)
     ),
-    # Clients that always ask for the largest output, of a model that stops long before.
+    # Clients that always ask for the largest output, from a model that stops long before that limit.
     "long-limits": TraceWorkload(LogNormal(80, 0.7, 8, 1024), LogNormal(260, 0.55, 1, 4096), 4096),
 }
 

@@ -1,4 +1,4 @@
-"""What the tables say about figures that were taken, and about those that were not."""
+"""The tables show measured figures, and say so where a figure is missing."""
 
 import pytest
 
@@ -55,11 +55,11 @@ def test_first_tokens_are_compared_as_the_peers_over_ours() -> None:
     row = Row("m", PREFILL, [result(0.2, 0.2, 1, 0.2)], {"fast": [result(0.3, 0.3, 1, 0.4)]}, 1, [1.0])
     table = report(row)
     assert "| m | 1024 | 200 | 300 (1.50×) | not installed | 5120 |" in table
-    assert "tokens in" not in table  # no empty table of the other kind
+    assert "tokens in" not in table  # there is no empty table for prompts
 
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
-    """A slow minute, a fast one and one between them: ours is always twice as fast, but for one bad moment."""
+    """Rounds in a slow minute, a fast one and a medium one: ours is twice as fast in each, except for one outlier."""
     ours = [result(0.1, 1, 128, wall) for wall in (4.0, 1.0, 9.0)]
     theirs = [result(0.1, 1, 128, wall) for wall in (8.0, 2.0, 4.0)]
     row = Row("m", Workload(1), ours, {"fast": theirs}, 1, [1e9, 2e9, 3e9])
@@ -85,4 +85,4 @@ def test_an_absent_peer_is_named_with_the_way_to_install_it() -> None:
     row = Row("m", Workload(1), [result(0, 1, 128, 1)], {}, 1, [1.0])
     table = report(row)
     assert ABSENT.note in table
-    assert "| – | not installed |" in table  # the first is there and has no figure for this load
+    assert "| – | not installed |" in table  # the first peer is installed, and has no figure for this load

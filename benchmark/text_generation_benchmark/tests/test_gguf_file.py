@@ -1,4 +1,6 @@
-"""A GGUF file holds the same model: names, bits, the other order of rotary rows, and the tokenizer."""
+"""A GGUF file holds the same model as its checkpoint: names, bits, the tokenizer, and the rows of rotary heads in
+another order.
+"""
 
 import importlib
 import sys
@@ -20,7 +22,7 @@ TINY = LlamaShape(hidden=16, intermediate=24, layers=2, heads=2, kv_heads=1, voc
 
 
 class FakeWriter:
-    """Notes what it is given."""
+    """Records the calls that it receives."""
 
     def __init__(self, path: str, architecture: str) -> None:
         self.values: dict[str, Any] = {}
@@ -86,7 +88,8 @@ def test_every_weight_is_written_once_with_its_bits(
     assert len(writer.tensors) == len(tensors) == 2 + TINY.layers * 9
     bits = tensors["model.layers.1.mlp.down_proj.weight"].view(torch.uint16).numpy()
     assert np.array_equal(writer.tensors["blk.1.ffn_down.weight"], bits)
-    assert writer.tensors["output_norm.weight"].dtype == np.float32  # all ones, in both types
+    # the weights are all ones, in float32 and in bfloat16
+    assert writer.tensors["output_norm.weight"].dtype == np.float32
     assert (writer.tensors["output_norm.weight"] == 1).all()
 
 

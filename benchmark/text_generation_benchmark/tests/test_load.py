@@ -1,4 +1,4 @@
-"""The load generator counts what a server says it made, and takes nothing on trust that it can check."""
+"""The load generator counts the tokens that a server sends, and checks every number that the server states."""
 
 import asyncio
 import contextlib

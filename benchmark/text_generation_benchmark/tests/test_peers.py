@@ -1,4 +1,4 @@
-"""Peers are found, started and installed; what goes wrong says why."""
+"""Peers are found, installed and started. An error says what went wrong."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Prompts and checkpoints: the same number of tokens for every server, and no text twice."""
+"""Prompts and checkpoints: every server gets prompts with the same number of tokens, and no prompt twice."""
 
 import json
 from pathlib import Path

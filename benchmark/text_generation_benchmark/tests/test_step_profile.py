@@ -1,4 +1,4 @@
-"""The profile of a decode step adds up."""
+"""The parts in the profile of a decode step add up to the whole step."""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""The confidence interval of a median; two servers are measured in turns, and each begins every second turn."""
+"""The confidence interval of a median; and two servers measured in turns, of which each goes first every second
+time.
+"""
 
 import math
 import random
@@ -33,7 +35,7 @@ def test_the_interval_holds_the_true_median_as_often_as_it_says(n):
 
 
 class Server:
-    """Makes tokens at a fixed speed, and notes when it was asked."""
+    """Makes tokens at a fixed speed, and records the times of its calls."""
 
     def __init__(self, name: str, speed: float, calls: list[str]) -> None:
         self.name, self.speed, self.calls = name, speed, calls

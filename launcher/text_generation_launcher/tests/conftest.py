@@ -201,7 +201,7 @@ class Site:
         return entry
 
     def wait_for_start(self, role: str, number: int = 1) -> dict:
-        """The journal's entry of the `number`th process of this role. Waits for the process to start."""
+        """The journal's entry for process number `number` of this role. Waits for the process to start."""
         wait_until(lambda: len(self.starts(role)) >= number, f"no {role} in time")
         return self.starts(role)[number - 1]
 
@@ -261,7 +261,7 @@ class Launch:
         return self.wait_for("Connected")
 
     def end(self, number: signal.Signals | None = None) -> int:
-        """The exit status, after the signal `number` was sent if it is given."""
+        """Sends the signal `number`, if given, and returns the exit status."""
         if number is not None:
             self.process.send_signal(number)
         return self.process.wait(DEADLINE_S)
@@ -275,7 +275,7 @@ def wait_until(condition, complaint: str) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process exists and is not a zombie, whose parent may never ask for its status."""
+    """Whether the process exists and is not a zombie. A zombie's parent may never read its exit status."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

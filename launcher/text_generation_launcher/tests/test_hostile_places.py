@@ -1,4 +1,6 @@
-"""On machines that lack something the launcher runs anyway, or ends at once with one line that names the lack."""
+"""On machines that lack something, the launcher runs anyway or ends at once with one line that names the missing
+thing.
+"""
 
 import os
 import re
@@ -15,7 +17,7 @@ ENDED_S = 5.0
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system without room for another byte."""
+    """A file system that has no byte left."""
     folder = tmp_path / "full"
     folder.mkdir()
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k,mode=700", "tmpfs", folder], capture_output=True)
@@ -61,7 +63,7 @@ def test_a_runtime_directory_that_takes_no_folders_is_named(site):
 
 
 def test_a_full_disk_under_the_sockets_is_named(site, full_disk):
-    """Two shards could not write their rendezvous file on a full disk."""
+    """On a full disk two shards could not write their rendezvous file, so the launcher refuses to start."""
     assert re.search(
         r"cannot write .*/shard.lock \(No space left on device\)", refused(site, XDG_RUNTIME_DIR=str(full_disk))
     )

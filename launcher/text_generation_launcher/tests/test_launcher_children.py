@@ -1,4 +1,4 @@
-"""Child processes, and how their bytes become lines."""
+"""How child processes start and end, and how their output becomes lines."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Shards and routers that die or hang under a living launcher: which processes are notified and started again."""
+"""Shards and routers that die or hang while the launcher lives: which processes are notified and started again."""
 
 import os
 import signal

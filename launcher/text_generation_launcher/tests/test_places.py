@@ -1,4 +1,6 @@
-"""Where sockets and locks lie, and what is refused: other users' files, open folders, files of other programs."""
+"""Where sockets and locks lie, and which places are refused: other users' files, folders open to other users, files of
+other programs.
+"""
 
 import errno
 import fcntl
@@ -238,7 +240,7 @@ def test_files_of_a_killed_launcher_and_janitor_are_removed_by_the_next_launcher
 
 
 def lock_of(place: ServerPlace, pid: int) -> int:
-    """The lock of `place`, held by this process in the name of the launcher `pid`."""
+    """The lock of `place`, held by this process, with `launcher` as the pid in the lock file."""
     place.make()
     lock = os.open(place.lock, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""When a router is called hung: by its answers and the kernel's counts, with a clock that only the test moves."""
+"""When a router counts as hung: by its answers and the kernel's counts, with a clock that only the test moves."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ SLEEPS = Vitals("S", 1.0, 0.0)
 
 
 class Watched:
-    """A router whose answers and vitals the test gives. The launcher checks every `check_s` seconds."""
+    """A router whose answers and thread counts the test sets. The launcher checks every `check_s` seconds."""
 
     def __init__(self, begun: bool = True) -> None:
         self.now_s = 100.0
@@ -41,8 +41,9 @@ class Watched:
         check_s: float = CHECK_S,
         known: bool = True,
     ) -> tuple[float, str] | None:
-        """Lets `seconds` pass. Returns after how many seconds the router is called hung, and why; None if it is not.
-        `running` and `waiting` are shares of the time."""
+        """Advances the clock by `seconds`. Returns after how many seconds the router counts as hung, and why; None if
+        it does not. `running` and `waiting` are shares of the time.
+        """
         started_s = self.now_s
         while self.now_s < started_s + seconds - 1e-9:
             self.now_s += check_s
@@ -107,7 +108,9 @@ def test_a_router_with_little_processor_time_hangs_after_eight_seconds_of_it() -
 
 
 def test_a_launcher_that_was_stopped_itself_counts_anew() -> None:
-    """The first check after the launcher's gap compares with vitals from before the gap, and must not count."""
+    """The first check after the launcher was stopped compares with counts from before the stop. The time between must
+    not count.
+    """
     router = Watched()
     assert router.pass_s(2.25, "T") is None
     assert router.pass_s(10, "T", check_s=10) is None

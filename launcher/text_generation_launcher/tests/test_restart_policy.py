@@ -1,4 +1,6 @@
-"""When a child is started again, after which wait, and when no more, with a clock that only the test moves."""
+"""When a child is started again, after which wait, and when it is not started again, with a clock that only the test
+moves.
+"""
 
 from text_generation_launcher.restarts import MOST_DEATHS, Restarts
 
@@ -12,7 +14,7 @@ class Clock:
 
 
 def fail_after(restarts: Restarts, clock: Clock, up_s: float) -> float | None:
-    """The child comes up, runs for `up_s` and fails."""
+    """Lets the child become ready, run for `up_s` seconds and fail."""
     restarts.came_up()
     clock.now_s += up_s
     return restarts.failed()
@@ -48,7 +50,9 @@ def test_a_long_run_clears_the_record_without_a_success():
 
 
 def test_fewer_than_five_failed_starts_since_the_last_success_are_never_the_end():
-    """Starts that are killed from outside prove nothing when starts before and after them served."""
+    """Starts that are killed from outside do not make the launcher give up if starts before and after them
+    succeeded.
+    """
     restarts = Restarts(clock := Clock(), most_failures=MOST_DEATHS)
     for _ in range(20):
         assert None not in [restarts.failed() for _ in range(4)]

@@ -1,4 +1,4 @@
-"""When a shard is called hung: tables of its answers over time; and how answers are read."""
+"""When a shard counts as hung: tables of its answers over time; and how answers are read."""
 
 import asyncio
 import tempfile
@@ -19,7 +19,9 @@ WARMING = replace(READY, phase="warmup")
 
 
 def first_verdict(history: list[tuple[float, HealthAnswer | None]]) -> tuple[float, str] | None:
-    """When the watchdog first calls the shard hung, and why. `history` holds times and answers."""
+    """The time at which the watchdog first says that the shard hangs, and the reason. `history` holds times and
+    answers.
+    """
     watchdog = Watchdog(0.0)
     for now_s, answer in history:
         verdict = watchdog.judge(now_s, answer)

@@ -1,4 +1,4 @@
-"""The Webserver, which keeps routers alive, with routers that are one line of Python each."""
+"""Tests Webserver, which keeps routers alive. The routers here are one line of Python each."""
 
 import asyncio
 import os

@@ -27,16 +27,18 @@ A = TypeVar("A", bound=OpenAIRequest)
 
 
 class AnswerDialect(Protocol[A]):
-    """The part of an answer in which generating routes differ."""
+    """The parts of an answer in which the generating routes differ."""
 
     question: Question[A]
-    refused_requests: int  # requests to count for a body in which a field is refused
+    refused_requests: int  # number of requests to count when a field of the body is refused
 
     def num_requests(self, asked: A) -> int:
-        """Requests to count, as TGI counts them."""
+        """Number of requests to count, by TGI's rules."""
 
     async def prompts(self, asked: A, share: Share) -> Sequence[Prompt]:
-        """Raises InferenceError, which is counted as a failure. Cancelled if the client disconnects."""
+        """The prompts to generate from. Raises InferenceError, which is counted as a failure. Cancelled if the client
+        disconnects.
+        """
 
     def events(self, asked: A, generations: Sequence[Generation]) -> AsyncGenerator[bytes, None]:
         """All events of the stream. An error of a generation becomes an event."""
@@ -50,8 +52,9 @@ class Answers:
         self._inference = services.inference
 
     async def answer(self, request: Request, dialect: AnswerDialect[A]) -> Response:
-        """The answer, at once or as a stream. If the client disconnects before the answer begins, its prompts leave the
-        queue in which they wait: to be rendered, to be tokenized, or to be computed."""
+        """Answers a request, at once or as a stream. If the client disconnects before the answer begins, its prompts
+        leave the queue in which they wait: to be rendered, to be tokenized, or to be computed.
+        """
         started_s = time.perf_counter()
         asked = await self.read(request, dialect.question, dialect.refused_requests)
         self._services.metrics.request_count.inc(dialect.num_requests(asked))
@@ -61,7 +64,7 @@ class Answers:
         return await unless_disconnected(request.receive, way(dialect, asked, caller, started_s))
 
     async def read(self, request: Request, question: Question[B], refused_requests: int) -> B:
-        """The body. Raises BodyError or ValidationError, as `Bodies.read`."""
+        """Reads the body. Raises BodyError or ValidationError, as `Bodies.read` does."""
         with self._inference.counted_refusals(refused_requests):
             return await self._services.bodies.read(request, question)
 
@@ -73,7 +76,9 @@ class Answers:
     def stream(
         self, events: AsyncGenerator[bytes, None], characters: int, close: Callable[[], None] = lambda: None
     ) -> Response:
-        """`characters`: number of characters of all prompts. `close`: always called, as by EventStream."""
+        """Answers with a stream. `characters`: number of characters of all prompts. `close` is always called at the
+        end, as by EventStream.
+        """
         return EventStream(events, stream_headers(self._services.config.compute_type, characters), close)
 
     async def _streamed(self, dialect: AnswerDialect[A], asked: A, caller: Caller, started_s: float) -> Response:

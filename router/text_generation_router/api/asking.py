@@ -1,6 +1,7 @@
 """Reads a request body: parses the JSON, checks its fields, refuses unsupported fields by name.
 
-Pure: it reads small bodies on the event loop and large bodies in a child process (`reading_child.py`).
+Does no input or output: it reads small bodies on the event loop and large bodies in a child process
+(`reading_child.py`).
 """
 
 from collections.abc import Callable
@@ -47,8 +48,9 @@ def parse(content: bytes) -> dict[str, Any]:
 
 
 def check(schema: type[B], value: dict[str, Any], limits: ListLimits | None = None) -> B:
-    """Raises UnprocessableError naming the first wrong field; the error's text contains nothing of the value. Without
-    `limits` lists may have any length."""
+    """Checks the fields. Raises UnprocessableError that names the first wrong field; the error's text does not contain
+    the value. Without `limits` lists may have any length.
+    """
     try:
         return schema.model_validate(value, context=limits)
     except pydantic.ValidationError as error:

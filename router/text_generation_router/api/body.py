@@ -1,4 +1,6 @@
-"""Receives a request's body up to a size limit, and reads it: small on the event loop, large in a child process."""
+"""Receives a request's body up to a size limit, and reads it: a small body on the event loop, a large body in a child
+process.
+"""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -22,11 +24,12 @@ from text_generation_router.offload.errors import BusyError, JobFailedError, Job
 
 B = TypeVar("B", bound=Body)
 
-# Larger bodies are read in a child process: the slowest content of LARGE_BYTES takes 3 to 5 ms of the event loop.
+# Bodies of more than LARGE_BYTES bytes are read in a child process: the slowest content of this size takes 3 to 5 ms of
+# the event loop.
 LARGE_BYTES = 2**16
 # Seconds for a child process to read a body and to render its prompt.
 READ_S = 10.0
-# Large bodies of one owner held in memory at once, each from its first LARGE_BYTES until it has been read.
+# Most large bodies of one owner that are in memory at once, each from its first LARGE_BYTES until it has been read.
 OWNERS_BODIES = 16
 # Seconds that a large body may wait until fewer than OWNERS_BODIES of its owner are held.
 WAIT_S = 30.0
@@ -34,7 +37,7 @@ WAIT_S = 30.0
 
 class Offload(Protocol):
     async def run(self, name: str, content: bytes, timeout_s: float, tenant: str = "") -> bytes:
-        """Raises JobError."""
+        """Runs the job `name` on `content` in a child process. Raises JobError."""
 
 
 class Bodies:
@@ -75,7 +78,7 @@ class Bodies:
         if not _is_json(request.headers.get("content-type", "")):
             raise UnsupportedMediaTypeError
         announced = request.headers.get("content-length", "")
-        # int() refuses numbers of more than 4,300 digits.
+        # The number of digits is compared first: int() refuses more than 4,300 digits.
         if (
             announced.isascii()
             and announced.isdigit()
@@ -87,7 +90,7 @@ class Bodies:
         try:
             try:
                 return await self._offload.run(name, job, READ_S, owner)
-            except JobLostError:  # the cause may lie outside the job: try once more
+            except JobLostError:  # the job may not be the cause, so it is tried once more
                 return await self._offload.run(name, job, READ_S, owner)
         except BusyError as error:
             raise OverloadedError from error

@@ -30,7 +30,7 @@ class CompletionRoutes:
     """The route, and its dialect (see `AnswerDialect`)."""
 
     question = COMPLETION
-    refused_requests = 2  # the number of refused requests to count, as for one prompt
+    refused_requests = 2  # requests to count for a refused body: the same number as for one prompt
 
     def __init__(self, services: Services) -> None:
         self._services = services

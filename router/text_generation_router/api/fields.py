@@ -17,7 +17,7 @@ from text_generation_router.text.validation import too_many_stops
 
 @dataclass(frozen=True, slots=True)
 class ListLimits:
-    """Largest number of items in each list of a request."""
+    """Largest allowed number of items in each list of a request."""
 
     messages: int
     prompts: int
@@ -31,7 +31,7 @@ class Body(BaseModel):
 
 
 def to_f32(value: float) -> float:
-    """The nearest float32: 0.99999999 becomes 1.0, as in the shards."""
+    """The value as the nearest float32: 0.99999999 becomes 1.0, as in the shards."""
     try:
         (narrow,) = struct.unpack("<f", struct.pack("<f", value))
     except OverflowError as error:
@@ -44,7 +44,7 @@ def one_or_many(value: Any) -> Any:
 
 
 def _at_most(limit: Callable[[ListLimits], int], refusal: Callable[[int, int], InferenceError]) -> BeforeValidator:
-    """Raises `refusal(limit, length)` for a list that is longer than its limit."""
+    """A check of a list that raises `refusal(limit, length)` if the list is longer than its limit."""
 
     def check_length(value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, list) and isinstance(info.context, ListLimits):

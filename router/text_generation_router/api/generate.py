@@ -1,4 +1,6 @@
-"""TGI's own routes: POST /generate, /generate_stream, and / which is either."""
+"""TGI's own routes: POST /generate, POST /generate_stream, and POST /, which is one of the two by its field
+`stream`.
+"""
 
 import time
 from collections.abc import AsyncGenerator
@@ -130,7 +132,7 @@ def refuse_unsupported(asked: GenerateParameters) -> None:
 def event_json(
     index: int, event: TokenEvent, asked: GenerateRequest, prompt_tokens: int, full_text: bool
 ) -> dict[str, Any]:
-    """Called once per token: keep it fast."""
+    """The JSON of one event. Called once per token, so it must be fast."""
     value: dict[str, Any] = {"index": index, "token": token_json(event.token or deadline_token(event.text))}
     if event.top_tokens:
         value["top_tokens"] = [token_json(token) for token in event.top_tokens]

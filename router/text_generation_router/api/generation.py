@@ -58,8 +58,9 @@ class Generation:
     prompt_tokens: int
     prompt_characters: int
     started_s: float  # time.perf_counter when the HTTP request was received
-    queued_s: float = field(default_factory=time.perf_counter)  # the same when the engine has taken the request
-    timing: Timing | None = None  # once finished
+    # time.perf_counter when the engine has accepted the request
+    queued_s: float = field(default_factory=time.perf_counter)
+    timing: Timing | None = None  # None until the generation has finished
     _has_begun: bool = False
     _is_closed: bool = False
 
@@ -123,7 +124,7 @@ def count_success(metrics: Metrics, timing: Timing) -> None:
 
 
 def log_success(timing: Timing, seed: int | None) -> None:
-    """Logs numbers only, no text of a prompt or an answer."""
+    """Logs the end of a generation: numbers only, no text of a prompt or an answer."""
     fields = {
         "total_time": f"{timing.total_s:.6f}s",
         "validation_time": f"{timing.validation_s:.6f}s",

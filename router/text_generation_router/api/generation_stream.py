@@ -21,10 +21,10 @@ from text_generation_router.text.detokenization import Vocabulary
 from text_generation_router.text.events import FinishReason, TokenEvent
 from text_generation_router.text.output import TextOutput
 
-# Most unread tokens of a stream (top_n_tokens included), about 100 KB. At this number its request pauses, until half of
+# Most unread tokens of a stream (top_n_tokens included), about 100 KB. At this number the request pauses until half of
 # them are read. The HTTP server's write deadline disconnects a client that does not read at all.
 CREDITS = 512
-# Why a request ended, as far as its token ids tell.
+# The reasons why a request ended that follow from its token ids alone.
 FINISH_REASONS = {EndReason.LENGTH: FinishReason.LENGTH, EndReason.EOS_TOKEN: FinishReason.EOS_TOKEN}
 
 
@@ -75,7 +75,9 @@ class GenerationStream:
         return event
 
     def cancel(self) -> None:
-        """Ends an unfinished request: the reader wants no more events. May be called at any time, and again."""
+        """Ends an unfinished request, because the reader wants no more events. May be called at any time, and more than
+        once.
+        """
         if not self._finished:
             self._give_up(IncompleteGenerationError(), "dropped")
 
@@ -85,7 +87,7 @@ class GenerationStream:
         return self._output.num_tokens > 0 or self._engine.has_begun(self._index)
 
     def refuse(self, error: InferenceError) -> None:
-        """Ends an unfinished request to make room for other requests; its reader gets `error`."""
+        """Ends an unfinished request to make room for other requests; its reader gets the error `error`."""
         if not self._finished:
             self._give_up(error, error.label)
 
@@ -134,7 +136,9 @@ class GenerationStream:
         self._engine.credit(self._index, read)
 
     def _fail(self, error: InferenceError, label: str | None) -> None:
-        """`label`: the failure's `err` in tgi_request_failure; None: it is not counted."""
+        """Ends the stream with an error. `label`: the failure's `err` in tgi_request_failure; None: the failure is not
+        counted.
+        """
         if label is not None:
             self._metrics.request_failure.labels(err=label).inc()
         self._error = error

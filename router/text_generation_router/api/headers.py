@@ -9,7 +9,7 @@ def stream_headers(compute_type: str, characters: int) -> dict[str, str]:
     return {
         "x-compute-type": compute_type,
         "x-compute-characters": str(characters),
-        "x-accel-buffering": "no",  # else nginx delays events
+        "x-accel-buffering": "no",  # without this header nginx buffers events
     }
 
 

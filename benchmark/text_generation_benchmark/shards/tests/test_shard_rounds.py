@@ -40,14 +40,14 @@ ROUNDS = [(1, True), (1, False), (1, False), (3, True), (3, False), (3, False)]
 
 @dataclass
 class FakeShard(pb_grpc.TextGenerationServiceServicer):
-    """Records the steps it is sent, and runs nothing."""
+    """Records the steps that it receives, and computes nothing."""
 
     urls: list[str]
-    last_step: int = 7  # steps that a router has run
+    last_step: int = 7  # number of the last step that a router has run
     slots: int = 100
     epoch: int = 4
-    refuse_from: int = 10**9  # number of the first step that is refused: another client was faster
-    moves_each_health: int = 0  # steps that another client runs between two questions
+    refuse_from: int = 10**9  # number of the first step that is refused, as if another client had run it already
+    moves_each_health: int = 0  # steps that another client runs between two calls of Health
     steps: list[Any] = field(default_factory=list)
 
     def ServiceDiscovery(self, request: Any, context: Any) -> Any:
@@ -82,7 +82,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
 
 @contextmanager
 def fake_shards(folder: Path, count: int = 1, **state: Any) -> Iterator[list[FakeShard]]:
-    """Listening on <folder>/s-<rank>."""
+    """Fake shards that listen on <folder>/s-<rank>."""
     urls = [f"unix://{folder}/s-{rank}" for rank in range(count)]
     shards = [FakeShard(urls, **state) for _ in urls]
     with ExitStack() as stack:
@@ -241,7 +241,8 @@ def test_a_real_shard_is_refused_before_its_warm_up_and_measured_after_it(tmp_pa
             rounds = await measure(tmp_path / "s-0")
             with pytest.raises(ShardsError, match=r"all rows are taken.*choose a smaller --batch-size"):
                 await measure(tmp_path / "s-0", replace(PLAN, batch_sizes=(5,)))
-            assert await measure(tmp_path / "s-0") != rounds  # goes on where the others ended
+            # the numbering of steps continues where the first benchmark ended
+            assert await measure(tmp_path / "s-0") != rounds
             return rounds
         finally:
             await server.stop(grace=None)

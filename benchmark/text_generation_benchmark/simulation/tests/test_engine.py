@@ -1,4 +1,4 @@
-"""Simulated time is what the rules of steps in flight make of it, and jumping over steps changes nothing."""
+"""Simulated time follows the rules of steps in flight, and jumping over steps changes no result."""
 
 from dataclasses import fields
 
@@ -16,7 +16,7 @@ from text_generation_common.flags.declaration import with_flags
 from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_router.scheduling.limits import Limits
 
-# A step takes a second, and a hundredth for each token of a prompt.
+# Cost of a step in these tests: 1 s, and 0.01 s for each token of a prompt.
 SECONDS = StepCost(1, 0, 0, 0, 0, 0.01, 0)
 EVERYTHING = StepCost(1e-3, 4e-3, 2e-5, 1e-5, 1e-7, 1e-5, 1e-9)
 
@@ -39,7 +39,7 @@ def test_the_first_token_ends_the_prefill_and_every_step_makes_one_more() -> Non
 
 
 def test_a_request_that_arrives_during_a_step_runs_after_the_next_step_which_is_decided_already() -> None:
-    # Steps end at 1.1, 2.1, 3.1, …: at 2.5 the third runs, and the fourth has been decided.
+    # Steps end at 1.1, 2.1, 3.1, … s. At 2.5 s the third step runs, and the fourth has been decided.
     outcome = run(trace_of((0.0, 10, 9, 9), (2.5, 20, 1, 1)), waiting_served_ratio=0.0)
     assert outcome.times.first_s.tolist() == pytest.approx([1.1, 4.1 + 1.2])
     assert outcome.times.longest_gap_s.tolist() == pytest.approx([1.2, 0])
@@ -52,7 +52,7 @@ def test_a_text_that_ends_before_its_limit_costs_a_row() -> None:
 
 
 def test_slots_are_held_from_the_prompt_to_the_end() -> None:
-    # The first of the two steps holds the prompt, and the token of the second step, which is decided already.
+    # The prompt is in the first of two steps. The second step, decided at the same time, makes the second token.
     outcome = run(trace_of((0.0, 10, 2, 2)))
     assert outcome.most_held == 11 and outcome.held_slot_s.tolist() == pytest.approx([11 * 1.1, 11 * 1.0])
 
@@ -72,7 +72,7 @@ def assert_same(one: Outcome, other: Outcome) -> None:
 
 
 def test_too_little_memory_is_survived_by_preempting() -> None:
-    # The last requests go on for longer than the history of lengths says.
+    # The last requests make more tokens than the recorded output lengths predict.
     requests = [(0.5 * i, 4, 3, 90) for i in range(40)] + [(30.0, 4, 90, 90)] * 8
     stepped, jumped = (run(trace_of(*requests), jumps, capacity=300) for jumps in (False, True))
     assert stepped.preemptions > 0 and stepped.most_held <= 300

@@ -1,4 +1,4 @@
-"""A fit finds the cost that made the log."""
+"""A fit finds the cost model from which a log was made."""
 
 import json
 
@@ -12,7 +12,9 @@ COST = StepCost(2e-3, 0, 0, 1e-4, 1e-7, 3e-5, 1e-8)
 
 
 def log(count: int, noise: float = 0.0, late_ns: int = 0, seed: int = 0) -> list[str]:
-    """Steps of COST, with idle times between them; a router that is late adds to steps that carry rows."""
+    """A log of steps that cost COST, with idle times between them. `late_ns` is a delay of the router, which adds to
+    steps with rows.
+    """
     random = np.random.default_rng(seed)
     at_ns, lines = 0, []
     for step in range(count):

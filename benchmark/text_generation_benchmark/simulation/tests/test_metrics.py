@@ -1,4 +1,4 @@
-"""What a summary says of all engines together."""
+"""The summary of several engines' outcomes."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,9 @@ from text_generation_benchmark.simulation.metrics import (
 
 
 def outcome(*requests: tuple[float, float, float, float, int], held: tuple[float, ...] = (50.0, 25.0)) -> Outcome:
-    """Arrival, first and last token, longest gap, tokens of each."""
+    """An outcome with these requests: arrival, first token, last token, longest gap (all in seconds) and number of
+    tokens.
+    """
     columns = [np.array(column) for column in zip(*requests, strict=True)]
     return Outcome(RequestTimes(*columns), 100, 10.0, np.array(held), 60, 7, 40, 10, 3, 2, 1)
 

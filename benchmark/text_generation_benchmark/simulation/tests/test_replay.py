@@ -1,4 +1,4 @@
-"""What a real server is sent is what the trace says, and what it answers is set beside the simulation."""
+"""A real server receives the requests of the trace, and its measured times stand beside the simulated times."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ def test_texts_have_as_many_tokens_as_the_trace_and_share_its_prefixes() -> None
 
 @contextmanager
 def generating(asked: list[dict[str, object]], refuse: bool = False) -> Iterator[int]:
-    """A server that makes as many tokens as it is asked for; its port."""
+    """A server that makes the number of tokens that a request asks for. Yields its port."""
     loop = asyncio.new_event_loop()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -66,7 +66,7 @@ def test_every_request_is_sent_with_its_own_length_when_its_time_has_come() -> N
     lengths = {body["inputs"]: body["parameters"]["max_new_tokens"] for body in asked}  # type: ignore[index]
     assert lengths == {f"prompt {i}": tokens for i, tokens in enumerate(trace.output_tokens.tolist())}
     assert played.num_tokens == trace.output_tokens.sum()
-    assert played.end_s >= trace.duration_s - 0.01  # the loop's clock is coarse
+    assert played.end_s >= trace.duration_s - 0.01  # the event loop's clock has a coarse resolution
     assert len(played.first_token_s) == len(trace) and len(played.token_s) == (trace.output_tokens > 1).sum()
 
 

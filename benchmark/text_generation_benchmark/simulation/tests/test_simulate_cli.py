@@ -1,4 +1,4 @@
-"""The command, from what is asked to the table, the picture and the files."""
+"""The command `simulate`: from its arguments to the table, the picture and the files."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_a_trace_that_was_written_gives_the_same_table(tmp_path: Path) -> None:
     drawn = invoke(*SMALL, "--write-trace", str(path))
     read = invoke("simulate", "--trace", str(path))
     assert read.exit_code == 0 and read.output.startswith("mine; ")
-    own_columns = slice(2, None)  # all but the rate
+    own_columns = slice(2, None)  # all columns but the rate
     assert drawn.output.splitlines()[-1].split("|")[own_columns] == read.output.splitlines()[-1].split("|")[own_columns]
 
 

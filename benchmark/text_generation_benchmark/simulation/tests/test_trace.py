@@ -1,4 +1,4 @@
-"""Traces are what their distributions and files say, and prompts share what they are said to share."""
+"""Traces follow their distributions and files, and prompts share the prefixes that the trace names."""
 
 from dataclasses import replace
 from pathlib import Path
