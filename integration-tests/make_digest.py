@@ -5,11 +5,9 @@ Requests in float32 are sent to servers of 1 and 2 shards in three runs. Two run
 too few token slots for 32 of them:
 
 - *the storm*: 32 at a time, and a shard is killed half-way. Its counts depend on the arrival of requests.
-
 - *the line*: all requests wait in the queue, in a known order, before the first step. Nothing arrives later, so the
-counts of steps and rows are comparable: runs of one version had the same number of wasted rows, and numbers of forward
-steps within 1 %.
-
+  counts of steps and rows are comparable: runs of one version had the same number of wasted rows, and numbers of
+  forward steps within 1 %.
 - *the options*: 16 requests, one after the other, with the options and routes that the mixed requests do not have.
 
 The digest covers every event of every stream (ids, texts, log-probabilities, top tokens, finish reasons); storm and

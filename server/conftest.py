@@ -1,5 +1,6 @@
-"""Without a GPU, Triton's kernels are tested in its interpreter. The variable must be set before triton is imported,
-which transformers does while a test runs. pytest reads this file before all tests."""
+"""Lets Triton's kernels run in its interpreter when there is no GPU. The variable must be set before triton is
+imported, which transformers does while a test runs. pytest reads this file before all tests.
+"""
 
 import os
 

@@ -94,7 +94,7 @@ def add_documentation(app: FastAPI, open: bool) -> None:
         return app.openapi_schema
 
     async def document(_: Request) -> Response:
-        return JSONResponse(app.openapi())  # the schema contains 2**64, which orjson refuses
+        return JSONResponse(app.openapi())  # not orjson: the schema contains 2**64, which orjson refuses
 
     async def page(_: Request) -> Response:
         return get_swagger_ui_html(openapi_url=DOCUMENT_PATH, title=app.title)

@@ -1,4 +1,6 @@
-"""The router's flags as given, and its settings: checked, and with what files, addresses and keys say."""
+"""The router's flags as given, and its settings: checked values, with files read, addresses parsed and keys as
+digests.
+"""
 
 # ruff: noqa: RUF009  (`flag` returns `dataclasses.field`, which ruff cannot see)
 
@@ -43,7 +45,7 @@ class RouterFlags:
 class RouterConfig:
     tokenizer_name: str  # a local directory or a hub id; also the `model_id` that routes report
     files: FileFlags
-    weights_cache_override: str | None  # a folder with the model's files; its name may differ
+    weights_cache_override: str | None  # a folder with the model's files; its name may differ from the model's
     requests: RequestFlags
     tokens: TokenFlags
     scheduling: SchedulingFlags
@@ -52,5 +54,5 @@ class RouterConfig:
     launcher_fd: int | None  # an inherited socket to the launcher; None: no launcher
     master_shard_uds_path: str
     compute_type: str
-    api_key_digests: tuple[bytes, ...] = field(repr=False)  # empty: no request needs a key
+    api_key_digests: tuple[bytes, ...] = field(repr=False)  # if empty, no request needs a key
     trusted_proxies: tuple[Network, ...]  # proxies whose forwarding headers name the client's address

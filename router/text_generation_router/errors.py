@@ -43,13 +43,15 @@ from typing import Self
 
 
 class InferenceError(Exception):
-    """Carries TGI's `error` text, `error_type` and HTTP status; `label` is the `err` of tgi_request_failure."""
+    """An error of a request, with TGI's `error` text, `error_type` and HTTP status. `label` is the `err` of
+    tgi_request_failure.
+    """
 
     error_type: str
     status: int
     label: str
     retry_after_s: int | None = None  # seconds until a retry may succeed; None: the error is not temporary
-    headers: Mapping[str, str] = MappingProxyType({})  # extra headers of the answer
+    headers: Mapping[str, str] = MappingProxyType({})  # additional headers of the answer
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -57,7 +59,7 @@ class InferenceError(Exception):
 
     @classmethod
     def restored(cls, text: str) -> Self:
-        """An error that another process raised: `text` is its complete text, prefix included."""
+        """An error that was raised in another process: `text` is its complete text, prefix included."""
         error = cls.__new__(cls, text)
         error.text = text
         return error
@@ -259,12 +261,12 @@ class TooExpensiveError(BodyError):
 
 class Refusal(StrEnum):
     TOO_LONG = "too long"  # prompt and output do not fit the memory of the current shards
-    OVERLOADED = "overloaded"  # too many prompt tokens wait already, and its own share has its part of them
+    OVERLOADED = "overloaded"  # too many prompt tokens wait, and the owner or tenant has used its share of them
     CLOSED = "closed"  # the engine has ended
 
 
 class RefusedError(Exception):
-    """An engine does not take a request."""
+    """The engine refuses a request."""
 
     def __init__(self, reason: Refusal, retry_after_s: int = 1) -> None:
         super().__init__(reason.value)
@@ -273,7 +275,7 @@ class RefusedError(Exception):
 
 
 class StartError(Exception):
-    """The router cannot start. The text is one line: what is wrong, why, and what to do."""
+    """The router cannot start. The text is one line that says what is wrong, why, and what the user can do."""
 
 
 class ShardsError(Exception):

@@ -13,7 +13,7 @@ WAIT_S = 60.0
 
 
 class PlaceInLine:
-    """One call of `acquire` that waits in its tenant's line. `cost` is the cost of the work it needs the slot for."""
+    """One call of `acquire` that waits among its tenant's calls. `cost` is the cost of the work that needs the slot."""
 
     __slots__ = ("cost", "granted")
 
@@ -23,14 +23,15 @@ class PlaceInLine:
 
 
 class ShareNode:
-    """A node of the tree root - owner - tenant. A node's children get equal shares: the child that was served the
-    least cost goes next. An idle child earns no credit: when it waits again, its counter is at least `floor`."""
+    """A node of the tree root - owner - tenant. A node's children get equal shares: the child with the least total cost
+    of work goes next. An idle child saves up nothing: when it waits again, its counter is at least `floor`.
+    """
 
     __slots__ = ("children", "floor", "num_held", "num_waiting", "places", "served")
 
     def __init__(self) -> None:
-        self.served = 0.0  # total cost of the work this node was served
-        self.floor = 0.0  # `served` of the most recently served child, before that service
+        self.served = 0.0  # total cost of the work that this node got slots for
+        self.floor = 0.0  # `served` of the child that last got a slot, before it got that slot
         self.num_waiting = 0
         self.num_held = 0
         self.children: dict[str, ShareNode] = {}
@@ -48,7 +49,7 @@ class ShareNode:
         child.num_waiting += 1
 
     def next(self, most_held: int) -> "ShareNode | None":
-        """The least served child among those that wait and hold fewer than `most_held` slots."""
+        """The child with the least `served`, among children that wait and hold fewer than `most_held` slots."""
         waiting = (child for child in self.children.values() if child.num_waiting and child.num_held < most_held)
         return min(waiting, key=lambda child: child.served, default=None)
 
@@ -65,11 +66,14 @@ class ShareNode:
 
 
 class FairSlots:
-    """A number of slots, shared first between owners, then between an owner's tenants. For use in one event loop."""
+    """A number of slots that are shared equally between owners, and each owner's part between its tenants. For use in
+    one event loop.
+    """
 
     def __init__(self, slots: int, max_waiting: int, max_held: int | None = None, wait_s: float = WAIT_S) -> None:
         """`max_waiting`: most calls of one tenant that may wait. `max_held`: most slots that one owner may hold, so
-        that long work of one owner leaves a slot for others; None: all."""
+        that an owner with long work leaves a slot for other owners; None: no limit.
+        """
         self._free = slots
         self._max_waiting = max_waiting
         self._max_held = slots if max_held is None else max_held

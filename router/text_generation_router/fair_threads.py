@@ -1,4 +1,6 @@
-"""A thread pool for work that releases the interpreter lock, shared fairly between owners and tenants."""
+"""A thread pool for work that releases the interpreter lock. Its threads are shared equally between owners, and between
+an owner's tenants.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -18,8 +20,9 @@ class FairThreads:
         self._slots = FairSlots(threads, max_waiting)
 
     async def run(self, share: Share, cost: float, work: Callable[[], T]) -> T:
-        """The result of `work`. Raises OverloadedError if too many calls of the tenant wait, or if no thread was free
-        within fair_slots.WAIT_S seconds."""
+        """Runs `work` in a thread and returns its result. Raises OverloadedError if too many calls of the tenant wait,
+        or if no thread was free within fair_slots.WAIT_S seconds.
+        """
         await self._slots.acquire(share, cost)
         loop = asyncio.get_running_loop()
         try:
@@ -29,7 +32,7 @@ class FairThreads:
             raise
 
         def free_slot(_: object) -> None:
-            with suppress(RuntimeError):  # the event loop is closed: no call waits any more
+            with suppress(RuntimeError):  # the event loop is closed, so no call waits any more
                 loop.call_soon_threadsafe(self._slots.release, share)
 
         # The slot is freed when the work ends, not when the caller does: a cancelled caller leaves its thread working.

@@ -75,7 +75,7 @@ class StepHistogram(Collector):
 class Metrics:
     """All metrics. A description is printed as a HELP line; an empty description prints none."""
 
-    # set_limits makes these three: their buckets depend on limits that are known only after warm-up.
+    # set_limits makes these three metrics: their buckets depend on limits that are known only after warm-up.
     request_input_length: Histogram
     request_max_new_tokens: Histogram
     request_generated_tokens: Histogram
@@ -88,7 +88,7 @@ class Metrics:
         self._add_scheduling_metrics()
 
     def set_limits(self, max_input_tokens: int, max_total_tokens: int) -> None:
-        """Call once, after warm-up and before the first request."""
+        """To be called once, after warm-up and before the first request."""
         self.request_input_length = self._histogram(
             "tgi_request_input_length", "Prompt tokens of each validated request", hundredths(max_input_tokens)
         )
@@ -199,7 +199,7 @@ class Metrics:
         self.books_errors = self._counter("tgi_books_errors", "Times that token slots or rows did not add up")
 
     def _counter(self, name: str, text: str, **labels: Sequence[str]) -> Counter:
-        """`labels`: at most one label, and its values."""
+        """A counter. `labels`: at most one label, and its values."""
         counter = Counter(name, text, labels.keys(), registry=self.registry)
         for label, values in labels.items():
             for value in values:
@@ -221,7 +221,7 @@ class Metrics:
 
 
 def render(registry: CollectorRegistry) -> str:
-    """The text exposition format as TGI's exporter prints it."""
+    """The metrics page in the text exposition format, as TGI's exporter prints it."""
     return "".join(line for family in registry.collect() for line in _family_lines(family))
 
 

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def resolve(flags: RouterFlags) -> RouterConfig:
-    """Raises StartError. The config keeps digests of the keys, not the keys."""
+    """The config that the flags describe. Raises StartError. The config keeps digests of the keys, not the keys."""
     refuse_unsupported(flags)
     derived: dict[str, Any] = {
         "master_shard_uds_path": flags.master_shard_uds_path
@@ -33,7 +33,7 @@ def resolve(flags: RouterFlags) -> RouterConfig:
 
 
 def refuse_unsupported(flags: RouterFlags) -> None:
-    """Mentions flags without effect as well."""
+    """Raises StartError for flags whose feature is missing, and logs flags that have no effect."""
     declared, values = tuple(ROUTER.flags_of(RouterFlags)), values_of(flags)
     for missing in checks.missing_features(declared, values):
         raise StartError(f"{missing.flag_name} is not supported yet: start without it")

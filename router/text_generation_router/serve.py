@@ -39,14 +39,15 @@ from text_generation_router.text.validation import RequestLimits, Validator
 
 logger = logging.getLogger(__name__)
 
-# Open files, pipes and sockets of this process besides the clients' connections.
+# Number of open files, pipes and sockets of this process, besides the clients' connections.
 OTHER_DESCRIPTORS = 64
-# Child processes that read large bodies. With one child, at most one large body is in memory as Python objects.
+# Number of child processes that read large bodies. With one child, at most one large body is in memory as Python
+# objects.
 CHILDREN = 1
-# Most large bodies that wait for the child: this bounds their memory.
+# Most large bodies that wait for the child. The number is small to bound their memory.
 WAITING_BODIES = 16
-# Memory limit of the child: 48 bytes for each byte of the body, which is the most that JSON takes as objects and in its
-# parser (a long chat takes less than half), and at least 96 MiB.
+# Bytes that the child may allocate: 48 for each byte of the body, which is the most that JSON takes as objects and in
+# its parser (a long chat takes less than half), and at least 96 MiB.
 MIN_CHILD_BYTES, CHILD_BYTES_PER_BODY_BYTE = 96 * 2**20, 48
 
 
@@ -89,7 +90,7 @@ def inherited_socket(flag: str, descriptor: int) -> socket.socket:
 
 
 def allow_descriptors(max_connections: int) -> None:
-    """Raises this process's limit of open files as far as needed and allowed."""
+    """Raises this process's limit of open files as far as needed and permitted."""
     wanted = max_connections + OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -112,7 +113,8 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         files.folder,
         config.requests.validation_workers,
         config.requests.max_concurrent_requests,
-        # Tokenizing a part that cannot be cut takes 150 times its size in memory; a text with cuts takes little.
+        # Tokenizing takes 150 times the size of a part in memory, if the part cannot be cut. A text with cuts takes
+        # little.
         max_part_chars=config.requests.payload_limit // 2,
     )
     chat_template = load_chat_template(files.folder, config.files.tokenizer_config_path)
@@ -134,7 +136,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             await renderer.check()
         limits = engine.snapshot().limits
         metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)
-        # The shards of a later epoch may have room for less.
+        # The limits are read for each request: the shards of a later epoch may have fewer slots.
         validator = Validator(tokenizer, lambda: request_limits(config, engine.snapshot().limits))
         permits = Permits(config.requests.max_concurrent_requests, lambda: engine.load().retry_after_s)
         inference = Inference(engine, Vocabulary.of(tokenizer.tokenizer), validator, permits, metrics)

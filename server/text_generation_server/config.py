@@ -15,7 +15,7 @@ from text_generation_common.flags.requests import TokenFlags
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandFlags:
-    """Flags of every command."""
+    """Flags that every command of the shard has."""
 
     model_id: str = borrowed(ModelFlags, "model_id")
     revision: str | None = borrowed(FileFlags, "revision")
@@ -53,7 +53,7 @@ class DownloadFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardVariables:
-    """What `serve` reads from its environment."""
+    """Settings that `serve` reads from its environment."""
 
     rank: int = flag(0, "Number of this shard in its group.")
     world_size: int = flag(1, "Number of shards in the group.")
@@ -66,14 +66,14 @@ class ShardVariables:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardConfig:
-    """Built once, by `cli.py`."""
+    """All settings of a shard process. Made once, by `cli.py`."""
 
     model_path: Path  # a local directory with config.json and safetensors files, checked
     uds_path: str  # the shard listens on unix://<uds_path>-<rank>
     rank: int
     world_size: int
     epoch: int
-    max_total_tokens: int | None = None  # None: the model's limit
+    max_total_tokens: int | None = None  # longest prompt and output together; None: the model's limit
     load_format: LoadFormat = LoadFormat.auto  # dummy: random weights, no weights file is read
     compute: ComputeFlags = ComputeFlags()
     shard: ShardFlags = ShardFlags()
@@ -87,13 +87,13 @@ class ShardConfig:
 
     @property
     def watermark(self) -> tuple[float, float]:
-        """Gamma and delta."""
+        """Watermark parameters of TGI: gamma and delta."""
         gamma, delta = self.shard.watermark_gamma, self.shard.watermark_delta
         return 0.5 if gamma is None else gamma, 2.0 if delta is None else delta
 
 
 def graph_sizes(text: str) -> tuple[int, ...]:
-    """Numbers of rows, sorted. Zeros are dropped, so "0" gives no numbers."""
+    """Parses a list of numbers of rows, sorted. Zeros are dropped, so "0" gives an empty list."""
     return tuple(sorted({size for size in map(_natural, text.split(",")) if size}))
 
 

@@ -14,7 +14,9 @@ def stream_headers(compute_type: str, characters: int) -> dict[str, str]:
 
 
 def timing_headers(compute_type: str, timings: Sequence[Timing]) -> dict[str, str]:
-    """Sums over all prompts of the request. Times are in milliseconds, except x-compute-time in seconds."""
+    """Headers with the sums of times over all prompts of the request. Times are in milliseconds, except x-compute-time
+    in seconds.
+    """
     return {
         "x-compute-type": compute_type,
         "x-compute-time": str(sum(timing.total_s for timing in timings)),

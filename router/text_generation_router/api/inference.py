@@ -49,7 +49,9 @@ class Inference:
 
     @contextmanager
     def permit(self, share: Share) -> Iterator[None]:
-        """For work that is not a generation. Raises OverloadedError if there is no permit for `share`."""
+        """Holds a permit during work that is not a generation. Raises OverloadedError if there is no permit for
+        `share`.
+        """
         permit = self._permits.take(share, 1)
         permit.begin()
         try:
@@ -59,7 +61,9 @@ class Inference:
 
     @contextmanager
     def counted_failures(self) -> Iterator[None]:
-        """Counts refusals before a generation has begun; its stream counts later failures."""
+        """Counts a refusal that is raised inside the context, before a generation has begun. A later failure is counted
+        by the generation's stream.
+        """
         try:
             yield
         except BodyError:
@@ -70,8 +74,9 @@ class Inference:
 
     @contextmanager
     def counted_refusals(self, requests: int) -> Iterator[None]:
-        """For reading a body. If a field is refused, counts `requests` requests and one failure. The route counts a
-        body that passes; a body that is not a request is not counted."""
+        """To be used around reading a body. If a field is refused, counts `requests` requests and one failure. A body
+        that passes is counted by the route; a body that is not a request is not counted.
+        """
         try:
             with self.counted_failures():
                 yield

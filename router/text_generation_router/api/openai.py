@@ -1,4 +1,4 @@
-"""What OpenAI's two generating routes share: usage, finish reasons, log-probabilities."""
+"""What OpenAI's two generating routes have in common: usage, finish reasons, log-probabilities."""
 
 import asyncio
 import time
@@ -38,7 +38,9 @@ def chunk_json(kind: str, model: str, fingerprint: str) -> dict[str, Any]:
 
 
 def chat_logprobs(row: Row) -> dict[str, Any]:
-    """Log-probabilities of one token; `all_chat_logprobs` has the log-probabilities of a whole text."""
+    """Log-probabilities of one token, in the form of OpenAI's chats. `all_chat_logprobs` has the log-probabilities of a
+    whole text.
+    """
     return {"content": [_chat_row(row)]}
 
 
@@ -80,7 +82,7 @@ COMPLETION_ARRAYS: dict[str, Callable[[Row], Any]] = {
 
 
 async def as_events(values: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
-    """Encodes values as events. An error becomes an event, and `[DONE]` ends the stream in every case."""
+    """Encodes values as server-sent events. An error becomes an event, and `[DONE]` ends the stream in every case."""
     try:
         async for value in values:
             yield to_event(value)

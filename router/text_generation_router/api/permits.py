@@ -1,9 +1,11 @@
-"""Permits for generations, one per row of the shards: which request is refused when more requests come than rows.
+"""Permits for generations, one per row of the shards: decides which request is refused when there are more requests
+than rows.
 
-Permits are shared equally among the owners that hold some, and an owner's share equally among its tenants. While
-permits are left, every request gets them. When no permit is left, only a tenant below its share gets more: the newest
-requests that have not begun, of the owner or tenant most above its share, are refused to make room. If all requests
-have begun, none is refused: the new request waits in the queue, which frees a row for a tenant that has no row.
+Owners (API keys or client addresses) that hold permits have equal shares of all permits; the tenants of one owner have
+equal shares of the owner's permits. While permits are left, every request gets its permits. When none is left, only a
+tenant below its share gets more. To make room for it, requests of the owner or tenant most above its share are refused:
+the newest requests that have not begun. If all requests have begun, none is refused: the new request waits in the
+queue, which frees a row for a tenant that has no row.
 """
 
 import asyncio
@@ -13,14 +15,14 @@ from typing import Any, Protocol, TypeVar
 from text_generation_router.errors import InferenceError, OverloadedError
 from text_generation_router.scheduling.share import Share
 
-# Limit on permits given out, as a multiple of the rows. At this limit a tenant below its share is refused too.
+# Limit on permits given out, in multiples of the number of rows. At this limit a tenant below its share is refused too.
 MOST_OUT = 2
 
 T = TypeVar("T")
 
 
 class Refusable(Protocol):
-    """A generation that was submitted."""
+    """A generation that was submitted to the engine and can still be refused."""
 
     @property
     def has_begun(self) -> bool: ...
@@ -30,7 +32,7 @@ class Refusable(Protocol):
 
 
 class Permit:
-    """Permits of one HTTP request, which must always be given back. A permit given back twice counts once."""
+    """The permits of one HTTP request, which must always be returned. A permit that is returned twice counts once."""
 
     def __init__(self, permits: "Permits", share: Share, count: int) -> None:
         self.share = share
@@ -50,8 +52,9 @@ class Permit:
         self._is_begun = True
 
     async def unless_refused(self, work: Awaitable[T]) -> T:
-        """Runs `work`, which prepares the generations. If the permits are taken for another request, `work` is
-        cancelled and the refusal is raised."""
+        """Runs `work`, which prepares the generations. If another request takes the permits, `work` is cancelled and
+        the refusal is raised.
+        """
         task = asyncio.ensure_future(work)
         self._work = task
         try:
@@ -86,7 +89,7 @@ class Permit:
 
 
 class PermitHolder:
-    """An owner, or one of its tenants, that holds permits."""
+    """An owner, or one of its tenants, that holds permits. An owner's holder contains the holders of its tenants."""
 
     def __init__(self) -> None:
         self.held = 0
@@ -95,7 +98,7 @@ class PermitHolder:
 class TenantHolder(PermitHolder):
     def __init__(self) -> None:
         super().__init__()
-        self.permits: dict[Permit, None] = {}  # permits in order of arrival
+        self.permits: dict[Permit, None] = {}  # permits of this holder, in order of arrival
 
     def newest_not_begun(self) -> Permit | None:
         return next((permit for permit in reversed(self.permits) if not permit.has_begun), None)
@@ -113,7 +116,9 @@ class OwnerHolder(PermitHolder):
 
 
 class Permits:
-    """`retry_after_s` returns the seconds after which a request that is refused now is worth sending again."""
+    """All permits. `retry_after_s` returns the seconds after which a request that is refused now is worth sending
+    again.
+    """
 
     def __init__(self, capacity: int, retry_after_s: Callable[[], int]) -> None:
         self._capacity = capacity
@@ -123,7 +128,7 @@ class Permits:
 
     @property
     def left(self) -> int:
-        """Negative if tenants below their shares got permits beyond the capacity."""
+        """Number of permits left. Negative if tenants below their shares got permits beyond the capacity."""
         return self._capacity - self._out
 
     def take(self, share: Share, count: int) -> Permit:

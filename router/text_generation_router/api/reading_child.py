@@ -41,7 +41,7 @@ ERRORS: Mapping[str, type[InferenceError]] = {
 B = TypeVar("B", bound=Body)
 
 
-# The router's side.
+# Functions that run in the router.
 
 
 def setup_of(template: ChatTemplate | None) -> bytes:
@@ -60,7 +60,7 @@ def read_answer(question: Question[B], answer: bytes) -> B:
     raise ERRORS[value["error"]].restored(value["text"])
 
 
-# The child's side.
+# Functions that run in the child process.
 
 
 def make_handlers(setup: bytes) -> Mapping[str, Handler]:
@@ -84,7 +84,7 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
 
 def _dumped(question: Question[Body]) -> Callable[[bytes, ListLimits], dict[str, Any]]:
     def dump(content: bytes, limits: ListLimits) -> dict[str, Any]:
-        # Only given fields: a missing `parameters` field must stay missing, as `{}` means something else.
+        # Only fields that were given: a missing `parameters` field must stay missing, because `{}` has another meaning.
         return question.read(content, limits).model_dump(exclude_unset=True)
 
     return dump

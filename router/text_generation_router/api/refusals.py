@@ -1,4 +1,5 @@
-"""Refuses unsupported request fields by name. Pure: the child processes that read large bodies use it too.
+"""Refuses unsupported request fields by name. Does no input or output: the child processes that read large bodies use
+it too.
 
 The tables hold fields that change the answer of TGI, OpenAI, vLLM or SGLang, and are not supported here. A field that
 is in no table is ignored, as in TGI.
@@ -8,14 +9,14 @@ from typing import Any
 
 from text_generation_router.errors import SuffixError, ValidationError
 
-# Field name to the values that ask for nothing. null never asks for anything.
+# Maps a field's name to its neutral values, which change nothing. null is always neutral.
 Table = dict[str, tuple[Any, ...]]
-# Field name to the route's own field of the same meaning, and the values that ask for nothing. A value equal to the own
-# field's value asks for nothing either.
+# Maps a field's name to the name of the route's own field of the same meaning, and to its neutral values. A value that
+# equals the own field's value is neutral too.
 Renamed = dict[str, tuple[str, tuple[Any, ...]]]
 
 NOWHERE: Table = {
-    # Fields for the form of the text.
+    # Fields that set the form of the text.
     "grammar": (),
     "guided_json": (),
     "guided_regex": (),
@@ -29,24 +30,24 @@ NOWHERE: Table = {
     "regex": (),
     "ebnf": (),
     "structural_tag": (),
-    # Fields that ask for other weights.
+    # Fields that choose other weights.
     "adapter_id": (),
     "lora_path": (),
-    # Fields for tools.
+    # Fields that are about tools.
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "tool_prompt": ("",),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    # Fields for the chat template.
+    # Fields that are about the chat template.
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "documents": ([],),
-    # Fields for the prompt.
+    # Fields that change the prompt.
     "truncate_prompt_tokens": (),
     "echo": (False,),
     "prompt_logprobs": (),
-    # Fields for the choice of tokens.
+    # Fields that change the choice of tokens.
     "n": (1,),
     "num_return_sequences": (1,),
     "presence_penalty": (0, 0.0),
@@ -58,11 +59,11 @@ NOWHERE: Table = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "early_stopping": (False,),
-    # Fields for the end of the text.
+    # Fields that change the end of the text.
     "min_tokens": (0,),
     "min_new_tokens": (0,),
     "stop_token_ids": ([],),
-    # Fields for the content of the answer.
+    # Fields that change the content of the answer.
     "skip_special_tokens": (True,),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -121,12 +122,12 @@ def refuse_native(value: dict[str, Any]) -> None:
 
 
 def refuse_tokenize(value: dict[str, Any]) -> None:
-    """`parameters` is not checked: it changes nothing when tokenizing."""
+    """Checks the fields of a request to tokenize, except `parameters`, which have no effect on tokenizing."""
     refuse(value, TOKENIZE_REFUSALS, {})
 
 
 def refuse_completion(value: dict[str, Any]) -> None:
-    """Raises SuffixError as well, which is TGI's."""
+    """Checks the fields of a completion. Also raises SuffixError, an error that TGI has."""
     if value.get("suffix") is not None:
         raise SuffixError
     refuse(value, COMPLETION_REFUSALS, COMPLETION_RENAMED)
@@ -159,7 +160,9 @@ def asks(given: Any, neutral: tuple[Any, ...]) -> bool:
 
 
 def refuse_cut_stop(value: dict[str, Any]) -> None:
-    """A text always keeps the stop string that ended it, so with stop strings only `true` is accepted."""
+    """Refuses a field that would cut the stop string off. A text always keeps the stop string that ended it, so with
+    stop strings only `true` is accepted.
+    """
     name = "include_stop_str_in_output"
     if asks(value.get(name), (True,) if value.get("stop") else (True, False)):
         raise ValidationError(f"`{name}` must be true: a text keeps the stop string that ended it")
@@ -180,8 +183,9 @@ def refuse_tool_calls(value: dict[str, Any]) -> None:
 
 
 def refuse_turn(value: dict[str, Any]) -> None:
-    """An assistant's last message is continued, any other last message is answered. A field that asks for the opposite
-    is refused."""
+    """Refuses a field that asks for the wrong turn of a chat: an assistant's last message is continued, any other last
+    message is answered.
+    """
     messages = value.get("messages")
     last = messages[-1] if isinstance(messages, list) and messages else None
     continued = isinstance(last, dict) and last.get("role") == "assistant"

@@ -1,4 +1,4 @@
-"""The parts of the router that the routes use."""
+"""The parts of the router that its HTTP routes use."""
 
 from dataclasses import dataclass
 

@@ -6,13 +6,15 @@ from contextlib import contextmanager
 
 from text_generation_router.malloc import give_back_memory
 
-# Trim this many seconds after the last large piece of work. The second trim is for texts still in use at the first.
+# Seconds after the last large piece of work at which memory is trimmed. The second time is for texts that were still in
+# use at the first.
 DELAYS_S = (2.0, 30.0)
 
 
 class Tidying:
-    """Waits for the end of all large work: during such work the memory would be needed again at once. For use in one
-    event loop."""
+    """Trims memory after large work, once no large work runs: running work would need the memory again at once. For use
+    in one event loop.
+    """
 
     def __init__(self, give_back: Callable[[], None] = give_back_memory, delays_s: Sequence[float] = DELAYS_S) -> None:
         self._give_back = give_back
@@ -22,7 +24,7 @@ class Tidying:
 
     @contextmanager
     def after(self) -> Iterator[None]:
-        """Put this context around each piece of large work."""
+        """A context to be put around each large piece of work."""
         self._at_work += 1
         for timer in self._timers:
             timer.cancel()

@@ -1,1 +1,1 @@
-"""The engine: the loop that drives the shards, and the rooms beside it."""
+"""The engine: the loop that drives the shards, and the modules that it uses."""

@@ -12,7 +12,7 @@ from text_generation_router.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger("text_generation_router")
 
-# Minimum time between two calls that ask the shards how many rows and slots they hold.
+# Least number of seconds between two checks of the shards' numbers of rows and slots.
 ASK_S = 10.0
 
 
@@ -23,7 +23,9 @@ class Audit:
         self._asking: asyncio.Task[None] | None = None
 
     def note_idle(self, scheduler: Scheduler, shards: ShardedClient) -> None:
-        """Checks the books. Call when no request runs or waits and no step is in flight."""
+        """Checks the accounts of slots and rows. To be called when no request runs or waits and no step is in
+        flight.
+        """
         if (wrong := scheduler.books()) is not None:
             self._report(wrong)
         now = time.monotonic()
@@ -38,7 +40,7 @@ class Audit:
         except ShardsError:
             return  # a shard was lost: the engine reports that
         if scheduler.steps.newest != steps or not scheduler.is_idle:
-            return  # a step was sent meanwhile: the views describe an older state
+            return  # a step was sent meanwhile, so the shards' numbers are out of date
         for rank, view in enumerate(views):
             if view.rows or view.slots < scheduler.memory.capacity:
                 self._report(

@@ -7,7 +7,7 @@ from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """A token limit that is None is decided by warm-up."""
+    """Settings of an engine. A token limit that is None is chosen by warm-up."""
 
     tokens: TokenFlags
     scheduling: SchedulingFlags

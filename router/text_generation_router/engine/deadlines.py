@@ -14,7 +14,7 @@ class Deadlines:
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
     def set(self, index: int, timeout_s: float | None) -> None:
-        """`timeout_s`: seconds from now; None: the request has no deadline."""
+        """Sets the deadline of a request to `timeout_s` seconds from now; None: no deadline."""
         if timeout_s is not None:
             delay_s = min(timeout_s, LATEST_DEADLINE_S)
             self._timers[index] = asyncio.get_running_loop().call_later(delay_s, self._expire, index)

@@ -47,7 +47,9 @@ class StepsInFlight:
         self.num_forwards -= isinstance(self._steps.popleft().step, ForwardStep)
 
     async def finish_failed(self) -> None:
-        """After the oldest step has failed: waits until the shards have answered that they did not run the others."""
+        """To be called after the oldest step has failed. Waits until the shards have answered that they did not run the
+        later steps.
+        """
         while len(self._steps) > 1:
             with suppress(StepAbortedError, StepFailedError):
                 await self._steps[1].answer

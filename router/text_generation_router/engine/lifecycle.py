@@ -1,7 +1,8 @@
-"""Takes the engine from one epoch of the shards to the next: warm-up, the loop, and after a loss the replay.
+"""Takes the engine from one epoch of the shards to the next: warm-up, then the step loop, and after a loss the replay
+of requests.
 
 Shards may die at any time. Only the router knows the whole state of a request: it sends each running request to the
-shards of the new epoch as a prompt of the original prompt and the tokens made so far, and the request goes on.
+shards of the new epoch as a new prompt (the original prompt and the tokens made until then), and the request goes on.
 """
 
 import asyncio
@@ -44,10 +45,12 @@ class Lifecycle:
         self._make_loop = make_loop
         self._metrics = metrics
         self._loop: StepLoop | None = None
-        self._lost_s: float | None = None  # when the shards were lost; None while they work
+        self._lost_s: float | None = None  # time at which the shards were lost; None while shards work
 
     async def run(self) -> None:
-        """Raises ShardsError when no more shards will come, or if the first shards refuse the limits."""
+        """Runs one epoch after the other. Raises ShardsError when no more shards will come, or if the first shards
+        refuse the limits.
+        """
         while True:
             shards = await self._shard_groups.next()
             try:
@@ -81,7 +84,7 @@ class Lifecycle:
         self.started.set()
 
     async def _lose(self, shards: ShardedClient, reason: str) -> None:
-        """Ends a lost group and its rows: all running requests go back to the queue and wait for the next group."""
+        """Gives up a lost group and its rows: all running requests return to the queue and wait for the next group."""
         logger.error("shards of epoch %d are lost: %s", shards.epoch, reason)
         if self._loop is not None:
             await self._loop.take_answers()
@@ -95,12 +98,12 @@ class Lifecycle:
             self._shard_groups.blamed(shards)
 
     async def _stop_loop(self) -> list[ForwardStep]:
-        """Returns the forward steps that have not answered."""
+        """Stops the step loop. Returns the forward steps that have not answered."""
         loop, self._loop = self._loop, None
         return await loop.stop() if loop is not None else []
 
     async def close(self) -> None:
-        """Call when `run` has ended or was cancelled. May be called again."""
+        """To be called when `run` has ended or was cancelled. May be called more than once."""
         await self._stop_loop()
         if self.shards is not None:
             await self.shards.close()

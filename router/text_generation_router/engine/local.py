@@ -57,7 +57,7 @@ class LocalEngine:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Returns when the first shards are ready. ShardsError: no shards will come."""
+        """Waits until the first shards are ready. Raises ShardsError if no shards will come."""
         self._task = asyncio.create_task(self._run(), name="engine")
         ready = asyncio.create_task(self._lifecycle.started.wait())
         try:
@@ -103,7 +103,7 @@ class LocalEngine:
         return self._requests.has_begun(index)
 
     def snapshot(self) -> Snapshot:
-        """Call after `start`."""
+        """To be called after `start`."""
         return self._lifecycle.snapshot
 
     def load(self) -> Load:
@@ -114,7 +114,7 @@ class LocalEngine:
         return not self._ended and shards is not None and await shards.is_healthy()
 
     async def close(self) -> None:
-        """Stops at once: every request ends with CLOSED. May be called again."""
+        """Stops at once: every request ends with CLOSED. May be called more than once."""
         self._ended = True
         if self._task is not None:
             await cancelled(self._task)

@@ -80,7 +80,8 @@ class StepLoop:
 
     async def _receive(self) -> None:
         """Waits for the answer of the oldest step in flight and applies it."""
-        oldest = self._in_flight.oldest  # an unanswered step stays in flight, where `unanswered` finds it
+        # If the wait is cancelled, the step stays in flight, so that `stop` can return it.
+        oldest = self._in_flight.oldest
         try:
             answer = await oldest.answer
         except StepFailedError as error:
@@ -98,7 +99,7 @@ class StepLoop:
             self._counts.filtered(oldest.sent_s, received)
 
     def _apply(self, answer: StepAnswer, now: float) -> None:
-        tokens = list(zip(answer.token_ids, strict=True))  # one token for each request
+        tokens = list(zip(answer.token_ids, strict=True))  # one tuple of one token for each request
         applied = self._scheduler.apply(StepTokens(answer.number, answer.request_ids, tokens, answer.not_finite_ids))
         self._requests.publish(answer, applied, now)
 
@@ -108,8 +109,9 @@ class StepLoop:
             self._on_confirmed(self._shards)
 
     async def _start_again(self, failed: Step, reason: str) -> None:
-        """Restarts all running requests: step `failed` raised in a shard, and no later step was run. Only the requests
-        of step `failed` can be blamed."""
+        """Restarts all running requests: step `failed` raised in a shard, and no later step was run. Only requests in
+        step `failed` can have caused the failure.
+        """
         logger.error("%s: starting all running requests again", reason)
         blamed = [failed] if isinstance(failed, ForwardStep) else []
         for step in blamed:

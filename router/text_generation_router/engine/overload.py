@@ -1,4 +1,4 @@
-"""Refuses requests when too many prompt tokens wait, and says when a refused request is worth sending again."""
+"""Refuses requests when too many prompt tokens wait, and forecasts when a refused request is worth sending again."""
 
 import time
 
@@ -19,13 +19,15 @@ class Overload:
         self._retry_after = RetryAfter(scheduler.steps_until_start)
 
     def check(self, request: GenerationRequest) -> None:
-        """Raises RefusedError if too many prompt tokens wait already, and the request's share has its part of them."""
+        """Raises RefusedError if too many prompt tokens wait, and the owner or tenant of the request has used its share
+        of them.
+        """
         most = self._max_queued_tokens or QUEUED_CAPACITIES * self._scheduler.limits.capacity
         if not self._scheduler.queue.has_room(request.share, len(request.input_ids), most):
             raise RefusedError(Refusal.OVERLOADED, self.retry_after_s())
 
     def retry_after_s(self) -> int:
-        """Forecast in seconds: when a request that is refused now would have started."""
+        """Forecast: seconds until a request that is refused now would have started."""
         return self._retry_after.seconds(time.perf_counter())
 
     def note_step(self, sent_s: float, received_s: float) -> None:

@@ -1,7 +1,8 @@
-"""The cut between fronts and engines: token ids go in, token ids come out.
+"""The interface between fronts and engines: token ids go in, token ids come out.
 
-A front knows HTTP, templates, texts and stop strings. An engine knows the queue, token slots and shards. The front
-gives the engine a sink for each request; every `submit` ends in exactly one RefusedError or one Ended.
+A front knows HTTP, templates, texts and stop strings. An engine knows the queue, token slots and shards. For each
+request the front gives the engine a sink, an object that receives the request's tokens. Every `submit` ends in exactly
+one RefusedError or one Ended.
 """
 
 from dataclasses import dataclass
@@ -41,12 +42,12 @@ class Snapshot:
 class Load:
     """How busy the engine is."""
 
-    retry_after_s: int  # forecast: when a request that is refused now would have started
+    retry_after_s: int  # forecast in seconds: when a request that is refused now would have started
 
 
 @dataclass(frozen=True, slots=True)
 class FirstStep:
-    """What is known of a request since its first step."""
+    """What the engine knows about a request once its first step was sent."""
 
     queue_s: float  # seconds from `submit` to the first step
     cached_tokens: int  # prompt tokens found in the prefix cache at the first start
@@ -76,12 +77,13 @@ class Ended:
 
 
 class Sink(Protocol):
-    """The front's end of one request. The engine calls it in the loop that drives the shards, so both methods return at
-    once and raise nothing. They may call the engine's `end`, `cancel` and `credit`. An exception from `take` fails this
-    request only: `ended` is called, with FAILED."""
+    """The receiver of one request's tokens, on the side of the front. The engine calls it in the loop that drives the
+    shards, so both methods return at once and raise nothing. They may call the engine's `end`, `cancel` and `credit`.
+    An exception from `take` fails this request only: `ended` is called, with FAILED.
+    """
 
     def take(self, tokens: Tokens, ended: Ended | None) -> None:
-        """The tokens of one step; with `ended` they are the last ones."""
+        """Receives the tokens of one step. If `ended` is given, they are the request's last tokens."""
 
     def ended(self, ended: Ended) -> None:
         """The request ends without more tokens. The engine calls it before `end` or `cancel` returns."""
@@ -96,14 +98,15 @@ class Engine(Protocol):
         ...
 
     def end(self, index: int, num_tokens: int) -> None:
-        """The request is complete with its first `num_tokens` output tokens: its text has reached a stop string.
-        Within `Sink.take`, the request ends before the next step is decided."""
+        """Ends a request that is complete with its first `num_tokens` output tokens, because its text has reached a
+        stop string. If called within `Sink.take`, the request ends before the next step is decided.
+        """
 
     def cancel(self, index: int) -> None:
-        """Ends the request: its front has no use for more tokens."""
+        """Ends the request, because its front needs no more tokens."""
 
     def credit(self, index: int, tokens: int) -> None:
-        """The sink may get `tokens` more output and top tokens. A request whose credits are used up pauses."""
+        """Allows the sink `tokens` more output and top tokens. A request whose credits are used up pauses."""
 
     def has_begun(self, index: int) -> bool:
         """Whether the request runs, or has run before a preemption or a loss of the shards."""
@@ -114,5 +117,7 @@ class Engine(Protocol):
     def load(self) -> Load: ...
 
     async def is_healthy(self) -> bool:
-        """Asks the shards. False if a shard does not answer in time, or if no shards are connected."""
+        """Asks the shards whether they work. False if a shard does not answer in time, or if no shards are
+        connected.
+        """
         ...

@@ -1,4 +1,4 @@
-"""The requests between `submit` and their end: each sink gets its tokens, and then exactly one Ended."""
+"""Requests from `submit` to their end: each sink receives its tokens, and then exactly one Ended."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ from text_generation_router.scheduling.step import Applied, ForwardStep
 
 logger = logging.getLogger("text_generation_router")
 
-# Causes of failures, for clients.
+# Error texts for clients whose request failed.
 NOT_FINITE = "the model's logits for it are not finite (NaN or infinity)"
 LOST_TOO_OFTEN = (
     f"the shards died, or failed a step, {MAX_LOSSES} times in a row while they worked on this request, the last"
@@ -30,14 +30,14 @@ LOST_TOO_OFTEN = (
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """Times are those of time.perf_counter."""
+    """A request that has not ended. Times are those of time.perf_counter."""
 
     running: Running
     sink: Sink
     credits: int  # tokens that the sink may still get
     queued_s: float
-    begun_s: float = 0.0  # when its first step was sent; 0 before
-    tokens_s: float = 0.0  # when its newest tokens came; 0 before
+    begun_s: float = 0.0  # time at which its first step was sent; 0 before
+    tokens_s: float = 0.0  # time at which its newest tokens came; 0 before
 
     def inference_s(self, now: float) -> float:
         return now - self.begun_s if self.begun_s else 0.0
@@ -128,13 +128,15 @@ class Requests:
         self._counts.waited_between_tokens(gaps_s)
 
     def _end(self, index: int, request: OpenRequest, reason: EndReason, last: Tokens) -> Ended:
-        """The scheduler has ended the request with the tokens `last`."""
+        """Ends a request that the scheduler has ended with the tokens `last`."""
         self._forget(index)
         self._counts.finished(request.running)
         return Ended(reason, last.inference_s)
 
     def _fail(self, index: int, request: OpenRequest, ended: Ended | None, error: Exception) -> None:
-        """Ends a request whose sink has raised `error` when it took tokens, with `ended` if they were the last."""
+        """Ends a request whose sink raised `error` when it received tokens. `ended` is given if they were the last
+        tokens.
+        """
         logger.error("the sink of request %d raised an error, so the request fails", index, exc_info=error)
         cause = f"Server error: {type(error).__name__}"
         if ended is None:
@@ -143,7 +145,9 @@ class Requests:
             _tell(request, Ended(EndReason.FAILED, ended.inference_s, cause))
 
     def put_back(self, unanswered: Iterable[ForwardStep], reason: str) -> int:
-        """Puts running requests back into the queue after a loss. Returns how many ended because they are blamed."""
+        """Returns running requests to the queue after a loss. Requests that are blamed for the loss end instead;
+        returns their number.
+        """
         running = self._scheduler.active.num_running
         given_up = self._scheduler.put_back(unanswered)
         for request in given_up:
@@ -153,7 +157,9 @@ class Requests:
         return len(given_up)
 
     def begin_epoch(self, slots: int, eos_token_ids: Iterable[int]) -> None:
-        """The shards are new and have `slots` token slots: requests that do not fit fail."""
+        """To be called when new shards with `slots` token slots are ready: requests that do not fit into the slots
+        fail.
+        """
         for request in self._scheduler.begin_epoch(slots, frozenset(eos_token_ids)):
             cause = f"Server error: the shards came back with room for {slots} tokens only"
             self._close(request.id, EndReason.FAILED, cause)
@@ -164,7 +170,7 @@ class Requests:
             self._close(index, reason, cause)
 
     def _close(self, index: int, reason: EndReason, cause: str = "") -> None:
-        """Tells the sink of a request that the scheduler has ended, unless the sink knows."""
+        """Calls `ended` of the sink of a request that the scheduler has ended, unless it was called before."""
         if (request := self._forget(index)) is not None:
             _tell(request, Ended(reason, request.inference_s(time.perf_counter()), cause))
 

@@ -4,15 +4,15 @@ import math
 from collections import deque
 from collections.abc import Callable
 
-# The mean step duration is taken over this many latest steps.
+# Number of latest steps over which the mean step duration is taken.
 WINDOW = 64
-# A forecast walks over every request, so its result is reused for this long.
+# Seconds for which a forecast is reused, because a forecast walks over every request.
 FRESH_S = 1.0
 MAX_RETRY_AFTER_S = 60
 
 
 class RetryAfter:
-    """Multiplies the scheduler's forecast in steps by the mean duration of recent steps."""
+    """Forecasts a start in seconds: the scheduler's forecast in steps times the mean duration of recent steps."""
 
     def __init__(self, steps_until_start: Callable[[], float]) -> None:
         self._steps_until_start = steps_until_start

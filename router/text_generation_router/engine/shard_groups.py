@@ -1,4 +1,6 @@
-"""Sources of shard groups. Each start of the group is a new epoch; the launcher announces when its shards are ready."""
+"""Where the engine gets its shard groups from. Each start of the group is a new epoch; the launcher announces when its
+shards are ready.
+"""
 
 import asyncio
 from typing import Protocol
@@ -13,20 +15,22 @@ RETRY_S = 1.0
 
 class ShardGroups(Protocol):
     async def next(self) -> ShardedClient:
-        """Waits for a group that was not returned before, and connects to it. ShardsError: no more groups will come."""
+        """Waits for a new group, one that was not returned before, and connects to it. Raises ShardsError if no more
+        groups will come.
+        """
         ...
 
     def lost(self, group: ShardedClient, reason: str) -> None:
-        """The engine cannot use this group any more."""
+        """To be called when the engine cannot use this group any more."""
 
     def confirmed(self, group: ShardedClient) -> None:
-        """A step of this group has made tokens or computed chunks. Called once for each group."""
+        """To be called once for each group, when a first step has made tokens or computed chunks."""
 
     def blamed(self, group: ShardedClient) -> None:
-        """The loss of this group was blamed on a request, which has ended with an error."""
+        """To be called when the loss of this group was blamed on a request, which has ended with an error."""
 
     def listening(self) -> None:
-        """The router serves requests from now on."""
+        """To be called when the router begins to serve requests."""
 
     async def close(self) -> None: ...
 
@@ -60,7 +64,7 @@ class LaunchedGroups:
             if group.epoch == self._taken == self._ready:
                 self._group = group
                 return group
-            await group.close()  # a newer group replaced it meanwhile
+            await group.close()  # a newer group replaced this group meanwhile
 
     def lost(self, group: ShardedClient, reason: str) -> None:
         self._send(LinkEvent.RESTART, group.epoch, reason)
@@ -97,16 +101,18 @@ class LaunchedGroups:
 
 
 class StandaloneGroups:
-    """Shards that run without a launcher. A socket that answers again begins a new epoch."""
+    """Shards that run without a launcher. When the shards' socket can be reached again after a loss, a new epoch
+    begins.
+    """
 
     def __init__(self, master_uds_path: str) -> None:
         self._path = master_uds_path
         self._connected = False
 
     async def next(self) -> ShardedClient:
-        """ShardsError if the first group cannot be reached."""
+        """Connects to the group. Raises ShardsError if the first group cannot be reached."""
         if self._connected:
-            await asyncio.sleep(RETRY_S)  # do not retry a group that answers but fails in a tight loop
+            await asyncio.sleep(RETRY_S)  # wait, so that a group that answers but fails is not retried in a tight loop
         while True:
             try:
                 group = await ShardedClient.connect(self._path)

@@ -110,8 +110,9 @@ class ShardedClient:
     async def warmup(
         self, max_prefill_tokens: int, max_total_tokens: int | None, requests: int, wanted_slots: int | None
     ) -> WarmupAnswer:
-        """Sizes the KV caches; the smallest size of all ranks counts. Step numbers start at 1 again.
-        WarmupRefusedError: the given limits do not fit. ShardsError: any other failure."""
+        """Makes each shard allocate its KV cache; the smallest size of all ranks counts. Step numbers start at 1 again.
+        WarmupRefusedError: the given limits do not fit. ShardsError: any other failure.
+        """
         request = pb.WarmupRequest(
             max_prefill_tokens=max_prefill_tokens,
             max_total_tokens=max_total_tokens,
@@ -158,7 +159,7 @@ class ShardedClient:
         return _answer(prefilled)
 
     async def views(self) -> list[ShardView]:
-        """The views of all ranks. ShardsError if a rank cannot be reached."""
+        """Each rank's numbers of rows and slots. ShardsError if a rank cannot be reached."""
         answers = await self._call(lambda stub: stub.Info(pb.InfoRequest(), timeout=CALL_S))
         return [ShardView(answer.rows, answer.slots) for answer in answers]
 

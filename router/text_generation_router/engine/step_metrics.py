@@ -62,7 +62,7 @@ class StepMetrics:
         self._metrics.queue_wait_seconds.labels(reason=reason).inc(queue_s)
 
     def resumed(self, requests: int) -> None:
-        """`requests` were put back into the queue after a loss, with their tokens."""
+        """Counts `requests` requests that were returned to the queue after a loss, with their tokens."""
         self._metrics.request_resumes.inc(requests)
 
     def finished(self, request: Running) -> None:

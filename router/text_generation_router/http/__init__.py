@@ -1,1 +1,3 @@
-"""HTTP apart from the routes: connections and their limits, keys, errors, streams, the graceful stop."""
+"""The HTTP half of the router without its routes: connections and their limits, keys, errors, streams, the graceful
+stop.
+"""

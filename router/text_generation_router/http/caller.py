@@ -1,4 +1,4 @@
-"""The caller of a request, from its connection and headers: share of the server, cache domain, timeout."""
+"""The caller of a request, from its connection and headers: owner and tenant, cache domain, timeout."""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 @dataclass(frozen=True, slots=True)
 class Caller:
     share: Share
-    cache_domain: Namespace  # requests with an equal domain share cached prefixes
+    cache_domain: Namespace  # requests with equal domains share cached prefixes
     timeout_s: float | None  # seconds from the receipt of the request; None: no limit
 
 
@@ -74,7 +74,9 @@ def _timeout_s(request: Request) -> float | None:
 
 
 def _single(request: Request, name: str) -> str:
-    """The header's value; "" if the header is absent. Two values are refused: either could be the proxy's."""
+    """The header's value; "" if the header is absent. A header that occurs twice is refused: either value could be the
+    proxy's.
+    """
     values = request.headers.getlist(name)
     if len(values) > 1:
         raise ValidationError(f"`{name}` must be given at most once")

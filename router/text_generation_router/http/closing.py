@@ -25,7 +25,7 @@ class ClosingResponse(Response):
 
 
 async def _rest_of(receive: Receive) -> None:
-    """Returns at the end of the request, or never if more than LINGER_BYTES of the request are left."""
+    """Waits for the end of the request. Never returns if more than LINGER_BYTES of the request are left."""
     left = LINGER_BYTES
     while left > 0:
         message = await receive()

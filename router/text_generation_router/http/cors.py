@@ -1,4 +1,6 @@
-"""Cross-origin requests, as TGI's outermost layer answers them; browsers may send `authorization` as well."""
+"""Cross-origin requests, answered as TGI's outermost layer answers them, except that browsers may also send
+`authorization`.
+"""
 
 from collections.abc import MutableMapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Deadlines of one connection: for its client to send, and for its client to read."""
+"""Deadlines of one connection: one for the client to send, and one for the client to read."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from text_generation_router.metrics import Limit
 
 
 class Deadline:
-    """At most one timer, which each `set` starts anew."""
+    """A deadline with at most one timer, which each `set` starts anew."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -33,8 +33,9 @@ class Deadline:
 
 
 class WriteDeadline:
-    """Aborts a connection whose client does not read. The deadline is started when nothing is written any more, so that
-    the transport's buffer shrinks only if the client reads."""
+    """Aborts a connection whose client does not read. The deadline is started when the server writes nothing more, so
+    the transport's buffer shrinks only if the client reads.
+    """
 
     def __init__(
         self,

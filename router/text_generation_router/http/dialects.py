@@ -10,8 +10,8 @@ from text_generation_router.http.encoding import to_event
 
 @dataclass(frozen=True, slots=True)
 class ErrorDialect:
-    answer: Callable[[InferenceError], dict[str, Any]]  # the body of a refusal
-    event: Callable[[InferenceError], bytes]  # an error in a stream, whose status 200 has been sent
+    answer: Callable[[InferenceError], dict[str, Any]]  # makes the body of a refusal
+    event: Callable[[InferenceError], bytes]  # makes the event of an error in a stream, after status 200
 
 
 def dialect_of(path: str) -> ErrorDialect:

@@ -14,9 +14,10 @@ T = TypeVar("T")
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. If the client disconnects first, `work` is cancelled and ClientDisconnect is raised.
+    """Runs `work` and returns its result. If the client disconnects first, `work` is cancelled and ClientDisconnect is
+    raised.
 
-    The request's body must have been read.
+    The request's body must have been read before.
     """
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(receive))
     try:
@@ -32,7 +33,7 @@ async def send_unless_disconnected(
     receive: Receive, content: AsyncGenerator[bytes, None], sending: Coroutine[Any, Any, None]
 ) -> None:
     """Runs `sending`, which sends `content`, to its end or until the client disconnects, and closes `content`."""
-    with suppress(ClientDisconnect):  # no client is left to answer
+    with suppress(ClientDisconnect):  # no answer is needed when the client is gone
         async with aclosing(content):
             await unless_disconnected(receive, sending)
 

@@ -1,4 +1,6 @@
-"""Values to JSON bytes and events. A numpy.float32 is printed as the shortest number that rounds to it, NaN as null."""
+"""Encodes values as JSON bytes and as events. A numpy.float32 is printed as the shortest number that rounds to it, NaN
+as null.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,7 +11,8 @@ from starlette.responses import Response
 
 T = TypeVar("T")
 
-# Tokens encoded in one piece: with five top tokens each, less than a millisecond of the event loop.
+# Number of tokens encoded without a pause: with five top tokens each, they block the event loop for less than a
+# millisecond.
 ROWS_PER_PIECE = 128
 
 

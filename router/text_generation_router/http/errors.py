@@ -1,4 +1,4 @@
-"""Turns errors into HTTP answers. No other file does."""
+"""Turns errors into HTTP answers. No other file of the router does this."""
 
 from http import HTTPStatus
 
@@ -25,7 +25,7 @@ from text_generation_router.http.limits import LimitHits
 from text_generation_router.metrics import Limit
 
 CLIENT_GONE = 499  # nginx's status for a client that disconnected; the answer is never read
-# Errors that end the connection: the rest of the request is not worth reading.
+# Errors whose answer ends the connection, because the rest of the request is not read.
 CLOSING = (HeadersTooLargeError, InvalidRequestError, PayloadTooLargeError, ShuttingDownError)
 
 
@@ -68,14 +68,18 @@ def add_error_handlers(app: FastAPI, hits: LimitHits) -> None:
 
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, error: HTTPException) -> Response:
-        """404 and 405 are the only HTTPExceptions that Starlette raises by itself."""
+        """Answers a request for a missing route or method: 404 and 405 are the only HTTPExceptions that Starlette
+        itself raises.
+        """
         path = request.url.path
         is_method = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
         return error_response(MethodError(allowed_methods(app, path)) if is_method else NoSuchRouteError(), path)
 
     @app.exception_handler(Exception)
     async def mistake(request: Request, _: Exception) -> Response:
-        """Starlette raises the exception again after the answer, so that uvicorn logs it."""
+        """Answers an unexpected exception. Starlette raises the exception again after the answer, so that uvicorn logs
+        it.
+        """
         return error_response(InternalError(), request.url.path)
 
 

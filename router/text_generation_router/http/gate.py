@@ -1,4 +1,4 @@
-"""A gate for requests that ask for work. It counts unfinished requests, and refuses new requests on shutdown."""
+"""A gate for requests that need computing. It counts unfinished requests, and refuses new requests during shutdown."""
 
 import asyncio
 
@@ -39,7 +39,9 @@ class Gate:
 
 
 class Gated:
-    """The application behind a gate. POST requests ask for work; other methods report state and pass a shut gate."""
+    """The application behind a gate. POST requests need computing and are stopped by a closed gate; other methods only
+    report state and pass.
+    """
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""A JSON array that is sent while it is made, because the whole array would take too much memory."""
+"""A JSON array that is sent while it is being made, because the whole array would take too much memory."""
 
 from collections.abc import AsyncGenerator
 

@@ -28,7 +28,7 @@ class Guard:
     def __init__(self, app: ASGIApp, digests: Sequence[bytes], routes: Sequence[BaseRoute]) -> None:
         self._app = app
         self._digests = tuple(digests)
-        self._routes = routes  # the application's own list, which later gets more routes
+        self._routes = routes  # the application's own list, to which routes are added later
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not (self._has_key(scope) or is_open(self._routes, scope)):
@@ -41,7 +41,9 @@ class Guard:
 
 
 def is_open(routes: Iterable[BaseRoute], scope: Scope) -> bool:
-    """Whether the route that will run is open: the first full match, else the first match of the path alone."""
+    """Whether the route that Starlette will choose is open: the first route that matches path and method, else the
+    first that matches the path.
+    """
     partial: BaseRoute | None = None
     for route in routes:
         match, _ = route.matches(scope)
@@ -67,13 +69,15 @@ def name_of_key(authorization: bytes) -> str:
 
 
 def _parse(authorization: bytes) -> tuple[bool, bytes]:
-    """(whether the scheme is Bearer, the key)."""
+    """Splits the header into (whether the scheme is Bearer, the key)."""
     scheme, _, key = authorization.partition(b" ")
     return scheme.lower() == b"bearer", key.strip(b" \t")
 
 
 def digests_of(keys: Iterable[str], file: str | None) -> tuple[bytes, ...]:
-    """Digests of `keys`, and those listed in `file`. Raises StartError, whose text never shows a key or a digest."""
+    """Digests of `keys`, and the digests listed in `file`. Raises StartError, whose text never shows a key or a
+    digest.
+    """
     digests = [_digest_of(number, key) for number, key in enumerate(keys, start=1)]
     return tuple(digests) + (_read(Path(file)) if file is not None else ())
 

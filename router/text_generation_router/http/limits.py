@@ -1,4 +1,4 @@
-"""Limits on what a connection may take of the server, whatever it asks for: connections, bytes, seconds."""
+"""Limits on the connections, bytes and seconds that clients may take, whatever they request."""
 
 import logging
 import time
@@ -8,7 +8,7 @@ from text_generation_router.metrics import Limit, Metrics
 
 logger = logging.getLogger(__name__)
 
-# Kernel send buffer of each connection. Set on the listening socket: accepted sockets inherit the size.
+# Bytes of the kernel's send buffer of each connection. Set on the listening socket: accepted sockets inherit the size.
 SEND_BUFFER_BYTES = 2**17
 
 
@@ -16,15 +16,16 @@ SEND_BUFFER_BYTES = 2**17
 class ConnectionLimits:
     max_connections: int
     payload_bytes: int
-    write_s: float  # time for the client to read `write_progress_bytes` of a waiting answer
-    headers_s: float = 10.0  # time from the first byte of a request, or of a connection, to the end of the headers
-    body_s: float = 30.0  # time from the end of the headers to the end of the body
+    write_s: float  # seconds in which the client must read `write_progress_bytes` of a waiting answer
+    # Seconds from the first byte of a request, or from the start of a connection, to the end of the headers.
+    headers_s: float = 10.0
+    body_s: float = 30.0  # seconds from the end of the headers to the end of the body
     header_bytes: int = 2**16
     # In a body of more than `small_chunks` chunks, the average chunk must have at least `chunk_bytes` bytes.
     small_chunks: int = 512
     chunk_bytes: int = 64
-    pipelined_requests: int = 8  # unanswered requests on one connection
-    # 0: writing pauses, and the write deadline starts, as soon as the kernel does not take all bytes at once.
+    pipelined_requests: int = 8  # most unanswered requests on one connection
+    # Bytes; 0: writing pauses, and the write deadline starts, as soon as the kernel does not take all bytes at once.
     write_buffer_bytes: int = 0
     write_progress_bytes: int = 2**15
 

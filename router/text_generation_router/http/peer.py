@@ -11,9 +11,10 @@ from text_generation_router.errors import StartError
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-# One client usually has a whole IPv6 network of this prefix length, so the network counts as one address.
+# Bits of an IPv6 address that count. One client usually has a whole network of this prefix length, so the network
+# counts as one address.
 IPV6_CLIENT_BITS = 64
-# Entries of a forwarding header that are read, from the right. A longer chain of proxies is not believed.
+# Number of entries of a forwarding header that are read, from the right. A longer chain of proxies is not trusted.
 MAX_HOPS = 16
 # The parameter `for` in one element of a `Forwarded` header (RFC 7239). Other parameters do not matter here.
 FORWARDED_FOR = re.compile(r"(?:^|;)[ \t]*for[ \t]*=[ \t]*(\"[^\"\\]*\"|[^\s\";,]+)[ \t]*(?=;|$)", re.IGNORECASE)
@@ -40,9 +41,9 @@ def peer_of(request: Request, trusted: Sequence[Network]) -> str:
 
     The client's address is the connection's, unless that is a trusted proxy's address. Then the entries of `Forwarded`
     or `X-Forwarded-For` are followed from right to left (each proxy appends the address that it was called from), up to
-    the first address that is not trusted. Three cases are not believed: an entry that is not an address, a chain longer
-    than MAX_HOPS, and two headers that disagree (a proxy writes one header, the client may have written the other). The
-    request then counts to the last known hop.
+    the first address that is not trusted. Three cases are not trusted: an entry that is not an address, a chain longer
+    than MAX_HOPS, and two headers that disagree (a proxy writes one header, the client may have written the other). In
+    these cases the client's address is the last address that was trusted.
     """
     connected = _address(request.client.host) if request.client is not None else None
     if connected is None:
@@ -97,7 +98,7 @@ def _address(word: str) -> Address | None:
         address = ip_address(word)
     except ValueError:
         return None
-    # A socket for both protocols sees IPv4 clients as ::ffff:1.2.3.4.
+    # A socket for both protocols reports IPv4 clients as ::ffff:1.2.3.4.
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address
 

@@ -1,4 +1,6 @@
-"""Limits how many large bodies of one owner are in memory at once. Further bodies wait unread, in network buffers."""
+"""Limits how many large bodies of one owner are in memory at once. Other large bodies wait unread, in network
+buffers.
+"""
 
 import asyncio
 from collections import Counter
@@ -14,7 +16,7 @@ class Places:
         self._places = places
         self._wait_s = wait_s
         self._semaphores: dict[str, asyncio.Semaphore] = {}
-        self._users: Counter[str] = Counter()  # per owner, bodies that hold a place or wait for a place
+        self._users: Counter[str] = Counter()  # number of bodies that hold a place or wait for one, by owner
 
     @property
     def owners(self) -> int:
@@ -22,7 +24,9 @@ class Places:
 
     @asynccontextmanager
     async def one_of(self, owner: str) -> AsyncGenerator[None, None]:
-        """Raises OverloadedError if no place becomes free within `wait_s`."""
+        """Holds one of the owner's places inside the context. Raises OverloadedError if no place becomes free within
+        `wait_s` seconds.
+        """
         semaphore = self._semaphores.setdefault(owner, asyncio.Semaphore(self._places))
         self._users[owner] += 1
         try:

@@ -1,4 +1,5 @@
-"""One connection, on uvicorn's protocol: ended when its client is too slow, sends too much or reads too little.
+"""One connection, based on uvicorn's protocol class. It is ended when its client is too slow, sends too much or reads
+too little.
 
 This file adds no work per streamed event: the write deadline starts when the transport pauses writing, and the other
 limits are checked when a request begins or data arrives.
@@ -27,7 +28,7 @@ from text_generation_router.http.limits import ConnectionLimits, LimitHits
 from text_generation_router.http.rules import problem_of
 from text_generation_router.metrics import Limit
 
-HEADER_OVERHEAD = 4  # bytes per header: ": " and "\r\n"
+HEADER_OVERHEAD = 4  # bytes that each header needs besides name and value: ": " and "\r\n"
 
 
 class Connection(HttpToolsProtocol):
@@ -45,14 +46,15 @@ class Connection(HttpToolsProtocol):
         self._limits = limits
         self._hits = hits
         self._application: ASGIApp = self.app
-        self._cycles: list[RequestResponseCycle] = []  # the newest request, and requests unanswered when it began
+        # The newest request, and earlier requests that were unanswered when it began.
+        self._cycles: list[RequestResponseCycle] = []
         self._in_headers = False
-        self._is_refused = False  # the connection's last answer has been written
-        self._header_bytes = 0  # received of headers that have not ended
+        self._is_refused = False  # whether the connection's last answer has been written
+        self._header_bytes = 0  # bytes received of headers that have not ended
         self._body_bytes = 0
-        self._chunks = 0  # chunks of the current body
-        self._other_bytes = 0  # since the headers or the last byte of a body: chunk framing, trailers
-        self._arrival = Deadline(self.loop)  # for headers or a body to arrive
+        self._chunks = 0  # number of chunks of the current body
+        self._other_bytes = 0  # bytes since the headers or since the last byte of a body: chunk framing, trailers
+        self._arrival = Deadline(self.loop)  # for the headers or the body to arrive
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -75,7 +77,7 @@ class Connection(HttpToolsProtocol):
         self._arrival.clear()
         self._reading.stop()
 
-    # What the client sends.
+    # Methods for bytes that the client sends.
 
     def data_received(self, data: bytes) -> None:
         was_in_headers = self._in_headers
@@ -91,7 +93,7 @@ class Connection(HttpToolsProtocol):
             if self._header_bytes > self._limits.header_bytes:
                 self._end(Limit.HEADER_SIZE, HeadersTooLargeError(self._limits.header_bytes), LINGER_S)
         elif not self._arrival.is_set and self.timeout_keep_alive_task is None and self._is_idle():
-            self._expect_headers()  # empty lines begin no request, yet they end uvicorn's keep-alive timer
+            self._expect_headers()  # empty lines do not begin a request, but they stop uvicorn's keep-alive timer
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -118,7 +120,7 @@ class Connection(HttpToolsProtocol):
         if len(self._cycles) > self._limits.pipelined_requests:
             self._hits.count(Limit.PIPELINE)
             self.transport.abort()
-            raise ConnectionAbortedError  # stops the parser, which may hold more requests
+            raise ConnectionAbortedError  # stops the parser, whose data may contain more requests
         self._arrival.set(self._limits.body_s, self._body_timed_out)
 
     def _error_in_headers(self) -> InferenceError | None:
@@ -145,7 +147,7 @@ class Connection(HttpToolsProtocol):
         """Refuses bodies of many tiny chunks: each chunk costs Python calls, however small the chunk is."""
         if self._chunks > self._limits.small_chunks and self._body_bytes < self._chunks * self._limits.chunk_bytes:
             self._end(Limit.CHUNKS, SmallChunksError(self._limits.chunk_bytes), LINGER_S)
-            raise ConnectionAbortedError  # stops the parser, which may hold more chunks
+            raise ConnectionAbortedError  # stops the parser, whose data may contain more chunks
         self._chunks += 1
 
     def on_message_complete(self) -> None:
@@ -177,7 +179,7 @@ class Connection(HttpToolsProtocol):
             return
         self._end(Limit.BODY_TIME, RequestTimeoutError("body", self._limits.body_s))
 
-    # What the client reads.
+    # Methods for bytes that the client reads.
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -194,15 +196,16 @@ class Connection(HttpToolsProtocol):
         if self._is_idle() or self.transport.is_closing():
             self._reading.start()
 
-    # How a connection is ended.
+    # Methods that end the connection.
 
     def _end(self, limit: Limit, error: InferenceError, linger_s: float = 0.0) -> None:
         self._hits.count(limit)
         self._refuse(error, linger_s)
 
     def _refuse(self, error: InferenceError, linger_s: float = 0.0) -> None:
-        """Ends the connection, with an answer unless an answer is already being sent. `linger_s`: seconds for the
-        client to read the answer, as in `closing.py`."""
+        """Ends the connection, with an answer unless an answer is already being sent. `linger_s`: seconds in which the
+        client can still read the answer, as in `closing.py`.
+        """
         self._is_refused = True
         is_between = self.cycle is None or (self._in_headers and self.cycle.response_complete)
         if not is_between and any(cycle.response_started for cycle in self._cycles):
@@ -218,7 +221,7 @@ class Connection(HttpToolsProtocol):
         self._reading.start()
 
     def _abort(self, limit: Limit) -> None:
-        """Drops buffered bytes: `close` would wait until the client has read them."""
+        """Ends the connection and drops buffered bytes. `close` would wait until the client has read them."""
         self._hits.count(limit)
         self.transport.abort()
 

@@ -1,4 +1,6 @@
-"""Rules for requests beyond the parser's, so that a proxy in front cannot read the same bytes as another request."""
+"""Additional rules for requests, besides the parser's. They make sure that a proxy in front cannot read the same bytes
+as a different request.
+"""
 
 from collections.abc import Sequence
 

@@ -19,16 +19,16 @@ from text_generation_router.http.protocol import Connection
 
 logger = logging.getLogger(__name__)
 
-# The server keeps an idle connection longer than clients usually do, so that no client writes to a connection that is
-# being closed.
+# Seconds that the server keeps an idle connection: longer than clients usually do, so that no client writes to a
+# connection that is being closed.
 KEEP_ALIVE_S = 75
-# At the end of the stop: time for the last bytes of ended requests to reach their clients.
+# Seconds at the end of the stop for the last bytes of ended requests to reach their clients.
 FLUSH_S = 5.0
 POLL_S = 0.05
 
 
 class Server(uvicorn.Server):
-    """`end_streams` ends every unfinished generation; `drain` calls it after `patience_s` seconds.
+    """The HTTP server. `end_streams` ends every unfinished generation; `drain` calls it after `patience_s` seconds.
 
     `on_listening` is called once the server accepts connections.
     """
@@ -53,7 +53,7 @@ class Server(uvicorn.Server):
         self._on_listening()
 
     def stop(self) -> None:
-        """Stops without waiting: for a failed engine, which has already failed every request."""
+        """Stops without waiting. To be called when the engine has failed, and with it every request."""
         self._gate.shut()
         self.should_exit = True
 
@@ -74,7 +74,9 @@ class Server(uvicorn.Server):
             self.should_exit = True
 
     def _is_unread(self) -> bool:
-        """Whether a connection has unsent bytes. The write deadline drops clients that never read theirs."""
+        """Whether a connection has unsent bytes. If a client never reads its bytes, the write deadline ends the
+        connection.
+        """
         return any(connection.transport.get_write_buffer_size() for connection in self.server_state.connections)
 
     def abort(self) -> None:
@@ -84,7 +86,8 @@ class Server(uvicorn.Server):
             connection.transport.abort()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # uvicorn closes idle connections at once; clients that have not read their answers by the limit are cut off.
+        # uvicorn closes idle connections at once. Connections whose clients have not read their answers by the limit
+        # are aborted.
         limit = asyncio.get_running_loop().call_later(self.flush_s, self.abort)
         try:
             await super().shutdown(sockets)
@@ -93,13 +96,16 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves signals to StopOnSignal: uvicorn would raise them again at the end, and the exit status be nonzero."""
+        """Leaves signals to StopOnSignal. uvicorn would raise them again at the end, and the exit status would not be
+        zero.
+        """
         yield
 
 
 class StopOnSignal:
-    """Handles SIGTERM and SIGINT. During the start a signal ends the start; later the first signal drains the server,
-    and the second signal drops all connections."""
+    """Handles SIGTERM and SIGINT. A signal during the start ends the start. Later the first signal drains the server,
+    and the second signal drops all connections.
+    """
 
     def __init__(self) -> None:
         self._task = asyncio.current_task()
@@ -110,7 +116,8 @@ class StopOnSignal:
 
     async def serve(self, server: Server, listener: socket.socket) -> None:
         self._server = server
-        # Objects made by the start live as long as the process: freeze them, so that later collections skip them.
+        # Objects that exist after the start live as long as the process. They are frozen, so that later collections
+        # skip them.
         gc.collect()
         gc.freeze()
         logger.info("Connected")
@@ -138,7 +145,7 @@ def uvicorn_config(app: FastAPI, limits: ConnectionLimits, hits: LimitHits) -> u
         lifespan="off",
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # http/peer.py handles forwarding headers, by --trusted-proxy
+        proxy_headers=False,  # http/peer.py reads forwarding headers, as --trusted-proxy says
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
     )

@@ -1,4 +1,4 @@
-"""A page that is costly to make, made once for all requests that wait for it."""
+"""A page that is expensive to make, made once for all requests that wait for it."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,9 @@ GAP_S = 0.05
 
 
 class SharedPage:
-    """`make` makes the page, on the event loop. A page is never older than the request that it answers."""
+    """Makes the page by calling `make` on the event loop. A request never gets a page that is older than the
+    request.
+    """
 
     def __init__(self, make: Callable[[], str], gap_s: float = GAP_S) -> None:
         self._make = make
@@ -19,7 +21,8 @@ class SharedPage:
     async def read(self) -> str:
         if self._next is None:
             self._next = asyncio.create_task(self._make_next())
-        return await asyncio.shield(self._next)  # a cancelled request must not cancel the others' page
+        # Shielded, because other requests wait for the same page when this one is cancelled.
+        return await asyncio.shield(self._next)
 
     async def _make_next(self) -> str:
         clock = asyncio.get_running_loop().time

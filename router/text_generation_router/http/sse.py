@@ -12,7 +12,9 @@ KEEP_ALIVE_S = 15.0
 
 
 class EventStream(Response):
-    """`events` yields whole events as bytes. `close` is always called, even if `events` was never started."""
+    """A stream of events. `events` yields whole events as bytes. `close` is always called, even if `events` was never
+    started.
+    """
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
-"""Starts at most one request per turn of the event loop, owners in turn. Between two starts the loop does its other
-work, so that a burst of requests delays neither running streams nor another owner's request."""
+"""Starts at most one request per turn of the event loop; owners take turns. Between two starts the loop does its other
+work, so that a burst of requests delays neither running streams nor another owner's request.
+"""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -15,7 +16,7 @@ Line = deque[asyncio.Future[None]]
 class Starts:
     def __init__(self) -> None:
         self._lines: OrderedDict[str, Line] = OrderedDict()  # waiting requests by owner; the first owner starts next
-        self._is_taken = False  # a request has begun in this turn of the event loop
+        self._is_taken = False  # whether a request has begun in this turn of the event loop
 
     async def turn_of(self, owner: str) -> None:
         """Waits until the request may begin: at once if no other request has begun in this turn of the event loop."""
@@ -34,7 +35,7 @@ class Starts:
             start = line.popleft()
             if line:
                 self._lines[owner] = line
-            if not start.done():  # otherwise the request was cancelled
+            if not start.done():  # a start that is done was cancelled
                 start.set_result(None)
                 asyncio.get_running_loop().call_soon(self._next)
                 return
@@ -42,7 +43,7 @@ class Starts:
 
 
 class Paced:
-    """The application; each request begins when its owner's turn comes."""
+    """Wraps the application so that each request begins when its owner's turn comes."""
 
     def __init__(self, app: ASGIApp, callers: Callers) -> None:
         self._app = app

@@ -1,1 +1,1 @@
-"""Child processes, which can be killed, for work that would block the event loop or may never end."""
+"""Child processes for work that would block the event loop or may never end. A child can be killed."""

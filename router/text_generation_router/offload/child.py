@@ -22,16 +22,17 @@ MakeHandlers = Callable[[bytes], Mapping[str, Handler]]
 
 PR_SET_PDEATHSIG = 1
 PAGE_BYTES = resource.getpagesize()
-# Resident memory that finished jobs may leave behind in a child.
+# Bytes of resident memory that finished jobs may leave behind in a child.
 KEPT_BYTES = 16 * 2**20
-# CPU seconds of one job. The pool's deadline is shorter; this limit ends a child whose parent is suspended.
+# CPU seconds that one job may take. The pool's deadline is shorter; this limit ends a child whose parent is suspended.
 CPU_S = 30
 
 
 def main() -> None:
     parent, memory_bytes, entry = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     _end_with(parent)
-    # These signals reach the whole process group. The router first finishes its requests, and needs its children.
+    # These signals reach the whole process group. The child ignores them, because the router first finishes its
+    # requests and needs its children.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     jobs, answers = sys.stdin.buffer, _take_stdout()
@@ -64,13 +65,15 @@ def _write(answers: BinaryIO, outcome: JobOutcome, ends_now: bool, answer: bytes
 def _run(handlers: Mapping[str, Handler], name: str, content: bytes) -> tuple[JobOutcome, bytes]:
     try:
         return JobOutcome.DONE, handlers[name](content)
-    except Exception as error:  # the pool raises it as JobFailedError, and the route answers its client
+    # Answered as a failure: the pool raises JobFailedError, and the route answers its client.
+    except Exception as error:
         return JobOutcome.FAILED, type(error).__name__.encode()
 
 
 def _has_grown(resident_before: int) -> bool:
-    """Whether finished jobs left more than KEPT_BYTES of memory behind, even after collecting and trimming. The child
-    then ends, which certainly gives the memory back to the system."""
+    """Whether finished jobs left more than KEPT_BYTES of memory behind, even after collecting and trimming. Then the
+    child ends, which surely returns the memory to the system.
+    """
     if _resident_bytes() - resident_before <= KEPT_BYTES:
         return False
     gc.collect()
@@ -85,7 +88,9 @@ def _handlers(entry: str, setup: bytes) -> Mapping[str, Handler]:
 
 
 def _take_stdout() -> BinaryIO:
-    """The file for answers. From now on stdout is stderr, so that a `print` cannot corrupt the answers."""
+    """The file for answers, which is the original stdout. From now on `print` writes to stderr, so that it cannot
+    corrupt the answers.
+    """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return answers
@@ -104,7 +109,7 @@ def _read(stream: BinaryIO, size: int) -> bytes:
 
 
 def _end() -> NoReturn:
-    """Exits at once: nothing is left to write, and clearing a large heap takes time."""
+    """Exits at once: nothing is left to write, and freeing a large heap takes time."""
     os._exit(0)
 
 

@@ -2,7 +2,7 @@
 
 
 class JobError(Exception):
-    """The job has no answer."""
+    """A job failed. Base class of the errors below."""
 
 
 class BusyError(JobError):

@@ -1,7 +1,7 @@
-"""A pool of child processes. Each does one job at a time, and is replaced when it dies or takes too long.
+"""A pool of child processes. Each child does one job at a time, and is replaced when it dies or takes too long.
 
-For work that holds the interpreter lock for long, since a thread would still block the event loop, and for work that
-may never end, since a thread cannot be stopped.
+The pool is for work that holds the interpreter lock for a long time, because a thread would still block the event loop,
+and for work that may never end, because a thread cannot be stopped.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ START_AGAIN_S = 1.0
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
     children: int
-    waiting: int  # jobs that wait for a child
-    wait_s: float = 10.0  # limit on a job's wait for a child, in seconds
-    memory_bytes: int = 256 * 2**20  # memory that one child may take beyond its memory when it is ready
+    waiting: int  # most jobs that may wait for a child
+    wait_s: float = 10.0  # seconds that a job may wait for a child
+    memory_bytes: int = 256 * 2**20  # bytes that a child may allocate in addition to its memory when it is ready
     max_answer_bytes: int = 64 * 2**20
 
 
 class ProcessPool:
-    """Call `start` before the first `run`, and `close` at the end."""
+    """The pool. `start` must be called before the first `run`, and `close` at the end."""
 
     def __init__(self, entry: str, setup: bytes, limits: PoolLimits) -> None:
         """`entry`: MODULE:FUNCTION. Each child calls the function with `setup` to get its handlers by name."""
@@ -48,8 +48,10 @@ class ProcessPool:
             self._keepers.append(asyncio.create_task(self._keep(), name=f"offload child {number}"))
 
     async def run(self, name: str, content: bytes, timeout_s: float, tenant: str = "") -> bytes:
-        """The answer of handler `name` to `content`. Raises JobError. `timeout_s` begins when a child gets the job. A
-        cancelled caller's job leaves the queue, or, if it already runs, continues until its end or its timeout."""
+        """Gives `content` to the handler `name`, and returns its answer. Raises JobError. `timeout_s` begins when a
+        child gets the job. If the caller is cancelled, its waiting job leaves the queue; its running job continues
+        until its end or timeout.
+        """
         if self._is_closed:
             raise BusyError
         loop = asyncio.get_running_loop()
@@ -66,7 +68,7 @@ class ProcessPool:
             self._waiting.remove(job)
 
     async def close(self) -> None:
-        """Kills the children. Waiting and running jobs end with JobLostError. May be called again."""
+        """Kills the children. Waiting and running jobs end with JobLostError. May be called more than once."""
         self._is_closed = True
         keepers, self._keepers = self._keepers, []
         await cancelled(*keepers)
@@ -81,7 +83,8 @@ class ProcessPool:
                 async with self._child() as child:
                     while child.is_usable:
                         job = job or await self._next()
-                        if child.is_usable:  # else the child was killed from outside: the next child does the job
+                        # Otherwise the child was killed from outside, and the next child does the job.
+                        if child.is_usable:
                             await self._do(job, child)
                             job = None
         finally:
@@ -90,7 +93,9 @@ class ProcessPool:
 
     @asynccontextmanager
     async def _child(self) -> AsyncGenerator[ChildProcess, None]:
-        """A child that is ready. Retries until a child starts; jobs that wait too long meanwhile are refused."""
+        """Starts a child and yields it once it is ready. Retries until a child starts; jobs that wait too long
+        meanwhile are refused.
+        """
         while True:
             try:
                 child = await ChildProcess.start(self._entry, self._limits.memory_bytes, self._limits.max_answer_bytes)

@@ -13,7 +13,7 @@ from text_generation_router.offload.frames import ANSWER_HEAD, LENGTH, JobOutcom
 CHILD = "text_generation_router.offload.child"
 # Seconds for a child to import the modules of its handlers, on a busy machine.
 READY_S = 60.0
-# Seconds for a killed process to end, and between two checks. A process that hangs in the kernel is abandoned.
+# Seconds for a killed process to end, and seconds between two checks. A process that hangs in the kernel is abandoned.
 GONE_S, POLL_S = 5.0, 0.005
 # Seconds for a killed process to end when the wait blocks the event loop.
 CANCELLED_S = 0.1
@@ -33,11 +33,12 @@ class ChildProcess:
         self._answers = answers
         self._jobs = jobs
         self._max_answer_bytes = max_answer_bytes
-        self._is_lost = False  # the child ends after its last answer, or an exchange was interrupted
+        # Whether the child is unusable: it ends after its last answer, or an exchange was interrupted.
+        self._is_lost = False
 
     @classmethod
     async def start(cls, entry: str, memory_bytes: int, max_answer_bytes: int) -> "ChildProcess":
-        """Raises OSError if no process can be made."""
+        """Starts a child. Raises OSError if no process can be made."""
         ours, theirs = socket.socketpair()
         process = None
         try:
@@ -68,16 +69,18 @@ class ChildProcess:
         return not self._is_lost and self._process.poll() is None
 
     async def set_up(self, setup: bytes) -> None:
-        """Returns when the child is ready. Raises JobLostError or TimeoutError."""
+        """Sends the setup bytes and waits until the child is ready. Raises JobLostError or TimeoutError."""
         async with asyncio.timeout(READY_S):
             await self._exchange(setup)
 
     async def ask(self, name: str, content: bytes) -> bytes:
-        """The handler's answer. Raises JobFailedError; after any other exception the child is unusable."""
+        """Sends a job and returns the handler's answer. Raises JobFailedError; after any other exception the child is
+        unusable.
+        """
         return await self._exchange(name.encode(), content)
 
     async def _exchange(self, *frames: bytes) -> bytes:
-        self._is_lost = True  # an exchange that is interrupted leaves the child lost
+        self._is_lost = True  # True until the exchange is complete, so that an interrupted exchange leaves it True
         try:
             for frame in frames:
                 self._jobs.write(LENGTH.pack(len(frame)))
@@ -106,5 +109,5 @@ class ChildProcess:
                 await asyncio.sleep(POLL_S)
         except asyncio.CancelledError:
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(CANCELLED_S)  # no later call waits for this child
+                self._process.wait(CANCELLED_S)  # waits here, because no later call waits for this child
             raise

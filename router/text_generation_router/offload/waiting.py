@@ -1,4 +1,4 @@
-"""A bounded queue of jobs that wait for a child; tenants take turns. Pure: no processes, no event loop."""
+"""A bounded queue of jobs that wait for a child; tenants take turns. Uses no processes and no event loop."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -10,13 +10,13 @@ class Job:
     name: str
     content: bytes
     tenant: str
-    timeout_s: float  # seconds from the moment when a child gets the job
+    timeout_s: float  # seconds that the job may take once a child has it
     answer: asyncio.Future[bytes]
     refusal_timer: asyncio.TimerHandle | None = None  # refuses the job if no child gets it in time
 
 
 class Waiting:
-    """Tenants take turns; the jobs of one tenant keep their order."""
+    """The queue. Tenants take turns; the jobs of one tenant keep their order."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -27,12 +27,13 @@ class Waiting:
         return self._size
 
     def put(self, job: Job) -> Job | None:
-        """Adds `job`. If there is no room, removes and returns the newest job of the tenant with most waiting jobs."""
+        """Adds `job`. If the queue is full, removes and returns the newest job of the tenant with most waiting jobs."""
         self._tenants.setdefault(job.tenant, deque()).append(job)
         self._size += 1
         if self._size <= self._capacity:
             return None
-        # Between tenants with equally many jobs, the tenant of the new job loses: jobs that wait already stay.
+        # Between tenants with equal numbers of jobs, the tenant of the new job loses a job: jobs that wait already
+        # stay.
         largest = max(self._tenants, key=lambda tenant: (len(self._tenants[tenant]), tenant == job.tenant))
         last = self._tenants[largest][-1]
         self.remove(last)
@@ -50,7 +51,7 @@ class Waiting:
         return job
 
     def remove(self, job: Job) -> bool:
-        """Returns whether the job was still waiting."""
+        """Removes the job. Returns whether it was still waiting."""
         jobs = self._tenants.get(job.tenant)
         if jobs is None or job not in jobs:
             return False

@@ -1,2 +1,3 @@
-"""Decides which tokens are computed next, and in which slots. Without I/O, clock or torch; imports no other package of
-this repository."""
+"""Decides which tokens are computed next, and in which slots. Without I/O, clock or torch. Imports no other package of
+this repository.
+"""

@@ -12,7 +12,8 @@ class ActiveRequests:
         self.running: dict[int, Running] = {}  # id → running request, in order of joining
         self.leaving: list[Running] = []  # ended or preempted requests whose last step has not answered
         self._departed: set[int] = set()  # ids of requests that left, with a row still in the shards
-        self._suspect: Running | None = None  # the last request that started to run alone
+        # The request that last began to run alone because it may have caused a loss.
+        self._suspect: Running | None = None
 
     def __iter__(self) -> Iterator[Running]:
         yield from self.running.values()
@@ -36,7 +37,9 @@ class ActiveRequests:
 
     @property
     def suspect(self) -> Running | None:
-        """The running request that has to run alone, if there is one. Meanwhile no step carries the other rows."""
+        """The running request that has to run alone, if there is one. While it runs alone, no step carries other
+        rows.
+        """
         request = self._suspect
         if request is not None and not (request.blame.runs_alone and request.id in self.running):
             request = self._suspect = None
@@ -52,8 +55,9 @@ class ActiveRequests:
             self._suspect = request
 
     def leave(self, request: Running, answered: int) -> bool:
-        """The request runs no longer. Whether it has to keep its slots, because a step after step `answered` carries
-        it."""
+        """Ends the running of a request. Returns whether the request has to keep its slots, because a step after step
+        `answered` carries it.
+        """
         del self.running[request.id]
         if request.is_known_to_shards:
             self._departed.add(request.id)
@@ -69,12 +73,14 @@ class ActiveRequests:
         return left
 
     def drop_rows(self) -> tuple[int, ...]:
-        """The departed rows will be removed. Returns the ids of the requests whose rows stay."""
+        """Marks the departed rows as removed, because the next step drops them. Returns the ids of the requests whose
+        rows stay.
+        """
         self._departed.clear()
         return tuple(request.id for request in self.running.values() if request.is_known_to_shards)
 
     def clear(self) -> list[Running]:
-        """All rows are void: removes and returns all requests, running ones first."""
+        """Removes and returns all requests, running ones first, because all rows are void."""
         requests = list(self)
         self.running.clear()
         self.leaving.clear()

@@ -14,9 +14,9 @@ from text_generation_router.scheduling.look_ahead import Stay
 from text_generation_router.scheduling.memory.memory import Memory
 from text_generation_router.scheduling.running import Lengths, Running
 
-# Fraction of the slots kept free when lengths are sampled, because real outputs may be longer.
+# Fraction of the slots that is kept free when lengths are sampled, because real outputs may be longer.
 RESERVE = 0.05
-# A forecast is reused for this many steps.
+# Number of steps for which a forecast is reused.
 GOOD_STEPS = 16
 
 
@@ -27,7 +27,7 @@ class AdmissionControl:
         self._futures = Futures(self._lengths)
 
     def learn(self, length: int) -> None:
-        """A request has reached its own end after `length` output tokens."""
+        """Learns that a request has reached its own end after `length` output tokens."""
         self._lengths.add(length)
 
     @property
@@ -53,8 +53,9 @@ class AdmissionControl:
         return np.array([[r.request.max_new_tokens] for r in requests], dtype=np.int64).reshape(-1, 1)
 
     def stays(self, requests: Sequence[Running]) -> list[Stay]:
-        """What each request needs until its end, at the mean length of recent outputs. While too few outputs are known,
-        at its greatest length."""
+        """What each request needs until its end if it has the mean length of recent outputs. While too few outputs are
+        known: if it has its greatest length.
+        """
         made_N = np.array([len(r.output_ids) for r in requests], dtype=np.int64)
         most_N = np.array([r.request.max_new_tokens for r in requests], dtype=np.int64)
         totals_N = self._lengths.mean(made_N, most_N) if self._lengths.are_enough else most_N
@@ -88,17 +89,19 @@ class Forecast:
     def admits(
         self, candidate: Running, running: Collection[Running], prefilling: Collection[Running], now: int
     ) -> bool:
-        """Whether the slots last if `candidate`, which holds its cached prefix, starts in step `now`. If so, the
-        forecast includes it from now on. `running`: all running requests; `prefilling`: those requests among them whose
-        prompts are not computed yet."""
+        """Whether the slots suffice if `candidate`, which holds its cached prefix, starts in step `now`. If so, the
+        forecast includes it from now on. `running`: all running requests; `prefilling`: the running requests whose
+        prompts are not computed yet.
+        """
         if self._memory.num_available < candidate.num_uncomputed:
             self.missing = candidate.num_uncomputed - self._memory.num_available
             return False
         return self._fits_on_top(candidate, prefilling, now) or self._fits(candidate, running, now)
 
     def _fits_on_top(self, candidate: Running, prefilling: Collection[Running], now: int) -> bool:
-        """Whether `candidate` fits on top of the last forecast: it adds at most the slots it holds and one for each of
-        its steps. All prompts must be finished by this step, so that no request stays longer than forecast."""
+        """Whether `candidate` fits on top of the last forecast. It adds at most the slots it holds, and one slot for
+        each of its steps. All prompts must be computed before this step, so that no request runs longer than forecast.
+        """
         uncomputed = sum(r.num_uncomputed for r in prefilling) + candidate.num_uncomputed
         if self._bound is None or now >= self._good_until or uncomputed > self._budget:
             return False
@@ -124,7 +127,8 @@ class Forecast:
 
     def _highest(self, candidate: Running, running: Collection[Running]) -> int:
         members = [r for r in running if not r.paused]
-        # Paused requests may go on at any time, so each counts at its greatest length, for ever.
+        # Slots that paused requests may still take. A paused request may go on at any time, so it counts as if it held
+        # its greatest number of slots for ever.
         resting = sum(r.most_slots - len(r.slots) for r in running if r.paused)
         totals_ND = np.vstack([self._admission.totals(members), self._admission.expect(candidate)])
         members.append(candidate)

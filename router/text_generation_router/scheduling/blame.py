@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from text_generation_router.scheduling.step import ForwardStep
 
-# Losses in a row that meet a request before it has to run alone.
+# Number of losses in a row that a request may have met before it has to run alone.
 MAX_SUSPICIONS = 2
-# Losses in a row, with no other request in the unanswered steps, that end a request.
+# Number of losses in a row, each with no other request in the unanswered steps, that ends a request.
 MAX_COUNTS = 3
 # The least number of losses in a row that ends a request.
 MAX_LOSSES = MAX_SUSPICIONS + MAX_COUNTS
-# The reach of a decode step, in tokens of the history: beyond any chunk.
+# `reach` of a decode step: larger than the number of tokens of any history.
 DECODED = sys.maxsize
 
 
@@ -29,26 +29,28 @@ class Blame:
     new tokens. Chunks that a replay repeats are not progress: otherwise a request whose second chunk kills the shards
     would kill them for ever."""
 
-    suspicions: int = 0  # losses before the request ran alone, at most MAX_SUSPICIONS
-    counts: int = 0  # losses while the request ran alone
+    suspicions: int = 0  # losses counted before the request had to run alone, at most MAX_SUSPICIONS
+    counts: int = 0  # losses counted while the request ran alone
     runs_alone: bool = False  # True from the last suspicion until the next token
-    # Id of the newest request when a loss was last counted; 0: no loss was counted since the last token.
+    # Id of the newest request at the last counted loss: this request now goes after it. 0: no loss was counted since
+    # the last token.
     goes_after: int = 0
-    is_marked: bool = False  # whether `note_token` has anything to clear
+    is_marked: bool = False  # whether any field is set that `note_token` clears
     is_replayed: bool = False  # whether any loss has met the request since its last token
-    proven: int = 0  # end of the furthest confirmed chunk, in tokens of the history
+    proven: int = 0  # number of first tokens of the history that confirmed chunks have covered
 
     @property
     def ends_request(self) -> bool:
         return self.counts >= MAX_COUNTS
 
     def turn(self, request_id: int) -> tuple[int, int, int]:
-        """Sort key: requests start by age, except that counted losses move a request back."""
+        """Sort key: requests start by age, but counted losses move a request back."""
         return max(self.goes_after, request_id), self.counts, request_id
 
     def meet_loss(self, reach: int, was_alone: bool, newest: int) -> None:
-        """A loss met the request: the unanswered steps would have computed the first `reach` tokens of its history. A
-        loss in tokens that are proven already does not count. `newest`: the largest id of all requests so far."""
+        """Notes that a loss met the request: the unanswered steps would have computed the first `reach` tokens of its
+        history. A loss within the `proven` tokens does not count. `newest`: the largest id of all requests until now.
+        """
         if reach <= self.proven:
             return
         self.is_marked = True
@@ -60,12 +62,13 @@ class Blame:
             self.goes_after = newest
 
     def note_replay(self) -> None:
-        """A loss met the request's row, so all its tokens are computed again."""
+        """Notes that a loss met the request's row, so all its tokens are computed again."""
         self.is_replayed = self.is_marked = True
 
     def note_chunk(self, end: int) -> None:
-        """A chunk of the request, up to token `end` of its history, is confirmed. A suspect still runs alone until its
-        next token."""
+        """Notes that a chunk of the request, up to token `end` of its history, is confirmed. A suspect still runs alone
+        until its next token.
+        """
         if end > self.proven:
             self.proven = end
             self.suspicions = self.counts = 0

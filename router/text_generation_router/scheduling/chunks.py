@@ -5,15 +5,17 @@ from collections.abc import Sequence
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.step import Chunk
 
-# About this many long prompts are computed at a time; more would only make all of them late.
+# Number of long prompts that are computed at a time; with more, all of them would be late.
 MAX_LONG_PROMPTS = 8
 
 
 def shares(uncomputed: Sequence[int], budget: int, num_first: int = 0) -> list[int]:
-    """Tokens of each prompt in this step: equal shares of `budget`. What a short prompt leaves goes to the others.
+    """Tokens of each prompt in this step: equal shares of `budget`. If a prompt needs less than its share, the rest
+    goes to the others.
 
-    The first `num_first` prompts come before the others, and get all they need, one after the other. These prompts are
-    computed again because the shards died: if all advanced together and shards died again, none would be finished.
+    The first `num_first` prompts are computed again because the shards died. They come before the others, one after the
+    other, and each gets all tokens it needs: if all advanced together and the shards died again, none would be
+    finished.
     """
     given = [0] * len(uncomputed)
     for i in range(num_first):
@@ -27,7 +29,7 @@ def shares(uncomputed: Sequence[int], budget: int, num_first: int = 0) -> list[i
 
 
 def guaranteed_share(uncomputed: int, budget: int) -> int:
-    """The tokens of a step's budget that must be left for a prompt to start."""
+    """Tokens of a step's budget that must be left for a prompt of `uncomputed` tokens to start."""
     return min(uncomputed, max(1, budget // MAX_LONG_PROMPTS))
 
 

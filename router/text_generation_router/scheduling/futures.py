@@ -8,9 +8,9 @@ import numpy.typing as npt
 
 from text_generation_router.scheduling.running import Lengths, Running
 
-# WINDOW output lengths are remembered. Below ENOUGH lengths no guesses are made.
+# Number of output lengths that are remembered, and the number below which nothing is predicted.
 WINDOW, ENOUGH = 1000, 32
-# Number of sampled futures. The one with the highest peak decides.
+# Number of sampled futures. The future with the highest peak decides.
 DRAWS = 6
 
 
@@ -32,7 +32,9 @@ class OutputLengths:
         return len(self._recent) >= ENOUGH
 
     def draw(self, longer_than_K: Lengths, most_K: Lengths) -> Lengths:
-        """K sampled lengths: each one a recent length above `longer_than`, at most `most`; `most` if none is longer."""
+        """Samples K lengths. Each one is a recent length above `longer_than`, at most `most`; `most` if no recent
+        length is longer.
+        """
         if not self._is_sorted:
             self._sorted, self._is_sorted = np.sort(np.array(self._recent, dtype=np.int64)), True
         known = len(self._sorted)
@@ -43,7 +45,7 @@ class OutputLengths:
         return lengths
 
     def mean(self, longer_than_K: Lengths, most_K: Lengths) -> Lengths:
-        """K mean lengths: each one the mean of the recent lengths above `longer_than`, at most `most`."""
+        """K mean lengths. Each one is the mean of the recent lengths above `longer_than`, at most `most`."""
         recent = np.sort(np.array(self._recent, dtype=np.int64))
         sums = np.append(np.cumsum(recent[::-1])[::-1], 0)
         first_K = np.searchsorted(recent, longer_than_K, side="right")

@@ -1,4 +1,6 @@
-"""When waiting requests are tried, in steps: TGI's longest wait, and the pause after a refusal for lack of memory."""
+"""When waiting requests may join, counted in steps: TGI's longest wait, and the pause after a refusal for lack of
+memory.
+"""
 
 # A request refused for lack of memory is tried again after RETRY_STEPS forward steps, or once enough slots are free.
 RETRY_STEPS = 8
@@ -6,9 +8,9 @@ RETRY_STEPS = 8
 
 class JoinTimes:
     def __init__(self, max_waiting_tokens: int) -> None:
-        self.num_forwards = 0  # forward steps so far
+        self.num_forwards = 0  # number of forward steps until now
         self._max_waiting_tokens = max_waiting_tokens
-        self._waiting_tokens = 0  # decode steps since a request last joined
+        self._waiting_tokens = 0  # decode steps since a request last joined (TGI's name)
         # After a refusal for lack of memory: the forward step of the next try, and the slots that were missing.
         self._retry_at = 0
         self._missing = 0
@@ -33,12 +35,12 @@ class JoinTimes:
         return max(0, self._retry_at - self.num_forwards)
 
     def pause(self, missing: int) -> None:
-        """A request was refused, because `missing` slots were missing."""
+        """Begins the pause after a refused request, which lacked `missing` slots."""
         self._retry_at = self.num_forwards + RETRY_STEPS
         self._missing = missing
 
     def note_freed(self, slots: int) -> None:
-        """`slots` token slots were just freed: the pause ends once enough are free."""
+        """Notes that `slots` token slots were just freed: the pause ends once enough are free."""
         self._missing -= slots
         if self._missing <= 0:
             self.retry_now()

@@ -1,10 +1,10 @@
 """Decides which waiting requests join the running batch, and when.
 
-TGI's rule says when: at once if no request runs; else when the number of waiting requests reaches
+TGI's rule says when: at once if no request runs. Otherwise when the number of waiting requests reaches
 `waiting_served_ratio` times the number of running ones, or after `max_waiting_tokens` decode steps. Requests then join
-in the order of the queue, until rows, memory or the step's budget of prompt tokens are used up: no request overtakes a
-request that does not fit. A request may join outside of TGI's rule and out of turn if another owner or tenant has too
-many running requests, and so owes a place to the owner or tenant of this request.
+in the order of the queue, until rows, memory or the step's budget of prompt tokens are used up. No request overtakes a
+request that does not fit. There is one exception to TGI's rule and to the order: a request joins at once if another
+owner or tenant has too many running requests, and therefore owes a place to this request's owner or tenant.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from text_generation_router.scheduling.running import Running
 
 @dataclass(frozen=True, slots=True)
 class Joins:
-    """What changes before the next step."""
+    """The requests that join the running batch, or leave it, before the next step."""
 
     joined: tuple[Running, ...] = ()  # out of the queue, with memory for their histories
     preempted: tuple[Running, ...] = ()  # running requests that give up their places
@@ -46,7 +46,7 @@ class Joining:
         self._forecast = Forecast(admission, memory, limits.max_batch_prefill_tokens)
 
     def note_freed(self, slots: int) -> None:
-        """`slots` token slots were just freed: a refused request may be tried again."""
+        """Notes that `slots` token slots were just freed: a refused request may be tried again."""
         self.times.note_freed(slots)
         if self.places.note_freed():
             self.times.retry_now()
@@ -74,8 +74,9 @@ class Joining:
         if times.steps_until_retry or active.num_running >= self._limits.max_running:
             preempted = self._make_room(running)
         if any(request is not owed for request in joined):
-            times.restart_wait()  # a request that is owed a place does not restart the others' wait
-        # TGI counts the reason for joining only where other requests were running.
+            # If only the request that is owed a place joined, the others keep their waiting time.
+            times.restart_wait()
+        # TGI counts the reason for joining only if other requests were running.
         reason = ("wait_exceeded" if waited else "backpressure") if num_served else None
         return Joins(tuple(joined), tuple(preempted), reason)
 
@@ -109,7 +110,7 @@ class Joining:
         return joined
 
     def _obstacle(self, request: Running, running: Mapping[int, Running], prefilling: list[Running]) -> str | None:
-        """What the request has to wait for. None: nothing, and the request now holds its cached prefix."""
+        """Why the request cannot start now. None: it can, and it now holds its cached prefix."""
         memory, budget = self._memory, self._limits.max_batch_prefill_tokens
         if len(running) >= self._limits.max_running:
             return "rows"
@@ -135,19 +136,20 @@ class Joining:
         self._admission.join(request)
 
     def _make_room(self, running: Mapping[int, Running]) -> list[Running]:
-        """The running requests to preempt: if a waiting request could go on, paused ones, because their clients do not
-        read anyway; and those that give up places that they owe."""
+        """The running requests to preempt. These are requests that give up places which they owe and, if a waiting
+        request could go on, paused requests, because their clients do not read anyway.
+        """
         preempted = [request for request in running.values() if request.paused] if self._queue.has_candidates else []
         claim = self.places.open_claim(running)
         if claim is None:
             return preempted
         victims = self.places.choose_victims(claim, running.values(), preempted)
         if not victims:
-            self.times.retry_next_step()  # a running request may have made enough tokens by then
+            self.times.retry_next_step()  # the running request that has to leave may have made enough tokens by then
         return preempted + victims
 
     def _note_wait(self, reason: str, request: Running | None = None) -> None:
-        """`request`, or else the first waiting one, stays in the queue for this reason."""
+        """Notes why `request`, or by default the first waiting request, stays in the queue."""
         request = request or next(self._queue.waiting(), None)
         if request is not None:
             request.waited_for = reason

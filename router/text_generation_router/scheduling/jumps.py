@@ -1,7 +1,7 @@
-"""Shortcuts for simulations: how many coming steps change nothing but the numbers of tokens, and a jump over them.
+"""Shortcuts for simulations: counts the next steps that change nothing but the numbers of tokens, and jumps over them.
 
-A jump leaves exactly the state that as many single steps leave (tests/test_jumps.py). A change of `Joining` may change
-`_quiet_for_joining`.
+A jump leaves exactly the state that the same number of single steps leaves (tests/test_jumps.py). `_quiet_for_joining`
+follows the rules of `Joining` and must change with them.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,9 @@ from text_generation_router.scheduling.scheduler import Scheduler
 
 
 def quiet_steps(scheduler: Scheduler) -> int:
-    """Number of coming decode steps that carry exactly the rows of the steps in flight and end no request, provided
-    that no request arrives, ends early or is cancelled meanwhile. 0: the next step is different."""
+    """Number of next decode steps that carry the same rows as the steps in flight and end no request, provided that no
+    request arrives, ends early or is cancelled meanwhile. 0: the next step is different.
+    """
     active, sent = scheduler.active, list(scheduler.steps)
     running = active.running.values()
     if not running or active.have_departed_rows or active.leaving or not all(r.wants_token for r in running):
@@ -20,14 +21,15 @@ def quiet_steps(scheduler: Scheduler) -> int:
     if any(step.chunks or len(step.decode_ids) != len(running) for step in sent):
         return 0
     if scheduler.steps.newest - scheduler.steps.answered != len(sent):
-        return 0  # a step without tokens is in flight, so fewer tokens come than steps answer
+        return 0  # a step that makes no tokens is in flight, so there are fewer tokens to come than steps
     left = min(r.request.max_new_tokens - r.num_sent for r in running) - (not sent)
     return max(0, min(left, scheduler.memory.num_available // len(running), _quiet_for_joining(scheduler)))
 
 
 def _quiet_for_joining(scheduler: Scheduler) -> int:
-    """Number of coming decode steps in which no request joins, whatever tokens they make. No running request may be
-    paused or prefilling."""
+    """Number of next decode steps in which no request joins, whatever tokens they make. No running request may be
+    paused or prefilling.
+    """
     joining, queue, limits = scheduler.joining, scheduler.queue, scheduler.limits
     running = scheduler.active.running
     is_full = len(running) >= limits.max_running

@@ -9,20 +9,23 @@ from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.tenant import Owner, Tenant
 from text_generation_router.scheduling.turns import FairTurns
 
-# The order by cached prefix covers a tenant's first WINDOW requests. A step tries at most WINDOW requests.
+# Within a tenant's first WINDOW requests, the request with the longest cached prefix goes first. A step tries at most
+# WINDOW requests.
 WINDOW = 32
-# A request or priority goes next when MAX_PASSED other requests have overtaken it.
+# Number of other requests that may overtake a request or a priority before it goes next.
 MAX_PASSED = 256
 
 T = TypeVar("T")
 
 
 class Priorities(Generic[T]):
-    """Lines of requests by priority: the lowest number goes first, but none is overtaken more than MAX_PASSED times."""
+    """Lines of requests by priority: the lowest number goes first, but no line is overtaken more than MAX_PASSED
+    times.
+    """
 
     def __init__(self) -> None:
         self._things: dict[int, T] = {}
-        self._passed: dict[int, int] = {}  # priority → joins of better priorities since its own last join
+        self._passed: dict[int, int] = {}  # for each priority, joins of better priorities since its own last join
 
     def __len__(self) -> int:
         return len(self._things)
@@ -51,7 +54,7 @@ class Priorities(Generic[T]):
         return [self._things[priority] for priority in order]
 
     def note_joined(self, priority: int) -> None:
-        """A request of `priority` joined: all worse priorities have been overtaken once more."""
+        """Notes that a request of `priority` joined: all worse priorities have been overtaken once more."""
         self._passed[priority] = 0
         for other in self._things:
             if other > priority:
@@ -65,11 +68,12 @@ class Line:
 
     def __init__(self) -> None:
         self.requests: OrderedDict[int, Running] = OrderedDict()  # requests in order of arrival
-        self.passed = 0  # requests of this line that joined since the first one became first
+        self.passed = 0  # number of requests of this line that joined since the first request became the first
 
     def in_turn(self, cached_length: Callable[[Running], int], most: int) -> list[Running]:
-        """The first `most` requests, longest cached prefix first. An oldest request that MAX_PASSED others have
-        overtaken comes first, and again in its place."""
+        """The first `most` requests, longest cached prefix first. If MAX_PASSED others have overtaken the oldest
+        request, it comes first, and occurs again at its place.
+        """
         first = list(islice(self.requests.values(), most))
         by_length = sorted(first, key=lambda request: (-cached_length(request), request.id))
         return [first[0], *by_length] if self.passed >= MAX_PASSED else by_length
@@ -128,7 +132,7 @@ class FairLines:
 
     def __init__(self) -> None:
         self.owners: FairTurns[OwnerLines] = FairTurns()
-        self._disturbed: list[OwnerLines] = []  # owners with tenants that are set aside
+        self._disturbed: list[OwnerLines] = []  # owners with tenants that `in_turn` has set aside
 
     def add(self, request: Running) -> None:
         share, tenant = request.request.share, request.tenant
@@ -162,8 +166,9 @@ class FairLines:
     def in_turn(
         self, cached_length: Callable[[Running], int], is_settled: Callable[[Running], bool]
     ) -> Iterator[Running]:
-        """Requests in order, without the settled ones. Each request that joins changes the turns: the caller must
-        settle a request before it asks for the next. Afterwards the caller must call `restore`."""
+        """Requests in order, without the settled ones. Each request that joins changes the turns, so the caller must
+        settle a request before it asks for the next. Afterwards the caller must call `restore`.
+        """
         orders: dict[Tenant, list[Running]] = {}
         while (owner := self.owners.first()) is not None:
             lines = owner.tenants.first()
@@ -182,16 +187,18 @@ class FairLines:
                 self._disturbed.append(owner)
 
     def restore(self) -> None:
-        """Owners and tenants that `in_turn` set aside take turns again."""
+        """Lets the owners and tenants that `in_turn` set aside take turns again."""
         self.owners.restore()
         for owner in self._disturbed:
             owner.tenants.restore()
         self._disturbed = []
 
     def owed(self, most: int) -> Running | None:
-        """The first request of an owner that is owed a place by the owner with `most` running requests. Among such
-        owners, the fewest running requests decide, then the fewest served tokens. If there is none: the first request
-        of a tenant with none running, whose owner has another tenant with several."""
+        """The first waiting request of an owner to which the owner with `most` running requests owes a place. Of
+        several such owners, the owner with the fewest running requests counts, then the owner with the fewest served
+        tokens. If there is no such owner: the first request of a tenant without running requests, whose owner has
+        another tenant with several.
+        """
         owners = [owner for owner in self.owners if owner.account.is_owed_by(most)]
         if owners:
             least_first = lambda owner: (owner.account.num_running, owner.account.served)  # noqa: E731

@@ -1,8 +1,8 @@
-"""Forecasts after how many steps a request that arrives now starts, if outputs reach their expected lengths.
+"""Forecasts after how many steps a request that arrives now will start, if outputs reach their expected lengths.
 
-A coarse forecast for `Retry-After`: requests start in order of arrival, once a row and the slots of their greatest
-length are free and the prompts before them are computed. Fair shares, preemption, shared prefixes and TGI's joining
-rule are left out.
+A coarse forecast for `Retry-After`: requests start in order of arrival, once there is a free row, there are slots for
+the request's greatest length, and the prompts before it are computed. Equal shares, preemption, shared prefixes and
+TGI's joining rule are left out.
 """
 
 import heapq
@@ -14,18 +14,18 @@ from dataclasses import dataclass
 class Stay:
     """What a request still needs from now until its end."""
 
-    prompt_tokens: float  # prompt tokens to compute
-    output_tokens: float  # output tokens to make, one a step
+    prompt_tokens: float  # prompt tokens that still have to be computed
+    output_tokens: float  # output tokens that still have to be made, one in each step
     slots: float  # slots at the request's greatest length
 
 
 def steps_until_start(
     running: Iterable[Stay], waiting: Iterable[Stay], capacity: int, max_rows: int, budget: int
 ) -> float:
-    """Steps until a request behind all waiting ones starts. `budget`: prompt tokens a step."""
-    now, computed = 0.0, 0.0  # steps until the last request starts, and until its prompt is computed
+    """Steps until a request behind all waiting requests starts. `budget`: prompt tokens computed in one step."""
+    now, computed = 0.0, 0.0  # steps until the last request starts, and steps until its prompt is computed
     free_rows, free_slots = max_rows, float(capacity)
-    ends: list[tuple[float, float]] = []  # steps until a request ends, and slots that it frees then
+    ends: list[tuple[float, float]] = []  # for each request: steps until its end, and slots that it then frees
     for stay in running:
         computed += stay.prompt_tokens / budget
         ends.append((stay.output_tokens + (computed if stay.prompt_tokens else 0.0), stay.slots))

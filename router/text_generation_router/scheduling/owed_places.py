@@ -1,4 +1,6 @@
-"""Places in the running batch that crowding owners and tenants owe to others, and the requests that give them up."""
+"""Places in the running batch that owners and tenants with too many running requests owe to others, and the requests
+that give up these places.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -18,11 +20,11 @@ CROWD = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A request that is owed a place by another owner, or by another tenant of its own owner."""
+    """A waiting request to which another owner, or another tenant of its own owner, owes a place."""
 
     request: Running
     between_owners: bool
-    most: int  # running requests of the account that owes the place and has the most
+    most: int  # largest number of running requests of an account that owes the place
 
     def account_of(self, running: Running) -> Account:
         """The account that gives up a place if `running` is preempted."""
@@ -45,12 +47,14 @@ class OwedPlaces:
         self._queue = queue
         self._admission = admission
         self._priority_between_tenants = priority_between_tenants
-        # The request that running requests are preempted for, and the running requests that are preempted for it.
+        # The waiting request for which running requests are preempted, and these running requests.
         self._favoured: Running | None = None
         self._victims: list[Running] = []
 
     def claim(self, running: Mapping[int, Running]) -> Claim | None:
-        """The first request that is owed a place, whether or not the account that owes the place crowds the others."""
+        """The first request that is owed a place, even if the account that owes it has no more than CROWD of the
+        running requests.
+        """
         most = max((request.tenant.owner.num_running for request in running.values()), default=0)
         request = self._queue.owed(most)
         if request is None:
@@ -59,10 +63,13 @@ class OwedPlaces:
         if owner.is_owed_by(most):
             return Claim(request, True, most)
         mates = (r.tenant.num_running for r in running.values() if r.tenant.owner is owner)
-        return Claim(request, False, max(mates, default=0))  # default: its mates may all have joined in this step
+        # 0 by default, because all requests of the other tenants may have joined in this step.
+        return Claim(request, False, max(mates, default=0))
 
     def owed(self, running: Mapping[int, Running]) -> Running | None:
-        """The request that a crowding account owes a place. None while a suspect waits: the suspect goes first."""
+        """The waiting request that is owed a place by an account with more than CROWD of the running requests. None
+        while a suspect waits, because the suspect goes first.
+        """
         claim = self.claim(running)
         if claim is None or self._queue.has_suspect_next:
             return None
@@ -70,7 +77,7 @@ class OwedPlaces:
 
     @property
     def favoured(self) -> Running | None:
-        """The waiting request that others were preempted for, if there is one."""
+        """The waiting request for which others were preempted, if there is one."""
         if self._favoured is not None and (self._favoured.ended or self._favoured.holding is not None):
             self._favoured = None
         return self._favoured
@@ -90,9 +97,10 @@ class OwedPlaces:
     def choose_victims(
         self, claim: Claim, running: Collection[Running], preempted: Collection[Running]
     ) -> list[Running]:
-        """The requests to preempt for a request that is owed a place, beside those that are `preempted` anyway. Owners
-        with more than twice as many running requests as its owner pay; if its tenant has none running, tenants of the
-        same owner with several."""
+        """The requests to preempt for a request that is owed a place, besides those that are `preempted` anyway. Owners
+        with more than twice as many running requests as the request's owner give up places. If there are none and the
+        request's tenant has no running request, tenants of the same owner with several running requests give up places.
+        """
         request = claim.request
         payers = [r for r in running if claim.between_owners or r.tenant.owner is request.tenant.owner]
         places = Counter(claim.account_of(r) for r in payers)

@@ -3,8 +3,8 @@
 Requests that have run before come first, by arrival, and while one of them waits no new request joins. The next new
 request belongs to the owner that has been served the fewest tokens (the virtual token counter), and to the tenant of
 this owner that has been served the fewest. Within the tenant, the lower `priority` goes first, then the longest cached
-prefix among the first WINDOW requests, then arrival. No request is overtaken for ever. Where priorities count between
-tenants, the lower priority comes before the order of owners.
+prefix among the first WINDOW requests, then arrival. No request waits for ever because others overtake it. Where
+priorities count between tenants, the lower priority comes before the order of owners.
 """
 
 import bisect
@@ -25,9 +25,10 @@ class Queue:
         self.num_tokens = 0  # prompt and output tokens of all waiting requests
         self._priority_between_tenants = priority_between_tenants
         self._resuming: list[Running] = []  # requests that have run before, by arrival and blame
-        self._new: OrderedDict[int, Running] = OrderedDict()  # id → request that has not run yet, by arrival
+        # Requests that have not run yet, by id, in order of arrival.
+        self._new: OrderedDict[int, Running] = OrderedDict()
         self._accounts = Accounts(MAX_IDLE_TENANTS)
-        # One class for each priority where priorities count between tenants; else one class at most.
+        # A class for each priority where priorities count between tenants; otherwise one class.
         self._classes: Priorities[FairLines] = Priorities()
 
     def __len__(self) -> int:
@@ -38,9 +39,10 @@ class Queue:
         yield from self._new.values()
 
     def has_room(self, share: Share, tokens: int, most: int) -> bool:
-        """Whether a request of `tokens` tokens may wait, if at most `most` waiting tokens are allowed. Beyond `most`, a
-        share still gets in while it has less than its equal part of `most`, so that no client can block the others by
-        flooding the queue."""
+        """Whether a request of `tokens` tokens may wait, if at most `most` waiting tokens are allowed. Even beyond
+        `most`, a request is accepted while its owner or tenant has less than an equal part of `most`. So no client can
+        block the others by flooding the queue.
+        """
         return self.num_tokens + tokens <= most or self._accounts.may_wait(share, tokens, most)
 
     def append(self, request: Running) -> None:
@@ -60,7 +62,7 @@ class Queue:
         return request.request.priority if self._priority_between_tenants else 0
 
     def put_back(self, request: Running) -> None:
-        """A request that has run waits again, in order of arrival and blame (see `Blame.turn`)."""
+        """Adds a request that has run before, in order of arrival and blame (see `Blame.turn`)."""
         bisect.insort(self._resuming, request, key=lambda waiting: waiting.blame.turn(waiting.id))
         request.tenant.waits(request.num_tokens)
         self.num_tokens += request.num_tokens
@@ -77,7 +79,7 @@ class Queue:
             self._classes.remove(self._class_of(request))
 
     def join(self, request: Running, computed: int) -> None:
-        """The request waits no longer: it runs, and `computed` tokens of its history will be computed."""
+        """Removes a request that starts to run. `computed`: number of tokens of its history that will be computed."""
         if request.id in self._new:
             self._classes[self._class_of(request)].note_joined(request)
             self._classes.note_joined(self._class_of(request))
@@ -87,7 +89,7 @@ class Queue:
         self._accounts.note_served(request.tenant)
 
     def stop(self, request: Running) -> None:
-        """The request runs no longer."""
+        """Notes that the request runs no longer."""
         request.tenant.stops()
 
     def first_to_resume(self) -> Running | None:
@@ -98,8 +100,9 @@ class Queue:
         return (request for request in self._resuming if not request.paused)
 
     def owed(self, most: int) -> Running | None:
-        """In the class whose turn it is, the first request that is owed a place (see `FairLines.owed`). `most`: running
-        requests of the owner with the most."""
+        """In the class whose turn it is, the first request that is owed a place (see `FairLines.owed`). `most`: largest
+        number of running requests of an owner.
+        """
         self._restore()
         return self._classes.first().owed(most) if self._classes else None
 
@@ -114,8 +117,9 @@ class Queue:
         return bool(self._new) or self.first_to_resume() is not None
 
     def candidates(self, skipped: set[int], cached_length: Callable[[Running], int]) -> Iterator[Running]:
-        """The requests that may join, in order. The caller lets each one join (see `join`), adds its id to `skipped`,
-        or stops. `cached_length`: number of a request's first tokens whose keys and values are cached."""
+        """The requests that may join, in order. For each one the caller either lets it join (see `join`), adds its id
+        to `skipped`, or stops. `cached_length`: number of a request's first tokens whose keys and values are cached.
+        """
         while self.first_to_resume() is not None:
             request = next((request for request in self._may_resume() if request.id not in skipped), None)
             if request is None:
@@ -130,12 +134,12 @@ class Queue:
             lines.restore()
 
     def _lowest_owner(self) -> float:
-        """The lowest counter of the waiting owners."""
+        """The lowest counter among the owners with waiting requests."""
         firsts = (lines.owners.first() for lines in self._classes)
         return min((first.account.served for first in firsts if first is not None), default=self._accounts.floor)
 
     def _lowest_tenant(self, owner: str, floor: float) -> float:
-        """The lowest counter of the waiting tenants of `owner`."""
+        """The lowest counter among the tenants of `owner` with waiting requests."""
         waiting = (lines.owners.get(owner) for lines in self._classes)
         firsts = (lines.tenants.first() for lines in waiting if lines is not None)
         return min((first.account.served for first in firsts if first is not None), default=floor)

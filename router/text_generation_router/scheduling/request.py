@@ -1,4 +1,4 @@
-"""What a request asks of the engine, in token ids, and why it ended."""
+"""A request to the engine, in token ids, and the reasons why a request ends."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,12 +10,12 @@ Namespace = tuple[str, ...]
 
 
 class EndReason(StrEnum):
-    """Why a request has ended. The scheduler knows the first two; text and stop strings are not its business."""
+    """Why a request has ended. The scheduler itself finds only the first two reasons."""
 
     LENGTH = "length"  # `max_new_tokens` are made
     EOS_TOKEN = "eos_token"
     STOPPED = "stopped"  # the request's front found a stop string
-    CANCELLED = "cancelled"  # the request's front has no use for more tokens
+    CANCELLED = "cancelled"  # the request's front needs no more tokens
     DEADLINE = "deadline"  # the request's time ran out
     FAILED = "failed"
     CLOSED = "closed"  # the engine was closed
@@ -29,7 +29,7 @@ class GenerationRequest:
     max_new_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     ignore_eos: bool = False
-    share: Share = field(default_factory=Share)  # owner and tenant whose share of the server is charged
+    share: Share = field(default_factory=Share)  # the owner and tenant to which the work is charged
     priority: int = 0  # lower goes first, as in vLLM
     namespace: Namespace = ()  # prompts of different namespaces share no cached prefix
     timeout_s: float | None = None  # seconds from submission until the engine ends the request

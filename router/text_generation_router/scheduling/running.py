@@ -25,44 +25,45 @@ NO_TOKENS: frozenset[int] = frozenset()
 class Running:
     """A request and its progress. From `input_ids + output_ids` alone it can be started again, on any shards.
 
-    What is *sent* runs ahead of what is *confirmed* (`output_ids`), because a step is decided before the one ahead of
-    it has answered.
+    The number of *sent* tokens is ahead of the *confirmed* tokens (`output_ids`), because a step is decided before the
+    step before it has answered.
     """
 
-    id: int  # also the order of arrival
+    id: int  # also gives the order of arrival
     request: GenerationRequest
     output_ids: list[int] = field(default_factory=list)
     num_tokens: int = 0  # prompt and output tokens
     ended: bool = False
-    paused: bool = False  # gets no tokens for now, because its client reads too slowly; set by its stream
+    paused: bool = False  # True while the request gets no tokens because its client reads too slowly; set by its stream
     blame: Blame = field(default_factory=Blame)
 
-    # Progress since the last (re)start: changed by `start`, `send_chunk` and `send_tokens`.
-    prefill_to: int = 0  # tokens of the history that the last (re)start computes
-    prefilled: int = 0  # tokens of the history that are cached or in sent chunks
-    num_sent: int = 0  # output tokens whose step has been sent, confirmed or not
-    num_sent_at_start: int = 0  # `num_sent` at the last (re)start
+    # Progress since the request last started: changed by `start`, `send_chunk` and `send_tokens`.
+    prefill_to: int = 0  # number of tokens of the history that the last start computes
+    prefilled: int = 0  # number of tokens of the history that are cached or in sent chunks
+    num_sent: int = 0  # number of output tokens whose step has been sent, confirmed or not
+    num_sent_at_start: int = 0  # `num_sent` at the last start
     last_step: int = 0  # number of the last sent step that carries the request
-    is_known_to_shards: bool = False  # the first chunk has been sent, so the shards have a row
+    is_known_to_shards: bool = False  # True once the first chunk has been sent: the shards have a row for the request
 
     # Set by `begin`, when the request joins.
-    has_begun: bool = False  # has joined at least once
+    has_begun: bool = False  # whether the request has ever joined
     cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first start
     estimate: int = 0  # mean sampled length at the first start, in tokens
 
     # Set by `Memory`.
-    holding: Holding | None = None  # while running or leaving
-    most_computed: int = 0  # computed tokens at the last release of the slots
-    fewest_cached: int = sys.maxsize  # fewest cached tokens that any of its starts found
+    holding: Holding | None = None  # set while the request runs or leaves
+    most_computed: int = 0  # number of tokens that were computed at the last release of the slots
+    fewest_cached: int = sys.maxsize  # smallest number of cached tokens that any start of the request found
 
     # Set by `Queue`, `Joining` and `Futures`.
-    tenant: Tenant = field(default_factory=lambda: Tenant(Owner(0.0)))  # the account to charge
+    # The account to which the request's tokens are charged.
+    tenant: Tenant = field(default_factory=lambda: Tenant(Owner(0.0)))
     waited_for: str = ""  # why the request last stayed in the queue
-    expected: Lengths = field(default_factory=lambda: NO_LENGTHS)  # sampled final output lengths
-    futures_row: int = 0  # while it runs: row of `Futures` with the sampled lengths
+    expected: Lengths = field(default_factory=lambda: NO_LENGTHS)  # sampled final output lengths, in tokens
+    futures_row: int = 0  # row of `Futures` with the sampled lengths, while the request runs
 
-    _ids: Ids = field(default_factory=lambda: NOTHING)  # token ids of the history; `history` adds what is missing
-    _num_ids: int = 0  # token ids that `_ids` has already
+    _ids: Ids = field(default_factory=lambda: NOTHING)  # token ids of the history as of the last call of `history`
+    _num_ids: int = 0  # number of token ids in `_ids`
 
     def __post_init__(self) -> None:
         self._ids = np.array(self.request.input_ids, dtype=np.int32)
@@ -88,24 +89,30 @@ class Running:
 
     @property
     def most_slots(self) -> int:
-        """Slots at the greatest length. The last token needs no slot: no later token attends to it."""
+        """Number of slots at the greatest length. The last token needs no slot, because no later token attends to
+        it.
+        """
         return len(self.request.input_ids) + self.request.max_new_tokens - 1
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens of the history whose chunks are still to be sent."""
+        """Number of tokens of the history whose chunks are still to be sent."""
         return self.prefill_to - self.prefilled
 
     @property
     def num_computed(self) -> int:
-        """First tokens whose keys and values an answered step has computed. Once a step has made a token since the last
-        start, all but the newest: the step whose input it is computes that."""
+        """Number of first tokens whose keys and values an answered step has computed. Once a step has made a token
+        since the last start, these are all tokens but the newest, whose keys are computed by the step that takes it as
+        input.
+        """
         assert self.holding is not None
         return self.num_tokens - 1 if self.num_tokens > self.prefill_to else self.holding.num_confirmed
 
     @property
     def wants_token(self) -> bool:
-        """Whether another decode step may carry the request: prefilled, not paused, and the last token not sent yet."""
+        """Whether another decode step may carry the request: it is prefilled, not paused, and its last token is not
+        sent yet.
+        """
         return self.prefilled >= self.prefill_to and self.num_sent < self.request.max_new_tokens and not self.paused
 
     @property
@@ -133,7 +140,7 @@ class Running:
         self.has_begun = True
 
     def send_chunk(self, tokens: int, number: int) -> Chunk:
-        """The next `tokens` tokens of the history, as a chunk of step `number`."""
+        """Makes a chunk of step `number` from the next `tokens` tokens of the history."""
         start, end = self.prefilled, self.prefilled + tokens
         last = end == self.prefill_to
         first = None if self.is_known_to_shards else self._first_chunk()
@@ -149,13 +156,14 @@ class Running:
     def add_tokens(
         self, token_ids: tuple[int, ...], end_tokens: frozenset[int] = NO_TOKENS
     ) -> tuple[tuple[int, ...], EndReason | None]:
-        """Adds confirmed tokens up to the token that ends the request. Returns the added tokens, and why they end the
-        request, if they do: by its length, or with one of `end_tokens`, unless the request ignores those."""
+        """Adds confirmed tokens up to the token that ends the request. Returns the added tokens and, if they end the
+        request, the reason: its length, or one of `end_tokens` unless the request ignores them.
+        """
         asked, made, reason = self.request, len(self.output_ids), None
         if not (asked.ignore_eos or end_tokens.isdisjoint(token_ids)):
             first = next(place for place, token_id in enumerate(token_ids) if token_id in end_tokens)
             token_ids, reason = token_ids[: first + 1], EndReason.EOS_TOKEN
-        if made + len(token_ids) >= asked.max_new_tokens:  # the length limit before the end token, as in TGI
+        if made + len(token_ids) >= asked.max_new_tokens:  # the length limit is checked before the end token, as in TGI
             token_ids, reason = token_ids[: asked.max_new_tokens - made], EndReason.LENGTH
         self.output_ids += token_ids
         self.num_tokens += len(token_ids)

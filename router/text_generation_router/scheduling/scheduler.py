@@ -1,7 +1,7 @@
-"""Decides each step: which requests join, go on and leave, and which token slots the new tokens get.
+"""Decides each step: which requests join, continue and leave, and which token slots the new tokens get.
 
 The rules are in ARCHITECTURE.md, section 5: a step is decided without knowing the tokens of the step before it; slots
-return when the last step that contains their request has answered; after a failed step all requests start again.
+are freed when the last step that contains their request has answered; after a failed step all requests start again.
 
 A request is in one of four states: *waiting* in the queue, without a row or slots; *running*, with a row in the shards
 and token slots; *leaving*, ended or preempted but still with slots, because an unanswered step carries it; *gone*.
@@ -37,7 +37,7 @@ from text_generation_router.scheduling.step import (
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """Counts since the router started: all in tokens, except `preemptions`."""
+    """Counts since the router started. All are numbers of tokens, except `preemptions`."""
 
     preemptions: int = 0
     recomputed_tokens: int = 0  # tokens prefilled again after a preemption or a loss of the shards
@@ -59,9 +59,9 @@ class Scheduler:
         self.queue = Queue(limits.policy.priority_between_tenants)
         self.active = ActiveRequests()
         self._admission = AdmissionControl(limits.policy.admission, seed)
-        self._requests: dict[int, Running] = {}  # id → request that has not ended
+        self._requests: dict[int, Running] = {}  # requests that have not ended, by id
         self._next_id = 1
-        self._num_joined = 0  # requests that joined since the last forward step
+        self._num_joined = 0  # number of requests that joined since the last forward step
         self._reason: str | None = None  # why the newest requests joined a running batch, in TGI's words
         self._begin(limits, end_tokens)
 
@@ -90,14 +90,14 @@ class Scheduler:
         return not (self.queue or self.active)
 
     def steps_until_start(self) -> float:
-        """Forecast: after how many steps a request that arrives now starts, if it waits behind all others."""
+        """Forecast: number of steps after which a request that arrives now starts, if it waits behind all others."""
         running = self._admission.stays(list(self.active.running.values()))
         waiting = self._admission.stays(list(self.queue.waiting()))
         limits = self.limits
         return steps_until_start(running, waiting, limits.capacity, limits.max_running, limits.max_batch_prefill_tokens)
 
     def books(self) -> str | None:
-        """Checks the accounts of the token slots: what is wrong, or None."""
+        """Checks the accounts of the token slots. Returns an error, or None."""
         return find_error(self.memory, list(self.active))
 
     def add(self, request: GenerationRequest) -> Running:
@@ -113,13 +113,16 @@ class Scheduler:
 
     def end(self, request_id: int, num_tokens: int) -> None:
         """Ends a request that is complete with its first `num_tokens` output tokens, because its text has reached a
-        stop string there. No effect if it has ended."""
+        stop string there. No effect if the request has ended.
+        """
         if (request := self._requests.get(request_id)) is not None:
             request.keep_output(num_tokens)
             self._complete(request)
 
     def cancel(self, request_id: int) -> None:
-        """Ends a request that is not complete: its client left, or its time ran out. No effect if it has ended."""
+        """Ends a request that is not complete, because its client left or its time ran out. No effect if the request
+        has ended.
+        """
         if (request := self._requests.get(request_id)) is not None:
             self._end(request)
 
@@ -137,7 +140,7 @@ class Scheduler:
             self.memory.forget_match(request)
 
     def next_step(self) -> Step | None:
-        """The next call to the shards. None: nothing to send before a step answers or a request arrives."""
+        """The next call to the shards. None: nothing can be sent before a step answers or a request arrives."""
         if not self.active.have_departed_rows:
             self._join()
         if self.active.have_departed_rows:
@@ -163,10 +166,10 @@ class Scheduler:
             return None
         running = self.active.running.values() if suspect is None else [suspect]
         prefilling = [request for request in running if request.prefilled < request.prefill_to]
-        # A suspect makes one token alone. Its second token is not sent before the first is confirmed, because the other
-        # requests may go on from then.
+        # A suspect makes one token alone. Its second token is not sent before the first is confirmed, because after
+        # that the other requests may run again.
         decoding = self._with_room([r for r in running if r.wants_token]) if suspect is None else []
-        # `_with_room` may have preempted some.
+        # `_with_room` may have preempted some of these requests.
         prefilling = [request for request in prefilling if request.id in self.active.running]
         if not (prefilling or decoding):
             return None
@@ -183,8 +186,9 @@ class Scheduler:
         return step
 
     def _with_room(self, decoding: list[Running]) -> list[Running]:
-        """The requests of `decoding` that get a slot for their next token. If the slots of leaving and ending requests
-        will not be enough for the rest, running requests are preempted until the others fit."""
+        """The requests of `decoding` that get a slot for their next token. If the slots that leaving and ending
+        requests will free are not enough for the others, running requests are preempted until the remaining ones fit.
+        """
         while (missing := len(decoding) - self.memory.num_available) > 0:
             victim = find_victim(self.active, self.memory)
             if num_soon_free(self.active, self.memory) >= missing or victim is None:
@@ -205,7 +209,7 @@ class Scheduler:
             self._release(request)
 
     def _release(self, request: Running) -> None:
-        """Gives the slots of a request back. No unanswered step may carry the request."""
+        """Frees the slots of a request. No unanswered step may carry the request."""
         before = self.memory.num_available
         self.memory.release(request)
         self.joining.note_freed(self.memory.num_available - before)
@@ -213,8 +217,9 @@ class Scheduler:
             self.queue.put_back(request)
 
     def apply(self, answer: StepTokens) -> Applied:
-        """Takes the answer to the oldest step in flight: confirms its tokens and chunks, ends requests by length, by
-        end token or for logits that are not finite, and frees the slots that no later step reads."""
+        """Takes the answer to the oldest step in flight. Confirms its tokens and chunks; ends requests by length, by
+        end token, or because their logits are not finite; frees the slots that no later step reads.
+        """
         applied = Applied()
         chunks = self.steps.note_answered(answer.number)
         take, not_finite_ids = applied.taken.append, answer.not_finite_ids
@@ -253,15 +258,15 @@ class Scheduler:
             self.memory.withdraw(request)
 
     def clear(self) -> ClearStep:
-        """The step that drops every row of the shards, after a step has failed."""
+        """The step that drops every row of the shards. To be sent after a step has failed."""
         return ClearStep(self.steps.next_number())
 
     def put_back(self, unanswered: Iterable[ForwardStep]) -> list[Running]:
-        """After a loss, with all rows of the shards void and no step in flight: puts all running and leaving requests
-        back into the queue, with their confirmed tokens.
+        """To be called after a loss, when all rows of the shards are void and no step is in flight. Returns all running
+        and leaving requests to the queue, with their confirmed tokens.
 
-        One of the `unanswered` steps caused the loss, or something outside. Returns the requests that this loss ends
-        (see `blame.py`).
+        One of the `unanswered` steps caused the loss, or something outside the shards did. Returns the requests that
+        this loss ends (see `blame.py`).
         """
         reached = reaches(unanswered)
         aboard = [r for i in reached if (r := self._requests.get(i)) is not None]

@@ -33,7 +33,9 @@ class SentSteps:
         return chunks
 
     def carry_any_but(self, request_id: int) -> bool:
-        """Whether an unanswered step carries another request: that request could be the cause of a loss too."""
+        """Whether an unanswered step carries a request other than `request_id`, which could also be the cause of a
+        loss.
+        """
         return any(other != request_id for step in self._unanswered for other in step.request_ids)
 
     def void(self) -> None:

@@ -8,7 +8,7 @@ from text_generation_common.sampling import Sampling
 from text_generation_router.scheduling.memory.slots import Slots
 from text_generation_router.scheduling.request import EndReason
 
-# All requests of an engine step together, so one batch is enough.
+# All requests of an engine run in the same steps, so the protocol's batches are not needed: there is only one.
 BATCH_ID = 1
 
 
@@ -42,7 +42,7 @@ class ForwardStep:
     decode_ids: tuple[int, ...]
     decode_slots: Slots
     chunks: tuple[Chunk, ...]
-    joined: int = 0  # requests that begin with this step
+    joined: int = 0  # number of requests that begin with this step
     concat_reason: str | None = None  # why these requests joined running ones, in TGI's words
 
     @property
@@ -56,7 +56,9 @@ class ForwardStep:
 
 @dataclass(frozen=True, slots=True)
 class FilterStep:
-    """Removes all rows from the shards except those of the requests in `keep`; the batch too if `keep` is empty."""
+    """Removes from the shards all rows except those of the requests in `keep`. If `keep` is empty, removes the batch
+    too.
+    """
 
     number: int
     keep: tuple[int, ...]
@@ -64,7 +66,7 @@ class FilterStep:
 
 @dataclass(frozen=True, slots=True)
 class ClearStep:
-    """Removes all rows from the shards."""
+    """Removes all rows and all batches from the shards."""
 
     number: int
 
@@ -74,8 +76,9 @@ Step = ForwardStep | FilterStep | ClearStep
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """The tokens that step `number` made: `tokens[i]` for request `request_ids[i]`. Steps that only drop rows make
-    none. The tokens of the requests in `not_finite_ids` are invalid: their logits had a NaN or an infinity."""
+    """The tokens that step `number` made: `tokens[i]` for request `request_ids[i]`. A step that only drops rows makes
+    no tokens. The tokens of the requests in `not_finite_ids` are invalid: their logits had a NaN or an infinity.
+    """
 
     number: int
     request_ids: Sequence[int] = ()

@@ -18,14 +18,16 @@ class Account:
         self.waiting_tokens = 0  # prompt and output tokens of the waiting requests
 
     def may_wait(self, tokens: int, part: int) -> bool:
-        """Whether a request of `tokens` tokens may wait, if the waiting requests of this account may have `part` tokens
-        together. A request always may if no other request of the account waits."""
+        """Whether a request of `tokens` tokens may wait, if the account's waiting requests may have `part` tokens in
+        all. If no other request of the account waits, the answer is always yes.
+        """
         return not self.num_waiting or self.waiting_tokens + tokens <= part
 
     def is_owed_by(self, running: int) -> bool:
-        """Whether an account with `running` running requests gives up one of them for this account: the rest must be
+        """Whether an account with `running` running requests gives up one of them for this account. The rest must be
         more than twice the running requests of this account. With a smaller factor, accounts of about the same size
-        would preempt each other's requests in turn."""
+        would preempt each other's requests in turn.
+        """
         return running - 1 > 2 * self.num_running
 
     @property
@@ -34,7 +36,7 @@ class Account:
 
 
 class Owner(Account):
-    """The account of an owner: sums over its tenants."""
+    """The account of an owner: its counts are sums over its tenants."""
 
     __slots__ = ("floor", "num_tenants_running", "num_tenants_waiting", "tenants")
 
@@ -43,7 +45,7 @@ class Owner(Account):
         self.tenants: dict[str, Tenant] = {}  # tenants by name; idle tenants are kept for their counters
         self.num_tenants_running = 0
         self.num_tenants_waiting = 0
-        self.floor = 0.0  # `served` of the tenant whose request joined last
+        self.floor = 0.0  # `served` of the tenant whose request joined last; a new tenant begins with it
 
 
 class Tenant(Account):
@@ -59,7 +61,7 @@ class Tenant(Account):
         return not self.num_running and self.owner.num_running > self.owner.num_tenants_running
 
     def waits(self, tokens: int) -> None:
-        """One more request of this tenant waits, with `tokens` tokens."""
+        """Counts one more waiting request of this tenant, with `tokens` tokens."""
         self.owner.num_tenants_waiting += not self.num_waiting
         for account in (self, self.owner):
             account.num_waiting += 1
@@ -72,7 +74,7 @@ class Tenant(Account):
         self.owner.num_tenants_waiting -= not self.num_waiting
 
     def starts(self) -> None:
-        """Notes that one request of this tenant has joined."""
+        """Counts a request of this tenant as running and no longer as waiting."""
         self.owner.num_tenants_running += not self.num_running
         self.num_running += 1
         self.owner.num_running += 1
@@ -92,11 +94,13 @@ class Tenant(Account):
 
 
 class Accounts:
-    """All owners and tenants with requests. Beyond `max_idle` tenants, those without requests are forgotten."""
+    """The accounts of all owners and tenants with requests. Of tenants without requests, at most `max_idle` are
+    kept.
+    """
 
     def __init__(self, max_idle: int) -> None:
         self.owners: dict[str, Owner] = {}
-        self.floor = 0.0  # `served` of the owner whose request joined last
+        self.floor = 0.0  # `served` of the owner whose request joined last; a new owner begins with it
         self._max_idle = max_idle
         self._num_tenants = 0
 
@@ -112,13 +116,14 @@ class Accounts:
         return tenant
 
     def note_served(self, tenant: Tenant) -> None:
-        """A request of `tenant` joined just now: new owners and tenants begin with its counters."""
+        """Notes that a request of `tenant` joined just now: new owners and tenants begin with its counters."""
         tenant.owner.floor = tenant.served
         self.floor = tenant.owner.served
 
     def may_wait(self, share: Share, tokens: int, most: int) -> bool:
-        """Whether `tokens` more waiting tokens are within the share's equal part of `most`. Owners with waiting
-        requests have equal parts, and within an owner its tenants with waiting requests."""
+        """Whether `tokens` more waiting tokens are within the equal part of `most` that belongs to `share`. Owners with
+        waiting requests have equal parts, and within an owner its tenants with waiting requests.
+        """
         owner = self.owners.get(share.owner)
         if owner is None or not owner.num_waiting:
             return True

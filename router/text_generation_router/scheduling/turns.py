@@ -14,15 +14,16 @@ class Member(Protocol):
 
 M = TypeVar("M", bound=Member)
 
-# The heap drops the entries of members that left once it has more than 2 × members + SPARE_ENTRIES entries.
+# When members leave, their entries stay in the heap until it has more than 2 × members + SPARE_ENTRIES entries.
 SPARE_ENTRIES = 64
 
 
 class FairTurns(Generic[M]):
-    """Members by name, in order of their counters; at a tie the one with fewer running requests is first.
+    """Members by name, in order of their counters; of members with equal counters, the one with fewer running requests
+    is first.
 
-    Counters grow far more often than `first` is called. As they never fall, an outdated entry of the heap comes up too
-    early at worst, and is then moved to its place.
+    Counters grow far more often than `first` is called. They never fall, so an outdated entry of the heap is at worst
+    too near the top. `first` then moves it to its place.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,7 @@ class FairTurns(Generic[M]):
         return None
 
     def set_aside(self) -> None:
-        """Takes the first member out until `restore`."""
+        """Sets the first member aside until `restore` is called."""
         assert self.first() is not None
         self._aside.append(heapq.heappop(self._heap)[-2:])
 

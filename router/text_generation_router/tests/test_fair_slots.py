@@ -15,7 +15,7 @@ async def settle() -> None:
 
 
 class Users:
-    """Tenants that want one slot. `order` records which share got the slot, in order."""
+    """Users of one slot. `order` records the shares that got the slot, in order."""
 
     def __init__(self, max_waiting: int = 1000) -> None:
         self.slots = FairSlots(1, max_waiting)
@@ -81,7 +81,7 @@ def test_the_tenants_of_an_owner_share_its_share():
 
 
 def test_idle_time_earns_no_credit_and_owners_share_by_cost():
-    """Owner A has a line of calls of cost 1. Owner B makes its next call, of cost 4, each time it was served."""
+    """Owner A has many waiting calls of cost 1. Owner B makes its next call, of cost 4, each time it was served."""
 
     async def run():
         users = Users()
@@ -124,8 +124,8 @@ def test_a_caller_that_is_cancelled_leaves_no_slot_taken():
         users.want(A, times=2)
         users.want(B)
         await settle()
-        users.tasks[0].cancel()  # cancelled while it waits in the line
-        users.slots.release(A)  # grants the slot to a task that has not run since
+        users.tasks[0].cancel()  # cancelled while it waits
+        users.slots.release(A)  # grants the slot to a task that has not yet run again
         for task in users.tasks:
             task.cancel()
         await asyncio.gather(*users.tasks, return_exceptions=True)

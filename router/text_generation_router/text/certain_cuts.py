@@ -6,7 +6,7 @@ tokenizers joins the text on the left of a cut with the text on its right, or lo
 - added tokens: no added token contains such a place, ends with a letter, or depends on whitespace or word borders next
   to a letter or space;
 - normalizers: letters stay as they are, and the space stays or becomes one other character; neither composes with its
-  neighbours, as a character that composes with a letter or space comes after it and is not an ASCII letter;
+  neighbours, because a character that composes with a letter or space comes after it and is not an ASCII letter;
 - the pre-tokenizer splits at the cut, whatever the text before and after;
 - or there is no such pre-tokenizer and BPE merges over the whole text, but no token of the vocabulary has a space after
   a letter, so no merge crosses the cut.
@@ -32,11 +32,11 @@ AT_A_CUT = re.compile(rf"[A-Za-z][{SPACES}]|[{SPACES}][A-Za-z]|[A-Za-z]\Z|\A[{SP
 LETTER_SPACE = re.compile(rf"[A-Za-z][{SPACES}]")
 BESIDE_A_CUT = re.compile(rf"[A-Za-z{SPACES}]")
 
-# The search for a cut holds the interpreter lock, so it goes through one window of this size at a time.
+# Characters searched at a time. The search for a cut holds the interpreter lock, so it must be short.
 WINDOW_CHARS = 1024
 
-# Regular expressions that never match a letter followed by a space, but may match a space followed by a letter. So a
-# match ends at every cut, and the matches after the cut do not depend on the text before.
+# Regular expressions of pre-tokenizers. They never match a letter followed by a space, but may match a space followed
+# by a letter. So a match ends at every cut, and the matches after the cut do not depend on the text before.
 SPLITTING_PATTERNS = frozenset(
     {
         # How GPT-2's pre-tokenizer splits a text.
@@ -67,7 +67,9 @@ NEUTRAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """text[start:stop]. If `has_context`, its first character is the letter before the part (see the top)."""
+    """The part text[start:stop]. If `has_context`, its first character is the letter before the part (see the top of
+    this file).
+    """
 
     start: int
     stop: int
@@ -75,8 +77,9 @@ class TextPart:
 
 
 def has_certain_cuts(tokenizer: Mapping[str, Any], added_contents: Sequence[str]) -> bool:
-    """Whether cuts are safe with a tokenizer. `tokenizer`: the content of tokenizer.json. `added_contents`: the
-    normalized texts of those added tokens that are matched with normalized text."""
+    """Whether texts can be cut safely with a tokenizer. `tokenizer`: the content of tokenizer.json. `added_contents`:
+    the normalized texts of the added tokens that are matched with normalized text.
+    """
     added = tokenizer.get("added_tokens") or []
     contents = [*(token["content"] for token in added), *added_contents]
     if any(map(AT_A_CUT.search, contents)) or any(map(_looks_around, added)):
@@ -95,8 +98,9 @@ def has_certain_cuts(tokenizer: Mapping[str, Any], added_contents: Sequence[str]
 
 
 def cut_into_parts(text: str, part_chars: int) -> list[TextPart]:
-    """The parts, in the text's order. A part has at least `part_chars` characters, and extends back to the nearest cut.
-    Holds the interpreter lock for one window of text at a time."""
+    """Cuts the text into parts, in its order. A part has at least `part_chars` characters, and begins at the nearest
+    cut before. Holds the interpreter lock for one window of text at a time.
+    """
     parts: list[TextPart] = []
     stop = len(text)
     while stop:
@@ -107,10 +111,10 @@ def cut_into_parts(text: str, part_chars: int) -> list[TextPart]:
 
 
 def _last_cut(text: str, end: int) -> int:
-    """Position of the letter of the last cut before `end`; 0 if there is no cut."""
+    """Position of the last cut before `end`, given as the position of the letter before it; 0 if there is no cut."""
     while end > 1:
         begin = max(end - WINDOW_CHARS, 1)
-        # + 2: the pattern also looks at the space and the letter after the last position.
+        # + 2 because the pattern also reads the space and the letter after the last position.
         if last := max((found.start() for found in CUT.finditer(text, begin, end + 2)), default=0):
             return last
         end = begin
@@ -118,7 +122,7 @@ def _last_cut(text: str, end: int) -> int:
 
 
 def _looks_around(token: Mapping[str, Any]) -> bool:
-    """Whether a letter or space beside the token, where a cut could be, decides on its match or belongs to it."""
+    """Whether the added token's match depends on a letter or space beside it, where a cut could be, or includes it."""
     first, last = token["content"][:1], token["content"][-1:]
     single = token.get("single_word")
     return bool(
@@ -129,7 +133,7 @@ def _looks_around(token: Mapping[str, Any]) -> bool:
 
 def _keeps_words(normalizer: Mapping[str, Any]) -> bool:
     kind = normalizer.get("type")
-    if kind == "Prepend":  # acts only on the text's beginning, where no cut is
+    if kind == "Prepend":  # changes only the beginning of the text, where there is no cut
         return normalizer.get("prepend") == SPACES[1]
     if kind == "Replace":
         return _replaces_spaces(normalizer)
@@ -175,6 +179,7 @@ def _merges_words_apart(model: Mapping[str, Any]) -> bool:
         and not model.get("ignore_merges")  # ignore_merges turns a part that is itself a token into that token
         and not model.get("continuing_subword_prefix")
         and not model.get("end_of_word_suffix")
-        and SPACES[1] in vocab  # else it would be unknown, and be fused with unknown characters beside it
+        # Otherwise it would be an unknown character, and be merged with unknown characters beside it.
+        and SPACES[1] in vocab
         and not any(map(LETTER_SPACE.search, vocab))
     )

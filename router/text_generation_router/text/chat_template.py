@@ -19,9 +19,9 @@ from text_generation_router.text.template_environment import RaisedError, Templa
 
 MAX_RENDERED_CHARS = 16_000_000
 MAX_RENDER_S = 5.0
-# A chat is cheap to render if at most this many characters are copied.
+# Number of copied characters up to which a chat is cheap to render.
 MAX_CHEAP_CHARS = 8_000_000
-# Characters of a message in JSON besides its role and content.
+# Number of characters that a message takes in JSON besides its role and content.
 MESSAGE_CHARS = 64
 
 
@@ -32,8 +32,9 @@ class Message:
 
 
 class ChatTemplate:
-    """A chat template. Unless `is_cheap`, render and compile it only in a process that may be killed: rendering may
-    never end, nor may compiling, which evaluates constant expressions."""
+    """A chat template. Unless it is cheap (see `is_cheap`), it may be rendered and compiled only in a process that can
+    be killed: rendering may never end, nor may compiling, which evaluates constant expressions.
+    """
 
     def __init__(self, source: str, tokens: dict[str, str]) -> None:
         """`tokens`: the model's bos_token and eos_token, if any. Raises StartError if `source` is not valid Jinja."""
@@ -42,7 +43,9 @@ class ChatTemplate:
             self._cost = cost_of(TemplateEnvironment().parse(source))
 
     def is_cheap(self, messages: Sequence[Message]) -> bool:
-        """Whether the template certainly renders `messages` within some milliseconds, so that any process may do it."""
+        """Whether the template certainly renders `messages` within a few milliseconds, so that the router itself may
+        render it.
+        """
         if self._cost is None:
             return False
         chars = len(self.source) + sum(len(m.role) + len(m.content) + MESSAGE_CHARS for m in messages)
@@ -58,14 +61,15 @@ class ChatTemplate:
         return TemplateEnvironment().from_string(self.source)
 
     def render(self, messages: tuple[Message, ...]) -> str:
-        """The prompt, ending where the assistant's answer begins. A last message of the assistant is left open, so that
-        the model continues it."""
+        """The prompt, up to the place where the assistant's answer begins. If the last message is the assistant's, the
+        prompt ends with it, so that the model continues it.
+        """
         variables = [{"role": message.role, "content": message.content} for message in messages]
         try:
             text = self._render(variables)
         except RaisedError as error:
             raise TemplateError(f"syntax error: {error} (in <string>:{_line(error.__traceback__)})") from error
-        except Exception as error:  # a template is a program: anything can go wrong in it, and the client is told
+        except Exception as error:  # a template is a program that may raise anything; the client gets the error
             reason = f"{type(error).__name__}: {error}"
             raise TemplateError(f"invalid operation: {reason} (in <string>:{_line(error.__traceback__)})") from error
         return _continued(text, messages[-1].content) if messages and messages[-1].role == "assistant" else text
@@ -92,7 +96,9 @@ def _refusing_syntax_errors() -> Iterator[None]:
 
 
 def _continued(text: str, content: str) -> str:
-    """Cuts the prompt after the content of the last message; some templates strip that content."""
+    """Cuts the prompt off after the content of the last message, so that the model continues it. Some templates strip
+    that content.
+    """
     for wanted in (content, content.strip()):
         at = text.rfind(wanted)
         if at >= 0:
@@ -101,7 +107,7 @@ def _continued(text: str, content: str) -> str:
 
 
 def _line(traceback: TracebackType | None) -> int:
-    """The line of the template that raised, from jinja2's traceback; 0 if unknown."""
+    """Number of the template's line that raised, from jinja2's traceback; 0 if unknown."""
     line = 0
     while traceback:
         if traceback.tb_frame.f_code.co_filename == "<template>":
@@ -111,7 +117,8 @@ def _line(traceback: TracebackType | None) -> int:
 
 
 def load_chat_template(folder: Path, tokenizer_config_path: str | None = None) -> ChatTemplate | None:
-    """The model's chat template, or None: the first of chat_template.json, tokenizer_config.json, chat_template.jinja.
+    """The model's chat template, or None. It is taken from the first of these files that has one: chat_template.json,
+    tokenizer_config.json, chat_template.jinja.
 
     `tokenizer_config_path` replaces all three.
     """

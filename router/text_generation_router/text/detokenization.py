@@ -1,4 +1,4 @@
-"""Turns token ids into text one at a time: gives out whole characters only, and finds stop strings across tokens."""
+"""Turns token ids into text, one id at a time. Returns whole characters only, and finds stop strings across tokens."""
 
 import codecs
 from collections.abc import Sequence
@@ -37,17 +37,17 @@ class Piece(NamedTuple):
 
     shown: str  # the text, including the text of a special token
     plain: str  # the text without special tokens: all plain texts joined are the generated text
-    stopped: bool  # a stop string is complete
+    stopped: bool  # whether a stop string is complete
 
 
 def decode_utf8(data: bytes) -> tuple[str, bytes]:
-    """(the text of all complete characters, the bytes of an incomplete last character)."""
+    """Splits bytes into (the text of all complete characters, the bytes of an incomplete last character)."""
     text, used = codecs.utf_8_decode(data, "replace", False)
     if used == len(data):
         return text, b""
     rest = data[used:]
     if rest[:1] == b"\xed" and rest[1:] >= b"\xa0":
-        # Python's decoder waits for the third byte of a surrogate, but a surrogate is never valid UTF-8.
+        # Python's decoder waits for the third byte of a surrogate. A surrogate is never valid UTF-8, so we do not wait.
         return text + "\N{REPLACEMENT CHARACTER}" * len(rest), b""
     return text, rest
 
@@ -57,23 +57,24 @@ class TextStream:
 
     The text is utf8(bytes of the prompt + bytes of the output) without the characters that are complete in the prompt;
     bytes that are not UTF-8 become U+FFFD as in Python's "replace". So a character that begins in the prompt and is
-    completed by the output is given out once, whole; no other character of the prompt is given out.
+    completed by the output is returned once, whole; no other character of the prompt is returned.
 
-    A special token has no bytes. It ends an incomplete character before it: held back bytes become U+FFFD (or nothing,
-    if all of them come from the prompt). Then follows the special token's own text, in `Piece.shown` only. `text` is
-    all `Piece.plain` joined, plus the text returned by `flush`. Stop strings are searched for in the shown text.
+    A special token has no bytes. It ends an incomplete character before it: the bytes of that character become U+FFFD
+    (or nothing, if all of them come from the prompt). Then follows the special token's own text, in `Piece.shown` only.
+    `text` is all `Piece.plain` joined, plus the text returned by `flush`. Stop strings are searched for in the shown
+    text.
     """
 
     def __init__(self, vocabulary: Vocabulary, input_ids: Sequence[int], stop: Sequence[str]) -> None:
         self._vocabulary = vocabulary
         self._stop = stop
         self._longest_stop = max(map(len, stop), default=0)
-        self._tail = ""  # end of the text given out: a stop string may begin in it
+        self._tail = ""  # the last characters of the returned text, in which a stop string may begin
         self._plain: list[str] = []
         ordinary = (i for i in reversed(input_ids) if i not in vocabulary.special_ids)
         self._previous = next(ordinary, None)  # the latest token that is not special
         self._has_bytes = False  # whether the output has added bytes
-        _, self._open = decode_utf8(self._last_bytes(input_ids))  # bytes of an incomplete character
+        _, self._open = decode_utf8(self._last_bytes(input_ids))  # bytes of a last character that is incomplete
 
     def push(self, token_id: int) -> Piece:
         """Adds a token. The texts of the returned piece are "" while a character is incomplete."""
@@ -94,13 +95,13 @@ class TextStream:
         return Piece(shown, plain, stopped)
 
     def flush(self) -> str:
-        """Ends the text: returns the held back bytes of an incomplete character, as text."""
+        """Ends the text. Returns the bytes of an incomplete character, which were held back until now, as text."""
         text = self._held_back()
         self._plain.append(text)
         return text
 
     def text(self) -> str:
-        """The text given out so far, without special tokens, up to the end of the stop string."""
+        """The text returned until now, without special tokens, up to the end of the stop string."""
         return "".join(self._plain)
 
     def _held_back(self) -> str:
@@ -109,7 +110,7 @@ class TextStream:
         return text
 
     def _last_bytes(self, input_ids: Sequence[int]) -> bytes:
-        """The last bytes of the prompt: enough to contain a character that the prompt leaves incomplete."""
+        """The last bytes of the prompt, enough for any character that the prompt leaves incomplete."""
         data = b""
         for token_id in reversed(input_ids):
             if len(data) >= MAX_OPEN_BYTES or token_id in self._vocabulary.special_ids:

@@ -1,4 +1,6 @@
-"""What a reader of a generation gets: an event for each token, and at the end why the text ended."""
+"""The events that a reader of a generation receives: one for each token, and at the end the reason why the text
+ended.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,8 +18,8 @@ class FinishReason(StrEnum):
 
 class Token(NamedTuple):
     id: int
-    # Text this token adds; "" while a character is incomplete. The last token of a request carries the text that was
-    # held back.
+    # The text that this token adds; "" while a character is incomplete. The last token of a request also carries the
+    # text that was held back until then.
     text: str
     logprob: float
     special: bool
@@ -25,23 +27,25 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """What is known when a request ends. Durations in seconds."""
+    """Facts about a request that has ended. Durations in seconds."""
 
     reason: FinishReason
     generated_text: str  # the text without special tokens
     generated_tokens: int  # number of tokens, including the end-of-text token
     seed: int | None  # None if the request was greedy
-    queue_s: float  # time from submission until the first step was decided
-    inference_s: float  # time from the first step to the last token
+    queue_s: float  # seconds from submission until the first step was decided
+    inference_s: float  # seconds from the first step to the last token
     cached_tokens: int  # prompt tokens found in the prefix cache at the first start
 
 
 class TokenEvent(NamedTuple):
-    """One generated token. The last event of a request has `finish`, and no token if the reason is DEADLINE."""
+    """The event of one generated token. The last event of a request has `finish`. It has no token if the reason is
+    DEADLINE.
+    """
 
     token: Token | None
-    # What the event adds to the generated text: the text of the token. Without a token, or with a special token, the
-    # text that was held back before.
+    # The text that the event adds to the generated text: the token's text. Without a token, or with a special token:
+    # the text that was held back before.
     text: str
     top_tokens: tuple[Token, ...] = ()
     finish: Finish | None = None

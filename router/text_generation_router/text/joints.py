@@ -1,4 +1,4 @@
-"""Data for joining the token ids of a text's parts, which certain_cuts.py cuts."""
+"""Facts about a tokenizer that are needed to join the token ids of a text's parts, which certain_cuts.py cuts."""
 
 import string
 from collections.abc import Mapping
@@ -14,11 +14,13 @@ from text_generation_router.text.certain_cuts import has_certain_cuts
 class Joints:
     front: tuple[int, ...]  # special tokens before every text
     back: tuple[int, ...]  # special tokens behind every text
-    ids_of_letter: Mapping[str, int]  # number of ids of an ASCII letter alone
+    ids_of_letter: Mapping[str, int]  # number of token ids of each ASCII letter alone
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, content: Mapping[str, Any]) -> Self | None:
-        """`content`: the content of tokenizer.json. Returns None if texts cannot be cut for this tokenizer."""
+        """Finds the facts. `content`: the content of tokenizer.json. Returns None if texts cannot be cut for this
+        tokenizer.
+        """
         added = tokenizer.get_added_tokens_decoder().values()
         normalizer = tokenizer.normalizer
         normalized = [normalizer.normalize_str(token.content) for token in added if normalizer and token.normalized]

@@ -1,9 +1,10 @@
-"""The most characters that one token can cover, so that prompts that are too long are refused before tokenizing.
+"""The largest number of characters that one token can cover. It serves to refuse prompts that are too long before
+tokenizing.
 
 The bound must never refuse a prompt that fits. So it exists only for tokenizers that lose no text: byte-level or
 byte-fallback BPE whose normalizer and pre-tokenizer neither delete text nor merge text without limit. With any other
-tokenizer (which strips whitespace or merges unknown characters, say) one token may cover any number of characters, and
-only the payload limit bounds a prompt.
+tokenizer (for example if it strips whitespace or merges unknown characters) one token may cover any number of
+characters, and only the payload limit bounds a prompt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,13 +13,13 @@ from typing import Any
 
 from text_generation_router.text.pipeline import flat_steps
 
-# Unicode composition joins at most this many code points into one (the longest canonical decomposition).
+# Most code points that Unicode composition joins into one (the longest canonical decomposition).
 MAX_COMPOSED = 4
 LOSSLESS_PRE_TOKENIZERS = {"ByteLevel", "Digits", "Metaspace"}
 
 
 def max_chars_per_token(tokenizer: dict[str, Any]) -> int | None:
-    """`tokenizer`: the content of tokenizer.json. Returns None if there is no bound."""
+    """The bound, in characters. `tokenizer`: the content of tokenizer.json. Returns None if there is no bound."""
     model = tokenizer.get("model") or {}
     vocab = model.get("vocab")
     added = tokenizer.get("added_tokens") or []

@@ -1,4 +1,4 @@
-"""Where a model's text files are: a local directory, or a snapshot of the hub's repository."""
+"""Where the router finds a model's text files: in a local directory, or in a snapshot of the hub's repository."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +12,18 @@ PATTERNS = ["tokenizer.json", "tokenizer_config.json", "chat_template.json", "ch
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
     folder: Path
-    sha: str | None  # None for a local directory
+    sha: str | None  # commit of the snapshot; None for a local directory
 
 
 def find_model_files(name: str, revision: str | None, override: str | None = None) -> ModelFiles:
-    """`override`: a folder with the files, used instead of `name`. Raises StartError if the model is not found."""
+    """Finds the files. `override`: a folder with the files, used instead of `name`. Raises StartError if the model is
+    not found.
+    """
     if override is not None:
         return ModelFiles(Path(override), None)
     if folder := local_folder(name):
         return ModelFiles(folder, None)
-    # Imported here because the import takes a good part of the start, and a local model does not need it.
+    # Imported here because this import is slow, and a local model does not need it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

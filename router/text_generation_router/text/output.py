@@ -17,7 +17,7 @@ class TextOutput:
         self._cached_tokens = 0
 
     def begin(self, queue_s: float, cached_tokens: int) -> None:
-        """What is known since the first step; it comes before the first token."""
+        """To be called before the first token, with facts that are known since the first step."""
         self._queue_s, self._cached_tokens = queue_s, cached_tokens
 
     def push(
@@ -29,8 +29,9 @@ class TextOutput:
         inference_s: float,
     ) -> TokenEvent:
         """Adds a token. `reason`: why the engine ends the request with this token, or None. A stop string ends the text
-        too; as in TGI, the length limit and the end-of-text token are named before it. The event has `finish` if the
-        token is the last. `tops`: (id, log-probability) of the most likely tokens."""
+        too. As in TGI, the length limit and the end-of-text token take precedence as the reason. The event has `finish`
+        if the token is the last. `tops`: (id, log-probability) of the most likely tokens.
+        """
         self.num_tokens += 1
         special_ids = self._vocabulary.special_ids
         shown, plain, stopped = self._text.push(token_id)
@@ -48,7 +49,7 @@ class TextOutput:
         return Token(token_id, vocabulary.text_of(token_id), logprob, token_id in vocabulary.special_ids)
 
     def expire(self, inference_s: float) -> TokenEvent:
-        """The last event of a request whose time ran out: the text that was held back."""
+        """The last event of a request whose time ran out. It carries the text that was held back."""
         held_back = self._text.flush()
         return TokenEvent(None, held_back, finish=self._finish(FinishReason.DEADLINE, inference_s))
 

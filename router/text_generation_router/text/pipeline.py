@@ -1,11 +1,13 @@
-"""The steps of a tokenizer's normalizer, pre-tokenizer or decoder, as tokenizer.json nests them."""
+"""The steps of a tokenizer's normalizer, pre-tokenizer or decoder, taken out of the nested lists of tokenizer.json."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def flat_steps(step: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
-    """`step` itself, or the steps of a `Sequence`, which lie under `key`, in order. None has no steps."""
+    """The steps in order: `step` itself or, if it is a `Sequence`, the steps that it lists under `key`. None has no
+    steps.
+    """
     if step is None:
         return []
     if step.get("type") == "Sequence":

@@ -18,17 +18,17 @@ from text_generation_router.text.rendering_child import CHECK, ENTRY, RENDER, Ki
 
 # Two child processes: a client whose chats make the template run to its time limit occupies only one of them.
 CHILDREN = 2
-# Memory limit of a child, beyond its memory at the start. A chat of 64 KiB takes less than 1 MiB.
+# Bytes that a child may allocate in addition to its memory at the start. A chat of 64 KiB takes less than 1 MiB.
 MEMORY_BYTES = 48 * 2**20
-# Time limit of a job, after which its child is killed. ChatTemplate itself stops a template after MAX_RENDER_S seconds,
-# but only when the template writes text.
+# Seconds after which a job's child is killed. ChatTemplate itself stops a template after MAX_RENDER_S seconds, but only
+# when the template writes text.
 JOB_S = MAX_RENDER_S + 0.5
 START_S = 60.0
 
 
 class Children(Protocol):
     async def run(self, name: str, content: bytes, timeout_s: float) -> bytes:
-        """Raises JobError."""
+        """Runs a job in a child process. Raises JobError."""
 
 
 def children_of(template: ChatTemplate) -> ProcessPool:
@@ -43,10 +43,11 @@ class Renderer:
         self._children = children
         self._job_s = job_s
         self._slots = FairSlots(CHILDREN, max_waiting, max_held=CHILDREN - 1)
-        self._jobs: set[asyncio.Task[bytes]] = set()  # each ends within `job_s`, or when the children are closed
+        # Each job ends within `job_s` seconds, or when the children are closed.
+        self._jobs: set[asyncio.Task[bytes]] = set()
 
     async def check(self) -> None:
-        """Raises StartError if the template cannot be compiled."""
+        """Compiles the template in a child process. Raises StartError if it cannot be compiled."""
         try:
             answer = (await self._children.run(CHECK, b"", self._job_s)).decode()
         except JobError as error:
@@ -58,7 +59,7 @@ class Renderer:
             raise StartError(answer[1:])
 
     async def render(self, messages: Sequence[Message], share: Share) -> str:
-        """As ChatTemplate.render. Raises TemplateError or OverloadedError."""
+        """Renders the messages to a prompt, as ChatTemplate.render does. Raises TemplateError or OverloadedError."""
         if self._template.is_cheap(messages):
             return self._template.render(tuple(messages))
         content = orjson.dumps([(message.role, message.content) for message in messages])
@@ -91,7 +92,9 @@ class Renderer:
         for _ in range(CHILDREN):
             try:
                 return await self._children.run(RENDER, content, self._job_s)
-            except JobLostError:  # the child was killed from outside; every child may have been
+            # The child was killed from outside, not by its job. The next child may be killed too, so the job is not
+            # tried again.
+            except JobLostError:
                 continue
         return await self._children.run(RENDER, content, self._job_s)
 

@@ -1,4 +1,4 @@
-"""The work of a rendering child process: renders a chat to a prompt.
+"""The program of a child process that renders a chat to a prompt.
 
 A job is a JSON list of (role, content). An answer is one byte (see Kind), then the prompt or the text of the error.
 """

@@ -1,8 +1,8 @@
 """An upper bound on the cost of rendering a chat template, derived from the template's source.
 
-Only the syntax of common templates is known here; a template with anything else has no bound. One unit is the number of
-characters of the chat and the template together. Each expression has a size: the most units that its value can take for
-any chat. The size is also the expression's cost.
+Only the syntax of common templates is known here; a template with any other syntax has no bound. The unit of cost is
+the number of characters of the chat and the template together. Each expression has a size: the most units that its
+value can take for any chat. The size is also the cost of the expression.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,13 +29,14 @@ from text_generation_router.text.template_variables import (
 
 F = TypeVar("F")
 
-# Factor for printing a value: one character becomes at most 10 ("\\U0001f600"), plus brackets, quotes and commas.
+# Factor for printing a value: one character becomes at most 10 characters ("\\U0001f600"), plus brackets, quotes and
+# commas.
 PRINTED = 12
 # Factor for changing case: most characters that one character becomes in upper or lower case.
 CASE = 3
 # Factor for `split`: bytes that a list takes for each of its texts, each of which may be a single character.
 SPLIT = 64
-MAX_DEPTH = 2  # levels of nested loops
+MAX_DEPTH = 2  # deepest nesting of loops that has a bound
 
 FACTORS_OF_FILTERS = {
     **{"trim": 1, "string": 1, "upper": CASE, "lower": CASE, "tojson": PRINTED},
@@ -63,7 +64,7 @@ WITHOUT_COPY = (nodes.Name, nodes.Const, nodes.TemplateData, nodes.Getattr)
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost in units, by loop depth: spent once, for each message, for each pair of messages."""
+    """Cost in units by loop depth: units for the whole chat, for each message, and for each pair of messages."""
 
     by_depth: tuple[int, ...]
 
@@ -190,7 +191,9 @@ class _Walk:
         return self.size(node.node)
 
     def _item(self, node: nodes.Getitem) -> int:
-        """`value[name]`. Jinja reads the attribute `name` if the value has no such key, so methods are refused."""
+        """Size of `value[name]`. Jinja reads the attribute `name` if the value has no such key, so names of methods are
+        refused.
+        """
         if isinstance(node.arg, nodes.Slice):
             bounds = [bound for bound in (node.arg.start, node.arg.stop, node.arg.step) if bound is not None]
         else:
@@ -200,14 +203,16 @@ class _Walk:
         return self.size(node.node)
 
     def _compare(self, node: nodes.Compare) -> int:
-        """Searching a text for another takes time in proportion to the characters of both."""
+        """Cost of a comparison. Searching a text for another text takes time in proportion to the characters of
+        both.
+        """
         return self.size(node.expr) + sum(self.size(operand.expr) for operand in node.ops)
 
     def _both(self, node: nodes.BinExpr) -> int:
         return self.size(node.left) + self.size(node.right)
 
     def _mod(self, node: nodes.Mod) -> int:
-        """`%` of numbers only: with a text on the left it would format."""
+        """Size of `%` between numbers. With a text on the left it would format the text, which is refused."""
         if not is_number(node.left):
             raise UnboundedError
         self.size(node.right)

@@ -1,4 +1,4 @@
-"""The sandbox that chat templates run in: transformers' globals and filters, plus limits that transformers lacks.
+"""The sandbox in which chat templates run: transformers' globals and filters, plus limits that transformers lacks.
 
 A template comes with the model, so it is an untrusted program: it cannot reach attributes of Python's internals, change
 the values it is given, or make huge strings and numbers.
@@ -15,12 +15,14 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_REPEATED = 1_000_000  # characters or items that one multiplication may make
+MAX_REPEATED = 1_000_000  # most characters or items that one multiplication may make
 MAX_POWER_BITS = 4096
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's text for training. The rendered text does not depend on it."""
+    """The tag `{% generation %}`, which marks the assistant's text for training. The rendered text does not depend on
+    it.
+    """
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 

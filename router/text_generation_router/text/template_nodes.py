@@ -1,9 +1,10 @@
-"""What the syntax alone says of one node of a chat template."""
+"""Facts about one node of a chat template that follow from its syntax alone."""
 
 from jinja2 import nodes
 
 LOOP_NUMBERS = {"index", "index0", "revindex", "revindex0", "length"}
-# Types whose methods a template must not read as attributes: a stored method could be called by another name.
+# Types with methods. A template must not read a method as an attribute: a stored method could be called under another
+# name.
 HAVE_METHODS = (str, list, tuple, dict, int, float)
 
 

@@ -1,18 +1,18 @@
-"""What is certainly true of the variables of a chat template, whichever of its branches are taken.
+"""Facts about the variables of a chat template that hold whichever branches are taken.
 
-Jinja forgets a variable that is set within a loop after each turn, but keeps a namespace's values; so that they cannot
-grow, no value read from a namespace may be stored in a namespace.
+Jinja forgets a variable that is set within a loop after each iteration, but keeps a namespace's values. So that they
+cannot grow, no value read from a namespace may be stored in a namespace.
 """
 
 from jinja2 import nodes
 
 from text_generation_router.text.template_nodes import is_number
 
-# Most units of a value in a namespace.
+# Largest size of a value in a namespace, in units of cost.
 MAX_KEPT = 64
 
 TEXT_FILTERS = {"trim", "string", "tojson", "upper", "lower"}
-# Callable global names, which a template must not set. A template may set `messages` to a part of its messages.
+# Names of callable globals, which a template must not set. A template may set `messages` to a part of its messages.
 RESERVED = {"loop", "raise_exception", "namespace", "range", "lipsum", "dict", "cycler", "joiner", "strftime_now"} | {
     "self",
     "super",
@@ -26,9 +26,10 @@ class UnboundedError(Exception):
 
 class TemplateVariables:
     def __init__(self) -> None:
-        self._sizes: dict[str, int] = {}  # units of a variable's value; a variable that is not here has one unit
+        # Size of each variable's value in units; a variable that is missing here has the size of one unit.
+        self._sizes: dict[str, int] = {}
         self._messages = {"messages"}  # variables whose every value is a list of messages
-        self._others: set[str] = set()  # all other variables that the template sets
+        self._others: set[str] = set()  # variables that the template sets and that are in neither of the other sets
         self._message = set[str]()  # variables whose every value is one message
         self._texts = {"bos_token", "eos_token"}  # variables whose every value is a text
         self._namespaces: set[str] = set()
@@ -38,7 +39,7 @@ class TemplateVariables:
         self._set(name, size, value, self.is_messages(value))
 
     def set_message(self, name: str, messages: nodes.Node) -> None:
-        """The variable of a loop over `messages`."""
+        """Notes the variable of a loop over `messages`."""
         if name in self._sizes.keys() - self._message:
             raise UnboundedError
         self._message.add(name)
@@ -89,14 +90,15 @@ class TemplateVariables:
         return any(isinstance(name, nodes.Name) and name.name in self._read_from_namespace for name in names)
 
     def _set(self, name: str, size: int, value: nodes.Node, is_messages: bool) -> None:
-        """Notes a value of a variable. As branches may set different values, the variable has the largest size of all,
-        and is a list of messages or a text only if every value is."""
+        """Notes a value of a variable. Branches may set different values, so the variable gets the largest size of all.
+        It is a list of messages, or a text, only if every value is.
+        """
         if name in RESERVED or name in self._namespaces:
             raise UnboundedError
         if not is_messages:
             self._others.add(name)
             if name in self._messages:
-                raise UnboundedError  # a loop over this name may have been counted already
+                raise UnboundedError  # the cost of a loop over this name may have been computed already
         elif name not in self._others:
             self._messages.add(name)
         if not self.is_text(value):

@@ -1,4 +1,6 @@
-"""The bytes that each token adds to a text. Bytes, not characters, because a token may hold a part of a character."""
+"""The bytes that each token adds to a text. They are bytes, not characters, because a token may hold a part of a
+character.
+"""
 
 import re
 from dataclasses import dataclass
@@ -21,8 +23,9 @@ class DecoderLayout:
     byte_level: bool = False  # each character of a token stands for one byte, by GPT-2's table
     byte_fallback: bool = False  # the token <0x0A> stands for the byte 0x0A
     replacements: tuple[tuple[str, str], ...] = ()
-    first_drops: str = ""  # Metaspace: a character that stands for a space; dropped from the first token
-    first_strips: tuple[str, int] = ("", 0)  # Strip: a character, and how many times the first token's start loses it
+    first_drops: str = ""  # Metaspace: a character that stands for a space; the first token of a text loses it
+    # Strip: a character, and how many of it the first token of a text loses at its start.
+    first_strips: tuple[str, int] = ("", 0)
 
     def bytes_of(self, token: str, is_first: bool) -> bytes:
         data = self._raw_bytes(token, is_first)
@@ -44,7 +47,9 @@ class DecoderLayout:
 
 
 def symbols_to_bytes(token: str) -> bytes:
-    """A token with a character that is not in the table stands for its own text: an added token with a space, say."""
+    """The bytes of a byte-level token. A token with a character that is not in the table stands for its own text, such
+    as an added token with a space.
+    """
     try:
         return bytes([BYTE_OF_SYMBOL[symbol] for symbol in token])
     except KeyError:
@@ -52,8 +57,9 @@ def symbols_to_bytes(token: str) -> bytes:
 
 
 def read_layout(decoder: dict[str, Any] | None) -> DecoderLayout | None:
-    """`decoder`: the decoder's entry in tokenizer.json. Returns None if the decoder does not decode every token
-    independently."""
+    """The layout of a decoder. `decoder`: the decoder's entry in tokenizer.json. Returns None if the decoder does not
+    decode every token independently.
+    """
     if decoder is None:
         return None
     steps = flat_steps(decoder, "decoders")
@@ -105,8 +111,9 @@ class TokenBytes:
         return self._tokenizer.id_to_token(token_id) or ""
 
     def _difference(self, token_id: int, previous: int | None) -> bytes:
-        """For decoders whose output depends on the neighbouring token (WordPiece, an end-of-word suffix, spaces between
-        all tokens). Their tokens never hold parts of characters."""
+        """The bytes of a token after `previous`, for decoders whose output depends on the neighbouring token
+        (WordPiece, an end-of-word suffix, spaces between all tokens). Their tokens never hold parts of characters.
+        """
         before = "" if previous is None else self._decode([previous])
         both = before if previous is None else self._decode([previous, token_id])
         if previous is not None and both.startswith(before):

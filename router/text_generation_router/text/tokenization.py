@@ -22,12 +22,13 @@ from text_generation_router.text.length_bound import max_chars_per_token
 T = TypeVar("T")
 EncodeBatch = Callable[..., list[Encoding]]
 
-# Part size of a text that can be cut: about 10 ms of work, after which the thread may serve another tenant.
+# Characters of a part, if the text can be cut: about 10 ms of work, after which the thread may serve another tenant.
 PART_CHARS = 16_384
-# A part that could not be cut is large above this size. It takes seconds, and up to 150 bytes of memory for each of its
-# bytes, so large parts share one thread of their own, and freed memory is returned to the system after each.
+# Characters above which a part that could not be cut is large. Such a part takes seconds, and up to 150 bytes of memory
+# for each of its bytes. So large parts share one thread of their own, and freed memory is returned to the system after
+# each.
 LARGE_PART_CHARS = 4 * PART_CHARS
-# Largest part of which `spans` lists the tokens, at 500 bytes of memory for each token.
+# Characters of the largest part of which `spans` lists the tokens, at 500 bytes of memory for each token.
 MAX_SPANS_PART_CHARS = 4 * LARGE_PART_CHARS
 
 
@@ -52,8 +53,9 @@ class Ids:
 
 
 class TextTokenizer:
-    """Encodes in threads with tokenizers' batch functions, which release the interpreter lock. `encode` would hold the
-    lock and stall every stream while it reads a long prompt."""
+    """A tokenizer that encodes in threads with tokenizers' batch functions, which release the interpreter lock.
+    `encode` would hold the lock and stall every stream while it reads a long prompt.
+    """
 
     def __init__(
         self,
@@ -65,8 +67,9 @@ class TextTokenizer:
         part_chars: int = PART_CHARS,
         max_part_chars: int | None = None,
     ) -> None:
-        """`max_waiting`: most texts of one tenant that may wait for one of the `workers` threads. `max_part_chars`: a
-        larger part, which could not be cut, is refused; None: no limit."""
+        """`max_waiting`: most texts of one tenant that may wait for one of the `workers` threads. `max_part_chars`:
+        characters of the largest part that is accepted if it cannot be cut; None: no limit.
+        """
         self.tokenizer = tokenizer
         self.max_chars_per_token = max_chars_per_token
         self._joints = joints
@@ -77,7 +80,7 @@ class TextTokenizer:
 
     @classmethod
     def load(cls, folder: Path, workers: int, max_waiting: int, max_part_chars: int | None = None) -> Self:
-        """Raises StartError if the model has no fast tokenizer."""
+        """Loads the model's tokenizer. Raises StartError if the model has no fast tokenizer."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise StartError(
@@ -110,8 +113,9 @@ class TextTokenizer:
     async def encode(
         self, text: str, add_special_tokens: bool, share: Share, keep_last: int | None = None, most: int | None = None
     ) -> Ids:
-        """The token ids of `text`, only the last `keep_last` ids if given. For a text with more than `most` ids, only
-        their number (see Ids)."""
+        """The token ids of `text`; only the last `keep_last` ids if given. If `text` has more than `most` ids, only
+        their number is returned (see Ids).
+        """
         parts = await self._parts(text, share)
         if self._max_part_chars is not None:
             _refuse_large_parts(parts, self._max_part_chars)
@@ -182,11 +186,12 @@ class TextTokenizer:
         return encoding.ids[self._num_context_ids(text, part) :]
 
     def _use_spans(self, text: str, part: TextPart, first_byte: int, use: Callable[[list[Span]], T]) -> tuple[T, int]:
-        """(The result of `use` for the part, the text's byte offset after the part.) The first and the last part
-        include the special tokens that every text gets."""
+        """(The result of `use` for the part, the byte offset in the text after the part.) The first and the last part
+        include the special tokens that every text gets.
+        """
         whole = part == TextPart(0, len(text), False)
         piece = text[part.start : part.stop]
-        start = first_byte - part.has_context  # the context is one ASCII letter, so one byte
+        start = first_byte - part.has_context  # minus 1 for the context, which is one ASCII letter and so one byte
         spans = _spans(_first(self.tokenizer.encode_batch, piece, add_special_tokens=whole), piece, start)
         spans = spans[self._num_context_ids(text, part) :]
         if not whole:

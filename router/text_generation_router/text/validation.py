@@ -19,11 +19,11 @@ class AskedSampling:
 
     values: Sampling = field(default_factory=Sampling)  # a neutral value for each parameter that was not given
     given: frozenset[str] = frozenset()  # names of the parameters that were given
-    greedy: bool = False  # take the most likely token, whatever the parameters are
+    greedy: bool = False  # True: always take the most likely token, whatever the other parameters are
 
     @classmethod
     def of(cls, values: Mapping[str, Any], greedy: bool = False) -> "AskedSampling":
-        """Takes the values that have a sampling parameter's name; None: not given."""
+        """Makes it from `values`, which may have other names too. A value of None was not given."""
         given = {name: values[name] for name in NAMES if values.get(name) is not None}
         return cls(Sampling(**given), frozenset(given), greedy)
 
@@ -49,7 +49,7 @@ class AskedParameters:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    asked: RequestFlags  # what a request may ask for
+    asked: RequestFlags  # the flags that limit what a request may ask for
     max_input_tokens: int
     max_total_tokens: int
 
@@ -77,7 +77,9 @@ class Validator:
         return self._limits()
 
     def check_best_of(self, best_of: int | None) -> None:
-        """Separate from the other checks: only routes that do not stream call it, before the request is counted."""
+        """Checks best_of. Separate from the other checks: only routes that do not stream call it, before the request is
+        counted.
+        """
         most = self.limits.asked.max_best_of
         given = best_of or 1
         _raise_first(
@@ -173,8 +175,9 @@ def _too_long(most: int, given: str) -> ValidationError:
 
 
 def sampling(asked: AskedSampling) -> Sampling:
-    """The parameters, with a random seed if none was given. This alone decides whether tokens are drawn: as in TGI, a
-    request for any warper is a request for sampling."""
+    """The sampling parameters, with a random seed if none was given. Only this function decides whether tokens are
+    drawn: as in TGI, a request for any warper is a request for sampling.
+    """
     values = asked.values.without_warpers() if asked.greedy else asked.values
     seed = values.seed if "seed" in asked.given else secrets.randbits(63)
     draws = not asked.greedy and (values.do_sample or values.warps)

@@ -1,1 +1,3 @@
-"""The machine a shard runs on: memory, cores, copies between host and device, moments and recorded steps."""
+"""The machine that a shard runs on: memory, cores, copies between host and device, points in the device's work,
+recorded steps.
+"""

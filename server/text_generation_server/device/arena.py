@@ -11,7 +11,8 @@ HUGE_PAGE = 1 << 21
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Like torch.empty. On a CPU, a tensor that fills at least one huge page lies on huge pages: weights and keys are
-    then read at the memory's speed, not at the speed of page walks."""
+    then read at the speed of the memory, which address translation (page walks) would slow down.
+    """
     count = torch.Size(shape).numel()
     size = count * dtype.itemsize
     if device.type != "cpu" or size < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):

@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-# From about 100 rows on, a step's time is that of arithmetic and no longer of reading the weights, and a row of padding
-# costs as much as any row: there the sizes are closer together, relative to the number of rows.
+# From about 100 rows on, arithmetic takes more time in a step than reading the weights, so a row of padding costs as
+# much as any row. There the sizes are closer together, relative to the number of rows.
 DEFAULT_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 
 logger = logging.getLogger("text_generation_server")
@@ -54,8 +54,9 @@ class CudaRecording:
 
 
 class CudaRecorder:
-    """Records CUDA graphs on the current stream. All graphs share one memory pool: they run one after the other, and
-    the output of a graph is read before the next graph runs."""
+    """Records CUDA graphs on the current stream. All graphs share one memory pool. This is possible because they run
+    one after the other, and the output of a graph is read before the next graph runs.
+    """
 
     def __init__(self) -> None:
         # A new graph shares the pool of the newest graph that is alive. The pool is freed with its last graph.
@@ -71,7 +72,8 @@ class CudaRecorder:
             output = run()
         except BaseException:
             self._broken.append(graph)
-            with suppress(RuntimeError):  # The exception of `run` is raised, not the one that follows from it.
+            # The exception of `run` is raised, not the later exception that it causes here.
+            with suppress(RuntimeError):
                 graph.capture_end()
             raise
         graph.capture_end()
@@ -80,7 +82,8 @@ class CudaRecorder:
 
 
 class DecodeGraphs:
-    """Runs `forward`, which always reads and writes the same addresses, and calls its argument as a sign of life.
+    """Runs `forward`, which always reads and writes the same addresses, and which calls its argument after each layer
+    to show that it makes progress.
 
     All ranks must replay a graph, or all must run without one, because collectives are part of graphs: `agree` returns
     whether a recording succeeded on all ranks.
@@ -119,7 +122,7 @@ class DecodeGraphs:
         return output
 
     def clear(self) -> None:
-        """Drops all graphs, because the addresses that they use are no longer valid."""
+        """Drops all graphs. To be called when the addresses that they use have become invalid."""
         self._recordings.clear()
         self._gave_up = False
 

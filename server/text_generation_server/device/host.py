@@ -22,7 +22,9 @@ def _of_the_machine() -> int:
 
 
 def _left(cgroup: Path) -> Iterator[int]:
-    """Bytes that the control group still allows. Cached files count as used there, but can be freed at once."""
+    """Bytes that the control group still allows. The group counts cached files as used, but they can be freed at
+    once.
+    """
     for limit, usage, statistics, files in (
         ("memory.max", "memory.current", "memory.stat", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
@@ -30,4 +32,5 @@ def _left(cgroup: Path) -> Iterator[int]:
         with suppress(OSError, ValueError, KeyError):
             fields = dict(line.split() for line in (cgroup / statistics).read_text().splitlines())
             used = int((cgroup / usage).read_text()) - int(fields[files])
-            yield max(0, int((cgroup / limit).read_text()) - used)  # ValueError if the limit is "max"
+            # ValueError if the limit is the word "max": there is no limit.
+            yield max(0, int((cgroup / limit).read_text()) - used)

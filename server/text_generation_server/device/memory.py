@@ -8,13 +8,15 @@ import torch
 from text_generation_server.device import host
 from text_generation_server.errors import MemoryLimitError
 
-# Share of the available memory that CPU shards use for keys and values; the rest is left to other processes.
+# Share of the available memory that CPU shards use for keys and values. The rest is left to other processes.
 CPU_SHARE = 0.5
 GPU_SHARE = 0.9
 
 
 def available_bytes(device: torch.device, world_size: int, gpu_fraction: float) -> int:
-    """Bytes that one shard may use for keys and values. On a GPU its whole memory stays within `gpu_fraction`."""
+    """Bytes that one shard may use for keys and values. On a GPU, all memory of the shard together stays within
+    `gpu_fraction`.
+    """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return gpu_bytes(free, total, torch.cuda.memory_reserved(device), gpu_fraction)
@@ -22,19 +24,21 @@ def available_bytes(device: torch.device, world_size: int, gpu_fraction: float) 
 
 
 def gpu_bytes(free: int, total: int, reserved: int, fraction: float) -> int:
-    """Bytes that are left to this process, which has `reserved` of the device's `total`. Other processes may use the
-    device as well: their memory is not part of `free`."""
+    """Bytes that this process may still take, if it has `reserved` bytes of the device's `total`. Other processes may
+    use the device as well; their memory is not part of `free`.
+    """
     return max(0, int(min(free - (1 - GPU_SHARE) * total, fraction * GPU_SHARE * total - reserved)))
 
 
 def give_back_memory(device: torch.device) -> None:
-    """Gives the memory of freed tensors, which torch keeps, back to the device, where it would count as used."""
+    """Returns the memory of freed tensors to the device. torch keeps it, and the device would count it as used."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def choose_slots(per_slot: int, available: int, useful: int, wanted: int | None, at_least: int) -> int:
-    """The number of slots: `wanted` if the user chose it and it fits, else as many as fit, but not more than `useful`.
+    """The number of slots: `wanted` if the user chose it and it fits. Otherwise the largest number that fits, but not
+    more than `useful`.
 
     `useful` is requests × tokens: more slots would never be filled. `at_least` is the length of the longest request.
     """
@@ -55,11 +59,11 @@ def choose_slots(per_slot: int, available: int, useful: int, wanted: int | None,
 
 @contextmanager
 def memory_for(tokens: int) -> Iterator[None]:
-    """A context for a prefill of `tokens` tokens: a lack of memory inside becomes a MemoryLimitError."""
+    """A context for a prefill of `tokens` tokens. If memory runs out inside, a MemoryLimitError is raised."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # Without memory, torch raises its own class on GPUs and a RuntimeError on CPUs.
+        # If memory runs out, torch raises its own class on GPUs and a RuntimeError on CPUs.
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in str(error):
             raise
         raise MemoryLimitError(

@@ -1,5 +1,6 @@
-"""Copies between host and device through pinned memory, and moments in the device's work. Host and device do not wait
-for each other. On a CPU a copy is done, and a moment has come, when the call returns."""
+"""Copies between host and device through pinned memory, and moments (points in the order of the device's work). Host
+and device do not wait for each other. On a CPU a copy is complete, and a moment has come, when the call returns.
+"""
 
 import time
 from collections.abc import Callable
@@ -21,16 +22,16 @@ class Moment(Protocol):
     def has_come(self) -> bool: ...
 
     def wait(self) -> None:
-        """May be called from any thread."""
+        """Waits until the moment has come. May be called from any thread."""
         ...
 
     def ns_since(self, earlier: Any) -> int:
-        """The device's time since the moment `earlier`. Both moments must have come."""
+        """Nanoseconds of the device's time since the moment `earlier`. Both moments must have come."""
         ...
 
 
 class HostMoment:
-    """A moment on a CPU, which computes at once: the moment has come when it is made."""
+    """A moment on a CPU. A CPU computes at once, so the moment has come when it is made."""
 
     def __init__(self) -> None:
         self._at_ns = time.perf_counter_ns()
@@ -46,7 +47,7 @@ class HostMoment:
 
 
 class CudaMoment:
-    """The moment when all work that the current stream has been given so far is done."""
+    """The moment at which all work given to the current stream until now is done."""
 
     def __init__(self) -> None:
         self._device = torch.cuda.current_device()
@@ -57,7 +58,7 @@ class CudaMoment:
         return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        torch.cuda.set_device(self._device)  # a waiting thread would otherwise make a context on device 0
+        torch.cuda.set_device(self._device)  # without this call, a waiting thread would make a context on device 0
         self._event.synchronize()
 
     def ns_since(self, earlier: "CudaMoment") -> int:
@@ -80,7 +81,7 @@ def use_own_stream(device: torch.device) -> None:
 
 
 def host_words(count: int, device: torch.device) -> Tensor:
-    """An int32 tensor [count] on the host, for `send`. torch does not reuse its memory before the copy is made."""
+    """An int32 tensor [count] on the host, for `send`. torch does not reuse its memory before the copy is complete."""
     return torch.empty(count, dtype=torch.int32, pin_memory=device.type == "cuda")
 
 

@@ -1,7 +1,7 @@
 """The ranks of a shard group: they add up tensors, exchange values, and agree on errors.
 
-All ranks enter all collectives in the same order. A rank that can no longer do so raises GroupBroken: its process must
-exit, because the other ranks may be waiting for it.
+All ranks enter all collectives in the same order. A rank that can no longer do this raises GroupBroken: its process
+must exit, because the other ranks may be waiting for it.
 """
 
 import logging
@@ -22,7 +22,8 @@ JOIN_S = 60.0  # Seconds that all ranks get to join the group.
 # Seconds after which a collective fails. No living rank is ever this late, and the launcher replaces a group that has a
 # dead rank much sooner.
 WAIT_S = 300.0
-# Classes of errors that the other ranks raise too when one rank fails. For any other error they raise the first class.
+# Classes of errors that the other ranks raise as well when one rank raises them. If a rank fails with any other error,
+# the other ranks raise the first class.
 SHARED_ERRORS: tuple[type[ShardError], ...] = (StepError, MemoryLimitError)
 
 
@@ -111,7 +112,9 @@ class Group:
                 raise SHARED_ERRORS[number - 1](f"rank {rank} of {self.size} could not {what}: its log says why")
 
     def _exchange_errors(self, error: Exception | None) -> list[int]:
-        """For every rank, 0 if it has no error, or the place of its error's class in SHARED_ERRORS, counted from 1."""
+        """One number for each rank: 0 without an error, otherwise the place of the error's class in SHARED_ERRORS,
+        counted from 1.
+        """
         if self.size == 1:
             return []
         numbers = [n for n, kind in enumerate(SHARED_ERRORS, start=1) if isinstance(error, kind)]
@@ -146,11 +149,12 @@ def join_group(
     join_s: float = JOIN_S,
     wait_s: float = WAIT_S,
 ) -> Group:
-    """Waits for the other ranks, which pass the same `rendezvous`, a file that is made anew at each start of the group.
+    """Joins the group, and waits for the other ranks, which pass the same `rendezvous`: a file that is made anew at
+    each start of the group.
 
     GPUs use NCCL. Processes on CPUs of one host use shared memory, or gloo if there is no shared memory or
-    `share_memory` is false. GroupBroken if not all ranks join within `join_s`. With shared memory the file is removed
-    afterwards; otherwise the group uses it until its end.
+    `share_memory` is false. GroupBroken if not all ranks join within `join_s` seconds. With shared memory the file is
+    removed afterwards; otherwise the group uses it until its end.
     """
     if size == 1:
         return Group(rank, size, Alone())

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def sum_in_order(parts: list[Tensor], out: Tensor) -> None:
-    """out = parts[0] + parts[1] + …, from left to right. Half precision is summed in float32 and rounded once.
+    """out = parts[0] + parts[1] + …, from left to right. Half-precision numbers are summed in float32 and rounded once.
 
     `out` must not be one of the parts.
     """

@@ -34,7 +34,7 @@ class ProcessGroup:
 
 
 class Nccl(ProcessGroup):
-    """NCCL for tensors of GPUs; CPU tensors go through gloo."""
+    """A transport that uses NCCL for tensors of GPUs, and gloo for CPU tensors."""
 
     def __init__(self, rank: int, size: int, store: "Store", device: torch.device, wait_s: float) -> None:
         super().__init__(rank, size)

@@ -58,15 +58,17 @@ class Script:
     reason: EndReason = EndReason.LENGTH
     last_is_special: bool = False
     cuts_character: bool = False  # the last ordinary token ends with the first byte of a character
-    ends_after: tuple[int, Ended] | None = None  # (number of tokens before the end, the end)
-    hang_after: int | None = None  # number of tokens before the fake engine falls silent
-    expires: bool = False  # the deadline comes after the last token
+    ends_after: tuple[int, Ended] | None = None  # tokens before the end, and how the request ends
+    hang_after: int | None = None  # number of tokens after which the fake engine sends nothing more
+    expires: bool = False  # whether the deadline passes after the last token
     cached_tokens: int = 0
-    begins: bool = True  # else the request waits in the queue
+    begins: bool = True  # False: the request stays in the queue
 
 
 class ScriptedVocabulary:
-    """A vocabulary whose tokens from FIRST_ID on are the texts of the scripts, in the order in which they are used."""
+    """A vocabulary in which the ids from FIRST_ID on are the texts of the scripts, in the order in which scripts are
+    used.
+    """
 
     FIRST_ID = 700
 
@@ -92,13 +94,13 @@ class ScriptedVocabulary:
 
 @dataclass(eq=False)
 class Asked:
-    """A request that the fake engine got."""
+    """A request that the fake engine received."""
 
     request: GenerationRequest
     sink: Sink
     script: Script
     end: Ended | None = None
-    num_kept: int | None = None  # tokens that count, of a request that its front has ended
+    num_kept: int | None = None  # number of tokens that the front kept when it ended the request
     over: asyncio.Event = field(default_factory=asyncio.Event)
     playing: asyncio.Task[None] | None = None
 
@@ -114,16 +116,16 @@ class Asked:
 
 
 class FakeEngine:
-    """An Engine that follows scripts."""
+    """A fake Engine whose answers are given by scripts."""
 
     def __init__(self) -> None:
         self.limits = TokenLimits(max_input_tokens=40, max_total_tokens=60, max_batch_total_tokens=300)
         self.vocabulary = ScriptedVocabulary()
         self.script = Script()
-        self.scripts: list[Script] = []  # used up first, one per request
+        self.scripts: list[Script] = []  # scripts for the next requests, one per request
         self.asked: list[Asked] = []
         self.healthy = True
-        self.pause_s = 1  # `Retry-After` of refused requests
+        self.pause_s = 1  # seconds in the `Retry-After` header of refused requests
         self.refusal: RefusedError | None = None
 
     def submit(self, request: GenerationRequest, sink: Sink, credits: int) -> int:
@@ -203,7 +205,7 @@ class Answer:
 
     @property
     def events(self) -> list[Any]:
-        """Parsed `data:` lines; `[DONE]` stays a string."""
+        """The values of the answer's `data:` lines. JSON is parsed; `[DONE]` stays a string."""
         lines = self.body.decode().split("\n\n")
         assert lines.pop() == ""
         assert all(line.startswith("data: ") for line in lines)
@@ -223,7 +225,7 @@ class Route:
 
     @property
     def fails_as_event(self) -> bool:
-        """Whether every error is an event, even an error in the request itself."""
+        """Whether every error of this route is an event of a stream, even an error in the request itself."""
         return self.path == "/generate_stream"
 
 
@@ -253,8 +255,9 @@ class InProcess:
 
 
 class Server:
-    """The application and its parts. `leave_after`: the client disconnects after this number of body messages, or 0.3 s
-    after the call if 0."""
+    """The application and its parts. `leave_after`: number of body messages after which the client disconnects; if 0,
+    it disconnects 0.3 s after the call.
+    """
 
     def __init__(self, tokenizer: Tokenizer, **config: Any) -> None:
         self.engine, self.metrics = FakeEngine(), Metrics()
@@ -400,7 +403,7 @@ def server(tokenizer: Tokenizer) -> Server:
 
 @pytest.fixture(scope="session")
 def session_server(tokenizer: Tokenizer) -> Server:
-    """For property tests, which run many examples in one test."""
+    """A server for property tests, which run many examples in one test."""
     return Server(tokenizer)
 
 

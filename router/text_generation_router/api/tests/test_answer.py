@@ -1,4 +1,4 @@
-"""A dialect that no client speaks gets by with its own words."""
+"""A new JSON dialect needs only its own body, prompts, events and answer."""
 
 import asyncio
 from collections.abc import Sequence

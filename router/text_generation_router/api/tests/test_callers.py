@@ -1,4 +1,4 @@
-"""What the headers and fields of a request say of its caller reaches the engine."""
+"""The caller that a request's headers and fields describe reaches the engine."""
 
 import logging
 

@@ -22,7 +22,7 @@ FIRST = FirstStep(queue_s=1.5, cached_tokens=2)
 
 
 class LetterVocabulary:
-    """Token i is the i-th letter."""
+    """A vocabulary in which token i is the i-th letter."""
 
     special_ids: frozenset[int] = frozenset()
 
@@ -37,7 +37,7 @@ class LetterVocabulary:
 
 
 class RecordingEngine:
-    """An Engine that takes one request and keeps the calls for it."""
+    """A fake Engine that accepts one request and records the calls for it."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []

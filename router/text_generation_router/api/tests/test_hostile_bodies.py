@@ -11,12 +11,14 @@ FILE = Path(__file__).parents[4] / "integration-tests" / "hostile.py"
 
 @pytest.fixture(scope="module")
 def hostile():
-    """The module of hostile bodies, from the integration tests, which are not a package."""
+    """The module `hostile` of the integration tests. Loaded by its path, because the integration tests are not a
+    package.
+    """
     spec = importlib.util.spec_from_file_location("hostile", FILE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "hostile", module)  # dataclasses look up their module there
+        patch.setitem(sys.modules, "hostile", module)  # dataclasses look up their module in sys.modules
         spec.loader.exec_module(module)
     return module
 
@@ -39,7 +41,7 @@ def test_no_hostile_body_is_a_server_error_or_is_shown_in_the_answer(make_server
     async def verdict(body) -> str:
         headers = {"content-type": body.content_type}
         answer = await server.call("POST", path, body.content, headers)
-        if answer.status == 504:  # a body may ask for a deadline of almost no time
+        if answer.status == 504:  # a body may set a deadline that is too short for a token
             return "" if body.name.startswith("timeout = ") else f"{body.name}: 504"
         is_refused = 400 <= answer.status < 500 or answer.body.startswith(b'data: {"error"')  # a refusal as an event
         if answer.status >= 500 or (body.refused and not is_refused):

@@ -31,7 +31,7 @@ WRONG = (
 
 @pytest.fixture(scope="module")
 def guarded(tokenizer, session_server):
-    """Servers with keys, by whether their informative routes are closed."""
+    """Two servers with keys: one whose informative routes are closed, and one whose informative routes are open."""
     make = type(session_server)
     return {closed: make(tokenizer, api_key_digests=DIGESTS, closed_routes=closed) for closed in (False, True)}
 
@@ -87,7 +87,7 @@ def test_the_right_key_generates_and_the_second_one_too(guarded):
 
 
 def status_of(app, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> int:
-    """The status of a request whose body must not be read."""
+    """Status of the answer to a request whose body must not be read."""
 
     async def receive():
         raise AssertionError("the body was read")

@@ -1,4 +1,4 @@
-"""Bodies beyond the limit, sent to the real application over loopback."""
+"""Bodies larger than the limit, sent to the real application over loopback."""
 
 import asyncio
 import resource
@@ -15,7 +15,7 @@ from text_generation_router.http.server import Server, uvicorn_config
 
 LARGE = 50_000_000
 HEAD = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-# Bytes that may be sent but not yet read: buffers of both sockets and of the server.
+# Bytes that a client may have sent before the server reads them: buffers of both sockets and of the server.
 BUFFERS = 16 * 2**20
 
 
@@ -79,7 +79,7 @@ def test_an_announced_length_is_refused_before_a_byte_of_the_body(server):
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_the_rest_of_a_large_body_is_not_taken(server, chunked):
-    """The answer arrives though the client goes on sending; then the connection ends."""
+    """The answer arrives while the client is still sending; then the connection ends."""
     piece = b"10000\r\n" + b"x" * 2**16 + b"\r\n" if chunked else b"x" * 2**16
     framing = b"transfer-encoding: chunked" if chunked else b"content-length: %d" % LARGE
 

@@ -1,4 +1,4 @@
-"""Which request gets a permit when more requests come than there are rows, and which request is refused for it."""
+"""Which request gets a permit when there are more requests than rows, and which request is refused instead."""
 
 import asyncio
 import json
@@ -149,7 +149,7 @@ class PermitsMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def begin(self, data: st.DataObject) -> None:
-        """At most as many generations begin as there are rows."""
+        """Begins some generations, at most one for each row."""
         if sum(g.has_begun for _, generations in self.held for g in generations) < self.CAPACITY:
             _, generations = self.held[data.draw(st.integers(0, len(self.held) - 1))]
             generations[0].has_begun = True
@@ -184,7 +184,7 @@ TestPermitsMachine = PermitsMachine.TestCase
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_refused_to_make_room_gets_the_error_in_every_dialect(make_server, route, stream):
-    """If the stream has begun with status 200, the refusal is an event, like other failures before the first token."""
+    """If a stream has begun with status 200, its refusal is an event, as for other failures before the first token."""
     server = make_server(max_concurrent_requests=2)
     begun, waiting = Script(hang_after=0), Script(hang_after=0, begins=False)
 

@@ -13,7 +13,7 @@ ALL = (*NATIVE, *OPENAI)
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 SCHEMA = {"type": "object", "properties": {}}
 
-# (fields, routes, values that ask for something, values that ask for nothing)
+# (fields, routes, values that must be refused, neutral values)
 TABLE: list[tuple[str, tuple[str, ...], list[Any], list[Any]]] = [
     ("grammar", ALL, [{"type": "regex", "value": "a"}, {"type": "json", "value": SCHEMA}, "root ::= a"], []),
     ("guided_json", ALL, [SCHEMA, "{}"], []),
@@ -112,7 +112,9 @@ NEUTRAL = [
 
 
 def places(route: Route, name: str, value: Any) -> list[dict[str, Any]]:
-    """Bodies with the field where it belongs: on native routes inside `parameters`, and beside `parameters`."""
+    """Bodies with the field in every place where it may stand: on native routes inside `parameters` and beside
+    `parameters`.
+    """
     fields = {name: value}
     return [route.body | fields] if route.is_openais else [route.body | {"parameters": fields}, route.body | fields]
 

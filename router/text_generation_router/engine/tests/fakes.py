@@ -29,7 +29,9 @@ def top_id(request_id: int, rank: int) -> int:
 
 
 class FakeShards:
-    """A group of shards that answers after some turns of the event loop. `fail(step)` may raise, as a step may."""
+    """A fake group of shards that answers after some turns of the event loop. `fail(step)` may raise the error of that
+    step.
+    """
 
     info = INFO
     epoch = INFO.epoch
@@ -39,7 +41,7 @@ class FakeShards:
         self.capacity = capacity
         self.poisoned: set[int] = set()  # requests whose logits are not finite
         self.top_counts: dict[int, int] = {}  # number of top tokens in each answer, by request
-        self.rows_left = 0  # number of rows that it reports while no request runs
+        self.rows_left = 0  # number of rows that the shards report while no request runs
         self.steps: list[Step] = []
         self.histories: dict[int, list[int]] = {}
         self.most_in_flight = 0
@@ -107,7 +109,7 @@ class FakeShards:
 
 
 class FakeShardGroups:
-    """Hands out one group of fake shards after the other."""
+    """A fake source of shard groups, which hands out one fake group after the other."""
 
     def __init__(self, *groups: Callable[[], FakeShards]) -> None:
         self.made: list[FakeShards] = []
@@ -135,7 +137,7 @@ class FakeShardGroups:
 
 
 class Listener:
-    """A sink that keeps all that it is given. `on_tokens` is called with the listener after each step's tokens."""
+    """A sink that records everything it receives. `on_tokens` is called with the sink after each step's tokens."""
 
     def __init__(self, on_tokens: "Callable[[Listener], None]" = lambda listener: None) -> None:
         self.index = 0
@@ -189,7 +191,7 @@ class Listener:
 
 
 class World:
-    """An engine and the shards that it gets, one group after the other; by default a single group that never fails."""
+    """An engine and its shard groups, one after the other; by default a single group that never fails."""
 
     def __init__(self, *groups: Callable[[], FakeShards], **limits: int) -> None:
         self.groups = FakeShardGroups(*(groups or (FakeShards,)))
@@ -221,12 +223,12 @@ class World:
 
     @property
     def forward_steps(self) -> list[ForwardStep]:
-        """The forward steps that the newest shards got."""
+        """The forward steps that the newest shards received."""
         return [step for step in self.groups.made[-1].steps if isinstance(step, ForwardStep)]
 
 
 def serve(use: Callable[[World], Awaitable[None]], *groups: Callable[[], FakeShards], **limits: int) -> None:
-    """Runs `use` with a running engine, which must have all slots back at the end."""
+    """Runs `use` with a running engine. At the end all slots must be free again."""
 
     async def run() -> None:
         world = World(*groups, **limits)
@@ -262,8 +264,9 @@ def fails(fail: Callable[[ForwardStep], None]) -> Callable[[], FakeShards]:
 
 
 def dies_at(step_number: int, failed_ids: set[int] | None = None) -> Callable[[], FakeShards]:
-    """Shards that are lost from step `step_number` on; with `failed_ids`, at the first such step that carries one of
-    these requests."""
+    """Shards that are lost at step `step_number` and later. With `failed_ids`, they are lost at the first such step
+    that carries one of these requests.
+    """
 
     def fail(step: ForwardStep) -> None:
         if step.number >= step_number and (failed_ids is None or failed_ids & set(step.request_ids)):

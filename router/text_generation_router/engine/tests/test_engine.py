@@ -121,7 +121,8 @@ def test_a_sink_that_ends_its_request_gets_no_further_token_and_no_step_is_decid
         assert end.reason is EndReason.STOPPED and seen == [end], "`ended` is called within `end`"
         await asyncio.sleep(0.02)
         assert listener.ids == expected_tokens([7], 3)
-        # The prompt's step, two more tokens, and the step that was in flight behind the third token.
+        # Four steps: the prompt's step, two steps for further tokens, and the step that was in flight at the third
+        # token.
         assert len(world.forward_steps) == 4
         assert world.metrics.length_estimate_ratio._sum.get() > 0
 

@@ -107,7 +107,7 @@ def test_a_group_is_confirmed_by_its_first_chunk_before_any_token() -> None:
 
 
 def test_an_answer_that_came_before_the_loss_counts() -> None:
-    """The shards end right after each answer, so the request gets one token in each epoch."""
+    """The shards end right after each answer, so a request gets one token in each epoch."""
 
     class AnswersOnce(FakeShards):
         async def run(self, step: Step) -> StepAnswer | None:

@@ -1,4 +1,4 @@
-"""Groups of shards that come and go, as reported by the launcher's messages and the shards' sockets."""
+"""Groups of shards that start and end, as the launcher's messages and the shards' sockets show."""
 
 import asyncio
 import socket

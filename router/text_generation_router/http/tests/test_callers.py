@@ -1,4 +1,4 @@
-"""The caller of a request: its address, its share, its cache domain."""
+"""The caller of a request: its address, its owner and tenant, its cache domain."""
 
 import hashlib
 
@@ -72,7 +72,7 @@ def test_a_forwarded_address_counts_from_a_trusted_proxy_only(header, form):
 
 @pytest.mark.parametrize(("header", "form"), FORWARDED)
 def test_of_several_hops_the_rightmost_that_is_not_trusted_counts(header, form):
-    """Entries left of the first untrusted address came from the client itself."""
+    """The client itself may have written the entries to the left of the first untrusted address."""
     chain = ", ".join(form.format(address) for address in ("203.0.113.9", "198.51.100.7", "10.0.0.2"))
     assert peer("10.0.0.1", (header, chain)) == "198.51.100.7"
     lines = [(header, form.format(address)) for address in ("203.0.113.9", "198.51.100.7", "10.0.0.2")]
@@ -104,7 +104,7 @@ def test_a_wrong_header_of_a_trusted_proxy_counts_to_the_last_known_hop(text):
 
 
 def test_of_two_headers_that_disagree_neither_is_believed():
-    """The proxy writes one header; the other header may be the client's."""
+    """The proxy writes one of the headers; the client may have written the other."""
     xff, forwarded = ("x-forwarded-for", "198.51.100.7"), ("forwarded", "for=203.0.113.9")
     assert peer("10.0.0.1", xff, forwarded) == "10.0.0.1"
     assert peer("10.0.0.1", xff, ("forwarded", "for=198.51.100.7")) == "198.51.100.7"

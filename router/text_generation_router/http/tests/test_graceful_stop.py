@@ -23,8 +23,9 @@ PATIENCE_S = 20
 
 
 class Router:
-    """A server with a few routes. Its generations end when the test sets `finish`, or fail through `fail`, as those of
-    a closed engine."""
+    """A server with a few routes. Its generations end when the test sets `finish`, or fail through `fail`, as
+    generations fail when the engine closes.
+    """
 
     def __init__(self, patience_s: float) -> None:
         self.gate, self.app = Gate(), FastAPI()
@@ -79,7 +80,7 @@ class Router:
             raise IncompleteGenerationError
 
     async def ask(self, path: str, method: str = "POST") -> bytes:
-        """The whole answer, up to its end or the end of the connection."""
+        """Sends a request. Returns the whole answer, up to its end or the end of the connection."""
         reader, writer = await asyncio.open_connection(*self.address)
         writer.write(f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
         try:
@@ -90,7 +91,7 @@ class Router:
 
 @asynccontextmanager
 async def serving(patience_s: float = PATIENCE_S) -> AsyncIterator[Router]:
-    """Serves inside the context; at its end the server must stop by itself."""
+    """Runs a server inside the context. After the context the server must stop by itself."""
     router = Router(patience_s)
     async with asyncio.timeout(PATIENCE_S):
         running = asyncio.create_task(StopOnSignal().serve(router.server, router.listener))

@@ -1,4 +1,4 @@
-"""The limits of a connection, over loopback, on both event loops."""
+"""The limits of a connection, tested over loopback on both event loops (asyncio and uvloop)."""
 
 import asyncio
 import json
@@ -24,8 +24,9 @@ loops = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_even
 
 
 class App:
-    """Answers `ok`; /endless streams until the client disconnects, /unread answers without reading the body, /large
-    sends 10 MB at once."""
+    """An application that answers `ok`; /endless streams until the client disconnects, /unread answers without reading
+    the body, /large sends 10 MB at once.
+    """
 
     def __init__(self) -> None:
         self.requests = 0
@@ -79,13 +80,15 @@ class Edge:
         return len(self.server.server_state.connections)
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection that is closed at the end of the test."""
+        """Opens a connection, which is closed at the end of the test."""
         reader, writer = await asyncio.open_connection(*self.address)
         self._writers.append(writer)
         return reader, writer
 
     async def ask(self, content: bytes) -> bytes:
-        """All bytes of the answers, until the connection is closed or reset."""
+        """Sends `content` on a new connection. Returns all bytes of the answers, until the connection is closed or
+        reset.
+        """
         reader, writer = await self.open()
         writer.write(content)
         answer = b""
@@ -169,7 +172,7 @@ def test_a_second_request_has_its_own_time(loop):
         reader, writer = await edge.open()
         writer.write(GET)
         await reader.readuntil(b"ok")
-        await asyncio.sleep(0.5)  # idle for longer than headers may take
+        await asyncio.sleep(0.5)  # idle for more seconds than headers may take
         writer.write(GET)
         await reader.readuntil(b"ok")
         writer.write(b"G")
@@ -344,7 +347,7 @@ def test_bytes_that_a_client_does_not_read_do_not_pile_up(loop):
 
 @loops
 def test_a_client_that_reads_slowly_gets_all_of_a_large_answer(loop):
-    """The writer is paused from the first byte to nearly the last, for longer than the deadline."""
+    """Writing is paused from the first byte to nearly the last, for longer than the write deadline."""
 
     async def test(edge: Edge) -> tuple[bytes, float]:
         reader, writer = await edge.open()
@@ -361,7 +364,9 @@ def test_a_client_that_reads_slowly_gets_all_of_a_large_answer(loop):
 
 @loops
 def test_an_answer_left_unread_does_not_keep_its_connection(loop):
-    """The unread bytes exceed the kernel's buffers. No write pauses any more: only the write deadline ends the wait."""
+    """The unread bytes exceed the kernel's buffers. Writing never pauses again, so only the write deadline ends the
+    wait.
+    """
 
     async def test(edge: Edge) -> float:
         with socket.create_connection(edge.address) as client:

@@ -4,8 +4,9 @@ from text_generation_router.http.starts import Starts
 
 
 async def begin_all(owners: str, *cancelled: int) -> list[str]:
-    """The starts of simultaneous requests, one per letter of `owners`: the owner's letter for each start, "." for each
-    turn of the event loop."""
+    """The order of starts of simultaneous requests, one request per letter of `owners`: the owner's letter for each
+    start, "." for each turn of the event loop.
+    """
     starts, seen, left = Starts(), [], len(owners) - len(cancelled)
 
     async def request(owner: str) -> None:

@@ -1,4 +1,4 @@
-"""Handlers of the tests' child processes."""
+"""Handlers that the tests' child processes run."""
 
 import os
 import time

@@ -137,7 +137,7 @@ def test_a_child_killed_while_it_rests_costs_no_job():
         pid = await pid_of(pool)
         os.kill(pid, signal.SIGKILL)
         await until(lambda: is_gone(pid))
-        await asyncio.sleep(0.05)  # so that the pool notices the end
+        await asyncio.sleep(0.05)  # time for the pool to notice the end
         assert await pid_of(pool) != pid
 
     run(test)

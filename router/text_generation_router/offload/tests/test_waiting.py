@@ -4,7 +4,7 @@ from text_generation_router.offload.waiting import Job, Waiting
 
 
 def jobs(*names: str) -> list[Job]:
-    """Jobs with these names; the first letter of a name is the tenant."""
+    """Jobs with these names. The first letter of a name is the job's tenant."""
     loop = asyncio.new_event_loop()
     try:
         return [Job(name, b"", name[0], 1.0, loop.create_future()) for name in names]
@@ -28,7 +28,7 @@ def test_where_there_is_no_room_the_newest_of_the_greediest_tenant_goes():
     a1, a2, a3, b1, b2 = jobs("a1", "a2", "a3", "b1", "b2")
     assert [waiting.put(job) for job in (a1, a2, a3)] == [None] * 3
     assert waiting.put(b1) is a3
-    assert waiting.put(b2) is b2  # tenants a and b have two jobs each: the new job goes
+    assert waiting.put(b2) is b2  # tenants a and b have two jobs each, so the new job is refused
     assert len(waiting) == 3 and names(waiting) == "a1 b1 a2"
 
 

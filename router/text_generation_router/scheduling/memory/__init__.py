@@ -1,1 +1,1 @@
-"""Token memory: free slots, the prefix cache, and what each request holds of both."""
+"""Token memory: free slots, the prefix cache, and the slots and cached prefixes that each request holds."""

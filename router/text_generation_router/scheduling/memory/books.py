@@ -7,8 +7,9 @@ from text_generation_router.scheduling.memory.memory import Memory
 
 
 def find_error(memory: Memory, holders: Sequence[Holder]) -> str | None:
-    """What is wrong, or None. Each slot is free, or cached, or owned by one request; and while there are no `holders`
-    (requests with slots), no cached slot is locked."""
+    """An error in the accounts, or None. Each slot must be free, or cached, or owned by one request. While there are no
+    `holders` (requests with slots), no cached slot may be locked.
+    """
     slots, cache = memory.slots, memory.cache
     private = sum(holder.holding.num_private for holder in holders if holder.holding)
     if slots.num_free + cache.num_tokens + private != slots.capacity:

@@ -1,4 +1,4 @@
-"""What one request holds of the token memory. `Memory` alone changes it.
+"""The slots and the cached prefix that one request holds. Only `Memory` changes them.
 
 A slot is *held* as soon as its request takes it, *confirmed* once an answered step has computed the keys and values in
 it, and *cached* once the prefix cache owns it.
@@ -22,14 +22,14 @@ Flags = npt.NDArray[np.bool_]
 class Holding:
     """The slots of positions 0, 1, … of a request. Each slot is owned by the request or by the prefix cache."""
 
-    most: int  # slots at the greatest length of the request
+    most: int  # number of slots at the request's greatest length
     node: Node | None  # the locked node of the prefix cache; None without prefix caching
-    count: int = 0  # slots in use
-    num_cached: int = 0  # slots among them that the cache owns
-    num_confirmed: int = 0  # first tokens that were cached, or are in confirmed chunks
-    num_offered: int = 0  # first tokens that the cache holds up to `node`
-    is_cacheable: bool = True  # False: the keys and values must not be found in the cache
-    table: Slots = field(init=False)  # the slot of each position, up to the greatest length
+    count: int = 0  # number of slots in use
+    num_cached: int = 0  # number of those slots that the cache owns
+    num_confirmed: int = 0  # number of first tokens that were cached, or are in confirmed chunks
+    num_offered: int = 0  # number of first tokens that the cache holds, up to `node`
+    is_cacheable: bool = True  # False: other requests must not find these keys and values in the cache
+    table: Slots = field(init=False)  # the slots of positions 0, 1, … up to the greatest length
     _is_cached: Flags = field(init=False)  # whether the prefix cache owns the slot of each position
 
     def __post_init__(self) -> None:
@@ -51,35 +51,35 @@ class Holding:
         return self.count - self.num_cached
 
     def take(self, slots: Slots) -> None:
-        """The slots of the next positions."""
+        """Adds `slots` as the slots of the next positions, owned by the request."""
         self.table[self.count : self.count + len(slots)] = slots
         self.count += len(slots)
 
     def take_cached(self, slots: Slots) -> None:
-        """The slots of the cached prefix, up to `node`."""
+        """Adds `slots`, of the cached prefix that ends with `node`, as slots owned by the cache."""
         self.take(slots)
         self.hand_over(0, len(slots))
         self.num_confirmed = self.num_offered = len(slots)
 
     def hand_over(self, start: int, end: int) -> None:
-        """The cache owns the slots of these positions from now on."""
+        """Notes that the cache owns the slots of positions start … end - 1 from now on."""
         self._is_cached[start:end] = True
         self.num_cached += end - start
 
 
 class Holder(Protocol):
-    """What the memory knows of a request."""
+    """The properties of a request that the memory needs."""
 
-    holding: Holding | None  # while the request runs or leaves
-    most_computed: int  # computed tokens at the last release of the slots
-    fewest_cached: int  # fewest cached tokens that any of its starts found
+    holding: Holding | None  # set while the request runs or leaves
+    most_computed: int  # number of tokens that were computed at the last release of the slots
+    fewest_cached: int  # smallest number of cached tokens that any start of the request found
 
     @property
     def id(self) -> int: ...
 
     @property
     def namespace(self) -> Hashable:
-        """Requests of different namespaces share no cached prefix."""
+        """Requests with different namespaces share no cached prefix."""
 
     @property
     def history(self) -> Ids:
@@ -87,8 +87,8 @@ class Holder(Protocol):
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of the history at its greatest length."""
+        """Number of tokens of the history at its greatest length."""
 
     @property
     def num_computed(self) -> int:
-        """First tokens whose keys and values an answered step has computed."""
+        """Number of first tokens whose keys and values an answered step has computed."""

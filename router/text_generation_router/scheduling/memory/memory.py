@@ -1,8 +1,8 @@
-"""Token memory: the pool of slots, the prefix cache, and what each request holds of both.
+"""Token memory: the pool of slots, the prefix cache, and the slots that each request holds.
 
 The life of a slot is drawn in ARCHITECTURE.md, section 4. A request joins by `hold` and `start`, grows by
-`take_one_each`, and leaves by `release`. What answered steps have computed goes into the prefix cache by `confirm` and
-`release`.
+`take_one_each`, and leaves by `release`. Tokens that answered steps have computed enter the prefix cache by `confirm`
+and `release`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,12 +16,14 @@ from text_generation_router.scheduling.memory.trails import Ids
 
 # The cache evicts at least 1/PORTIONS of all slots at a time: evicting a few slots costs almost as much.
 PORTIONS = 50
-# Fresh prefix lookups in one step that only serve to order the waiting requests.
+# Number of fresh prefix lookups in one step that serve only to order the waiting requests.
 MAX_LOOKS = 8
 
 
 class Memory:
-    """Each slot is free, or owned by the cache or one request. Cached tokens that no request holds count as free."""
+    """All token slots. Each slot is free, or owned by the cache or by one request. Cached tokens that no request holds
+    count as free.
+    """
 
     def __init__(self, capacity: int, prefix_caching: bool) -> None:
         self.slots = TokenSlots(capacity)
@@ -29,8 +31,9 @@ class Memory:
         self._prefix_caching = prefix_caching
         self._portion = max(1, capacity // PORTIONS)
         self._pending = PendingPrefixes()
-        self._under_way: dict[int, Node] = {}  # id of a prefilling request → node of its prompt in `_pending`
-        self._remembered: dict[int, tuple[int, int]] = {}  # id of a waiting request → cache version, cached tokens then
+        self._under_way: dict[int, Node] = {}  # for the id of each prefilling request: node of its prompt in `_pending`
+        # For the id of each waiting request: the cache's version at its last lookup, and the cached tokens found.
+        self._remembered: dict[int, tuple[int, int]] = {}
         self._looks = 0  # fresh lookups left in this step
 
     @property
@@ -43,11 +46,11 @@ class Memory:
 
     @property
     def num_held(self) -> int:
-        """Slots that requests need, private or cached; a slot shared by several requests counts once."""
+        """Number of slots that requests hold, private or cached. A slot that several requests share counts once."""
         return self.capacity - self.num_available
 
     def num_exclusive(self, request: Holder) -> int:
-        """Slots that would become available if the request left now."""
+        """Number of slots that would become available if the request left now."""
         return self.exclusives([request])[0]
 
     def exclusives(self, requests: Iterable[Holder]) -> list[int]:
@@ -94,7 +97,7 @@ class Memory:
         cached = self.cached_length_now(request)
         return self._prefix_caching and self._pending.is_worth_waiting(request.namespace, _matchable(request), cached)
 
-    # Free or cached → held.
+    # Slots go from free or cached to held.
 
     def hold(self, request: Holder) -> None:
         """Locks the cached prefix of the request's history."""
@@ -105,7 +108,7 @@ class Memory:
         request.fewest_cached = min(request.fewest_cached, holding.num_cached)
 
     def let_go(self, request: Holder) -> None:
-        """Undoes `hold` for a request that does not start after all."""
+        """Undoes `hold` for a request that will not start now."""
         holding = request.holding
         assert holding is not None and not holding.num_private
         request.holding = None
@@ -113,7 +116,9 @@ class Memory:
             self.cache.unlock(holding.node)
 
     def start(self, request: Holder) -> None:
-        """Takes the slots of the whole history after the cached prefix. Other requests may wait for its prefix."""
+        """Takes slots for the whole history after the cached prefix. From now on other requests may wait for its
+        prefix.
+        """
         holding, history = request.holding, request.history
         assert holding is not None
         self.forget_match(request)
@@ -122,12 +127,12 @@ class Memory:
             self._under_way[request.id] = self._pending.add(request.namespace, history)
 
     def take(self, request: Holder, count: int) -> None:
-        """Takes the slots of the next `count` positions."""
+        """Takes slots for the next `count` positions."""
         assert request.holding is not None
         request.holding.take(self._allocate(count))
 
     def take_one_each(self, requests: Sequence[Holder]) -> Slots:
-        """Takes the slot of the next position of each request. Returns these slots."""
+        """Takes a slot for the next position of each request. Returns these slots."""
         slots = self._allocate(len(requests))
         for request, slot in zip(requests, slots.tolist(), strict=True):
             holding = request.holding
@@ -143,11 +148,12 @@ class Memory:
             self.cache.evict(min(portions * self._portion, self.cache.num_evictable))
         return self.slots.allocate(count)
 
-    # Held → confirmed → cached → free.
+    # Slots go from held to confirmed, then to cached, then to free.
 
     def confirm(self, request: Holder, end: int) -> None:
-        """An answered step has computed a chunk that ends at `end`. The tokens up to there go into the cache, unless
-        the same tokens are there already."""
+        """To be called when an answered step has computed a chunk that ends at `end`. Adds the tokens up to `end` to
+        the cache, unless the same tokens are there already.
+        """
         assert request.holding is not None
         request.holding.num_confirmed = max(request.holding.num_confirmed, end)
         self._offer(request)
@@ -164,12 +170,14 @@ class Memory:
             holding.hand_over(start, end)
 
     def withdraw(self, request: Holder) -> None:
-        """The prompt is computed, or will not be: no request waits for it any longer."""
+        """To be called when the prompt is computed, or will not be: from now on no request waits for it."""
         if (node := self._under_way.pop(request.id, None)) is not None:
             self._pending.remove(node)
 
     def release(self, request: Holder) -> None:
-        """Gives all slots of the request back. Its confirmed tokens stay cached, unless they are bad (see `forget`)."""
+        """Frees all slots of the request. Its confirmed tokens stay cached, unless their keys and values are invalid
+        (see `forget`).
+        """
         holding, end = request.holding, request.num_computed
         assert holding is not None
         self.withdraw(request)
@@ -188,7 +196,7 @@ class Memory:
             self.cache.unlock(holding.node)
 
     def forget(self, request: Holder) -> None:
-        """Makes the keys and values computed for the request unfindable, and all computed on top of them."""
+        """Removes from the cache the keys and values computed for the request, and all that were computed from them."""
         assert request.holding is not None
         request.holding.is_cacheable = False
         if request.holding.node is not None:
@@ -196,5 +204,7 @@ class Memory:
 
 
 def _matchable(request: Holder) -> Ids:
-    """The last token is never matched: it must be computed, because the next token is sampled from its output."""
+    """The tokens to look for in the cache: all but the last. The last token must be computed, because the next token is
+    sampled from its output.
+    """
     return request.history[:-1]

@@ -10,8 +10,9 @@ WORTH_WAITING = 16
 
 
 class PendingPrefixes:
-    """The prompts that are being computed. The locks of a node count the prompts through it; a node without locks is
-    removed."""
+    """The prompts that are being computed, as a tree. The locks of a node count the prompts that pass through it; a
+    node without locks is removed.
+    """
 
     def __init__(self) -> None:
         self._tree = RadixTree()

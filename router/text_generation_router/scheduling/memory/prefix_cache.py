@@ -1,7 +1,7 @@
-"""The prefix cache: finds the slots of keys and values that are computed already, by token ids.
+"""The prefix cache: finds slots whose keys and values are computed already, by token ids.
 
-The caller adds only tokens that an answered step has confirmed. Tokens that no request holds count as free memory:
-when slots are wanted, they are evicted, least recently used first.
+The caller adds only tokens that an answered step has confirmed. Tokens that no request holds count as free memory: when
+slots are needed, they are evicted, least recently used first.
 """
 
 import heapq
@@ -15,22 +15,22 @@ from text_generation_router.scheduling.memory.trails import Ids
 
 
 class PrefixCache:
-    """A radix tree whose nodes own the slots of their tokens. Slots that it gives up go back to `pool`."""
+    """A radix tree whose nodes own the slots of their tokens. Evicted slots return to `pool`."""
 
     def __init__(self, pool: TokenSlots) -> None:
         self.num_tokens = 0
-        self.num_evictable = 0  # tokens that no request holds
+        self.num_evictable = 0  # number of tokens that no request holds
         self.version = 0  # changes whenever a sequence may match more or less than before
         self._pool = pool
         self._tree = RadixTree()
-        self._now = 0  # logical time of use
+        self._now = 0  # counter that orders the uses of nodes
         # Heap of leaves that no request holds, by last use. Entries whose leaf has changed since are skipped.
         self._leaves: list[tuple[int, int, Node]] = []
         self._pushed = 0
         self._num_nodes = 0
 
     def match(self, namespace: Hashable, ids: Ids) -> int:
-        """How many of the first tokens of `ids` are cached."""
+        """Number of first tokens of `ids` that are cached."""
         found = self._tree.find(namespace, ids)
         return found.length if found else 0
 
@@ -57,7 +57,7 @@ class PrefixCache:
 
     @staticmethod
     def num_exclusive(node: Node | None) -> int:
-        """Tokens that would become evictable if one lock on `node` were released."""
+        """Number of tokens that would become evictable if one lock on `node` were released."""
         count = 0
         while node is not None and node.locks == 1:
             count += len(node.ids)
@@ -70,8 +70,10 @@ class PrefixCache:
         return node is not None and any(held.locks == 2 for held in node.path())
 
     def extend(self, held: Node, ids: Ids, slots: Slots) -> Node | None:
-        """Appends tokens to the sequence locked at `held`: the tree owns their slots from now on, and the lock moves to
-        the returned node. None: nothing changed, because another request has added the same first token already."""
+        """Appends tokens to the sequence that ends with the locked node `held`. From now on the tree owns their slots,
+        and the lock is on the returned node. None: nothing changed, because another request has already added the same
+        first token.
+        """
         if int(ids[0]) in held.children:
             return None
         self.version += 1
@@ -112,7 +114,7 @@ class PrefixCache:
             self._note_leaf(leaf)
 
     def _trim(self, leaf: Node, kept: int) -> None:
-        """Evicts all but the first `kept` tokens of a leaf. Without its last leaf, a parent becomes a leaf."""
+        """Evicts all but the first `kept` tokens of a leaf. A parent whose last child is evicted becomes a leaf."""
         freed = leaf.slots[kept:]
         self._pool.release(freed)
         self.num_tokens -= len(freed)
@@ -128,8 +130,9 @@ class PrefixCache:
             self._note_leaf(parent)
 
     def forget(self, namespace: Hashable, ids: Ids, start: int) -> None:
-        """Makes a sequence unfindable from token `start` on, with all that follows it. Locked nodes are evicted when
-        the last lock is released."""
+        """Removes from the cache the tokens of a sequence from token `start` on, and all sequences that continue them.
+        Locked nodes are evicted when the last lock is released.
+        """
         found = self._tree.find(namespace, ids[: start + 1])
         if found is None or found.length <= start:
             return
@@ -143,7 +146,7 @@ class PrefixCache:
         return any(held.is_detached for held in node.path())
 
     def _sweep(self, top: Node) -> None:
-        """Evicts all nodes without locks from `top` down."""
+        """Evicts all nodes without locks in the subtree of `top`."""
         below = [top]
         for node in below:
             below.extend(node.children.values())

@@ -1,7 +1,7 @@
-"""A tree over token ids: sequences with equal first tokens share nodes. The users of the tree give nodes a meaning.
+"""A tree over token ids: sequences with equal first tokens share nodes.
 
-A node stands for a run of tokens, and perhaps their slots. A *lock* on a node protects the node and all nodes above it.
-Runs are compared as arrays, never token by token.
+A node stands for a run of tokens, and for their slots if the user of the tree needs slots. A *lock* on a node protects
+the node and all nodes above it. Runs are compared as arrays, never token by token.
 """
 
 from collections.abc import Hashable, Iterator
@@ -16,7 +16,9 @@ NOTHING: Ids = np.empty(0, dtype=np.int32)
 
 
 class Node:
-    """`ids` continue the sequence of the parent. A root has no ids and no parent, and knows its namespace."""
+    """A node of the tree. `ids` continue the sequence of the parent. A root has no ids and no parent, and knows its
+    namespace.
+    """
 
     __slots__ = ("children", "edits", "ids", "is_detached", "locks", "namespace", "parent", "slots", "used")
 
@@ -25,11 +27,11 @@ class Node:
         self.namespace = namespace
         self.ids = ids
         self.slots = slots
-        self.children: dict[int, Node] = {}  # first token → child
-        self.edits = 0  # number of changes of its end, or of the tokens that lead to it
-        self.is_detached = False  # no longer a child of its parent, so no search finds the node
+        self.children: dict[int, Node] = {}  # children by their first token
+        self.edits = 0  # number of changes of this node's end, or of the tokens from the root to this node
+        self.is_detached = False  # True once the node is no longer a child of its parent, so that no search finds it
         self.locks = 0
-        self.used = 0  # logical time of the last unlock
+        self.used = 0  # time of the last unlock, by a counter of uses
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -39,7 +41,7 @@ class Node:
         return self.parent is not None
 
     def path(self) -> "Iterator[Node]":
-        """The node and all nodes above it, upwards."""
+        """Yields the node and all nodes above it, upwards."""
         node: Node | None = self
         while node is not None:
             yield node
@@ -48,7 +50,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The longest match of a sequence in the tree: `inside` tokens into `node`, `length` tokens in all."""
+    """The longest match of a sequence in the tree. It ends after `inside` tokens of `node`; `length` is its length in
+    tokens.
+    """
 
     node: Node
     inside: int
@@ -56,7 +60,7 @@ class Found:
 
 
 class RadixTree:
-    """One tree for each namespace. Different namespaces share no nodes."""
+    """A tree for each namespace. Different namespaces share no nodes."""
 
     def __init__(self) -> None:
         self._roots: dict[Hashable, Node] = {}
@@ -111,7 +115,7 @@ class RadixTree:
         self.drop_empty_root(parent)
 
     def detach(self, node: Node) -> None:
-        """Makes the node and all nodes below it unfindable. Locks on them still protect all nodes above."""
+        """Removes the node and all nodes below it from all searches. Locks on them still protect all nodes above."""
         assert node.parent is not None and not node.is_detached
         del node.parent.children[int(node.ids[0])]
         node.is_detached = True

@@ -8,17 +8,19 @@ import numpy.typing as npt
 
 Slots = npt.NDArray[np.int32]
 
-# An allocation of at least LARGE slots first sorts LOOKED_AT times as many free slots, so that it gets runs.
+# An allocation of at least LARGE slots first sorts LOOKED_AT times that number of free slots, so that it finds adjacent
+# slots.
 LARGE, LOOKED_AT = 16, 4
 
 
 class TokenSlots:
-    """Slots 0 … capacity - 1. The free ones are a stack, whose top is sorted before a large allocation: prompts then
-    get runs of adjacent slots, if there are any."""
+    """The slots 0 … capacity - 1. Free slots are a stack, whose top is sorted before a large allocation, so that
+    prompts get runs of adjacent slots where there are any.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        # Slots are taken from the end. The order is descending, so that allocations ascend.
+        # Slots are taken from the end of this array. It is in descending order, so that allocated slots ascend.
         self._free = np.arange(capacity - 1, -1, -1, dtype=np.int32)
         self._num_free = capacity
         self._is_free = np.ones(capacity, dtype=np.bool_)
@@ -44,7 +46,7 @@ class TokenSlots:
         return slots
 
     def release(self, slots: Slots) -> None:
-        """Gives slots back. They must be distinct and in use."""
+        """Frees slots. They must be distinct and in use."""
         assert not self._is_free[slots].any(), "a slot was released twice"
         self._is_free[slots] = True
         self._free[self._num_free : self._num_free + len(slots)] = slots[::-1]

@@ -1,8 +1,8 @@
-"""Remembers long paths through a radix tree, so that the next search need not walk them node by node.
+"""Remembers long paths through a radix tree, so that the next search does not visit their nodes one by one.
 
 A client that sends its text after every keystroke makes a node of each keystroke. Its next text follows the last one
-through thousands of nodes of a few tokens each. A single comparison of both texts says how far they agree, and the
-search goes on from there.
+through thousands of nodes of a few tokens each. A single comparison of both texts shows how many first tokens are
+equal, and the search continues from there.
 """
 
 from bisect import bisect_right
@@ -15,17 +15,18 @@ import numpy.typing as npt
 
 Ids = npt.NDArray[np.int32]
 
-# Paths of up to LONG nodes are not remembered: walking them costs about as much as comparing two texts.
+# Number of nodes up to which a path is not remembered: visiting them costs about as much as comparing two texts.
 LONG = 32
 # At most MAX_TRAILS paths are remembered, and at most MAX_ALIKE of them with the same first tokens.
 MAX_TRAILS, MAX_ALIKE = 64, 4
-# A search compares only remembered paths with the same FIRST first tokens.
+# A search compares its ids only with remembered paths that have the same FIRST first tokens.
 FIRST = 8
 
 
 class TrailNode(Protocol):
-    """A node of the radix tree. While the node is in the tree and its `edits` does not change, the tokens from the root
-    to the end of the node stay the same."""
+    """A node of the radix tree. The tokens from the root to the end of the node stay the same while the node is in the
+    tree and its `edits` does not change.
+    """
 
     edits: int
 
@@ -45,18 +46,19 @@ class Trail(Generic[P]):
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
-        self.ids: Ids = np.empty(0, dtype=np.int32)  # token ids, at least up to the last end
+        self.ids: Ids = np.empty(0, dtype=np.int32)  # token ids from the root at least to the end of the last node
         self.nodes: list[P] = []
-        self.edits: list[int] = []  # `edits` of each node at that time
+        self.edits: list[int] = []  # `edits` of each node when the path was remembered
         self.ends: list[int] = []  # end of each node, in tokens from the root
 
     def common(self, ids: Ids) -> int:
-        """How many nodes of the trail `ids` matches in full, if no node has changed since."""
+        """Number of nodes of the trail that `ids` matches in full, counted only as far as nodes are unchanged."""
         return bisect_right(self.ends, common_length(self.ids, ids))
 
     def valid(self, count: int) -> int:
-        """How many of the first `count` nodes are unchanged. Sequences change only at their ends, so behind a changed
-        node no node is unchanged."""
+        """Number of the first `count` nodes that are unchanged. Sequences change only at their ends, so after a changed
+        node all nodes are changed.
+        """
         if not count or self._is_valid(count - 1):
             return count
         return bisect_right(range(count), False, key=lambda i: not self._is_valid(i))

@@ -19,7 +19,9 @@ def answer(
     token_of: Callable[[int], int] = lambda request_id: 0,
     not_finite: Collection[int] = (),
 ) -> Applied:
-    """Answers the step with one token for each request that it samples; `token_of`: from request id to token id."""
+    """Answers the step with one token for each request that it samples. `token_of` returns the token for a request
+    id.
+    """
     assert step is not None, "the scheduler has no step to send"
     ids = sampled(step)
     return scheduler.apply(StepTokens(step.number, ids, [(token_of(request_id),) for request_id in ids], not_finite))

@@ -1,10 +1,12 @@
-"""A model of a shard: the tokens whose keys lie in each slot. Asserts that a step reads only keys that are there."""
+"""A model of a shard: it records which keys lie in each slot, and asserts that a step reads only keys that are
+there.
+"""
 
 from dataclasses import dataclass, field
 
 from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step
 
-# The keys of a token are modelled by what they depend on: the ids of all tokens up to it.
+# Stands for the keys of a token: the ids of all tokens up to it, on which the keys depend.
 Keys = tuple[int, ...]
 
 
@@ -16,14 +18,14 @@ class Row:
 
 @dataclass
 class ShardModel:
-    """Runs steps in the order of their answers. The next token depends on the history alone."""
+    """Runs steps in the order of their answers. The next token depends only on the history."""
 
     max_rows: int
     rows: dict[int, Row] = field(default_factory=dict)
-    keys: dict[int, Keys] = field(default_factory=dict)  # slot → keys in it
+    keys: dict[int, Keys] = field(default_factory=dict)  # for each slot, the keys in it
 
     def run(self, step: Step) -> dict[int, int]:
-        """Runs a step. Returns request id → sampled token."""
+        """Runs a step. Returns the sampled token of each request, by its id."""
         if isinstance(step, ClearStep):
             self.rows.clear()
         elif isinstance(step, FilterStep):
@@ -34,7 +36,7 @@ class ShardModel:
         return {}
 
     def fail(self, step: ForwardStep) -> None:
-        """A step fails half-way: the slots that it was to write hold garbage."""
+        """Makes a step fail half-way: the slots that it should have written hold invalid keys."""
         for slot in step.decode_slots.tolist():
             self.keys[slot] = (-1,)
         for chunk in step.chunks:

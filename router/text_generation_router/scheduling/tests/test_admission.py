@@ -12,7 +12,7 @@ from text_generation_router.scheduling.running import Running
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=12))
 def test_the_peak_equals_the_most_slots_held_in_a_simulation(requests: list[tuple[int, int]]) -> None:
-    """The simulation walks through the steps: each request grows by one slot a step, and stays for `left` steps."""
+    """Compares with a simulation step by step: each request grows by one slot a step, and stays for `left` steps."""
     held, left = (np.array(values) for values in zip(*requests, strict=True))
     steps = range(1, int(left.max()) + 1)
     walked = max(int(sum(h + t for h, stays in requests if stays >= t)) for t in steps)

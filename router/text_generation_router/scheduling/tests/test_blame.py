@@ -1,4 +1,4 @@
-"""Tests which losses count against a request, and what clears them again."""
+"""Tests which losses count against a request, and which events clear these counts."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,9 @@ def test_a_repeated_chunk_clears_no_blame_and_a_loss_in_proven_tokens_does_not_c
 
 
 def test_a_counted_loss_moves_a_suspect_behind_all_requests_that_are_there() -> None:
-    """The suspect stays before requests that come later. Otherwise it would wait while others come and shards die."""
+    """A suspect goes after requests that are there, but before requests that come later. Otherwise it would never run
+    while new requests arrive and shards die.
+    """
     counted, twice = suspect(), suspect()
     for blame, losses in ((counted, 1), (twice, 2)):
         for _ in range(losses):

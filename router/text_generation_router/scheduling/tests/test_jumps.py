@@ -1,4 +1,4 @@
-"""A jump over quiet steps leaves the state that as many single steps leave."""
+"""A jump over quiet steps leaves the same state as the same number of single steps."""
 
 from collections import deque
 
@@ -21,12 +21,14 @@ from text_generation_router.scheduling.tests.answers import answer
 END_TOKEN = 999
 
 
-# In the examples, a jump is asked for while two steps that only drop rows are in flight.
+# In this example a jump is tried while two steps that only drop rows are in flight.
 @example(5870, AdmissionMode.PEAK, 3)
 @example(5870, AdmissionMode.PAST_FUTURE, 3)
 @given(st.integers(0, 2**32), st.sampled_from(AdmissionMode), st.sampled_from([1, 3]))
 def test_a_jump_equals_as_many_single_steps(seed: int, mode: AdmissionMode, owners: int) -> None:
-    """Both schedulers get the same requests at the same steps. One scheduler jumps whenever nothing can change."""
+    """Both schedulers get the same requests at the same steps. One of them jumps whenever no request can join or
+    end.
+    """
     assert play(seed, mode, owners, jumps=True) == play(seed, mode, owners, jumps=False)
 
 
@@ -62,13 +64,15 @@ def test_a_lone_request_is_quiet_until_the_step_that_makes_its_last_token(num_in
         answer(scheduler, scheduler.next_step())
     for _ in range(num_in_flight):
         scheduler.next_step()
-    not_quiet = 0 if num_in_flight else 1  # a jump answers every step that it adds, and the last step ends the request
+    # A jump also answers every step that it adds, and the last step ends the request.
+    not_quiet = 0 if num_in_flight else 1
     assert quiet_steps(scheduler) == 20 - request.num_sent - not_quiet
 
 
 def play(seed: int, mode: AdmissionMode, owners: int, jumps: bool) -> tuple[object, ...]:
-    """Runs 25 requests with two steps in flight. Output lengths are unknown to the scheduler. Returns all that should
-    not depend on `jumps`."""
+    """Runs 25 requests with two steps in flight. The scheduler does not know their output lengths. Returns everything
+    that must not depend on `jumps`.
+    """
     random = np.random.default_rng(seed)
     arrivals = sorted((int(t), int(n), int(o)) for t, n, o in random.integers((0, 1, 1), (150, 40, 20), size=(25, 3)))
     scheduler = Scheduler(Limits(100, 5, 16, SchedulingFlags(admission=mode)), end_tokens=frozenset({END_TOKEN}))
@@ -106,8 +110,9 @@ def play(seed: int, mode: AdmissionMode, owners: int, jumps: bool) -> tuple[obje
 
 
 def jumpable(scheduler: Scheduler, lengths: dict[int, int], arrivals: list[tuple[int, int, int]], now: int) -> int:
-    """Number of steps to jump: no request arrives or ends in them. Two steps are in flight, and the first is about to
-    be answered."""
+    """Number of steps that can be jumped over, because no request arrives or ends in them. Two steps are in flight, and
+    the first is about to be answered.
+    """
     quiet = quiet_steps(scheduler)
     if not quiet:
         return 0

@@ -27,7 +27,7 @@ def test_with_free_rows_and_slots_a_request_starts_at_once() -> None:
 def test_without_a_free_row_a_request_waits_for_the_first_request_to_end() -> None:
     running = [Stay(0, left, 10) for left in (30, 7, 12)]
     assert steps(running, [], max_rows=3) == 7
-    assert steps(running, [Stay(0, 1, 10)], max_rows=3) == 8  # the waiting request makes one token, and ends
+    assert steps(running, [Stay(0, 1, 10)], max_rows=3) == 8  # the waiting request makes one token and ends
     assert steps(running, [Stay(0, 100, 10)], max_rows=3) == 12
 
 
@@ -42,8 +42,9 @@ def test_a_request_waits_until_all_prompts_before_it_are_computed() -> None:
 
 
 def simulated(limits: Limits, seed: int, prompt: int, output: int) -> tuple[float, int]:
-    """Forecast and true number of steps for a request that arrives while others run and wait. Each request may make 500
-    tokens, and makes 1 to 2 × `output`."""
+    """Forecast and true number of steps until the start of a request that arrives while others run and wait. Each
+    request may make 500 tokens, and makes between 1 and 2 × `output`.
+    """
     draw = random.Random(seed)
     scheduler = Scheduler(limits, end_tokens=frozenset({END_TOKEN}))
     requests: dict[int, Running] = {}

@@ -16,7 +16,7 @@ from text_generation_router.scheduling.turns import SPARE_ENTRIES, FairTurns
 
 
 class Waiting:
-    """A queue to test. `cached`: request id → number of cached tokens."""
+    """A queue to test. `cached`: number of cached tokens by request id."""
 
     def __init__(self, priority_between_tenants: bool = False) -> None:
         self.cached: dict[int, int] = {}
@@ -90,7 +90,7 @@ def test_lower_priorities_go_first() -> None:
 
 
 def test_a_priority_does_not_increase_a_tenants_share() -> None:
-    """A priority orders only the requests of its own tenant."""
+    """A priority orders only the requests of one tenant."""
     waiting = Waiting()
     for i in range(40):
         waiting.add("pushes", priority=-5 - i)
@@ -172,7 +172,9 @@ def test_an_idle_owner_earns_no_credit() -> None:
 
 
 def served_most_then_least(waiting: Waiting) -> None:
-    """Two owners wait, and have been served 1000 and 100 tokens. The owner that joined last was served 10 tokens."""
+    """Lets two owners wait that have been served 1000 and 100 tokens. The owner that joined last was served 10
+    tokens.
+    """
     most, least, joined = (waiting.add(name, priority) for name, priority in (("most", 0), ("least", 1), ("joined", 0)))
     waiting.queue.join(joined, 10)
     most.tenant.serve_prompt(1000)
@@ -248,7 +250,7 @@ def test_an_owner_owed_a_place_comes_before_a_crowded_out_tenant() -> None:
 
 
 def _best(rivals: list[Running], chosen: Running, rank: Callable[[Running], Any]) -> list[Running]:
-    """Asserts that no rival ranks better than `chosen`. Returns the rivals with the same rank."""
+    """Asserts that no rival ranks better than `chosen`. Returns the rivals with the same rank as `chosen`."""
     assert rank(chosen) == min(map(rank, rivals))
     return [r for r in rivals if rank(r) == rank(chosen)]
 
@@ -263,8 +265,9 @@ def _best(rivals: list[Running], chosen: Running, rank: Callable[[Running], Any]
 def test_the_next_request_is_the_one_that_the_plain_rule_gives(
     steps: list[tuple[str, str, int, int, bool]], between: bool
 ) -> None:
-    """The plain rule: the best priority where it counts between tenants, then the owner that was served least, then its
-    tenant that was served least, then the better priority, then arrival."""
+    """The plain rule: the best priority if it counts between tenants, then the owner that was served the fewest tokens,
+    then its tenant that was served the fewest, then the better priority, then arrival.
+    """
     waiting = Waiting(between)
     running: list[Running] = []
     for owner, tenant, priority, length, adds in steps:
@@ -352,7 +355,7 @@ def test_an_owner_that_floods_the_queue_does_not_shut_others_out() -> None:
         waiting.add("other", length=10)
     assert queue.has_room(Share("other"), 10, 100)  # the equal part of an owner is 50 of 100 tokens
     assert not queue.has_room(Share("other"), 11, 100)
-    assert queue.has_room(Share("third"), 1000, 100)  # one request may always wait
+    assert queue.has_room(Share("third"), 1000, 100)  # an owner may always have one waiting request, however long
 
 
 def test_the_part_of_an_owner_is_divided_among_its_tenants() -> None:

@@ -1,4 +1,4 @@
-"""Tests the tokens of a request."""
+"""Tests how a request counts and adds its tokens."""
 
 import numpy as np
 import pytest

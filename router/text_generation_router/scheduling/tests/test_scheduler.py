@@ -32,7 +32,7 @@ def make_scheduler(end_tokens: frozenset[int] = frozenset(), **limits: object) -
 
 
 def run_to_end(scheduler: Scheduler) -> list[Step]:
-    """Runs until nothing is left to do, and answers every step at once with token 0."""
+    """Runs until no step is left to send. Answers every step at once with token 0."""
     steps = []
     while step := scheduler.next_step():
         steps.append(step)
@@ -71,7 +71,8 @@ def test_slots_of_a_request_cancelled_in_the_first_step_are_held_until_it_answer
 
 def test_a_request_that_ends_before_its_first_step_on_new_shards_frees_its_slots() -> None:
     """The last step of the request ran on the old shards, and its number is larger than the step numbers of the new
-    ones."""
+    shards.
+    """
     scheduler = make_scheduler()
     long, short = scheduler.add(make_request(40, 5)), scheduler.add(make_request(2, 5, first=100))
     sent = [scheduler.next_step() for _ in range(3)]
@@ -220,7 +221,7 @@ def test_after_max_waiting_tokens_steps_any_request_may_join() -> None:
 
 
 def lose(scheduler: Scheduler, *unanswered: Step) -> list[Running]:
-    """The shards die, or a step fails, with these steps unanswered."""
+    """Lets the shards die, or a step fail, while `unanswered` are in flight."""
     given_up = scheduler.put_back([step for step in unanswered if isinstance(step, ForwardStep)])
     scheduler.clear()
     return given_up
@@ -261,8 +262,9 @@ def test_a_token_between_losses_clears_the_losses_before_it() -> None:
 
 
 def serve_beside(scheduler: Scheduler, bad: Running, kills: Callable[[ForwardStep], bool]) -> list[int]:
-    """Runs all requests to their ends with two steps in flight. A step for which `kills` is true is a loss, with all
-    unanswered steps. Returns the number of requests in the unanswered steps of each loss."""
+    """Runs all requests to their ends with two steps in flight. A step for which `kills` returns true causes a loss of
+    all unanswered steps. Returns the number of requests in the unanswered steps of each loss.
+    """
     losses: list[int] = []
     in_flight: deque[Step] = deque()
     while not bad.ended or not scheduler.is_idle:
@@ -293,7 +295,7 @@ def test_a_deadly_request_ends_after_two_losses_beside_others_and_three_alone(ro
 
 
 def test_a_request_whose_second_chunk_kills_its_shards_is_ended() -> None:
-    """Every replay confirms the first chunk again, but that is progress only the first time."""
+    """Every replay confirms the first chunk again, but only the first confirmation is progress."""
     scheduler = make_scheduler(capacity=2000, max_rows=40, max_batch_prefill_tokens=64)
     others = [scheduler.add(make_request(4 + i, 60, first=10 * i)) for i in range(8)]
     bad = scheduler.add(make_request(100, 5, first=900))
@@ -333,7 +335,9 @@ def test_losses_in_replayed_chunks_do_not_count() -> None:
 
 
 def test_every_request_ends_while_shards_keep_dying_and_others_keep_coming() -> None:
-    """The shards die before all running requests have been replayed, so the last of them would never be reached."""
+    """The shards die before all running requests have been replayed. Without moving requests back, the last of them
+    would never be computed.
+    """
     scheduler = make_scheduler(capacity=20_000, max_rows=64, max_batch_prefill_tokens=32)
     epochs_left: dict[int, int] = {}
     aboard: list[Running] = []
@@ -351,7 +355,7 @@ def test_every_request_ends_while_shards_keep_dying_and_others_keep_coming() -> 
 
 
 def suspects_of(scheduler: Scheduler, *requests: GenerationRequest) -> list[Running]:
-    """Requests that have met MAX_SUSPICIONS losses together, and now have to run alone."""
+    """Requests that have met MAX_SUSPICIONS losses together, and therefore have to run alone."""
     suspects = [scheduler.add(request) for request in requests]
     for _ in range(MAX_SUSPICIONS):
         steps: list[ForwardStep] = []
@@ -475,7 +479,7 @@ def test_requests_with_the_same_prefix_wait_for_the_one_that_computes_it() -> No
 
 
 def outlive_history(scheduler: Scheduler) -> None:
-    """Teaches admission that outputs have one token, so that longer ones run out of slots."""
+    """Lets admission learn that outputs have one token. Longer outputs then run out of slots."""
     for _ in range(ENOUGH):
         scheduler._admission.learn(1)
 
@@ -488,7 +492,7 @@ def test_the_request_with_fewest_slots_is_preempted_and_resumes_from_the_cache()
     counters = scheduler.counters
     assert len(large.output_ids) == len(small.output_ids) == 30
     assert counters.preemptions == 1 and small.most_computed > 8
-    # The cache still had the tokens of `small`, except those that were evicted for the other request.
+    # The cache still had the tokens of `small`, except the tokens that were evicted for the other request.
     assert counters.recomputed_tokens < small.most_computed
 
 
@@ -552,8 +556,9 @@ def test_a_tenant_with_nothing_running_gets_a_row_at_once() -> None:
 
 
 def busy(max_rows: int, *shares: Share, max_waiting_tokens: int = 1000) -> Scheduler:
-    """Each share runs a long request, and none waits. By TGI's rule alone, the next request joins after
-    `max_waiting_tokens` decode steps."""
+    """A scheduler in which each share runs a long request, and none waits. By TGI's rule alone, the next request joins
+    after `max_waiting_tokens` decode steps.
+    """
     scheduler = make_scheduler(
         capacity=1000, max_rows=max_rows, waiting_served_ratio=100, max_waiting_tokens=max_waiting_tokens
     )
@@ -626,8 +631,9 @@ def test_a_tenant_with_nothing_running_gets_memory_at_once() -> None:
 
 
 def full_house(*shares: Share, max_rows: int = 4) -> tuple[Scheduler, list[Running]]:
-    """A scheduler whose rows all run long requests of `shares`, in turn. More of them wait, and a few tokens are
-    made."""
+    """A scheduler whose rows all run long requests of `shares`, in turn. More such requests wait, and a few tokens are
+    made.
+    """
     scheduler = make_scheduler(capacity=1000, max_rows=max_rows)
     texts = [scheduler.add(replace(make_request(2, 60, 10 * i), share=shares[i % len(shares)])) for i in range(20)]
     for _ in range(6):
@@ -702,7 +708,7 @@ def test_a_crowded_out_tenant_gets_a_row_from_its_own_owner_only() -> None:
     scheduler.add(replace(make_request(2, 5, first=900), share=Share("a", "y")))
     for _ in range(20):
         answer(scheduler, scheduler.next_step())
-    assert scheduler.counters.preemptions == 0  # `a` has its row, and a tenant gets none from another owner
+    assert scheduler.counters.preemptions == 0  # `a` has a row already, and a tenant is owed no place by another owner
 
 
 def test_tokens_of_a_request_with_non_finite_logits_leave_the_cache() -> None:

@@ -1,5 +1,6 @@
-"""Requests arrive, pause, end and are cancelled while up to two steps are in flight, steps fail and shards die. A model
-of a shard checks that every step finds exactly the keys it needs."""
+"""A state machine: requests arrive, pause, end and are cancelled while up to two steps are in flight, steps fail and
+shards die. A model of a shard checks that every step finds exactly the keys it needs.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -73,16 +74,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(limits, end_tokens=end_tokens)
         self.mode = mode
         if learned:
-            # Misleading lengths: real outputs are longer, so that slots run out.
+            # Admission learns lengths that are too short. Real outputs are longer, so that slots run out.
             for length in range(1, 41):
                 self.scheduler._admission.learn(length % 5 + 1)
         self.shard = ShardModel(MAX_ROWS)
         self.alive: dict[int, Running] = {}
-        self.deadly: set[int] = set()  # ids of requests that kill the shards at each step with one of them
+        self.deadly: set[int] = set()  # ids of requests that kill the shards in each step that carries one of them
         self.records: dict[int, Record] = {}
         self.in_flight: list[Step] = []
         self.shares = shares
-        self.disturbed = len(shares) > 1  # whether something happened that admission could not foresee
+        self.disturbed = len(shares) > 1  # whether a request was preempted for a reason that admission cannot foresee
 
     @rule(
         length=st.integers(1, 40),
@@ -162,7 +163,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 record.clear()
 
     def end(self, request: Running) -> None:
-        """The request's text is complete. The scheduler may know that already, by the length or the last token."""
+        """Ends a request whose text is complete. The scheduler may have ended it already, by its length or its last
+        token.
+        """
         del self.alive[request.id]
         self.scheduler.end(request.id, len(request.output_ids))
         assert request.ended
@@ -184,7 +187,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def shards_die(self) -> None:
-        """A new epoch begins. The cause may be any step in flight, or something outside."""
+        """Begins a new epoch. The cause may be any step in flight, or something outside the shards."""
         unanswered, self.in_flight = self.in_flight, []
         self.lose(unanswered)
         assert self.scheduler.begin_epoch(CAPACITY, self.end_tokens) == []
@@ -237,12 +240,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_was_promised_is_kept(self) -> None:
-        """If admission counts each request at its greatest length, no request is ever preempted."""
+        """If admission counts each request at its greatest length, it never has to preempt a request."""
         if not self.disturbed and self.mode is not AdmissionMode.PAST_FUTURE:
             assert self.scheduler.counters.preemptions == 0
 
     def teardown(self) -> None:
-        """No request is paused any more, and all requests end, also requests that kill the shards at each step."""
+        """At the end no request is paused, and all requests end, even requests that kill the shards in each of their
+        steps.
+        """
         if not hasattr(self, "scheduler"):
             return
         for request in self.alive.values():

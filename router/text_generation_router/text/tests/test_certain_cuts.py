@@ -1,4 +1,4 @@
-"""The parts of a text, tokenized one by one, have the ids of the whole text."""
+"""The parts of a text, tokenized one by one, give the ids of the whole text."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ SPLITTING = sorted(SPLITTING_PATTERNS)
 
 
 def finished(tokenizer: Tokenizer) -> Tokenizer:
-    """Adds special tokens around each text, and added tokens that may occur within a text."""
+    """A tokenizer that adds special tokens around each text, and has added tokens that may occur within a text."""
     tokenizer.add_special_tokens(["<s>", "</s>", AddedToken("<mask>", lstrip=True, rstrip=True)])
     tokenizer.add_tokens(["<1  2>", "  ", AddedToken("[1]", single_word=True)])
     ids = [(name, tokenizer.token_to_id(name)) for name in ("<s>", "</s>")]
@@ -33,7 +33,7 @@ def finished(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def byte_level(pre_tokenizer=None, normalizer=None, **byte_options) -> Tokenizer:
-    """A byte-level BPE. `pre_tokenizer` runs before the ByteLevel pre-tokenizer."""
+    """A byte-level BPE tokenizer. `pre_tokenizer` runs before the ByteLevel pre-tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     last = pre_tokenizers.ByteLevel(**{"add_prefix_space": False, "use_regex": pre_tokenizer is None} | byte_options)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizer, last]) if pre_tokenizer else last
@@ -51,7 +51,9 @@ def split(pattern: str) -> pre_tokenizers.Split:
 
 
 def byte_fallback(normalizer=None, pre_tokenizer=None) -> Tokenizer:
-    """A byte-fallback BPE. As in Llama 2's vocabulary, a token has a space only at its start, or is all spaces."""
+    """A byte-fallback BPE tokenizer. As in Llama 2's vocabulary, a token has a space only at its start, or is all
+    spaces.
+    """
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
     trained.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, show_progress=False))

@@ -7,8 +7,9 @@ from text_generation_router.text.detokenization import TextStream, Vocabulary
 
 
 def byte_tokenizer() -> Tokenizer:
-    """A tokenizer with one token for each byte, ids in the byte-level alphabet's order, then an end token and two
-    words."""
+    """A tokenizer with one token for each byte (ids in the order of the byte-level alphabet), then an end token and two
+    words.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

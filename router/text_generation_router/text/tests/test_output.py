@@ -30,7 +30,7 @@ def make_output(vocabulary: Vocabulary, *stop: str, **sampling: Any) -> TextOutp
 
 
 def push(output: TextOutput, *token_ids: int, reason: FinishReason | None = None) -> list[TokenEvent]:
-    """`reason`: why the engine ends the request with the last of the tokens."""
+    """Pushes the tokens. `reason`: why the engine ends the request with the last token."""
     last = len(token_ids) - 1
     return [output.push(token_id, -1.0, (), reason if i == last else None, 7.0) for i, token_id in enumerate(token_ids)]
 

@@ -15,7 +15,7 @@ TEXTS = st.lists(CHARACTERS, max_size=12).map("".join)
 
 
 def is_begun(data: bytes) -> bool:
-    """Whether `data` is the beginning of a UTF-8 character: tries all continuation bytes that matter."""
+    """Whether `data` is the beginning of a UTF-8 character. Tries all continuation bytes that make a difference."""
     for length in range(1, 5 - len(data)):
         for rest in itertools.product((0x80, 0x90, 0xA0, 0xBF), repeat=length):
             try:
@@ -39,8 +39,9 @@ def utf8(data: bytes) -> str:
 
 
 def expected(made: HandMade, prompt: list[int], output: list[int]) -> tuple[str, str]:
-    """(The text with special tokens, the text without special tokens.) All bytes between two special tokens are decoded
-    as one text."""
+    """The expected text (with special tokens, without special tokens). All bytes between two special tokens are decoded
+    as one text.
+    """
     last_special = max((at for at, i in enumerate(prompt) if i in made.special), default=-1)
     context = made.bytes_of_run(prompt[last_special + 1 :])
     shown, plain, run = "", "", b""
@@ -71,8 +72,9 @@ def ids(made: HandMade) -> st.SearchStrategy[list[int]]:
 
 @st.composite
 def prompts(draw: st.DrawFn, made: HandMade) -> list[int]:
-    """Tokens of a text, cut at both ends or truncated to the last one or two, or arbitrary tokens. At least one token
-    is not special, as the first token of a text may lose its space, which another test covers."""
+    """Draws prompts: tokens of a text, cut at both ends or shortened to the last one or two, or arbitrary tokens. At
+    least one token is not special, because the first token of a text may lose its space, which another test covers.
+    """
     tokens = draw(st.one_of(TEXTS.map(made.ids), ids(made)))
     kept = draw(st.sampled_from([None, 1, 2]))
     tokens = tokens[: draw(st.integers(0, len(tokens)))]
@@ -115,7 +117,7 @@ def test_stop_strings_match_generated_text_only(made: HandMade, data: st.DataObj
     stop = data.draw(st.sampled_from(["the", "end", "�", "🦊", "e", "</s>", "🦊🦊", " "]))
     pieces, stream = follow(made, prompt, output, stop)
     shown, _ = expected(made, prompt, output)
-    # Bytes flushed at the end are not searched for stop strings.
+    # The text of the bytes flushed at the end is not searched for stop strings.
     pushed = shown[: len(shown) - len(pieces[-1].shown)] if not pieces[-1].stopped else shown
     at = pushed.find(stop)
     assert (at >= 0) == pieces[-1].stopped
@@ -127,7 +129,7 @@ def test_stop_strings_match_generated_text_only(made: HandMade, data: st.DataObj
 @given(text=TEXTS, generated=TEXTS)
 @settings(max_examples=100, deadline=None)
 def test_whole_texts_decode_as_in_the_tokenizers_library(made: HandMade, text: str, generated: str) -> None:
-    """Whole texts decode as in the tokenizers library, which decodes prompt and output together."""
+    """Whole texts are decoded as the tokenizers library decodes them, which takes prompt and output together."""
     prompt = [i for i in made.ids("a" + text) if i in made.bytes_of]
     output = [i for i in made.ids(generated) if i in made.bytes_of]
     pieces, _ = follow(made, prompt, output)

@@ -23,8 +23,8 @@ ORDINARY = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor
 # A statement without effect that makes the cost of a template unknown.
 UNKNOWN = "{% macro unused() %}{% endmacro %}"
 USER, EVIL = (Message("user", " Hi 😀"),), (Message("user", "evil"),)
-# Time limit for jobs that must be killed. Other jobs end by themselves or at the memory limit, which takes longer on a
-# busy machine.
+# Seconds after which jobs that never end are killed. Other jobs end by themselves or at the memory limit, which takes
+# longer on a busy machine.
 JOB_S = 3.0
 A, B = Share("a"), Share("b")
 
@@ -156,8 +156,9 @@ def test_prompts_are_those_of_transformers(source, unknown):
 
 @pytest.mark.parametrize("part", EVIL_PARTS, ids=range(len(EVIL_PARTS)))
 def test_whatever_a_template_does_it_is_stopped(part):
-    """A chat that triggers the hostile part gets an error; the next chat gets its prompt; the router's peak memory does
-    not grow."""
+    """A chat that triggers the hostile part gets an error, the next chat gets its prompt, and the router's peak memory
+    does not grow.
+    """
     source = "{% if messages[0].content == 'evil' %}" + part + "{% endif %}" + ORDINARY
 
     async def test(renderer: Renderer) -> None:
@@ -218,7 +219,9 @@ def test_a_chat_whose_child_is_killed_is_rendered_by_another():
 
 
 def child_pids() -> list[int]:
-    """Process ids of the pool's children. Other tests leave children such as multiprocessing's resource tracker."""
+    """Process ids of the pool's children. Other children, such as multiprocessing's resource tracker, come from other
+    tests and are left out.
+    """
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

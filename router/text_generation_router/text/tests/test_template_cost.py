@@ -27,24 +27,24 @@ def test_ten_messages_of_an_ordinary_template_are_cheap_and_many_are_not(source)
     "source",
     [
         *EVIL_PARTS,
-        # Values that grow from one turn of a loop to the next.
+        # Templates with values that grow from one iteration of a loop to the next.
         "{% set ns = namespace(x='x') %}{% for m in messages %}{% set y = ns.x %}{% set ns.x = y + y %}{% endfor %}",
         "{% set ns = namespace(x='x') %}{% set o = namespace() %}{% set o.x = ns.x + ns.x %}",
         "{% set ns = namespace(x='x') %}{% set ns = namespace(x=ns.x + ns.x) %}",
-        # Loops over values other than messages.
+        # Templates with loops over values other than messages.
         "{% for c in messages[0].content %}{% endfor %}",
         "{% if x %}{% set a = 'x' %}{% else %}{% set a = messages %}{% endif %}{% for c in a %}{% endfor %}",
         "{% if x %}{% set a = messages %}{% else %}{% set a = 'x' %}{% endif %}{% for c in a %}{% endfor %}",
         "{% for messages in messages %}{% for c in messages %}{% endfor %}{% endfor %}",
         "{% for a in messages %}{% for b in messages %}{% for c in messages %}{% endfor %}{% endfor %}{% endfor %}",
-        # Methods and functions stored under other names.
+        # Templates that store methods and functions under other names.
         "{% set ns = namespace(split='x'.ljust) %}{{ ns.split(1000000000) }}",
         "{% set ns = namespace(split='x'['ljust']) %}{{ ns.split(1000000000) }}",
         "{% set name = 'lju' %}{% set ns = namespace(split='x'[name + 'st']) %}{{ ns.split(1000000000) }}",
         "{% set ns = namespace(split=lipsum) %}{{ ns.split(1000000000) }}",
         "{% for m in messages %}{% set ns = namespace(split=loop.cycle) %}{{ ns.split('x') }}{% endfor %}",
         "{% set l = 'x'.ljust %}{{ l(1000000000) }}",
-        # Formatting with a huge width.
+        # Templates that format with a huge width.
         "{{ '%1000000000d' % 1 }}",
         "{{ '%1000000000d' is odd }}",
         "{% set loop = {'index': '%1000000000d'} %}{{ loop.index % 1 }}",

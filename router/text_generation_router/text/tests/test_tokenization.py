@@ -23,7 +23,7 @@ from text_generation_router.text.tokenization import (
 
 
 def trained() -> Tokenizer:
-    """Byte-level BPE. With special tokens, `<s>` comes before the text."""
+    """A byte-level BPE tokenizer. With special tokens, `<s>` comes before the text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -122,7 +122,7 @@ def test_a_megabyte_of_text_does_not_stall_the_event_loop(loaded):
         assert encoding.result().count > 100_000 and len(lags) > 10
         return lags
 
-    # The best of five runs: other load on the machine must not fail the test.
+    # The best of five runs counts, because other load on the machine must not fail the test.
     assert min(max(asyncio.run(run())) for _ in range(5)) < 0.05
 
 
@@ -205,7 +205,7 @@ def test_texts_that_cannot_be_cut_do_not_delay_other_texts(blocked):
 
 
 def test_other_tenants_get_the_thread_after_each_part_of_a_text(loaded):
-    """One thread gets a text of many parts, then a short text of another tenant."""
+    """The only thread tokenizes a text of many parts; meanwhile a short text of another tenant arrives."""
     loaded._threads.close()
     loaded._threads = FairThreads(1, 8, "test")
     finished = []

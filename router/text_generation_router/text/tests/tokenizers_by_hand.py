@@ -9,7 +9,7 @@ from tokenizers.decoders import Decoder
 
 SPECIAL = ("<unk>", "<s>", "</s>")
 WORDS = ("a", "the", " the", " end", "  ", "n", ".", "é", " 🦊", "�", "end.And", "\n")
-# Tokens of several bytes that begin or end inside a character.
+# Byte strings of tokens that begin or end inside a character.
 SHARDS = (b"\xf0\x9f", b"\xa6\x8a", b"\x9f\xa6\x8a!", b"\xa9 x", b" \xc3", b"\xef\xbf", b"\xbd\xbd")
 
 
@@ -17,7 +17,7 @@ SHARDS = (b"\xf0\x9f", b"\xa6\x8a", b"\x9f\xa6\x8a!", b"\xa9 x", b" \xc3", b"\xe
 class HandMade:
     name: str
     tokenizer: Tokenizer
-    bytes_of: dict[int, bytes]  # special tokens have none
+    bytes_of: dict[int, bytes]  # bytes of each token id; special tokens have none
 
     @property
     def special(self) -> dict[int, str]:

@@ -1,6 +1,7 @@
-"""Decode steps as graphs: which steps are recorded, and that a replay computes the same as the step would have.
+"""Decode steps as graphs: which steps are recorded, and that a replay gives the same result as the step without a
+graph.
 
-Without a GPU, a recording is the recorded Python function, run again into the same output. Like a graph it sees only
+Without a GPU, a recording is the recorded Python function, run again into the same output. Like a graph it reads only
 the tensors at the addresses with which it was recorded.
 """
 
@@ -171,7 +172,7 @@ def test_replayed_steps_give_the_same_results_to_the_bit(model: Path) -> None:
     recorder = FakeRecorder()
     graphed = make_runner(model, graphs=DecodeGraphs((1, 2, 4), recorder, ALONE.all_agree))
     graphed.warmup(*WARMUP)
-    assert recorder.recorded == 1  # the smallest size, at warm-up
+    assert recorder.recorded == 1  # the smallest size is recorded at warm-up
     assert play(graphed) == play(plain)
     assert recorder.recorded == 3 and recorder.replayed > 3
 

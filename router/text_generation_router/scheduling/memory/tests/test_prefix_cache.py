@@ -1,4 +1,4 @@
-"""Tests the promises of the prefix cache one by one, and all together against a plain dictionary."""
+"""Tests each property of the prefix cache, and all together against a plain dictionary."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def ids(*tokens: int) -> Ids:
 
 
 class Holder:
-    """A sequence being computed, like a request: its cached prefix, and slots of its own."""
+    """A sequence that is being computed, as by a request: its cached prefix, and slots of its own."""
 
     def __init__(self, cache: PrefixCache, pool: TokenSlots, tokens: Ids, namespace: str = "") -> None:
         self.cache, self.pool, self.tokens, self.namespace = cache, pool, tokens, namespace
@@ -192,13 +192,15 @@ def test_a_request_waits_for_a_running_prefill_that_saves_it_many_tokens() -> No
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Sequences of the tokens 1 and 2 begin, are computed and leave. `content`: slot → tokens of its keys."""
+    """Sequences of the tokens 1 and 2 begin, are computed and leave. `content`: for each slot, the tokens from which
+    its keys were computed.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = TokenSlots(60)
         self.cache = PrefixCache(self.pool)
-        self.cache._tree._trails = Trails(long=0)  # by default, no path in so small a tree is long
+        self.cache._tree._trails = Trails(long=0)  # because in so small a tree no path is long enough for the default
         self.pending = PendingPrefixes()
         self.under_way: list[tuple[Holder, Node]] = []
         self.computed: list[Holder] = []
@@ -238,7 +240,9 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.computed)
     @rule(data=st.data())
     def turn_out_bad(self, data: st.DataObject) -> None:
-        """From now on, no search finds tokens that the sequence computed, although holders still lock them."""
+        """Makes the tokens that a sequence computed invalid: from now on no search finds them, although holders still
+        lock them.
+        """
         holder = self.computed[data.draw(st.integers(0, len(self.computed) - 1))]
         start = len(holder.cached)
         self.cache.forget(holder.namespace, holder.tokens, start)
