@@ -1,6 +1,6 @@
 """Errors of a shard's options, weights, memory and steps, in one small tree. `cli.py` prints an error as one line.
 
-`server.py` turns an error of a call into a gRPC status, which stands behind it here.
+`server.py` turns an error of a call into the gRPC status to the right of the error's name.
 
     ShardError                      INTERNAL where no status follows
     ├── OptionError

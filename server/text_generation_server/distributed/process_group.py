@@ -52,15 +52,18 @@ class Gloo(ProcessGroup):
         _listen_to_this_host_only()
         wait = timedelta(seconds=wait_s)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=wait)
-        dist.barrier()  # A rank that left before the others are connected would break their start.
+        # The barrier is needed because a rank that left before the others are connected would break their start.
+        dist.barrier()
 
     def all_reduce(self, x: Tensor) -> None:
-        """Every rank adds the parts itself: the order in which gloo adds depends on a row's place in the batch."""
+        """Replaces x by the sum. Every rank adds the parts itself, because the order in which gloo adds depends on a
+        row's place in the batch.
+        """
         parts = [torch.empty_like(x) for _ in range(self._size)]
         dist.all_gather(parts, x)
         sum_in_order(parts, out=x)
 
 
 def _listen_to_this_host_only() -> None:
-    """Makes gloo listen on the loopback only, since all ranks are on this host. Gloo has no option for it but this."""
+    """Makes gloo listen on the loopback only, because all ranks are on this host. Gloo has no other option for this."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

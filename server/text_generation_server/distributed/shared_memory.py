@@ -1,10 +1,11 @@
-"""Collectives between processes of one host, through memory that all of them map: microseconds, where gloo takes
-milliseconds.
+"""Collectives between processes of one host, through memory that all of them map. A collective takes microseconds,
+where gloo takes milliseconds.
 
-Collectives are numbered. Each rank writes its part into its slab, publishes the number, waits until every rank has
-published the number, and reads all slabs. Each rank has two slabs, for even and odd numbers. Two are enough: a rank
-that writes number n + 2 has seen all ranks publish n + 1, and a rank publishes n + 1 only after it has read n. A header
-beside each slab describes its content, so that ranks that are out of step raise instead of adding up garbage.
+Collectives are numbered. Each rank writes its part into its slab (its area of the memory), publishes the number, waits
+until every rank has published the number, and reads all slabs. Each rank has two slabs, for even and odd numbers. Two
+are enough: a rank that writes number n + 2 has seen all ranks publish n + 1, and a rank publishes n + 1 only after it
+has read n. A header beside each slab describes its content. If ranks are not at the same collective, the headers differ
+and an error is raised.
 """
 
 import logging
@@ -31,9 +32,9 @@ logger = logging.getLogger("text_generation_server")
 SLAB_BYTES = 1 << 20  # bytes of a slab; larger tensors are exchanged in pieces
 LINE_WORDS = 16  # words of 8 bytes; two cache lines, which the hardware fetches together
 PAGE_BYTES = 4096
-# Seconds to wait without sleeping: ranks that compute the same step are less far apart.
+# Seconds to wait without sleeping. Ranks that compute the same step usually differ by less.
 SPIN_S = 0.002
-# Seconds of each sleep afterwards: the awaited rank is idle, stopped or dead, and the core is free for other threads.
+# Seconds of each sleep after that. The other rank is then idle, stopped or dead, so other threads may have the core.
 NAP_S = 0.0005
 
 KINDS = ("all_reduce", "gather", "broadcast")
@@ -41,8 +42,10 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64
 
 
 class SharedMemory:
-    """One rank's view of the mapping: a line with a nonce, one line for the counter of each rank, the headers of the
-    slabs (number, kind, type, length), then the even slabs of all ranks and the odd slabs of all ranks."""
+    """One rank's view of the mapping. It consists of a line with a nonce (a random number), one line for the counter of
+    each rank, the headers of the slabs (number, kind, type, length), the even slabs of all ranks, and the odd slabs of
+    all ranks.
+    """
 
     def __init__(self, rank: int, size: int, mapping: mmap.mmap, wait_s: float) -> None:
         self._rank = rank
@@ -50,7 +53,7 @@ class SharedMemory:
         self._mapping = mapping
         self._wait_s = wait_s
         self._number = 0
-        # Reading or writing a word of this view is a single move of 8 aligned bytes.
+        # Reading or writing a word of this view is one machine instruction on 8 aligned bytes.
         self._words = memoryview(mapping).cast("q")
         self._counters = [(1 + r) * LINE_WORDS for r in range(size)]
         self._headers = [[(1 + (1 + turn) * size + r) * LINE_WORDS for r in range(size)] for turn in (0, 1)]
@@ -86,7 +89,7 @@ class SharedMemory:
         header = self._headers[turn][self._rank]
         words[header], words[header + 1], words[header + 2], words[header + 3] = own
         # x86-64 keeps the order of stores and the order of loads: a rank that sees the number also sees all that was
-        # written before it. Other processors would need fences here and below, which Python does not have.
+        # written before it. Other processors would need memory fences here and below, which Python does not have.
         words[self._counters[self._rank]] = self._number
         for rank in range(self._size):
             if words[self._counters[rank]] < self._number:
@@ -101,7 +104,7 @@ class SharedMemory:
         words, counter, number = self._words, self._counters[rank], self._number
         started = time.monotonic()
         while words[counter] < number:
-            # The awaited rank may need this core.
+            # Yields, because the rank that is waited for may need this core.
             os.sched_yield()
             waited = time.monotonic() - started
             if waited > SPIN_S:
@@ -124,7 +127,7 @@ class SharedMemory:
 
 
 def _pieces(x: Tensor) -> Iterable[Tensor]:
-    """Splits x, which must be contiguous, into flat parts that fit into a slab."""
+    """Splits x, which must be contiguous, into flat parts, each of which fits into a slab."""
     flat, limit = x.view(-1), SLAB_BYTES // x.itemsize
     return (flat,) if flat.numel() <= limit else torch.split(flat, limit)
 
@@ -142,8 +145,8 @@ def _slabs_offset(size: int) -> int:
 def map_together(rank: int, size: int, store: "Store") -> mmap.mmap | None:
     """Memory that all ranks have mapped, or None on all ranks if one rank could not map it.
 
-    Rank 0 makes the memory without a name, so it is freed in whatever way the processes end. The other ranks open it
-    through rank 0's folder in /proc.
+    Rank 0 makes the memory without a name, so it is freed however the processes end. The other ranks open it through
+    rank 0's folder in /proc.
     """
     memory_fd = -1
     if rank == 0:
@@ -158,7 +161,9 @@ def map_together(rank: int, size: int, store: "Store") -> mmap.mmap | None:
 
 
 def _make_memory(size: int) -> tuple[int, str]:
-    """Makes shared memory. Returns its descriptor, and for the other ranks a path and a nonce; -1 and "" on failure."""
+    """Makes shared memory. Returns its descriptor, and for the other ranks a path and a nonce (a random number). On
+    failure: -1 and "".
+    """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return -1, ""
     try:
@@ -182,5 +187,5 @@ def _map(address: str, size: int) -> mmap.mmap | None:
     except (OSError, ValueError) as error:
         logger.info("the memory of rank 0 cannot be shared: %s", error)
         return None
-    # If ranks have separate process namespaces, the path may lead to another file.
+    # The nonce is compared, because the path leads to another file if ranks have separate process namespaces.
     return mapping if int.from_bytes(mapping[:8], "little") == int(nonce) else None

@@ -25,16 +25,16 @@ class KvLayer:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """C runs of consecutive tokens of a step. Each run belongs to one row: decode rows have runs of one token, prompt
-    chunks longer runs.
+    """The C runs of consecutive tokens of a step. Each run belongs to one row: decode rows have runs of one token,
+    prompt chunks have longer runs.
 
-    Run c is the tokens offsets[c] … offsets[c + 1] - 1, at positions from starts[c] on. Tokens after the last run are
-    padding.
+    Run c consists of the tokens offsets[c] … offsets[c + 1] - 1, at positions from starts[c] on. Tokens after the last
+    run are padding.
     """
 
     rows_C: Tensor  # int32
     starts_C: Tensor  # int32
-    offsets: Tensor  # int32 [C + 1], from 0
+    offsets: Tensor  # int32 [C + 1], begins with 0
     # The same runs as numbers on the host: (row, first position, position after the last) of each run.
     runs: tuple[tuple[int, int, int], ...]
 
@@ -43,7 +43,7 @@ class Segments:
 class Bias:
     """Numbers added to the logits of some tokens of each of R rows; a row names a token at most once."""
 
-    tokens_RB: Tensor  # int32; -1 where a row has fewer
+    tokens_RB: Tensor  # int32; -1 where a row has fewer tokens
     values_RB: Tensor  # float32
 
 
@@ -51,34 +51,35 @@ class Bias:
 class Choices:
     """How each of R rows chooses its next token.
 
-    A comment after a field gives its type and its neutral value, which leaves a row's logits unchanged to the bit. The
-    flags tell on the host whether any row has another value, so that kernels that no row needs are not launched.
+    The comment after a field gives its type and its neutral value, which leaves a row's logits unchanged to the bit.
+    The flags `any_…`, known on the host, say whether any row has another value, so that kernels that no row needs are
+    not launched.
     """
 
-    rows_R: Tensor  # int32, into history and lengths
+    rows_R: Tensor  # int32, indices into history and lengths
     history: Tensor  # int32 [rows, L]: token ids by position
     lengths: Tensor  # int32 [rows]: number of known tokens, which is the position of the next token
     prompt_lengths_R: Tensor  # int32: the frequency penalty counts the tokens after the prompt
     draws_R: Tensor  # bool: draw the token; False: take the best token
     seeds_R: Tensor  # int64
-    temperature_R: Tensor  # float32; 1
-    top_k_R: Tensor  # int32; 0
-    top_p_R: Tensor  # float32; 1
-    min_p_R: Tensor  # float32; 0
-    typical_p_R: Tensor  # float32; 1
-    repetition_penalty_R: Tensor  # float32; 1
-    frequency_penalty_R: Tensor  # float32; 0
+    temperature_R: Tensor  # float32; neutral: 1
+    top_k_R: Tensor  # int32; neutral: 0
+    top_p_R: Tensor  # float32; neutral: 1
+    min_p_R: Tensor  # float32; neutral: 0
+    typical_p_R: Tensor  # float32; neutral: 1
+    repetition_penalty_R: Tensor  # float32; neutral: 1
+    frequency_penalty_R: Tensor  # float32; neutral: 0
     bias: Bias | None
     any_draws: bool
     any_penalties: bool
-    any_cuts: bool  # top-k, top-p, min-p or typical-p
+    any_cuts: bool  # whether any row uses top-k, top-p, min-p or typical-p
     any_typical: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
     ids_R: Tensor  # int32
-    logprobs_R: Tensor  # float32, of the distribution that was drawn from
+    logprobs_R: Tensor  # float32, in the distribution from which the token was drawn
     finite_R: Tensor  # bool: False where a logit was NaN or infinite; id and log-probability are 0 there
 
 
@@ -86,7 +87,8 @@ class Kernels(Protocol):
     def linear(
         self, weight: Tensor, bias: Tensor | None, scales_N: Tensor | None, gated: bool, dtype: torch.dtype
     ) -> Callable[[Tensor], Tensor] | None:
-        """y = x Wᵀ + b for a weight [N, K], with y of type `dtype`; None if torch's product is the best there is.
+        """A layer that computes y = x Wᵀ + b for a weight [N, K], with y of type `dtype`; None if torch's own product
+        is the best here.
 
         An int8 weight is multiplied by its scales, float32, one for each output. `gated`: the first half of the outputs
         are gates, and y [T, N / 2] = silu(gate) * up.
@@ -121,10 +123,11 @@ class Kernels(Protocol):
     def attend_decode(
         self, q_THD: Tensor, kv: KvLayer, table: Tensor, rows_R: Tensor, lengths_R: Tensor, scale: float
     ) -> Tensor:
-        """Token t < R is a query of row rows[t], at position lengths[t] - 1, over the row's slots table[row, :length].
+        """Attention of decode rows. Token t < R is a query of row rows[t], at position lengths[t] - 1, over the row's
+        slots table[row, :length].
 
         Returns [T, H, D], with zeros for the tokens from R on. The content of kv's extra slot is undefined before and
-        after the call. All indices are int32. A row's result depends on the row only.
+        after the call. All indices are int32. A row's result depends on this row only.
         """
         ...
 
@@ -138,12 +141,12 @@ class Kernels(Protocol):
 
     def sample(self, logits_RV: Tensor, choices: Choices) -> Chosen:
         """Applies bias, repetition penalty, frequency penalty, temperature, top-k, top-p, min-p and typical-p, in this
-        order. Then takes the argmax of logit + Gumbel noise; of equal scores the lowest id. A cut always keeps the
-        token that it ranks first: the most likely token, and for typical-p the most typical token.
+        order. Then takes the token with the largest logit + Gumbel noise; of equal ones the lowest id. Top-k, top-p and
+        min-p always keep the most likely token, and typical-p the most typical token.
 
-        The logits are float32, and are overwritten with the logits of the distribution that was drawn from: minus
-        infinity for tokens that were cut, zeros for a row that is not finite. The noise is a pure function of (seed,
-        position, token).
+        The logits are float32, and are overwritten with the logits of the distribution from which the token was drawn:
+        minus infinity for tokens that were excluded, zeros for a row that is not finite. The noise is a pure function
+        of (seed, position, token).
         """
         ...
 

@@ -1,7 +1,8 @@
-"""The dense torch reference, which every other backend must equal, on any device.
+"""The reference of all kernels, in torch operations on dense tensors. Every other backend must give equal results, on
+any device.
 
-In float32 on a CPU, attention also keeps a promise that the serving tests rely on: a row's result has the same bits
-whatever the other rows of the batch are, on every processor. For that, keys are reduced in tiles of 64 from position 0,
+In float32 on a CPU, attention has another property, on which the serving tests rely: a row's result has the same bits
+whatever the other rows of the batch are, on every processor. For that, keys are summed in tiles of 64 from position 0,
 tiles are added up one after the other, and products and sums are computed number by number, in order. No BLAS promises
 a fixed order.
 """
@@ -14,9 +15,9 @@ from text_generation_server.kernels.interface import Bias, Choices, Chosen, KvLa
 
 TILE = 64
 MIN_QUERIES = 16
-# Most scores, of 4 bytes each, that a block of a prefill holds at once: this bounds the memory of long prompts.
+# Most scores (4 bytes each) in memory at once, in a block of a prefill. Bounds the memory that long prompts need.
 MAX_SCORES = 1 << 23
-# Most elements of keys and values that a block of a decode step gathers at once.
+# Most elements of keys and values in memory at once, in a block of a decode step.
 MAX_GATHERED = 1 << 23
 LARGEST_INT8 = 127
 SMALLEST_SCALE = 1e-6
@@ -118,7 +119,7 @@ def _attend_run(q_THD: Tensor, kv: KvLayer, table: Tensor, row: int, start: int,
     for first in range(0, tokens, block):
         part = q[:, first : first + block]
         count = part.shape[1]
-        tiles_end = -(-(start + first + count) // TILE) * TILE  # later keys are hidden from all queries of the block
+        tiles_end = -(-(start + first + count) // TILE) * TILE  # no query of the block attends to later keys
         visible = positions[:tiles_end] <= torch.arange(count, device=q.device).add(start + first).unsqueeze(1)
         queries = part.reshape(1, kv_heads, count * group, size)
         visible = visible.repeat_interleave(group, dim=0)
@@ -136,9 +137,9 @@ def _gather(kv: KvLayer, slots_RL: Tensor, valid_RL: Tensor, dtype: torch.dtype)
     nowhere = heads.shape[0] - 1
     slots_RL = F.pad(
         slots_RL, (0, valid_RL.shape[1] - slots_RL.shape[1]), value=nowhere
-    )  # the table's last, short tile
-    # Slots of other rows may hold anything, NaN too, and 0 * NaN would not hide it. So positions past the end read the
-    # extra slot, which belongs to no row.
+    )  # the last tile of the table may be short
+    # Slots of other rows may hold anything, even NaN, and 0 * NaN is NaN. So positions past the end read the extra
+    # slot, which belongs to no row.
     heads[nowhere] = 0
     slots = slots_RL.masked_fill(~valid_RL, nowhere).flatten()
     gathered = heads.index_select(0, slots)
@@ -173,7 +174,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: flo
 
 
 def _product(a_BMK: Tensor, b_BKN: Tensor, start: Tensor | None = None) -> Tensor:
-    """start + a b. In float32 on a CPU, computed number by number, so that the bits do not depend on the shape."""
+    """start + a b. In float32 on a CPU it is computed number by number, so that the bits do not depend on the shape."""
     if a_BMK.dtype != torch.float32 or a_BMK.device.type != "cpu":
         return torch.bmm(a_BMK, b_BKN) if start is None else torch.baddbmm(start, a_BMK, b_BKN)
     out = a_BMK[:, :, :1] * b_BKN[:, :1]
@@ -183,7 +184,9 @@ def _product(a_BMK: Tensor, b_BKN: Tensor, start: Tensor | None = None) -> Tenso
 
 
 def _sum(tiles: Tensor) -> Tensor:
-    """Sum over the last dimension, whose length must be a power of two: one half is added to the other, repeatedly."""
+    """Sum over the last dimension, whose length must be a power of two: the second half is added to the first,
+    repeatedly.
+    """
     while (half := tiles.shape[-1] // 2) > 0:
         tiles = tiles[..., :half] + tiles[..., half:]
     return tiles.squeeze(-1)
@@ -195,11 +198,12 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def linear(weight: Tensor, bias: Tensor | None, scales_N: Tensor | None, gated: bool, dtype: torch.dtype) -> None:
-    """None: torch's product is the reference."""
+    """Returns None, because torch's product is the reference."""
 
 
 def sample(logits_RV: Tensor, choices: Choices) -> Chosen:
-    # A NaN fails both comparisons. Rows that are not finite are computed with the others: no operation mixes rows.
+    # A NaN fails both comparisons. Rows that are not finite are computed with the other rows, because no operation
+    # mixes rows.
     finite_R = (logits_RV.amin(dim=1) > MINUS_INFINITY) & (logits_RV.amax(dim=1) < -MINUS_INFINITY)
     process(logits_RV, choices)
     logits_RV.masked_fill_(~finite_R.unsqueeze(1), 0)
@@ -214,7 +218,7 @@ def sample(logits_RV: Tensor, choices: Choices) -> Chosen:
 
 
 def process(logits_RV: Tensor, choices: Choices) -> None:
-    """Turns the model's logits, in place, into the logits of the distribution that is drawn from."""
+    """Turns the model's logits, in place, into the logits of the distribution from which tokens are drawn."""
     if choices.bias is not None:
         _add_bias(logits_RV, choices.bias)
     if choices.any_penalties:
@@ -234,8 +238,9 @@ def _add_bias(logits_RV: Tensor, bias: Bias) -> None:
 
 
 def _penalize(logits_RV: Tensor, choices: Choices) -> None:
-    """Repetition penalty: tokens of prompt and output lose likelihood once. Frequency penalty: output tokens lose
-    likelihood for each use."""
+    """Repetition penalty: tokens of prompt and output become less likely, once each. Frequency penalty: output tokens
+    become less likely with each use.
+    """
     lengths = choices.lengths[choices.rows_R].unsqueeze(1)
     history = choices.history[choices.rows_R].long()
     positions = torch.arange(history.shape[1], device=logits_RV.device)
@@ -250,21 +255,21 @@ def _penalize(logits_RV: Tensor, choices: Choices) -> None:
 
 
 def _cut_tails(logits_RV: Tensor, choices: Choices) -> None:
-    """Sets the tokens to minus infinity that top-k, top-p and min-p leave out, one after the other."""
+    """Sets the tokens that top-k, top-p and min-p exclude to minus infinity, one option after the other."""
     values, order = logits_RV.sort(dim=1, descending=True, stable=True)
     rank = torch.arange(logits_RV.shape[1], device=logits_RV.device)
     top_k = choices.top_k_R.unsqueeze(1)
     values.masked_fill_((top_k > 0) & (rank >= top_k), MINUS_INFINITY)
     top_p = choices.top_p_R.unsqueeze(1)
     values.masked_fill_((top_p < 1) & (_before(values.softmax(dim=1)) >= top_p) & (rank > 0), MINUS_INFINITY)
-    # A token's likelihood is at least min_p times the best one's; log(0) is neutral.
+    # A token is kept if its likelihood is at least min_p times the largest likelihood. If min_p is 0, log(0) keeps all.
     least = values[:, :1] + choices.min_p_R.unsqueeze(1).log()
     values.masked_fill_(values < least, MINUS_INFINITY)
     logits_RV.scatter_(1, order, values)
 
 
 def _cut_untypical(logits_RV: Tensor, mass: Tensor) -> None:
-    """Keeps the tokens whose surprise is nearest to the entropy, until they hold `mass`.
+    """Keeps the tokens whose surprise (-log p) is nearest to the entropy, until their probabilities sum to `mass`.
 
     Locally Typical Sampling, Meister et al. 2022 (https://arxiv.org/abs/2202.00666).
     """
@@ -289,13 +294,16 @@ def gumbel_noise(seeds_R: Tensor, positions_R: Tensor, vocabulary: int) -> Tenso
     key = _mix(_mix(_mix(low) ^ high) ^ positions_R.to(torch.int32))
     tokens = torch.arange(vocabulary, dtype=torch.int32, device=seeds_R.device)
     bits = _mix(_mix(key.unsqueeze(1) ^ (tokens * -1640531535)) + key.unsqueeze(1))
-    # v is uniform in (0, 1), and exact to 32 bits near 0, where the noise is large and decides draws.
+    # v is uniform in (0, 1). It is exact to 32 bits near 0, where the noise is so large that it decides which token is
+    # drawn.
     v = ((bits.long() & 0xFFFFFFFF).float() + 0.5) * 2.0**-32
     return -torch.log(-torch.log1p(-v.clamp(max=1 - 2.0**-24)))
 
 
 def _mix(x: Tensor) -> Tensor:
-    """MurmurHash3's 32-bit finalizer on int32, whose products wrap. Copies of the sign that `>>` makes are masked."""
+    """The 32-bit finalizer of the hash MurmurHash3 on int32, whose products wrap. Copies of the sign that `>>` makes
+    are masked.
+    """
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * -2048144789
     x = x ^ ((x >> 13) & 0x7FFFF)

@@ -10,10 +10,10 @@ from text_generation_server.distributed import Group
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.layers.weights import Weight
 
-# Length of the pieces of a dot product in float32 where torch computes, because no CPU kernels were compiled. torch's
-# BLAS splits long dot products in a way that depends on the number of rows, but was measured not to split up to this
-# length, so longer ones are split here, always at the same places. No BLAS guarantees it: only with the compiled
-# kernels are a row's bits certainly independent of the other rows.
+# Length of the pieces into which a long dot product in float32 is split if torch computes it, because no CPU kernels
+# were compiled. torch's BLAS splits long dot products in a way that depends on the number of rows. Measurements showed
+# no split up to this length, so longer ones are split here, always at the same places. No BLAS guarantees this: only
+# with the compiled kernels are a row's bits certainly independent of the other rows.
 EXACT_LENGTH = 768
 EXACT_BLOCK = 512
 
@@ -28,8 +28,9 @@ def make_linear(
     gated: bool = False,
     dtype: torch.dtype | None = None,
 ) -> LinearOp:
-    """y = x Wᵀ + b with W [out, in]; y has the type `dtype`, or x's type. `gated`: the first half of the outputs are
-    gates, and y = silu(gate) * up."""
+    """A layer y = x Wᵀ + b with W [out, in]; y has the type `dtype`, or x's type. `gated`: the first half of the
+    outputs are gates, and y = silu(gate) * up.
+    """
     values, scales_N = weight.values, weight.scales_N
     out_dtype = dtype or weight.dtype
     if (packed := kernels.linear(values, bias, scales_N, gated, out_dtype)) is not None:
@@ -60,9 +61,10 @@ class Linear:
 
 
 class Int8Linear:
-    """8-bit weights where there is no kernel for them. They take less memory, and are widened again in every step.
+    """A layer with 8-bit weights, for devices without a kernel for them. They take less memory, and are converted again
+    in every step.
 
-    y is float32, so that scale, bias and gate are computed without rounding: gates would multiply rounding errors.
+    y is float32, so that scale, bias and gate are computed without rounding: the gate would multiply rounding errors.
     """
 
     def __init__(self, weight: Tensor, scales_N: Tensor, bias: Tensor | None) -> None:
@@ -94,7 +96,9 @@ class Cast:
 
 
 class RowLinear:
-    """A linear layer whose inputs are split over the ranks: each rank computes its part, and all ranks get the sum."""
+    """A linear layer whose inputs are split over the ranks: each rank computes its part, and all ranks get the sum of
+    the parts.
+    """
 
     def __init__(self, linear: LinearOp, group: Group) -> None:
         self._linear = linear

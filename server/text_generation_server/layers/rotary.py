@@ -1,4 +1,6 @@
-"""Rotary position tables, with every scaling of the Llama family. A token's angles depend on its position only."""
+"""Tables of rotary positions, with every kind of scaling that Llama models use. A token's angles depend only on its
+position.
+"""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +11,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """`kind` is default, linear, dynamic or llama3. Only llama3 uses the last three fields."""
+    """How rotary positions are scaled. `kind` is default, linear, dynamic or llama3. Only llama3 uses the last three
+    fields.
+    """
 
     kind: str = "default"
     factor: float = 1.0
@@ -34,8 +38,10 @@ def inverse_frequencies(
 def stretched_theta(
     head_size: int, theta: float, scaling: RopeScaling, max_positions: int, max_total_tokens: int
 ) -> float:
-    """theta of the tables. `dynamic` (NTK) raises theta once, for the longest history that this server will hold,
-    `max_total_tokens`. Up to `max_positions`, the trained length, and for all other kinds it is config.json's theta."""
+    """The base theta of the tables. `dynamic` (NTK) raises theta once, for the longest history that this server will
+    hold, `max_total_tokens`. Up to `max_positions`, the trained length, and for all other kinds it is config.json's
+    theta.
+    """
     if scaling.kind != "dynamic" or max_total_tokens <= max_positions:
         return theta
     stretch = scaling.factor * max_total_tokens / max_positions - (scaling.factor - 1)
@@ -43,7 +49,9 @@ def stretched_theta(
 
 
 def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1's rule: stretches long waves by the factor, keeps short waves, and interpolates in between."""
+    """Llama 3.1's rule: divides the frequency of long waves by the factor, keeps short waves, and interpolates in
+    between.
+    """
     wavelengths = 2 * math.pi / frequencies
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     keep = ((scaling.original_max_positions / wavelengths - low) / (high - low)).clamp(0, 1)

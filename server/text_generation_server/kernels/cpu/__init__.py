@@ -1,4 +1,6 @@
-"""The CPU backend: plain C behind ctypes, compiled for the processor at hand when the package was installed."""
+"""The CPU backend: C functions called through ctypes, compiled for this machine's processor when the package was
+installed.
+"""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""`interface.Kernels` on a CPU. Sorting, and sizes that the C code does not support, are left to the reference."""
+"""`interface.Kernels` on a CPU. Sorting, and sizes that the C code does not support, are computed by the reference."""
 
 from collections.abc import Callable
 from itertools import groupby
@@ -14,9 +14,9 @@ from text_generation_server.kernels.interface import Choices, Chosen, KvLayer, S
 
 LANES = 16
 MAX_HEAD_SIZE = CONSTANTS["MAX_HEAD_SIZE"]
-# A prompt chunk of fewer tokens is faster token by token than on the matrix unit.
+# Least number of tokens of a prompt chunk that the matrix unit computes faster than token by token.
 SHORTEST_CHUNK = 8
-# A kernel that computes at most this many numbers is done before other threads would be awake.
+# Most numbers that one thread alone computes: a smaller kernel is finished before other threads would be awake.
 WORTH_THREADS = 32768
 CHUNK_KEYS = CONSTANTS["CHUNK_KEYS"]
 
@@ -24,7 +24,9 @@ Run = tuple[int, int, int]
 
 
 class CpuKernels:
-    """All tensors must be contiguous, except queries, which may be a view of the fused product of q, k and v."""
+    """The CPU's kernels. All tensors must be contiguous, except queries, which may be a view of the fused product of q,
+    k and v.
+    """
 
     def __init__(self, library: Library, threads: int) -> None:
         self.name = f"cpu ({library.target})"
@@ -109,7 +111,8 @@ class CpuKernels:
         out = torch.empty(q_THD.shape, dtype=q_THD.dtype)
         as_chunks = self.library.has("attend_chunk") and q_THD.dtype == torch.bfloat16 and q_THD.shape[2] % 32 == 0
         first = 0
-        # Decode rows and short chunks are computed by the same code as in a decode step, and get the same bits.
+        # Decode rows and short chunks are computed by the same code as decode steps, so they get the same bits as
+        # there.
         for short, group in groupby(segments.runs, lambda run: not as_chunks or run[2] - run[1] < SHORTEST_CHUNK):
             runs = list(group)
             last = first + sum(end - start for _, start, end in runs)
@@ -137,7 +140,7 @@ class CpuKernels:
         self, q_THD: Tensor, kv: KvLayer, table: Tensor, runs: list[Run], scale: float, out: Tensor
     ) -> None:
         _, heads, size = q_THD.shape
-        # Room for the keys and values of one row, laid out for the matrix unit.
+        # Memory for the keys and values of one row, copied into the order that the matrix unit needs.
         longest = -(-max(end for _, _, end in runs) // CHUNK_KEYS) * CHUNK_KEYS
         scratch = torch.empty(2 * kv.kv_heads * size * longest, dtype=torch.bfloat16)
         first = 0
@@ -208,7 +211,7 @@ class CpuKernels:
 
 
 def _tokens(runs: list[Run]) -> tuple[Tensor, Tensor]:
-    """The row of every token, and the number of positions that the token attends to; int32."""
+    """For every token: its row, and the number of positions that it attends to; int32."""
     rows = [torch.full((end - start,), row, dtype=torch.int32) for row, start, end in runs]
     lengths = [torch.arange(start + 1, end + 1, dtype=torch.int32) for _, start, end in runs]
     return torch.cat(rows), torch.cat(lengths)

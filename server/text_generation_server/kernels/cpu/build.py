@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 HERE = Path(__file__).parent
 BUILT = HERE / "built"
 SOURCES = HERE / "csrc"
-# The best target comes first. `library.py` says what each of them needs of a processor.
+# The best target comes first. `library.py` lists the processor features that each target needs.
 TARGETS = {
     "amx": ["-march=sapphirerapids"],
     "avx512_bf16": ["-march=cooperlake"],
@@ -32,8 +32,8 @@ TARGETS = {
 PORTABLE: dict[str, list[str]] = {"portable": []}
 FLAGS = ["-O2", "-std=gnu11", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden", "-Wno-psabi"]
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
-# If a compiler cannot build this program for a target, it lacks what the target needs, and the target is left out. A
-# compiler that can build it must build csrc/ too.
+# A test program for a target. A compiler that cannot build it lacks something that the target needs, so the target is
+# left out. A compiler that can build it must build csrc/ too.
 PROBE = """
 #include <math.h>
 #include <omp.h>
@@ -52,11 +52,12 @@ void probe_tiles(void) { _tile_dpbf16ps(0, 1, 2); }
 POINTER = "P"
 WORD_BYTES = 8
 
-Arguments = dict[str, str]  # name to code of the module struct: P a pointer, q an integer, d a floating-point number
+# For each argument's name: its code in the module struct, P for a pointer, q an integer, d a floating-point number.
+Arguments = dict[str, str]
 
 
 class BuildError(Exception):
-    """The kernels do not compile. The text has the compiler's words."""
+    """The kernels do not compile. The text contains the compiler's output."""
 
 
 def read_declarations(text: str) -> tuple[dict[str, Arguments], dict[str, int]]:
@@ -76,7 +77,7 @@ def _argument(declaration: str) -> tuple[str, str]:
 
 
 KERNELS, CONSTANTS = read_declarations((SOURCES / "arguments.h").read_text())
-# Compiled into each library, which is only used with the arguments and constants that it was built with.
+# Compiled into each library. A library is used only with the arguments and constants that it was built with.
 DECLARED = json.dumps([KERNELS, CONSTANTS])
 
 
@@ -85,7 +86,7 @@ def library_path(target: str) -> Path:
 
 
 def why_skipped() -> dict[str, str]:
-    """Targets that the last build has skipped, and why."""
+    """Targets that the last build skipped, each with the reason."""
     try:
         skipped: dict[str, str] = json.loads((BUILT / "skipped.json").read_text())
     except FileNotFoundError:
@@ -154,7 +155,7 @@ def _compile(command: list[str], sources: Sequence[Path], out: Path) -> "subproc
 
 
 def _words(process: "subprocess.Popen[str]") -> str | None:
-    """Waits for the compiler. Returns its words if it has failed, or None."""
+    """Waits for the compiler. Returns its output if it has failed, or None."""
     _, words = process.communicate()
     return None if process.returncode == 0 else words.strip() or f"status {process.returncode}, without a message"
 
@@ -165,7 +166,9 @@ def _first_error(words: str) -> str:
 
 
 def _assertions() -> str:
-    """C code that compiles only if the compiler puts each argument where Python's module struct does."""
+    """C assertions that fail to compile unless the compiler puts each argument at the same offset as Python's module
+    struct.
+    """
     lines = ["#include <stddef.h>", '#include "team.h"']
     for kernel, arguments in KERNELS.items():
         for number, name in enumerate(arguments):

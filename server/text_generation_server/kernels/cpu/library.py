@@ -1,4 +1,4 @@
-"""The compiled kernels: which of the libraries suits this processor, and how its functions are called.
+"""The compiled kernels: chooses the library that suits this processor, and calls its functions.
 
 csrc/arguments.h declares the arguments of each kernel; here they are passed by name.
 """
@@ -25,7 +25,7 @@ from text_generation_server.kernels.cpu.build import (
     why_skipped,
 )
 
-# Flags that /proc/cpuinfo must list. The kernel lists a flag only if the operating system allows its instructions.
+# CPU flags that each target needs. /proc/cpuinfo lists a flag only if the operating system allows its instructions.
 NEEDS = {
     "amx": {"amx_bf16", "amx_tile", "avx512_bf16", "avx512_fp16", "avx512bw", "avx512dq", "avx512vl"},
     "avx512_bf16": {"avx512_bf16", "avx512_vnni", "avx512bw", "avx512dq", "avx512vl"},
@@ -44,20 +44,20 @@ Word = int | float
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A kernel and its arguments."""
+    """A kernel and its arguments, by name."""
 
     kernel: str
     arguments: Mapping[str, Word]
 
 
 class CallObserver(Protocol):
-    """Is notified of every single call, after it was made."""
+    """A function that is called after every single kernel call."""
 
     def on_call(self, call: Call) -> None: ...
 
 
 class Packer:
-    """Packs calls of one kernel as `struct call` of team.h."""
+    """Packs the arguments of one kernel's calls as `struct call` of team.h."""
 
     def __init__(self, address: int, arguments: Arguments) -> None:
         unused = (CONSTANTS["MAX_ARGUMENTS"] - len(arguments)) * WORD_BYTES
@@ -75,7 +75,7 @@ class Library:
     """The functions of csrc/, compiled for one target."""
 
     def __init__(self, target: str) -> None:
-        # torch has loaded the OpenMP run-time of the same name already, so its threads compute here as well.
+        # torch has already loaded the OpenMP runtime of the same name, so its threads run these kernels too.
         functions = ctypes.CDLL(str(library_path(target)))
         self.target = target
         self.observer: CallObserver | None = None
@@ -114,7 +114,9 @@ CALL_BYTES = (1 + CONSTANTS["MAX_ARGUMENTS"]) * WORD_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The best target that is usable on this machine, or None; and why the next better target is not usable."""
+    """The best target that is usable on this machine, or None; and the reason why the next better target is not
+    usable.
+    """
 
     target: str | None
     better: str | None
@@ -139,7 +141,7 @@ def why_not(target: str) -> str | None:
         return why_skipped().get(target, "it was not built; install the package again")
     try:
         library = ctypes.CDLL(str(library_path(target)))
-    except OSError as error:  # a library that was built elsewhere may lack its OpenMP run-time here
+    except OSError as error:  # a library that was built on another machine may lack its OpenMP runtime here
         return f"it cannot be loaded: {error}"
     if _declared(library) != DECLARED:
         return "it was built from another arguments.h; install the package again"
@@ -151,7 +153,7 @@ def why_not(target: str) -> str | None:
 def _declared(library: ctypes.CDLL) -> str | None:
     try:
         return ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, "declared_arguments"))).decode()
-    except ValueError:  # there is no such symbol
+    except ValueError:  # the library has no such symbol
         return None
 
 

@@ -11,13 +11,13 @@ from text_generation_server.kernels.cpu.library import TYPES, Library, Word
 
 PANEL = 16
 CPU = torch.device("cpu")
-BLOCK = 2 * PANEL  # the matrix product takes outputs and inputs in pairs of panels
+BLOCK = 2 * PANEL  # outputs and inputs must be multiples of this, because the matrix product takes pairs of panels
 
 
 class Scratch:
-    """Memory that all products use, one after the other, as large as the largest product needs.
+    """Scratch memory that all products use, one after the other. It is as large as the largest product needs.
 
-    When the memory grows, the smaller memory is kept as well: a program may have its address.
+    When the memory grows, the old memory is kept as well, because a program may have its address.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class PackedLinear:
         gated: bool,
         dtype: torch.dtype,
     ) -> None:
-        """weight [N, K], bfloat16, or int8 with a scale for each output; `dtype` is that of y."""
+        """The weight is [N, K] in bfloat16, or int8 with a scale for each output. `dtype` is the type of y."""
         outputs, self._inputs = weight.shape
         self._outputs = outputs // 2 if gated else outputs
         self._library = library
@@ -94,7 +94,9 @@ class PackedLinear:
 
 
 class Float32Linear:
-    """y = x Wᵀ + b in float32. A row of y has the same bits in any company, and for any number of threads."""
+    """y = x Wᵀ + b in float32. A row of y has the same bits whatever the other rows are, and for any number of
+    threads.
+    """
 
     def __init__(self, library: Library, threads: int, weight: Tensor, bias: Tensor | None) -> None:
         """weight [N, K]"""
@@ -115,7 +117,7 @@ class Float32Linear:
 
 
 def can_pack(weight: Tensor, gated: bool) -> bool:
-    """Whether the weight fills whole panels: its inputs do, and if `gated` each half of its outputs does."""
+    """Whether the weight fills whole panels: its inputs must, and each half of its outputs must if `gated`."""
     outputs, inputs = weight.shape
     return inputs % BLOCK == 0 and (not gated or outputs % BLOCK == 0)
 
@@ -142,12 +144,12 @@ def _wide_panels(weight: Tensor) -> Tensor:
 
 
 def _interleaved(outputs: int) -> Tensor:
-    """The order of outputs in which each panel of gates is followed by the panel of their ups."""
+    """The order of outputs in which each panel of gates is followed by the panel of the ups for these gates."""
     return torch.arange(outputs).view(2, -1, PANEL).transpose(0, 1).flatten()
 
 
 def _aligned(values_N: Tensor | None, order: Tensor | None) -> Tensor | None:
-    """Scales or biases in float32, in the order of the panels, with zeros for outputs that only fill a panel."""
+    """Scales or biases in float32, in the order of the panels, with zeros for the missing outputs of the last panel."""
     if values_N is None:
         return None
     values = values_N.float() if order is None else values_N.float()[order]

@@ -1,7 +1,7 @@
-"""Decode steps as programs: lists of kernel calls, which all threads make without Python in between. On CPUs they are
-what CUDA graphs are on GPUs.
+"""Decode steps as programs: lists of kernel calls, which all threads make without Python in between. Programs do on
+CPUs what CUDA graphs do on GPUs.
 
-The first step of each number of rows runs from Python and is recorded. In the program made of it, tensors lie in an
+The first step of each number of rows runs from Python and is recorded as a program. In the program, tensors lie in an
 arena that all programs share; two tensors of a step share bytes if they are not in use at the same time.
 """
 
@@ -21,7 +21,7 @@ from text_generation_server.kernels.cpu.library import Call, Library, Word
 
 logger = logging.getLogger("text_generation_server")
 
-# Layers that a program computes between two returns to Python for a sign of life. A return costs some 50 µs.
+# Layers that a program computes before it returns to Python to report progress. A return costs about 50 µs.
 LAYERS_AT_ONCE = 8
 ALIGNMENT = 64
 
@@ -36,7 +36,9 @@ class TensorAddress:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """A call. Tensors that the step made lie elsewhere in a program, so their addresses are kept as TensorAddress."""
+    """A recorded call. Tensors that the step made get other addresses in a program, so their addresses are kept as
+    TensorAddress.
+    """
 
     kernel: str
     arguments: dict[str, Word | TensorAddress]
@@ -45,8 +47,9 @@ class RecordedCall:
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the kernel calls of a step.
 
-    Meanwhile torch may only allocate and view tensors: any other operation would be missing from the program, so it is
-    noted in `missed`. Recorded tensors are not kept alive, so an address stands for the tensor allocated there last.
+    While it records, torch may only allocate and view tensors: any other operation would be missing from the program,
+    so it is noted in `missed`. Recorded tensors are not kept alive, so an address stands for the tensor allocated there
+    last.
     """
 
     def __init__(self) -> None:
@@ -54,8 +57,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls: list[RecordedCall] = []
         self.sizes: list[int] = []  # bytes of each tensor that was made
         self.ends_of_layers: list[int] = []  # number of calls recorded at the end of each layer
-        self.missed: str | None = None  # an operation of torch that a program cannot repeat
-        self._newest: dict[int, int] = {}  # address to number of the tensor that was made there last
+        self.missed: str | None = None  # a torch operation that a program cannot repeat
+        self._newest: dict[int, int] = {}  # number of the tensor that was made last at each address
 
     def on_call(self, call: Call) -> None:
         codes = KERNELS[call.kernel]
@@ -101,14 +104,15 @@ def _share_memory(result: Any, argument: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    packed: tuple[bytes, ...]  # groups of calls, each of some layers; a sign of life follows each group
+    packed: tuple[bytes, ...]  # groups of calls, each of some layers; progress is reported after each group
     output: Tensor  # a view of the arena, which keeps the arena alive
 
 
 class DecodePrograms:
-    """Takes the place of `graphs.DecodeGraphs` on CPUs. Rows are not padded: each number of rows has a program of its
-    own, since recording a program costs no more than the step. `forward` must read its inputs from the same addresses
-    each time."""
+    """Runs decode steps on CPUs, in place of `graphs.DecodeGraphs`. Rows are not padded: each number of rows has a
+    program of its own, since recording a program costs no more than the step. `forward` must read its inputs from the
+    same addresses each time.
+    """
 
     def __init__(self, library: Library, threads: int) -> None:
         self._library = library
@@ -130,7 +134,7 @@ class DecodePrograms:
         return forward(on_layer) if self._gave_up else self._record(size, forward, on_layer)
 
     def clear(self) -> None:
-        """Forgets all programs: the addresses that they read are no longer valid."""
+        """Drops all programs. To be called when the addresses that they read have become invalid."""
         self._programs.clear()
         self._gave_up = False
 
@@ -182,7 +186,7 @@ class DecodePrograms:
 def plan(calls: Sequence[RecordedCall], sizes: Sequence[int], output: int) -> tuple[dict[int, int], int]:
     """Offsets of the tensors in an arena, and the arena's size, in bytes. A tensor may get the bytes of another tensor
     that no later call uses. The output counts as used until the end."""
-    uses: dict[int, tuple[int, int]] = {}  # tensor to its first and its last call
+    uses: dict[int, tuple[int, int]] = {}  # first and last call that use each tensor
     for number, call in enumerate(calls):
         for word in call.arguments.values():
             if isinstance(word, TensorAddress):

@@ -31,7 +31,7 @@ ATTENTION = [
 
 
 class NoDriver:
-    """Stands in for a GPU of the given kind: kernels are compiled for it and never run."""
+    """Stands in for the driver of a GPU of the given kind: kernels are compiled for this GPU and never run."""
 
     def __init__(self, capability: int) -> None:
         self._capability = capability

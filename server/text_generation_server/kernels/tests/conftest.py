@@ -1,4 +1,6 @@
-"""One fixture for every backend with each type of numbers that it can be tested in: tests that use it run on all."""
+"""One fixture that yields every backend with each type of numbers in which it can be tested. A test that uses the
+fixture runs on all of them.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -64,7 +66,7 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 
 @pytest.fixture
 def ordered_products(subject: Subject) -> Iterator[None]:
-    """Makes the interpreter's bits independent of a row's place: numpy's products are not, on some processors."""
+    """Makes the interpreter's bits independent of a row's place. numpy's products depend on it on some processors."""
     if not subject.interpreted:
         yield
         return

@@ -1,4 +1,4 @@
-"""One table of tests for all backends, against plain mathematics in float64.
+"""One table of tests for all backends, compared with a plain computation in float64.
 
 All memory that does not belong to a row is poisoned: unused slots, the extra slot, padding and its queries hold NaN (in
 8 bits, their scales do), and the table leads to such a slot wherever a row has no token.
@@ -25,12 +25,12 @@ HEAD = 16
 KV_HEADS = 2
 INT8, FP8 = torch.int8, torch.float8_e4m3fn
 GROUPS = [1, 3, 4, 7, 8]
-# Backends and types that promise a row the same bits whatever other rows are computed with it.
+# Backends and types in which a row must get the same bits whatever other rows are computed with it.
 EXACT = [("reference", torch.float32), ("triton", torch.float32), ("triton", torch.float16)]
 EXACT += [(f"cpu_{target}", torch.float32) for target in NEEDS]
 SMALL_NUMBERS = [("reference", torch.bfloat16), ("triton", torch.float16)]
 SMALL_NUMBERS += [(f"cpu_{target}", torch.bfloat16) for target in NEEDS]
-# Around the edges of every backend's tiles of keys (32 or 64) and of splits (256).
+# Lengths just below and above every backend's tile sizes (32 or 64 keys) and split size (256 keys).
 EDGES = [1, 2, 31, 32, 33, 63, 64, 65, 128, 255, 256, 257, 513]
 FEW_LENGTHS = [70, 1, 257]
 # (start, end): decode rows, then chunks with and without a cached prefix.
@@ -52,7 +52,7 @@ def int32(*values: int) -> Tensor:
 
 
 class Pool:
-    """Rows of the given lengths, in slots here and there; everything else is poison."""
+    """Rows of the given lengths in scattered slots; all other memory is poisoned with NaN."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Pool:
         self.lengths = int32(*lengths)
         self.device = subject.device
         slots = sum(lengths) + 50
-        # Slot 0 belongs to no row: a masked load would read it by mistake.
+        # Slot 0 belongs to no row, so that a masked load that reads it by mistake is noticed.
         order = torch.arange(1, slots) if contiguous else torch.randperm(slots - 1) + 1
         self.table = torch.full((len(lengths) + 1, max(lengths) + 7), int(order[-1]), dtype=torch.int32)
         self.table[-1, 0] = slots  # the row of padding: one token, in the extra slot
@@ -88,7 +88,7 @@ class Pool:
         self.kv = KvLayer(heads.to(self.device), None if scales is None else scales.to(self.device))
 
     def attend(self, row: int, q_HD: Tensor, position: int) -> Tensor:
-        """Attention of one query, computed plainly."""
+        """Attention of one query, by a plain computation."""
         states = self.states[self.table[row, : position + 1]]
         group = q_HD.shape[0] // self.kv_heads
         keys = states[:, : self.kv_heads].repeat_interleave(group, dim=1)
@@ -240,7 +240,7 @@ def test_a_product_in_order_has_the_same_bits_in_any_shape() -> None:
 
 @pytest.mark.parametrize("subject", SMALL_NUMBERS, indirect=True, ids=str)
 def test_slots_may_lie_beyond_31_bits(subject: Subject) -> None:
-    """The memory is only claimed: few of its pages are ever touched."""
+    """The memory is only reserved: few of its pages are ever written."""
     if subject.interpreted:
         pytest.skip(
             "needs a GPU: the interpreter copies all of its arguments; test_triton.py tests the arithmetic alone"
@@ -280,7 +280,7 @@ def test_long_prompts_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch, su
 
 
 class Rope:
-    """Five tokens, and two tokens of padding in the extra slot."""
+    """Input of rope_and_store_kv: five tokens, and two tokens of padding in the extra slot."""
 
     heads, kv_heads, size, tokens, slots = 6, KV_HEADS, 24, 7, 11
 
@@ -289,7 +289,7 @@ class Rope:
         all_heads = self.heads + 2 * self.kv_heads
         states = torch.randn(self.tokens, all_heads, self.size).to(subject.dtype)
         states[1, -1] = 0
-        # The scale of these numbers is 1, and many of them lie half-way between two integers.
+        # The scale of these numbers is 1, and many of them are half-way between two integers.
         states[2, -1] = torch.cat([torch.tensor([127.0]), torch.arange(self.size - 1) - 7.5])
         self.positions, self.slot_of = int32(3, 0, 7, 9, 1, 0, 0), int32(8, 2, 0, 5, 9, 11, 11)
         angles = torch.outer(torch.arange(12.0), 1 / 100 ** (torch.arange(0, self.size, 2) / self.size))

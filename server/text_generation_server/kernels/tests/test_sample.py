@@ -1,7 +1,7 @@
-"""The next token of each row, over all backends, against the plain computation in float64.
+"""The next token of each row, over all backends, compared with a plain computation in float64.
 
-The interpreter is slow: where a test needs thousands of draws, the reference draws them, and the interpreter's are
-only tested to equal the reference's.
+The interpreter is slow. Where a test needs thousands of draws, the reference draws them, and the interpreter's draws
+are only tested to equal the reference's draws.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -64,7 +64,7 @@ CASES = {
 
 
 def choices(rows: list[Row], device: torch.device) -> Choices:
-    """Choices of these rows, which lie in reverse order among other rows, whose history is poison."""
+    """Choices of these rows. They stand in reverse order among other rows, whose history is poisoned."""
     count = len(rows)
     width = max(len(row.history) for row in rows) + 3
     history = torch.full((count + 2, width), 10**9, dtype=torch.int32)
@@ -117,7 +117,7 @@ def sample(subject: Any, logits: Tensor, rows: list[Row]) -> tuple[Tensor, Chose
 
 
 def plain(logits: Tensor, row: Row) -> Tensor:
-    """Log-probabilities of the distribution that a row draws from, computed plainly in float64."""
+    """Log-probabilities of the distribution from which a row draws, by a plain computation in float64."""
     x = logits.double().tolist()
     for token, value in row.bias:
         x[token] += value
@@ -149,7 +149,7 @@ def likelihoods(x: list[float], tokens: list[int]) -> list[float]:
 
 
 def random_logits(rows: int, vocabulary: int = VOCABULARY, seed: int = 0) -> Tensor:
-    """Random logits, of which some in each row are equal."""
+    """Random logits; in each row some logits are equal."""
     logits = torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * 2
     logits[:, 11:14] = logits[:, 10:11]
     return logits
@@ -204,7 +204,7 @@ def p_value(counts: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "best"])
 def test_20_000_draws_follow_the_distribution(subject: Any, name: str) -> None:
-    """The seeds are fixed. A right sampler would fail with one in a thousand choices of seeds."""
+    """The seeds are fixed, because even a right sampler fails with one of a thousand seeds."""
     draws = 24 if subject.interpreted else 20_000
     logits = random_logits(1, vocabulary=16, seed=9).expand(draws, 16)
     ids = subject.kernels.sample(logits.clone().to(subject.device), repeated(CASES[name], draws, subject.device)).ids_R
@@ -234,7 +234,7 @@ def test_draws_at_consecutive_positions_of_one_seed_follow_the_distribution(subj
 
 
 def test_the_noise_is_the_hash_of_seed_position_and_token(subject: Any) -> None:
-    """Compared with Python's integers, which have no width: seeds of both signs and 64 bits, and large positions."""
+    """Compares with Python's integers, which are unbounded: seeds of both signs and 64 bits, and large positions."""
     for seed, length in ((0, 1), (5, 7), (-(2**63), 3), (2**63 - 1, 900), (123456789123456789, 2)):
         rows = [Row(seed=seed, history=(1,) * length)]
         key = mix(mix(mix(seed & 0xFFFFFFFF) ^ (seed >> 32 & 0xFFFFFFFF)) ^ length)
@@ -243,7 +243,7 @@ def test_the_noise_is_the_hash_of_seed_position_and_token(subject: Any) -> None:
             bits = mix((mix(key ^ (token * 0x9E3779B1 & 0xFFFFFFFF)) + key) & 0xFFFFFFFF)
             v = torch.tensor((bits + 0.5) / 2**32, dtype=torch.float64)
             noise.append(-(-torch.log1p(-v)).log())
-        # Logits that take the noise away, and leave steps that are small beside it.
+        # The negated noise plus steps of 1e-3: after the noise is added, the largest step decides.
         order = torch.randperm(16, generator=torch.Generator().manual_seed(length))
         logits = (order * 1e-3 - torch.stack(noise)).float().unsqueeze(0)
         assert sample(subject, logits, rows)[1].ids_R.item() == order.argmax()
@@ -259,7 +259,8 @@ def mix(x: int) -> int:
 def test_a_row_is_the_same_to_the_bit_whatever_the_other_rows_are(subject: Any, size: int) -> None:
     rows = [Row(draws=i % 8 == 1, seed=i, temperature=1 + (i % 8 == 1)) for i in range(size)]
     watched = [0, 1, 2, size // 2, size - 7, size - 6, size - 5, size - 1]
-    if size < 1000 or not subject.interpreted:  # Without other options, half of the programs are not launched.
+    # In the slow interpreter, 1,030 rows get no other options, so that half of the kernels are not launched.
+    if size < 1000 or not subject.interpreted:
         special = [COMBINED, Row(top_k=3, seed=8), Row(typical_p=0.5, seed=3), Row(repetition=2.0, seed=4)]
         special += [Row(top_p=0.5, min_p=0.1, seed=9), Row(bias=((3, 4.0),)), COMBINED]
         for i, row in zip(watched, special, strict=False):
@@ -336,7 +337,7 @@ def test_the_best_token_survives_the_narrowest_cuts_and_the_coldest_temperature(
 
 
 def test_blocks_and_programs_share_a_row_without_a_seam(subject: Any) -> None:
-    """A row is spread over several programs, and its history is longer than one program reads."""
+    """Several programs share a row, and its history is longer than one program reads."""
     if subject.backend != "triton":
         return
     module = import_module("text_generation_server.kernels.triton.sample")

@@ -17,7 +17,7 @@ KERNELS = {
     "_add_bias", "_advance", "_apply", "_attend_runs", "_attend_split", "_check_block", "_count", "_cut", "_draw_block",
     "_embed", "_merge", "_merge_blocks", "_place", "_rms_norm", "_rope_and_store_kv", "_silu_mul",
 }  # fmt: skip
-# Bytes of shared memory that a program may use on GPUs of compute capability 8.6 and 8.9, which have the least.
+# Bytes of shared memory that a program may use on GPUs of compute capability 8.6 and 8.9, which have the least of all.
 SHARED_MEMORY = 99 * 1024
 
 
@@ -36,8 +36,8 @@ def test_all_kernels_compile_in_all_types_and_fit_the_smallest_gpu() -> None:
 
 
 def test_nothing_is_compiled_again_while_serving() -> None:
-    """Neither a step's sizes nor the addresses of its vectors lead to a newly compiled kernel."""
+    """No size of a step, and no address of its vectors, makes Triton compile a kernel again."""
     forms = {(kernel["kernel"], kernel["hash"]) for kernel in compiled("serving")}
     of_each = Counter(name for name, _ in forms)
-    assert of_each.pop("_rms_norm") == 2  # with and without the residual's addition
+    assert of_each.pop("_rms_norm") == 2  # one form with the addition of the residual, one without
     assert set(of_each.values()) == {1}

@@ -15,7 +15,8 @@ from text_generation_server.layers.weights import Weight, WeightFormat, dense, i
 
 NAN = float("nan")
 GUARD = 77.0
-# Numbers of rows: a few rows use dot products; then come one tile, two tiles, several tiles, each with a remainder.
+# Numbers of rows: a few rows, which use dot products, then one tile, two tiles and several tiles, each also with a
+# remainder.
 ROWS = [1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 64, 70]
 # (inputs, outputs): one panel pair; a remainder of outputs; more inputs than outputs.
 SHAPES = [(32, 32), (64, 90), (256, 48)]
@@ -38,7 +39,7 @@ def exact(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def exact_values(weight: Weight) -> Tensor:
-    """The numbers that a weight stands for, float64."""
+    """The exact numbers that a weight represents, in float64."""
     values = weight.values.double()
     return values if weight.scales_N is None else values * weight.scales_N.double().unsqueeze(1)
 

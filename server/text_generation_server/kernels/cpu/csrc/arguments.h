@@ -1,11 +1,11 @@
-/* The arguments of every kernel, declared once. The C code reads these structs; Python reads this file (build.py) and
+/* The arguments of every kernel, declared once. The C code uses these structs; Python reads this file (build.py) and
    fills in the same structs by name. The build compiles assertions that both put each argument at the same offset.
 
    Rules for this file, so that Python can read it: each argument is a pointer, a `long` or a `double`, so that all take
    8 bytes, and has a line of its own. A number that Python needs is declared as NAME = value.
 
    Pointers may be null only where a comment says "or null". Tensors are contiguous unless a stride is given. Strides
-   count numbers, not bytes. T is the number of tokens of a step, R of rows (running requests). */
+   count numbers, not bytes. T is the number of tokens of a step, R the number of rows (running requests). */
 #pragma once
 
 #include <stdint.h>
@@ -16,12 +16,12 @@ typedef uint16_t bf16; /* the upper half of a float32 */
 enum type { F32 = 0, BF16 = 1, I8 = 2, F8 = 3 };
 
 enum {
-  MAX_ARGUMENTS = 16,  /* most arguments of one kernel */
-  MAX_HEAD_SIZE = 256, /* numbers in a head, in all kernels that know heads; always a multiple of 16 */
-  FEW_ROWS = 16,       /* gemm: up to this many rows of x are read where they lie; more are packed into tiles first */
-  UNDIVIDED_INPUTS = 2048, /* gemm: products of more inputs are done part by part */
-  MAX_SUMMED_ROWS = 576,   /* gemm: rows whose unfinished sums are kept between two parts */
-  CHUNK_KEYS = 128,        /* attend_chunk: positions of a row are laid out in blocks of this many */
+  MAX_ARGUMENTS = 16,      /* most arguments of one kernel */
+  MAX_HEAD_SIZE = 256,     /* most numbers in a head, in all kernels that compute heads; always a multiple of 16 */
+  FEW_ROWS = 16,           /* gemm: most rows of x that are read in place; more rows are packed into tiles first */
+  UNDIVIDED_INPUTS = 2048, /* gemm: most inputs that are multiplied in one part */
+  MAX_SUMMED_ROWS = 576,   /* gemm: most rows whose unfinished sums are kept between two parts */
+  CHUNK_KEYS = 128,        /* attend_chunk: positions in a block of a row */
 };
 
 /* Copies the embeddings of tokens: out[t] = weight[ids[t]]. */
@@ -33,8 +33,8 @@ struct embed_arguments {
   void *out;          /* [T, row_bytes] */
 };
 
-/* out = x / sqrt(mean(x²) + eps) * weight for each token. With a residual, residual += x comes first and is what is
-   normed. */
+/* out = x / sqrt(mean(x²) + eps) * weight for each token. With a residual, residual += x is computed first, and then
+   the residual takes the place of x. */
 struct rms_norm_arguments {
   const void *x;      /* [T, width] */
   void *residual;     /* [T, width], or null */
@@ -43,7 +43,7 @@ struct rms_norm_arguments {
   long type;          /* type of x, residual, weight and out: F32 or BF16 */
   const void *weight; /* [width] */
   double eps;
-  void *out; /* [T, width]; may be x */
+  void *out; /* [T, width]; may be the same memory as x */
 };
 
 /* out = silu(gate) * up. */
@@ -93,8 +93,8 @@ struct attend_arguments {
   double scale;           /* factor of the scores, before softmax */
 };
 
-/* Attention of a prompt chunk on the matrix unit: the queries are those at positions start … end - 1 of one row, and
-   each sees the row's positions up to its own. Queries and out are BF16. */
+/* Attention of a prompt chunk on the matrix unit. The queries are those at positions start … end - 1 of one row.
+   Each query attends to the row's positions up to its own. Queries and out are BF16. */
 struct attend_chunk_arguments {
   const bf16 *q; /* [end - start, heads, head_size], tokens q_stride apart */
   long q_stride;
@@ -112,8 +112,8 @@ struct attend_chunk_arguments {
   bf16 *scratch; /* [2 * kv_heads, head_size, end rounded up to a multiple of CHUNK_KEYS] */
 };
 
-/* Begins a decode step. The newest position of row rows[r] gets slot slots[r]: table[row, length - 1] = slot. The
-   newest token of each row, its position and the row's length come out. */
+/* Begins a decode step. The newest position of row rows[r] gets slot slots[r]: table[row, length - 1] = slot.
+   Returns the newest token of each row, its position and the row's length. */
 struct place_arguments {
   const int32_t *rows;    /* [R] */
   const int32_t *slots;   /* [R] */
@@ -151,7 +151,7 @@ struct draw_arguments {
   float *logprobs;        /* [R] */
 };
 
-/* finite[r] = 1 where all of row r is finite. A row that is not becomes zeros. */
+/* finite[r] = 1 where all numbers of row r are finite. A row that is not finite is replaced by zeros. */
 struct check_finite_arguments {
   float *logits; /* [R, vocabulary], rows stride apart */
   long count;    /* R */
@@ -160,18 +160,18 @@ struct check_finite_arguments {
   uint8_t *finite; /* [R] */
 };
 
-/* y = x Wᵀ + bias in float32, with the same bits for a row whatever the other rows are. */
+/* y = x Wᵀ + bias in float32. A row of y has the same bits whatever the other rows are. */
 struct gemm_f32_arguments {
   const float *x; /* [rows, inputs] */
   long rows;
   long inputs;
-  const float *weights; /* [outputs / 32, inputs, 32], the last panel filled up with zeros */
+  const float *weights; /* [outputs / 32, inputs, 32]; zeros fill the last panel */
   long outputs;
   const float *bias; /* [outputs], or null */
   float *y;          /* [rows, outputs] */
 };
 
-/* y = x Wᵀ * scales + bias; gated, y = silu(gate) * up. Weights lie in panels: see README.md. */
+/* y = x Wᵀ * scales + bias. If gated: y = silu(gate) * up. Weights lie in panels: see README.md. */
 struct gemm_arguments {
   const bf16 *x; /* [rows, inputs] */
   long rows;
@@ -181,7 +181,7 @@ struct gemm_arguments {
   long is_int8;        /* whether weights are int8 */
   const float *scales; /* [outputs] for int8, or null */
   const float *bias;   /* [outputs], or null */
-  long gated;          /* whether panels of gates and panels of ups take turns */
+  long gated;          /* whether panels alternate: one of gates, then one of ups */
   long y_type;         /* F32 or BF16 */
   void *y;             /* [rows, outputs]; gated, [rows, outputs / 2] */
   bf16 *scratch;       /* aligned to 64 bytes; its size is computed in linear.py */

@@ -1,19 +1,19 @@
 /* Attention of single tokens over the slots of their rows. Keys and values are read in place, wherever their slots are,
-   and once for all query heads that share a key head. While one tile of keys is computed with, the next one is
-   prefetched. Where there is a matrix unit, attention_tiles.c does the same for bfloat16.
+   and once for all query heads that share a key head. While one tile of keys is used, the next tile is prefetched.
+   Where there is a matrix unit, attention_tiles.c does the same for bfloat16.
 
-   The order of the arithmetic depends on nothing but a key's position: keys are taken in tiles of 64 from position 0,
-   tiles in splits of 512, and splits are merged in order. So a query's result from this file has the same bits in any
-   step, alone and among other rows, and for any number of threads.
+   The order of the arithmetic depends only on a key's position: keys are taken in tiles of 64 from position 0, tiles in
+   splits of 512, and splits are merged in order. So a query's result from this file has the same bits in any step,
+   alone and among other rows, and for any number of threads.
 
-   Softmax is computed in base 2, which needs no multiplication before each exponential: scores are scaled by log2(e) as
-   well. */
+   Softmax is computed in base 2, which needs no multiplication before each exponential: scores are multiplied by
+   log2(e) too. */
 #include "attention.h"
 
 #define TILE_KEYS 64
 #define SPLIT_KEYS 512
 #define MAX_HEADS_PER_ITEM 8
-#define QUERIES_AT_ONCE 4 /* query heads of one key head that are computed together: their sums fit the registers */
+#define QUERIES_AT_ONCE 4 /* query heads of one key head computed together, whose sums fit the registers */
 
 /* Multiplies one key with each of the queries [queries, size]. products[query][i] are LANES partial sums. */
 INLINE void multiply_key(const float *q, int queries, const void *key, enum type type, long size,
@@ -29,7 +29,7 @@ INLINE void multiply_key(const float *q, int queries, const void *key, enum type
   for (int j = 0; j < queries; j++) products[j][i] = sums[j];
 }
 
-/* scores[query][key] for the `count` keys of a tile; minus infinity for the rest of the tile. */
+/* scores[query][key] of the `count` keys of a tile. The rest of the tile is filled with minus infinity. */
 INLINE void score_keys(const float *q, int queries, const struct kv_cache *c, enum type type, long size, long kv_head,
                        float scale, const int32_t *slots, int count, struct prefetch *next,
                        float scores[QUERIES_AT_ONCE][TILE_KEYS]) {
@@ -62,8 +62,8 @@ struct partial_attention {
   float out[MAX_HEAD_SIZE] __attribute__((aligned(64)));
 };
 
-/* Replaces the scores of a tile by weights 2^(score - peak). Where a score exceeds the peak, it is the new peak, and
-   sum and out are scaled down to it. */
+/* Replaces the scores of a tile by weights 2^(score - peak). If a score exceeds the peak, it becomes the new peak,
+   and sum and out are multiplied by 2^(old peak - new peak). */
 INLINE void weigh_scores(float scores[TILE_KEYS], struct partial_attention *s, long size) {
   vf peaks = load(scores, 0, F32);
   for (int i = LANES; i < TILE_KEYS; i += LANES) peaks = larger(peaks, load(scores, i, F32));
@@ -137,8 +137,8 @@ struct key_tile {
   float scale;
 };
 
-/* Adds one tile of keys to the states of up to QUERIES_AT_ONCE queries. 8-bit values are scaled by way of their
-   weights. */
+/* Adds one tile of keys to the states of up to QUERIES_AT_ONCE queries. The scales of 8-bit values are multiplied
+   into their weights. */
 INLINE void attend_tile(const float *q, int queries, const struct kv_cache *c, enum type type, long size,
                         const struct key_tile *t, struct prefetch *next, struct partial_attention *states) {
   float scores[QUERIES_AT_ONCE][TILE_KEYS] __attribute__((aligned(64)));
@@ -152,11 +152,11 @@ INLINE void attend_tile(const float *q, int queries, const struct kv_cache *c, e
   add_weighted_values(c, type, size, t->kv_head, t->slots, t->count, scores, queries, next, states);
 }
 
-/* The next three choose the copy of attend_tile that the compiler has made for a number of queries, for a head size
-   where there are enough registers to unroll the loops over a head, and for a type. */
+/* The next three functions choose a compiled copy of attend_tile: by the number of queries, by the type, and (if
+   there are enough registers to unroll the loops over a head) by the head size. */
 INLINE void attend_tile_by_queries(const float *q, int queries, const struct kv_cache *c, enum type type, long size,
                                    const struct key_tile *t, struct prefetch *next, struct partial_attention *states) {
-  struct prefetch in_registers = *next; /* a local copy, whose address no other function gets */
+  struct prefetch in_registers = *next; /* a local copy, whose address no function gets, can stay in registers */
   switch (queries) {
     case 1: attend_tile(q, 1, c, type, size, t, &in_registers, states); break;
     case 2: attend_tile(q, 2, c, type, size, t, &in_registers, states); break;
@@ -190,7 +190,7 @@ static void attend_tile_by_type(const float *q, int queries, const struct kv_cac
   }
 }
 
-/* Merges the state of a split into that of all splits before it. */
+/* Merges the state of a split into the state of all splits before it. */
 static void merge_splits(struct partial_attention *into, const struct partial_attention *from, long size) {
   float peak = into->peak > from->peak ? into->peak : from->peak;
   vf a = exp2_of(splat(into->peak - peak)), b = exp2_of(splat(from->peak - peak));
@@ -204,10 +204,10 @@ static void store_quotient(void *out, enum type type, const struct partial_atten
   for (long d = 0; d < size; d += LANES) store(out, d, load(s->out, d, F32) / s->sum, type);
 }
 
-/* The number of blocks of QUERIES_AT_ONCE that the query heads of one key head are divided into. */
+/* The number of blocks of QUERIES_AT_ONCE heads that hold the query heads of one key head. */
 static long count_query_blocks(long group) { return (group + QUERIES_AT_ONCE - 1) / QUERIES_AT_ONCE; }
 
-/* The states of an item's queries after the keys of one split, which begins at position `start`. */
+/* Computes the states of an item's queries after the keys of one split, which begins at position `start`. */
 static void attend_split(const float *blocks, const struct attention *job, const struct decode_item *s, long start,
                          struct team *team, struct partial_attention *states) {
   const struct kv_cache *c = &job->cache;
@@ -272,8 +272,8 @@ EXPORT void attend(const void *arguments, struct team *team, int me) {
       .lengths = a->lengths,
       .scale = a->scale * LOG2E,
   };
-  /* The heads of a token lie side by side, and are best read together. With few tokens that would leave threads without
-     work: then each head is an item. */
+  /* The heads of a token are neighbours in memory, so one thread should read them together. With few tokens, some
+     threads would then have no work, so each head is an item of its own. */
   job.heads_per_item = job.tokens < 2 * team->threads ? 1 : min(job.cache.kv_heads, MAX_HEADS_PER_ITEM);
   while (job.cache.kv_heads % job.heads_per_item) job.heads_per_item--;
 #if defined(__AMX_BF16__)

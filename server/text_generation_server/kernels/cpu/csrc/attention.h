@@ -1,6 +1,6 @@
-/* Attention of single tokens over the slots of their rows: the arguments, how the work is divided into items, and the
-   prefetch of keys and values. Used by attention.c, and by attention_tiles.c on the matrix unit. README.md tells the
-   life of an item. */
+/* Attention of single tokens over the slots of their rows: the arguments, how the work is divided into items, and
+   the prefetch of keys and values. Used by attention.c, and by attention_tiles.c on the matrix unit. README.md
+   explains how an item is computed. */
 #pragma once
 
 #include "team.h"
@@ -14,7 +14,7 @@ struct kv_cache {
   enum type type;
 };
 
-/* Head 0 … kv_heads - 1 is a key, kv_heads … 2 * kv_heads - 1 a value. */
+/* A key head for head 0 … kv_heads - 1, a value head for kv_heads … 2 * kv_heads - 1. */
 INLINE const void *head_at(const struct kv_cache *c, long slot, long head) {
   return (const char *)c->heads + (slot * 2 * c->kv_heads + head) * c->size * bytes_of(c->type);
 }
@@ -27,8 +27,8 @@ struct prefetch {
   const int32_t *slots; /* the slots to be prefetched */
   long left;            /* number of those slots */
   long first, count;    /* key heads first … first + count - 1, and the same value heads, are prefetched */
-  int values;           /* 1 where the next heads are the values of slots[0], 0 where they are its keys */
-  const char *at, *end; /* the rest of the current run of neighbouring heads */
+  int values;           /* 1: the next heads are the values of slots[0]; 0: they are its keys */
+  const char *at, *end; /* addresses of the rest of the current run of neighbouring heads */
 };
 
 /* Begins the next run of neighbouring heads: the keys of a slot or its values, or both if all heads are prefetched. */
@@ -73,11 +73,11 @@ struct attention {
   float scale; /* factor of scores for softmax in base 2 */
 };
 
-/* An item of the work: one token, key heads first … first + count - 1, and the `group` query heads of each of these key
-   heads. */
+/* An item of the work: one token, its key heads first … first + count - 1, and the `group` query heads of each of
+   these key heads. */
 struct decode_item {
   const int32_t *slots; /* slots of the token's row */
-  long token, length;   /* length: the number of slots that the token sees */
+  long token, length;   /* length: the number of slots that the token attends to */
   long first, count, group;
 };
 
@@ -92,9 +92,9 @@ INLINE struct decode_item item_at(const struct attention *job, long item) {
   return (struct decode_item){slots, token, job->lengths[token], first, job->heads_per_item, job->heads / kv_heads};
 }
 
-/* A cursor over what is read after the current `tile` keys: the item's keys from position `start` on, or at the item's
-   end the first keys of the item that is taken next. Another thread may take that item first: then this prefetch was in
-   vain. */
+/* A cursor over the keys that are read after the current `tile` keys: the item's keys from position `start` on or,
+   at the end of the item, the first keys of the next item. If another thread takes that item, this prefetch is
+   useless. */
 INLINE struct prefetch prefetch_after(const struct attention *job, const struct decode_item *s, long start, long tile,
                                       struct team *team) {
   struct prefetch next = {.cache = &job->cache, .slots = s->slots + start, .first = s->first, .count = s->count};

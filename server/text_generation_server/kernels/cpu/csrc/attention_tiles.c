@@ -16,11 +16,11 @@
 #define STEP_KEYS 32    /* keys of one step of the loop over a row's keys */
 #define LINE_NUMBERS 32 /* bfloat16 numbers in 64 bytes */
 
-/* The state of up to 4 query heads of one key head after some of their keys: their result so far is out / sum. */
+/* The state of up to 4 query heads of one key head after some of their keys. Their result so far is out / sum. */
 struct query_block {
   __m512 peaks; /* lane i: the largest score so far of query i % 4; sums and out are in units of 2^peak */
   __m512 sums;  /* sums of the weights; query j has lanes j, j + 4, j + 8 and j + 12, still to be added up */
-  float out[TILE_QUERIES][MAX_HEAD_SIZE]; /* columns are in the order in which pair_values_of_step leaves them */
+  float out[TILE_QUERIES][MAX_HEAD_SIZE]; /* columns in the order that pair_values_of_step makes */
 };
 
 /* The scores of STEP_KEYS keys for each query of a tile, and the weights that softmax makes of the scores. */
@@ -57,8 +57,8 @@ struct key_rows {
   long stride; /* bytes from one key to the next */
 };
 
-/* Keys first … first + 15 of a step of `count` keys. Where their slots follow each other, the keys are used in place;
-   else they are copied into `gathered`. Where there are fewer keys, any others stand in: their scores are not used. */
+/* Keys first … first + 15 of a step of `count` keys. If their slots are neighbours, the keys are used in place;
+   otherwise they are copied into `gathered`. Missing keys are replaced by arbitrary keys, whose scores are not used. */
 INLINE struct key_rows find_key_rows(const struct kv_cache *c, long size, long kv_head, const int32_t *slots, int first,
                                      int count, bf16 *gathered) {
   const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -72,14 +72,14 @@ INLINE struct key_rows find_key_rows(const struct kv_cache *c, long size, long k
   return (struct key_rows){gathered, size * (long)sizeof(bf16)};
 }
 
-/* A step reads 32 keys and 32 values of each head, so 64 heads of the next step are prefetched: 16 in each of
-   pair_values_of_step, score_keys_in_tiles, weigh_keys_of_step and add_values_in_tiles. Of these, this is the number
-   that is due between two tile instructions of the first and the last product. */
+/* The number of heads to prefetch between two tile instructions of the first and the last product. A step reads 32
+   keys and 32 values of each head, so 64 heads of the next step are prefetched: 16 in each of pair_values_of_step,
+   score_keys_in_tiles, weigh_keys_of_step and add_values_in_tiles. */
 INLINE void prefetch_between_instructions(struct prefetch *next, long size) {
   prefetch_heads(next, size > 128 ? 1 : 128 / size, BF16, size);
 }
 
-/* The scores of a step: 32 keys by up to 4 queries. */
+/* Computes the scores of a step: 32 keys by up to 4 queries. */
 INLINE void score_keys_in_tiles(const uint32_t *q, const struct kv_cache *c, long size, long kv_head,
                                 const int32_t *slots, int count, struct prefetch *next, struct key_scores *s) {
   bf16 gathered[2][LANES * MAX_HEAD_SIZE] __attribute__((aligned(64)));
@@ -126,8 +126,8 @@ INLINE void transpose_weights(const __m512 *w, bf16 (*to)[LINE_NUMBERS]) {
   for (int i = 0; i < 4; i++) memcpy(to[i], &rows[i], 64);
 }
 
-/* Turns the scores of a step's `count` keys into weights 2^(score * scale - peak). Where a score exceeds the peak of
-   its query, it is the new peak, and sums and out are scaled down to it. */
+/* Turns the scores of a step's `count` keys into weights 2^(score * scale - peak). If a score exceeds the peak of
+   its query, it becomes the new peak, and sums and out are multiplied by 2^(old peak - new peak). */
 INLINE void weigh_keys_of_step(struct key_scores *s, int count, float scale, long size, struct prefetch *next,
                                struct query_block *b) {
   const vi lanes = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
@@ -204,7 +204,7 @@ INLINE void add_values_in_tiles(const struct paired_values *v, const struct key_
   MEMORY_IS_WRITTEN;
 }
 
-/* Stores the result of one query, out / sum, with its columns in their own order again. */
+/* Stores the result of one query, out / sum, with its columns in their original order. */
 static void store_ordered_quotient(bf16 *to, const struct query_block *b, int query, long size) {
   const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
   const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
@@ -218,7 +218,7 @@ static void store_ordered_quotient(bf16 *to, const struct query_block *b, int qu
   }
 }
 
-/* A block is up to TILE_QUERIES query heads of one key head. */
+/* A block contains up to TILE_QUERIES query heads of one key head. */
 INLINE void attend_item_in_tiles(const struct attention *job, const struct decode_item *s, long size,
                                  struct team *team) {
   const struct kv_cache *c = &job->cache;

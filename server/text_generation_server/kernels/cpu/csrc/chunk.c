@@ -77,10 +77,10 @@ static void lay_out_32_positions(const void *heads, const float *scales, enum ty
   }
 }
 
-/* A block of queries of one key head, and their state after some of the keys: their result so far is out / sum.
+/* A block of queries of one key head, and their state after some of the keys. Their result so far is out / sum.
 
-   Matrices are cut into columns of 64 bytes, whose rows follow each other in memory. Rows of whole matrices would be
-   some power of two apart, and would compete for the same places of the first-level cache. */
+   Matrices are stored as columns of 64 bytes, whose rows follow each other in memory. The rows of a whole matrix
+   would be a power of two apart, and would evict each other from the first-level cache. */
 struct chunk_block {
   bf16 q[MAX_HEAD_SIZE / 32][BLOCK_QUERIES][32];
   bf16 weights[CHUNK_KEYS / 32][BLOCK_QUERIES][32];
@@ -117,8 +117,9 @@ static void score_chunk_keys(struct chunk_block *b, const bf16 *keys, long size)
   MEMORY_IS_WRITTEN;
 }
 
-/* Turns the scores of query i into weights 2^(score * scale - peak). The query sees the first `visible` of the
-   CHUNK_KEYS keys. Where a score exceeds the peak, it is the new peak, and sums and out are scaled down to it. */
+/* Turns the scores of query i into weights 2^(score * scale - peak). The query attends to the first `visible` of the
+   CHUNK_KEYS keys. If a score exceeds the peak, it becomes the new peak, and sums and out are multiplied by 2^(old
+   peak - new peak). */
 INLINE void weigh_chunk_query(struct chunk_block *b, int i, long visible, float scale, long size) {
   const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   vf scores[CHUNK_KEYS / LANES], peaks = splat(-INFINITY), sums = {};
@@ -178,7 +179,7 @@ static void add_chunk_values(struct chunk_block *b, const bf16 *values, long siz
 }
 
 /* Computes a block of queries of one key head, beginning with query `first`. The queries of a key head are numbered
-   position by position: the query heads that share the key head at position `start`, then those at the next. */
+   position by position: first all query heads of the key head at position `start`, then those at the next position. */
 static void attend_query_block(const struct chunk *c, long kv_head, long first, struct chunk_block *b) {
   long group = c->heads / c->kv_heads, size = c->size, all = (c->end - c->start) * group;
   long count = all - first < BLOCK_QUERIES ? all - first : BLOCK_QUERIES;
@@ -230,7 +231,7 @@ EXPORT void attend_chunk(const void *arguments, struct team *team, int me) {
   wait_for_team(team);
   struct chunk_block b;
   configure_tiles(16, 16);
-  /* Queries of later positions see more keys. They are taken first, so that the last items are short ones. */
+  /* Queries at later positions attend to more keys. They are taken first, so that the items taken last are short. */
   FOR_EACH_ITEM(item, kv_heads * blocks, 1, team)
     attend_query_block(&c, item % kv_heads, (blocks - 1 - item / kv_heads) * BLOCK_QUERIES, &b);
   _tile_release();

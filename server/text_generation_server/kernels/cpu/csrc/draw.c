@@ -4,7 +4,7 @@
 #include "team.h"
 #include "vectors.h"
 
-#define GOLDEN 0x9e3779b1u /* a prime near 2^32 over the golden ratio: spreads neighbouring tokens over all 32 bits */
+#define GOLDEN 0x9e3779b1u /* prime near 2^32 / golden ratio; times it, neighbouring tokens spread over all 32 bits */
 /* The noise is between these bounds, because v in gumbel_noise is at least 2^-33 and at most 1 - 2^-24. */
 #define LEAST_NOISE -2.9f
 #define MOST_NOISE 22.9f
@@ -31,7 +31,7 @@ INLINE vf log_of(vf x) {
   return m + y + e * 0.693359375f;
 }
 
-/* -log(-log(1 - v)) for v in (0, 1), evenly distributed and made from the hash of key and token. */
+/* -log(-log(1 - v)), where v is evenly distributed in (0, 1) and made from the hash of key and token. */
 INLINE vf gumbel_noise(uint32_t key, vu tokens) {
   vu bits = (tokens * GOLDEN) ^ key;
   MIX(bits);
@@ -43,7 +43,7 @@ INLINE vf gumbel_noise(uint32_t key, vu tokens) {
   const vf largest = splat(1 - 0x1p-24f);
   v = blend(v < largest, v, largest);
   vf u = 1.0f - v;
-  vf w = -(log_of(u) + (-v - (u - 1.0f)) / u); /* -log(1 - v), corrected by what the rounding of 1 - v has lost */
+  vf w = -(log_of(u) + (-v - (u - 1.0f)) / u); /* -log(1 - v), corrected by the error of rounding 1 - v */
   return -log_of(w);
 }
 
@@ -76,8 +76,8 @@ INLINE vf logits_from(const float *row, long i, long size) {
   return load(rest, 0, F32);
 }
 
-/* The first token with the largest logit, or if `draws` with the largest logit + noise. `peak` is the largest logit: a
-   token is hopeless if even the most noise would not lift it above `peak` with the least. */
+/* The first token with the largest logit or, if `draws`, with the largest logit + noise. `peak` is the largest
+   logit. A token is skipped if its logit plus the most noise is below `peak` plus the least noise. */
 static int32_t find_best_token(const float *row, long size, float peak, int draws, uint32_t key) {
   struct best_token best = {-INFINITY, 0};
   vu tokens;
@@ -94,7 +94,7 @@ static int32_t find_best_token(const float *row, long size, float peak, int draw
   return best.id;
 }
 
-/* Chooses a token for one row. The log-probability is that of softmax(row). */
+/* Chooses a token for one row. Its log-probability is taken from softmax(row). */
 static void draw_for_row(const float *row, long size, int draws, int64_t seed, int32_t position, int32_t *id,
                          float *logprob) {
   vf peaks = splat(-INFINITY), sums = {};

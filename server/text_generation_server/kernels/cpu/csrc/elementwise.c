@@ -2,7 +2,7 @@
 #include "team.h"
 #include "vectors.h"
 
-#define TOKENS_AT_ONCE 4 /* a thread takes this many tokens at a time */
+#define TOKENS_AT_ONCE 4 /* number of tokens that a thread takes at a time */
 
 EXPORT void embed(const void *arguments, struct team *team, int me) {
   (void)me;
@@ -76,7 +76,7 @@ EXPORT void silu_mul(const void *arguments, struct team *team, int me) {
   }
 }
 
-#define SMALLEST_SCALE 1e-6f /* smallest scale of a head in 8 bits, so that no division is by 0 */
+#define SMALLEST_SCALE 1e-6f /* smallest scale of a head in 8 bits, so that no number is divided by 0 */
 
 /* Rotates each pair of numbers (i, half + i) of a head by the angle with this cosine and sine. */
 INLINE void rotate_head(float *head, long half, const float *cos, const float *sin) {
@@ -93,8 +93,8 @@ INLINE void rotate_head(float *head, long half, const float *cos, const float *s
   }
 }
 
-/* Stores a head in the cache. In 8 bits, numbers are divided by a scale: the head's largest magnitude over the type's
-   largest number. A head that is not finite gets the scale NaN. */
+/* Stores a head in the cache. For 8-bit types, its numbers are divided by a scale: the head's largest magnitude
+   divided by the type's largest number. A head that is not finite gets the scale NaN. */
 INLINE void store_kv_head(const float *head, long size, char *to, float *scale, enum type type) {
   float factor = 1.0f;
   if (scale) {
@@ -114,7 +114,7 @@ INLINE void store_kv_head(const float *head, long size, char *to, float *scale, 
   }
 }
 
-/* Where rope_and_store reads heads, and where it stores them. */
+/* Where rope_and_store reads heads and where it stores them. */
 struct fused_heads {
   char *qkv; /* [tokens, heads + 2 * kv_heads, size] */
   long heads, kv_heads, size;
@@ -123,7 +123,7 @@ struct fused_heads {
   enum type kv_type;
 };
 
-/* `type` is that of qkv. */
+/* Rotates and stores the heads of one token. `type` is the type of qkv. */
 INLINE void rope_and_store_token(const struct fused_heads *to, enum type type, long token, long slot, const float *cos,
                                  const float *sin) {
   float head[MAX_HEAD_SIZE] __attribute__((aligned(64)));
@@ -135,7 +135,7 @@ INLINE void rope_and_store_token(const struct fused_heads *to, enum type type, l
     if (h < to->heads) {
       for (long i = 0; i < size; i += LANES) store(from, i, load(head, i, F32), type);
     } else {
-      /* Rounded to the model's type first, as if the rotated key had been written to qkv and read again. */
+      /* The key is rounded to the model's type first, as if it had been written to qkv and read again. */
       for (long i = 0; i < size; i += LANES) store(head, i, round_to_type(load(head, i, F32), type), F32);
       long at = slot * 2 * to->kv_heads + h - to->heads;
       store_kv_head(head, size, to->kv + at * size * bytes_of(to->kv_type), to->scales ? to->scales + at : 0,
@@ -167,7 +167,7 @@ EXPORT void rope_and_store(const void *arguments, struct team *team, int me) {
   }
 }
 
-/* One thread does all rows of `place`, and of `advance`: they are few instructions. */
+/* One thread computes all rows of `place`, and of `advance`, because they take only a few instructions. */
 EXPORT void place(const void *arguments, struct team *team, int me) {
   (void)me;
   const struct place_arguments *a = arguments;

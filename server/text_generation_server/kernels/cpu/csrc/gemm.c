@@ -1,12 +1,12 @@
-/* y = x Wᵀ for bfloat16 x, and weights in bfloat16 or int8. With few rows, reading the weights takes the time; with
-   many rows, multiplying does.
+/* y = x Wᵀ for bfloat16 x, and weights in bfloat16 or int8. With few rows, reading the weights takes most of the time;
+   with many rows, multiplying does.
 
-   Weights lie in panels of 16 outputs (README.md draws one). A panel is read from front to back whatever the number of
-   rows: 64 bytes are two inputs of 16 outputs, the operand of one dot-product instruction, and 1 KiB is one tile of the
+   Weights lie in panels of 16 outputs (README.md draws one). A panel is read from front to back, for any number of
+   rows. Its 64 bytes are two inputs of 16 outputs, the operand of one dot-product instruction; 1 KiB is one tile of the
    matrix unit.
 
    A row of y depends on no other row of x. With a matrix unit, products of up to 4 rows use other instructions than
-   products of more rows, so that the same row may get other last bits. */
+   products of more rows, so the last bits of a row may differ between the two. */
 #if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -21,7 +21,7 @@
 #include "tiles.h"
 #endif
 
-#define PREFETCH_BYTES 2048 /* weights are prefetched this far ahead of their use */
+#define PREFETCH_BYTES 2048 /* bytes between the weights in use and the weights that are prefetched */
 
 /* Multiplies `rows` (1 to 4) rows of x by a pair of panels with dot-product instructions. `w` is the first panel. Two
    sums for each row and panel, over alternating inputs, keep the instructions independent of each other. */
@@ -54,7 +54,8 @@ INLINE void dot_1_to_4_rows(const struct product *g, long first, long rows, cons
                (vf)(sums[1][r][0] + sums[1][r][1]), &g->e);
 }
 
-/* Rows [first, end), four at a time. The compiler makes a copy of dot_1_to_4_rows for each number of rows. */
+/* Multiplies rows [first, end), four at a time. The compiler makes a copy of dot_1_to_4_rows for each number of
+   rows. */
 static void dot_rows_by_pair(const struct product *g, long first, long end, const bf16 *w, long pair) {
   for (; first + 4 <= end; first += 4) dot_1_to_4_rows(g, first, 4, w, pair);
   switch (end - first) {
@@ -68,17 +69,17 @@ static void widen_weights(const int8_t *from, bf16 *to, long count) {
   for (long i = 0; i < count; i += 32) widen_32_weights(from + i, to + i);
 }
 
-/* The weights of a pair of panels in bfloat16: where they lie, or for int8 a converted copy. */
+/* The weights of a pair of panels in bfloat16: the weights themselves or, for int8, a converted copy. */
 INLINE const bf16 *weights_of_pair(const struct product *g, long pair, int me) {
   long count = PAIR_OUTPUTS * g->k;
   if (!g->is_int8) return (const bf16 *)g->weights + pair * count;
-  bf16 *own = g->scratch + me * count; /* each thread has one place for its copies, which stays in its cache */
+  bf16 *own = g->scratch + me * count; /* one place for the copies of each thread, which stays in its cache */
   widen_weights((const int8_t *)g->weights + pair * count, own, count);
   return own;
 }
 
-/* How many pairs of panels a thread takes at a time. More pairs make longer reads, which are faster; fewer pairs let
-   the threads finish at the same time. */
+/* Number of pairs of panels that a thread takes at a time. With more pairs, reads are longer and therefore faster;
+   with fewer pairs, the threads finish at about the same time. */
 static long pairs_at_a_time(const struct product *g) { return g->n > 4096 ? 4 : g->n > 2048 ? 2 : 1; }
 
 static void multiply_by_dot_products(const struct product *g, struct team *team, int me) {
@@ -133,7 +134,7 @@ static void multiply_few_rows(const struct product *g, struct team *team, int me
 
 #endif
 
-/* `scratch` lies best on huge pages. Its size in bfloat16 numbers, where M is m rounded up to a multiple of 32, is the
+/* `scratch` is fastest on huge pages. Its size in bfloat16 numbers, where M is m rounded up to a multiple of 32, is the
    sum of
      128 k for each thread, with int8 weights;
      M k for x in tiles, with the matrix unit and m > FEW_ROWS;

@@ -1,17 +1,17 @@
 /* y = x Wᵀ + bias in float32. A row of y has the same bits whatever the other rows of x are, and for any number of
    threads: the inputs are added in blocks of INPUTS_AT_ONCE, and within a block from first to last.
 
-   Weights lie in panels of 32 outputs, [n / 32][k][32], the last one filled up with zeros. */
+   Weights lie in panels of 32 outputs, [n / 32][k][32]. Zeros fill the last panel. */
 #include "team.h"
 #include "vectors.h"
 
 #define WIDE_PANEL 32               /* outputs of a panel */
 #define OUTPUTS_AT_ONCE (2 * LANES) /* outputs whose sums, for ROWS_AT_ONCE rows, fit the registers */
 #define ROWS_AT_ONCE (LANES == 16 ? 8 : 4)
-#define INPUTS_AT_ONCE 512 /* this part of a panel stays in the second-level cache for all rows */
+#define INPUTS_AT_ONCE 512 /* inputs of a block: its part of a panel stays in the second-level cache for all rows */
 
-/* a * b + sum, always fused on processors that can, and never on others. Left to itself, the compiler might fuse in one
-   copy of the loop below and not in another, and the bits would depend on the number of rows. */
+/* a * b + sum, always fused on processors that have this instruction, and never on others. Otherwise the compiler
+   might fuse in one copy of the loop below and not in another, and the bits would depend on the number of rows. */
 INLINE vf multiply_add(vf a, vf b, vf sum) {
 #if defined(__AVX512F__)
   return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
@@ -30,12 +30,12 @@ struct f32_panel {
   long k;
   const float *w;    /* [k, 32] */
   const float *bias; /* bias of the panel's first output, or null */
-  float *y;          /* the panel's first output of row 0 */
+  float *y;          /* address of the panel's first output in row 0 */
   long n;            /* number of outputs in a row of y */
 };
 
-/* Adds inputs [from, to) to rows [row, row + rows) of y, for OUTPUTS_AT_ONCE outputs from the panel's output `at` on,
-   of which the first `there` exist. The first block of inputs is added to the bias. */
+/* Adds inputs [from, to) to rows [row, row + rows) of y. Computes OUTPUTS_AT_ONCE outputs, beginning with the
+   panel's output `at`; only the first `there` of them exist. The first block of inputs is added to the bias. */
 INLINE void add_inputs(const struct f32_panel *s, long row, long rows, long from, long to, long at, long there) {
   vf sums[ROWS_AT_ONCE][2] = {};
   const float *w = s->w + at, *x = s->x + row * s->k;
@@ -56,7 +56,7 @@ INLINE void add_inputs(const struct f32_panel *s, long row, long rows, long from
   }
 }
 
-/* The compiler makes a copy of add_inputs for each number of rows. */
+/* Calls add_inputs; the compiler makes a copy of it for each number of rows. */
 static void add_inputs_to_rows(const struct f32_panel *s, long row, long rows, long from, long to, long at,
                                long there) {
   switch (rows) {

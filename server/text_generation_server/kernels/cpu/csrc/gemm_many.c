@@ -1,14 +1,14 @@
 /* The product of more than FEW_ROWS rows on the matrix unit.
 
    x is first packed into tiles. A large product is then divided: the inputs into parts, and the rows into blocks, so
-   that one part of one block of x fits the second-level cache. All weights of the part stream past this block, a pair
-   of panels at a time; a strip is 32 rows of a block, which are multiplied by a pair together.
+   that one part of one block of x fits the second-level cache. All weights of the part are read once for this block, a
+   pair of panels at a time. A strip is 32 rows of a block, which are multiplied by a pair together.
 
-   While the matrix unit multiplies, the rest of the core has time for other work, which is called side work here and is
-   cut into small pieces between the tile instructions: fetching the weights of the next pair from memory (int8:
-   converting them), and storing the finished rows of the strip before.
+   While the matrix unit multiplies, the rest of the core can do other work, called side work here. It is cut into small
+   pieces between the tile instructions: fetching the weights of the next pair from memory (int8: converting them), and
+   storing the finished rows of the strip before.
 
-   x is loaded and y is stored with instructions that spare the first-level cache, where the weights are to stay. */
+   x is loaded and y is stored with instructions that bypass the first-level cache, so that the weights stay there. */
 #include "vectors.h"
 
 #if defined(__AMX_BF16__)
@@ -16,48 +16,48 @@
 #include "product.h"
 #include "tiles.h"
 
-#define TILE_NUMBERS 512 /* bfloat16 numbers in a tile */
-#define STRIP_ROWS 32    /* rows of x in a strip: two tiles of 16 */
-#define PART_INPUTS 1024 /* inputs in a part, about, where there are more than UNDIVIDED_INPUTS inputs */
+#define TILE_NUMBERS 512 /* number of bfloat16 numbers in a tile */
+#define STRIP_ROWS 32    /* number of rows of x in a strip: two tiles of 16 */
+#define PART_INPUTS 1024 /* approximate number of inputs in a part, if there are more than UNDIVIDED_INPUTS inputs */
 
 /* The sums of a strip and a pair of panels, tile by tile: rows 0-15 with the first panel, rows 0-15 with the second,
    rows 16-31 with the first, rows 16-31 with the second. */
 typedef float strip_sums[4][16][16];
 
-/* How a product is divided, and where its scratch memory is. A pair of panels of a gated product makes only 32 bytes of
-   each row of y, so two pairs are taken together, which make a line of 64 bytes. */
+/* How a product is divided, and where its scratch memory is. A pair of panels of a gated product makes only 32 bytes
+   of each row of y, so two pairs are taken together, to make a line of 64 bytes. */
 struct division {
   long part, parts; /* number of inputs in a part (the last part may have less), and number of parts */
   long strips;      /* number of strips of x */
   long block;       /* number of strips in a block */
   long group;       /* number of pairs of panels that one thread multiplies by together: 1, or 2 of gated products */
-  bf16 *x;          /* x in tiles: [parts][strips][part / 32][2][16][32], with zeros past the last row */
-  strip_sums *sums; /* [pairs][block]: unfinished sums, from one part to the next */
+  bf16 *x;          /* x in tiles: [parts][strips][part / 32][2][16][32], with zeros after the last row */
+  strip_sums *sums; /* [pairs][block]: unfinished sums, kept from one part to the next */
   bf16 *widened;    /* int8: [threads][2][group] pairs of panels of a part, converted to bfloat16 */
 };
 
 /* A cursor over the weights that are fetched for the next item. A line is 32 weights: 64 bytes in bfloat16. */
 struct weight_fetch {
   const char *from;         /* the next line to fetch */
-  bf16 *to;                 /* int8: where the converted line goes; bfloat16: null */
+  bf16 *to;                 /* int8: address for the converted line; bfloat16: null */
   long lines_left;          /* number of lines to be fetched */
   long lines_at_once;       /* number of lines fetched by one call of fetch_some_weights */
-  long panel_lines;         /* number of lines that the current part has in a panel */
-  long lines_left_in_panel; /* number of lines to be fetched of the current panel */
+  long panel_lines;         /* number of lines of the current part in one panel */
+  long lines_left_in_panel; /* number of lines of the current panel that are still to be fetched */
   long gap_bytes;           /* bytes from the end of the current part in a panel to its start in the next panel */
 };
 
-/* Finished sums of one strip and one group, and how far they have been stored. There are two sets of sums, so that one
-   is stored while the next one is computed. */
+/* Finished sums of one strip and one group, and the number of rows stored. There are two sets of sums, so that one
+   is stored while the other is computed. */
 struct output_rows {
   strip_sums sums[2][2]; /* [set][pair of the group] */
-  int set;               /* the set that is being stored */
-  char *y;               /* the row to be stored next */
-  long pair;             /* the first pair of the group */
-  int rows, at;          /* number of rows in the strip, and of rows stored so far */
+  int set;               /* index of the set that is being stored */
+  char *y;               /* address of the row to be stored next */
+  long pair;             /* index of the first pair of the group */
+  int rows, at;          /* number of rows in the strip, and number of rows stored */
 };
 
-/* What is done between tile instructions. */
+/* The work that is done between tile instructions. */
 struct side_work {
   struct weight_fetch fetch;
   struct output_rows outputs;
@@ -89,12 +89,12 @@ INLINE long inputs_of_part(const struct product *g, const struct division *d, lo
   return left < d->part ? left : d->part;
 }
 
-/* Where the tiles of one part of one strip of x begin. */
+/* Address of the tiles of one part of one strip of x. */
 INLINE bf16 *packed_strip(const struct product *g, const struct division *d, long part, long strip) {
   return d->x + (part * d->part * d->strips + strip * inputs_of_part(g, d, part)) * STRIP_ROWS;
 }
 
-#define PIECE_INPUTS 512 /* a thread packs this many inputs of a strip at a time */
+#define PIECE_INPUTS 512 /* number of inputs of a strip that a thread packs at a time */
 
 /* Packs inputs [from, to) of a strip into tiles at `out`. */
 static void pack_piece(const struct product *g, long strip, long from, long to, bf16 *out) {
@@ -158,8 +158,8 @@ INLINE void store_one_row(struct side_work *s) {
   l->at++;
 }
 
-/* The set of sums to compute into. With one pair in a group one set is enough: multiply_strip computes in tiles, and
-   stores what is left in the set before it overwrites it. */
+/* Index of the set of sums to compute into. With one pair in a group one set is enough: multiply_strip computes in
+   tiles, and stores the rest of the set before it overwrites it. */
 INLINE int set_to_fill(const struct side_work *s) { return s->group == 2 ? !s->outputs.set : s->outputs.set; }
 
 INLINE void store_remaining_rows(struct side_work *s) {
@@ -170,9 +170,9 @@ INLINE void fetch_remaining_weights(struct side_work *s) {
   while (s->fetch.lines_left) fetch_some_weights(&s->fetch);
 }
 
-/* Multiplies one strip by a pair of panels over k inputs, and does side work in between. Tiles 0 to 3 are the sums, in
-   the order of strip_sums; 4 and 5 are rows 0-15 and 16-31 of x; 6 and 7 are weights of the two panels. `whole` is 0
-   where the strip has no more than 16 rows. */
+/* Multiplies one strip by a pair of panels over k inputs, and does side work in between. Tiles 0 to 3 are the sums,
+   in the order of strip_sums; 4 and 5 are rows 0-15 and 16-31 of x; 6 and 7 are weights of the two panels. `whole`
+   is 0 if the strip has at most 16 rows. */
 INLINE void multiply_tiles(const bf16 *x, const bf16 *w0, const bf16 *w1, long k, int whole, struct side_work *s) {
   for (long i = 0; i < k; i += 32, x += 2 * TILE_NUMBERS, w0 += TILE_NUMBERS, w1 += TILE_NUMBERS) {
     _tile_stream_loadd(4, x, 64);
@@ -193,7 +193,8 @@ INLINE void multiply_tiles(const bf16 *x, const bf16 *w0, const bf16 *w1, long k
   }
 }
 
-/* Multiplies one strip by a pair of panels. The sums begin at `from`, or if it is null at 0, and are stored to `to`. */
+/* Multiplies one strip by a pair of panels. The sums begin with the numbers at `from`, or with 0 if it is null, and
+   are stored at `to`. */
 static void multiply_strip(const bf16 *x, const bf16 *w0, const bf16 *w1, long k, int whole, strip_sums *from,
                            strip_sums *to, struct side_work *s) {
   MEMORY_IS_WRITTEN;
@@ -220,21 +221,22 @@ static void multiply_strip(const bf16 *x, const bf16 *w0, const bf16 *w1, long k
   MEMORY_IS_WRITTEN;
 }
 
-/* A thread's work on one part of the inputs. */
+/* The work of one thread on one part of the inputs. */
 struct part_work {
   const struct product *g;
   const struct division *d;
   long part, k;        /* the part's number, and its number of inputs */
-  const char *weights; /* where the part begins in the first panel */
+  const char *weights; /* address of the part in the first panel */
   long panel;          /* bytes from one panel to the next */
-  bf16 *own;           /* int8: the thread's two places for converted groups, of the current item and of the next */
+  bf16 *own;           /* int8: memory for two converted groups, one of the current item and one of the next */
 };
 
 INLINE bf16 *widened_group(const struct part_work *t, int which) {
   return t->own + which * t->d->group * PAIR_OUTPUTS * t->k;
 }
 
-/* A cursor over the weights of a group of pairs. int8 weights are converted into place `which` (0 or 1). */
+/* A cursor over the weights of a group of pairs. int8 weights are converted into half `which` (0 or 1) of the
+   thread's memory. */
 INLINE struct weight_fetch weights_of_item(const struct part_work *t, long group, int which) {
   const struct division *d = t->d;
   long lines = t->k / 2, bytes = lines * (t->g->is_int8 ? 32 : 64);
@@ -242,8 +244,8 @@ INLINE struct weight_fetch weights_of_item(const struct part_work *t, long group
       .from = t->weights + group * d->group * 2 * t->panel,
       .to = t->g->is_int8 ? widened_group(t, which) : 0,
       .lines_left = 2 * d->group * lines,
-      /* One step of multiply_tiles uses 32 lines of the current weights and calls fetch_some_weights four times;
-         `block` strips use the same weights. So 8 lines a call, shared among the strips, keep pace. */
+      /* One step of multiply_tiles uses 32 lines of the current weights, and calls fetch_some_weights four times.
+         `block` strips use the same weights. So each call has to fetch 8 lines, divided by the number of strips. */
       .lines_at_once = (8 + d->block - 1) / d->block,
       .panel_lines = lines,
       .lines_left_in_panel = lines,
@@ -251,8 +253,8 @@ INLINE struct weight_fetch weights_of_item(const struct part_work *t, long group
   };
 }
 
-/* All sums of a strip and a group are finished: multiply_tiles will store them as side work of what it multiplies
-   next. */
+/* To be called when all sums of a strip and a group are finished: multiply_tiles stores them as side work of the
+   next strip. */
 INLINE void hand_over_outputs(struct side_work *s, long strip, long pair) {
   const struct product *g = s->g;
   store_remaining_rows(s);
@@ -263,7 +265,7 @@ INLINE void hand_over_outputs(struct side_work *s, long strip, long pair) {
   s->outputs.at = 0;
 }
 
-/* An item of the work is a block of rows by a group of pairs, for one part of the inputs. */
+/* Computes one item of the work: a block of rows by a group of pairs, for one part of the inputs. */
 static void multiply_item(const struct part_work *t, long block, long group, int which, struct side_work *s) {
   const struct product *g = t->g;
   const struct division *d = t->d;

@@ -4,18 +4,18 @@
 #include "team.h"
 #include "vectors.h"
 
-#define PANEL_OUTPUTS 16                 /* outputs whose weights lie in one panel; README.md draws it */
-#define PAIR_OUTPUTS (2 * PANEL_OUTPUTS) /* outputs that are computed together */
+#define PANEL_OUTPUTS 16                 /* number of outputs whose weights lie in one panel; README.md draws it */
+#define PAIR_OUTPUTS (2 * PANEL_OUTPUTS) /* number of outputs that are computed together */
 
 struct epilogue {
   const float *scales; /* scale of each output, for int8 weights; or null */
   const float *bias;   /* bias of each output, or null */
-  int gated;           /* the first of each pair of panels makes gates, the second ups: y = silu(gate) * up */
+  int gated;           /* whether panels come in pairs, the first for gates, the second for ups: y = silu(gate) * up */
   enum type type;      /* type of y */
-  int bypasses_caches; /* y is bfloat16 and aligned to 64 bytes: its lines are written to memory directly */
+  int bypasses_caches; /* whether lines of y are written to memory directly: y is bfloat16 and aligned to 64 bytes */
 };
 
-/* The arguments of `gemm` under the usual names: m rows of x, k inputs, n outputs. */
+/* The arguments of `gemm` under their usual names: m rows of x, k inputs, n outputs. */
 struct product {
   const bf16 *x; /* [m, k] */
   long m, k;
@@ -28,14 +28,14 @@ struct product {
   bf16 *scratch;
 };
 
-/* The sums of LANES outputs from output n on, scaled, with the bias added. */
+/* The sums of LANES outputs, beginning with output n, after scaling and adding the bias. */
 INLINE vf scale_and_add_bias(vf sum, const struct epilogue *e, long n) {
   if (e->scales) sum *= load(e->scales, n, F32);
   if (e->bias) sum += load(e->bias, n, F32);
   return sum;
 }
 
-/* Stores numbers n to n + 31 of a row of y. */
+/* Stores the outputs n to n + 31 of a row of y. */
 INLINE void store_32_outputs(char *y_row, long n, vf first, vf second, const struct epilogue *e) {
 #if defined(__AMX_BF16__)
   if (e->bypasses_caches) {
@@ -47,13 +47,13 @@ INLINE void store_32_outputs(char *y_row, long n, vf first, vf second, const str
   store(y_row, n + PANEL_OUTPUTS, second, e->type);
 }
 
-/* The 16 numbers of y that a gated pair of panels makes. sums0 are of the gate panel, sums1 of the up panel. */
+/* The 16 outputs that a pair of gated panels makes. sums0 belong to the gate panel, sums1 to the up panel. */
 INLINE vf gate_outputs(long pair, vf sums0, vf sums1, const struct epilogue *e) {
   return silu(scale_and_add_bias(sums0, e, pair * PAIR_OUTPUTS)) *
          scale_and_add_bias(sums1, e, pair * PAIR_OUTPUTS + PANEL_OUTPUTS);
 }
 
-/* Finishes the sums of a pair of panels for one row, and stores them in that row of y. */
+/* Computes the outputs of a pair of panels for one row from their sums, and stores them in that row of y. */
 INLINE void store_pair(char *y_row, long pair, vf sums0, vf sums1, const struct epilogue *e) {
   if (e->gated)
     store(y_row, pair * PANEL_OUTPUTS, gate_outputs(pair, sums0, sums1, e), e->type);
@@ -69,8 +69,8 @@ INLINE void widen_32_weights(const int8_t *from, bf16 *to) {
   memcpy(to, &both, 64);
 }
 
-/* Numbers of x, in bfloat16, that are multiplied by all weights before the next ones are. They stay in the second-level
-   cache, through which the weights stream. */
+/* Number of bfloat16 numbers of x that are multiplied by all weights before the next numbers of x. They stay in the
+   second-level cache while the weights are read once. */
 #define X_NUMBERS_IN_L2 393216
 
 /* The product for more than FEW_ROWS rows on the matrix unit. */

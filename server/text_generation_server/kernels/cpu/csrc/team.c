@@ -22,7 +22,7 @@
 #define PAUSE
 #endif
 
-/* A thread at a barrier spins this often, for some tens of microseconds, and then sleeps. Most waits end while it
+/* Number of spins of a thread at a barrier, some tens of microseconds, before it sleeps. Most waits end while it
    spins. A longer wait means that another thread has lost its core to another process: sleeping gives it this core. */
 #define SPINS_BEFORE_SLEEP 500
 
@@ -52,7 +52,7 @@ void wait_for_team(struct team *team) {
   atomic_store_explicit(&team->next, 0, memory_order_relaxed);
   atomic_store(&team->barriers, passed + 1);
 #if defined(__linux__)
-  /* A thread may mark itself as asleep after this load of `asleep`. It is not left behind: before it sleeps, the futex
+  /* A thread may mark itself as asleep after this load of `asleep`. It still wakes up: before it sleeps, the futex
      call compares `barriers`, which has changed already, and returns at once. */
   if (atomic_load(&team->asleep)) syscall(SYS_futex, &team->barriers, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 #endif
@@ -64,8 +64,8 @@ static double monotonic_seconds(void) {
   return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Runs `count` calls one after the other, each on all threads. `ends` is null, or gets the time after each call, in
-   seconds. */
+/* Runs `count` calls one after the other, each on all threads. If `ends` is not null, stores the time after each
+   call there, in seconds. */
 EXPORT void run_calls(const struct call *calls, long count, int threads, double *ends) {
   struct team team = {.threads = threads};
 #pragma omp parallel num_threads(threads)

@@ -1,9 +1,9 @@
 /* A team of threads that runs one list of kernels together.
 
    Every thread of the team calls every kernel of the list, with the same arguments. Inside a kernel the threads take
-   work items from a shared counter, not a fixed part each: the system may take a thread's core away at any time, and
-   then the other threads do its part. When no items are left, the threads wait for each other and go on to the next
-   kernel. */
+   work items from a shared counter instead of fixed parts: the system may take a thread's core away at any time, and
+   then the other threads do its part. When no items are left, the threads wait for each other and continue with the
+   next kernel. */
 #pragma once
 
 #include <stdatomic.h>
@@ -14,9 +14,9 @@
 
 struct team {
   int threads;
-  atomic_long next;     /* the first item that no thread has taken */
-  atomic_int arrived;   /* threads that wait at the barrier */
-  atomic_int asleep;    /* threads that wait in the system call, and must be woken by one */
+  atomic_long next;     /* index of the first item that no thread has taken */
+  atomic_int arrived;   /* number of threads that wait at the barrier */
+  atomic_int asleep;    /* number of threads that sleep in the system call, which another system call must wake */
   atomic_uint barriers; /* number of barriers that all threads have passed */
 };
 
@@ -33,7 +33,7 @@ static inline long take_items(struct team *team, long count) {
   return atomic_fetch_add_explicit(&team->next, count, memory_order_relaxed);
 }
 
-/* for (long item …): runs the statement that follows once for each item of 0 … count - 1, on whichever thread takes the
+/* for (long item …): runs the following statement once for each item of 0 … count - 1, on whichever thread takes the
    item. A thread takes `grain` items at a time. */
 #define FOR_EACH_ITEM(item, count, grain, team)                                                   \
   for (long first_ = take_items(team, grain); first_ < (count); first_ = take_items(team, grain)) \

@@ -1,11 +1,11 @@
-/* The matrix unit (Intel AMX): 8 registers, called tiles 0 to 7, of up to 16 rows of up to 64 bytes. README.md explains
-   what its instructions do and which tile plays which role. */
+/* The matrix unit (Intel AMX): 8 registers, called tiles 0 to 7, of up to 16 rows of up to 64 bytes. README.md
+   explains its instructions and the use of each tile. */
 #pragma once
 
 #include "vectors.h"
 
-/* Stands before tile loads and after tile stores: GCC does not know which memory the tile instructions read and
-   write. */
+/* To be placed before tile loads and after tile stores: GCC does not know which memory the tile instructions read
+   and write. */
 #define MEMORY_IS_WRITTEN __asm__ volatile("" ::: "memory")
 
 struct __attribute__((packed)) tile_config {

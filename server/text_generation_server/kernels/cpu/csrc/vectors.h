@@ -20,7 +20,7 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-/* LANES floats, and signed and unsigned integers of 32, 16 and 8 bits. */
+/* Vectors of LANES floats, and of LANES signed and unsigned integers of 32, 16 and 8 bits. */
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
@@ -30,7 +30,7 @@ typedef uint8_t vu8 __attribute__((vector_size(LANES)));
 
 INLINE vf splat(float x) { return x - (vf){}; }
 
-/* The same 32 bits of each lane as another type. */
+/* Reinterprets the 32 bits of each lane as another type. */
 INLINE vf vf_bits(vu u) {
   vf f;
   memcpy(&f, &u, sizeof f);
@@ -96,7 +96,7 @@ INLINE vf load_f8(const uint8_t *p) {
   return vf_bits(vu_bits(blend(magnitude < 8, small, large)) | (u & 0x80) << 24);
 }
 
-/* For |x| up to 448, the largest number in e4m3. Rounds to the nearest, ties to even. */
+/* Stores x as e4m3, for |x| up to 448, the largest number of this type. Rounds to the nearest, ties to even. */
 INLINE void store_f8(uint8_t *p, vf x) {
   vu u = vu_bits(x * 0x1p-120f);
   vu magnitude = u & 0x7fffffff;
@@ -117,14 +117,14 @@ INLINE vf load_i8(const int8_t *p) {
 #endif
 }
 
-/* For |x| up to 127. */
+/* Stores x as int8, for |x| up to 127. */
 INLINE void store_i8(int8_t *p, vf x) {
   /* Adding and subtracting 1.5 * 2^23 rounds to the nearest whole number, ties to even. */
   vi8 b = __builtin_convertvector(__builtin_convertvector((x + 0x1.8p23f) - 0x1.8p23f, vi), vi8);
   memcpy(p, &b, sizeof b);
 }
 
-/* LANES numbers of memory `p` from number i on. */
+/* Loads LANES numbers from memory `p`, beginning with number i. */
 INLINE vf load(const void *p, long i, enum type type) {
   vf x;
   switch (type) {

@@ -1,4 +1,4 @@
-"""What is built, what is said where it is not, and which library is used."""
+"""Which libraries are built, which error is shown if one is not, and which library is used."""
 
 import os
 import runpy
@@ -15,7 +15,7 @@ from text_generation_server.kernels.cpu import build, library, load_kernels
 
 CPU = torch.device("cpu")
 HATCH_BUILD = Path(__file__).parents[5] / "hatch_build.py"
-# Builds all that has no team.c among its sources, and fails with words of its own where it has.
+# A compiler that builds everything without team.c among its sources, and fails with its own message otherwise.
 FAILING_COMPILER = """#!/bin/sh
 case "$*" in
   *team.c*) echo "team.c:7:1: error: the moon is full" >&2; exit 1 ;;
@@ -25,7 +25,7 @@ esac
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nothing is built there yet."""
+    """A folder for libraries in which nothing is built yet."""
     monkeypatch.setattr(build, "BUILT", tmp_path / "built")
     return tmp_path / "built"
 

@@ -1,5 +1,6 @@
-"""A recorded decode program repeats the step that it was recorded from, with the numbers that lie at the recorded
-addresses when it is replayed."""
+"""A recorded decode program repeats the step that it was recorded from, but with the numbers that are at the recorded
+addresses when it is replayed.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -40,7 +41,9 @@ def programs(kernels: CpuKernels) -> DecodePrograms:
 
 
 def forward_of(kernels: CpuKernels, ids_T: Tensor, layers: int) -> Callable[[Signal], Tensor]:
-    """Layers whose tensors live for a while each: x is made anew, the residual is written to in place."""
+    """A forward pass of layers whose tensors are needed for different times: x is made anew, the residual is
+    overwritten in place.
+    """
 
     def forward(on_layer: Signal) -> Tensor:
         residual = kernels.embed(ids_T, WEIGHT)

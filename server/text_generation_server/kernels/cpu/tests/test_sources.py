@@ -1,4 +1,4 @@
-"""The C sources: a name means one thing, and Python reads arguments.h as the compiler does."""
+"""The C sources: each name has one meaning, and Python reads arguments.h as the compiler does."""
 
 import re
 from collections import defaultdict
