@@ -1,6 +1,6 @@
 """Kills shards from a process of its own, at random times that do not depend on what the shards are doing.
 
-python killer.py LAUNCHER_PID URL --kills 20 --shards 2 --seed 1
+    python killer.py LAUNCHER_PID URL --kills 20 --shards 2 --seed 1
 
 Kills come in bursts of one, two or three. If there are several shards, a kill takes one of them or all at once. All
 gaps are drawn uniformly, by the wall clock, with one exception: the server's promises hold only for fewer than

@@ -1,6 +1,6 @@
 """Measures how long large bodies block the router's event loop, and how much memory they take. To be run by hand:
 
-.venv/bin/python integration-tests/lag.py [--at-once 3] [--repeat 3] [--only WORD] [LAUNCHER ARGUMENTS]
+    .venv/bin/python integration-tests/lag.py [--at-once 3] [--repeat 3] [--only WORD] [LAUNCHER ARGUMENTS]
 
 Each body is sent to every route that reads it, while another process calls /live every 2 ms. Prints a line for each
 body: the longest and the 99th percentile of /live's response times, the statuses of the answers, and the largest growth

@@ -35,13 +35,13 @@ from text_generation_server.worker import Worker
 
 logger = logging.getLogger("text_generation_server")
 
-MAX_MENTIONED = 10  # unknown fields of config.json that are logged; a file may have any number
+MAX_MENTIONED = 10  # most unknown fields of config.json that are logged; a file may have any number
 KV_TYPES = {"fp8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A loaded shard."""
+    """A loaded model that can run steps, and facts about it."""
 
     runner: ModelRunner
     group: Group
@@ -55,11 +55,11 @@ class Shard:
 def load_shard(
     config: ShardConfig, worker: Worker, select: Callable[[torch.device], Backend] = select_backend
 ) -> Shard:
-    """Reads the weights. ShardError where the model cannot be served.
+    """Loads the model. ShardError if the model cannot be served.
 
     Must be called in the worker's thread. torch keeps a pool of threads for each thread that computes, and the OpenMP
-    run-time stops spinning at barriers when all pools together have more threads than there are cores: after loading in
-    the main thread steps took 2.5 times as long.
+    runtime stops spinning at barriers when all pools together have more threads than there are cores: after loading in
+    the main thread, steps took 2.5 times as long.
     """
     torch.set_num_threads(max(1, usable_cores() // config.world_size))
     device = _choose_device(config)
@@ -102,7 +102,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
 
 
 def _mention(config: ModelConfig, longest: int) -> None:
-    """Logs what an operator may not expect: unknown fields of config.json, and dynamic rope scaling."""
+    """Logs facts that an operator may not expect: unknown fields of config.json, and dynamic rope scaling."""
     for name in config.unknown_fields[:MAX_MENTIONED]:
         logger.warning("config.json has a field that is not known and has no effect: %s", name)
     if more := len(config.unknown_fields[MAX_MENTIONED:]):
@@ -133,7 +133,7 @@ def _graphs(config: ShardConfig, device: torch.device, group: Group, worker: Wor
         logger.info("--cuda-graphs: without a GPU decode steps of all sizes are recorded, or with 0 none")
     if config.shard.cuda_memory_fraction != 1.0 and config.rank == 0:
         logger.info("--cuda-memory-fraction has no effect: there is no GPU")
-    # Programs record kernel calls only, and collectives between ranks are not kernel calls.
+    # Programs record only kernel calls. Collectives between ranks are not kernel calls, so groups do not use programs.
     if isinstance(backend.kernels, CpuKernels) and group.size == 1 and config.graph_sizes != ():
         return DecodePrograms(backend.kernels.library, backend.kernels.threads)
     return no_graphs()

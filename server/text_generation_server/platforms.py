@@ -1,4 +1,6 @@
-"""What one rank computes with: a device and kernels for it, the other ranks, recorded steps, moments of the device."""
+"""The means with which one rank computes: a device and its kernels, the other ranks, recorded steps, moments of the
+device.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,4 +19,5 @@ class Platform:
     kernels: Kernels
     group: Group
     graphs: Graphs = field(default_factory=no_graphs)
-    mark: Callable[[], Moment] = HostMoment  # gives the moment when the device has done what it has been given so far
+    # Marks the moment when the device has completed all work given to it until now.
+    mark: Callable[[], Moment] = HostMoment

@@ -21,7 +21,7 @@ from text_generation_server.step.results import Pending, StepOutput
 from text_generation_server.step.rows import Batches, PromptChunk, Rows, StepBatch
 from text_generation_server.step.warmup import LongestPause, largest_step
 
-# Least number of rows of a product of torch in float32: with fewer rows the BLAS library computes in another order, and
+# Least number of rows that torch multiplies in float32. With fewer rows the BLAS library computes in another order, and
 # the last bits differ. Products of kernels/cpu do not need this padding.
 MIN_EXACT_ROWS = 16
 NO_SLOTS = torch.empty(0, dtype=torch.int32)
@@ -43,9 +43,9 @@ class Capacity:
 
 
 class ModelRunner:
-    """Not thread-safe: the worker's thread makes all calls.
+    """Runs the steps of one rank. Not thread-safe: the worker's thread makes all calls.
 
-    `on_progress` is called after every layer and graph, after the logits and after the sampling, as a sign of life. In
+    `on_progress` is called after every layer and graph, after the logits and after the sampling, to report progress. In
     a group, GroupBroken means that other ranks may be waiting for this rank, whose process must exit.
     """
 
@@ -60,7 +60,7 @@ class ModelRunner:
     ) -> None:
         """`kv_dtype` is the type of the cache's numbers, None for the model's own type. `memory_fraction` is the share
         of a GPU's memory that the shard may use."""
-        self.longest_pause_s = 0.0  # the longest time without a sign of life in the largest step; 0: no Warmup yet
+        self.longest_pause_s = 0.0  # longest time between two progress reports in the largest step; 0: no Warmup yet
         self._model = model
         self._device = platform.device
         self._kernels = platform.kernels
@@ -91,8 +91,9 @@ class ModelRunner:
     def warmup(
         self, max_prefill_tokens: int, max_total_tokens: int | None, requests: int, wanted: int | None
     ) -> Capacity:
-        """Runs the largest step on a small cache. Then makes the cache as large as memory and limits allow, on all
-        ranks of the size that fits the rank with least memory, and runs the smallest decode step on it."""
+        """Runs the largest step on a small cache. Then makes the cache as large as memory and limits allow, and runs
+        the smallest decode step on it. All ranks get a cache of the size that fits the rank with the least memory.
+        """
         limit = self._model.max_total_tokens
         if max_total_tokens is not None and max_total_tokens > limit:
             raise StepError(f"`max_total_tokens={max_total_tokens}` is more than the {limit} the shard was loaded for")
@@ -105,7 +106,8 @@ class ModelRunner:
             available = max(0, min(self._group.exchange(own)) - requests * self._model.bytes_per_row)
         with self._group.agreement("make its KV cache"):
             per_slot = self._model.bytes_per_slot(self._kv_dtype)
-            # A limit that the user chose must fit; a limit that comes from the model is lowered when memory is short.
+            # A limit that the user chose must fit into memory. A limit that comes from the model is lowered if memory
+            # is short.
             needed = longest if max_total_tokens is not None else min(longest, max(1, available // per_slot))
             slots = choose_slots(per_slot, available, requests * needed, wanted, at_least=min(needed, wanted or needed))
             longest = min(longest, slots)
@@ -249,7 +251,9 @@ class RowState:
 
 
 def _then_fail(on_layer: Callable[[], None], point: str) -> Callable[[], None]:
-    """`on_layer`, with a fault point after the first layer of a forward, where tests make a step fail."""
+    """Calls `on_layer`; after the first layer of a forward it also passes a fault point, where tests make a step
+    fail.
+    """
     layers = 0
 
     def done() -> None:

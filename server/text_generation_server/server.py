@@ -1,4 +1,6 @@
-"""The gRPC servicer of one shard: turns protobuf calls into the worker's steps. The only file here with protobuf."""
+"""The gRPC servicer of one shard: turns protobuf calls into the worker's steps. The only file of the shard that uses
+protobuf.
+"""
 
 import asyncio
 import contextlib
@@ -36,7 +38,7 @@ from text_generation_server.worker import StepClock, Worker
 logger = logging.getLogger("text_generation_server")
 
 MESSAGE_LIMIT = 64 * 2**20
-MAX_DETAILS = 2000  # characters of an error's text; gRPC replaces an answer with more than 16 KiB by another error
+MAX_DETAILS = 2000  # most characters of an error's text; gRPC replaces an answer of more than 16 KiB by another error
 STATUS = {
     StepRefused: grpc.StatusCode.FAILED_PRECONDITION,
     StepAborted: grpc.StatusCode.ABORTED,
@@ -52,7 +54,7 @@ T = TypeVar("T")
 
 
 class CallContext(Protocol):
-    """What the servicer uses of gRPC's context of a call."""
+    """The methods of gRPC's call context that the servicer uses."""
 
     async def abort(self, code: grpc.StatusCode, details: str = "") -> Never: ...
 
@@ -234,8 +236,7 @@ def _result(output: StepOutput, request: pb.PrefillRequest | pb.DecodeRequest, c
 
 
 def serve(config: ShardConfig) -> None:
-    """Listens on unix://<uds-path>-<rank>, loads the model, and answers until SIGINT or SIGTERM. ShardError if the
-    model cannot be served."""
+    """Serves a model on unix://<uds-path>-<rank> until SIGINT or SIGTERM. ShardError if the model cannot be served."""
     asyncio.run(_serve(config))
 
 
@@ -251,7 +252,7 @@ async def _serve(config: ShardConfig) -> None:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             Path(f"{config.uds_path}-{config.rank}").unlink(missing_ok=True)
-            os._exit(0)  # loading cannot be interrupted, and its result is not needed
+            os._exit(0)  # the process exits at once, because loading cannot be interrupted
         shard = loading.result()
         servicer.serve(shard)
         what = f"{shard.device.type}, {str(shard.dtype).removeprefix('torch.')}, kernels: {shard.kernels}"

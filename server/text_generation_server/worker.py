@@ -1,4 +1,4 @@
-"""One thread that runs all steps strictly in the order of their numbers, in whatever order they arrive.
+"""A thread that runs all steps strictly in the order of their numbers, in whatever order they arrive.
 
 A step is launched, and answered when the device has completed it. On a GPU the next step is launched as soon as it
 arrives, while a second thread waits for the device.
@@ -26,7 +26,7 @@ logger = logging.getLogger("text_generation_server")
 
 T = TypeVar("T")
 
-MAX_HELD = 4  # calls that wait for an earlier step to arrive
+MAX_HELD = 4  # most calls that may wait for an earlier step to arrive
 HOLD_S = 5.0
 MAX_LAUNCHED = 2
 
@@ -53,23 +53,23 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class StepClock:
-    """What a step may know about the time before and after it."""
+    """What the code of a step may know about the time before and after the step."""
 
-    gap_ns: int  # idle time of the worker before the step
+    gap_ns: int  # nanoseconds before the step in which the worker had no step to run
     successor_queued: Callable[[], bool]  # whether the next step has arrived
 
 
 class Worker:
-    """`submit` may be called from any thread. All calls run in the thread of this object."""
+    """Runs all calls in its own thread. `submit` may be called from any thread."""
 
     def __init__(self, epoch: int, hold_s: float = HOLD_S) -> None:
         self.epoch = epoch
         self.phase = "load"  # "load", "warmup", "capture" (within a step or a warm-up) or "ready"
         self.last_step = 0
-        self.running_step = 0  # the oldest step that is launched and not answered; 0: no step
+        self.running_step = 0  # number of the oldest step that is launched and not answered; 0: no step
         self.progress = 0
         self._hold_s = hold_s
-        self._next_step = 1  # the step that is launched next
+        self._next_step = 1  # number of the step that is launched next
         self._held: dict[int, StepCall] = {}
         self._launched: deque[Launched] = deque()
         self._failed_step: int | None = None
@@ -84,8 +84,9 @@ class Worker:
     def submit(
         self, epoch: int, step: int, run: Callable[[StepClock], Pending[T] | T], clears: bool = False
     ) -> Future[T]:
-        """Queues a step. The future's exception is StepRefused if the step is stale, StepAborted if it waited too long
-        or comes after a failure, and StepFailed if `run` raised."""
+        """Queues a step. The future's exception is StepRefused if the step's number or epoch is out of date,
+        StepAborted if it waited too long or comes after a failure, and StepFailed if `run` raised.
+        """
         call = StepCall(step, run, clears, _uncancellable(), time.monotonic() + self._hold_s)
         with self._changed:
             if refusal := self._refusal(epoch, step):
@@ -119,7 +120,9 @@ class Worker:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Health reports `phase` inside this context. Phases other than "ready" may stand still for longer."""
+        """Makes Health report `phase` inside this context. Phases other than "ready" may make no progress for a longer
+        time.
+        """
         before, self.phase = self.phase, phase
         try:
             yield
@@ -153,7 +156,7 @@ class Worker:
                 work()
         except BaseException:
             logger.exception("the worker ended")
-            exit_now()  # A shard that answers Health and runs no steps would never be replaced.
+            exit_now()  # The process exits: a shard that answers Health and runs no steps would never be replaced.
 
     def _wait_for_work(self) -> Callable[[], None] | None:
         """Waits for the next work; None when stopped. Aborts calls whose predecessor does not come in time."""
@@ -177,8 +180,8 @@ class Worker:
         call = self._held.get(self._next_step)
         if call is None:
             return None
-        # A clearing call waits until every launched step has been answered: only then are all failures known.
-        # For other calls, completed steps that wait to be answered in order do not count against MAX_LAUNCHED.
+        # A clearing call waits until every launched step has been answered: only then are all failures known. For other
+        # calls, completed steps that wait to be answered in order do not count towards MAX_LAUNCHED.
         busy = len(self._launched) if call.clears else sum(not launched.is_complete for launched in self._launched)
         if busy >= (1 if call.clears else MAX_LAUNCHED):
             return None
@@ -187,8 +190,9 @@ class Worker:
         return partial(self._launch, call)
 
     def _abort_late(self) -> float | None:
-        """Aborts the calls that have waited too long for their predecessor. Returns the seconds until the next call is
-        late, or None if no call waits."""
+        """Aborts the calls that have waited too long for their predecessor. Returns the seconds until the next call has
+        waited too long, or None if no call waits.
+        """
         if not self._held or self._next_step in self._held:
             return None
         now = time.monotonic()
@@ -211,7 +215,7 @@ class Worker:
                 result = call.run(clock)
                 pending = result if isinstance(result, Pending) else completed(result)
                 launched = Launched(call, pending, _is_complete(pending))
-        except Exception as error:  # Whatever a step raises is its answer.
+        except Exception as error:  # the exception is the answer to the step
             while self._launched:
                 self._answer_oldest()
             self._fail(call, error)
@@ -301,7 +305,7 @@ def exit_now() -> NoReturn:
 
 
 def _uncancellable() -> Future[Any]:
-    """A future that cannot be cancelled: a step must run in its turn, even if the caller has gone."""
+    """A future that cannot be cancelled: a step must run in its turn, even if its caller has disconnected."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future
@@ -313,5 +317,5 @@ def _fulfil(future: Future[Any], run: Callable[[], Any]) -> None:
     except (GroupBroken, torch.AcceleratorError):
         logger.exception("the group of shards, or the device's context, broke")
         exit_now()
-    except Exception as error:  # The caller that waits for the future gets it.
+    except Exception as error:  # the caller that waits for the future gets the exception
         future.set_exception(error)

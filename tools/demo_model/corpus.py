@@ -1,8 +1,8 @@
 """Makes the demo model's training texts from a seed: short texts and conversations. Uses the standard library only.
 
-Every text is built from word lists and sentence patterns of lexicon.py. A text belongs to one of two splits, decided
-by a hash of what is in it: names, pairs of numbers and (hero, thing, place) plots of the "held-out" split never occur
-in the "train" split, so that `evaluate.py` asks only about things that training did not see.
+Every text is built from word lists and sentence patterns of lexicon.py. A text belongs to one of two splits, decided by
+a hash of its content: names, pairs of numbers and (hero, thing, place) plots of the "held-out" split never occur in the
+"train" split, so that `evaluate.py` asks only about content that training did not contain.
 """
 
 import json
@@ -39,16 +39,16 @@ from demo_model.lexicon import (
     WEATHER,
 )
 
-Turn = tuple[str, str]  # (role, content)
+Turn = tuple[str, str]  # (role, content) of a message
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Draws the parts of texts of one split."""
+    """Draws words, numbers and names for the texts of one split."""
 
     rng: random.Random
     held_out: bool
-    mix: tuple[int, ...]  # how often each of KINDS is asked
+    mix: tuple[int, ...]  # relative frequency of each of KINDS
 
     def allowed(self, *key: object) -> bool:
         return (zlib.crc32(repr(key).encode()) % 8 == 0) == self.held_out
@@ -191,7 +191,7 @@ def product(world: World) -> Turn:
     a, b = (
         world.rng.randint(0, 10),
         world.rng.randint(0, 10),
-    )  # all pairs are in the training texts: products are learned by heart
+    )  # all pairs are in the training texts, because the model learns products by heart
     return world.pick(["What is {a} times {b}?", "What is {a} x {b}?"]).format(a=a, b=b), f"{a} x {b} = {a * b}"
 
 
@@ -235,14 +235,18 @@ def next_number(world: World) -> Turn:
 
 
 def facts(world: World) -> Turn:
-    """A passage about one to three people, each fact of another kind, and a question about one of them."""
+    """A passage about one to three people, with a different kind of fact about each, and a question about one of
+    them.
+    """
     people = world.names(world.rng.randint(1, 3))
     kinds = world.rng.sample(FACT_KINDS, world.rng.randint(2, 4))
     return _ask_about([_fact(world, kind, world.pick(people)) for kind in kinds], world)
 
 
 def crowded_facts(world: World) -> Turn:
-    """The same facts about each of up to three people: harder, because only the name tells them apart."""
+    """A passage with the same kind of fact about each of up to three people. This is harder, because only the name
+    tells them apart.
+    """
     people = world.names(world.rng.choices([1, 2, 3], [4, 4, 2])[0])
     kinds = world.rng.sample(FACT_KINDS, 2 if len(people) > 1 else 3)
     told = [_fact(world, kind, name) for name in people for kind in kinds]
@@ -256,7 +260,7 @@ def _ask_about(told: list[tuple[str, str, str]], world: World) -> Turn:
 
 
 def _fact(world: World, kind: str, name: str) -> tuple[str, str, str]:
-    """(the sentence, a question about it, the answer)"""
+    """(the sentence that states a fact, a question about it, the answer)"""
     if kind == "town":
         town = world.town()
         return (
@@ -348,7 +352,7 @@ def common_fact(world: World) -> Turn:
 
 
 def repeat(world: World) -> Turn:
-    """A question that asks to repeat words, from which the model learns most simply to look back."""
+    """A question that asks to repeat words: the simplest task from which the model learns to copy from earlier text."""
     makers: list[Callable[[], str]] = [
         world.name,
         world.town,
@@ -361,7 +365,7 @@ def repeat(world: World) -> Turn:
 
 
 def unknown(world: World) -> Turn:
-    """Questions about what the model was never taught: it says so."""
+    """Questions about facts that the model was never taught. The right answer says that it does not know."""
     thing = world.pick(
         [
             world.name(TOWN_ENDS),
@@ -382,14 +386,15 @@ def small_talk(world: World) -> Turn:
 
 
 # The kinds of single questions, and how often each is asked in the first and in the second part of the training. The
-# second mix has more questions that take longest to learn (borrowing in differences), and passages without rivals.
+# second mix has more of the questions that take longest to learn (borrowing in differences), and more passages in which
+# each person has another kind of fact.
 KINDS = (
     sum_question, difference, product, word_problem, larger, count, next_number, facts, crowded_facts, repeat,
     json_request, listing, common_fact, unknown, small_talk, story_request,
 )  # fmt: skip
 FIRST_MIX = (24, 10, 3, 9, 6, 5, 5, 0, 25, 8, 9, 3, 5, 4, 2, 2)
 SECOND_MIX = (18, 26, 3, 10, 8, 3, 3, 18, 4, 8, 8, 3, 4, 4, 2, 4)
-# What `evaluate.py` counts as "questions of the kinds it was taught": each has one right answer.
+# The kinds that `evaluate.py` counts as "questions of the kinds it was taught": each has one right answer.
 ANSWERABLE = [difference, word_problem, larger, count, next_number, facts, crowded_facts, repeat]
 
 
@@ -398,7 +403,9 @@ def question(world: World) -> Turn:
 
 
 def dialogue(world: World, turns: int) -> list[Turn]:
-    """Alternating user and assistant messages; sometimes with a system message, or with a name to remember."""
+    """Alternating user and assistant messages, sometimes with a system message, or with a name that a later question
+    asks for.
+    """
     messages: list[Turn] = []
     if world.rng.random() < 0.25:
         messages.append(
@@ -419,7 +426,9 @@ def dialogue(world: World, turns: int) -> list[Turn]:
 
 
 def render(messages: list[Turn]) -> str:
-    """The chat format, as chat_template.jinja writes it (without the begin token, which the tokenizer adds)."""
+    """The messages in the chat format, as chat_template.jinja writes it (without the begin token, which the tokenizer
+    adds).
+    """
     return "".join(f"<|{role}|>{content}</s>" for role, content in messages)
 
 

@@ -33,7 +33,7 @@ CASES = 100
 
 
 class Asker:
-    """Greedy answers of a checkpoint, in batches padded on the left."""
+    """Asks a checkpoint for greedy answers, in batches padded on the left."""
 
     def __init__(self, path: Path) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", pad_token="<unk>")

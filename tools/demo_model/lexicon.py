@@ -118,7 +118,8 @@ LISTS = {
     "things in a house": THINGS,
 }
 
-# Each arc is a list of beats; a beat is a tuple of ways to say it. {h} hero, {f} friend, {t} thing, {p} place, {c} colour, {d} food.
+# Each arc is a list of beats, the parts of a story. A beat is a tuple of alternative sentences. {h} hero, {f} friend,
+# {t} thing, {p} place, {c} colour, {d} food.
 ARCS: dict[str, list[tuple[str, ...]]] = {
     "lost a {t}": [
         ("{T}, {h} wanted to use the {c} {t}, but it was gone.", "{T}, {h} saw that the {c} {t} was missing."),

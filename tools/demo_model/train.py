@@ -30,8 +30,9 @@ CONTEXT = 2048
 
 @dataclass(frozen=True, slots=True)
 class TrainingStage:
-    """`phases` are (length of a row, rows in a batch, tokens). The learning rate warms up, stays at its peak until
-    `decay_from`, and goes down to `end` of it along a straight line."""
+    """`phases` are (length of a row in tokens, rows in a batch, tokens in all). The learning rate warms up, stays at
+    its peak until `decay_from`, and then falls linearly to `end` of the peak.
+    """
 
     mix: tuple[int, ...]
     peak: float
@@ -48,7 +49,7 @@ class TrainingStage:
         return self.peak * min(1.0, progress / 0.02, line)
 
 
-# Short rows come first, then rows that hold a whole story, and last the second mix with rows of the whole context.
+# Short rows come first, then rows that hold a whole story, and last rows of the whole context, with the second mix.
 STAGES = (
     TrainingStage(FIRST_MIX, 3e-3, 0.64, 0.17, ((256, 32, 6_000_000), (512, 16, 8_100_000))),
     TrainingStage(SECOND_MIX, 1.5e-3, 0.2, 0.02, ((512, 16, 4_000_000), (CONTEXT, 4, 1_000_000))),
@@ -68,7 +69,9 @@ CHAT_TEMPLATE = """\
 
 
 def train_tokenizer(seed: int) -> Tokenizer:
-    """Byte-level BPE over 2,048 entries; digits stand alone, so that numbers can be added digit by digit."""
+    """A byte-level BPE tokenizer with 2,048 entries. Digits are separate tokens, so that numbers can be added digit by
+    digit.
+    """
     bpe = Tokenizer(models.BPE())
     digits = pre_tokenizers.Digits(individual_digits=True)
     bpe.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
@@ -87,7 +90,9 @@ def train_tokenizer(seed: int) -> Tokenizer:
 
 
 def rows(tokenizer: Tokenizer, source: Iterator[str], length: int, count: int) -> torch.Tensor:
-    """Training rows, int32 [count, length + 1]: documents one after the other; the last document of a row is cut."""
+    """Training rows, int32 [count, length + 1]: documents one after the other. The last document of a row is cut
+    off.
+    """
     result = np.zeros((count, length + 1), dtype=np.int32)
     row, filled = 0, 0
     while row < count:
@@ -103,7 +108,9 @@ def rows(tokenizer: Tokenizer, source: Iterator[str], length: int, count: int) -
 
 
 def loss_of(model: LlamaForCausalLM, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of the next token. Questions count too: their repeated names teach the model to look back."""
+    """Mean cross-entropy of the next token. Tokens of questions count too, because their repeated names teach the model
+    to copy from earlier text.
+    """
     hidden = model.model(ids[:, :-1].long(), position_ids=positions, use_cache=False).last_hidden_state
     logits = torch.nn.functional.linear(hidden, model.lm_head.weight)
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten().long())

@@ -43,7 +43,8 @@ def over_8_bits_in_bfloat16(context: Context) -> Iterator[Finding]:
 def _compare(
     context: Context, dtype: torch.dtype, caches: tuple[torch.dtype, ...], shapes: tuple[tuple[int, int], ...]
 ) -> Iterator[Finding]:
-    if not context.on_gpu and dtype == torch.bfloat16:  # Triton's interpreter computes it wrong, without an error
+    # Triton's interpreter computes bfloat16 wrongly, without an error.
+    if not context.on_gpu and dtype == torch.bfloat16:
         yield Finding(TABLE, {"kernel": "all", "type": "bfloat16", "shape": "not rehearsed: needs a GPU"})
         return
     for size, group in shapes if context.on_gpu else REHEARSED:
@@ -88,7 +89,7 @@ def _cases(
 
 
 def beyond_31_bits(context: Context) -> Iterator[Finding]:
-    """Slots beyond element 2^31 of a tensor that is really that large."""
+    """Slots beyond element 2^31 of a tensor that really has this size."""
     cells = {"type": "bfloat16", "cache": "bfloat16", "shape": "1.2 M slots of 2048 numbers"}
     if not context.on_gpu:
         yield Finding(TABLE, {"kernel": "all", **cells, "shape": "not rehearsed: needs a GPU's memory"})

@@ -1,6 +1,7 @@
-"""The ceilings of the device: bytes per second read and copied, operations per second of a large matrix product.
+"""The ceilings (measured upper bounds) of the device: bytes per second read and copied, operations per second of a
+large matrix product.
 
-Measured with plain torch, not with kernels of ours. The memory's ceiling is the better of reading and copying.
+Measured with plain torch, not with our kernels. The memory's ceiling is the faster of reading and copying.
 """
 
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ def measure(context: Context) -> Iterator[Finding]:
 
 
 def _read(block: Tensor) -> float:
-    """Bytes per second."""
+    """Bytes per second that reading `block` reaches."""
     rows = block.view(-1, 1 << 15)
     return block.nbytes / min(
         seconds_per_call([call], block.device) for call in (lambda: block.sum(), lambda: rows.sum(dim=1))
@@ -42,7 +43,7 @@ def _copy(block: Tensor) -> float:
 
 
 def _product(side: int, device: torch.device) -> float:
-    """Operations per second."""
+    """Operations per second of a matrix product of this side length."""
     a, b = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
     return 2 * side**3 / seconds_per_call([lambda: a @ b], device)
 

@@ -28,7 +28,7 @@ from text_generation_benchmark.process import exit_on_sigterm
 RESULTS = Path(__file__).parents[2] / "benchmark" / "results"
 LIMIT_S = 525  # seconds that all stages together may take
 STOP_S = 15  # seconds that a stage gets after SIGTERM to stop its server and end
-MAX_BESIDE = 4  # stages at the same time, if none of them measures time
+MAX_BESIDE = 4  # most stages that run at the same time, if none of them measures time
 POLL_S = 0.1
 LOG_LINES = 100
 
@@ -43,7 +43,7 @@ class RunningStage:
     log: Path
 
     def result(self) -> StageResult | None:
-        """None while the stage runs within its limit."""
+        """The stage's result, or None while the stage runs within its limit."""
         seconds = time.monotonic() - self.started_s
         status = self.process.poll()
         if status is None and seconds < self.limit_s:

@@ -1,4 +1,6 @@
-"""Compares numbers of the backends within a tolerance. No cosine similarity: it does not see a wrong factor."""
+"""Compares numbers of the backends within a tolerance. Cosine similarity is not used, because it does not notice a
+wrong factor.
+"""
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -11,21 +13,22 @@ from torch import Tensor
 from gpu_check.findings import Finding
 from text_generation_server.kernels.interface import Kernels
 
-# |difference| <= tolerance + tolerance * |expected|, by the type of the arithmetic.
+# A number is right if |difference| <= tolerance + tolerance * |expected|. The tolerance depends on the type of the
+# arithmetic.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     largest: float  # difference
-    share: float  # largest difference as a share of its tolerance: above 1 is wrong, infinite for NaN
+    share: float  # largest difference divided by its tolerance: above 1 is wrong, infinite for NaN
 
 
 Check = Callable[[], Comparison]
 
 
 def backends() -> tuple[Kernels, Kernels]:
-    """(Triton, reference)"""
+    """The two backends (Triton, reference)."""
     from text_generation_server.kernels import reference, triton
 
     return cast(Kernels, triton), cast(Kernels, reference)
@@ -43,7 +46,7 @@ def within(actual: Tensor, expected: Tensor, allowed: Tensor) -> Comparison:
 
 
 def equal(actual: Tensor, expected: Tensor) -> Comparison:
-    """To the bit."""
+    """Compares two tensors, which must be equal to the bit."""
     same = torch.equal(actual, expected)
     largest = 0.0 if same else float((actual.double() - expected.double()).abs().nan_to_num(nan=float("inf")).max())
     return Comparison(largest, 0.0 if same else float("inf"))
@@ -58,7 +61,7 @@ def findings(table: str, cases: Iterator[tuple[Mapping[str, str], Check]]) -> It
     for cells, check in cases:
         try:
             comparison = check()
-        except Exception as error:  # any error of a kernel is a result of the check
+        except Exception as error:  # any error of a kernel is reported as a result of the check
             nothing = {"largest difference": "–", "of tolerance": "–"}
             yield Finding(table, {**cells, **nothing}, failure=reason(error))
             continue

@@ -1,4 +1,5 @@
-"""Each kernel gives a row the same result, to the bit, alone, with other rows and at another position in the batch.
+"""Checks that each kernel gives a row the same result, to the bit, alone, with other rows and at another position in
+the batch.
 
 Linear layers are left out: a GPU's library for matrix products does not promise this for different numbers of rows.
 """
@@ -123,7 +124,7 @@ def _sampling(context: Context) -> Iterator[tuple[Mapping[str, str], Check]]:
 
 
 def only(choices: Choices, i: int) -> Choices:
-    """The choices of row `i` alone."""
+    """The choices of row `i` as choices of a single row."""
     columns = {f.name: getattr(choices, f.name)[i : i + 1].clone() for f in fields(choices) if f.name.endswith("_R")}
     bias = choices.bias
     if bias is not None:

@@ -1,4 +1,4 @@
-"""The kernels other than attention and sampling, against the reference on the same device."""
+"""Compares the kernels other than attention and sampling with the reference on the same device."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -25,9 +25,10 @@ TOKENS, FEW_TOKENS = (1, 7, 1030), (1, 5)
 HIDDEN, FEW_HIDDEN = (4096, 2880), (96,)
 # (query heads, key heads, head size)
 HEADS, FEW_HEADS = ((32, 8, 128), (8, 8, 64), (28, 4, 80)), ((6, 2, 24),)
-# Two roundings may differ by one step: the scale for int8, the last of three mantissa bits for fp8.
+# Tolerances of 8-bit numbers. Two roundings may differ by one step: of the scale for int8, of the last of three
+# mantissa bits for fp8.
 FP8_STEP = 0.13
-# No fp8 in a rehearsal: Triton's interpreter loses carries when it rounds to it.
+# A rehearsal has no fp8: Triton's interpreter loses carries when it rounds to fp8.
 REHEARSED_CACHES = (torch.float16, torch.int8)
 
 
@@ -94,7 +95,7 @@ def _rope(
         angles = torch.outer(torch.arange(3000.0, device=device), frequencies)
         rotary = (angles.cos(), angles.sin())
         empty = random_layer(tokens + 50, kv_heads, size, cache, device)
-        # torch cannot scatter fp8 on every device.
+        # The reference runs on the CPU, because torch cannot scatter fp8 on every device.
         reference_device = torch.device("cpu") if cache == torch.float8_e4m3fn else device
         results = []
         for kernels, where in zip(backends(), (device, reference_device), strict=True):

@@ -1,4 +1,4 @@
-"""The machine and the libraries that the check runs on."""
+"""The machine and the libraries on which the check runs."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What the stages of the check find, and the file in which a stage's process hands it to the check."""
+"""The findings of the check's stages, and the file through which a stage's process passes them to the check."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of a table. `failure` says what is wrong; it is empty if nothing is."""
+    """One line of a table. `failure` says what is wrong; it is empty if the check passed."""
 
     table: str
     cells: Mapping[str, str]  # the text of each column, by the column's name
@@ -20,7 +20,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The input of a stage. Without a GPU a stage rehearses, with sizes that suit the slow Triton interpreter."""
+    """The input of a stage. Without a GPU a stage is only rehearsed, with sizes that suit the slow Triton
+    interpreter.
+    """
 
     device: torch.device
     figures: Mapping[str, float]  # figures of the stages that ran before
@@ -36,6 +38,6 @@ def append(path: Path, finding: Finding) -> None:
 
 
 def read(path: Path) -> Iterator[Finding]:
-    """A last line that was cut off, because its writer was killed, is left out."""
+    """Reads the findings of a file. A last line that was cut off, because its writer was killed, is left out."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return (Finding(**json.loads(line)) for line in lines if line.endswith("\n"))

@@ -1,4 +1,4 @@
-"""Decode steps replayed from CUDA graphs give the same results as kernels launched one by one."""
+"""Checks that decode steps replayed from CUDA graphs give the same results as kernels launched one by one."""
 
 import tempfile
 from collections.abc import Iterator, Mapping

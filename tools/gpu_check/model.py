@@ -1,4 +1,4 @@
-"""What steps of the checked model, in bfloat16, have to read and compute."""
+"""Bytes that steps of the checked model read, and operations that they compute, in bfloat16."""
 
 from text_generation_benchmark.shapes import LlamaShape
 
@@ -7,7 +7,9 @@ ITEM_BYTES = 2  # bytes of a bfloat16 number
 
 
 def weight_bytes(shape: LlamaShape) -> int:
-    """Bytes of weights that every decode step reads: all layers and the output head, and little of the embedding."""
+    """Bytes of weights that every decode step reads: all layers and the output head. A step reads only a few rows of
+    the embedding.
+    """
     return ITEM_BYTES * (shape.layers * shape.layer_weights + shape.head_weights)
 
 
@@ -17,11 +19,13 @@ def kv_bytes(shape: LlamaShape) -> int:
 
 
 def prefill_flops(shape: LlamaShape, tokens: int) -> int:
-    """Operations of a prompt of `tokens` tokens, of which only the last token needs logits."""
+    """Operations for a prompt of `tokens` tokens, of which only the last token needs logits."""
     products = 2 * tokens * shape.layers * shape.layer_weights + 2 * shape.head_weights
     return products + shape.layers * attention_flops(shape, tokens)
 
 
 def attention_flops(shape: LlamaShape, tokens: int) -> int:
-    """Operations of one layer for a prompt: each token's scores and weighted sum over the tokens up to itself."""
+    """Operations of one layer's attention for a prompt: each token's scores and weighted sum over the tokens up to
+    itself.
+    """
     return 4 * shape.heads * shape.head_size * tokens * (tokens + 1) // 2

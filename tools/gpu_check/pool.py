@@ -26,12 +26,16 @@ def random_layer(slots: int, kv_heads: int, size: int, dtype: torch.dtype, devic
 
 
 def widened(kv: KvLayer) -> KvLayer:
-    """The same numbers for the reference. fp8 becomes float32, because torch cannot gather fp8 on every device."""
+    """The same keys and values in a type that the reference can use: fp8 becomes float32, because torch cannot gather
+    fp8 on every device.
+    """
     return KvLayer(kv.heads.float(), kv.scales) if kv.heads.dtype == torch.float8_e4m3fn else kv
 
 
 class Pool:
-    """Scattered slots, without slot 0. Table entries past a row's end, and padding rows, point to slots of NaN."""
+    """Scattered slots, without slot 0. Entries of the table after a row's end, and rows of padding, point to slots of
+    NaN.
+    """
 
     def __init__(
         self, lengths: Sequence[int], kv_heads: int, size: int, dtype: torch.dtype, device: torch.device
@@ -54,7 +58,7 @@ class Pool:
         self.scale = size**-0.5
 
     def decode_arguments(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """(rows, lengths)"""
+        """The arguments (rows, lengths) of a decode step."""
         return int32(rows, self.device), int32([self.lengths[row] for row in rows], self.device)
 
     def segments(self, runs: Sequence[tuple[int, int, int]]) -> Segments:

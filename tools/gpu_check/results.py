@@ -1,4 +1,4 @@
-"""The results files: all findings, and which targets are met. JSON for programs, Markdown for readers."""
+"""Writes the results files: all findings, and which targets are met. JSON for programs, Markdown for readers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from text_generation_benchmark.output import table
 @dataclass(frozen=True, slots=True)
 class Target:
     name: str
-    figure: str  # name of the figure that it limits
+    figure: str  # name of the figure that the target limits
     limit: float
     at_least: bool = True
 
@@ -43,7 +43,7 @@ class StageResult:
     name: str
     seconds: float
     findings: Sequence[Finding]
-    failure: str = ""  # how the stage failed; empty if it ran to its end
+    failure: str = ""  # how the stage failed; empty if it ran to the end
     log: str = ""  # the end of the stage's log; empty if it passed
 
     @property
@@ -79,7 +79,7 @@ class CheckReport:
         return [(target, target.verdict(self.figures, self.on_gpu)) for target in TARGETS]
 
     def write(self, stem: Path) -> None:
-        """<stem>.json and <stem>.md"""
+        """Writes the results to <stem>.json and <stem>.md."""
         stem.parent.mkdir(parents=True, exist_ok=True)
         stem.with_name(f"{stem.name}.json").write_text(self.as_json())
         stem.with_name(f"{stem.name}.md").write_text(self.as_markdown())

@@ -1,7 +1,8 @@
-"""How near each kernel comes to the device's ceilings, at the shapes of a Llama of 8 billion parameters.
+"""Compares each kernel's speed with the device's ceilings, at the shapes of a Llama of 8 billion parameters.
 
-A kernel runs over enough copies of its inputs that none is still in the cache when it is used again, as in a model,
-where other layers run in between. Bytes are the fewest that the work has to move, whatever a kernel really reads.
+A kernel runs over enough copies of its inputs that none is still in the cache when it is used again. A model behaves
+like this too, because other layers run in between. Bytes are the least that the work must move, not what a kernel
+really reads.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,21 +24,21 @@ from text_generation_server.layers.linear import make_linear
 from text_generation_server.layers.weights import dense
 
 TABLE = "Roofline"
-COLD_BYTES = 512 << 20  # inputs read before one is used again: several times a GPU's cache
+COLD_BYTES = 512 << 20  # bytes of inputs read before one input is used again: several times a GPU's cache
 MAX_COPIES = 128
 TYPE = torch.bfloat16
-REHEARSED_TYPE = torch.float16  # Triton's interpreter computes bfloat16 wrong
+REHEARSED_TYPE = torch.float16  # because Triton's interpreter computes bfloat16 wrongly
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One line of the table, with the fewest bytes and operations that it takes."""
+    """One line of the table, with the least bytes and operations that the work needs."""
 
     kernel: str
     shape: str
     num_bytes: int
     flops: int
-    make: Callable[[], Call]  # makes a copy of the inputs, and a call that computes on it
+    make: Callable[[], Call]  # makes a copy of the inputs, and returns a call that computes with it
 
     @property
     def copies(self) -> int:
@@ -67,7 +68,7 @@ def measure(context: Context) -> Iterator[Finding]:
         copies = work.copies if context.on_gpu else 1
         try:
             seconds = seconds_per_call([work.make() for _ in range(copies)], context.device)
-        except Exception as error:  # any error of a kernel is a result of the check
+        except Exception as error:  # any error of a kernel is reported as a result of the check
             yield Finding(TABLE, {"kernel": work.kernel, "shape": work.shape}, failure=reason(error))
             continue
         yield _finding(work, seconds, context)
@@ -139,7 +140,7 @@ def row_kernels(bench: Bench, tokens: int) -> Iterator[Work]:
     hidden, size, item = shape.hidden, shape.head_size, bench.dtype.itemsize
     said = f"{tokens} tokens"
 
-    table = bench.numbers(shape.vocabulary, hidden)  # shared by all copies, which differ in their ids
+    table = bench.numbers(shape.vocabulary, hidden)  # all copies share the table and have different ids
 
     def embed() -> Call:
         ids = torch.randint(0, shape.vocabulary, (tokens,), dtype=torch.int32, device=device)
@@ -170,7 +171,7 @@ def row_kernels(bench: Bench, tokens: int) -> Iterator[Work]:
 
 
 def products(bench: Bench, tokens: int) -> Iterator[Work]:
-    """The linear layers as the model makes them: torch's, unless the backend has its own."""
+    """The linear layers as the model makes them: torch's layers, unless the backend has its own."""
     shape, size = bench.shape, bench.shape.head_size
     layers = {
         "qkv": ((shape.heads + 2 * shape.kv_heads) * size, shape.hidden, False),
@@ -181,7 +182,7 @@ def products(bench: Bench, tokens: int) -> Iterator[Work]:
     }
     for name, (outputs, inputs, gated) in layers.items():
         if name == "head" and tokens > 64:
-            continue  # a prompt needs the logits of its last token only
+            continue  # not measured, because a prompt needs the logits of its last token only
 
         def make(outputs: int = outputs, inputs: int = inputs, gated: bool = gated) -> Call:
             linear = make_linear(bench.kernels, dense(bench.numbers(outputs, inputs)), gated=gated)

@@ -1,6 +1,6 @@
-"""Sampling against the reference: the same token, and the same log-probability within TOLERANCE.
+"""Compares sampling with the reference: the token must be the same, and its log-probability the same within TOLERANCE.
 
-Two tokens whose scores differ by rounding only (NEAR) are a near-tie: either is right. Near-ties are counted.
+Two tokens whose scores differ only by rounding (less than NEAR) are a near-tie: either is right. Near-ties are counted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from text_generation_server.kernels.interface import Bias, Choices, Chosen
 from text_generation_server.kernels.reference import gumbel_noise
 
 TABLE = "Sampling against the reference"
-NEAR = 1e-4  # the largest difference of scores that rounding makes
+NEAR = 1e-4  # largest difference of scores that rounding can cause
 TOLERANCE = 1e-3  # largest accepted difference of log-probabilities
 SEED = 2**63 - 5
 
@@ -41,8 +41,9 @@ def neutral(rows: int, length: int, vocabulary: int, device: torch.device) -> Ch
 
 
 def variants(choices: Choices, vocabulary: int) -> Iterator[tuple[str, Choices]]:
-    """Sampling parameters to compare: every option alone, then all together. The last row has neutral parameters, but
-    draws its token and has a bias where the other rows do."""
+    """Sampling parameters to compare: every option alone, then all together. The last row has neutral parameters,
+    except that it draws its token, and has a bias if the other rows have one.
+    """
 
     def with_values(base: Choices, **values: float) -> Choices:
         columns: dict[str, Any] = {}
@@ -79,7 +80,7 @@ def compare_all(context: Context) -> Iterator[Finding]:
         cells = {"option": name, "shape": f"{rows} rows, {vocabulary} tokens"}
         try:
             yield _compare(cells, choices, torch.randn(rows, vocabulary, device=context.device) * 3)
-        except Exception as error:  # any error of a kernel is a result of the check
+        except Exception as error:  # any error of a kernel is reported as a result of the check
             yield Finding(TABLE, cells, failure=reason(error))
 
 

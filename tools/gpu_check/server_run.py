@@ -1,4 +1,6 @@
-"""The whole server on a Llama of 8 billion random weights: decode steps and a prefill, as shares of the ceilings."""
+"""Measures the whole server on a Llama of 8 billion random weights: decode steps and a prefill, as shares of the
+ceilings.
+"""
 
 import sys
 import tempfile
@@ -34,7 +36,7 @@ class ServerPlan:
 
 ON_GPU = ServerPlan(
     LLAMA_8B,
-    # About 1,000 tokens of context in the middle of the measured steps.
+    # In the middle of the measured steps, the context is about 1,000 tokens long.
     (Workload(1, 256, 512), Workload(64, 808, 384), Workload(256, 840, 320)),
     Workload(1, 4096, 1),
     ("--max-input-tokens", "4096", "--max-total-tokens", "4608", "--max-batch-prefill-tokens", "4096"),
@@ -61,7 +63,9 @@ def measure(context: Context) -> Iterator[Finding]:
 
 
 def server_command(plan: ServerPlan, folder: Path) -> ServerCommand:
-    """Runs the launcher's module. Scripts stand in for the programs that it starts, so nothing has to be installed."""
+    """The command that runs the launcher's module. Small scripts replace the programs that it starts, so nothing has to
+    be installed.
+    """
     scripts = folder / "programs"
     scripts.mkdir()
     for program, package in PROGRAMS.items():
@@ -83,7 +87,7 @@ def server_command(plan: ServerPlan, folder: Path) -> ServerCommand:
 
 def _decode(context: Context, shape: LlamaShape, port: int, prompts: Prompts, workload: Workload) -> Finding:
     streams = workload.concurrency
-    # A short run first, until all streams decode together: everything is compiled and recorded then.
+    # A short run comes first, until all streams decode together. After it everything is compiled and recorded.
     short = workload.new_tokens // WARM_UP_PART
     run_load(port, GenerateStream(), prompts.make(streams, workload.input_tokens), short)
     with Watch(port) as watch:
@@ -120,7 +124,7 @@ def decode_finding(
 
 def _prefill(context: Context, plan: ServerPlan, port: int, prompts: Prompts) -> Finding:
     workload, runs = plan.prompt, []
-    for _ in range(1 + PROMPT_RUNS):  # the first one warms up
+    for _ in range(1 + PROMPT_RUNS):  # one more, because the first run warms up
         before = Page(0, get(port, "/metrics"))
         result = run_load(port, GenerateStream(), prompts.make(1, workload.input_tokens), workload.new_tokens)
         after = Page(0, get(port, "/metrics"))

@@ -21,10 +21,10 @@ PACKAGE = "gpu_check"
 @dataclass(frozen=True, slots=True)
 class Stage:
     name: str
-    function: str  # module:function of this package
+    function: str  # module:function, relative to this package
     limit_s: float
-    computes: bool = True  # runs kernels in its own process
-    beside_others: bool = False  # measures no time, so it may share the GPU with other stages
+    computes: bool = True  # whether the stage runs kernels in its own process
+    beside_others: bool = False  # whether it may share the GPU with other stages, because it measures no time
 
 
 STAGES = (

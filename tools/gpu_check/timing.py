@@ -1,4 +1,4 @@
-"""How long the device takes for the work of calls that follow each other."""
+"""Measures how long the device takes for calls that follow each other."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,8 +12,9 @@ ROUND_S = 0.02
 
 
 def seconds_per_call(calls: Sequence[Call], device: torch.device) -> float:
-    """Mean seconds per call, of the best round. Each call is made at least once before, which compiles it. On a GPU the
-    calls are then recorded as one graph, like a server's decode steps, so the host's launch time does not count."""
+    """Mean seconds per call, of the fastest round. Each call is made at least once before, which compiles it. On a GPU
+    the calls are then recorded as one graph, like a server's decode steps, so the host's launch time does not count.
+    """
     for call in calls:
         call()
     if device.type != "cuda":

@@ -13,7 +13,7 @@ PAUSE_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The server's metrics at a time."""
+    """The server's metrics at one point in time."""
 
     at_s: float
     text: str
@@ -23,7 +23,7 @@ class Page:
 
     @property
     def prefills(self) -> tuple[float, float]:
-        """(sent to the shards, answered by them)"""
+        """Number of prefills (sent to the shards, answered by them)."""
         names = ("tgi_batch_inference_count", "tgi_batch_inference_success")
         return tuple(self.value(f'{name}{{method="prefill"}}') for name in names)  # type: ignore[return-value]
 
@@ -37,10 +37,10 @@ class Window:
     """Means over the decode steps between two pages."""
 
     steps: int
-    step_s: float  # wall time of a step
+    step_s: float  # wall time of a step, in seconds
     device_s: float  # part of a step's wall time in which the device computed
     gap_s: float  # part of a step's wall time in which the shard had no step to run
-    context_tokens: float  # tokens of all streams together, mean of the two pages
+    context_tokens: float  # tokens of context of all streams together, mean of the two pages
 
     @property
     def outside(self) -> float:

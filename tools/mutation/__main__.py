@@ -1,4 +1,5 @@
-"""Draws mutants from every room, runs the room's tests against each mutant, and prints the mutants that survived.
+"""Draws mutants (small changes of the code) from every room, runs the room's tests against each mutant, and prints the
+mutants that no test noticed.
 
 mutmut and cosmic-ray start a whole pytest for each mutant, which here imports torch for seconds: 500 mutants would take
 most of a day. This program forks every run of the tests from a process that has imported the libraries already, and
@@ -62,9 +63,10 @@ def _options() -> argparse.Namespace:
 
 
 def draw(rooms: Sequence[Room], seed: int, total: int, least: int, root: Path = ROOT) -> list[tuple[list[Mutant], int]]:
-    """For each room: the mutants that are tried, in proportion to the room's number of mutants, and that number.
+    """For each room: the drawn mutants, whose number is in proportion to all mutants of the room, and the number of
+    all.
 
-    A mutant's place in the draw depends on the mutant alone: a change of other code moves few mutants in or out.
+    Whether a mutant is drawn depends on the mutant alone, so a change of other code moves few mutants in or out.
     """
     all_of = [[m for name in files(root, room.sources) for m in mutants_of(root / name, name)] for room in rooms]
     spare = max(0, total - least * len(rooms))

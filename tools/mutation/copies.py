@@ -1,4 +1,4 @@
-"""A copy of the repository, in which one file at a time is changed."""
+"""Makes a copy of the repository, in which one file at a time is changed."""
 
 import compileall
 import os
@@ -10,7 +10,7 @@ from py_compile import PycInvalidationMode
 
 from mutation.mutants import Mutant
 
-# Folders from which our packages are imported. What an installation makes is not under version control.
+# Folders from which our packages are imported. Files that an installation makes are not under version control.
 PACKAGES = ("benchmark", "clients/python", "common", "launcher", "proto", "router", "server")
 BUILT = ("proto/text_generation_proto", "server/text_generation_server/kernels/cpu/built")
 
@@ -29,7 +29,8 @@ class Copy:
                 shutil.copy2(source / name, root / name)
         for name in BUILT:
             shutil.copytree(source / name, root / name, dirs_exist_ok=True)
-        # The copy is compiled once. Python finds a changed file by its contents, because times count seconds only.
+        # The copy is compiled once. Python compares contents to find a changed file, because file times have a
+        # resolution of a second.
         compileall.compile_dir(root, quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
         self.python_path = [str(root / package) for package in PACKAGES]
 

@@ -26,11 +26,12 @@ HYPOTHESIS_IS_IMPORTED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
 NOT_NEEDED = ("-p", "no:cacheprovider", "-p", "no:schemathesis")  # importing schemathesis takes longer than most runs
 PR_SET_CHILD_SUBREAPER = 36
 OK = 0
-# A test may take `limit_s` seconds of CPU time and FACTOR times what it takes without a mutant. A machine that is busy
-# with other work stretches the wall clock, whose limit is WALL times that.
+# A test may take `limit_s` seconds of CPU time plus FACTOR times its CPU time without a mutant. Other work on the
+# machine makes the wall clock run longer than the CPU time, so the limit of wall time is WALL times the limit of CPU
+# time.
 FACTOR, WALL = 5.0, 3.0
-FIRST_RUN_S = 100.0  # stands for the usual time of a test while that time is not known
-MEMORY_BYTES = 8 << 30  # bound for a loop that never ends and collects values
+FIRST_RUN_S = 100.0  # seconds assumed for a test whose usual time is not known
+MEMORY_BYTES = 8 << 30  # stops a loop that never ends and collects values
 
 
 def main() -> None:
@@ -40,9 +41,9 @@ def main() -> None:
         importlib.import_module(library)
     if "hypothesis" in sys.modules:
         _settle_hypothesis()
-    # Children of a test's killed processes become children of this process, and are ended with the run.
+    # Children whose parent was killed by a test become children of this process, and are ended with the run.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    gc.freeze()  # pytest collects garbage twice after each run: imported objects need not be looked at
+    gc.freeze()  # pytest collects garbage twice after each run; frozen objects are skipped
     for line in sys.stdin:
         asked = json.loads(line)
         answer = run(log, tests, asked["first"], RunLimits(float(limit_s), asked["usual_s"]))
@@ -64,7 +65,7 @@ class RunLimits:
     usual_s: dict[str, float]  # seconds of each test without a mutant
 
     def set(self, test: str) -> None:
-        """Sets the limits of a test. The kernel ends this process when a limit is over."""
+        """Sets the limits of a test. The kernel ends this process when a limit is exceeded."""
         cpu_s = self.limit_s + FACTOR * self.usual_s.get(test, FIRST_RUN_S)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         signal.setitimer(signal.ITIMER_REAL, WALL * cpu_s)
@@ -92,7 +93,7 @@ def _run_tests(log: str, tests: list[str], times: Path, first: str, limits: RunL
     for stream in (1, 2):
         os.dup2(to, stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    # nohup, and a shell for its background jobs, let these signals be ignored.
+    # nohup, and a shell for its background jobs, make processes ignore these signals. Tests need the default.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
@@ -113,7 +114,9 @@ def _run_tests(log: str, tests: list[str], times: Path, first: str, limits: RunL
 
 
 class _Order:
-    """Sorts tests: likely killers first, then the quickest. Tests of a file stay together, as they share fixtures."""
+    """Sorts tests: tests likely to notice the mutant first, then the quickest. Tests of a file stay together, because
+    they share fixtures.
+    """
 
     def __init__(self, first: str, usual: dict[str, float]) -> None:
         self._first = first
@@ -151,7 +154,9 @@ class _Clock:
 
 
 def _end_descendants() -> None:
-    """Ends all descendants, also processes with sessions of their own: when a parent dies, its children come here."""
+    """Ends all descendants, even processes with sessions of their own: when a parent dies, its children become children
+    of this process.
+    """
     while children := _children():
         for pid in children:
             with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
-"""The mutants of a source file: each is one small change of one expression or statement, as text.
+"""The mutants of a source file. Each is one small change of one expression or statement, made in the text.
 
-A mutant replaces a piece of the file by another text, so that a survivor can be shown as a diff. Assertions,
-annotations, messages, docstrings and calls of a logger are not changed, because no test should depend on their words.
+A mutant replaces a piece of the file by another text, so that it can be shown as a diff. Assertions, annotations,
+messages, docstrings and calls of a logger are not changed, because no test should depend on their words.
 """
 
 import ast
@@ -27,13 +27,13 @@ EXCHANGED = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    id: str  # the same for as long as the function keeps its name and the changed statement its text
+    id: str  # stays the same while the function keeps its name and the changed statement its text
     path: str
     operator: str
-    where: str  # the function
-    start: int  # characters from the start of the file
+    where: str  # name of the function
+    start: int  # the replaced text: characters from the start of the file
     end: int
-    text: str  # what replaces them
+    text: str  # the new text
 
     def applied(self, source: str) -> str:
         return source[: self.start] + self.text + source[self.end :]
@@ -46,7 +46,7 @@ class Mutant:
 
 
 def mutants_of(path: Path, name: str) -> list[Mutant]:
-    """In the order of the file; `name` is the path that mutants carry."""
+    """All mutants of a file, in its order. `name` is the path under which they are listed."""
     source = path.read_text()
     finder = _Finder(source)
     finder.visit(ast.parse(source))
@@ -84,7 +84,7 @@ class _Finder(ast.NodeVisitor):
     def __init__(self, source: str) -> None:
         self.changes: list[_Change] = []
         self._source = source
-        # Columns count bytes of UTF-8.
+        # kept as bytes, because ast's columns count bytes of UTF-8
         self._lines = [line.encode() for line in source.splitlines(keepends=True)]
         self._starts = [0]
         for line in self._lines:
@@ -142,7 +142,7 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
         if field in ("annotation", "returns", "decorator_list", "bases", "type_params", "type_comment"):
             continue
         if isinstance(node, ast.Raise) and field == "exc" and isinstance(value, ast.Call):
-            continue  # the words of an error
+            continue  # the text of an error is not changed
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and not (_is_log(child) or _is_for_types(child) or _asserts(child)):
                 yield child
@@ -156,12 +156,12 @@ def _is_log(node: ast.AST) -> bool:
 
 
 def _asserts(node: ast.AST) -> bool:
-    """An assertion, or the `strict` of a zip: both state what is true anyway."""
+    """Whether `node` is an assertion, or the `strict` of a zip: both state a fact that holds anyway."""
     return isinstance(node, ast.Assert) or (isinstance(node, ast.keyword) and node.arg == "strict")
 
 
 def _is_for_types(node: ast.AST) -> bool:
-    """An `if TYPE_CHECKING`, or an alias of a type, which is a name with a capital letter."""
+    """Whether `node` is an `if TYPE_CHECKING`, or an alias of a type, which has a name with a capital letter."""
     match node:
         case ast.If(test=ast.Name(id="TYPE_CHECKING")):
             return True

@@ -1,4 +1,4 @@
-"""The rooms whose tests are tried, and the tests that belong to each."""
+"""The rooms (parts of the packages) whose code is changed, and the tests that belong to each."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from pathlib import Path
 @dataclass(frozen=True, slots=True)
 class Room:
     name: str
-    sources: tuple[str, ...]  # globs below the repository
+    sources: tuple[str, ...]  # glob patterns of paths, relative to the repository
     tests: tuple[str, ...]
 
 
@@ -15,7 +15,7 @@ SERVER = "server/text_generation_server"
 ROUTER = "router/text_generation_router"
 COMMON = "common/text_generation_common"
 LAUNCHER = "launcher/text_generation_launcher"
-# Folders of which each file belongs to a room.
+# Folders in which each file must belong to a room.
 WHOLE = (f"{ROUTER}/scheduling", f"{ROUTER}/engine", f"{SERVER}/step", f"{SERVER}/sampling", LAUNCHER, COMMON)
 
 ROOMS = (
@@ -60,7 +60,7 @@ ROOMS = (
     Room(
         "launcher",
         (f"{LAUNCHER}/*.py", f"{COMMON}/[!s]*.py", f"{COMMON}/flags/*.py"),
-        # Without test_hung_router.py, which waits for most of a minute.
+        # All tests but test_hung_router.py, which waits for most of a minute.
         (
             f"{LAUNCHER}/tests/test_[!h]*.py", f"{LAUNCHER}/tests/test_hostile_places.py",
             f"{COMMON}/tests/test_[!s]*.py", f"{COMMON}/tests/test_service_types.py",
@@ -70,6 +70,6 @@ ROOMS = (
 
 
 def files(root: Path, globs: tuple[str, ...]) -> list[str]:
-    """Below `root`, in the order of the globs."""
+    """The files below `root` that match the patterns, in the order of the patterns."""
     found = [str(path.relative_to(root)) for glob in globs for path in sorted(root.glob(glob))]
     return list(dict.fromkeys(name for name in found if not name.endswith("__init__.py")))

@@ -14,7 +14,7 @@ from mutation.copies import Copy
 
 KILLED, SURVIVED, TIMED_OUT = "killed", "survived", "timed out"
 STOP_S = 10
-LIMIT_S = 20.0  # limit of CPU time for a test that usually takes no time, see fork_server.py
+LIMIT_S = 20.0  # seconds of CPU time for a test that usually takes no time, see fork_server.py
 # Libraries that the tests import, which takes seconds.
 LIBRARIES = (
     "pytest", "hypothesis", "hypothesis.stateful", "numpy", "torch", "torch._dynamo", "safetensors.torch",
@@ -49,7 +49,7 @@ class RunsOfTests:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.killpg(self._server.pid, signal.SIGKILL)
-        with self._server:  # closes the pipes
+        with self._server:  # leaving this context closes the pipes
             self._server.wait(STOP_S)
 
     def run(self, first: str = "", usual_s: Mapping[str, float] = MappingProxyType({})) -> RunResult:

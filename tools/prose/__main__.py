@@ -53,7 +53,9 @@ def _options() -> argparse.Namespace:
 
 
 def files(paths: Sequence[str]) -> list[str]:
-    """Names of the files under version control below `paths`, or soon to be, that git does not ignore."""
+    """Names of the files below `paths` that are under version control or could be added to it: git does not ignore
+    them.
+    """
     listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *paths)
     return sorted({name for name in listed.split("\0") if name and (ROOT / name).is_file()})
 
@@ -70,7 +72,7 @@ def _is_to_read(text: Text) -> bool:
 
 
 def table(findings: Sequence[ProseFinding]) -> str:
-    """The number of findings by pattern and package, as a Markdown table."""
+    """The number of findings for each pattern and package, as a Markdown table."""
     counts = Counter((finding.pattern.name, _package(finding.path)) for finding in findings)
     patterns, packages = sorted({name for name, _ in counts}), sorted({package for _, package in counts})
     rows = [["pattern", *packages, "all"], ["---"] * (len(packages) + 2)]

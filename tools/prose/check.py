@@ -20,7 +20,7 @@ class Pattern:
     say: str
     wrong: tuple[str, ...]
     right: tuple[str, ...]
-    kinds: frozenset[str]  # empty: all but PAIR
+    kinds: frozenset[str]  # kinds of text in which to search; empty: all kinds but PAIR
 
     def is_for(self, text: Text) -> bool:
         return text.kind in self.kinds if self.kinds else text.kind != PAIR
@@ -28,7 +28,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """A wording that stays: `text` in the file `path`."""
+    """A wording that is allowed: `text` in the file `path`."""
 
     path: str
     text: str
@@ -39,7 +39,7 @@ class ProseFinding:
     path: str
     line: int
     pattern: Pattern
-    words: str  # that match, with their neighbours
+    words: str  # the words that match, and the words around them
 
     def __str__(self) -> str:
         return (
@@ -78,7 +78,7 @@ class Checker:
                         yield ProseFinding(path, text.line_at(match.start()), pattern, words)
 
     def unused(self, paths: set[str]) -> list[Allowed]:
-        """Entries for files of `paths` that allowed nothing. To be called after `findings` of these files."""
+        """Entries for files of `paths` that allowed nothing. To be called after `findings` has read these files."""
         return [entry for entry in self.allowed if entry.path in paths and entry not in self._used]
 
     def _is_allowed(self, entries: list[Allowed], joined: str, match: re.Match[str]) -> bool:

@@ -9,19 +9,19 @@ from itertools import pairwise
 from pathlib import Path
 
 DOCSTRING, COMMENT, TRAILING, STRING, NAME, MARKDOWN = "docstring", "comment", "trailing", "string", "name", "markdown"
-# Two trailing comments on lines that follow each other, with LINE_END between them.
+# Two trailing comments on consecutive lines, joined with LINE_END between them.
 PAIR = "pair"
 LINE_END = "⏎ "
 
-# Stands between two paragraphs of one text, so that no pattern matches across their border.
+# Inserted between two paragraphs of one text, so that no pattern matches across their border.
 BORDER = " ¶ "
-# A string literal with fewer words is a name, a key or a format.
+# Least number of words: a shorter string literal is a name, a key or a format.
 LEAST_WORDS = 3
-# A comment for a tool, or a ruler.
+# A comment that is an instruction for a tool, or a line of dashes.
 PRAGMA = re.compile(r"(?:fmt|type|ruff|pragma|mypy): |noqa|-{3}")
-# A literal with such a line is a program.
+# A string literal that contains such a line is a program.
 PROGRAM = re.compile(r"\s*(?:import \w|from \w+ import|def \w+\()")
-# Code inside of a text is not prose.
+# Code inside a text is not prose.
 CODE = re.compile(r"`[^`]*`")
 FIELD = re.compile(r"\{[^{}]*\}")
 
@@ -34,7 +34,7 @@ NEW_PARAGRAPH = re.compile(r"\s*([-*+|#>]|\d+\.)")
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One comment, docstring, literal, name or paragraph: its lines, each with the number that it has in the file."""
+    """One comment, docstring, literal, name or paragraph: its lines, each with its number in the file."""
 
     kind: str
     lines: tuple[tuple[int, str], ...]
@@ -48,7 +48,7 @@ class Text:
         return "".join(piece for _, piece in self._pieces())
 
     def line_at(self, offset: int) -> int:
-        """The file's line of the character at `offset` of `joined`."""
+        """The line number, in the file, of the character at `offset` of `joined`."""
         end = 0
         for number, piece in self._pieces():
             end += len(piece)
@@ -63,7 +63,7 @@ class Text:
 
 
 def texts_of(path: Path) -> list[Text]:
-    """The texts of a file, in order. A file of a kind that holds no prose has none."""
+    """The texts of a file, in order. A file of another type than the supported ones has none."""
     if not _holds_prose(path):
         return []
     source = path.read_text()
@@ -114,7 +114,9 @@ def _of_python(source: str) -> Iterator[Text]:
 
 
 def _without_fields(tokens: Iterable[tokenize.TokenInfo]) -> Iterator[tokenize.TokenInfo]:
-    """The same tokens, but a string's text is without prefix and quotes, and a field of an f-string is `{}` in it."""
+    """The same tokens, except that a string has no prefix and no quotes, and each field of an f-string is replaced by
+    `{}`.
+    """
     parts: list[
         tokenize.TokenInfo
     ] = []  # From Python 3.12 on, an f-string is several tokens, which may hold f-strings.
@@ -136,7 +138,7 @@ def _without_fields(tokens: Iterable[tokenize.TokenInfo]) -> Iterator[tokenize.T
 
 def _fstring(parts: Iterable[tokenize.TokenInfo]) -> str:
     """The text of an f-string of Python 3.12 or later, from its tokens."""
-    text, depth = "", 0  # `depth` counts the braces that are open
+    text, depth = "", 0  # `depth`: number of open braces
     for token in parts:
         if token.type == tokenize.OP and token.string == "{":
             text += "{}" if depth == 0 else ""
@@ -177,7 +179,7 @@ def _of_code(source: str, pattern: re.Pattern[str]) -> Iterator[Text]:
 
 
 def _blocks(comments: Sequence[Text]) -> Iterator[Text]:
-    """Comments that have lines of their own, one below the other, are one text."""
+    """Joins comments that stand on consecutive lines of their own into one text."""
     lines: tuple[tuple[int, str], ...] = ()
     for comment in comments:
         if lines and not (comment.kind == COMMENT and comment.line == lines[-1][0] + 1):

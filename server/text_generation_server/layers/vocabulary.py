@@ -11,7 +11,9 @@ from text_generation_server.layers.weights import dense
 
 
 class Embedding:
-    """Each rank looks up the ids whose rows it holds, and gives zeros for all others. The sum over ranks is right."""
+    """The embedding of one rank. It looks up the ids whose rows this rank holds, and gives zeros for all others; the
+    sum over ranks has every row.
+    """
 
     def __init__(self, weight: Tensor, ids: range, kernels: Kernels, group: Group) -> None:
         self._weight = weight
@@ -29,8 +31,9 @@ class Embedding:
 
 
 class Head:
-    """Logits of all ids in float32, on rank 0. The weights of all ranks have one shape, so the last ranks may hold rows
-    that belong to no id."""
+    """The head of one rank: logits of all ids in float32, collected on rank 0. The weights of all ranks have one shape,
+    so the last ranks may hold rows that belong to no id.
+    """
 
     def __init__(self, weight: Tensor, vocab_size: int, kernels: Kernels, group: Group) -> None:
         self._linear = make_linear(kernels, dense(weight), dtype=torch.float32)
@@ -44,11 +47,11 @@ class Head:
             return None
         if len(parts) == 1:
             return parts[0]
-        # Contiguous, as the logits of a single shard are, so that the sampler computes the same bits.
+        # Made contiguous, like the logits of a single shard, so that the sampler computes the same bits.
         return torch.cat(parts, dim=1)[:, : self._vocab_size].contiguous()
 
 
 def pad_rows(weight: Tensor, count: int) -> Tensor:
-    """Adds rows of zeros until there are `count` rows."""
+    """Adds rows of zeros until the weight has `count` rows."""
     missing = count - weight.shape[0]
     return F.pad(weight, (0, 0, 0, missing)) if missing else weight

@@ -17,7 +17,7 @@ class Weight:
     """A weight W [N outputs, K inputs], which is `values`, or with scales `values * scales`."""
 
     values: Tensor  # [N, K], of the type `dtype`, or int8 with scales
-    dtype: torch.dtype  # the type of the layer's inputs, and of its outputs where nothing else is asked for
+    dtype: torch.dtype  # type of the layer's inputs and, unless another type is requested, of its outputs
     scales_N: Tensor | None = None  # float32, one for each output
 
 
@@ -25,12 +25,12 @@ WeightFormat = Callable[[Tensor], Weight]
 
 
 def dense(weight: Tensor) -> Weight:
-    """The weight as it is."""
+    """Keeps the weight in its own type."""
     return Weight(weight, weight.dtype)
 
 
 def int8(weight: Tensor) -> Weight:
-    """The weight in 8 bits, rounded to the nearest, with one scale for each output."""
+    """Converts the weight to 8 bits, rounded to the nearest, with one scale for each output."""
     exact = weight.float()
     scales_N = (exact.abs().amax(dim=1) / LARGEST_INT8).clamp(min=SMALLEST_SCALE)
     values = (exact / scales_N.unsqueeze(1)).round().to(torch.int8)

@@ -1,4 +1,4 @@
-"""The supported models: `families` lists them, `model` says what the runner needs of one."""
+"""The supported models: `families` lists them, `model` declares what the runner needs from a model."""
 
 import logging
 from collections.abc import Callable
@@ -25,9 +25,10 @@ def get_model(
     on_tensor: Callable[[], None],
     weight_format: WeightFormat = dense,
 ) -> Model:
-    """Loads this rank's part of the weights. `on_tensor` is called for each tensor, as a sign of life. `weight_format`
-    is the form in which linear layers keep their weights. ModelError, before any weights are read, if the files lack
-    tensors that `config` asks for or have others, and if the model cannot be split over the ranks."""
+    """Loads this rank's part of the weights. `on_tensor` is called for each tensor, to report progress. `weight_format`
+    is the form in which linear layers keep their weights. ModelError, before any weights are read, if the files do not
+    hold exactly the tensors that `config` requires, or if the model cannot be split over the ranks.
+    """
     check_tensors(config, files.names, files.shape)
     loader = Loader(files, platform, dtype, on_tensor, weight_format)
     model = FAMILIES[config.model_type].build(config, platform, loader, max_total_tokens)

@@ -1,4 +1,4 @@
-"""What a model is built from: its sizes, and the facts in which it differs from other models."""
+"""The facts from which a model is built: its sizes, and the ways in which it differs from other models."""
 
 from dataclasses import dataclass
 

@@ -15,11 +15,11 @@ from text_generation_server.models.rope_config import MAX_FACTOR, MAX_POSITIONS,
 from text_generation_server.models.values import Fields, is_whole, read_object, shown
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Further types of checkpoints, which are computed in float32; "auto" names no type.
+# Other types of checkpoints; these checkpoints are computed in float32. "auto" names no type.
 OTHER_DTYPES = {"auto": torch.float32, "float64": torch.float32}
 
-# Largest accepted sizes: several times those of the largest models, and small enough to check a model before memory is
-# allocated.
+# Largest accepted sizes. They are several times those of the largest models, and small enough for the model to be
+# checked before memory is allocated.
 MAX_VOCABULARY = 2**24
 MAX_WIDTH = 2**20
 MAX_LAYERS = 2**12
@@ -32,7 +32,8 @@ DEFAULT_EPS = 1e-6
 
 def read_config(path: Path, rope_scaling: str | None = None, rope_factor: float | None = None) -> ModelConfig:
     """Reads the config of a model directory. The launcher's flags `rope_scaling` and `rope_factor` override the file.
-    ModelError, in one line, names the field that is missing, wrong or not supported."""
+    Raises ModelError, whose text of one line names the field that is missing, wrong or not supported.
+    """
     file = path / "config.json"
     raw = read_object(file)
     if raw is None:

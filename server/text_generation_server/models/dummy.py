@@ -1,4 +1,4 @@
-"""Random weights of the shapes that config.json gives, made on the device, for measurements."""
+"""Random weights with the shapes that config.json gives, made on the device, for measurements."""
 
 from zlib import crc32
 
@@ -12,8 +12,9 @@ DEVIATION = 0.02
 
 
 class DummyFiles:
-    """Stands in for the weights files of a model. One name and one slice always give the same numbers on the same kind
-    of device. The numbers of a slice are not those of the same part of the whole tensor."""
+    """Replaces the weights files of a model. One name and one slice always give the same numbers on the same kind of
+    device. The numbers of a slice differ from those of the same part of the whole tensor.
+    """
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.bytes_read = 0  # always 0: no file is read

@@ -1,4 +1,6 @@
-"""The families of models that are served, a row for each: facts, and the class that computes them."""
+"""The families of models that are served, a row for each: the facts about the family, and the class that computes its
+models.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
-"""Sorts the fields of config.json: fields that we read, fields without effect on what is computed, and all others.
+"""Sorts the fields of config.json: fields that we read, fields without effect on the computation, and all others.
 
-One of the others may change what the model computes. It is refused if transformers knows it (`transformers_fields.txt`)
-or if its name contains a telling word, unless its value is neutral. Further fields are only logged as a warning.
+One of the other fields may change what the model computes. It is refused if transformers knows it
+(`transformers_fields.txt`) or if its name contains a suspicious word, unless its value is neutral. The remaining fields
+are only logged as a warning.
 """
 
 import math
@@ -43,7 +44,7 @@ OF_SAMPLING = _names("""
     remove_invalid_values repetition_penalty return_dict_in_generate suppress_tokens temperature tf_legacy_loss top_k
     top_p typical_p
 """)
-# Other names for the longest sequence. Only max_position_embeddings is read.
+# Names of fields that give the longest sequence. Only max_position_embeddings is read.
 LENGTHS = _names("""
     max_seq_len max_seq_length max_sequence_length model_max_length n_ctx n_positions seq_len seq_length
 """)
@@ -54,7 +55,7 @@ WINDOWS = ("sliding_window", "sliding_window_size", "attention_window", "window_
 
 
 class Sizes(Protocol):
-    """Sizes of the model on which a field's neutral value may depend."""
+    """Sizes of the model that decide which value of a field is neutral."""
 
     @property
     def head_size(self) -> int: ...
@@ -101,7 +102,7 @@ def _is_neutral(name: str, value: object, raw: Mapping[str, Any], sizes: Sizes) 
         return _sees_everything(raw, sizes)
     if name == "layer_types":
         return isinstance(value, list) and all(kind == "full_attention" for kind in value)
-    if name == "no_rope_layers":  # 1 means that the layer has positions
+    if name == "no_rope_layers":  # in this field, 1 means that the layer has positions
         return isinstance(value, list) and all(is_number(kind) and kind == 1 for kind in value)
     neutral = _neutral_values(sizes).get(name)
     if isinstance(neutral, float):

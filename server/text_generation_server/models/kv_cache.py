@@ -1,4 +1,4 @@
-"""The cache of keys and values of all tokens: one tensor per layer, with one slot per token."""
+"""The cache that holds the keys and values of all tokens: one tensor per layer, with one slot per token."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ import torch
 from text_generation_server.device.arena import empty
 from text_generation_server.kernels.interface import KvLayer
 
-# Types of the cache that need a scale for every slot and head.
+# Types of cache numbers that need a scale for every slot and head.
 SCALED = (torch.int8, torch.float8_e4m3fn)
 SCALE = torch.float32
 
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """What this rank keeps of one token in one layer: `vectors` keys and values of `size` numbers each."""
+    """What this rank stores of one token in one layer: `vectors` keys and values of `size` numbers each."""
 
     vectors: int
     size: int
@@ -31,11 +31,13 @@ def make_kv_cache(
     layers: Sequence[KvShape], slots: int, dtype: torch.dtype, device: torch.device, on_layer: Callable[[], None]
 ) -> list[KvLayer]:
     """A cache of `slots` slots in each layer, and one extra slot for the tokens of padding. Every page is written, so
-    that a lack of memory shows now and not under load."""
+    that a lack of memory is noticed now and not under load.
+    """
     cache = []
     for layer in layers:
         shape = (slots + 1, layer.vectors, layer.size)
-        # zero_ and not torch.zeros: the system maps pages of zeros to one shared page until they are written.
+        # zero_ is used because torch.zeros does not write: the system maps pages of zeros to one shared page until they
+        # are written.
         heads = empty(shape, dtype, device).zero_()
         scales = empty(shape[:2], SCALE, device).zero_() if dtype in SCALED else None
         cache.append(KvLayer(heads, scales))

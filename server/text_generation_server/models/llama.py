@@ -61,7 +61,7 @@ class LlamaBlock:
 
 
 class Llama:
-    """A `Model` whose layers keep keys and values, and nothing for a row."""
+    """A `Model` whose layers keep keys and values of tokens, and no state of rows."""
 
     bytes_per_row = 0
 
@@ -87,7 +87,8 @@ class Llama:
         head = embedding
         if not config.tie_word_embeddings or loader.has(f"{names.head}.weight"):
             head = vocabulary_part(f"{names.head}.weight")
-            # As in transformers, a head in the files is used even if config.json says that it is tied to the embedding.
+            # As in transformers, a head in the files is used even if config.json says that the head is tied to the
+            # embedding.
             if config.tie_word_embeddings and torch.equal(head, embedding):
                 head = embedding
         self._head = Head(head, config.vocab_size, kernels, group)

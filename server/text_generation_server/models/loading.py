@@ -13,7 +13,7 @@ from text_generation_server.platforms import Platform
 
 
 class Files(Protocol):
-    """A source of a model's tensors, on any device and of any type: see weights.files."""
+    """A source of a model's tensors, on any device and of any type; for the methods see weights.files."""
 
     bytes_read: int
 
@@ -28,7 +28,7 @@ class Files(Protocol):
 
 
 class Loader:
-    """Loads tensors onto the device, in the model's type. Gives a sign of life after each tensor."""
+    """Loads tensors onto the device, in the model's type. Reports progress after each tensor."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Loader:
         on_tensor: Callable[[], None],
         weight_format: WeightFormat = dense,
     ) -> None:
-        """`weight_format` is that of linear layers. Embedding and head are dense."""
+        """`weight_format` is used for linear layers. Embedding and head are dense."""
         self.num_tensors = 0
         self.dtype = dtype
         self._files = files
@@ -54,16 +54,18 @@ class Loader:
         return self._place(self._files.get(name))
 
     def rows(self, name: str, part: range) -> Tensor:
-        """The `part` of the first dimension: some outputs of a weight, or a piece of a bias."""
+        """Loads the `part` of the first dimension: some outputs of a weight, or a piece of a bias."""
         return self._place(self._files.get_slice(name, 0, part.start, part.stop))
 
     def columns(self, name: str, part: range) -> Tensor:
-        """The `part` of the second dimension: some inputs of a weight."""
+        """Loads the `part` of the second dimension: some inputs of a weight."""
         # Copied, because the slice is a view of the mapped file, and each of its rows would keep whole pages in use.
         return self._place(self._files.get_slice(name, 1, part.start, part.stop)).contiguous()
 
     def fused(self, parts: dict[str, range], has_bias: bool, gated: bool = False) -> LinearOp:
-        """One product for several layers with the same input, each with this rank's part of its outputs."""
+        """A layer that computes several layers with the same input as one product. Of each it has this rank's part of
+        the outputs.
+        """
         weight = torch.cat([self.rows(f"{name}.weight", part) for name, part in parts.items()])
         bias = torch.cat([self.rows(f"{name}.bias", part) for name, part in parts.items()]) if has_bias else None
         return make_linear(self._platform.kernels, self._weight_format(weight), bias, gated=gated)

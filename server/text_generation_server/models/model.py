@@ -1,4 +1,4 @@
-"""What the runner needs of a model, and all that it knows of one."""
+"""The interface of a model: all that the runner knows of it."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -11,8 +11,9 @@ from text_generation_server.step.inputs import StepInput
 
 
 class Model(Protocol):
-    """This rank's part of a model. Keeps no state between steps: what it remembers of a token or of a row lies in the
-    cache that the runner makes at each Warmup and passes to every step."""
+    """This rank's part of a model. It keeps no state between steps. The state of a token or of a row lies in the cache,
+    which the runner makes at each Warmup and passes to every step.
+    """
 
     @property
     def vocab_size(self) -> int: ...
@@ -24,13 +25,14 @@ class Model(Protocol):
 
     @property
     def max_total_tokens(self) -> int:
-        """The length of the longest history that the model was loaded for."""
+        """Length of the longest history, in tokens, for which the model was loaded."""
         ...
 
     @property
     def bytes_per_row(self) -> int:
-        """Bytes of the cache that each row takes, however long its history is: 0 if a layer keeps nothing but keys and
-        values."""
+        """Bytes of the cache that each row takes, however long its history is. 0 if the layers keep only keys and
+        values.
+        """
         ...
 
     def bytes_per_slot(self, dtype: torch.dtype) -> int:
@@ -39,7 +41,8 @@ class Model(Protocol):
 
     def make_cache(self, slots: int, rows: int, dtype: torch.dtype, on_layer: Callable[[], None]) -> list[KvLayer]:
         """A cache of `slots` slots and `rows` rows, with an extra slot and an extra row for padding. `on_layer` is
-        called after each layer, as a sign of life."""
+        called after each layer, to report progress.
+        """
         ...
 
     def forward(self, step: StepInput, cache: list[KvLayer], on_layer: Callable[[], None]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The names of a model's tensors in weights files. Each name is followed by `.weight` there, or by `.bias`."""
+"""The names of a model's tensors in weights files. In the files, each name is followed by `.weight` or `.bias`."""
 
 from dataclasses import astuple, dataclass
 
@@ -16,7 +16,7 @@ class LayerNames:
     mlp_norm: str  # the norm before the MLP
 
     def under(self, prefix: str) -> "LayerNames":
-        """The names with a prefix and a dot in front."""
+        """The same names with `prefix` and a dot before them."""
         return LayerNames(*(f"{prefix}.{name}" for name in astuple(self)))
 
 
@@ -25,8 +25,8 @@ class TensorNames:
     embedding: str
     norm: str  # the norm after the last layer
     head: str
-    layers: str  # the prefix of all layers; the number of the layer follows it
-    in_layer: LayerNames  # names that follow the number
+    layers: str  # the prefix of all layers, before the number of the layer
+    in_layer: LayerNames  # the names after the number
 
     def layer(self, number: int) -> LayerNames:
         return self.in_layer.under(f"{self.layers}.{number}")

@@ -1,5 +1,6 @@
-"""Reads which rotary positions config.json asks for, in the fields of transformers 5 (rope_parameters) or of older
-versions (rope_theta, rope_scaling)."""
+"""Reads from config.json which rotary positions the model uses, in the fields of transformers 5 (rope_parameters) or of
+older versions (rope_theta, rope_scaling).
+"""
 
 from collections.abc import Mapping
 
@@ -12,7 +13,7 @@ MAX_THETA = 1e15
 MAX_FACTOR = 1e6
 MAX_POSITIONS = 2**24  # more than the longest context of any model (10 million tokens)
 
-# The fields that each kind of scaling reads beside rope_theta. `linear` ignores its last field, which some files have.
+# The fields that each kind of scaling reads besides rope_theta. `linear` ignores its last field, which some files have.
 KINDS: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset({"factor", "original_max_position_embeddings"}),

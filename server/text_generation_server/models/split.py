@@ -10,13 +10,15 @@ from text_generation_server.models.architecture import ModelConfig
 class Split:
     query_heads: range
     kv_heads: range  # other ranks hold the same head if there are more ranks than key and value heads
-    intermediate: range  # columns of gate and up, rows of down
+    intermediate: range  # columns of gate and up, and rows of down
     vocabulary: range  # token ids; fewer, or none, on the last ranks
     vocabulary_part: int  # number of ids to which every rank's part is padded
 
 
 def split_model(config: ModelConfig, rank: int, size: int) -> Split:
-    """ModelError if heads cannot be divided evenly: in every step all ranks would wait for the rank with most."""
+    """The part of `rank`. ModelError if heads cannot be divided evenly: in every step all ranks would wait for the rank
+    with most heads.
+    """
     heads, kv_heads = config.num_heads, config.num_kv_heads
     if not _divides(config, size):
         fitting = ", ".join(str(n) for n in range(1, heads + 1) if _divides(config, n))

@@ -43,13 +43,14 @@ def _layer_shapes(config: ModelConfig, names: LayerNames) -> dict[str, tuple[int
 
 
 def check_tensors(config: ModelConfig, names: Iterable[str], shape_of: Callable[[str], tuple[int, ...] | None]) -> None:
-    """ModelError for the first tensor that is missing, has another shape, or belongs to another kind of model. Reads no
-    weights. Every rank checks whole tensors, of which it later reads a part."""
+    """Checks all tensors. ModelError for the first tensor that is missing, has another shape, or belongs to another
+    kind of model. Reads no weights. Every rank checks whole tensors, of which it later reads a part.
+    """
     expected = shapes(config)
     for name, shape in expected.items():
         _check_shape(name, shape, shape_of(name))
     for name in names:
-        if name == f"{config.names.head}.weight":  # A tied model may have been saved with its head: see Llama.
+        if name == f"{config.names.head}.weight":  # the file of a tied model may still contain its head: see Llama
             _check_shape(name, expected[f"{config.names.embedding}.weight"], shape_of(name))
         elif name not in expected and not BUFFERS.search(name):
             raise ModelError(

@@ -1,5 +1,6 @@
-"""Reads values of config.json, which a stranger has written: each is of the right type and in bounds, or a ModelError
-says why not in one line. Null means the same as a missing field, as in transformers."""
+"""Reads values of config.json, a file that a stranger has written. Each value is of the right type and within bounds,
+or a ModelError says in one line why not. Null means the same as a missing field, as in transformers.
+"""
 
 import json
 import math
@@ -10,11 +11,11 @@ from typing import Any
 from text_generation_common.model_files import read_model_file
 from text_generation_server.errors import ModelError
 
-LONGEST_VALUE = 40  # most characters of a value that a message repeats
+LONGEST_VALUE = 40  # most characters of a value that an error repeats
 
 
 class Fields:
-    """One JSON object. `where`, the file and the field that holds the object, begins every message."""
+    """One JSON object. Every error begins with `where`: the file and the field that holds the object."""
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         self.raw = raw

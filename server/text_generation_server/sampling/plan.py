@@ -22,16 +22,16 @@ from text_generation_server.step.parameters import (
 )
 from text_generation_server.step.rows import Rows
 
-# Most rows that are sorted at a time on a CPU: a large vocabulary takes about 25 ms for each row.
+# Most rows that a CPU sorts at a time: with a large vocabulary, a row takes about 25 ms.
 SORTED_ROWS = 16
 LARGEST_INT32 = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Rows of a step that one call of the kernel samples."""
+    """Rows of a step that are sampled by one call of the kernel."""
 
-    where: Tensor | None  # int32: places among the step's rows; None: all rows of the step
+    where: Tensor | None  # int32: indices of the rows within the step; None: all rows of the step
     rows: list[int]
     choices: Choices
 
@@ -44,9 +44,9 @@ class SamplingPlan:
     parameters: RowParameters
     version: int
     blocks: tuple[RowBlock, ...]
-    watermarked: tuple[int, ...]  # places among the step's rows
-    top_counts: tuple[int, ...]  # number of best tokens that each row asks for
-    top_where: Tensor | None  # int32: places, among the step's rows, of rows that ask for best tokens
+    watermarked: tuple[int, ...]  # indices of the rows that have a watermark, within the step
+    top_counts: tuple[int, ...]  # number of most likely tokens that each row asks for
+    top_where: Tensor | None  # int32: indices, within the step, of the rows that ask for most likely tokens
 
     def holds_for(self, rows: Rows, index: tuple[int, ...]) -> bool:
         same_parameters = self.parameters is rows.parameters and self.version == rows.parameters.version
@@ -69,8 +69,9 @@ def make_plan(rows: Rows, index: tuple[int, ...]) -> SamplingPlan:
 
 
 def _split(parameters: list[Sampling], device: torch.device) -> list[list[int]]:
-    """Splits the rows for calls of the kernel. On a CPU, rows that must be sorted go in blocks, so that there is a sign
-    of life after each block."""
+    """Splits the rows for calls of the kernel. On a CPU, rows that must be sorted are split into blocks, so that
+    progress is reported after each block.
+    """
     if device.type != "cpu":
         return [list(range(len(parameters)))]
     sorted_rows = [i for i, p in enumerate(parameters) if cuts(p)]

@@ -16,14 +16,14 @@ NO_TOP_IDS, NO_TOP_LOGPROBS = torch.empty((0, 0), dtype=torch.int32), torch.empt
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """R sampled tokens, and the best tokens of the A rows that asked for them."""
+    """R sampled tokens, and the most likely tokens of the A rows that asked for them."""
 
     ids_R: Tensor  # int32
-    logprobs_R: Tensor  # float32, of the distribution that was drawn from
+    logprobs_R: Tensor  # float32, in the distribution from which the token was drawn
     finite_R: Tensor  # bool
-    top_counts: tuple[int, ...]  # number of best tokens that each row asked for
-    top_ids_AK: Tensor  # int32, K the largest count
-    top_logprobs_AK: Tensor  # float32; minus infinity for tokens that were cut
+    top_counts: tuple[int, ...]  # number of most likely tokens that each row asked for
+    top_ids_AK: Tensor  # int32; K is the largest count
+    top_logprobs_AK: Tensor  # float32; minus infinity for excluded tokens
 
     def map(self, move: Callable[[Tensor], Tensor]) -> "Sampled":
         """Applies `move`, such as a copy to the host, to every tensor."""
@@ -36,14 +36,14 @@ class Sampled:
 class SampledOnHost:
     token_ids: Tensor  # int32
     logprobs: Tensor  # float32
-    top_counts: list[int]  # number of best tokens of each row
+    top_counts: list[int]  # number of most likely tokens of each row
     top_ids: Tensor  # int32, row after row
     top_logprobs: Tensor  # float32
     not_finite: list[int]  # rows with a NaN or an infinity among their logits: their results are invalid
 
 
 def read_out(sampled: Sampled) -> SampledOnHost:
-    """Converts a result whose tensors are on the host. Leaves out best tokens that were cut."""
+    """Converts a result whose tensors are on the host. Leaves out most likely tokens that were excluded."""
     top_counts = list(sampled.top_counts)
     top_ids, top_logprobs = sampled.top_ids_AK.flatten(), sampled.top_logprobs_AK.flatten()
     asking = [i for i, count in enumerate(top_counts) if count]
@@ -67,12 +67,12 @@ class Sampler:
         watermark_delta: float,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_progress` is called while a large vocabulary is sorted for many rows, as a sign of life."""
+        """`on_progress` is called while a large vocabulary is sorted for many rows, to report progress."""
         self._kernels = kernels
         self._on_progress = on_progress
         self._gamma = watermark_gamma
         self._delta = watermark_delta
-        self._plan: SamplingPlan | None = None  # the plan of the last step, which mostly serves the next step too
+        self._plan: SamplingPlan | None = None  # the plan of the last step, which usually fits the next step too
 
     def __call__(self, logits_RV: Tensor, rows: Rows, index: tuple[int, ...]) -> Sampled:
         """Samples one token for each row of `index`, in the order of the logits. May overwrite the logits."""
@@ -92,7 +92,7 @@ class Sampler:
     def _choose(self, logits: Tensor, rows: Rows, block: RowBlock) -> Chosen:
         choices = block.choices
         if choices.any_penalties:
-            # The kernel need not look beyond the longest row, whose length the host knows.
+            # The kernel need not read beyond the longest row, whose length the host knows.
             longest = int(rows.known[block.rows].max())
             choices = replace(choices, history=choices.history[:, :longest])
         return self._kernels.sample(logits, choices)
@@ -120,7 +120,7 @@ class Sampler:
 
 
 def _top_tokens(logits: Tensor, plan: SamplingPlan) -> tuple[Tensor, Tensor]:
-    """The best tokens of the rows that ask for any. Every row gets the largest number that any row asks for."""
+    """The most likely tokens of the rows that ask for any. Every row gets the largest number that any row asks for."""
     if plan.top_where is None:
         return NO_TOP_IDS, NO_TOP_LOGPROBS
     most = min(max(plan.top_counts), logits.shape[1])

@@ -10,6 +10,6 @@ HASH_KEY = 15485863
 
 
 def green_list(previous_token: int, vocabulary: int, gamma: float) -> torch.Tensor:
-    """int64 [int(vocabulary * gamma)]: the favoured ids after `previous_token`."""
+    """The favoured ids after `previous_token`, as int64 [int(vocabulary * gamma)]."""
     generator = torch.Generator().manual_seed(HASH_KEY * previous_token)
     return torch.randperm(vocabulary, generator=generator)[: int(vocabulary * gamma)]

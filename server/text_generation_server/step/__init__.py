@@ -1,4 +1,4 @@
-"""One step's values: the rows and parameters it starts from, its plan, its tensors and its result.
+"""The values of one step: the rows and parameters it starts from, its plan, its tensors and its result.
 
 The models and the sampler import from here, and nothing here imports from them.
 """

@@ -1,4 +1,4 @@
-"""The input of one forward pass: tokens, their positions, and the keys and values that each of them may see."""
+"""The input of one forward pass: tokens, their positions, and the keys and values to which each of them may attend."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,8 @@ from text_generation_server.kernels.interface import Segments
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """T tokens: first one token for each of the R decode rows, then the chunks one after the other, then padding.
+    """The input of T tokens: first one token for each of the R decode rows, then the chunks one after the other, then
+    padding.
 
     Padding tokens have position 0 and the extra slot; no token attends to them. All tensors are int32.
     """

@@ -1,4 +1,6 @@
-"""Lays out a step's inputs on the device: one copy from the host, and the rest is gathered from the rows' tensors."""
+"""Lays out a step's inputs on the device: one copy from the host; all else is gathered from the rows' tensors on the
+device.
+"""
 
 from dataclasses import dataclass
 
@@ -18,7 +20,7 @@ class DecodeInputs:
     """Fixed tensors on the device from which decode steps read their rows and the slots of the rows' newest tokens."""
 
     def __init__(self, most: int, rows: Rows, padding_slot: int) -> None:
-        """Makes room for `most` rows in a step, padding included."""
+        """Allocates memory for steps of up to `most` rows, padding included."""
         self._rows = rows
         self._padding_slot = padding_slot
         width = -(-most // ALIGNED_WORDS) * ALIGNED_WORDS
@@ -34,7 +36,9 @@ class DecodeInputs:
         self._there.copy_(host, non_blocking=True)
 
     def step_input(self, kernels: Kernels, size: int, tokens: int) -> StepInput:
-        """Input of a step of the first `size` rows, padded to at least `tokens` tokens. Runs on the device only."""
+        """The input of a step of the first `size` rows, padded to at least `tokens` tokens. Uses the device only, not
+        the host.
+        """
         rows, (rows_R, slots_R) = self._rows, self._there[:, :size]
         ids, positions, lengths = kernels.place(rows_R, slots_R, rows.history, rows.table, rows.lengths)
         if (missing := tokens - size) > 0:
@@ -48,15 +52,15 @@ class DecodeInputs:
 
 @dataclass(frozen=True, slots=True)
 class MixedInput:
-    """A step with prompt chunks."""
+    """The input of a step with prompt chunks."""
 
     input: StepInput
-    sampled_tokens: Tensor  # int32: the tokens, of T, after which a token is sampled; padded to `min_tokens`
+    sampled_tokens: Tensor  # int32: indices of the tokens after which a token is sampled; padded to `min_tokens`
     sampled_rows_R: Tensor  # int32
 
 
 def lay_out(step: PreparedStep, rows: Rows, kernels: Kernels, min_tokens: int) -> MixedInput:
-    """Decode rows first, then the chunks, then padding to at least `min_tokens`."""
+    """The input of a step with chunks: decode rows first, then the chunks, then padding to at least `min_tokens`."""
     known_R = rows.known[step.decode.rows_R]
     runs = [(row, int(known) - 1, int(known)) for row, known in zip(step.decode.rows, known_R, strict=True)]
     runs += [(chunk.row, chunk.start, chunk.end) for chunk in step.chunks]

@@ -14,9 +14,9 @@ from text_generation_server.step.rows import PromptChunk, Rows, StepBatch
 @dataclass(frozen=True, slots=True)
 class StepLoad:
     rows: int  # number of rows that decode
-    kv_tokens: int  # tokens that these rows attend to, their newest included
+    kv_tokens: int  # number of tokens that these rows attend to, their newest included
     prompt_tokens: int  # number of tokens computed by chunks
-    prompt_positions: int  # sum over these tokens of position + 1: the tokens that they attend to
+    prompt_positions: int  # sum of (position + 1) over these tokens: the number of tokens that they attend to
 
 
 def measure(rows: Rows, decoding: Sequence[StepBatch], chunks: Sequence[PromptChunk]) -> StepLoad:
@@ -40,8 +40,9 @@ class StepLog:
             raise OptionError(f"STEP_LOG {path} cannot be written: {error.strerror}") from None
 
     def write(self, step: int, load: StepLoad, output: StepOutput, gap_ns: int) -> None:
-        """Appends a line. Its `at_ns` is the clock when the step had been computed: the difference between two lines is
-        the whole time of the later step, the gap before it included."""
+        """Appends a line. Its `at_ns` is the clock when the step had been computed. The difference between two lines is
+        the whole time of the later step, the gap before it included.
+        """
         line = {"step": step, **asdict(load), "forward_ns": output.forward_ns, "sampling_ns": output.sampling_ns}
         self._file.write(json.dumps(line | {"gap_ns": gap_ns, "at_ns": time.perf_counter_ns()}) + "\n")
 

@@ -1,4 +1,6 @@
-"""What the kernels ask of a request's `Sampling`, and the parameters of all rows. All of them are on the host."""
+"""The kernels' arguments that follow from a request's `Sampling`, and the parameters of all rows. All of them are on
+the host.
+"""
 
 from text_generation_common.sampling import NEUTRAL, Sampling
 from text_generation_server.errors import StepError
@@ -8,7 +10,7 @@ MAX_BIASES = 1024
 
 
 def cuts(sampling: Sampling) -> bool:
-    """Whether top-k, top-p, min-p or typical-p may leave tokens out, for which a row must be sorted."""
+    """Whether top-k, top-p, min-p or typical-p may exclude tokens, for which a row must be sorted."""
     return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0 or sampling.typical_p < 1.0
 
 
@@ -17,7 +19,9 @@ def penalizes(sampling: Sampling) -> bool:
 
 
 def temperature(sampling: Sampling) -> float:
-    """Divisor of the logits. Smaller numbers would give infinities, and the best token is certain already."""
+    """Divisor of the logits, at least SMALLEST_DIVISOR. A smaller one would give infinities, and would not change the
+    choice: at SMALLEST_DIVISOR, the most likely token is certain.
+    """
     return max(sampling.temperature, SMALLEST_DIVISOR) if sampling.do_sample else 1.0
 
 
@@ -26,12 +30,12 @@ def repetition_penalty(sampling: Sampling) -> float:
 
 
 def signed_seed(sampling: Sampling) -> int:
-    """The 64 bits of the seed, a uint64 in protobuf, as a signed number."""
+    """The 64 bits of the seed, a uint64 in protobuf, as a signed integer."""
     return sampling.seed - (1 << 64) if sampling.seed >= 1 << 63 else sampling.seed
 
 
 def check_bias(bias: tuple[tuple[int, float], ...], vocab_size: int) -> None:
-    """StepError for a bias that cannot be added to logits."""
+    """Checks a bias. StepError if it cannot be added to logits."""
     if len(bias) > MAX_BIASES:
         raise StepError(f"a request has a logit bias for {len(bias)} tokens: at most {MAX_BIASES} are taken")
     tokens = {token for token, _ in bias}
@@ -44,7 +48,9 @@ def check_bias(bias: tuple[tuple[int, float], ...], vocab_size: int) -> None:
 
 
 class RowParameters:
-    """The parameters of all rows. `version` changes when any row's do, so that plans made from them can be kept."""
+    """The parameters of all rows. `version` changes when the parameters of any row change, so that plans made from them
+    can be kept.
+    """
 
     def __init__(self, count: int) -> None:
         self.version = 0

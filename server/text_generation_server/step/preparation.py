@@ -1,7 +1,7 @@
 """Plans a step: finds the rows of its requests, and checks the step completely before anything is computed.
 
 In a group, a single rank may fail here without harm to the others; afterwards all ranks enter the step's collectives.
-Nothing here waits for the device.
+No function here waits for the device.
 """
 
 from dataclasses import dataclass
@@ -20,17 +20,18 @@ Int32s = npt.NDArray[np.int32]
 @dataclass(frozen=True, slots=True)
 class StepLimits:
     vocab_size: int
-    slots: int  # token slots of the KV cache, without the extra slot for padding, which comes after them
+    slots: int  # number of token slots of the KV cache. The extra slot for padding comes after them and is not counted.
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRows:
-    """Some requests of a step, in the step's order, and their rows. Steps that decode the same requests share one
-    value."""
+    """Some requests of a step, in the step's order, and their rows. Steps that decode the same requests share one such
+    value.
+    """
 
     request_ids: list[int]
     rows_R: Int32s
-    rows: tuple[int, ...]  # the same rows as numbers of Python
+    rows: tuple[int, ...]  # the same rows as Python integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class PlacedChunk:
     row: int
     start: int
     end: int
-    last: bool  # the chunk ends the prompt, so a token is sampled after it
+    last: bool  # whether the chunk ends the prompt, so that a token is sampled after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class PreparedStep:
     decode: RequestRows
     slots_R: Int32s
     chunks: tuple[PlacedChunk, ...]
-    sampled: RequestRows  # requests that get a token: all that decode, then requests whose prompt ends
+    sampled: RequestRows  # requests that get a token: all that decode, then those whose prompt ends
 
 
 class Planner:
@@ -141,5 +142,5 @@ def _check_room(rows: Rows, request_id: int, known: int) -> None:
 
 
 def _within(values: Int32s, end: int) -> bool:
-    # Read as unsigned numbers, negative numbers are larger than any `end`.
+    # As unsigned numbers, negative numbers are larger than any `end`, so one comparison finds both errors.
     return not len(values) or int(values.view(np.uint32).max()) < end

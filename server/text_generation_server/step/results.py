@@ -20,7 +20,7 @@ class StepOutput:
     batch_id: int
     batch_request_ids: list[int]
     request_ids: list[int]
-    token_ids: Tensor  # int32, on the host, like the others
+    token_ids: Tensor  # int32; on the host, like the other tensors
     logprobs: Tensor  # float32
     top_counts: list[int]
     top_ids: Tensor
@@ -31,7 +31,7 @@ class StepOutput:
 
 
 class Pending(Generic[T]):
-    """A result that is complete when the device has passed a moment. `read` returns the result then."""
+    """A result that is complete when the device has passed a moment. Then `read` returns the result."""
 
     def __init__(self, moment: Moment, read: Callable[[], T]) -> None:
         self._moment = moment

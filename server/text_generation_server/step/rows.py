@@ -1,7 +1,7 @@
 """The rows of running requests, all on the device: slots of their tokens, ids of their tokens, sampling parameters.
 
-A request keeps its row from join to leave. A batch is a list of request ids over the rows, so filtering and joining
-batches move no data. A request ends only when the router says so.
+A request keeps its row from join to leave. A batch is a list of request ids, so filtering and joining batches moves no
+data. A request ends only when the router says so.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,9 @@ from text_generation_server.step.parameters import RowParameters
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """A chunk of one request's history, as the router sends it. `ids`, `slots`, `prompt_length` and `sampling` come
-    with a request's first chunk only."""
+    """A chunk of one request's history, as the router sends it. Only a request's first chunk has `ids`, `slots`,
+    `prompt_length` and `sampling`.
+    """
 
     request_id: int
     start: int
@@ -43,8 +44,9 @@ class StepBatch:
 
 @dataclass(slots=True)
 class Batch:
-    """Requests that the router addresses together. A step may carry any of them: requests whose prompt is still being
-    computed, or that are about to leave, are not in the step's list."""
+    """Requests that the router addresses together. A step need not carry all of them: requests whose prompt is still
+    being computed, or that are about to leave, are missing from the step's list.
+    """
 
     id: int
     request_ids: set[int]
@@ -59,9 +61,9 @@ class Rows:
         self.length = length
         self.device = device
         self.padding = count
-        self.table = torch.zeros((count + 1, length), dtype=torch.int32, device=device)  # position → slot
-        self.history = torch.zeros((count + 1, length), dtype=torch.int32, device=device)  # position → token id
-        # Number of tokens of each row whose ids are known. The keys of the newest token are computed by the next step.
+        self.table = torch.zeros((count + 1, length), dtype=torch.int32, device=device)  # slot of each position
+        self.history = torch.zeros((count + 1, length), dtype=torch.int32, device=device)  # token id at each position
+        # Number of tokens of each row whose ids are known. The keys of the newest one are computed by the next step.
         self.lengths = torch.zeros(count + 1, dtype=torch.int32, device=device)
         self.table[self.padding, 0] = padding_slot
         self.lengths[self.padding] = 1
@@ -107,7 +109,7 @@ class Rows:
         return [i for c in chunks for i in self.history[self.row(c.request_id), c.start : c.end].tolist()]
 
     def note_tokens(self, rows_R: npt.NDArray[np.int32]) -> None:
-        """Counts one more token in each of these rows, which a step has appended on the device."""
+        """Counts one more token in each of these rows. A step has appended these tokens on the device."""
         self.known[rows_R] += 1
 
     def leave(self, request_id: int) -> None:
@@ -127,7 +129,9 @@ class Batches:
     _by_id: dict[int, Batch] = field(default_factory=dict)
 
     def take(self, batch_id: int, request_ids: list[int]) -> Batch:
-        """The batch `batch_id`, for a step with these of its requests. StepError if one is not in the batch."""
+        """The batch `batch_id`, for a step that carries `request_ids`. StepError if one of these requests is not in the
+        batch.
+        """
         batch = self._by_id.get(batch_id)
         if batch is None or not batch.request_ids.issuperset(request_ids):
             raise StepError(f"batch {batch_id} with {len(request_ids)} requests is not what this shard holds")

@@ -1,4 +1,6 @@
-"""Makes the largest step that a shard may be asked for, to find out whether memory suffices and how slow a step is."""
+"""Makes the largest step that a shard may be asked to run, to find out whether memory suffices and how long a step may
+take.
+"""
 
 import time
 from collections.abc import Callable
@@ -26,7 +28,7 @@ def largest_step(tokens: int, longest: int) -> list[PromptChunk]:
 
 
 class LongestPause:
-    """Passes signs of life on, and measures the longest time between two of them."""
+    """Passes progress reports on, and measures the longest time between two of them."""
 
     def __init__(self, on_progress: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = 0.0

@@ -1,4 +1,6 @@
-"""Functions that the ranks of test_distributed.py run. They return digests and short lists, which go through pipes."""
+"""Functions that the ranks of test_distributed.py run. They return hashes and short lists, which are sent through
+pipes.
+"""
 
 import hashlib
 import os
@@ -35,7 +37,7 @@ def broadcast_noise(group: Group, count: int, dtype: str) -> str:
 
 
 def many_collectives(group: Group, rounds: int) -> int:
-    """Number of collectives, in mixed order and with ranks that come late, that had a wrong result."""
+    """Number of collectives with a wrong result. The collectives come in mixed order, and some ranks enter late."""
     wrong, ranks = 0, range(group.size)
     for i in range(rounds):
         if i % 50 == 10 * group.rank:
@@ -90,7 +92,7 @@ def listening_addresses(group: Group) -> list[str]:
             fields = line.split()
             if fields[3] == LISTENING and f"socket:[{fields[9]}]" in own:
                 found.append(fields[1].partition(":")[0])
-    group.exchange(0)  # No rank leaves before all ranks have looked.
+    group.exchange(0)  # exchanged so that no rank leaves before all ranks have read their addresses
     return found
 
 

@@ -1,4 +1,5 @@
-"""Functions that the ranks of test_tensor_parallel.py run: each has its own runner, and plays the same router for it.
+"""Functions that the ranks of test_tensor_parallel.py run. Each rank has its own runner, and sends it the steps that a
+router would send.
 
 Only rank 0 gets the tokens, so another rank's calls may depend on tokens only through a broadcast.
 """
@@ -48,7 +49,9 @@ def greedy_texts(group: Group, path: Path, vocabulary: int) -> list[tuple[list[i
 
 
 def texts_in_company(group: Group, path: Path, parameters: Sampling) -> list[tuple[str, Text, Text]]:
-    """On rank 0, tuples of a change (such as chunks), the text without the change, and the text with it."""
+    """On rank 0, a tuple for each change (such as chunks): its name, the text without the change, and the text with
+    it.
+    """
     runner = warm(group, path)
     alone = [text(generate(runner, random_ids(n, n), NEW, parameters)) for n in CROWD]
     known = group.broadcast(torch.tensor(alone[-1][0] or [0] * NEW))
@@ -60,7 +63,7 @@ def texts_in_company(group: Group, path: Path, parameters: Sampling) -> list[tup
 
 
 def _crowd(runner: ModelRunner, parameters: Sampling) -> list[Text]:
-    """Texts of eight requests: five start together, and three join them later."""
+    """Texts of eight requests: five start together, and the other three join later."""
     client = _new_client(runner, seed=1)
     chunks = [client.first_chunk(i, random_ids(n, n), parameters=parameters) for i, n in enumerate(CROWD)]
     client.step([], chunks[:5])
@@ -97,7 +100,9 @@ def _new_client(runner: ModelRunner, seed: int) -> Client:
 
 
 def fail_to_prepare(group: Group, path: Path) -> tuple[str, Text, Text]:
-    """Rank 1 gets a step with an unknown request. Returns the error, the text before, and the text after a clear."""
+    """Sends rank 1 a step with an unknown request. Returns the error, the text before, and the text after a
+    ClearCache.
+    """
     runner = warm(group, path)
     before = text(generate(runner, random_ids(20), NEW))
     known = [7, 8] if group.rank == 1 else [7]

@@ -1,4 +1,4 @@
-"""Starts processes that play the ranks of a group, for tests of the group."""
+"""Starts processes that take the roles of a group's ranks, for tests of the group."""
 
 import itertools
 import multiprocessing
@@ -12,7 +12,7 @@ import torch
 
 from text_generation_server.distributed import join_group
 
-TEST_S = 120.0  # long, because machines may be busy
+TEST_S = 120.0  # seconds; long, because the machine may be busy
 
 
 class Ranks:
@@ -20,13 +20,14 @@ class Ranks:
 
     def __init__(self, pool: ProcessPoolExecutor, folder: Path) -> None:
         self.folder = folder
-        self.rendezvous = folder / "0.rendezvous"  # the rendezvous file of the last group
+        self.rendezvous = folder / "0.rendezvous"  # path of the rendezvous file of the last group
         self._pool = pool
         self._groups = itertools.count(1)
 
     def run(self, size: int, task: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
-        """Runs `task(group, *arguments)` on every rank, and returns the results or raises the first error. `options`
-        are those of join_group."""
+        """Runs `task(group, *arguments)` on every rank. Returns the results or raises the first error. `options` are
+        options of join_group.
+        """
         self.rendezvous = self.folder / f"{next(self._groups)}.rendezvous"
         calls = [
             self._pool.submit(_play_rank, rank, size, self.rendezvous, options, task, arguments) for rank in range(size)

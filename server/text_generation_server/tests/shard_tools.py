@@ -39,7 +39,7 @@ def random_ids(length: int, seed: int = 0) -> torch.Tensor:
 
 def make_checkpoint(path: Path, **changes: Any) -> "LlamaForCausalLM":
     """Writes a tiny Llama under `path` and returns transformers' own model of it, in float32."""
-    # Imported here, because the processes of a group import this file and do not need transformers.
+    # Imported here, because the ranks' processes import this file and do not need transformers.
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = dict(
@@ -86,10 +86,10 @@ def warm_runner(path: Path, **options: Any) -> ModelRunner:
 
 @dataclass
 class Client:
-    """Plays the router for one runner: assigns slots, and collects tokens."""
+    """Calls one runner as the router would: assigns slots, and collects tokens."""
 
     runner: ModelRunner
-    slots: torch.Tensor  # int32, taken from the front
+    slots: torch.Tensor  # int32; free slots, taken from the front
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[float]] = field(default_factory=dict)
 
@@ -124,7 +124,7 @@ def scattered_slots(runner: ModelRunner, seed: int = 0) -> torch.Tensor:
 
 
 def generate(runner: ModelRunner, ids: torch.Tensor, new: int, parameters: Sampling | None = None) -> Client:
-    """Runs one request without other requests."""
+    """Runs one request alone."""
     runner.clear(None)
     client = Client(runner, scattered_slots(runner))
     client.step([], [client.first_chunk(7, ids, parameters=parameters)])

@@ -1,4 +1,4 @@
-"""The shard's command line: which values it accepts and refuses, and which modules it does not import."""
+"""The shard's command line: the values it accepts and refuses, and the modules it must not import."""
 
 import os
 import subprocess
@@ -123,7 +123,7 @@ def test_options_and_environment_become_one_config(model, monkeypatch, one_confi
 def test_faults_without_the_testing_flag_are_mentioned_and_not_read(model, monkeypatch, one_config, caplog):
     monkeypatch.setenv("FAILPOINTS", "shard.step")
     with caplog.at_level("WARNING"):
-        monkeypatch.setattr(cli, "setup_logging", lambda *_: None)  # keeps caplog's handler
+        monkeypatch.setattr(cli, "setup_logging", lambda *_: None)  # otherwise caplog would lose its handler
         assert one_config("serve", str(model))
     assert [record.getMessage() for record in caplog.records] == [cli.faults.NOT_TESTING]
 
@@ -139,7 +139,7 @@ def test_a_shard_by_hand_listens_in_the_private_folder_of_a_port(model, monkeypa
 
 @pytest.fixture
 def one_config(monkeypatch):
-    """Runs a command with a server that only records its config."""
+    """Runs a command with a fake server, which only records its config."""
     told: list[ShardConfig] = []
     fake = types.ModuleType("text_generation_server.server")
     fake.serve = told.append

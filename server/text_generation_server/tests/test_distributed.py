@@ -12,7 +12,7 @@ from text_generation_server.distributed.shared_memory import SLAB_BYTES, map_tog
 from text_generation_server.errors import GroupBroken, MemoryLimitError
 
 CPU = torch.device("cpu")
-LONG = SLAB_BYTES // 4 * 2 + 3  # more than two pieces, and not a round number
+LONG = SLAB_BYTES // 4 * 2 + 3  # number of float32 values: more than two pieces, and not a multiple of a piece
 SIZES = pytest.mark.parametrize("size", [2, 4])
 TRANSPORTS = pytest.mark.parametrize("share_memory", [True, False], ids=["shared memory", "gloo"])
 TENSORS = pytest.mark.parametrize(("count", "dtype"), [(5, "float32"), (LONG, "float32"), (LONG, "bfloat16")])
@@ -101,7 +101,7 @@ def test_shared_memory_listens_nowhere_and_gloo_on_the_loopback_only(ranks: Rank
 
 
 class Board:
-    """A store that already holds what the other ranks have written."""
+    """A fake store that already holds what the other ranks have written."""
 
     def __init__(self, written: dict[str, str]) -> None:
         self._written = written

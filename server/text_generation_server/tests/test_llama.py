@@ -83,7 +83,7 @@ def test_dynamic_rope_is_resolved_once_for_the_longest_history(tmp_path: Path) -
     model = make_checkpoint(tmp_path, rope_parameters=rope, max_position_embeddings=128)
     runner = warm_runner(tmp_path, max_total_tokens=200)
     client = generate(runner, random_ids(190), 10)
-    # transformers stretches theta for the length of each sequence: at the longest sequence both must agree.
+    # transformers raises theta for the length of each sequence: at the longest sequence both must agree.
     expected = teacher_forced(model, random_ids(190), client.tokens[7])[-1]
     assert expected.max() - expected[client.tokens[7][-1]] <= 1e-4
 
@@ -198,7 +198,7 @@ def test_filling_the_pool_to_the_last_slot_needs_no_more_memory(tmp_path: Path) 
     for request_id in range(1, 40):
         client.step([], [replace(client.first_chunk(request_id, random_ids(512)), last=False)])
     assert len(client.slots) == 0
-    # If a part of the pool had not been in memory before the slots were filled, resident memory would have grown.
+    # If a part of the pool had not been in memory before, filling the slots would have increased resident memory.
     assert resident_bytes() - before < 0.1 * pool_bytes
 
 

@@ -1,4 +1,6 @@
-"""Decode steps as programs on the CPU: the same tokens and log-probabilities as kernel by kernel, to the bit."""
+"""Decode steps as programs on the CPU: the same tokens and log-probabilities, to the bit, as with single kernel
+calls.
+"""
 
 from pathlib import Path
 
@@ -25,7 +27,9 @@ DEMO_MODEL = Path(text_generation_server.__file__).parent / "demo_model"
 
 
 def steps_of(runner: ModelRunner) -> list[StepOutput]:
-    """Requests join and leave, so that sizes recur with other rows. All is repeated after a second Warmup."""
+    """Results of steps in which requests join and leave, so that the same number of rows occurs with other rows. All is
+    repeated after a second Warmup.
+    """
     return [output for tokens in (128, 600) for output in _round(runner, tokens)]
 
 
@@ -40,7 +44,7 @@ def _round(runner: ModelRunner, prefill_tokens: int) -> list[StepOutput]:
     outputs.append(client.step([1, 2, 3], [client.first_chunk(i, random_ids(i, i)) for i in many]))
     outputs += [client.step([1, 2, 3, *many]) for _ in range(3)]
     outputs += [client.step([1, 2, *many[:6]]) for _ in range(3)]
-    # A prompt that needs more memory than any before it.
+    # A prompt that needs more memory than all before it.
     outputs.append(client.step([2, 3], [client.first_chunk(30, random_ids(300, 4), parameters=Sampling())]))
     outputs += [client.step([2, 3, *many]) for _ in range(2)]
     return outputs + [client.step([1, 2, 3, *many]) for _ in range(2)]

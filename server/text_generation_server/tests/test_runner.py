@@ -17,7 +17,7 @@ from text_generation_server.step.results import StepOutput
 from text_generation_server.step.rows import PromptChunk, StepBatch
 from text_generation_server.step.warmup import LongestPause
 
-POISON = 301  # a token whose embedding is NaN, and that no request here generates
+POISON = 301  # a token that no request here generates; its embedding is NaN
 NEW = 6
 
 
@@ -148,7 +148,7 @@ def test_a_step_gives_a_sign_of_life_after_every_layer_the_logits_and_the_sampli
     runner = make_runner(tmp_path, on_progress=lambda: signs.append(None))
     assert runner.longest_pause_s == 0.0
     runner.warmup(64, None, 4, None)
-    # The largest step and the smallest, and two KV caches.
+    # The expected reports come from the largest step, the smallest step, and two KV caches.
     assert runner.longest_pause_s > 0.0 and len(signs) == 3 + 2 + 3 + 2 * 3
     signs.clear()
     client = Client(runner, scattered_slots(runner))
@@ -247,4 +247,4 @@ def test_loading_can_be_made_to_fail_half_way(tmp_path: Path) -> None:
             make_runner(tmp_path, on_tensor=lambda: loaded.append(None))
     finally:
         faults.setup("")
-    assert len(loaded) == 15  # half of the 30 tensors
+    assert len(loaded) == 15  # the fault is raised after half of the 30 tensors

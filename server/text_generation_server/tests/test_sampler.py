@@ -33,7 +33,9 @@ def sample_rows(choices: list[Sampling]) -> SampledOnHost:
 
 
 def distribution(parameters: Sampling) -> Tensor:
-    """Log-probabilities of the sampler's distribution, which it returns for all tokens if asked for all."""
+    """Log-probabilities of the sampler's distribution. The sampler returns them for all tokens if asked for all as top
+    tokens.
+    """
     sampled = sample_rows([replace(parameters, top_n_tokens=VOCABULARY)])
     result = torch.full((VOCABULARY,), float("-inf"))
     result[sampled.top_ids.long()] = sampled.top_logprobs
@@ -162,7 +164,7 @@ def test_rows_that_sort_go_in_blocks_with_a_sign_of_life_and_keep_their_places()
     rows, signs = Rows(60, 16, CPU), []
     index = tuple(join(rows, i, choice) for i, choice in enumerate(choices))
     sampled = Sampler(KERNELS, 0.5, 2.0, lambda: signs.append(1))(LOGITS.repeat(60, 1), rows, index)
-    assert len(signs) == 4  # three blocks for 40 rows that are sorted, 16 at a time, and one block for the others
+    assert len(signs) == 4  # 40 rows are sorted in three blocks of at most 16 rows; the other rows are one block
     for i, choice in enumerate(choices):
         alone = sample_rows([choice])
         assert (sampled.ids_R[i], sampled.logprobs_R[i]) == (alone.token_ids[0], alone.logprobs[0])
@@ -244,7 +246,7 @@ def test_a_watermark_follows_the_newest_token_of_its_own_row() -> None:
 
 
 class Recording:
-    """Kernels that record their arguments."""
+    """Fake kernels that record their arguments."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.given: list[Choices] = []

@@ -1,4 +1,4 @@
-"""The shard over its socket: the wire contract of proto/generate.proto."""
+"""The shard through its socket: the rules of proto/generate.proto."""
 
 import asyncio
 import stat
@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def with_shard(model: Path, folder: Path, use: Callable[[Any], Awaitable[None]]) -> None:
-    """Runs `use(stub)` against a shard of epoch 4 on a socket of its own."""
+    """Runs `use(stub)` against a shard of epoch 4 on its own socket."""
     config = ShardConfig(
         model_path=model, uds_path=str(folder / "s"), rank=0, world_size=1, epoch=4, max_total_tokens=256,
         compute=ComputeFlags(dtype=Dtype.float32),

@@ -1,4 +1,6 @@
-"""Steps that are launched before earlier ones are read, and what a step costs the host when nothing has changed."""
+"""Steps that are launched before earlier steps are read, and the work of the host for a step in which nothing has
+changed.
+"""
 
 from pathlib import Path
 
@@ -56,7 +58,7 @@ def test_answers_are_those_of_their_steps_however_late_they_are_read(runner: Mod
     assert client.tokens[7] + said == alone.tokens[7]
     assert [sorted(o.batch_request_ids) for o in outputs] == [
         [7, 8]
-    ] * 7  # the requests at the time of the step, not the present ones
+    ] * 7  # the requests at the time of the step, not the requests now
 
 
 def test_an_unchanged_batch_is_looked_up_once_and_a_changed_one_again(runner: ModelRunner) -> None:
@@ -99,7 +101,7 @@ def test_a_step_that_names_a_request_twice_is_refused(runner: ModelRunner) -> No
 
 
 class Twin(Alone):
-    """Plays the other rank of two, which exchanges the same numbers."""
+    """Takes the role of the other rank of two: it exchanges the same numbers as this rank."""
 
     def all_reduce(self, x: torch.Tensor) -> None:
         if x.dtype == torch.int64:

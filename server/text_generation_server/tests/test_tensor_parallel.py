@@ -82,7 +82,7 @@ def test_gloo_and_shared_memory_compute_the_same_bits(ranks: Ranks, plain: Path,
 
 
 def test_only_rank_0_names_requests_and_a_cache_holds_the_ranks_heads(ranks: Ranks, plain: Path) -> None:
-    slot_bytes = 3 * 2 * 2 * 16 * 4  # layers, keys and values, heads, head size, float32
+    slot_bytes = 3 * 2 * 2 * 16 * 4  # bytes: layers × keys and values × heads × head size × bytes of float32
     assert tasks.outputs(ALONE, plain)[2] == slot_bytes
     first, second = ranks.run(2, tasks.outputs, plain)
     assert first[0] == [7] and len(first[1]) == 1 and second[:2] == ([], [])

@@ -29,7 +29,7 @@ def result(future: Future[Any]) -> Any:
 
 
 class Device:
-    """Completes launched steps when it is told to."""
+    """A fake device, which completes launched steps when it is told to."""
 
     def __init__(self) -> None:
         self.launched: list[str] = []
@@ -184,7 +184,7 @@ def test_the_next_step_is_launched_before_the_last_one_is_complete(worker: Worke
 def test_no_more_than_two_steps_are_on_the_device(worker: Worker, device: Device) -> None:
     futures = [worker.submit(3, step, device.launch(str(step))) for step in (1, 2, 3)]
     device.until(2)
-    time.sleep(0.3)  # longer than a call is held that waits for its predecessor
+    time.sleep(0.3)  # longer than a call is held while its predecessor is missing
     assert device.launched == ["1", "2"]
     device.complete("1")
     assert result(futures[0]) == "1" and device.until(3) == ["1", "2", "3"]
@@ -340,7 +340,9 @@ CANNOT_GO_ON = ["GroupBroken('rank 1')", "torch.AcceleratorError('lost')", "Syst
 
 @pytest.mark.parametrize("cause", CANNOT_GO_ON)
 def test_a_worker_that_cannot_go_on_ends_its_process(cause: str) -> None:
-    """Other ranks may wait for the process in a collective, and a shard that only answers Health is never replaced."""
+    """The process must end, because other ranks may wait for it in a collective, and because a shard that only answers
+    Health is never replaced.
+    """
     code = f"""
 import time
 import torch

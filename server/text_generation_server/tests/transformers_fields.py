@@ -1,4 +1,4 @@
-"""Every field name that a configuration class of the installed transformers knows, and the script that writes the list:
+"""Every field name that a configuration class of the installed transformers knows. Run as a script, writes the list:
 
     python server/text_generation_server/tests/transformers_fields.py
 
@@ -25,7 +25,9 @@ def known_to_transformers() -> set[str]:
 
 
 def _fields(config_class: ast.ClassDef) -> Iterator[str]:
-    """Annotated fields; arguments of the constructor; attributes that it sets; names taken out of its `kwargs`."""
+    """Yields names of fields: annotated fields, arguments of the constructor, attributes that it sets, and names taken
+    out of its `kwargs`.
+    """
     for statement in config_class.body:
         if isinstance(statement, ast.AnnAssign) and not ast.unparse(statement.annotation).startswith("ClassVar"):
             yield ast.unparse(statement.target)

@@ -1,4 +1,4 @@
-"""Settings for access to the hub, and its errors as errors of ours."""
+"""Settings for access to the hub, and the conversion of the hub's errors into ours."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +18,8 @@ from huggingface_hub.errors import (
 from text_generation_server.errors import NetworkError, WeightsError
 from text_generation_server.weights.transfer import TRANSIENT_STATUS
 
-# huggingface_hub uses requests (0.x), httpx (1.x) or httpx2 (2.x). Its HTTP error is derived from that library's, whose
-# outermost class is the base of the library's connection errors too.
+# huggingface_hub uses requests (0.x), httpx (1.x) or httpx2 (2.x). Its HTTP error is derived from that library's HTTP
+# error. The outermost class above it is the base of the library's connection errors too.
 _TRANSPORT_ERROR: type[Exception] = [base for base in HfHubHTTPError.__mro__ if base.__module__ != "builtins"][-1]
 
 
@@ -40,7 +40,7 @@ def described(model_id: str, revision: str | None) -> str:
 
 @contextmanager
 def hub_errors(model_id: str, revision: str | None) -> Iterator[None]:
-    """Turns huggingface_hub's errors into WeightsError, or NetworkError where trying again may help."""
+    """Turns huggingface_hub's errors into WeightsError, or into NetworkError if trying again may help."""
     try:
         yield
     except GatedRepoError as error:

@@ -1,4 +1,4 @@
-"""Runs one of our modules in a process of its own: to read files that we do not trust, or to import large libraries."""
+"""Runs one of our modules in another process: to read files that we do not trust, or to import large libraries."""
 
 import signal
 import subprocess

@@ -2,7 +2,7 @@
 
     python -m text_generation_server.weights.convert SOURCE TARGET
 
-A pickle can ask for any code to be run. Only tensors are accepted here, and the process does nothing else.
+A pickle can run any code when it is loaded. Only tensors are accepted here, and the process does nothing else.
 """
 
 import fcntl
@@ -30,7 +30,9 @@ WORK_FOLDER = ".converting"
 
 
 def pickle_files(path: Path) -> list[Path]:
-    """PyTorch's weights files in a model directory, which may have none. WeightsError if some of a set are missing."""
+    """PyTorch's weights files in a model directory; an empty list if there are none. WeightsError if a set is
+    incomplete.
+    """
     index = read_index(path / PICKLE_INDEX)
     names = pickle_names(file_names(path), None if index is None else set(index.values()))
     missing = [name for name in names if not (path / name).is_file()] or missing_parts(names)
@@ -47,7 +49,7 @@ def convert_apart(source: Path, target: Path) -> None:
 def convert(source: Path, target: Path) -> None:
     """Writes model*.safetensors of `target` from the .bin or .pt files of `source`.
 
-    All files are written to a temporary folder and moved at the end, the index first: a conversion that was killed
+    All files are written to a temporary folder and moved at the end, the index first. A conversion that was killed
     leaves nothing, or an index without its files, and is repeated. Tied tensors are stored once; their other names are
     in the file's metadata (see SafetensorsFiles).
     """
@@ -73,7 +75,9 @@ def safetensors_name(name: str) -> str:
 
 
 def load_tensors(file: Path) -> "dict[str, Tensor]":
-    """The tensors of a pickle file, whose code is not run. WeightsError if it holds more than tensors, or is broken."""
+    """The tensors of a pickle file, read without running its code. WeightsError if it holds more than tensors, or is
+    broken.
+    """
     import torch
 
     try:
@@ -83,7 +87,7 @@ def load_tensors(file: Path) -> "dict[str, Tensor]":
         asked = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f"its pickle asks for {asked[1]}" if asked else "its pickle holds more than tensors"
         raise WeightsError(f"{file} was refused: {what}; use a model with safetensors weights") from None
-    except Exception as error:  # a broken file makes torch raise nearly anything
+    except Exception as error:  # torch raises errors of many classes for a broken file
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise WeightsError(f"{file} cannot be read ({reason}): delete it and download the model again") from None
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
@@ -92,7 +96,7 @@ def load_tensors(file: Path) -> "dict[str, Tensor]":
 
 
 def split_tied(tensors: "dict[str, Tensor]") -> "tuple[dict[str, Tensor], dict[str, str]]":
-    """Splits off further names of one tensor: distinct contiguous tensors by name, and {other name: name}."""
+    """Finds tensors that have several names. Returns distinct contiguous tensors by name, and {other name: name}."""
     import torch
 
     distinct: dict[str, Tensor] = {}

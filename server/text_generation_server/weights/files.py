@@ -1,4 +1,6 @@
-"""Reads tensors from safetensors files, and finds the file of each. Opening a file checks all but the numbers."""
+"""Reads tensors from safetensors files, and finds the file that holds each tensor. Opening a file checks everything but
+the tensors' numbers.
+"""
 
 import json
 from collections.abc import Mapping
@@ -16,14 +18,14 @@ from text_generation_server.weights.names import INDEX, is_plain, missing_parts,
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_HEADER_BYTES = 100_000_000  # the limit that the format itself sets
 _AGAIN_WHOLE = "download the model again"
 _AGAIN = "delete it and download the model again"
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor's description in its file. `type` has safetensors' spelling, such as BF16."""
+    """A tensor's description in its file. `type` is spelled as in safetensors, such as BF16."""
 
     type: str
     shape: tuple[int, ...]
@@ -39,9 +41,9 @@ class SafetensorsFiles:
     """The tensors of a model directory. Files are opened when the first of their tensors is read.
 
     A file's metadata may say that one name stands for another tensor (`{"lm_head.weight": "model.embed…"}`, written by
-    the conversion for tied weights); both names can be read. WeightsError at construction for files that are missing or
-    broken, and for tensors that only quantized weights have; on reading for a tensor that is missing. `bytes_read`
-    counts the bytes of tensors that were asked for.
+    the conversion for tied weights); both names can be read. The constructor raises WeightsError for files that are
+    missing or broken, and for tensors that only quantized weights have; reading raises it for a tensor that is missing.
+    `bytes_read` counts the bytes of the tensors that were read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,7 +79,7 @@ class SafetensorsFiles:
         return tensor
 
     def get_slice(self, name: str, dim: int, start: int, stop: int) -> "Tensor":
-        """`tensor[start:stop]` along `dim`; reads only that part of the file. start ≤ stop ≤ the tensor's size."""
+        """Reads `tensor[start:stop]` along `dim`, and only that part of the file. start ≤ stop ≤ the tensor's size."""
         handle, stored_name = self._find(name)
         part = handle.get_slice(stored_name)
         shape = part.get_shape()
@@ -149,7 +151,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_header(file: Path) -> Header:
-    """Names and metadata of one file. WeightsError if its size is not the one its header asks for."""
+    """Names and metadata of one file. WeightsError if the file's size differs from the size that its header gives."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:

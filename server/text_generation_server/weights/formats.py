@@ -1,4 +1,6 @@
-"""Refuses weights that are stored in a quantized format: by config.json, by the types of tensors, by their names."""
+"""Refuses weights that are stored in a quantized format, which it recognises by config.json, by the types of tensors or
+by their names.
+"""
 
 import re
 from collections.abc import Mapping
@@ -45,7 +47,7 @@ QUANTIZED_NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 
-# Buffers that old versions of transformers saved, which are computed from config.json.
+# Buffers that old versions of transformers saved. They are computed from config.json instead.
 BUFFERS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 _INSTEAD = "choose the same model with unquantized weights"
 
@@ -57,7 +59,9 @@ def refuse_quantized(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def refuse_quantized_tensors(file: Path, types: Mapping[str, str]) -> None:
-    """WeightsError for the first tensor that only quantized weights have. `types` have safetensors' spelling."""
+    """Refuses tensors that only quantized weights have: WeightsError for the first. `types` are spelled as in
+    safetensors.
+    """
     for name, type in sorted(types.items()):
         if BUFFERS.search(name):
             continue

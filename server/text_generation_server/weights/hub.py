@@ -33,7 +33,9 @@ def resolve(model_id: str, revision: str | None, access: HubAccess | None = None
 
 
 def local_directory(model_id: str, access: HubAccess) -> Path | None:
-    """The directory that `model_id` or the override names, or None for an id of the hub. WeightsError for other ids."""
+    """The directory that `model_id` or the override names, or None if `model_id` is an id of the hub. WeightsError for
+    other ids.
+    """
     if access.override is not None:
         if not access.override.is_dir():
             raise WeightsError(f"WEIGHTS_CACHE_OVERRIDE {access.override} is not a directory")
@@ -92,7 +94,7 @@ def _fetch(snapshot: HubSnapshot, pickles_too: bool) -> Path:
 
 
 def _checked(revision: str | None) -> str:
-    """The revision, or WeightsError if the path that the cache makes of it would lead out of the cache."""
+    """The revision. WeightsError if the cache would turn it into a path outside the cache."""
     revision = revision or constants.DEFAULT_REVISION
     if not _REVISION.fullmatch(revision) or {".", ".."} & set(revision.split("/")):
         raise WeightsError(f"{revision!r} is not a revision: give a branch, a tag or a commit")

@@ -1,4 +1,4 @@
-"""Decides, from the names of a model's files, which of them are needed to serve it. Pure."""
+"""Decides, from the names of a model's files, which of them are needed to serve it. No input or output."""
 
 import re
 from collections.abc import Iterable, Set
@@ -33,24 +33,26 @@ SLOW_TOKENIZER_FILES = (
 )
 
 _PART = re.compile(r"-(\d+)-of-(\d+)\.")
-MAX_PARTS = 100_000  # most files of one model's weights: a thousand times as many as the largest models have
-MAX_DIGITS = 18  # digits of the number of a part, leading zeros included
+MAX_PARTS = 100_000  # most files that one model's weights may have: a thousand times as many as the largest models have
+MAX_DIGITS = 18  # most digits of the number of a part, leading zeros included
 
 
 def side_files(listing: Iterable[str]) -> list[str]:
-    """The model's files with configuration, tokenizer and chat template, as far as they exist."""
+    """The model's files with configuration, tokenizer and chat template that exist."""
     names = set(listing)
     wanted = SIDE_FILES if "tokenizer.json" in names else SIDE_FILES + SLOW_TOKENIZER_FILES
     return [name for name in wanted if name in names]
 
 
 def safetensors_names(listing: Iterable[str], indexed: Set[str] | None) -> list[str]:
-    """The safetensors files to load: the index's files; else model.safetensors; else all at the top level."""
+    """The safetensors files to load: the files of the index; without index, model.safetensors; otherwise all at the top
+    level.
+    """
     return _choose(listing, indexed, "model.safetensors", (".safetensors",))
 
 
 def pickle_names(listing: Iterable[str], indexed: Set[str] | None) -> list[str]:
-    """PyTorch's own files to load, chosen in the same way."""
+    """PyTorch's own files to load, chosen like the safetensors files."""
     return _choose(listing, indexed, "pytorch_model.bin", (".bin", ".pt"))
 
 
@@ -67,13 +69,14 @@ def _is_model_weights(name: str) -> bool:
 
 
 def is_plain(name: str) -> bool:
-    """Whether `name` has no folder in it: names from an index or a listing must not lead out of the model's folder."""
+    """Whether `name` contains no folder: names from an index or a listing must not lead out of the model's folder."""
     return bool(name) and not name.startswith(".") and "/" not in name and "\\" not in name and "\0" not in name
 
 
 def missing_parts(names: Iterable[str]) -> list[str]:
     """The first missing file of each set like model-00001-of-00003.safetensors, so that an incomplete model is noticed.
-    The time does not depend on the size that a name claims for its set. WeightsError beyond MAX_PARTS."""
+    Takes no longer if a name claims a huge set. WeightsError for more than MAX_PARTS files.
+    """
     present: dict[tuple[str, str, str, int], set[int]] = {}
     for name in names:
         if match := _PART.search(name):

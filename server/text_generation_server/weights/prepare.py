@@ -1,4 +1,4 @@
-"""Makes a model ready to serve: complete on this machine, in safetensors, with a fast tokenizer."""
+"""Makes a model ready to be served: all files on this machine, weights in safetensors, with a fast tokenizer."""
 
 import logging
 from pathlib import Path
@@ -50,7 +50,9 @@ def prepare_without_weights(model_id: str, access: HubAccess) -> Path:
 
 
 def _present(model_id: str, revision: str | None, access: HubAccess) -> Path | None:
-    """A local directory, whatever it holds (nothing can be downloaded into it), or a complete snapshot in the cache."""
+    """The model's directory if it needs no download, or None: a local directory, whatever it holds, or a complete
+    snapshot in the cache.
+    """
     if path := local_directory(model_id, access):
         read_json(path / "config.json")
         return path

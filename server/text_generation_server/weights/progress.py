@@ -16,13 +16,13 @@ class Progress(Protocol):
     """Shows the progress of downloads. All methods are called from several threads."""
 
     def received(self, name: str, num_bytes: int) -> None:
-        """`num_bytes` of the file have been received, those of earlier tries included."""
+        """Notes that `num_bytes` of the file have been received, including bytes of earlier tries."""
 
     def finished(self, name: str) -> None: ...
 
 
 class Quiet:
-    """Shows nothing, for small files."""
+    """A progress that shows nothing, for small files."""
 
     def received(self, name: str, num_bytes: int) -> None:
         pass
@@ -32,7 +32,9 @@ class Quiet:
 
 
 class Lines:
-    """Logs a line for each finished file. The estimated time assumes files of equal size, as a model's parts are."""
+    """Logs a line for each finished file. The estimated time assumes that all files have the same size, as a model's
+    parts have.
+    """
 
     def __init__(self, num_files: int) -> None:
         self._num_files = num_files

@@ -25,13 +25,13 @@ Choose = Callable[[Iterable[str], Set[str] | None], list[str]]
 
 
 class HubSnapshot:
-    """Asks the hub once for the revision's commit, and takes every file from that commit.
+    """One revision of a model. Asks the hub once for the revision's commit, and takes every file from that commit.
 
     `finish` records the revision in the cache, so an incomplete model is not found under its revision.
     """
 
     def __init__(self, model_id: str, revision: str, access: HubAccess, retries: Retries) -> None:
-        self.model = described(model_id, revision)  # the model's name in messages
+        self.model = described(model_id, revision)  # the model's name for errors
         self._model_id = model_id
         self._revision = revision
         self._access = access
@@ -103,7 +103,7 @@ class HubSnapshot:
             self._retries.run(partial(self._link, blob.name))
 
     def _link(self, name: str) -> None:
-        """Lets huggingface_hub link the downloaded file into the snapshot, as its cache needs it."""
+        """Lets huggingface_hub link the downloaded file into the snapshot, in the form that its cache needs."""
         with hub_errors(self._model_id, self._revision):
             hf_hub_download(
                 self._model_id,

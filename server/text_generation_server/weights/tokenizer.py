@@ -1,4 +1,4 @@
-"""Makes a missing tokenizer.json from a model's slower tokenizer files, with transformers, in a process of its own:
+"""Makes a missing tokenizer.json from a model's slow tokenizer files, with transformers, in a process of its own:
 
 python -m text_generation_server.weights.tokenizer DIRECTORY
 """
@@ -38,7 +38,9 @@ def ensure_fast_tokenizer(path: Path) -> None:
 
 
 def _refuse_unreadable(path: Path) -> None:
-    """WeightsError for named pipes and huge files: transformers would wait for a pipe for ever, and read any size."""
+    """Raises WeightsError for named pipes and huge files. transformers would wait for a pipe for ever, and read a file
+    of any size.
+    """
     for name in (*SIDE_FILES, *SLOW_TOKENIZER_FILES):
         try:
             read_model_file(path / name)
@@ -49,7 +51,7 @@ def _refuse_unreadable(path: Path) -> None:
 
 
 def write_fast_tokenizer(path: Path) -> None:
-    # Imported in this process only: the import takes seconds, and imports torch.
+    # Imported in this process only, because the import takes seconds and loads torch.
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(path, use_fast=True, trust_remote_code=False, local_files_only=True)
@@ -65,7 +67,7 @@ def write_fast_tokenizer(path: Path) -> None:
 def main() -> None:
     try:
         write_fast_tokenizer(Path(sys.argv[1]))
-    except Exception as error:  # transformers raises nearly any class; the caller prints this line
+    except Exception as error:  # transformers raises errors of many classes; the caller prints this line
         lines = str(error).splitlines()
         sys.exit(f"Error: {lines[0] if lines else type(error).__name__}")
 

@@ -1,8 +1,8 @@
 """Downloads files over HTTP into the hub's cache, and continues the downloads of a killed process.
 
-huggingface_hub 0.x kept a partial file and resumed it; since 1.x every process starts anew with a file of its own. So
-the bytes are downloaded here, into `blobs/<etag>.tgi.incomplete`, checked, and renamed to `blobs/<etag>`, where
-every version of huggingface_hub finds the file as if it had downloaded it.
+huggingface_hub 0.x kept a partial file and resumed it; since 1.x every process starts anew with its own file. So the
+bytes are downloaded here, into `blobs/<etag>.tgi.incomplete`, checked, and renamed to `blobs/<etag>`. There every
+version of huggingface_hub finds the file as if it had downloaded the file itself.
 """
 
 import fcntl
@@ -41,7 +41,7 @@ class Blob:
     url: str
     path: Path  # where the file goes in the cache
     size: int | None
-    sha256: str | None  # known for large files only
+    sha256: str | None  # None for small files, whose hash the hub does not give
 
     @property
     def partial(self) -> Path:
@@ -54,7 +54,9 @@ class Retries:
     pause_s: float = 5.0
 
     def run(self, action: Callable[[], T], sleep: Callable[[float], object] = time.sleep) -> T:
-        """Does `action` again after a NetworkError; the last one is raised. Other errors are raised at once."""
+        """Repeats `action` after a NetworkError; after the last try the error is raised. Other errors are raised at
+        once.
+        """
         for _ in range(self.tries - 1):
             try:
                 return action()
@@ -88,7 +90,7 @@ def _fetch_one(blob: Blob, client: httpx.Client, progress: Progress, retries: Re
 
 
 def fetch(blob: Blob, client: httpx.Client, progress: Progress, stop: threading.Event) -> None:
-    """Downloads and checks `blob.path`, or raises. Received bytes are kept for the next try."""
+    """Downloads and checks `blob.path`. If it raises, the received bytes are kept for the next try."""
     if stop.is_set():
         raise WeightsError(f"download of {blob.name} was stopped")
     blob.path.parent.mkdir(parents=True, exist_ok=True)

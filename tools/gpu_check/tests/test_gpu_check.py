@@ -1,4 +1,4 @@
-"""The order of the stages, and that one which hangs or breaks costs its own findings only."""
+"""Stages run in their order, and a stage that hangs or breaks the GPU loses only its own findings."""
 
 import os
 import subprocess
@@ -21,7 +21,8 @@ from gpu_check.findings import Finding, append
 append(Path(sys.argv[1]), Finding("T", {"a": "1"}))
 """
 
-HERE = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # for children that import what we can
+# Environment for children, so that they can import the same modules.
+HERE = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def run(tmp_path: Path, code: str, limit_s: float = 60) -> RunningStage:

@@ -1,4 +1,4 @@
-"""What the results file says: no target is met that no GPU has shown, and a stage that is missing is said to be."""
+"""The results file counts a target as met only if a GPU has shown it, and names each stage that is missing."""
 
 import json
 from pathlib import Path

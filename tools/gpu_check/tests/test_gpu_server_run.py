@@ -1,4 +1,4 @@
-"""What is counted about the served model, and what is read out of its server's metrics."""
+"""The bytes and operations counted for the served model, and the figures read from its server's metrics."""
 
 import math
 from pathlib import Path

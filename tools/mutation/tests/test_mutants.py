@@ -1,4 +1,6 @@
-"""What is changed in a source, what is left alone, and that a run tells the dead from the survivors."""
+"""Tests which pieces of a source are changed, which are not, and that a run tells noticed mutants from unnoticed
+ones.
+"""
 
 import subprocess
 from collections import Counter
@@ -113,7 +115,7 @@ def test_the_dead_the_survivors_and_those_that_never_end_are_told_apart(copy: Co
         assert runs.run().outcome == SURVIVED
     assert "while (n <= 3):" in seen[KILLED] and "pass" in seen[TIMED_OUT]
     assert "return None" in seen[KILLED] and SURVIVED not in seen
-    assert path.read_text().count("\n") == 4  # the original is as it was
+    assert path.read_text().count("\n") == 4  # the original is unchanged
 
 
 def test_likely_killers_come_first_and_quick_tests_before_slow_ones(copy: Copy) -> None:

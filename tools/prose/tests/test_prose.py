@@ -1,4 +1,4 @@
-"""Every pattern finds its bad examples and leaves the good ones; prose is found in all kinds of files."""
+"""Every pattern finds its wrong examples and not its right ones; prose is found in all kinds of files."""
 
 import subprocess
 from pathlib import Path

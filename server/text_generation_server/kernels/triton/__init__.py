@@ -1,12 +1,12 @@
 """The kernels for GPUs, in Triton: the functions of `interface.Kernels`, each in its own file.
 
-Shapes are named as in `kernels`. No kernel is compiled again while serving: values that vary from step to step are read
-on the device or change the grid only, and vectors of a step may lie at any address (`do_not_specialize`).
+Shapes are named as in `kernels`. No kernel is compiled again while serving. Values that vary from step to step are read
+on the device or change only the grid, and vectors of a step may begin at any address (`do_not_specialize`).
 """
 
 from text_generation_server.kernels.reference import (
     linear,
-)  # torch's products, by cuBLAS: kernels of our own would not be faster
+)  # torch's products use cuBLAS; kernels of our own would not be faster
 from text_generation_server.kernels.triton.advance import advance, place
 from text_generation_server.kernels.triton.attend_decode import attend_decode
 from text_generation_server.kernels.triton.attend_prefill import attend_prefill

@@ -1,4 +1,6 @@
-"""Gathers a decode step's ids, positions and lengths on the device before the step, and appends its tokens after it."""
+"""Two kernels around a decode step: one gathers its ids, positions and lengths on the device, the other appends its
+tokens.
+"""
 
 import torch
 import triton

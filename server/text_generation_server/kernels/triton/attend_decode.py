@@ -1,12 +1,12 @@
-"""Attention of one new token per row over all its row's tokens.
+"""Attention of one new token per row over all tokens of its row.
 
 Keys are split over programs, so that one long row keeps the whole device busy; a second kernel merges the parts. With
 out_s and lse_s = best_s + log2(total_s) of split s:
 
     out = Σ_s 2^(lse_s - max lse) · out_s / Σ_s 2^(lse_s - max lse)
 
-Where a row is split depends on its length and on the table's width alone, so that a row's result depends on nothing but
-the row. The grid is the same for all lengths, which are read on the device: a captured graph serves them all.
+Where a row is split depends only on its length and on the table's width, so that a row's result depends only on the
+row. The grid is the same for all lengths, which are read on the device: one captured graph serves them all.
 """
 
 import math
@@ -21,7 +21,8 @@ from text_generation_server.kernels.triton.tiles import attend_tile
 from text_generation_server.kernels.triton.tuning import Tile, find_attention_tile
 
 MIN_QUERIES = 16  # least number of rows of a tl.dot
-# A row has at most this many splits; beyond, they grow. Bounds the memory of the parts and the number of programs.
+# Most splits of a row; in longer rows each split has more keys. Bounds the memory of the parts and the number of
+# programs.
 MAX_SPLITS = 32
 
 
@@ -69,7 +70,7 @@ def _attend_split(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, SPLITS: tl.constexpr, SPLIT: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """A program: one split of one row, for the query heads of one key head, padded to M."""
+    """A program computes one split of one row, for the query heads of one key head, padded to M."""
     token = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)

@@ -1,9 +1,9 @@
 """Attention of runs of tokens: prompt chunks after their cached prefix, and decode rows, in one launch.
 
-All keys are in their slots by now, also the step's own, so prefix and new tokens are read in the same way: one loop,
-without a mask, over the tiles that all queries of a program see in full, then one over the few tiles on the diagonal.
-Tiles of keys begin at multiples of their size from position 0, so that a query's result does not depend on where its
-chunk begins.
+All keys, also those of this step, are already in their slots, so prefix and new tokens are read in the same way. A
+first loop, without a mask, covers the tiles of keys that all queries of a program attend to in full. A second loop
+covers the few tiles on the diagonal. Tiles of keys begin at multiples of their size from position 0, so that a query's
+result does not depend on where its chunk begins.
 """
 
 import math
@@ -39,7 +39,9 @@ def attend_prefill_tiled(
     runs = len(segments.runs)
     out = torch.empty_like(q_THD)
     out[tokens:].zero_()
-    # Run c has the blocks from offsets[c] // Q + c on, some of which may be empty: no count is needed on the device.
+    # Run c has the blocks from offsets[c]
+    #
+    # Q + c on. Some of them may be empty, so no count is needed on the device.
     blocks = tokens // (rows // group) + runs
     _attend_runs[(kv_heads, blocks)](
         q_THD, kv.heads, kv.scales, table, segments.rows_C, segments.starts_C, segments.offsets, out,
@@ -57,10 +59,14 @@ def _attend_runs(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, M: tl.constexpr, SINGLE_M: tl.constexpr,
     N: tl.constexpr, D: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """A program: M // GROUP consecutive positions of one run, for the query heads of one key head."""
+    """A program computes M
+
+    GROUP consecutive positions of one run, for the query heads of one key head.
+    """
     Q: tl.constexpr = M // GROUP
     kv_head = tl.program_id(0)
-    # The last block of a step begins first: long chunks come last in a step, and their last block sees the most keys.
+    # The last block of a step begins first, because it takes longest: long chunks come last in a step, and their last
+    # block attends to the most keys.
     block = tl.num_programs(1) - 1 - tl.program_id(1)
     run = _find_run(offsets, runs, block, Q)
     first_token = tl.load(offsets + run)
@@ -88,7 +94,7 @@ def _attend_runs(
 
 @triton.jit
 def _find_run(offsets, runs, block, Q: tl.constexpr):
-    """The last run that begins at this block or before it."""
+    """Index of the last run that begins at this block or before it."""
     begun = 0
     for first in range(0, runs, 128):
         run = first + tl.arange(0, 128)

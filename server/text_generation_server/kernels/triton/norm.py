@@ -17,7 +17,7 @@ def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """See `interface`. The sum is written into residual_TH."""
+    """See `interface`. Writes the sum into residual_TH."""
     return _launch(x_TH, residual_TH, weight_H, eps, add=True), residual_TH
 
 
@@ -33,7 +33,7 @@ def _launch(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float, add
 
 @triton.jit
 def _rms_norm(x, residual, weight, y, eps, HIDDEN: tl.constexpr, H: tl.constexpr, ADD: tl.constexpr):
-    """A program: one row. With ADD, residual += x, and the sum is normalised."""
+    """A program normalises one row. With ADD, it first computes residual += x, and normalises the sum."""
     dtype = y.dtype.element_ty
     at = tl.program_id(0).to(tl.int64) * HIDDEN
     column = tl.arange(0, H)

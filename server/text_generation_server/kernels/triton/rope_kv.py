@@ -1,6 +1,6 @@
 """Rotates queries and keys, and writes keys and values into their slots, in one launch.
 
-A head's numbers are pairs (x_i, x_{i + D/2}), turned by the angle of (position, i):
+A head's numbers are pairs (x_i, x_{i + D/2}), rotated by the angle of (position, i):
 
     x'_i = x_i · cos - x_{i + D/2} · sin        x'_{i + D/2} = x_{i + D/2} · cos + x_i · sin
 
@@ -34,7 +34,7 @@ def rope_and_store_kv(
     assert qkv.shape[1] == all_heads * size and cos.shape[1] == size // 2
     assert qkv.is_contiguous() and cos.is_contiguous() and sin.is_contiguous() and kv.heads.is_contiguous()
     tile = find_tile("rope_and_store_kv", 1, size, kv.heads.dtype, qkv.device)
-    # Queries are not rotated in place: threads would store numbers that other threads have not read yet.
+    # Queries are not rotated in place: some threads would overwrite numbers that other threads have not read yet.
     q_THD = torch.empty((tokens, query_heads, size), dtype=qkv.dtype, device=qkv.device)
     number = kv.heads.dtype
     _rope_and_store_kv[(tokens, triton.cdiv(all_heads, tile.rows))](
@@ -53,7 +53,9 @@ def _rope_and_store_kv(
     QUERY_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
     SCALED: tl.constexpr, INTEGERS: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """A program: ROWS consecutive heads of one token, of queries, keys or values. h: heads, d: half a head."""
+    """A program rotates or stores ROWS consecutive heads of one token, of queries, keys or values. h: heads, d: half a
+    head.
+    """
     dtype = qkv.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -94,7 +96,7 @@ def _rope_and_store_kv(
 def _quantize(x, scale, heads, INTEGERS: tl.constexpr, LARGEST: tl.constexpr):
     number = tl.clamp(tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape)), -LARGEST, LARGEST)
     if INTEGERS:
-        # 1.5 · 2^23: a float32 of this size has no fraction left, so that the addition rounds to the nearest, ties to
+        # 1.5 · 2^23: a float32 of this size has no fractional bits, so the addition rounds to the nearest, ties to
         # even. The division before it keeps the compiler from fusing the two roundings into one.
         number = (number + 12582912.0) - 12582912.0
     return number.to(heads.dtype.element_ty)

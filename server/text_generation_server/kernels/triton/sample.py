@@ -1,9 +1,9 @@
 """The next token of each row: argmax of logit + Gumbel noise over a vocabulary that many programs share.
 
 With v uniform in (0, 1), hashed from (seed, position, token), the noise is -log(-log(1 - v)), and the argmax is a draw
-from softmax(logits) (the Gumbel-max trick). Each program reduces one block of one row to its best score and to
-(peak, Σ exp(logit - peak)); a second kernel merges a row's blocks. Bias, penalties and cuts come before, where any row
-asks for them.
+from softmax(logits) (the Gumbel-max trick). Each program reduces one block of one row to its best score and to (peak, Σ
+exp(logit - peak)); a second kernel merges a row's blocks. If any row asks for bias, penalties or cuts, their kernels
+run before.
 
 Each row's parameters are tested on the device, so that one compiled form of each kernel serves all mixtures of rows. A
 row's reductions have the same order whatever the other rows are.
@@ -18,9 +18,9 @@ from text_generation_server.kernels.interface import Choices, Chosen
 from text_generation_server.kernels.triton.sample_cuts import asks_for_cut, cut
 from text_generation_server.kernels.triton.sample_penalties import add_bias, penalize
 
-BLOCK = 4096  # logits of a program
+BLOCK = 4096  # number of logits that one program reduces
 WARPS = 8
-LARGEST = tl.constexpr(3.4028234663852886e38)  # finite float32
+LARGEST = tl.constexpr(3.4028234663852886e38)  # the largest finite float32
 MINUS_INFINITY = tl.constexpr(float("-inf"))
 
 
@@ -29,7 +29,7 @@ def sample(logits_RV: Tensor, choices: Choices) -> Chosen:
 
 
 def sample_tiled(logits_RV: Tensor, choices: Choices, block: int) -> Chosen:
-    """`sample`, where each program reduces `block` logits, a power of two."""
+    """Like `sample`, but each program reduces `block` logits, a power of two."""
     rows, vocabulary = logits_RV.shape
     assert logits_RV.is_contiguous() and logits_RV.dtype == torch.float32
     device, blocks = logits_RV.device, triton.cdiv(vocabulary, block)
@@ -80,7 +80,9 @@ def _draw_block(
     temperature_R, top_k_R, top_p_R, min_p_R, typical_p_R, rows, checked,
     VOCABULARY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Divides by the temperature, unless a cut has done so, and reduces a block."""
+    """Divides a block by the temperature, unless the kernel of the cuts has done this already, and reduces the
+    block.
+    """
     row, block = tl.program_id(0), tl.program_id(1)
     here = row.to(tl.int64) * tl.num_programs(1) + block
     token = block * BLOCK + tl.arange(0, BLOCK)
@@ -104,7 +106,7 @@ def _draw_block(
     score = tl.where(inside, score, MINUS_INFINITY)
     best = tl.argmax(score, 0)
     peak = tl.max(x, 0)
-    # A block whose tokens have all been cut has no peak to subtract.
+    # If all tokens of a block have been excluded, there is no peak to subtract.
     total = tl.sum(tl.exp(x - tl.where(peak == MINUS_INFINITY, 0.0, peak)), 0)
     stride = rows.to(tl.int64) * tl.num_programs(1)
     tl.store(part_ids + here, block * BLOCK + best)
@@ -142,11 +144,12 @@ def _merge_blocks(
 
 @triton.jit
 def gumbel_noise(seed, position, token):
-    """float32, a pure function of (seed int64, position int32, token int32)."""
+    """Gumbel noise in float32, a pure function of (seed int64, position int32, token int32)."""
     low, high = (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
     key = _mix(_mix(_mix(low) ^ high) ^ position.to(tl.uint32))
     bits = _mix(_mix(key ^ (token.to(tl.uint32) * 0x9E3779B1)) + key)
-    # v is uniform in (0, 1), and exact to 32 bits near 0, where the noise is large and decides draws.
+    # v is uniform in (0, 1). It is exact to 32 bits near 0, where the noise is so large that it decides which token is
+    # drawn.
     v = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
     # Near 0, -log(1 - v) = v + v²/2 + v³/3 + … is used, because computing 1 - v would lose most bits of v.
     series = v * (1 + v * (1 / 2 + v * (1 / 3 + v * (1 / 4 + v * (1 / 5 + v * (1 / 6 + v * (1 / 7)))))))
@@ -155,7 +158,7 @@ def gumbel_noise(seed, position, token):
 
 @triton.jit
 def _mix(x):
-    """MurmurHash3's 32-bit finalizer."""
+    """The 32-bit finalizer of the hash MurmurHash3."""
     x = (x ^ (x >> 16)) * 0x85EBCA6B
     x = (x ^ (x >> 13)) * 0xC2B2AE35
     return x ^ (x >> 16)

@@ -1,19 +1,21 @@
-"""Top-k, top-p, min-p and typical-p without a sort: tokens that are left out get the logit minus infinity.
+"""Top-k, top-p, min-p and typical-p without a sort: excluded tokens get the logit minus infinity.
 
-Top-k, top-p and typical-p rank the tokens: the first two by logit, typical-p by how near a token's surprise is to the
-entropy, equal tokens by id. A token is kept if the tokens before it weigh less than a target: for top-k each token
-weighs 1 and the target is k; otherwise a token weighs its likelihood and the target is a mass. With f(v) the weight of
-all tokens that rank at v or better, the last kept value is
+Top-k, top-p and typical-p rank the tokens: the first two by logit, typical-p by how near a token's surprise (-log p) is
+to the entropy; equal tokens by id. A token is kept if the total weight of the tokens before it is less than a target:
+for top-k each token has weight 1 and the target is k; otherwise a token's weight is its probability and the target is a
+mass. With f(v) the weight of all tokens that rank at v or better, the last kept value is
 
     K = max { v : f(v) ≥ target },
 
-found by bisection. Two bounds are values of tokens; each pass over the row halves the values between them and moves the
-bounds on to the next values of tokens. Midpoints are taken in turns between the bounds' values and between their images
-in the integers, which have the same order: the first kind is quick for usual logits, the second kind always ends.
-Tokens that rank before K stay, tokens behind K go, and of the tokens at K the first ones by id stay.
+found by bisection. Both bounds are values of tokens. Each pass over the row halves the interval between them and moves
+the bounds to the next values of tokens. Midpoints are taken alternately between the bounds' values and between their
+images in the integers, which have the same order: the first kind is quick for usual logits, the second kind always
+ends.
 
-Counts are exact. Masses are float32 sums, in a tree that does not depend on where a bound is, so f is monotonic; where
-the mass before a token is within some 1e-6 of the target, another order of summation may decide otherwise.
+Tokens that rank before K stay, tokens after K go, and of the tokens at K the first ones by id stay.
+
+Counts are exact. Masses are float32 sums, in a tree that does not depend on where a bound is, so f is monotonic. If the
+mass before a token is within about 1e-6 of the target, another order of summation may decide otherwise.
 """
 
 import triton
@@ -23,17 +25,18 @@ from torch import Tensor
 from text_generation_server.kernels.interface import Choices
 
 WARPS = 16
-BLOCKS = 2  # blocks of the other sampling kernels that a program reads at a time
-MAX_VOCABULARY = 1 << 24  # counts in float32 are exact below this number
+BLOCKS = 2  # blocks (of the other sampling kernels' size) that a program reads at a time
+MAX_VOCABULARY = 1 << 24  # float32 represents counts below this number exactly
 MINUS_INFINITY = tl.constexpr(float("-inf"))
 LARGEST_INT = tl.constexpr(2**31 - 1)
 SMALLEST_INT = tl.constexpr(-(2**31))
-SMALLEST_TARGET = tl.constexpr(1e-30)  # above 0, so that the token that ranks first stays
+SMALLEST_TARGET = tl.constexpr(1e-30)  # greater than 0, so that the first token always stays
 
 
 def cut(logits_RV: Tensor, choices: Choices, block: int) -> None:
-    """Applies top-k, top-p, min-p and typical-p to the logits of each row that asks for one of them, after dividing
-    these logits by the row's temperature."""
+    """Applies top-k, top-p, min-p and typical-p to the logits of each row that uses one of them. Divides these logits
+    by the row's temperature first.
+    """
     rows, vocabulary = logits_RV.shape
     assert vocabulary < MAX_VOCABULARY
     _cut[(rows,)](
@@ -52,7 +55,7 @@ def asks_for_cut(row, top_k_R, top_p_R, min_p_R, typical_p_R):
 def _cut(
     logits, temperature_R, top_k_R, top_p_R, min_p_R, typical_p_R, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """A program: one row."""
+    """A program processes one row."""
     i = tl.program_id(0)
     if asks_for_cut(i, top_k_R, top_p_R, min_p_R, typical_p_R):
         row = logits + i.to(tl.int64) * VOCABULARY
@@ -89,7 +92,7 @@ def _divide(row, temperature, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _measure(row, peak, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
-    """log Σ exp(x), and the entropy: -Σ p · log p."""
+    """Returns log Σ exp(x), and the entropy -Σ p · log p."""
     totals, products = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for first in range(0, VOCABULARY, BLOCK):
         token = first + tl.arange(0, BLOCK)
@@ -106,10 +109,10 @@ def _keep(
     row, target, log_total, entropy, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, MASS: tl.constexpr,
     TYPICAL: tl.constexpr,
 ):  # fmt: skip
-    """Keeps a token if the tokens that rank before it weigh less than `target`."""
+    """Keeps a token if the total weight of the tokens that rank before it is less than `target`."""
     target = tl.maximum(target, SMALLEST_TARGET)
     low, high = _bounds(row, log_total, entropy, VOCABULARY, BLOCK, TYPICAL)
-    above = 0.0  # weight of the tokens that rank before `high`
+    above = 0.0  # total weight of the tokens that rank before `high`
     turn = 0
     while low < high:
         middle = _middle(low, high, turn)
@@ -121,7 +124,7 @@ def _keep(
         high = tl.where(is_enough, high, next_down)
         above = tl.where(is_enough, above, mass)
         turn += 1
-    equals = 0.0  # weight of the tokens at the bound, up to the present block
+    equals = 0.0  # total weight of the tokens at the bound, up to this block
     for first in range(0, VOCABULARY, BLOCK):
         token = first + tl.arange(0, BLOCK)
         x = tl.load(row + token, mask=token < VOCABULARY, other=MINUS_INFINITY)
@@ -139,7 +142,9 @@ def _look(
     row, middle, log_total, entropy, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, MASS: tl.constexpr,
     TYPICAL: tl.constexpr,
 ):  # fmt: skip
-    """Weight of the tokens that rank at `middle` or better, the least image among them, and the largest image below."""
+    """One pass over the row: the weight of the tokens that rank at `middle` or better, the least image among these
+    tokens, and the largest image below.
+    """
     weights = tl.zeros([BLOCK], tl.float32)
     ups, downs = tl.full([BLOCK], LARGEST_INT, tl.int32), tl.full([BLOCK], SMALLEST_INT, tl.int32)
     for first in range(0, VOCABULARY, BLOCK):
@@ -155,7 +160,7 @@ def _look(
 
 @triton.jit
 def _bounds(row, log_total, entropy, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, TYPICAL: tl.constexpr):
-    """The least and the largest image of the tokens that are left."""
+    """The least and the largest image of the tokens that are not excluded yet."""
     lows, highs = tl.full([BLOCK], LARGEST_INT, tl.int32), tl.full([BLOCK], SMALLEST_INT, tl.int32)
     for first in range(0, VOCABULARY, BLOCK):
         token = first + tl.arange(0, BLOCK)
@@ -168,7 +173,7 @@ def _bounds(row, log_total, entropy, VOCABULARY: tl.constexpr, BLOCK: tl.constex
 
 @triton.jit
 def _keep_from(row, least, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
-    """Keeps the logits that are at least `least`."""
+    """Keeps the logits that are at least `least`, and excludes the others."""
     for first in range(0, VOCABULARY, BLOCK):
         token = first + tl.arange(0, BLOCK)
         x = tl.load(row + token, mask=token < VOCABULARY, other=0.0)
@@ -185,7 +190,9 @@ def _weight(x, log_total, MASS: tl.constexpr):
 
 @triton.jit
 def _image(x, log_total, entropy, TYPICAL: tl.constexpr):
-    """A token's rank value as an int32 of the same order. Equal values have equal images, also zeros of both signs."""
+    """A token's rank value as an int32 with the same order. Equal values have equal images, as do zeros of both
+    signs.
+    """
     value = x
     if TYPICAL:
         value = -tl.abs(log_total - x - entropy)
@@ -195,7 +202,7 @@ def _image(x, log_total, entropy, TYPICAL: tl.constexpr):
 @triton.jit
 def _middle(low, high, turn):
     """A midpoint above `low` and at most `high`."""
-    by_image = (low | high) - ((low ^ high) >> 1)  # the mean, rounded up, without low + high, which may overflow
+    by_image = (low | high) - ((low ^ high) >> 1)  # the mean, rounded up; low + high could overflow
     by_value = _to_int(0.5 * _to_float(low) + 0.5 * _to_float(high))
     is_good = ((turn & 1) == 0) & (by_value > low) & (by_value <= high)
     return tl.where(is_good, by_value, by_image)

@@ -4,9 +4,9 @@ Repetition: x / r where x ≥ 0, x · r where x < 0, once for each token of prom
 n counts the token's uses in the output.
 
 A row's tokens are counted in a row of words, one word for each token of the vocabulary. Then each position of the
-history exchanges its token's word for zero: the first position of a token gets the count and applies the penalties, all
-others get zero. Both operations are atomic on integers, so the result does not depend on an order, the words are zeros
-again at the end, and only words of the history's tokens are read.
+history exchanges its token's word for zero. The first position of a token gets the count and applies the penalties; all
+others get zero. Both operations are atomic on integers, so the result does not depend on their order. At the end the
+words are zeros again, and only words of the history's tokens have been read.
 """
 
 import torch
@@ -16,11 +16,12 @@ from torch import Tensor
 
 from text_generation_server.kernels.interface import Bias, Choices
 
-POSITIONS = 1024  # positions that a program handles at a time
-SPLITS = 8  # programs of a row
-COUNTED_ROWS = 64  # rows that are counted at a time, which bounds the memory of the words
-BIASES = 128  # biases of a row that a program handles at a time
-IN_PROMPT = tl.constexpr(1 << 30)  # a word's lower bits are the number of uses in the output
+POSITIONS = 1024  # number of positions that a program processes at a time
+SPLITS = 8  # number of programs for one row
+COUNTED_ROWS = 64  # number of rows that are counted at a time; bounds the memory of the words
+BIASES = 128  # number of biases of a row that a program processes at a time
+# Flag bit of a word: the token is in the prompt. The lower bits are the number of uses in the output.
+IN_PROMPT = tl.constexpr(1 << 30)
 
 
 def add_bias(logits_RV: Tensor, bias: Bias) -> None:

@@ -25,11 +25,11 @@ def attend_tile(
     q_MD, position_M, best_M, total_M, sum_MD, heads, scales, table, first_key, end, scale,
     KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """(best, total, sum) with the keys first_key … first_key + N - 1 added.
+    """Returns (best, total, sum) after adding the keys first_key … first_key + N - 1.
 
-    heads and scales point to the key head in slot 0, table to the row's slots, and scale has log2(e) in it. A query
-    sees keys up to its position. MASKED: keys from `end` on are not read, because their slots may hold anything. The
-    first tile must hold a key that all queries see: from then on `best` is finite.
+    heads and scales point to the key head in slot 0, table to the row's slots, and scale includes the factor log2(e). A
+    query attends to keys up to its position. MASKED: keys from `end` on are not read, because their slots may hold
+    anything. The first tile must hold a key to which all queries attend: from then on `best` is finite.
     """
     D: tl.constexpr = q_MD.shape[1]
     key_N = first_key + tl.arange(0, N)
@@ -61,7 +61,8 @@ def attend_tile(
     sum_MD = sum_MD * shrink_M[:, None]
     v_ND = v_ND.to(q_MD.dtype)
     if SCALED:
-        # Scales are divided by the tile's largest scale: a weight times a small scale may be too small for float16.
+        # Scales are divided by the tile's largest scale, because a weight times a small scale may be too small for
+        # float16.
         largest = tl.max(v_scale_N, 0)
         weight_MN *= (v_scale_N / largest)[None, :]
         sum_MD += tl.dot(weight_MN.to(q_MD.dtype), v_ND, input_precision="ieee") * largest

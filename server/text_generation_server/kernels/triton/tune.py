@@ -1,4 +1,4 @@
-"""Measures the tiles of attention on this machine's GPU, for one shape of model, and prints the fastest tiles.
+"""Measures tile sizes of attention on this machine's GPU, for one shape of model, and prints the fastest.
 
 `python -m text_generation_server.kernels.triton.tune --write` writes them to the GPU's file in tuned/, which belongs in
 the repository. Run by hand, never by a server.
@@ -24,8 +24,8 @@ from text_generation_server.kernels.triton.tuning import Tile, TunedRow, file_fo
 
 KV_HEADS = 8
 MAX_TOKENS = 8192
-DECODES = ((1, 4000), (16, 2000), (64, 1000))  # rows, length
-PREFILLS = ((0, 4096), (3584, 4096), (0, 256))  # start, end
+DECODES = ((1, 4000), (16, 2000), (64, 1000))  # (number of rows, length of each row in tokens)
+PREFILLS = ((0, 4096), (3584, 4096), (0, 256))  # (first position, position after the last) of a chunk
 DECODE_TILES = [
     Tile(warps=warps, stages=stages, columns=columns, split=split)
     for warps, stages, columns, split in product((2, 4, 8), (3, 5), (32, 64, 128), (128, 256, 512))
@@ -72,7 +72,7 @@ def prefill(shape: AttentionShape, start: int, end: int) -> Callable[[Tile], Ten
 
 
 def best_tile(calls: Iterable[Callable[[Tile], Tensor]], tiles: list[Tile]) -> Tile:
-    """The tile with the least product of times, so that all workloads have equal weight."""
+    """The tile size whose times have the least product, so that all workloads have equal weight."""
     scores = dict.fromkeys(tiles, 0.0)
     for call in calls:
         for tile in tiles:

@@ -1,4 +1,5 @@
-"""Looks up a kernel's tiles in tables in tuned/, one per kind of GPU, made by `tune`. Nothing is measured at start.
+"""Looks up a kernel's tile sizes in the tables of tuned/, one per kind of GPU, made by `tune`. Nothing is measured at
+start.
 
 A table is a list of rows; the first row that matches counts, and "*" matches everything. If no row of a GPU's table
 matches, default.json is used. For attention, `dtype` is the cache's type, or float32 if the queries are float32, which
@@ -23,7 +24,7 @@ class Tile:
     """Numbers of rows and columns that a program handles at a time."""
 
     warps: int
-    stages: int = 1  # loads in flight: buffers of the software pipeline
+    stages: int = 1  # number of buffers of the software pipeline: loads in flight
     rows: int = 1  # attend_prefill: queries (positions times heads of a group); rope_and_store_kv: heads
     columns: int = 1  # attention: keys; embed and silu_mul: columns
     split: int = 0  # attend_decode: keys of a split

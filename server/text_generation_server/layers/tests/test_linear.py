@@ -148,7 +148,7 @@ def test_8_bits_round_to_the_nearest_of_255_steps() -> None:
 
 @pytest.mark.parametrize("weight_format", [dense, int8])
 def test_a_rows_result_does_not_depend_on_its_neighbours(kernels: CpuKernels, weight_format: WeightFormat) -> None:
-    """Holds in bfloat16 too, for numbers of rows that use the same instructions."""
+    """The property also holds in bfloat16, for numbers of rows that use the same instructions."""
     linear, x = make_linear(kernels, weight_format(random(64, 256))), random(70, 256)
     for rows in ([1, 2, 3, 4], [5, 16, 17, 33, 70]):
         whole = linear(x[: rows[-1]])
@@ -217,11 +217,11 @@ def test_without_kernels_for_it_8_bits_are_the_same_numbers() -> None:
 @pytest.mark.parametrize("target", ["reference", *NEEDS])
 @pytest.mark.parametrize("size", [2.0**-12, 2.0**-14, 2.0**-16], ids=["large", "middle", "small"])
 def test_a_long_gated_product_of_8_bits_is_rounded_twice_at_most(target: str, size: float) -> None:
-    """bfloat16 keeps 8 bits, so rounding changes a number by 2^-8 of it at most. A kernel may round the sums (the gate
-    and the up), and then rounds the result y = silu(gate) * up.
+    """bfloat16 keeps 8 bits, so rounding changes a number by at most 2^-8 of it. A kernel may round the sums (of the
+    gate and of the up), and then rounds the result y = silu(gate) * up.
 
-    All numbers are whole multiples of `size` that float32 holds, so sums have no error in any order. The error of a
-    gate is multiplied by the slope of silu.
+    All numbers are whole multiples of `size` that float32 can hold, so sums are exact in any order. The error of a gate
+    is multiplied by the slope of silu.
     """
     kernels = reference if target == "reference" else load_kernels(target)
     if kernels is None:
@@ -229,7 +229,7 @@ def test_a_long_gated_product_of_8_bits_is_rounded_twice_at_most(target: str, si
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(-8, 9, (8, 4096), generator=generator).bfloat16()
     numbers = torch.randint(-127, 128, (1024, 4096), generator=generator).double()
-    numbers[:, 0] = 127  # so that the scale is `size`
+    numbers[:, 0] = 127  # makes the scale equal to `size`
     gate, up = exact(x, numbers * size, None).chunk(2, dim=1)
     share = torch.sigmoid(gate)
     expected, slope = gate * share * up, gate * (share + gate * share * (1 - share)) * up

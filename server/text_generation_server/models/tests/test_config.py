@@ -22,7 +22,7 @@ LLAMA: dict[str, Any] = {
 }  # fmt: skip
 LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}
 
-# Well-known models' config.json as on the hub, without the fields that are the same in all of them.
+# The config.json of well-known models as on the hub, without the fields that are the same in all of them.
 _BASE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "bos_token_id": 1,
          "use_cache": True, "initializer_range": 0.02, "tie_word_embeddings": False}  # fmt: skip
 HUB: dict[str, dict[str, Any]] = {

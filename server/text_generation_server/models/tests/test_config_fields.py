@@ -51,7 +51,7 @@ def test_the_list_holds_every_field_that_the_installed_transformers_knows() -> N
         ("per_layer_config", {"0": {"head_dim": 8}}),
         ("num_nextn_predict_layers", 1),
         ("original_max_position_embeddings", 128),
-        # Fields that transformers does not know, refused because of words in their names.
+        # Fields that transformers does not know. They are refused because of words in their names.
         ("my_rope_variant", 1),
         ("special_attn", "yes"),
         ("my_bias", 0.5),

@@ -124,7 +124,7 @@ def test_a_tied_model_that_was_saved_with_its_head_is_tied(tmp_path: Path) -> No
 
 
 def test_a_head_in_the_files_is_used_though_config_json_calls_it_tied(tmp_path: Path) -> None:
-    """The same as in transformers, which warns and does not tie the head to the embedding."""
+    """The result is the same as in transformers, which warns and does not tie the head to the embedding."""
     from transformers import LlamaForCausalLM
 
     make_checkpoint(tmp_path)

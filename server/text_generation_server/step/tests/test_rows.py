@@ -42,7 +42,7 @@ def make_planner(count: int = 3) -> Planner:
 
 
 def state(rows: Rows) -> tuple[object, ...]:
-    """All state of the rows that a step may change."""
+    """The whole state of the rows that a step may change."""
     return (
         len(rows),
         rows.changes,
@@ -119,7 +119,7 @@ INCOMPLETE = [
     chunk(5, [3, 4], prompt=0),
     chunk(5, [3, 4], prompt=3),
     chunk(5, [3] * (LENGTH + 1)),
-    chunk(1, [3]),  # the request has a row already
+    chunk(1, [3]),  # wrong: the request has a row already
 ]
 
 
@@ -148,7 +148,7 @@ def test_there_are_as_many_rows_as_were_asked_for() -> None:
 
 
 def make_batches() -> Batches:
-    """Requests 1 and 2 in batch 1, 3 in batch 2."""
+    """A set of batches: requests 1 and 2 in batch 1, request 3 in batch 2."""
     batches = Batches(make_rows())
     for batch_id, ids in ((1, [1, 2]), (2, [3])):
         for request_id in ids:
@@ -289,12 +289,13 @@ def test_the_last_slot_and_the_last_id_and_the_last_place_are_taken() -> None:
     planner = ready(LENGTH - 1)
     planner.prepare([StepBatch(4, [1])], int32(SLOTS - 1), 9, [chunk(3, [0, VOCABULARY - 1], [0, SLOTS - 1])])
     full = make_planner()
-    full.prepare([], NO_SLOTS, 4, [chunk(1, [3] * LENGTH, end=LENGTH - 1)])  # the last chunk would have no room
+    # Wrong: the row has no place for the last chunk.
+    full.prepare([], NO_SLOTS, 4, [chunk(1, [3] * LENGTH, end=LENGTH - 1)])
     assert full._batches.rows.known[0] == LENGTH
 
 
 class Placing:
-    """Kernels of which only `place` is used."""
+    """Kernels of which only `place` works."""
 
     def place(
         self, rows_R: torch.Tensor, slots_R: torch.Tensor, history: torch.Tensor, table: torch.Tensor,
@@ -309,7 +310,7 @@ def test_a_mixed_step_is_laid_out_as_decode_rows_chunks_and_padding() -> None:
     planner, kernels = make_planner(), Placing()
     planner.prepare([], NO_SLOTS, 4, [chunk(1, [3, 4], [20, 21]), chunk(2, [5, 6, 7, 8], [30, 31, 32, 33], end=1)])
     rows = planner._batches.rows
-    rows.history[0, 2], rows.lengths[0] = 9, 3  # the row's new token
+    rows.history[0, 2], rows.lengths[0] = 9, 3  # as a step does: appends the row's new token
     rows.note_tokens(np.array([0], dtype=np.int32))
     more = [PromptChunk(2, 1, 3, False), chunk(3, [11, 12], [50, 51])]
     step = planner.prepare([StepBatch(4, [1])], int32(40), 9, more)
@@ -339,7 +340,7 @@ def test_decode_inputs_are_the_rows_then_padding() -> None:
     for i in range(2):
         rows.join(chunk(i, [3, 4 + i], [20 + 2 * i, 21 + 2 * i]))
     inputs = DecodeInputs(3, rows, PADDING_SLOT)
-    for size in (4, 3):  # The rows of an earlier, larger step are gone.
+    for size in (4, 3):  # the rows of an earlier, larger step must not remain
         inputs.fill(np.array([1, 0], dtype=np.int32), np.array([61, 60], dtype=np.int32), size)
         given = inputs.step_input(Placing(), size, tokens=5)  # type: ignore[arg-type]
         assert given.rows_R.tolist() == [1, 0] + [rows.padding] * (size - 2)

@@ -1,4 +1,4 @@
-"""The log of steps gives the numbers of rows and tokens of each step."""
+"""The log of steps records the numbers of rows and tokens of each step."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def rows_with(**lengths: int) -> Rows:
-    """Rows of these lengths after the measured step. A name's last character is the request's id."""
+    """Rows with these lengths, in tokens, after the measured step. The last character of a name is the request's id."""
     rows = Rows(4, 64, CPU)
     for name, length in lengths.items():
         ids = torch.arange(length, dtype=torch.int32)

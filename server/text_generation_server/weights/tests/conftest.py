@@ -1,4 +1,6 @@
-"""A hub on the loopback: the part of the protocol that huggingface_hub and our transfer use, and faults on request."""
+"""A fake hub on loopback: the part of the protocol that huggingface_hub and our transfer use, with faults that tests
+choose.
+"""
 
 import contextlib
 import hashlib
@@ -23,7 +25,7 @@ API = re.compile(r"/api/models/(?P<model>.+?)/revision/(?P<revision>[^/?]+)")
 
 @dataclass
 class Model:
-    revisions: dict[str, dict[str, bytes]]  # revision: {file: content}
+    revisions: dict[str, dict[str, bytes]]  # for each revision: content by file name
     token: str | None = None
 
     def commit(self, revision: str) -> str:
@@ -36,21 +38,22 @@ class Model:
 @dataclass
 class FakeHub:
     models: dict[str, Model] = field(default_factory=dict)
-    log: list[tuple[str, str, str | None]] = field(default_factory=list)  # (method, file or path, Range)
+    # (method, file or path, Range header) of each request.
+    log: list[tuple[str, str, str | None]] = field(default_factory=list)
     stall_after: dict[str, int] = field(
         default_factory=dict
-    )  # file: number of bytes after which the answer stops and waits
+    )  # by file: number of bytes after which the answer stops and waits
     cut_after: dict[str, int] = field(
         default_factory=dict
-    )  # file: number of bytes after which the connection is closed, once
-    statuses: dict[str, list[int]] = field(default_factory=dict)  # file: answer these to the next GETs
-    damage: set[str] = field(default_factory=set)  # files whose first byte is changed on the way, once
+    )  # by file: number of bytes after which the connection is closed, once
+    statuses: dict[str, list[int]] = field(default_factory=dict)  # by file: statuses of the next answers to GET
+    damage: set[str] = field(default_factory=set)  # files whose first byte is changed in transfer, once
     ignores_range: bool = False
     released: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
     def gets(self, file: str) -> list[str | None]:
-        """The Range of each GET for the file."""
+        """The Range header of each GET for the file."""
         return [wanted for method, name, wanted in self.log if method == "GET" and name == file]
 
 
@@ -113,7 +116,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         stop = self.hub.stall_after.get(name) or self.hub.cut_after.pop(name, len(body))
-        with contextlib.suppress(ConnectionError):  # The test has killed the other side.
+        with contextlib.suppress(ConnectionError):  # the test may have killed the client
             self.wfile.write(body[:stop])
         if stop < len(body):
             if name in self.hub.stall_after:
@@ -140,7 +143,7 @@ def hub() -> Iterator[FakeHub]:
 
 @dataclass(frozen=True)
 class Shell:
-    """Starts `text-generation-server` commands with the fake hub and a cache for this test."""
+    """Runs `text-generation-server` commands with the fake hub and with a cache for this test."""
 
     hub: FakeHub
     home: Path

@@ -1,4 +1,4 @@
-"""Converting PyTorch's files to safetensors: the same tensors, stored once, in complete files or none."""
+"""Converting PyTorch's files to safetensors gives the same tensors, each stored once, in complete files or in none."""
 
 import json
 import signal
@@ -73,7 +73,7 @@ def test_a_missing_part_is_named_and_nothing_is_written(two_parts):
 
 def test_a_conversion_killed_while_moving_is_not_taken_for_done_and_is_done_again(two_parts):
     convert(two_parts, two_parts)
-    (two_parts / "model-00002-of-00002.safetensors").unlink()  # the folder after a death between two moves
+    (two_parts / "model-00002-of-00002.safetensors").unlink()  # as if the conversion had been killed between two moves
     with pytest.raises(WeightsError, match="is missing"):
         weight_files(two_parts)
     convert(two_parts, two_parts)

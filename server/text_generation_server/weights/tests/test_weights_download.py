@@ -1,4 +1,4 @@
-"""`download-weights` as a process, against a hub on loopback."""
+"""`download-weights` as a process, with a fake hub on loopback."""
 
 import io
 import json
@@ -197,7 +197,7 @@ def test_a_malicious_pickle_is_refused_and_does_not_run(hub, shell, Model, tiny_
     files = tiny_files()
     del files["model.safetensors"]
     evil = _pickled({"w": torch.zeros(2), "x": _Payload(executed)})
-    torch.load(io.BytesIO(evil), weights_only=False)  # The payload runs when nothing prevents it.
+    torch.load(io.BytesIO(evil), weights_only=False)  # proves that the payload runs when nothing prevents it
     assert executed.exists()
     executed.unlink()
     hub.models["evil"] = Model({"main": files | {"pytorch_model.bin": evil}})

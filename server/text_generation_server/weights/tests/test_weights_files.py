@@ -1,4 +1,4 @@
-"""Reading safetensors: the right tensor, or one line that names what is wrong."""
+"""Reading safetensors gives the right tensor, or an error of one line that names the wrong file or tensor."""
 
 import json
 import struct
@@ -18,7 +18,7 @@ GOOD = save({"w": torch.arange(6.0)})
 
 @pytest.fixture
 def model(tmp_path):
-    """Two parts and an index: a [4, 6] in one, b [3] in the other."""
+    """A model of two parts and an index: a [4, 6] in one part, b [3] in the other."""
     save_file({"a": torch.arange(24.0).view(4, 6)}, tmp_path / "model-00001-of-00002.safetensors")
     save_file({"b": torch.arange(3.0)}, tmp_path / "model-00002-of-00002.safetensors", metadata={"b.tied": "b"})
     weight_map = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}

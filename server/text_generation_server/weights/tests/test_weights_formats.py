@@ -1,4 +1,4 @@
-"""Weights in formats that we do not compute with are refused, with the tensor's name and the format."""
+"""Weights in formats that are not supported are refused, with the tensor's name and the format."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A fast tokenizer is used if it exists, else made, else asked for in one line."""
+"""A fast tokenizer is used if it exists. Otherwise it is made, or an error of one line asks for it."""
 
 import importlib.util
 import json
@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from text_generation_server.errors import WeightsError
 from text_generation_server.weights.tokenizer import ensure_fast_tokenizer
 
-# transformers is looked for and not imported: the code under test must not need it in this process.
+# find_spec does not import transformers: the code under test must not need it in this process.
 needs_transformers = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
 
 

@@ -12,7 +12,7 @@ from text_generation_server.errors import NetworkError, WeightsError
 from text_generation_server.weights.progress import Quiet
 from text_generation_server.weights.transfer import Blob, Retries, fetch_all
 
-CONTENT = bytes(range(256)) * 12_000  # 3 MB
+CONTENT = bytes(range(256)) * 12_000  # 3 MB of content
 NAME = "model.safetensors"
 AT_ONCE = Retries(pause_s=0.0)
 ONE_TRY = Retries(tries=1)
@@ -118,7 +118,8 @@ def test_two_downloads_of_one_file_fetch_it_once(hub, blob):
         for job in jobs:
             job.result(timeout=20)
     assert blob.path.read_bytes() == CONTENT
-    assert hub.gets(NAME)[0] is None and len(hub.gets(NAME)) == 2  # The second request continues the file that was cut.
+    # The second request continues the file that was cut off.
+    assert hub.gets(NAME)[0] is None and len(hub.gets(NAME)) == 2
 
 
 def test_the_first_error_stops_the_other_files(hub, Model, tmp_path, blob):
