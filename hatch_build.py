@@ -1,5 +1,6 @@
-"""What is made whenever the package is built or installed: proto/text_generation_proto/ from proto/generate.proto, and,
-where there is a C compiler, the CPU kernels."""
+"""Makes the generated files whenever the package is built or installed: proto/text_generation_proto/ from
+proto/generate.proto and, if there is a C compiler, the CPU kernels.
+"""
 
 import re
 import runpy
@@ -8,7 +9,7 @@ from typing import Any
 
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-except ImportError:  # run by hand: `python hatch_build.py`
+except ImportError:  # for running it by hand: `python hatch_build.py`
     BuildHookInterface = object  # type: ignore[assignment,misc]
 
 ROOT = Path(__file__).parent
@@ -39,8 +40,9 @@ def generate_stubs() -> None:
 
 
 def service_types(proto: str) -> str:
-    """The types of the service's client and servicer, which protoc does not write. All calls have one request and one
-    response."""
+    """Source text of the types of the service's client and servicer, which protoc does not write. All calls have one
+    request and one response.
+    """
     (service,) = re.findall(r"^service (\w+) {", proto, re.MULTILINE)
     calls = re.findall(r"^  rpc (\w+)\((\w+)\) returns \((\w+)\);", proto, re.MULTILINE)
     lines = ["import grpc.aio", "", "from text_generation_proto import generate_pb2 as pb", "", f"class {service}Stub:"]
@@ -58,7 +60,9 @@ def service_types(proto: str) -> str:
 
 
 def compile_kernels() -> list[str]:
-    """The targets that there are libraries for now. Exits with the compiler's words where csrc does not compile."""
+    """Compiles the CPU kernels. Returns the targets that now have libraries. Exits with the compiler's output if csrc
+    does not compile.
+    """
     script = runpy.run_path(str(ROOT / "server/text_generation_server/kernels/cpu/build.py"))
     script["main"]([])
     built: list[str] = script["built_targets"]()

@@ -45,7 +45,7 @@ class Kill:
     epoch: int
     waited_s: float  # seconds of waiting for an answered step, required by MOST_IN_A_ROW
     in_a_row: int  # kills since the last answered step, this one included
-    lost: dict[str, int]  # steps that the kill left unanswered, by method
+    lost: dict[str, int]  # number of steps that the kill left unanswered, by method
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Killer:
         self._killed: set[psutil.Process] = set()
         self._in_a_row = 0
         self._answered = 0.0  # number of steps answered when the last kill had taken effect
-        self._lost = dict.fromkeys(METHODS, 0)  # steps left unanswered by all kills so far, by method
+        self._lost = dict.fromkeys(METHODS, 0)  # number of steps left unanswered by all kills until now, by method
 
     def kills(self, count: int) -> Iterator[Kill]:
         done = burst = 0

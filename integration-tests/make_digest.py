@@ -62,8 +62,8 @@ class Work:
     """What the shards computed in one run."""
 
     forwards: int
-    rows: int  # rows of all forward steps: one for each request that decodes in a step
-    prompt_tokens: int  # tokens that chunks computed, including tokens of preempted requests that were computed again
+    rows: int  # number of rows of all forward steps: one for each request that decodes in a step
+    prompt_tokens: int  # number of tokens that chunks computed; tokens of preempted requests count each time
     wasted_rows: (
         int  # rows whose token is in no text; plus one for each request preempted before its prompt was computed
     )

@@ -22,7 +22,8 @@ ERROR = "3 times on nothing else"
 
 @dataclass(frozen=True, slots=True)
 class Poisoned:
-    # Number of shard deaths that each poisoned request caused. The first ran among neighbours, the others alone.
+    # Number of shard deaths that each poisoned request caused. The first request ran among others, the rest of them
+    # alone.
     deaths: tuple[int, ...]
     errors: tuple[str, ...]
     comparison: Comparison  # the other requests, compared with the same requests in a run without faults

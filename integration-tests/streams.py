@@ -87,7 +87,7 @@ class StreamClients:
     """
 
     def __init__(self, asked: Sequence[Ask], num_early: int) -> None:
-        self.num_tokens = 0  # tokens received by all streams together
+        self.num_tokens = 0  # number of tokens received by all streams together
         self._asked = asked
         self._num_early = num_early
         self._num_early_running = num_early

@@ -42,7 +42,7 @@ WORKLOADS = {
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """The peers' virtual environments. A folder that does not exist means: not installed."""
+    """Folders of the peers' virtual environments. If a folder does not exist, its peer is not installed."""
 
     vllm: Path
     llama_cpp: Path

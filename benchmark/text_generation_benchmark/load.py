@@ -45,11 +45,11 @@ class LoadResult:
 @dataclass(frozen=True, slots=True)
 class Event:
     tokens: int  # least number of tokens that came with the event
-    total: int | None = None  # tokens of the whole stream, if this event states them
+    total: int | None = None  # number of tokens of the whole stream, if this event states it
 
 
 class Dialect(Protocol):
-    """How to ask a server for a stream of greedy tokens, and how to read its events."""
+    """A protocol of a server: how to request a stream of greedy tokens, and how to read its events."""
 
     @property
     def path(self) -> str: ...
@@ -60,7 +60,7 @@ class Dialect(Protocol):
 
 
 class GenerateStream:
-    """TGI's route: each event is one token."""
+    """TGI's route /generate_stream: each event is one token."""
 
     path = "/generate_stream"
 

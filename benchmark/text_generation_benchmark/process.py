@@ -32,7 +32,7 @@ class ServerCommand:
 
 
 class ChildServer:
-    """Starts no process before `start`. The caller must call `stop`, also after an error."""
+    """A server in a child process. It starts with `start`. The caller must call `stop`, also after an error."""
 
     def __init__(self, command: ServerCommand, log_file: Path) -> None:
         self.command = command
@@ -67,7 +67,9 @@ class ChildServer:
         return False
 
     def wait_until_ready(self) -> None:
-        """RuntimeError with the last lines of the log if the server ends, or is not ready in time."""
+        """Waits until the server is ready. RuntimeError with the last lines of the log if the server ends, or is not
+        ready in time.
+        """
         deadline = time.monotonic() + self.command.start_s
         while time.monotonic() < deadline:
             if (status := self.running.poll()) is not None:

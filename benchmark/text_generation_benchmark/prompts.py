@@ -10,7 +10,7 @@ WORD = re.compile("Ġ[a-z]{2,}")
 
 
 class Prompts:
-    """Random words of the vocabulary, one token each. Every instance makes the same sequence of prompts."""
+    """Makes prompts of random words, each of them one token. Every instance makes the same sequence of prompts."""
 
     def __init__(self, model: Path) -> None:
         self._tokenizer: Tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))

@@ -20,8 +20,8 @@ STEP_HEAD = ("ms per token", "first token ms", "of memory limit")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`version` is empty if the peer is not installed. `note` says how to install the peer, or what an installed peer
-    cannot do.
+    """One peer's results. `version` is empty if the peer is not installed. `note` says how to install the peer, or what
+    an installed peer cannot do.
     """
 
     name: str

@@ -57,7 +57,7 @@ def measure(steps: int) -> Speed:
 
 
 class SteadyRequests:
-    """Whenever a request ends, another one arrives, so the queue keeps its length."""
+    """A scheduler under steady load: whenever a request ends, another one arrives, so the queue keeps its length."""
 
     def __init__(self) -> None:
         self.random = np.random.default_rng(0)
@@ -66,7 +66,7 @@ class SteadyRequests:
             Limits(capacity, RUNNING, max_batch_prefill_tokens=4096), end_tokens=frozenset({END_TOKEN})
         )
         self.prefixes = [self._tokens(PREFIX_TOKENS) for _ in range(PREFIXES)]
-        self.left: dict[int, int] = {}  # output tokens that each request will still make, by its id
+        self.left: dict[int, int] = {}  # number of output tokens that each request will still make, by its id
         self.in_flight: deque[Step] = deque()
         self.decisions_s: list[float] = []
         self.answers_s: list[float] = []

@@ -1,4 +1,4 @@
-"""Sizes of the Llamas that are measured or simulated, and what follows from them. Needs no torch."""
+"""Sizes of the Llamas that are measured or simulated, and numbers computed from these sizes. Needs no torch."""
 
 from dataclasses import dataclass
 

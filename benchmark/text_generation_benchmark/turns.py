@@ -23,7 +23,7 @@ FEWEST_TURNS = 6  # with fewer values, a median has no interval of this confiden
 
 
 class TenMessages:
-    """A chat of ten messages, through the model's chat template."""
+    """A dialect that sends each prompt as a chat of ten messages, through the model's chat template."""
 
     path = "/v1/chat/completions"
 

@@ -18,8 +18,9 @@ def address_of(hostname: str, logger: logging.Logger) -> str:
 
 
 def bound_socket(address: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet: connections are refused until it does. OSError if the port is in use or
-    the address is not of this machine."""
+    """A bound socket that does not listen yet, so connections are refused. OSError if the port is in use or the address
+    does not belong to this machine.
+    """
     bound = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
         # A restart must not wait for the connections that the last server left in TIME_WAIT.

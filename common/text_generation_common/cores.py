@@ -10,14 +10,17 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cores(cgroup: Path = CGROUP) -> int:
-    """Number of cores that the process may run on, limited by its quota of processor time. All cores of the machine on
-    systems that do not tell."""
+    """Number of cores that the process may use: the cores it may run on, limited by its quota of processor time. On
+    systems that do not say, all cores of the machine.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min([cores, *(max(1, math.ceil(quota)) for quota in _quotas(cgroup))])
 
 
 def _quotas(cgroup: Path) -> Iterator[float]:
-    """Quotas of processor time, in cores, of control groups version 2 and version 1. Yields nothing without limits."""
+    """Quotas of processor time, in cores, from control groups version 2 and version 1. Yields nothing if there are no
+    limits.
+    """
     with suppress(OSError, ValueError):
         quota, period = (cgroup / "cpu.max").read_text().split()
         if quota != "max":

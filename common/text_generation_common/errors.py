@@ -10,7 +10,9 @@ import json
 
 
 class CommandError(Exception):
-    """Prints as TGI does: the name of the class, and the reason in quotes if there is a reason."""
+    """Base of errors that end a command. Its text is printed as TGI prints it: the name of the class, and the reason in
+    quotes if there is a reason.
+    """
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)

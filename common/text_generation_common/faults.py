@@ -29,7 +29,7 @@ NOT_TESTING = "FAILPOINTS is set and has no effect: only processes that were sta
 
 
 class InjectedFault(Exception):
-    """The exception that the action `raise` raises."""
+    """Raised by the action `raise`."""
 
 
 @dataclass(slots=True)
@@ -37,10 +37,10 @@ class Rule:
     point: str
     action: str
     seconds: float
-    every: int  # act at passes `every`, 2 * `every`, …; 0: act at the passes `at`
+    every: int  # act at the passes `every`, 2 * `every`, …; 0: act at the passes in `at`
     at: frozenset[int]
     token: int | None  # count only the passes that work on this token; None: count all passes
-    passed: int = field(default=0)  # passes counted until now
+    passed: int = field(default=0)  # number of passes counted until now
 
     def is_due(self) -> bool:
         self.passed += 1

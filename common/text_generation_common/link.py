@@ -36,7 +36,9 @@ class LinkMessage:
 
 
 class Link:
-    """One end of the line between launcher and router. `Link.open` makes it, inside the event loop that uses it."""
+    """One end of the line between launcher and router. It is made by `Link.open`, inside the event loop that uses
+    it.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, end: socket.socket) -> None:
         self._reader = reader
@@ -52,12 +54,14 @@ class Link:
         return cls(*await asyncio.open_connection(sock=end, limit=LINE_LIMIT), sending)
 
     def send(self, message: LinkMessage) -> None:
-        """Never blocks. The message is lost when the other process has ended or its receive buffer is full."""
+        """Sends a message without blocking. The message is lost if the other process has ended or its receive buffer is
+        full.
+        """
         with suppress(OSError):
             self._sending.send(json.dumps(asdict(message)).encode() + b"\n", socket.MSG_DONTWAIT)
 
     async def receive(self) -> LinkMessage | None:
-        """The next message; None when the other process has ended."""
+        """Waits for the next message. Returns None when the other process has ended."""
         try:
             line = await self._reader.readline()
         except ConnectionError:

@@ -42,7 +42,9 @@ def timestamp(record: logging.LogRecord) -> str:
 
 
 def setup_logging(level: str = "info", json_output: bool = False) -> None:
-    """Logs to stdout. `level` is TGI's LOG_LEVEL: a level's name, or a filter: `info,text_generation_router=debug`."""
+    """Sets up logging to stdout. `level` is TGI's LOG_LEVEL: a level's name, or a filter such as
+    `info,text_generation_router=debug`.
+    """
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter() if json_output else TextFormatter())
     logging.basicConfig(level="INFO", handlers=[handler], force=True)

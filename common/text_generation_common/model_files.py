@@ -1,6 +1,6 @@
 """Reads the small files of a model for launcher, router and server.
 
-Strangers have made these files, so a file that is not regular, or larger than any such file in use, is refused before
+These files come from strangers. So a file that is not regular, or larger than any such file in use, is refused before
 it is read.
 """
 
@@ -33,7 +33,9 @@ def limit_bytes(name: str) -> int:
 
 
 def read_model_file(path: Path) -> bytes:
-    """OSError, with a `strerror` that says why, for a file that cannot be read, is not regular, or is too large."""
+    """The file's content. OSError, whose `strerror` gives the reason, if the file cannot be read, is not regular, or is
+    too large.
+    """
     limit = limit_bytes(path.name)
     with open(path, "rb", buffering=0, opener=_open_without_waiting) as file:
         status = os.fstat(file.fileno())
@@ -49,5 +51,5 @@ def read_model_file(path: Path) -> bytes:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """Opens with O_NONBLOCK: opening a named pipe would otherwise wait until a process writes to it."""
+    """Opens a file with O_NONBLOCK. Without it, opening a named pipe would wait until a process writes to the pipe."""
     return os.open(path, flags | os.O_NONBLOCK)

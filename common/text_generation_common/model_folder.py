@@ -1,4 +1,4 @@
-"""Tells where a model is: in a folder of this machine, in the demo model's folder, or on the Hugging Face hub."""
+"""Finds where a model is: in a folder of this machine, in the demo model's folder, or on the Hugging Face hub."""
 
 import re
 from importlib.util import find_spec

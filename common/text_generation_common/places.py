@@ -23,11 +23,11 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 @dataclass(frozen=True, slots=True)
 class ServerPlace:
-    """Where the files of one server lie: their paths begin with `prefix`."""
+    """The place of one server's files: their paths begin with `prefix`."""
 
     prefix: str
     folder: Path | None  # made and removed by the launcher; None when the user chose the prefix and made its folder
-    advice: str  # how to choose another place, for error messages
+    advice: str  # tells the user how to choose another place, in error messages
 
     @property
     def lock(self) -> str:
@@ -87,7 +87,7 @@ class ServerPlace:
                 _in(folder)._remove_if_nobody_holds_it()
 
     def _files(self) -> Iterator[str]:
-        """Paths of this server's files, without the files of another server whose prefix begins with this prefix."""
+        """Paths of this server's files. Files of another server whose prefix begins with this prefix are left out."""
         folder, name = os.path.split(self.prefix)
         ours = re.compile(re.escape(name) + r"-\d+(\.rendezvous)?")
         with suppress(OSError):
@@ -116,7 +116,7 @@ def socket_path(prefix: str, rank: int) -> str:
 
 
 def chosen(prefix: str) -> ServerPlace:
-    """The place whose prefix the user chose."""
+    """A place whose prefix was chosen by the user."""
     # gRPC's `unix://` addresses must be absolute.
     return ServerPlace(os.path.abspath(prefix), None, "choose another --shard-uds-path")
 
@@ -145,8 +145,9 @@ def _in(folder: Path) -> ServerPlace:
 
 
 def _roots(runtime_dir: str) -> list[Path]:
-    """Folders that may hold the folders of ports; new servers use the first. A runtime directory of another user, which
-    `sudo` and containers inherit, is ignored."""
+    """Folders that may contain the servers' folders (one for each port); new servers use the first. A runtime directory
+    of another user, which `sudo` and containers inherit, is ignored.
+    """
     shared = Path(f"/tmp/tgi-py-{os.geteuid()}")
     folder = Path(runtime_dir)
     with suppress(OSError):
@@ -178,7 +179,7 @@ def _check_private(folder: Path, advice: str) -> None:
 
 
 def _is_a_shard_s(path: str) -> bool:
-    """Whether `path` is a socket or a rendezvous file, and not a user's file that has the same name."""
+    """Whether `path` is a socket or a rendezvous file of a shard. A user's file may have the same name."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

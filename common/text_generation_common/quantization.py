@@ -1,4 +1,4 @@
-"""Finds out in which format the weights of a model are quantized, and refuses formats that are not served."""
+"""Finds the format in which the weights of a model are quantized, and refuses formats that are not served."""
 
 import json
 from collections.abc import Mapping
@@ -58,7 +58,8 @@ def _content(file: Path) -> object:
     try:
         return json.loads(read_model_file(file))
     except (OSError, ValueError, RecursionError):
-        return None  # The file cannot be read, but it exists, and such files exist for quantized weights only.
+        # The file exists but cannot be read. The weights are quantized, because such files exist only then.
+        return None
 
 
 def format_name(settings: object) -> str:
@@ -74,6 +75,6 @@ def format_name(settings: object) -> str:
 
 
 def _short(value: object) -> str:
-    """The value as one line of at most LONGEST_NAME characters, whatever a stranger's file holds."""
+    """The value as one line of at most LONGEST_NAME characters, because the file may contain anything."""
     text = value if isinstance(value, str) and value.isascii() and value.isprintable() else json.dumps(value)
     return text[:LONGEST_NAME]

@@ -1,4 +1,5 @@
-"""How the tokens of a request are chosen: one value for router and shard, and the only place that declares it.
+"""How the tokens of a request are chosen: one value that router and shard share, and the only place that declares its
+parameters.
 
 A parameter has the same name here, in proto/generate.proto and in the HTTP schemas, so that no code copies it by hand.
 """
@@ -9,19 +10,21 @@ from operator import attrgetter
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The defaults are neutral: they take the most likely token, and change no logit."""
+    """The sampling parameters of a request. The defaults are neutral: they take the most likely token, and change no
+    logit.
+    """
 
-    do_sample: bool = False  # draw the token; False: take the most likely token
+    do_sample: bool = False  # True: draw the token; False: take the most likely token
     temperature: float = 1.0
-    top_k: int = 0  # tokens; 0: off
+    top_k: int = 0  # number of tokens to draw from; 0: no limit
     top_p: float = 1.0
-    min_p: float = 0.0  # least likelihood of a token, as a share of the most likely token's
+    min_p: float = 0.0  # least likelihood of a token, divided by the likelihood of the most likely token
     typical_p: float = 1.0
-    seed: int = 0  # 64 bits without a sign; noise is a hash of (seed, position, token)
-    repetition_penalty: float = 1.0  # counts tokens of prompt and output
-    frequency_penalty: float = 0.0  # counts output tokens only
+    seed: int = 0  # unsigned 64-bit number; the noise is a hash of (seed, position, token)
+    repetition_penalty: float = 1.0  # applies to tokens of prompt and output
+    frequency_penalty: float = 0.0  # applies to output tokens only
     watermark: bool = False
-    top_n_tokens: int = 0  # best tokens whose log-probabilities come with each token
+    top_n_tokens: int = 0  # number of most likely tokens that are returned with each token
     bias: tuple[tuple[int, float], ...] = ()  # (token, number added to its logit), each token at most once
 
     @property

@@ -1,4 +1,4 @@
-"""`Sampling` in protobuf. A field of `NextTokenChooserParameters` has the name of its parameter."""
+"""Converts `Sampling` to and from protobuf. A field of `NextTokenChooserParameters` has the name of its parameter."""
 
 from text_generation_common.sampling import NAMES, Sampling
 from text_generation_proto import generate_pb2 as pb

@@ -15,8 +15,9 @@ from text_generation_common.flags.programs import ProgramFlags
 
 
 def make_app(help: str | None = None) -> typer.Typer:
-    """An app without commands. `help` describes an app of several commands, which shows it when none is given. Pretty
-    tracebacks are off: they print the values of variables, which may be a user's text."""
+    """An app without commands. `help` describes an app of several commands, and is shown when no command is given.
+    Pretty tracebacks are off, because they print the values of variables, which may be a user's text.
+    """
     return typer.Typer(
         help=help,
         no_args_is_help=help is not None,
@@ -33,7 +34,9 @@ def taking(
     config_class: Any,
     further: Iterable[inspect.Parameter] = (),
 ) -> Callable[..., None]:
-    """A function that typer makes a command of: it calls `run` with the value of each flag by the flag's name."""
+    """Makes a function that typer turns into a command: it calls `run` with the value of each flag by the flag's
+    name.
+    """
 
     def command(**values: Any) -> None:
         run(values)

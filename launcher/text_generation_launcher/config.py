@@ -1,4 +1,4 @@
-"""The launcher's flags as given, and what follows from them: the plan of the children to start.
+"""The launcher's flags as given, and the plan that is made from them: which children to start, and how.
 
 `resolve.py` makes the plan. The rest of the launcher reads the plan and never the command line.
 """

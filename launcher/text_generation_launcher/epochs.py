@@ -24,8 +24,8 @@ REMIND_S = 10.0
 
 
 class Epochs:
-    """`run` is to be started as a task. `notify_router` sends a message to the router; `remove_files` removes files
-    that dead shards have left.
+    """Keeps one shard group alive. `run` is to be started as a task. `notify_router` sends a message to the router;
+    `remove_files` removes files that dead shards have left.
     """
 
     def __init__(

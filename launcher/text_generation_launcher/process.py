@@ -36,7 +36,7 @@ class Child:
 
     @classmethod
     async def start(cls, command: Command) -> "Child":
-        """Raises OSError when the program cannot be run."""
+        """Starts a child. Raises OSError when the program cannot be run."""
         loop = asyncio.get_running_loop()
         # A pipe of our own: whether asyncio's `wait` also waits for the end of asyncio's pipe differs between versions
         # of Python.

@@ -1,7 +1,7 @@
 """Decides whether the router's event loop works or hangs, from its answers to pings and from the kernel's counts.
 
 A router that is stopped or stuck does not answer, and a router that waits for a processor does not answer either. The
-kernel's counts tell the two apart: only time in which the router could have answered is counted. Time in which the
+kernel's counts show the difference: only time in which the router could have answered is counted. Time in which the
 whole machine is suspended is not counted, because the monotonic clock stands still. The rules do no input or output.
 """
 

@@ -30,8 +30,9 @@ class Loss:
 
 
 class ShardGroup:
-    """The caller must `start` the group, wait for `lost`, `unwatch` and `kill` the group. `ready` is set when every
-    shard has reported that it is ready."""
+    """The processes of one epoch. The caller must `start` the group, wait for `lost`, `unwatch` and `kill` the group.
+    `ready` is set when every shard has reported that it is ready.
+    """
 
     def __init__(self, epoch: int, socket_paths: Sequence[str]) -> None:
         self.ready = asyncio.Event()

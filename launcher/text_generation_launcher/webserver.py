@@ -28,8 +28,8 @@ ASKED_ENDS = (0, -signal.SIGTERM, -signal.SIGKILL)
 
 
 class Webserver:
-    """`run` is to be started as a task. `on_message` is called with the router's messages about shards, `on_end` when a
-    router has ended without being asked to.
+    """Keeps the router alive. `run` is to be started as a task. `on_message` is called with the router's messages about
+    shards, `on_end` when a router has ended without being asked to.
     """
 
     def __init__(

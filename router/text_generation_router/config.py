@@ -18,7 +18,7 @@ IMAGE_BYTES = 1_073_741_824
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterFlags:
-    """The command line. `resolve.py` makes a `RouterConfig` of it."""
+    """The router's command line. `resolve.py` makes a `RouterConfig` of it."""
 
     tokenizer_name: str = flag(REQUIRED, "Local directory or hub id.")
     files: FileFlags = FileFlags()

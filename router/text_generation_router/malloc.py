@@ -1,4 +1,4 @@
-"""Returns freed memory to the system. The C library would keep it."""
+"""Returns freed memory to the operating system. The C library would keep it."""
 
 import ctypes
 import sys

@@ -42,7 +42,7 @@ def refuse_unsupported(flags: RouterFlags) -> None:
 
 
 def check(flags: RouterFlags, has_keys: bool) -> None:
-    """Raises StartError for a value that is out of range or contradicts another value."""
+    """Checks the flags. Raises StartError for a value that is out of range or contradicts another value."""
     for reason in checks.not_positive(ROUTER.flags_of(RouterFlags), values_of(flags)):
         raise StartError(reason)
     if flags.http.graceful_termination_timeout < 0:

@@ -91,7 +91,9 @@ app.command(context_settings={"ignore_unknown_options": True})(quantize)
 
 
 def main() -> None:
-    """Prints an error that the user can correct as one line on stderr. Exits with status 2 on wrong usage."""
+    """Runs a command. Prints an error that the user can correct as one line on stderr. Exits with status 2 on wrong
+    usage.
+    """
     try:
         app()
     except ShardError as error:

@@ -1,5 +1,5 @@
-"""Draws mutants (small changes of the code) from every room, runs the room's tests against each mutant, and prints the
-mutants that no test noticed.
+"""Draws mutants (small changes of the code) from every room (part of a package), runs the room's tests against each
+mutant, and prints the mutants that no test noticed.
 
 mutmut and cosmic-ray start a whole pytest for each mutant, which here imports torch for seconds: 500 mutants would take
 most of a day. This program forks every run of the tests from a process that has imported the libraries already, and

@@ -15,7 +15,7 @@ SERVER = "server/text_generation_server"
 ROUTER = "router/text_generation_router"
 COMMON = "common/text_generation_common"
 LAUNCHER = "launcher/text_generation_launcher"
-# Folders in which each file must belong to a room.
+# Folders in which each file must belong to a room, one of the groups of files that are tested together.
 WHOLE = (f"{ROUTER}/scheduling", f"{ROUTER}/engine", f"{SERVER}/step", f"{SERVER}/sampling", LAUNCHER, COMMON)
 
 ROOMS = (

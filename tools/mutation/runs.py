@@ -1,4 +1,6 @@
-"""Runs of a room's tests, forked one by one from a process that has imported the libraries."""
+"""Runs the tests of a room (a group of source files and their tests). Each run is forked from a process that has
+imported the libraries.
+"""
 
 import json
 import os

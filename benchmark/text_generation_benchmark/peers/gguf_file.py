@@ -31,7 +31,7 @@ OTHER_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", 
 
 
 def gguf_name(name: str) -> str:
-    """ValueError for a tensor that a plain Llama does not have."""
+    """The tensor's name in a GGUF file. ValueError for a tensor that a plain Llama does not have."""
     stem = name.removesuffix(".weight")
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
     known = LAYER_NAMES.get(layer.group(2)) if layer else OTHER_NAMES.get(stem)
@@ -76,7 +76,7 @@ def add_weights(writer: Any, model: Path, config: dict[str, Any]) -> None:
 
 
 def add_shape(writer: Any, config: dict[str, Any]) -> None:
-    """ValueError unless the model is a plain Llama."""
+    """Writes the model's sizes. ValueError unless the model is a plain Llama."""
     rope = config.get("rope_parameters") or {"rope_theta": config["rope_theta"], "rope_type": "default"}
     if config["model_type"] != "llama" or rope["rope_type"] != "default" or config.get("rope_scaling"):
         raise ValueError("only a plain Llama without scaled rotary embeddings is written as GGUF")

@@ -55,7 +55,7 @@ class ShardBenchmarkConfig:
     asked: AskedSampling
 
     def plan(self) -> Plan:
-        """Raises StartError for settings that cannot be measured."""
+        """The rounds to run. Raises StartError for settings that cannot be measured."""
         if self.decode_length < 2:
             raise StartError("--decode-length must be at least 2: the first token comes from the prefill")
         return Plan(

@@ -16,12 +16,12 @@ QUIET_S = 0.2  # seconds; a router under load runs many steps in this time
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """The state of one rank."""
+    """The state of one rank: the numbers of its steps and of its slots."""
 
     epoch: int
     last_step: int
     running_step: int  # number of the step; 0: no step is running
-    slots: int  # slots of the KV cache; 0: the shard is not warmed up yet
+    slots: int  # number of slots of the KV cache; 0: the shard is not warmed up yet
 
 
 async def read_rank_states(master_uds_path: str) -> list[RankState]:

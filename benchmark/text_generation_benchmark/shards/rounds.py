@@ -101,7 +101,9 @@ class ShardBenchmark:
 
 @asynccontextmanager
 async def open_benchmark(master_uds_path: str, plan: Plan, ids: tuple[int, ...]) -> AsyncIterator[ShardBenchmark]:
-    """Raises ShardsError if the shards cannot be used now, StartError if the plan does not fit them."""
+    """A connected benchmark. Raises ShardsError if the shards cannot be used now, StartError if the plan does not fit
+    them.
+    """
     states = await find_idle(master_uds_path)
     _check_slots(plan, min(state.slots for state in states))
     shards = await ShardedClient.connect(master_uds_path)

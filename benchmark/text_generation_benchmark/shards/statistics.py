@@ -10,7 +10,7 @@ class Round:
 
     batch_size: int
     is_warmup: bool
-    sequence_length: int  # tokens of each request's prompt
+    sequence_length: int  # number of tokens of each request's prompt
     decode_steps: int
     prefill_s: float
     decode_s: float  # seconds of all decode steps together

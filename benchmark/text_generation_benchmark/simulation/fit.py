@@ -31,7 +31,7 @@ class Fit:
 
 
 def read_log(lines: list[str]) -> StepTimes:
-    """ValueError if the log is too short.
+    """Reads a shard's log of steps. ValueError if the log is too short.
 
     A step's time is the time since the previous step ended, the router's delay included, because rows had to wait for
     it. If no row was running, the gap before the step was idle time, and is left out.

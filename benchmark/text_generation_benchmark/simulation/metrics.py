@@ -11,7 +11,9 @@ from text_generation_router.scheduling.scheduler import SchedulerCounters
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """Arrays with one element per request; seconds on the trace's clock, without the overhead of HTTP."""
+    """Times of all requests, as arrays with one element per request; seconds on the trace's clock, without the overhead
+    of HTTP.
+    """
 
     arrival_s: Floats
     first_s: Floats  # time at which the first token was made
@@ -27,13 +29,13 @@ class Outcome:
     times: RequestTimes
     slots: int
     end_s: float  # time at which the last step ended
-    held_slot_s: Floats  # slots held by requests × seconds, in each bucket of time
+    held_slot_s: Floats  # number of slots held by requests × seconds, in each bucket of time
     most_held: int
     steps: int
     prefilled_tokens: int
     prefix_hit_tokens: int
-    recomputed_tokens: int  # tokens computed again after preemptions
-    wasted_rows: int  # rows decoded after their request had ended
+    recomputed_tokens: int  # number of tokens computed again after preemptions
+    wasted_rows: int  # number of rows decoded after their request had ended
     preemptions: int
 
 
@@ -83,7 +85,7 @@ class Books:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """A request is good if its first token and every gap between its tokens stay within these limits."""
+    """Limits in seconds. A request is good if its first token and every gap between its tokens stay within them."""
 
     first_token_s: float
     gap_s: float

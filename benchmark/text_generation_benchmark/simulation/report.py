@@ -27,7 +27,7 @@ HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One policy under one rate of a load."""
+    """The simulation of one policy under one rate of a load."""
 
     policy: str
     rate: float

@@ -54,8 +54,8 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class TraceWorkload:
-    """`prompt` is the length in tokens without the shared prefix. The prefix is one of `num_prefixes`, all equally
-    likely.
+    """Distributions of a trace's requests. `prompt` is the length in tokens without the shared prefix. The prefix is
+    one of `num_prefixes`, all equally likely.
     """
 
     prompt: Lengths

@@ -34,11 +34,12 @@ class AsyncClient(
         Answer[AsyncIterator[Completion]],
     ]
 ):
-    """Talks to one server. Connections are kept: use it as a context manager, or call `aclose()` in the end. Calls are
-    awaited, and `chat` and `completion` with `stream=True` are awaited before their chunks are iterated over.
+    """A client of one server, for asyncio programs. It keeps connections open: use it as a context manager, or call
+    `aclose()` in the end. Calls are awaited, and `chat` and `completion` with `stream=True` are awaited before their
+    chunks are iterated over.
 
-    `timeout` is a `Timeout`, or a number of seconds for the whole of a call. `transport` is httpx's, for tests.
-    Every method raises subclasses of `text_generation.errors.TextGenerationError`.
+    `timeout` is a `Timeout`, or a number of seconds for the whole of a call. `transport` is httpx's, for tests. Every
+    method raises subclasses of `text_generation.errors.TextGenerationError`.
     """
 
     def __init__(

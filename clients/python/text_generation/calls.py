@@ -14,7 +14,7 @@ from text_generation.requests import (
 )
 from text_generation.types import ChatRequest, CompletionRequest, Grammar, Request
 
-# What a client returns for a whole answer, and for a stream of its parts.
+# Types that a client returns for a whole answer, and for a stream of its parts.
 Generated = TypeVar("Generated")
 GeneratedParts = TypeVar("GeneratedParts")
 Chat = TypeVar("Chat")
@@ -24,7 +24,7 @@ CompletedParts = TypeVar("CompletedParts")
 
 
 class Calls(ABC, Generic[Generated, GeneratedParts, Chat, ChatParts, Completed, CompletedParts]):
-    """Turns arguments into requests. A subclass sends the requests, and returns their answers."""
+    """Base of both clients: turns arguments into requests. A subclass sends the requests, and returns their answers."""
 
     def generate(
         self,

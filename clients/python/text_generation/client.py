@@ -35,10 +35,11 @@ class Client(
         Iterator[Completion],
     ]
 ):
-    """`AsyncClient` for synchronous code; threads may share it. Use it as a context manager, or `close()` it.
+    """A client of one server, for synchronous code; threads may share it. Use it as a context manager, or call
+    `close()` in the end.
 
-    Calls wait in an event loop because only there can a limit on the next *token* be kept: a socket's own timeout
-    starts again with every keep-alive comment of the server.
+    Calls run `AsyncClient` in an event loop, because only there can a limit on the next *token* be kept: a socket's own
+    timeout starts again with every keep-alive comment of the server.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepa
 
 
 class Connection:
-    """Several event loops may use it, also one after the other: each loop has a pool of its own."""
+    """A pool of HTTP connections for each event loop. Several event loops may use it, also one after the other."""
 
     def __init__(
         self,
@@ -36,7 +36,9 @@ class Connection:
         self._closed = False
 
     async def post(self, url: str, body: bytes) -> bytes:
-        """Returns the body of a good answer, and raises the error that a bad answer stands for."""
+        """Sends a POST request. Returns the body of an answer with status 200, and raises the server's error for any
+        other status.
+        """
         with _transport_errors(url, self._timeout):
             response = await Stopwatch(self._timeout).answer(lambda: self._pool().post(url, content=body))
         if response.status_code != httpx.codes.OK:
@@ -88,7 +90,9 @@ class _Events:
         self._decoder = EventDecoder()
 
     async def next_batch(self) -> list[str]:
-        """Returns at least one event, or an empty list at the end. Reads on over comments and halves of events."""
+        """The next events of the stream: at least one event, or an empty list at the end. Continues reading after
+        comments and incomplete events.
+        """
         async for piece in self._pieces:
             if events := self._decoder.feed(piece):
                 return events

@@ -22,7 +22,7 @@ Wait = Literal["connect", "first_token", "between_tokens", "total"]
 
 
 class TextGenerationError(Exception):
-    """Base of all errors of this package. Its text is the server's own where the server gave one."""
+    """Base of all errors of this package. Its text is the server's own text if the server sent one."""
 
 
 class ValidationError(TextGenerationError):

@@ -12,7 +12,8 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Starts with the first call. `cleanup` is the last to run in the loop: at `close()`, or when `owner` is collected.
+    """An event loop in a thread, which starts with the first call. `cleanup` is the last coroutine to run in the loop:
+    at `close()`, or when `owner` is garbage collected.
 
     The loop has a thread because the caller may be inside a running loop already, as in a notebook, and because several
     threads may call at the same time.

@@ -1,4 +1,6 @@
-"""From the bytes of an answer to a typed value, or to the error that they stand for. Does no input or output."""
+"""Turns the bytes of an answer into a typed value, or into the error that the answer contains. Does no input or
+output.
+"""
 
 import json
 from typing import Any, TypeVar
@@ -14,7 +16,7 @@ MAX_QUOTED_CHARACTERS = 1000
 
 
 def parse_answer(model: type[M], body: bytes) -> M:
-    """Parses a whole answer with a good status. `POST /` wraps the answer in a list of one."""
+    """Parses a whole answer with status 200. `POST /` wraps the answer in a list of one."""
     try:
         payload = json.loads(body)
     except ValueError:
@@ -34,7 +36,7 @@ def parse_event(model: type[M], data: str) -> M:
 
 
 def answer_error(status_code: int, body: bytes) -> TextGenerationError:
-    """Returns the error of an answer with a bad status, whatever the body looks like."""
+    """The error of an answer with a status other than 200, whatever its body contains."""
     try:
         payload = json.loads(body)
     except ValueError:
@@ -57,7 +59,7 @@ def _validate(model: type[M], payload: Any, quoted: bytes) -> M:
 
 
 def explain(error: pydantic.ValidationError) -> str:
-    """The first complaint of pydantic, in one line."""
+    """The first error that pydantic found, in one line."""
     first = error.errors(include_url=False, include_context=False)[0]
     return f"`{'.'.join(map(str, first['loc']))}`: {first['msg']}"
 

@@ -1,4 +1,4 @@
-"""From the arguments of a client's method to the body that is sent."""
+"""Turns the arguments of a client's method into the body that is sent."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
@@ -39,7 +39,7 @@ class ChatOptions(TypedDict, total=False):
 
 
 class CompletionOptions(TypedDict, total=False):
-    """The parameters of `completion` by keyword, likewise."""
+    """The parameters of `completion` by keyword, for the overloads that tell a stream from an answer."""
 
     frequency_penalty: float | None
     max_tokens: int | None
@@ -51,28 +51,30 @@ class CompletionOptions(TypedDict, total=False):
 
 
 def generate_request(prompt: str, stop_sequences: list[str] | None, stream: bool, **fields: Any) -> Request:
-    """`fields` are fields of `Parameters`. ValidationError if a value is wrong."""
+    """The body of `generate`. `fields` are fields of `Parameters`. ValidationError if a value is wrong."""
     parameters = _checked(Parameters, stop=stop_sequences or [], details=True, **fields)
     return _checked(Request, inputs=prompt, parameters=parameters, stream=stream)
 
 
 def chat_request(messages: Messages, **fields: Any) -> ChatRequest:
-    """ValidationError if a value is wrong."""
+    """The body of `chat`. ValidationError if a value is wrong."""
     return _checked(ChatRequest, model=MODEL, messages=messages, **fields)
 
 
 def completion_request(prompt: str, **fields: Any) -> CompletionRequest:
-    """ValidationError if a value is wrong."""
+    """The body of `completion`. ValidationError if a value is wrong."""
     return _checked(CompletionRequest, model=MODEL, prompt=prompt, **fields)
 
 
 def to_json(request: pydantic.BaseModel) -> bytes:
-    """The body of a request. Parameters that are None are left out, so that the server's defaults hold."""
+    """The JSON of a body. Parameters that are None are left out, so that the server's defaults apply."""
     return request.model_dump_json(exclude_none=True).encode()
 
 
 def _checked(kind: type[M], /, **fields: Any) -> M:
-    """Raises our ValidationError for a wrong type too, so that callers need no second kind of error."""
+    """A checked value. Raises our ValidationError for a wrong type too, so that callers need to catch one class
+    only.
+    """
     try:
         return kind(**fields)
     except pydantic.ValidationError as error:

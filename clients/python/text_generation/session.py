@@ -27,7 +27,9 @@ _DONE = "[DONE]"
 
 
 class Session:
-    """`base_url` itself is the route of `generate`, as in TGI; the OpenAI routes lie below it."""
+    """Sends the requests of one client. `base_url` itself is the route of `generate`, as in TGI; the OpenAI routes lie
+    below it.
+    """
 
     def __init__(self, base_url: str, connection: Connection) -> None:
         self.base_url = base_url
@@ -62,8 +64,9 @@ class Session:
     async def _stream(
         self, model: type[M], url: str, request: pydantic.BaseModel, is_last: Callable[[M], bool] = lambda event: False
     ) -> AsyncIterator[M]:
-        """Ends well after an event that `is_last`, or after `[DONE]`. Reads on to the end of the body, so that the
-        connection can be used again."""
+        """Yields the parsed events of a stream. The stream ends normally after an event that `is_last`, or after
+        `[DONE]`. Reads to the end of the body, so that the connection can be used again.
+        """
         complete = False
         async with aclosing(self._connection.stream(url, to_json(request))) as events:
             async for data in events:

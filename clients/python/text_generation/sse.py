@@ -6,7 +6,7 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 class EventDecoder:
-    """Takes a stream in pieces of any size; a piece may end inside a line, a line end or a character.
+    """Decodes a stream that arrives in pieces of any size; a piece may end inside a line, a line end or a character.
 
     Comments and fields other than `data` are dropped. The space after the colon may be missing.
     """
@@ -27,7 +27,7 @@ class EventDecoder:
         return events
 
     def end(self) -> list[str]:
-        """Returns the last event of the stream if only its blank line is missing. A cut line is dropped."""
+        """A list of the last event if only its blank line is missing; otherwise []. An incomplete line is dropped."""
         return [self._flush()] if self._data else []
 
     @staticmethod

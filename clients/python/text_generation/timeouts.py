@@ -1,4 +1,4 @@
-"""How long a call may wait, and for what."""
+"""Limits on the time for which a call may wait."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Timeout:
-    """Limits in seconds; None: without a limit. A plain number given to a client is `total` alone, as in TGI's client.
+    """Limits in seconds; None: no limit. A plain number given to a client is `total` alone, as in TGI's client.
 
     connect: until the connection, with its TLS session, is made.
     first_token: from the start of the call to the first event of a stream.
@@ -40,7 +40,7 @@ class Timeout:
 
 
 class Stopwatch:
-    """Bounds the waits of one call, which starts when this object is made."""
+    """Limits the waits of one call. The call starts when this object is made."""
 
     def __init__(self, timeout: Timeout) -> None:
         self._timeout = timeout
@@ -56,7 +56,7 @@ class Stopwatch:
         return await self._run(action, "between_tokens", time.monotonic(), self._timeout.between_tokens)
 
     async def _run(self, action: Callable[[], Awaitable[T]], wait: Wait, since: float, limit_s: float | None) -> T:
-        """Runs `action` until `since + limit_s` or the end of `total`, whichever is first."""
+        """Runs `action` until `since + limit_s`, or until the call has taken `total` seconds, whichever is first."""
         deadline = since + limit_s if limit_s is not None else None
         if (total_s := self._timeout.total) is not None:
             end = self._started + total_s

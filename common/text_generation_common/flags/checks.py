@@ -1,4 +1,4 @@
-"""Checks of flags that are made alike for every program: each takes the program's flags and their values."""
+"""Checks of flags that every program makes in the same way. Each takes the program's flags and their values."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -29,7 +29,7 @@ def without_effect(flags: Iterable[Flag], values: Mapping[str, Any]) -> Iterator
 
 
 def not_positive(flags: Iterable[Flag], values: Mapping[str, Any]) -> Iterator[str]:
-    """TGI's words for each number that is too small."""
+    """Errors in TGI's words, one for each number that is too small."""
     for flag in flags:
         value = values[flag.name]
         if flag.positive and value is not None and value <= 0:

@@ -17,23 +17,27 @@ REQUIRED: Any = MISSING
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """The field `max_best_of` is the flag `--max-best-of` and the variable MAX_BEST_OF."""
+    """A declared flag. For example, the field `max_best_of` is the flag `--max-best-of` and the environment variable
+    MAX_BEST_OF.
+    """
 
     name: str = ""
     type: Any = None
     default: object
     help: str
     short: str | None = None
-    env: bool | str = True  # whether there is an environment variable, or the name of one that is called otherwise
+    # Whether there is an environment variable with the usual name; or its name if it is another one.
+    env: bool | str = True
     hidden: bool = False  # whether --help leaves the flag out
-    positional: bool = False  # given without its name
-    off: bool = False  # whether a switch that is off by default has --no-NAME as well
+    positional: bool = False  # whether the value is given without the flag's name
+    off: bool = False  # whether a switch that is off by default can be given as --no-NAME as well
     min: int | None = None  # least value; a number outside of min … max is an error in the command line
     max: int | None = None
     positive: bool = False  # zero, or less, is refused when the program starts
-    secret: bool = False  # kept from command lines and logs
+    secret: bool = False  # whether command lines and logs must not contain the value
     supported: tuple[str, ...] | None = None  # which of a choice's values are supported; None: all of them
-    refused_except: tuple[object, ...] | None = None  # the feature is missing: values that do not ask for it
+    # Set if the feature is missing: the values that do not ask for the feature.
+    refused_except: tuple[object, ...] | None = None
     no_effect: str | None = None  # why the flag is accepted and has no effect
 
     @property
@@ -65,7 +69,7 @@ def flag(default: object, help: str, **about: Any) -> Any:
 
 
 def borrowed(group: type, name: str) -> Any:
-    """The flag of a group, for a program that has this flag and not the group."""
+    """A flag of another group, for a program that has this flag but not the group."""
     return next(field(default=item.default, metadata=item.metadata) for item in fields(group) if item.name == name)
 
 
@@ -78,7 +82,7 @@ def env_name(name: str) -> str:
 
 
 def single_type(kind: Any) -> Any:
-    """`int` for `int | None`."""
+    """The type without None: `int` for `int | None`."""
     return next(part for part in get_args(kind) if part is not type(None)) if isinstance(kind, UnionType) else kind
 
 
@@ -92,7 +96,9 @@ def flags_of(config_class: Any) -> Iterator[Flag]:
 
 
 def values_of(config: Any) -> dict[str, Any]:
-    """Each field's value by its name. The fields of groups stand beside those of the dataclass that contains them."""
+    """The value of each field, by its name. Fields of groups are listed like fields of the dataclass that contains the
+    groups.
+    """
     found: dict[str, Any] = {}
     for item in fields(config):
         value = getattr(config, item.name)
@@ -101,7 +107,9 @@ def values_of(config: Any) -> dict[str, Any]:
 
 
 def from_values(config_class: type[C], values: Mapping[str, Any]) -> C:
-    """The dataclass, with its groups, of which `values_of` gives these values. Further values are left alone."""
+    """The dataclass, with its groups, made from values by name, as `values_of` returns them. Other values are
+    ignored.
+    """
 
     def value(name: str, kind: Any) -> Any:
         is_group: bool = is_dataclass(kind)
@@ -119,7 +127,7 @@ def with_flags(config: C, **values: object) -> C:
 
 
 def _stored(kind: Any, value: Any) -> Any:
-    """A list as a tuple, and the text of a choice as its member."""
+    """The form in which a value is stored: a list as a tuple, the text of a choice as its member."""
     if get_origin(kind) is tuple:
         return tuple(value or ())
     kind = single_type(kind)

@@ -1,4 +1,4 @@
-"""Reads flags that a program takes from its environment only. The program hands in the environment."""
+"""Reads flags that a program takes from its environment only. The program passes the environment as an argument."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -15,8 +15,9 @@ class VariableError(ValueError):
 def from_environment(
     config_class: type[C], environ: Mapping[str, str], parsers: Mapping[str, Callable[[str], object]]
 ) -> C:
-    """The dataclass with the values of the environment. A parser, by the name of its flag, raises ValueError; a flag
-    without a parser is made by its type. An empty variable is not given. Switches are not supported."""
+    """Reads a dataclass from the environment. `parsers`, by the name of the flag, raise ValueError; a flag without a
+    parser is converted by its type. An empty variable counts as missing. Switches are not supported.
+    """
     values: dict[str, Any] = {}
     for flag in flags_of(config_class):
         text = environ.get(flag.variable or "", "")

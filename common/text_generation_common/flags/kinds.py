@@ -1,4 +1,4 @@
-"""The values of flags that are a choice."""
+"""Types of flags whose value is a choice."""
 
 from enum import StrEnum
 
@@ -19,11 +19,11 @@ class Quantize(StrEnum):
     bitsandbytes_nf4 = "bitsandbytes-nf4"
     bitsandbytes_fp4 = "bitsandbytes-fp4"
     fp8 = "fp8"
-    int8 = "int8"  # ours, not TGI's: the weights of linear layers in 8 bits, on CPUs
+    int8 = "int8"  # not in TGI: the weights of linear layers in 8 bits, on CPUs
 
 
 class Dtype(StrEnum):
-    float32 = "float32"  # ours, not TGI's: for CPUs
+    float32 = "float32"  # not in TGI: for CPUs
     bfloat16 = "bfloat16"
     float16 = "float16"
 
@@ -31,7 +31,7 @@ class Dtype(StrEnum):
 class KvCacheDtype(StrEnum):
     fp8_e4m3fn = "fp8_e4m3fn"
     fp8_e5m2 = "fp8_e5m2"
-    int8 = "int8"  # ours, not TGI's
+    int8 = "int8"  # not in TGI
 
 
 class LoadFormat(StrEnum):
@@ -51,13 +51,13 @@ class UsageStats(StrEnum):
 
 
 class AdmissionMode(StrEnum):
-    RESERVE = "reserve"  # slots for all tokens a request may make are set aside when it starts
-    PEAK = "peak"  # the future peak fits, if every request makes `max_new_tokens` tokens
+    RESERVE = "reserve"  # a request gets slots for all tokens it may make when it starts
+    PEAK = "peak"  # a request starts if the future peak of slots fits when every request makes `max_new_tokens` tokens
     PAST_FUTURE = "past-future"  # as PEAK, with output lengths sampled from recent ones
 
 
 class CacheScope(StrEnum):
-    """Which requests share cached prefixes."""
+    """Says which requests share cached prefixes."""
 
     ALL = "all"
     KEY = "key"  # requests with the same API key; all requests if the server has no keys

@@ -1,4 +1,4 @@
-"""Flags that say which model is served, where its files are, and how shards compute it."""
+"""Flags that choose the model, say where its files are, and say how shards compute it."""
 
 # ruff: noqa: RUF009  (`flag` returns `dataclasses.field`, which ruff cannot see)
 
@@ -29,7 +29,7 @@ class FileFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheFlags:
-    """Where model files lie on this machine. Every process reads these flags from the environment."""
+    """Flags that say where model files are on this machine. Every process reads them from the environment."""
 
     huggingface_hub_cache: str | None = flag(None, "Folder of the Hugging Face hub's cache.")
     weights_cache_override: str | None = flag(None, "Folder that holds the model's files; nothing is downloaded.")

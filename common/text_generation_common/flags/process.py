@@ -8,13 +8,13 @@ from text_generation_common.flags.declaration import flag
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFlags:
     json_output: bool = flag(False, "Write each log line as one JSON object.")
-    # For tests of this project. No environment variable: a variable can be inherited by accident.
+    # Used by tests of this project. It has no environment variable, because a variable can be inherited by accident.
     testing: bool = flag(False, "Let processes fail at the places that FAILPOINTS names.", env=False, hidden=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InheritedFlags:
-    """What the processes of a server read from the environment that they share."""
+    """Flags that the processes of a server read from the environment, which they share."""
 
     failpoints: str = flag("", "Places at which this process fails, with --testing.", hidden=True)
     runtime_dir: str = flag("", "The folder in which the folders of all ports lie.", env="XDG_RUNTIME_DIR", hidden=True)
@@ -50,7 +50,7 @@ class AbsentFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbsentShardFlags:
-    """The same, for flags of shards."""
+    """Flags of TGI's shards whose features are missing: refused, or accepted without effect."""
 
     speculate: int | None = flag(None, "Not supported yet; 0 is off.", min=0, refused_except=(None, 0))
     lora_adapters: str | None = flag(None, "Not supported yet.", refused_except=(None, ""))

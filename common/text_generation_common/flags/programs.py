@@ -1,4 +1,4 @@
-"""Where the command line of a program differs from the declarations of its flags."""
+"""Differences between the command line of a program and the declarations of its flags."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from text_generation_common.flags.requests import PREFILL_TOKENS
 
 
 class Changes(TypedDict, total=False):
-    """Fields of `Flag` with other values."""
+    """Fields of `Flag` whose values differ in one program from those in the flag's declaration."""
 
     type: Any
     default: object
@@ -28,9 +28,10 @@ class Changes(TypedDict, total=False):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramFlags:
     changes: Mapping[str, Changes]
-    has_variables: bool = True  # whether flags can be given in the environment
-    checks_ranges: bool = True  # whether a number out of range is wrong usage; `Flag.positive` is checked either way
-    checks_choices: bool = True  # whether another value of a choice is wrong usage; otherwise the program checks
+    has_variables: bool = True  # whether flags can also be given as environment variables
+    checks_ranges: bool = True  # whether typer refuses a number out of range; `Flag.positive` is checked in any case
+    # Whether typer refuses a value that is not among the choices; otherwise the program checks it.
+    checks_choices: bool = True
 
     def flags_of(self, config_class: Any) -> Iterator[Flag]:
         for flag in flags_of(config_class):
@@ -46,7 +47,7 @@ LAUNCHER = ProgramFlags(
         "graceful_termination_timeout": {"type": int},
         "stream_write_timeout": {"type": int},
         "usage_stats": {"type": UsageStats | None},
-        "disable_grammar_support": {"no_effect": None},  # the router mentions it
+        "disable_grammar_support": {"no_effect": None},  # the router logs that the flag is set
     }
 )
 

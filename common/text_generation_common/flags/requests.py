@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from text_generation_common.flags.declaration import flag
 from text_generation_common.flags.kinds import AdmissionMode, CacheScope
 
-# The default of max_batch_prefill_tokens, for models whose context is longer.
+# The default of max_batch_prefill_tokens, for models with a longer context than this.
 PREFILL_TOKENS = 4096
 
 
@@ -34,7 +34,7 @@ class RequestFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFlags:
-    """A limit that is None is found when the shards have warmed up."""
+    """Limits on tokens. A limit that is None is chosen when the shards have warmed up."""
 
     max_input_tokens: int | None = flag(None, "Longest prompt, in tokens; found at warm-up when not given.", min=0)
     max_total_tokens: int | None = flag(
@@ -57,8 +57,9 @@ class TokenFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingFlags:
-    """New requests join running ones at `waiting_served_ratio` waiting requests per running request, or after
-    `max_waiting_tokens` decode steps."""
+    """Flags of the scheduler. New requests join running requests when there are `waiting_served_ratio` waiting requests
+    for each running request, or after `max_waiting_tokens` decode steps.
+    """
 
     waiting_served_ratio: float = flag(0.3, "Ratio of waiting to running requests at which prompts join the batch.")
     max_waiting_tokens: int = flag(20, "Decode steps after which waiting prompts join the batch.", min=0)

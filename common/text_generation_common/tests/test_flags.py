@@ -1,4 +1,4 @@
-"""Declarations of flags: groups in each other, names, values that programs change, variables."""
+"""Declarations of flags: groups within groups, names, values that programs change, environment variables."""
 
 # ruff: noqa: RUF009  (`flag` returns `dataclasses.field`, which ruff cannot see)
 
@@ -53,7 +53,7 @@ PLAIN = ProgramFlags(changes={})
 
 
 def given(program: ProgramFlags, *words: str, **variables: str) -> Outer | str:
-    """What a command line gives: the values, or the error's text."""
+    """What a command line results in: the values, or the error's text."""
     seen: list[Outer] = []
     app = make_app()
     app.command()(taking(lambda values: seen.append(from_values(Outer, values)), program, Outer))

@@ -7,7 +7,7 @@ import pytest
 
 from text_generation_common.quantization import format_name, refusal
 
-# By format: the settings that tools write into a checkpoint, reduced to the fields that name the format.
+# For each format: the settings that tools write into a checkpoint, reduced to the fields that name the format.
 ANNOUNCEMENTS = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "sym": True},
     "gptq (gptq_v2)": {"quant_method": "gptq", "checkpoint_format": "gptq_v2", "bits": 4},

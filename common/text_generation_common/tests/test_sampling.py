@@ -8,7 +8,7 @@ from text_generation_common.sampling import NAMES, NEUTRAL, WARPERS, Sampling
 from text_generation_common.sampling_wire import SCALARS, from_pb, to_pb
 from text_generation_proto import generate_pb2 as pb
 
-# Another value than the neutral one for every parameter, exact in 32 bits.
+# For every parameter a value that is not neutral and that 32 bits represent exactly.
 EVERYTHING = Sampling(
     do_sample=True, temperature=0.5, top_k=2**32 - 1, top_p=0.25, min_p=0.125, typical_p=0.75, seed=2**64 - 1,
     repetition_penalty=1.5, frequency_penalty=-0.5, watermark=True, top_n_tokens=3, bias=((3, -1.5), (9, 0.0)),

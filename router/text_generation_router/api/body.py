@@ -60,7 +60,9 @@ class Bodies:
         self.tidying = tidying or Tidying()
 
     async def read(self, request: Request, question: Question[B]) -> B:
-        """Raises BodyError if the body does not have the form of `question`, ValidationError if a field is refused."""
+        """Reads and checks the body. Raises BodyError if the body does not have the form of `question`, ValidationError
+        if a field is refused.
+        """
         self._check_headers(request)
         incoming = Incoming(request, self._payload_limit)
         if await incoming.is_complete_within(LARGE_BYTES):

@@ -29,7 +29,7 @@ REQUESTS = 2
 
 
 class ChatRoutes:
-    """The route, and its dialect (see `AnswerDialect`)."""
+    """The route of chats, which also provides the steps that differ between routes (see `AnswerDialect`)."""
 
     question = CHAT
     refused_requests = REQUESTS

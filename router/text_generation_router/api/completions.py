@@ -27,7 +27,7 @@ KIND = "text_completion"
 
 
 class CompletionRoutes:
-    """The route, and its dialect (see `AnswerDialect`)."""
+    """The route of completions, which also provides the steps that differ between routes (see `AnswerDialect`)."""
 
     question = COMPLETION
     refused_requests = 2  # requests to count for a refused body: the same number as for one prompt

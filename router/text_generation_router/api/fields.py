@@ -25,7 +25,9 @@ class ListLimits:
 
 
 class Body(BaseModel):
-    """Numbers are JSON numbers (a boolean is not a number, 1.0 is not an integer); unknown fields are ignored."""
+    """Base of request bodies. Numbers are JSON numbers (a boolean is not a number, 1.0 is not an integer); unknown
+    fields are ignored.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 

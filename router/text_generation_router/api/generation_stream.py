@@ -50,8 +50,8 @@ class GenerationStream:
         self._error: InferenceError | None = None
         self._finished = False  # no more events will come
         self._changed = asyncio.Event()
-        self._credits = CREDITS  # tokens that the engine may still send
-        self._read = 0  # tokens read since the last credit
+        self._credits = CREDITS  # number of tokens that the engine may still send
+        self._read = 0  # number of tokens read since the last credit
         try:
             self._index = engine.submit(request, self, CREDITS)
         except RefusedError as refused:

@@ -162,7 +162,9 @@ class Permits:
         self._out += count
 
     def _makes_room(self, share: Share, count: int) -> bool:
-        """Whether `share` gets `count` permits although fewer are left. Other requests may be refused to make room."""
+        """Whether the owner and tenant `share` get `count` permits although fewer are left. Other requests may be
+        refused to make room.
+        """
         if count > self._capacity:
             return False
         owner = self._owners.get(share.owner) or OwnerHolder()

@@ -144,7 +144,7 @@ def refuse_chat(value: dict[str, Any]) -> None:
 
 
 def refuse(value: dict[str, Any], refusals: Table, renamed: Renamed) -> None:
-    """Raises ValidationError naming a field that asks for an unsupported feature."""
+    """Refuses unsupported fields: raises ValidationError that names the first such field."""
     for name in sorted(refusals.keys() & value.keys()):
         if asks(value[name], refusals[name]):
             raise ValidationError(f"`{name}` is not supported yet")

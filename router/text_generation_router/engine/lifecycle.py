@@ -24,8 +24,9 @@ logger = logging.getLogger("text_generation_router")
 
 
 class Lifecycle:
-    """`shards` is None while no shards are ready. `started` is set by the first warm-up; from then on `snapshot`
-    describes the newest epoch."""
+    """Runs the engine from epoch to epoch. `shards` is None while no shards are ready. `started` is set by the first
+    warm-up; from then on `snapshot` describes the newest epoch.
+    """
 
     snapshot: Snapshot
 

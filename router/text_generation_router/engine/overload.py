@@ -19,8 +19,8 @@ class Overload:
         self._retry_after = RetryAfter(scheduler.steps_until_start)
 
     def check(self, request: GenerationRequest) -> None:
-        """Raises RefusedError if too many prompt tokens wait, and the owner or tenant of the request has used its share
-        of them.
+        """Refuses a request with RefusedError if too many prompt tokens wait, and the owner or tenant of the request
+        has used its share of them.
         """
         most = self._max_queued_tokens or QUEUED_CAPACITIES * self._scheduler.limits.capacity
         if not self._scheduler.queue.has_room(request.share, len(request.input_ids), most):

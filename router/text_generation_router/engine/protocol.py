@@ -32,7 +32,7 @@ class TokenLimits:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the shards of the newest epoch run, and the limits that their memory sets."""
+    """Facts about the shards of the newest epoch: the model they run, and the limits that their memory sets."""
 
     model: ModelInfo
     limits: TokenLimits
@@ -50,7 +50,7 @@ class FirstStep:
     """What the engine knows about a request once its first step was sent."""
 
     queue_s: float  # seconds from `submit` to the first step
-    cached_tokens: int  # prompt tokens found in the prefix cache at the first start
+    cached_tokens: int  # number of prompt tokens found in the prefix cache at the first start
 
 
 TopToken = tuple[int, float]  # token id, log-probability
@@ -90,7 +90,9 @@ class Sink(Protocol):
 
 
 class Engine(Protocol):
-    """Requests are named by the index that `submit` returned. Calls for a request that has ended have no effect."""
+    """The interface of an engine. Requests are named by the index that `submit` returned. Calls for a request that has
+    ended have no effect.
+    """
 
     def submit(self, request: GenerationRequest, sink: Sink, credits: int) -> int:
         """Queues a request and returns its index. The sink is called later, never within `submit`. `credits`: see

@@ -34,7 +34,7 @@ class OpenRequest:
 
     running: Running
     sink: Sink
-    credits: int  # tokens that the sink may still get
+    credits: int  # number of tokens that the sink may still get
     queued_s: float
     begun_s: float = 0.0  # time at which its first step was sent; 0 before
     tokens_s: float = 0.0  # time at which its newest tokens came; 0 before
@@ -145,8 +145,8 @@ class Requests:
             _tell(request, Ended(EndReason.FAILED, ended.inference_s, cause))
 
     def put_back(self, unanswered: Iterable[ForwardStep], reason: str) -> int:
-        """Returns running requests to the queue after a loss. Requests that are blamed for the loss end instead;
-        returns their number.
+        """Puts running requests back into the queue after a loss. Requests that are blamed for the loss end instead.
+        Returns the number of requests that ended.
         """
         running = self._scheduler.active.num_running
         given_up = self._scheduler.put_back(unanswered)

@@ -54,8 +54,9 @@ class ShardView:
 
 @dataclass(frozen=True, slots=True)
 class StepAnswer:
-    """The result of a forward step: `request_ids`, `token_ids`, `logprobs` and `top_counts` have one entry for each
-    row; `top_ids` and `top_logprobs` are the rows' top tokens joined. Times in nanoseconds."""
+    """The result of a forward step. `request_ids`, `token_ids`, `logprobs` and `top_counts` have one entry for each
+    row; `top_ids` and `top_logprobs` are the rows' top tokens joined. Times are in nanoseconds.
+    """
 
     number: int
     request_ids: list[int]

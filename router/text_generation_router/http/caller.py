@@ -39,7 +39,7 @@ class Callers:
         self._trusted_proxies = trusted_proxies
 
     def caller_of(self, request: Request) -> Caller:
-        """Raises ValidationError naming the header that is wrong."""
+        """The caller of a request. Raises ValidationError that names the header that is wrong."""
         tenant, timeout_s = _tenant(request), _timeout_s(request)
         share = Share(self.owner_of(request), tenant)
         return Caller(share, self._cache_domain(share), timeout_s)

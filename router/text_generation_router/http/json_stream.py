@@ -9,8 +9,9 @@ from text_generation_router.http.disconnect import send_unless_disconnected
 
 
 class JsonStream(Response):
-    """Sends `[`, `first`, `pieces` and `]`; the pieces contain their commas. An error after the first piece ends the
-    connection before the array is complete."""
+    """A JSON array: sends `[`, `first`, `pieces` and `]`. The pieces contain their commas. An error after the first
+    piece ends the connection before the array is complete.
+    """
 
     def __init__(self, pieces: AsyncGenerator[bytes, None], first: bytes) -> None:
         self.status_code = 200

@@ -22,8 +22,10 @@ class OpenRoute(APIRoute):
 
 
 class Guard:
-    """Answers 401 before any of the body is read. The routes themselves decide which route a request matches, as in the
-    application's router: a separate comparison of paths could disagree, and let a request in without a key."""
+    """Answers requests without a valid key with 401, before any of the body is read. The routes themselves decide which
+    route a request matches, as in the application's router: a separate comparison of paths could disagree, and let a
+    request in without a key.
+    """
 
     def __init__(self, app: ASGIApp, digests: Sequence[bytes], routes: Sequence[BaseRoute]) -> None:
         self._app = app

@@ -20,7 +20,7 @@ CANCELLED_S = 0.1
 
 
 class ChildProcess:
-    """Created by `start`. Its owner must always call `end`."""
+    """A child process, made by `start`. Its owner must always call `end`."""
 
     def __init__(
         self,

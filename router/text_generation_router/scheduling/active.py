@@ -6,7 +6,9 @@ from text_generation_router.scheduling.running import Running
 
 
 class ActiveRequests:
-    """The row of a request that left is *departed* until a filter step removes it from the shards."""
+    """All requests that have slots. If a request has left and its row is still in the shards, the row is *departed*
+    until a filter step removes it.
+    """
 
     def __init__(self) -> None:
         self.running: dict[int, Running] = {}  # id → running request, in order of joining

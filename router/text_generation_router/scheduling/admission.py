@@ -78,7 +78,7 @@ class Forecast:
     """
 
     def __init__(self, admission: AdmissionControl, memory: Memory, budget: int) -> None:
-        self.missing = 0  # slots that the last refused request lacked
+        self.missing = 0  # number of slots that the last refused request lacked
         self._admission = admission
         self._memory = memory
         self._budget = budget

@@ -9,8 +9,8 @@ from text_generation_common.flags.requests import SchedulingFlags
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    capacity: int  # token slots
-    max_rows: int  # requests that may hold a row in the shards
+    capacity: int  # number of token slots
+    max_rows: int  # most requests that may hold a row in the shards
     max_batch_prefill_tokens: int
     policy: SchedulingFlags = SchedulingFlags()
 

@@ -19,13 +19,14 @@ T = TypeVar("T")
 
 
 class Priorities(Generic[T]):
-    """Lines of requests by priority: the lowest number goes first, but no line is overtaken more than MAX_PASSED
-    times.
+    """Lines of requests, one for each priority: the lowest priority number goes first, but no line is overtaken more
+    than MAX_PASSED times.
     """
 
     def __init__(self) -> None:
         self._things: dict[int, T] = {}
-        self._passed: dict[int, int] = {}  # for each priority, joins of better priorities since its own last join
+        # For each priority, the number of requests of better priorities that joined since its own last request joined.
+        self._passed: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._things)
@@ -34,7 +35,7 @@ class Priorities(Generic[T]):
         return iter(self._things.values())
 
     def get(self, priority: int, make: Callable[[], T]) -> T:
-        """The line of this priority, created by `make` if it is missing."""
+        """The line of this priority, made by `make` if there is none yet."""
         if priority not in self._things:
             self._things[priority] = make()
         return self._things[priority]

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 class Stay:
     """What a request still needs from now until its end."""
 
-    prompt_tokens: float  # prompt tokens that still have to be computed
-    output_tokens: float  # output tokens that still have to be made, one in each step
-    slots: float  # slots at the request's greatest length
+    prompt_tokens: float  # number of prompt tokens that still have to be computed
+    output_tokens: float  # number of output tokens that still have to be made, one in each step
+    slots: float  # number of slots at the request's greatest length
 
 
 def steps_until_start(

@@ -20,7 +20,7 @@ CROWD = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A waiting request to which another owner, or another tenant of its own owner, owes a place."""
+    """A waiting request that is owed a place by another owner, or by another tenant of its own owner."""
 
     request: Running
     between_owners: bool

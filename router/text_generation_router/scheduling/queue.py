@@ -22,7 +22,7 @@ MAX_IDLE_TENANTS = 10_000
 
 class Queue:
     def __init__(self, priority_between_tenants: bool = False) -> None:
-        self.num_tokens = 0  # prompt and output tokens of all waiting requests
+        self.num_tokens = 0  # number of prompt and output tokens of all waiting requests
         self._priority_between_tenants = priority_between_tenants
         self._resuming: list[Running] = []  # requests that have run before, by arrival and blame
         # Requests that have not run yet, by id, in order of arrival.

@@ -32,7 +32,7 @@ class Running:
     id: int  # also gives the order of arrival
     request: GenerationRequest
     output_ids: list[int] = field(default_factory=list)
-    num_tokens: int = 0  # prompt and output tokens
+    num_tokens: int = 0  # number of prompt and output tokens
     ended: bool = False
     paused: bool = False  # True while the request gets no tokens because its client reads too slowly; set by its stream
     blame: Blame = field(default_factory=Blame)
@@ -47,7 +47,7 @@ class Running:
 
     # Set by `begin`, when the request joins.
     has_begun: bool = False  # whether the request has ever joined
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first start
+    cached_tokens: int = 0  # number of prompt tokens found in the prefix cache at the first start
     estimate: int = 0  # mean sampled length at the first start, in tokens
 
     # Set by `Memory`.

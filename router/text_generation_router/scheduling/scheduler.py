@@ -40,13 +40,15 @@ class SchedulerCounters:
     """Counts since the router started. All are numbers of tokens, except `preemptions`."""
 
     preemptions: int = 0
-    recomputed_tokens: int = 0  # tokens prefilled again after a preemption or a loss of the shards
-    prefix_hit_tokens: int = 0  # prompt tokens found in the prefix cache
-    prefilled_tokens: int = 0  # tokens in the chunks that were sent
+    recomputed_tokens: int = 0  # number of tokens prefilled again after a preemption or a loss of the shards
+    prefix_hit_tokens: int = 0  # number of prompt tokens found in the prefix cache
+    prefilled_tokens: int = 0  # number of tokens in the chunks that were sent
 
 
 class Scheduler:
-    """`queue`, `active`, `steps`, `memory` and `joining` are for reading; the last three begin anew with each epoch."""
+    """Decides the steps of one engine. `queue`, `active`, `steps`, `memory` and `joining` may be read from outside; the
+    last three are replaced in each epoch.
+    """
 
     steps: SentSteps
     memory: Memory
@@ -262,8 +264,8 @@ class Scheduler:
         return ClearStep(self.steps.next_number())
 
     def put_back(self, unanswered: Iterable[ForwardStep]) -> list[Running]:
-        """To be called after a loss, when all rows of the shards are void and no step is in flight. Returns all running
-        and leaving requests to the queue, with their confirmed tokens.
+        """To be called after a loss, when all rows of the shards are void and no step is in flight. Puts all running
+        and leaving requests back into the queue, with their confirmed tokens.
 
         One of the `unanswered` steps caused the loss, or something outside the shards did. Returns the requests that
         this loss ends (see `blame.py`).

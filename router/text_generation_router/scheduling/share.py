@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Shares of the server are equal first between owners, then between the tenants of one owner. Must not be logged:
-    both fields may be a person's name or address.
+    """Owner and tenant of a request. Shares of the server are equal first between owners, then between the tenants of
+    one owner. Must not be logged: both fields may be a person's name or address.
     """
 
     owner: str = ""  # name of the client's API key, or its peer address

@@ -14,7 +14,7 @@ BATCH_ID = 1
 
 @dataclass(frozen=True, slots=True)
 class FirstChunk:
-    """What a shard learns about a request, once, with its first chunk."""
+    """Facts about a request that a shard gets once, with the request's first chunk."""
 
     ids: tuple[int, ...]  # the whole history: prompt, then output if the request is resumed
     slots: Slots  # the slot of every position of the history
@@ -24,7 +24,9 @@ class FirstChunk:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Positions start … end - 1 of a request's history. A `last` chunk ends the history, and a token is sampled."""
+    """A chunk: positions start … end - 1 of a request's history. A `last` chunk ends the history, and a token is
+    sampled after it.
+    """
 
     request_id: int
     start: int
@@ -35,8 +37,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ForwardStep:
-    """Decodes one token for each request of `decode_ids`, and computes chunks of prompts. `decode_slots`: for each of
-    these requests, the slot of its input token."""
+    """A step that decodes one token for each request of `decode_ids`, and computes chunks of prompts. `decode_slots`:
+    for each of these requests, the slot of its input token.
+    """
 
     number: int
     decode_ids: tuple[int, ...]
@@ -56,8 +59,8 @@ class ForwardStep:
 
 @dataclass(frozen=True, slots=True)
 class FilterStep:
-    """Removes from the shards all rows except those of the requests in `keep`. If `keep` is empty, removes the batch
-    too.
+    """A step that removes from the shards all rows except those of the requests in `keep`. If `keep` is empty, it
+    removes the batch too.
     """
 
     number: int
@@ -66,7 +69,7 @@ class FilterStep:
 
 @dataclass(frozen=True, slots=True)
 class ClearStep:
-    """Removes all rows and all batches from the shards."""
+    """A step that removes all rows and all batches from the shards."""
 
     number: int
 
@@ -88,7 +91,7 @@ class StepTokens:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What the answer to a step changed. Requests are named by their ids."""
+    """The changes made by the answer to a step. Requests are named by their ids."""
 
     taken: list[tuple[int, ...]] = field(default_factory=list)
     """The tokens to publish, in the order of the answer's requests: empty for a request that had ended before, and for

@@ -15,7 +15,7 @@ class Account:
         self.served = served
         self.num_running = 0
         self.num_waiting = 0
-        self.waiting_tokens = 0  # prompt and output tokens of the waiting requests
+        self.waiting_tokens = 0  # number of prompt and output tokens of the waiting requests
 
     def may_wait(self, tokens: int, part: int) -> bool:
         """Whether a request of `tokens` tokens may wait, if the account's waiting requests may have `part` tokens in

@@ -15,7 +15,7 @@ MAX_OPEN_BYTES = 3
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tokenizer, and the properties of single token ids."""
+    """A tokenizer, and properties of single token ids that it computes."""
 
     tokenizer: Tokenizer
     token_bytes: TokenBytes

@@ -35,7 +35,7 @@ class Finish:
     seed: int | None  # None if the request was greedy
     queue_s: float  # seconds from submission until the first step was decided
     inference_s: float  # seconds from the first step to the last token
-    cached_tokens: int  # prompt tokens found in the prefix cache at the first start
+    cached_tokens: int  # number of prompt tokens found in the prefix cache at the first start
 
 
 class TokenEvent(NamedTuple):

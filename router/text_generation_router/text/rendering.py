@@ -81,7 +81,9 @@ class Renderer:
             self._jobs.discard(job)
             self._slots.release(share)
             if not job.cancelled():
-                job.exception()  # marks the error as retrieved; `render` raises it if its caller still waits
+                # Otherwise asyncio would log the error as never retrieved; `render` raises it if its caller still
+                # waits.
+                job.exception()
 
         job = asyncio.create_task(self._run(content))
         self._jobs.add(job)

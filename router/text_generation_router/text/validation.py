@@ -90,8 +90,9 @@ class Validator:
         )
 
     async def validate(self, prompt: Prompt, share: Share) -> GenerationRequest:
-        """Raises ValidationError for the first check that fails, and OverloadedError if too many texts of the tenant
-        wait to be tokenized."""
+        """The request for the scheduler. Raises ValidationError for the first check that fails, and OverloadedError if
+        too many texts of the tenant wait to be tokenized.
+        """
         limits, parameters = self.limits, prompt.parameters
         _raise_first(parameter_checks(parameters, limits))
         _raise_first(input_checks(prompt, limits))

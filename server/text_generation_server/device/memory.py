@@ -31,7 +31,9 @@ def gpu_bytes(free: int, total: int, reserved: int, fraction: float) -> int:
 
 
 def give_back_memory(device: torch.device) -> None:
-    """Returns the memory of freed tensors to the device. torch keeps it, and the device would count it as used."""
+    """Frees the memory of deleted tensors on the device. torch keeps this memory, and the device would count it as
+    used.
+    """
     if device.type == "cuda":
         torch.cuda.empty_cache()
 

@@ -56,7 +56,7 @@ def _object(config: Fields) -> Fields:
 
 
 def _refuse_others(rope: Fields, kind: str, positions: int) -> None:
-    """ModelError for a field that this kind of scaling does not read, unless its value is neutral."""
+    """Refuses a field that this kind of scaling does not read, unless its value is neutral. Raises ModelError."""
     neutral = {**NEUTRAL, "original_max_position_embeddings": positions}
     for name, value in rope.raw.items():
         if name in KINDS[kind] or name in NAMES or value is None:

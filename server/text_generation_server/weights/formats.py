@@ -53,7 +53,7 @@ _INSTEAD = "choose the same model with unquantized weights"
 
 
 def refuse_quantized(path: Path, config: Mapping[str, Any]) -> None:
-    """WeightsError if config.json, or a file beside it, names a format that we do not serve."""
+    """Refuses the model with WeightsError if config.json, or a file beside it, names a format that we do not serve."""
     if reason := quantization.refusal(path, config):
         raise WeightsError(reason)
 

@@ -1,4 +1,4 @@
-"""Both clients behind one face, and a server on loopback that plays a script of bytes and pauses."""
+"""Both clients behind one interface, and a server on loopback that sends a script of bytes and pauses."""
 
 import asyncio
 import socket
@@ -13,7 +13,7 @@ from text_generation import AsyncClient, Client
 
 
 class SyncCaller:
-    """Makes one call and gives its answer, or the list of a stream's events."""
+    """Makes one call and returns its answer, or the list of a stream's events."""
 
     def call(self, name: str, *args: Any, client: dict[str, Any], **options: Any) -> Any:
         with Client(**{"base_url": "http://server", **client}) as opened:
@@ -38,7 +38,9 @@ def caller(request: pytest.FixtureRequest) -> Any:
 
 
 class FakeServer:
-    """Answers with what `reply` gives, and keeps the requests it saw. Use `.options` as a client's arguments."""
+    """A fake server that answers with the result of `reply`, and records the requests. Use `.options` as a client's
+    arguments.
+    """
 
     def __init__(
         self, status: int = 200, body: bytes | list[bytes] = b"", content_type: str = "application/json"
@@ -65,9 +67,9 @@ def fake() -> type[FakeServer]:
 
 
 class ScriptedServer:
-    """Plays `script` to every connection: bytes are sent, a number is a pause in seconds.
+    """A server that sends `script` on every connection: bytes are sent, a number is a pause in seconds.
 
-    `closed` is set when a client hangs up before the end of it.
+    `closed` is set when a client disconnects before the end of the script.
     """
 
     def __init__(self, script: list[bytes | float]) -> None:

@@ -1,4 +1,4 @@
-"""Which class an error of the server becomes."""
+"""Tests which class a client raises for each error of the server."""
 
 import pytest
 

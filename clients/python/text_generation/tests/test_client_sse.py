@@ -1,4 +1,4 @@
-"""Events come out whole wherever the bytes were cut."""
+"""Events are decoded whole, wherever the bytes were cut."""
 
 from itertools import pairwise
 
@@ -22,7 +22,7 @@ def decode(pieces: list[bytes]) -> list[str]:
     cuts=st.lists(st.integers(0, 200)),
 )
 def test_cuts_change_nothing(texts: list[str], line_end: str, field: str, cuts: list[int]) -> None:
-    # Without the space after the colon a text must not begin with one, which would be taken for it.
+    # Without the space after the colon, a text must not begin with a space, which would be dropped.
     texts = [f"x{text}" for text in texts]
     stream = "".join(f": alive{line_end}{line_end}{field}{text}{line_end}{line_end}" for text in texts).encode()
     borders = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})

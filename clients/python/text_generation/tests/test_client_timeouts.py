@@ -1,4 +1,6 @@
-"""Each limit ends the wait it is for, and no other. Limits are small, pauses long: nothing here is tight."""
+"""Each limit ends the wait it is for, and no other wait. Limits are much smaller than the pauses, so a slow machine
+does not matter.
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a request refuses before it is sent, and what an answer may leave out."""
+"""Tests which values a request refuses before it is sent, and which fields an answer may lack."""
 
 import inspect
 import math

@@ -16,7 +16,7 @@ class Chunk(BaseModel):
 
 
 class ToolCall(BaseModel):
-    """For building an assistant message by hand: `Message(..., tool_calls=[call.model_dump()])`."""
+    """A call of a tool, to build an assistant message by hand: `Message(..., tool_calls=[call.model_dump()])`."""
 
     id: str
     type: str

@@ -24,12 +24,12 @@ class CompletionComplete(BaseModel):
     index: int
     text: str
     logprobs: dict[str, Any] | None = None
-    # "" in all chunks of a stream but the last.
+    # In a stream, "" in all chunks but the last.
     finish_reason: str | None = None
 
 
 class Completion(BaseModel):
-    """A whole answer, or one chunk of a stream: both have this shape."""
+    """A whole answer, or one chunk of a stream: both have the same fields."""
 
     id: str
     object: str

@@ -9,7 +9,9 @@ from text_generation.errors import ValidationError
 
 
 class RequestModel(BaseModel):
-    """A misspelt field, or a number that JSON cannot carry, is an error before the request is sent."""
+    """Base of request bodies. A misspelt field, or a number that JSON cannot represent, is an error before the request
+    is sent.
+    """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -26,7 +28,9 @@ class Grammar(RequestModel):
 
 
 class Parameters(RequestModel):
-    """Raises `text_generation.errors.ValidationError` for a value out of range. None: the server's default."""
+    """The parameters of a generation; None: the server's default. Raises `text_generation.errors.ValidationError` for a
+    value out of range.
+    """
 
     do_sample: bool = False
     max_new_tokens: int = 20

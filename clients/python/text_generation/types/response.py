@@ -9,7 +9,7 @@ class FinishReason(StrEnum):
     Length = "length"
     EndOfSequenceToken = "eos_token"
     StopSequence = "stop_sequence"
-    # The server's time for the request ran out, and the text ends there. TGI lacks this reason.
+    # The time limit of the request was reached, and the text ends there. TGI does not have this reason.
     Deadline = "deadline"
 
 
@@ -43,9 +43,9 @@ class Details(BaseModel):
     generated_tokens: int
     # None if the request was greedy.
     seed: int | None = None
-    # Tokens of the prompt that the server had computed before; TGI lacks this field.
+    # Number of tokens of the prompt that the server had computed before; TGI lacks this field.
     cached_tokens: int | None = None
-    # Empty unless `decoder_input_details` was asked.
+    # Empty unless `decoder_input_details` was set.
     prefill: list[InputToken]
     tokens: list[Token]
     top_tokens: list[list[Token]] | None = None
@@ -62,9 +62,9 @@ class StreamDetails(BaseModel):
     finish_reason: FinishReason
     generated_tokens: int
     seed: int | None = None
-    # Tokens of the prompt; servers before TGI 2 lack this field.
+    # Number of tokens of the prompt; servers before TGI 2 lack this field.
     input_length: int | None = None
-    # Tokens of the prompt that the server had computed before; TGI lacks this field.
+    # Number of tokens of the prompt that the server had computed before; TGI lacks this field.
     cached_tokens: int | None = None
 
 

@@ -72,7 +72,7 @@ class Packer:
 
 
 class Library:
-    """The functions of csrc/, compiled for one target."""
+    """The compiled functions of csrc/ for one target."""
 
     def __init__(self, target: str) -> None:
         # torch has already loaded the OpenMP runtime of the same name, so its threads run these kernels too.

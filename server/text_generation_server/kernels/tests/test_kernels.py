@@ -1,7 +1,7 @@
 """One table of tests for all backends, compared with a plain computation in float64.
 
-All memory that does not belong to a row is poisoned: unused slots, the extra slot, padding and its queries hold NaN (in
-8 bits, their scales do), and the table leads to such a slot wherever a row has no token.
+All memory that does not belong to a row contains NaN, so that reading it by mistake is noticed: unused slots, the extra
+slot, padding and its queries (in 8 bits, their scales). The table leads to such a slot wherever a row has no token.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def int32(*values: int) -> Tensor:
 
 
 class Pool:
-    """Rows of the given lengths in scattered slots; all other memory is poisoned with NaN."""
+    """Rows of the given lengths in scattered slots; all other memory contains NaN."""
 
     def __init__(
         self,

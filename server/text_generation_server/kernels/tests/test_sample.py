@@ -64,7 +64,9 @@ CASES = {
 
 
 def choices(rows: list[Row], device: torch.device) -> Choices:
-    """Choices of these rows. They stand in reverse order among other rows, whose history is poisoned."""
+    """Sampling arguments for `rows`. These rows lie in reverse order among other rows, whose history contains invalid
+    ids.
+    """
     count = len(rows)
     width = max(len(row.history) for row in rows) + 3
     history = torch.full((count + 2, width), 10**9, dtype=torch.int32)
