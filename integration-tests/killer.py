@@ -40,7 +40,7 @@ METHODS = ("prefill", "decode")
 class Kill:
     at_s: float  # time of the kill by the wall clock
     burst: int
-    size: int  # number of kills in its burst
+    size: int  # number of kills in the burst
     ranks: list[int]
     epoch: int
     waited_s: float  # seconds of waiting for an answered step, required by MOST_IN_A_ROW
@@ -72,7 +72,7 @@ class Killer:
         self._rng = random.Random(seed)
         # longest gap (before a burst, within a burst)
         self._longest_s = (longest_s, min(longest_s, LONGEST_WITHIN_BURST_S))
-        # kept because a large process stays visible for a while after it was killed
+        # The killed processes, because a large process stays visible for a while after it was killed.
         self._killed: set[psutil.Process] = set()
         self._in_a_row = 0
         self._answered = 0.0  # number of steps answered when the last kill had taken effect

@@ -46,7 +46,7 @@ class Outcome:
     step_s: float
     live_p99_s: float
     live_worst_s: float
-    peak_mib: float  # peak memory of the router and its children, minus their memory before
+    peak_mib: float  # peak memory of the router and its children during the assault, minus the memory before, in MiB
     kept_mib: float
     restarted: bool
 

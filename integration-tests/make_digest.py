@@ -59,7 +59,7 @@ RUNS = (*CROWDED, "options")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the shards computed in one run."""
+    """Counts of the work that the shards did in one run."""
 
     forwards: int
     rows: int  # number of rows of all forward steps: one for each request that decodes in a step

@@ -33,7 +33,7 @@ class MixedAsk:
 
 @dataclass(frozen=True, slots=True)
 class MixedAnswer:
-    """The answer to one ask. `outcome`: the part of the answer that must be the same in every run."""
+    """The answer to one request. `outcome`: the part of the answer that must be the same in every run."""
 
     ask: int  # index of the request in the list of requests
     started_s: float  # by the wall clock, as all times in this file
@@ -236,7 +236,7 @@ class MixedClients:
 
 
 def all_answers(url: str, asked: Sequence[MixedAsk]) -> list[MixedAnswer]:
-    """The answers to all asks, sent at the same time."""
+    """The answers to all requests, sent at the same time."""
 
     async def run() -> list[MixedAnswer]:
         async with client_of(url) as client:

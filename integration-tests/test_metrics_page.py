@@ -25,7 +25,7 @@ QUANTILE = re.compile(
     r"histogram_quantile\([\d.]+, sum by \(([^)]*)\) \(rate\((\w+)\{[^}]*\}\[\$__rate_interval\]\)\)\)"
 )
 
-# For each metric's name: its labels, each with its values.
+# Labels of each metric, with the values of each label.
 Series = dict[str, dict[str, set[str]]]
 
 

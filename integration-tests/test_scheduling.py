@@ -153,7 +153,9 @@ def one_token_words() -> list[str]:
 
 
 def prompts_with_shared_prefix(seed: int) -> tuple[list[str], int]:
-    """32 prompts with a common prefix and different next tokens, and the number of tokens outside of the prefix."""
+    """32 prompts with a common prefix, each with a different token after it, and the number of tokens of all prompts
+    outside the prefix.
+    """
     rng, words = random.Random(seed), one_token_words()
     # -1 for the first token, which the tokenizer adds to every prompt
     prefix = "".join(rng.choice(words) for _ in range(PREFIX_TOKENS - 1))

@@ -38,7 +38,7 @@ def profile(
     steps: Annotated[int, typer.Option(min=1, help="Measured steps.")] = 20,
     dtype: Annotated[str, typer.Option(help="Type of weights, keys and values.")] = "bfloat16",
 ) -> None:
-    """Where the time of a decode step goes, on a CPU."""
+    """Prints where the time of a decode step goes, on a CPU."""
     from text_generation_benchmark.step_profile import as_markdown, profile_step
 
     typer.echo(as_markdown(profile_step(model_id, rows, context, steps, dtype)))

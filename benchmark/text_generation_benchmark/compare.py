@@ -114,7 +114,9 @@ def llama_cpp(folder: Path) -> Contender:
 
 
 def compare_model(name: str, model: Path, contenders: Sequence[Contender]) -> tuple[list[Row], Overlap]:
-    """All servers are up for the whole run and take turns, so a slow phase of the machine affects all of them alike."""
+    """Measures one model on all servers. They run the whole time and take turns, so a slow phase of the machine affects
+    all of them alike.
+    """
     workloads = WORKLOADS[name]
     largest = max(workloads, key=lambda workload: workload.concurrency * workload.new_tokens)
     rows, pages = [], []

@@ -14,7 +14,7 @@ from text_generation_benchmark.process import ServerCommand, free_port, running
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What the shard's metrics say about its decode steps under the largest load."""
+    """Facts about decode steps under the largest load, from the shard's metrics."""
 
     model: str
     overlapped: float  # share of decode steps that ended with the next step already queued

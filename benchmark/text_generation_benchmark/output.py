@@ -1,4 +1,4 @@
-"""What the commands print: lines on stderr, Markdown tables, and the marked tables of a file that --write replaces."""
+"""Output of the commands: lines on stderr, Markdown tables, and the marked tables of a file that --write replaces."""
 
 import sys
 from collections.abc import Sequence

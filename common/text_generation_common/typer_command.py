@@ -1,6 +1,6 @@
 """Makes typer commands from declared flags, in one style for all programs.
 
-The only module here that imports typer: the `cli.py` of a command imports it, and no other module does.
+Besides the `cli.py` of each command, which imports this module, no module of this package imports typer.
 """
 
 import inspect

@@ -48,7 +48,9 @@ class Failure(Exception):
 
 
 def install(client: OfficialClient) -> Path:
-    """The interpreter of the client's environment, which is made anew unless it has exactly these packages."""
+    """Path of the Python interpreter in the client's environment. The environment is made anew unless it has exactly
+    the client's packages.
+    """
     root = ENVIRONMENTS / client.name
     python = root / "bin" / "python"
     stamp = root / "installed"

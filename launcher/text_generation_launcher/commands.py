@@ -22,7 +22,7 @@ class Programs:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    name: str  # the child's name; also the target of its log lines that name no target
+    name: str  # name of the child; also the target of log lines that name no target
     argv: tuple[str, ...]
     env: Mapping[str, str]
     pass_fds: tuple[int, ...] = ()
@@ -138,7 +138,9 @@ def _flags(group: object) -> list[str]:
 
 
 def _options(**values: object) -> list[str]:
-    """Command line of these flags: True gives a bare switch, a tuple repeats its flag, None and False are left out."""
+    """Command line of the flags in `values`: True gives a bare switch, a tuple repeats its flag, None and False are
+    left out.
+    """
     words: list[str] = []
     for name, value in values.items():
         if value is True:

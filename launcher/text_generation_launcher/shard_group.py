@@ -44,7 +44,7 @@ class ShardGroup:
         self._watchers: list[asyncio.Task[None]] = []
 
     async def start(self, spawner: Spawner) -> None:
-        """Starts and watches all ranks. ShardCannotStart when one cannot be started; other ranks may run already."""
+        """Starts and watches all ranks. ShardCannotStart when a rank cannot be started; other ranks may run already."""
         for rank in range(len(self._socket_paths)):
             self.children.append(await spawner.start_shard(rank, self._epoch))
         for rank, child in enumerate(self.children):

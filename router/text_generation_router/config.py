@@ -45,7 +45,7 @@ class RouterFlags:
 class RouterConfig:
     tokenizer_name: str  # a local directory or a hub id; also the `model_id` that routes report
     files: FileFlags
-    weights_cache_override: str | None  # a folder with the model's files; its name may differ from the model's
+    weights_cache_override: str | None  # a folder with the model's files, used instead of `tokenizer_name`
     requests: RequestFlags
     tokens: TokenFlags
     scheduling: SchedulingFlags

@@ -74,7 +74,7 @@ class ShardConfig:
     world_size: int
     epoch: int
     max_total_tokens: int | None = None  # longest prompt and output together; None: the model's limit
-    load_format: LoadFormat = LoadFormat.auto  # dummy: random weights, no weights file is read
+    load_format: LoadFormat = LoadFormat.auto  # "dummy": random weights, and no weights file is read
     compute: ComputeFlags = ComputeFlags()
     shard: ShardFlags = ShardFlags()
     step_log: Path | None = None

@@ -53,7 +53,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class StepClock:
-    """What the code of a step may know about the time before and after the step."""
+    """Facts that the code of a step may use about the time before and after the step."""
 
     gap_ns: int  # nanoseconds before the step in which the worker had no step to run
     successor_queued: Callable[[], bool]  # whether the next step has arrived

@@ -1,4 +1,4 @@
-"""The Triton kernels of attention against the reference, which computes the same rounded numbers in float32."""
+"""Compares the Triton kernels of attention with the reference, which computes the same rounded numbers in float32."""
 
 from collections.abc import Iterator, Mapping
 
@@ -89,7 +89,7 @@ def _cases(
 
 
 def beyond_31_bits(context: Context) -> Iterator[Finding]:
-    """Slots beyond element 2^31 of a tensor that really has this size."""
+    """Checks slots whose numbers come after the first 2^31 of a tensor. The tensor really has this size."""
     cells = {"type": "bfloat16", "cache": "bfloat16", "shape": "1.2 M slots of 2048 numbers"}
     if not context.on_gpu:
         yield Finding(TABLE, {"kernel": "all", **cells, "shape": "not rehearsed: needs a GPU's memory"})

@@ -194,7 +194,7 @@ def products(bench: Bench, tokens: int) -> Iterator[Work]:
 
 
 def samples(bench: Bench, rows: int, length: int) -> Iterator[Work]:
-    """Cuts and penalties overwrite the logits, so these variants copy the logits before each call."""
+    """Sampling with several options. Cuts and penalties overwrite the logits, so their calls copy the logits first."""
     vocabulary, device = bench.shape.vocabulary, bench.device
     logits_bytes = 4 * rows * vocabulary
     wanted = ("greedy", "draws", "top-p", "typical-p", "repetition penalty", "all together")

@@ -1,4 +1,4 @@
-"""Reads the server's metrics for a window of time in which it only decoded, for all streams."""
+"""Reads the server's metrics for a time in which the server ran only decode steps, with all streams."""
 
 import threading
 import time

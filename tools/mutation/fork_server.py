@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _settle_hypothesis() -> None:
-    """Makes hypothesis try the same examples for each mutant, keep no example and shrink no example."""
+    """Makes hypothesis try the same examples for each mutant. It neither stores nor shrinks examples."""
     from hypothesis import Phase, settings
 
     phases = [Phase.explicit, Phase.generate]

@@ -19,7 +19,7 @@ BORDER = " ¶ "
 LEAST_WORDS = 3
 # A comment that is an instruction for a tool, or a line of dashes.
 PRAGMA = re.compile(r"(?:fmt|type|ruff|pragma|mypy): |noqa|-{3}")
-# A string literal that contains such a line is a program.
+# A string literal with a line that matches this pattern is a program, not prose.
 PROGRAM = re.compile(r"\s*(?:import \w|from \w+ import|def \w+\()")
 # Code inside a text is not prose.
 CODE = re.compile(r"`[^`]*`")

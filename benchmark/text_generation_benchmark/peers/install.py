@@ -61,7 +61,7 @@ def install_vllm(folder: Path) -> None:
 
 
 def install_llama_cpp(folder: Path) -> None:
-    """By default llama.cpp compiles for the processor it is compiled on. Only its image models are left out here."""
+    """Compiles llama.cpp without its image models. By default it is compiled for the processor of this machine."""
     environment = Environment(folder)
     environment.pip_install("gguf")
     environment.pip_install(f"llama-cpp-python[server]=={LLAMA_CPP}", CMAKE_ARGS="-DLLAVA_BUILD=OFF")

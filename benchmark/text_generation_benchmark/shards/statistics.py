@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One prefill of `batch_size` equal prompts, and the decode steps after it."""
+    """Times of one prefill of `batch_size` equal prompts, and of the decode steps after it."""
 
     batch_size: int
     is_warmup: bool

@@ -1,4 +1,4 @@
-"""The commands `simulate` and `replay`: their flags, and where their results go."""
+"""The commands `simulate` and `replay`: their flags, and the files and tables they write."""
 
 import sys
 from collections.abc import Sequence

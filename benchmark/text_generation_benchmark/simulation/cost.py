@@ -46,9 +46,9 @@ class SimulatedModel:
 
     name: str
     cost: StepCost
-    slots: int  # token slots of its KV cache
+    slots: int  # number of token slots of the model's KV cache
     overhead_s: float  # seconds of a first token that are spent outside the steps: HTTP, tokenizing, gRPC
-    source: str  # where these numbers come from: a data sheet or a measured server
+    source: str  # source of the numbers: a data sheet or a measured server
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")

@@ -17,7 +17,7 @@ REFINEMENTS = 5
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """What each step carried, and how many seconds it took."""
+    """The contents of each step, and the seconds that it took."""
 
     loads: Floats  # array of shape [steps, COLUMNS]
     seconds: Floats

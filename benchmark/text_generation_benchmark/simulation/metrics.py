@@ -24,7 +24,7 @@ class RequestTimes:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What happened in one engine."""
+    """The results of one engine."""
 
     times: RequestTimes
     slots: int

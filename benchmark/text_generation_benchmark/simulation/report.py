@@ -36,7 +36,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all runs of a report have in common."""
+    """The settings that all runs of a report have in common."""
 
     load: str
     duration_s: float

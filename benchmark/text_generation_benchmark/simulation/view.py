@@ -42,6 +42,8 @@ def _first_tokens(run: Run) -> str:
 
 
 def bins(ordered_s: Floats) -> list[int]:
-    """How many of the sorted values lie in each bin of EDGES_S: above the previous edge, and at most its own."""
+    """Number of the sorted values in each bin of EDGES_S. A value belongs to the first bin whose upper edge is not
+    smaller.
+    """
     ends = np.searchsorted(ordered_s, EDGES_S, side="right")
     return [int(count) for count in np.diff(ends, prepend=0)]

@@ -119,7 +119,7 @@ def from_values(config_class: type[C], values: Mapping[str, Any]) -> C:
 
 
 def with_flags(config: C, **values: object) -> C:
-    """A copy in which these flags have other values, whatever groups they belong to."""
+    """A copy in which the flags named in `values` have other values, in whatever groups they are."""
     before = values_of(config)
     if unknown := values.keys() - before.keys():
         raise TypeError(f"{type(config).__name__} has no flags {sorted(unknown)}")

@@ -53,7 +53,7 @@ PLAIN = ProgramFlags(changes={})
 
 
 def given(program: ProgramFlags, *words: str, **variables: str) -> Outer | str:
-    """What a command line results in: the values, or the error's text."""
+    """The result of a command line: the values, or the error's text."""
     seen: list[Outer] = []
     app = make_app()
     app.command()(taking(lambda values: seen.append(from_values(Outer, values)), program, Outer))

@@ -63,7 +63,7 @@ class Tokens(NamedTuple):
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     tops: tuple[tuple[TopToken, ...], ...]  # the most likely tokens for each id; () if the request asked for none
-    inference_s: float  # seconds from the request's first step to these tokens
+    inference_s: float  # seconds from the request's first step until `ids` were made
     first: FirstStep | None  # None after the request's first tokens
 
 

@@ -36,8 +36,8 @@ class OpenRequest:
     sink: Sink
     credits: int  # number of tokens that the sink may still get
     queued_s: float
-    begun_s: float = 0.0  # time at which its first step was sent; 0 before
-    tokens_s: float = 0.0  # time at which its newest tokens came; 0 before
+    begun_s: float = 0.0  # time at which the request's first step was sent; 0 before
+    tokens_s: float = 0.0  # time at which the request's newest tokens came; 0 before
 
     def inference_s(self, now: float) -> float:
         return now - self.begun_s if self.begun_s else 0.0

@@ -1,4 +1,4 @@
-"""Where the engine gets its shard groups from. Each start of the group is a new epoch; the launcher announces when its
+"""Sources of shard groups for the engine. Each start of the group is a new epoch; the launcher announces when its
 shards are ready.
 """
 

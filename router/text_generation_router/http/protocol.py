@@ -153,7 +153,8 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._arrival.clear()
         super().on_message_complete()
-        if self.cycle.response_complete:  # answered before its body ended: uvicorn sets no keep-alive timer then
+        # The request was answered before its body ended: uvicorn sets no keep-alive timer then.
+        if self.cycle.response_complete:
             self.cycle.more_body = False
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(

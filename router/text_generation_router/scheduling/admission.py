@@ -53,8 +53,8 @@ class AdmissionControl:
         return np.array([[r.request.max_new_tokens] for r in requests], dtype=np.int64).reshape(-1, 1)
 
     def stays(self, requests: Sequence[Running]) -> list[Stay]:
-        """What each request needs until its end if it has the mean length of recent outputs. While too few outputs are
-        known: if it has its greatest length.
+        """The slots and steps that each request still needs if its output has the mean length of recent outputs. While
+        too few outputs are known: if it has its greatest length.
         """
         made_N = np.array([len(r.output_ids) for r in requests], dtype=np.int64)
         most_N = np.array([r.request.max_new_tokens for r in requests], dtype=np.int64)

@@ -36,7 +36,7 @@ class Blame:
     # the last token.
     goes_after: int = 0
     is_marked: bool = False  # whether any field is set that `note_token` clears
-    is_replayed: bool = False  # whether any loss has met the request since its last token
+    is_replayed: bool = False  # whether any loss has met the request since the request's last token
     proven: int = 0  # number of first tokens of the history that confirmed chunks have covered
 
     @property

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """What a request still needs from now until its end."""
+    """The work that a request still needs from now until its end."""
 
     prompt_tokens: float  # number of prompt tokens that still have to be computed
     output_tokens: float  # number of output tokens that still have to be made, one in each step

@@ -46,7 +46,7 @@ class ForwardStep:
     decode_slots: Slots
     chunks: tuple[Chunk, ...]
     joined: int = 0  # number of requests that begin with this step
-    concat_reason: str | None = None  # why these requests joined running ones, in TGI's words
+    concat_reason: str | None = None  # why the requests joined running ones, in TGI's words
 
     @property
     def method(self) -> str:
@@ -97,8 +97,8 @@ class Applied:
     """The tokens to publish, in the order of the answer's requests: empty for a request that had ended before, and for
     one that ends because its logits are not finite."""
     ended: dict[int, EndReason] = field(default_factory=dict)
-    """Requests that ended with these tokens, at their length limit or with an end token."""
+    """Ids of requests that ended at their length limit or with an end token, in this step."""
     not_finite: list[int] = field(default_factory=list)
-    """Requests that ended because their logits are not finite."""
+    """Ids of requests that ended because their logits are not finite."""
     freed: list[int] = field(default_factory=list)
     """Ended requests that no unanswered step carries any more: their slots are free, and nothing is known of them."""

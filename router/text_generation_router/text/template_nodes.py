@@ -3,8 +3,8 @@
 from jinja2 import nodes
 
 LOOP_NUMBERS = {"index", "index0", "revindex", "revindex0", "length"}
-# Types with methods. A template must not read a method as an attribute: a stored method could be called under another
-# name.
+# Types whose values have methods. A template must not read a method as an attribute, because it could store the method
+# and call it under another name.
 HAVE_METHODS = (str, list, tuple, dict, int, float)
 
 

@@ -15,7 +15,7 @@ from text_generation_server.models.rope_config import MAX_FACTOR, MAX_POSITIONS,
 from text_generation_server.models.values import Fields, is_whole, read_object, shown
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Other types of checkpoints; these checkpoints are computed in float32. "auto" names no type.
+# Names of types that are not computed in: checkpoints of these types are computed in float32. "auto" names no type.
 OTHER_DTYPES = {"auto": torch.float32, "float64": torch.float32}
 
 # Largest accepted sizes. They are several times those of the largest models, and small enough for the model to be

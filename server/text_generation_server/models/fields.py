@@ -95,7 +95,7 @@ def _is_harmless(name: str) -> bool:
 
 
 def _is_neutral(name: str, value: object, raw: Mapping[str, Any], sizes: Sizes) -> bool:
-    """Whether the model computes the same with this value as without the field."""
+    """Whether the model computes the same with this value of the field as without the field."""
     if value is None or value is False or value in ([], {}, ""):
         return True
     if name in WINDOWS or name == "max_window_layers":

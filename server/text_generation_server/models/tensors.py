@@ -1,4 +1,4 @@
-"""Lists the tensors of a model with their shapes, and checks that the weights files hold exactly these."""
+"""Lists the tensors of a model with their shapes, and checks that the weights files hold exactly the listed tensors."""
 
 from collections.abc import Callable, Iterable
 
@@ -50,7 +50,8 @@ def check_tensors(config: ModelConfig, names: Iterable[str], shape_of: Callable[
     for name, shape in expected.items():
         _check_shape(name, shape, shape_of(name))
     for name in names:
-        if name == f"{config.names.head}.weight":  # the file of a tied model may still contain its head: see Llama
+        # The file of a tied model may still contain the model's head: see Llama.
+        if name == f"{config.names.head}.weight":
             _check_shape(name, expected[f"{config.names.embedding}.weight"], shape_of(name))
         elif name not in expected and not BUFFERS.search(name):
             raise ModelError(

@@ -22,7 +22,7 @@ class Sampled:
     logprobs_R: Tensor  # float32, in the distribution from which the token was drawn
     finite_R: Tensor  # bool
     top_counts: tuple[int, ...]  # number of most likely tokens that each row asked for
-    top_ids_AK: Tensor  # int32; K is the largest count
+    top_ids_AK: Tensor  # int32 [A, K]; K is the largest of top_counts
     top_logprobs_AK: Tensor  # float32; minus infinity for excluded tokens
 
     def map(self, move: Callable[[Tensor], Tensor]) -> "Sampled":

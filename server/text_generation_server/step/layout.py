@@ -27,7 +27,7 @@ class DecodeInputs:
         self._there = torch.zeros((2, width), dtype=torch.int32, device=rows.device)
 
     def fill(self, rows_R: Int32s, slots_R: Int32s, size: int) -> None:
-        """Writes these rows and their slots, padded to `size` rows."""
+        """Writes the rows `rows_R` and their slots into the fixed tensors, padded to `size` rows."""
         count = len(rows_R)
         host = host_words(self._there.numel(), self._rows.device).view_as(self._there)
         words = host.numpy()

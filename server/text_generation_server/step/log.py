@@ -14,9 +14,9 @@ from text_generation_server.step.rows import PromptChunk, Rows, StepBatch
 @dataclass(frozen=True, slots=True)
 class StepLoad:
     rows: int  # number of rows that decode
-    kv_tokens: int  # number of tokens that these rows attend to, their newest included
+    kv_tokens: int  # number of tokens that the rows attend to, their newest tokens included
     prompt_tokens: int  # number of tokens computed by chunks
-    prompt_positions: int  # sum of (position + 1) over these tokens: the number of tokens that they attend to
+    prompt_positions: int  # sum of (position + 1) over the tokens of chunks: the number of tokens that they attend to
 
 
 def measure(rows: Rows, decoding: Sequence[StepBatch], chunks: Sequence[PromptChunk]) -> StepLoad:

@@ -59,7 +59,8 @@ class Planner:
     def __init__(self, batches: Batches, limits: StepLimits) -> None:
         self._batches = batches
         self._limits = limits
-        # The decode rows of the last step, and the call that gave them. Most steps decode the rows of the step before.
+        # The decode rows of the last step, and the arguments for which they were found. Most steps decode the same rows
+        # as the step before.
         self._last_decode = _request_rows([], ())
         self._last_asked: tuple[list[StepBatch], int] | None = None
 

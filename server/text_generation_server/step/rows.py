@@ -105,11 +105,11 @@ class Rows:
         return row
 
     def ids(self, chunks: Sequence[PromptChunk]) -> list[int]:
-        """The token ids of these chunks, read back from the device."""
+        """The token ids of the chunks `chunks`, read back from the device."""
         return [i for c in chunks for i in self.history[self.row(c.request_id), c.start : c.end].tolist()]
 
     def note_tokens(self, rows_R: npt.NDArray[np.int32]) -> None:
-        """Counts one more token in each of these rows. A step has appended these tokens on the device."""
+        """Counts one more token in each of the rows `rows_R`. A step has appended the tokens on the device."""
         self.known[rows_R] += 1
 
     def leave(self, request_id: int) -> None:

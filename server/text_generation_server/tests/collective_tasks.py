@@ -65,7 +65,9 @@ def stay_away(group: Group) -> str:
 
 
 def agree(group: Group, failing: dict[int, Exception]) -> tuple[str, float]:
-    """The error of an agreement in which these ranks fail, and the sum of ones that the group computes afterwards."""
+    """The error of an agreement in which the ranks `failing` fail, and the sum of ones that the group computes
+    afterwards.
+    """
 
     def prepare() -> None:
         with group.agreement("prepare the step"):

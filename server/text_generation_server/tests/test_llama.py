@@ -1,4 +1,6 @@
-"""Our Llama compared with transformers on the same weights, and with itself when other requests run beside it."""
+"""Compares our Llama with transformers on the same weights, and with itself when other requests run at the same
+time.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""What the shards are sent, what is refused, and a whole benchmark of a real shard on the demo model."""
+"""Tests the calls that the shards get, the settings that are refused, and a whole benchmark of a real shard on the demo
+model.
+"""
 
 import asyncio
 import itertools

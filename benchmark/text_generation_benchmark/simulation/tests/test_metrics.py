@@ -14,8 +14,8 @@ from text_generation_benchmark.simulation.metrics import (
 
 
 def outcome(*requests: tuple[float, float, float, float, int], held: tuple[float, ...] = (50.0, 25.0)) -> Outcome:
-    """An outcome with these requests: arrival, first token, last token, longest gap (all in seconds) and number of
-    tokens.
+    """An outcome with the given requests, each as (arrival, first token, last token, longest gap, number of tokens),
+    times in seconds.
     """
     columns = [np.array(column) for column in zip(*requests, strict=True)]
     return Outcome(RequestTimes(*columns), 100, 10.0, np.array(held), 60, 7, 40, 10, 3, 2, 1)

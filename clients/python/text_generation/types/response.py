@@ -45,7 +45,7 @@ class Details(BaseModel):
     seed: int | None = None
     # Number of tokens of the prompt that the server had computed before; TGI lacks this field.
     cached_tokens: int | None = None
-    # Empty unless `decoder_input_details` was set.
+    # An empty list unless the request has set `decoder_input_details`.
     prefill: list[InputToken]
     tokens: list[Token]
     top_tokens: list[list[Token]] | None = None

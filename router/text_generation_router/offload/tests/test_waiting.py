@@ -4,7 +4,7 @@ from text_generation_router.offload.waiting import Job, Waiting
 
 
 def jobs(*names: str) -> list[Job]:
-    """Jobs with these names. The first letter of a name is the job's tenant."""
+    """Jobs with the given names. The first letter of a name is the job's tenant."""
     loop = asyncio.new_event_loop()
     try:
         return [Job(name, b"", name[0], 1.0, loop.create_future()) for name in names]

@@ -28,7 +28,7 @@ class Holding:
     num_cached: int = 0  # number of those slots that the cache owns
     num_confirmed: int = 0  # number of first tokens that were cached, or are in confirmed chunks
     num_offered: int = 0  # number of first tokens that the cache holds, up to `node`
-    is_cacheable: bool = True  # False: other requests must not find these keys and values in the cache
+    is_cacheable: bool = True  # False: other requests must not find the request's keys and values in the cache
     table: Slots = field(init=False)  # the slots of positions 0, 1, … up to the greatest length
     _is_cached: Flags = field(init=False)  # whether the prefix cache owns the slot of each position
 

@@ -144,7 +144,7 @@ def _wide_panels(weight: Tensor) -> Tensor:
 
 
 def _interleaved(outputs: int) -> Tensor:
-    """The order of outputs in which each panel of gates is followed by the panel of the ups for these gates."""
+    """The order of outputs in which each panel of gates is followed by the panel of the matching ups."""
     return torch.arange(outputs).view(2, -1, PANEL).transpose(0, 1).flatten()
 
 

@@ -29,7 +29,9 @@ def change_config(path: Path, **changes: Any) -> None:
 
 
 def change_tensors(path: Path, **changes: torch.Tensor | None) -> None:
-    """Rewrites the model's file with these tensors. A double underscore stands for a dot; None removes a tensor."""
+    """Rewrites the model's file with the tensors in `changes`. A double underscore stands for a dot; None removes a
+    tensor.
+    """
     tensors = load_file(path / "model.safetensors")
     for name, tensor in changes.items():
         tensors.pop(name.replace("__", "."), None)

@@ -184,5 +184,5 @@ struct gemm_arguments {
   long gated;          /* whether panels alternate: one of gates, then one of ups */
   long y_type;         /* F32 or BF16 */
   void *y;             /* [rows, outputs]; gated, [rows, outputs / 2] */
-  bf16 *scratch;       /* aligned to 64 bytes; its size is computed in linear.py */
+  bf16 *scratch;       /* aligned to 64 bytes; linear.py computes the size */
 };

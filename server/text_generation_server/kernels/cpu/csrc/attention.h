@@ -27,7 +27,7 @@ struct prefetch {
   const int32_t *slots; /* the slots to be prefetched */
   long left;            /* number of those slots */
   long first, count;    /* key heads first … first + count - 1, and the same value heads, are prefetched */
-  int values;           /* 1: the next heads are the values of slots[0]; 0: they are its keys */
+  int values;           /* 1: the next heads are the values of slots[0]; 0: the keys of slots[0] */
   const char *at, *end; /* addresses of the rest of the current run of neighbouring heads */
 };
 
