@@ -49,8 +49,9 @@ class Row:
         return median(map(figure, self.ours))
 
     def beside(self, peer: Peer, figure: Figure, *, less_is_better: bool) -> tuple[float, float] | None:
-        """The peer's median figure, and how many times better ours is: the median of the rounds' ratios, since within
-        a round the machine was the same for all. None if the peer has no results."""
+        """The peer's median figure, and how many times better ours is: the median of the rounds' ratios. Ratios are
+        taken within a round, because the machine's speed changes between rounds. None if the peer has no results.
+        """
         if (theirs := self.peers.get(peer.name)) is None:
             return None
         ratios = [figure(a) / figure(b) for a, b in zip(self.ours, theirs, strict=True)]

@@ -25,7 +25,7 @@ class Loss:
 
     reason: str
     rank: int | None = None  # rank of the shard at fault, or None
-    # False if the loss does not count as a failure of the shards, such as a restart that the router asked for
+    # False if the shards are replaced only because their router has ended
     is_failure: bool = True
 
 

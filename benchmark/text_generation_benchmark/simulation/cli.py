@@ -25,7 +25,7 @@ from text_generation_common.flags.requests import SchedulingFlags
 from text_generation_common.model_folder import demo_directory
 from text_generation_router.scheduling.limits import Limits
 
-BUCKETS = 240  # equal parts of the simulated time; the use of memory is averaged in each
+BUCKETS = 240  # equal parts of the simulated time; the use of memory is recorded for each
 
 Flag = typer.Option
 

@@ -51,7 +51,7 @@ def joined(parts: list[StepTimes]) -> StepTimes:
 
 def fit(times: StepTimes) -> Fit:
     """Minimizes the errors of all steps relative to their predicted times. With absolute errors, a few long steps would
-    outweigh many short steps. The predicted sum over all steps is still unbiased.
+    outweigh many short steps. The sum of all predicted times is still right.
     """
     loads = np.column_stack([np.ones(len(times.seconds)), times.loads])
     predicted = np.ones(len(times.seconds))

@@ -55,7 +55,7 @@ def test_first_tokens_are_compared_as_the_peers_over_ours() -> None:
     row = Row("m", PREFILL, [result(0.2, 0.2, 1, 0.2)], {"fast": [result(0.3, 0.3, 1, 0.4)]}, 1, [1.0])
     table = report(row)
     assert "| m | 1024 | 200 | 300 (1.50×) | not installed | 5120 |" in table
-    assert "tokens in" not in table  # there is no empty table for prompts
+    assert "tokens in" not in table  # there is no empty table for the other kind of load
 
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:

@@ -51,7 +51,7 @@ class UsageStats(StrEnum):
 
 
 class AdmissionMode(StrEnum):
-    RESERVE = "reserve"  # a request gets slots for all tokens it may make when it starts
+    RESERVE = "reserve"  # a request that starts gets slots for all tokens that it may make
     PEAK = "peak"  # a request starts if slots will suffice even when every request makes `max_new_tokens` tokens
     PAST_FUTURE = "past-future"  # as PEAK, with output lengths sampled from recent ones
 

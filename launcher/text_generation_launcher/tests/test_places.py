@@ -240,7 +240,7 @@ def test_files_of_a_killed_launcher_and_janitor_are_removed_by_the_next_launcher
 
 
 def lock_of(place: ServerPlace, pid: int) -> int:
-    """The lock of `place`, held by this process, with `launcher` as the pid in the lock file."""
+    """The lock of `place`, held by this process, with `pid` in the lock file as the launcher's pid."""
     place.make()
     lock = os.open(place.lock, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)

@@ -27,7 +27,7 @@ class AdmissionControl:
         self._futures = Futures(self._lengths)
 
     def learn(self, length: int) -> None:
-        """Learns that a request has reached its own end after `length` output tokens."""
+        """Adds the length of a complete output, in tokens, to the recent output lengths."""
         self._lengths.add(length)
 
     @property

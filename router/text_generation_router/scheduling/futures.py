@@ -15,7 +15,7 @@ DRAWS = 6
 
 
 class OutputLengths:
-    """The lengths, in tokens, of recent outputs that reached their own end."""
+    """The lengths, in tokens, of recent complete outputs: ended by limit, end token or stop string."""
 
     def __init__(self, seed: int = 0) -> None:
         self._recent: deque[int] = deque(maxlen=WINDOW)

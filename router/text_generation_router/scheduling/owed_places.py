@@ -63,7 +63,7 @@ class OwedPlaces:
         if owner.is_owed_by(most):
             return Claim(request, True, most)
         mates = (r.tenant.num_running for r in running.values() if r.tenant.owner is owner)
-        # 0 by default, because all requests of the other tenants may have joined in this step.
+        # 0 by default: requests of the other tenants may all have joined in this step, and are not in `running` yet.
         return Claim(request, False, max(mates, default=0))
 
     def owed(self, running: Mapping[int, Running]) -> Running | None:

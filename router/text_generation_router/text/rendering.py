@@ -94,8 +94,8 @@ class Renderer:
         for _ in range(CHILDREN):
             try:
                 return await self._children.run(RENDER, content, self._job_s)
-            # The child was killed from outside, not by its job. The next child may be killed too, so the job is not
-            # tried again.
+            # The child was killed from outside, so the job is not at fault and is tried again. All other children may
+            # have been killed at the same time.
             except JobLostError:
                 continue
         return await self._children.run(RENDER, content, self._job_s)

@@ -52,7 +52,7 @@ def test_a_text_that_ends_before_its_limit_costs_a_row() -> None:
 
 
 def test_slots_are_held_from_the_prompt_to_the_end() -> None:
-    # The prompt is in the first of two steps. The second step, decided at the same time, makes the second token.
+    # In the first of two steps, 10 slots are held for the prompt and one for the second step, which is decided already.
     outcome = run(trace_of((0.0, 10, 2, 2)))
     assert outcome.most_held == 11 and outcome.held_slot_s.tolist() == pytest.approx([11 * 1.1, 11 * 1.0])
 

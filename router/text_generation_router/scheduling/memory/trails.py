@@ -52,7 +52,7 @@ class Trail(Generic[P]):
         self.ends: list[int] = []  # end of each node, in tokens from the root
 
     def common(self, ids: Ids) -> int:
-        """Number of nodes of the trail that `ids` matches in full, counted only as far as nodes are unchanged."""
+        """Number of nodes of the trail that `ids` matches in full, if no node has changed since (see `valid`)."""
         return bisect_right(self.ends, common_length(self.ids, ids))
 
     def valid(self, count: int) -> int:

@@ -83,7 +83,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.records: dict[int, Record] = {}
         self.in_flight: list[Step] = []
         self.shares = shares
-        self.disturbed = len(shares) > 1  # whether a request was preempted for a reason that admission cannot foresee
+        self.disturbed = len(shares) > 1  # whether preemptions are possible that admission cannot foresee
 
     @rule(
         length=st.integers(1, 40),

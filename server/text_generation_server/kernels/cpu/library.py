@@ -51,7 +51,7 @@ class Call:
 
 
 class CallObserver(Protocol):
-    """A function that is called after every single kernel call."""
+    """Receives each kernel call that is not part of a program, after it was made."""
 
     def on_call(self, call: Call) -> None: ...
 

@@ -39,5 +39,5 @@ def test_nothing_is_compiled_again_while_serving() -> None:
     """No size of a step, and no address of its vectors, makes Triton compile a kernel again."""
     forms = {(kernel["kernel"], kernel["hash"]) for kernel in compiled("serving")}
     of_each = Counter(name for name, _ in forms)
-    assert of_each.pop("_rms_norm") == 2  # one form with the addition of the residual, one without
+    assert of_each.pop("_rms_norm") == 2  # compiled twice: with and without the addition of the residual
     assert set(of_each.values()) == {1}

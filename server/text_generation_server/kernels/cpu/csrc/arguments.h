@@ -19,7 +19,7 @@ enum {
   MAX_ARGUMENTS = 16,      /* most arguments of one kernel */
   MAX_HEAD_SIZE = 256,     /* most numbers in a head, in all kernels that compute heads; always a multiple of 16 */
   FEW_ROWS = 16,           /* gemm: most rows of x that are read in place; more rows are packed into tiles first */
-  UNDIVIDED_INPUTS = 2048, /* gemm: most inputs that are multiplied in one part */
+  UNDIVIDED_INPUTS = 2048, /* gemm: most inputs of a product that is not divided into parts */
   MAX_SUMMED_ROWS = 576,   /* gemm: most rows whose unfinished sums are kept between two parts */
   CHUNK_KEYS = 128,        /* attend_chunk: positions in a block of a row */
 };

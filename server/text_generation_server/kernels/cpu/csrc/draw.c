@@ -4,7 +4,7 @@
 #include "team.h"
 #include "vectors.h"
 
-#define GOLDEN 0x9e3779b1u /* prime near 2^32 / golden ratio; times it, neighbouring tokens spread over all 32 bits */
+#define GOLDEN 0x9e3779b1u /* a prime near 2^32 / golden ratio: it spreads neighbouring tokens over all 32 bits */
 /* The noise is between these bounds, because v in gumbel_noise is at least 2^-33 and at most 1 - 2^-24. */
 #define LEAST_NOISE -2.9f
 #define MOST_NOISE 22.9f
