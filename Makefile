@@ -22,7 +22,7 @@ rm -rf .venv/build/wheels
 .venv/build/bin/python -m hatchling build --target wheel:editable --directory .venv/build/wheels
 $(BIN)/pip install $(QUIET) --no-deps --force-reinstall .venv/build/wheels/*.whl
 endef
-# Files and folders whose comments, docstrings and messages tools/prose must pass: `make check` refuses findings there.
+# Files and folders whose comments, docstrings and messages must pass tools/prose: `make check` refuses findings in them.
 PLAIN := .ci ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md Makefile README.md benchmark clients/python common docs \
 	hatch_build.py integration-tests launcher monitoring proto pyproject.toml requirements router server tools
 CODE := benchmark clients/python common integration-tests launcher router server tools hatch_build.py

@@ -44,7 +44,7 @@ class Kill:
     ranks: list[int]
     epoch: int
     waited_s: float  # seconds of waiting for an answered step, required by MOST_IN_A_ROW
-    in_a_row: int  # kills since the last answered step, this one included
+    in_a_row: int  # kills since the last answered step, the present kill included
     lost: dict[str, int]  # number of steps that the kill left unanswered, by method
 
 

@@ -15,7 +15,7 @@ class StepCost:
 
     constant_s: float
     weights_s: float  # seconds to read all weights
-    product_s: float  # seconds of the matrix products of one token, decoded or of a prompt
+    product_s: float  # seconds of the matrix products of one token, in a decoding row or in a prompt
     row_s: float  # seconds of one decoding row
     kv_token_s: float  # seconds of one token that a decoding row attends to
     prompt_token_s: float

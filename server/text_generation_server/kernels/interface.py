@@ -80,7 +80,7 @@ class Choices:
 class Chosen:
     ids_R: Tensor  # int32
     logprobs_R: Tensor  # float32, in the distribution from which the token was drawn
-    finite_R: Tensor  # bool: False where a logit was NaN or infinite; id and log-probability are 0 there
+    finite_R: Tensor  # bool: False if a logit of the row was NaN or infinite; id and log-probability are then 0
 
 
 class Kernels(Protocol):

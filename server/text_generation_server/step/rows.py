@@ -36,7 +36,7 @@ class PromptChunk:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The requests of one held batch that a step carries."""
+    """A batch that the shard holds, and those of its requests that a step carries."""
 
     id: int
     request_ids: list[int]

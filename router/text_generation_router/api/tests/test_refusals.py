@@ -1,4 +1,6 @@
-"""Every field that other servers support and this server does not, on every route: refused by name, or neutral."""
+"""Every field that other servers support and this server does not, on every route: a neutral value is accepted, any
+other is refused by name.
+"""
 
 from typing import Any
 
@@ -126,7 +128,9 @@ def test_an_unsupported_field_is_refused_by_its_name(session_server, path, name,
         before = server.failures("validation"), len(server.engine.asked), server.metric("tgi_request_count_total")
         answer = server.post(path, body)
         error = answer.events[0] if path == "/generate_stream" else answer.json
-        assert answer.status == (200 if path == "/generate_stream" else 422)  # errors are events there, as in TGI
+        assert answer.status == (
+            200 if path == "/generate_stream" else 422
+        )  # on /generate_stream errors are events, as in TGI
         assert error["error"].startswith(f"Input validation error: `{name}` ") and error["error_type"] == "validation"
         assert (server.failures("validation"), len(server.engine.asked)) == (before[0] + 1, before[1])
         assert server.metric("tgi_request_count_total") > before[2]
