@@ -77,33 +77,32 @@ class Forecast:
     of it joins without a new forecast.
     """
 
-    def __init__(self, admission: AdmissionControl, memory: Memory, budget: int) -> None:
+    def __init__(self, admission: AdmissionControl, memory: Memory) -> None:
         self.missing = 0  # number of slots that the last refused request lacked
         self._admission = admission
         self._memory = memory
-        self._budget = budget
         # Upper bound on slots ever held, from the last exact forecast, and the step until which it may be reused.
         self._bound: int | None = None
         self._good_until = 0
 
     def admits(
-        self, candidate: Running, running: Collection[Running], prefilling: Collection[Running], now: int
+        self, candidate: Running, running: Collection[Running], prefilling: Collection[Running], now: int, budget: int
     ) -> bool:
         """Whether the slots suffice if `candidate`, which holds its cached prefix, starts in step `now`. If so, the
         forecast includes it from now on. `running`: all running requests; `prefilling`: the running requests whose
-        prompts are not computed yet.
+        prompts are not computed yet. `budget`: number of prompt tokens that a step can at least compute.
         """
         if self._memory.num_available < candidate.num_uncomputed:
             self.missing = candidate.num_uncomputed - self._memory.num_available
             return False
-        return self._fits_on_top(candidate, prefilling, now) or self._fits(candidate, running, now)
+        return self._fits_on_top(candidate, prefilling, now, budget) or self._fits(candidate, running, now, budget)
 
-    def _fits_on_top(self, candidate: Running, prefilling: Collection[Running], now: int) -> bool:
+    def _fits_on_top(self, candidate: Running, prefilling: Collection[Running], now: int, budget: int) -> bool:
         """Whether `candidate` fits on top of the last forecast. It adds at most the slots it holds, and one slot for
         each of its steps. All prompts must be computed before this step, so that no request runs longer than forecast.
         """
         uncomputed = sum(r.num_uncomputed for r in prefilling) + candidate.num_uncomputed
-        if self._bound is None or now >= self._good_until or uncomputed > self._budget:
+        if self._bound is None or now >= self._good_until or uncomputed > budget:
             return False
         if self._memory.shares_with_one_other(candidate):
             return False
@@ -114,8 +113,8 @@ class Forecast:
         self._bound = bound
         return True
 
-    def _fits(self, candidate: Running, running: Collection[Running], now: int) -> bool:
-        highest = self._highest(candidate, running)
+    def _fits(self, candidate: Running, running: Collection[Running], now: int, budget: int) -> bool:
+        highest = self._highest(candidate, running, budget)
         self.missing = highest - self._limit
         self._bound, self._good_until = (highest, now + GOOD_STEPS) if self.missing <= 0 else (None, 0)
         return self.missing <= 0
@@ -125,7 +124,7 @@ class Forecast:
         capacity = self._memory.capacity
         return capacity - int(capacity * RESERVE) if self._admission.uses_history else capacity
 
-    def _highest(self, candidate: Running, running: Collection[Running]) -> int:
+    def _highest(self, candidate: Running, running: Collection[Running], budget: int) -> int:
         members = [r for r in running if not r.paused]
         # Slots that paused requests may still take. A paused request may go on at any time, so it counts as if it held
         # its greatest number of slots for ever.
@@ -144,7 +143,7 @@ class Forecast:
         if self._admission.mode is AdmissionMode.RESERVE:
             return apart + everything
         uncomputed = sum(members[i].num_uncomputed for i in np.flatnonzero(is_prefilling_N).tolist())
-        left_DN = growth_DN + 1 + -(-uncomputed // self._budget) * is_prefilling_N
+        left_DN = growth_DN + 1 + -(-uncomputed // budget) * is_prefilling_N
         return apart + min(everything, peak(held_N, left_DN))
 
 

@@ -1,6 +1,6 @@
 """Shares the prompt tokens of one step between the prompts that are being computed."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.step import Chunk
@@ -28,14 +28,32 @@ def shares(uncomputed: Sequence[int], budget: int, num_first: int = 0) -> list[i
     return given
 
 
+def shares_by_owner(uncomputed: Sequence[int], owners: Sequence[Hashable], budget: int, most: int) -> list[int]:
+    """Tokens of each prompt in this step: equal shares between owners, at most `most` for each, and within an owner
+    equal shares between its prompts. `owners[i]` is the owner of prompt i."""
+    prompts_of: dict[Hashable, list[int]] = {}
+    for i, owner in enumerate(owners):
+        prompts_of.setdefault(owner, []).append(i)
+    needs = [min(sum(uncomputed[i] for i in prompts), most) for prompts in prompts_of.values()]
+    given = [0] * len(uncomputed)
+    for prompts, part in zip(prompts_of.values(), shares(needs, budget), strict=True):
+        for i, share in zip(prompts, shares([uncomputed[i] for i in prompts], part), strict=True):
+            given[i] = share
+    return given
+
+
 def guaranteed_share(uncomputed: int, budget: int) -> int:
     """Tokens of a step's budget that must be left for a prompt of `uncomputed` tokens to start."""
     return min(uncomputed, max(1, budget // MAX_LONG_PROMPTS))
 
 
-def next_chunks(prefilling: Sequence[Running], budget: int, number: int) -> tuple[Chunk, ...]:
-    """The chunks of step `number`. Prompts that are computed again after a loss come first, in order of arrival."""
-    ordered = sorted(prefilling, key=lambda request: (0, request.id) if request.blame.is_replayed else (1, 0))
-    num_replayed = sum(request.blame.is_replayed for request in ordered)
-    of_each = shares([request.num_uncomputed for request in ordered], budget, num_replayed)
-    return tuple(request.send_chunk(share, number) for request, share in zip(ordered, of_each, strict=True) if share)
+def next_chunks(prefilling: Sequence[Running], budget: int, most: int, number: int) -> tuple[Chunk, ...]:
+    """The chunks of step `number`, with at most `most` tokens of one owner. Prompts that are computed again after a
+    loss come first, in order of arrival, and may have the whole budget."""
+    replayed = sorted((r for r in prefilling if r.blame.is_replayed), key=lambda request: request.id)
+    others = [request for request in prefilling if not request.blame.is_replayed]
+    of_replayed = shares([request.num_uncomputed for request in replayed], budget, len(replayed))
+    uncomputed, owners = [r.num_uncomputed for r in others], [r.tenant.owner for r in others]
+    of_others = shares_by_owner(uncomputed, owners, budget - sum(of_replayed), most)
+    of_each = zip([*replayed, *others], [*of_replayed, *of_others], strict=True)
+    return tuple(request.send_chunk(share, number) for request, share in of_each if share)

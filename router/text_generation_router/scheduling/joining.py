@@ -19,6 +19,7 @@ from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.lines import WINDOW
 from text_generation_router.scheduling.memory.memory import Memory
 from text_generation_router.scheduling.owed_places import OwedPlaces
+from text_generation_router.scheduling.owner_parts import OwnerParts
 from text_generation_router.scheduling.queue import Queue
 from text_generation_router.scheduling.running import Running
 
@@ -39,11 +40,12 @@ class Joining:
     def __init__(self, limits: Limits, memory: Memory, queue: Queue, admission: AdmissionControl) -> None:
         self.times = JoinTimes(limits.policy.max_waiting_tokens)
         self.places = OwedPlaces(memory, queue, admission, limits.policy.priority_between_tenants)
+        self.parts = OwnerParts(limits.max_batch_prefill_tokens)
         self._limits = limits
         self._memory = memory
         self._queue = queue
         self._admission = admission
-        self._forecast = Forecast(admission, memory, limits.max_batch_prefill_tokens)
+        self._forecast = Forecast(admission, memory)
 
     def note_freed(self, slots: int) -> None:
         """Notes that `slots` token slots were just freed: a refused request may be tried again."""
@@ -97,7 +99,7 @@ class Joining:
         ):
             if request.blame.runs_alone and (joined or prefilling):
                 break
-            obstacle = self._obstacle(request, running, [*prefilling, *joined])
+            obstacle = self._obstacle(request, running, [*prefilling, *joined], is_owed=request is first)
             if obstacle is None:
                 self._start(request)
                 joined.append(request)
@@ -109,19 +111,21 @@ class Joining:
                 break
         return joined
 
-    def _obstacle(self, request: Running, running: Mapping[int, Running], prefilling: list[Running]) -> str | None:
-        """Why the request cannot start now. None: it can, and it now holds its cached prefix."""
-        memory, budget = self._memory, self._limits.max_batch_prefill_tokens
+    def _obstacle(
+        self, request: Running, running: Mapping[int, Running], prefilling: list[Running], is_owed: bool
+    ) -> str | None:
+        """Why the request cannot start now. None: it can, and it now holds its cached prefix. A request that `is_owed`
+        a place does not wait for the prompts of others."""
+        memory, most = self._memory, self.parts.most(self.times.num_forwards)
         if len(running) >= self._limits.max_running:
             return "rows"
         if memory.should_wait(request):
             return "prefix"
-        promised = sum(guaranteed_share(r.num_uncomputed, budget) for r in prefilling)
-        if promised + guaranteed_share(request.num_tokens - memory.cached_length_now(request), budget) > budget:
+        if not is_owed and self._exceeds_budget(request, prefilling, most):
             return "budget"
         memory.hold(request)
         request.start()
-        if self._forecast.admits(request, running.values(), prefilling, self.times.num_forwards):
+        if self._forecast.admits(request, running.values(), prefilling, self.times.num_forwards, most):
             return None
         if memory.num_held == memory.num_exclusive(request):
             return None  # only this request holds slots: validation rejects requests that do not fit alone
@@ -129,7 +133,17 @@ class Joining:
         self.times.pause(self._forecast.missing)
         return "memory"
 
+    def _exceeds_budget(self, request: Running, prefilling: list[Running], most: int) -> bool:
+        """Whether the prompts that are being computed leave too little of a step for this one: of the budget, or of the
+        `most` tokens that its owner may have."""
+        budget, owner = self._limits.max_batch_prefill_tokens, request.tenant.owner
+        share = guaranteed_share(request.num_tokens - self._memory.cached_length_now(request), budget)
+        promised = [(guaranteed_share(r.num_uncomputed, budget), r.tenant.owner is owner) for r in prefilling]
+        of_owner = sum(tokens for tokens, is_own in promised if is_own)
+        return share + sum(tokens for tokens, _ in promised) > budget or (of_owner > 0 and share + of_owner > most)
+
     def _start(self, request: Running) -> None:
+        self.parts.note_joined(request.tenant.owner, self.times.num_forwards)
         self._queue.join(request, request.num_uncomputed)
         self._memory.start(request)
         request.begin(self._admission.expect(request))

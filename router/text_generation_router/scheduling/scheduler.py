@@ -176,7 +176,8 @@ class Scheduler:
         if not (prefilling or decoding):
             return None
         number = self.steps.next_number()
-        chunks = next_chunks(prefilling, self.limits.max_batch_prefill_tokens, number)
+        most_of_owner = self.joining.parts.most(self.joining.times.num_forwards)
+        chunks = next_chunks(prefilling, self.limits.max_batch_prefill_tokens, most_of_owner, number)
         self.counters.prefilled_tokens += sum(chunk.end - chunk.start for chunk in chunks)
         slots = self.memory.take_one_each(decoding)
         send_tokens(decoding, 1, number)

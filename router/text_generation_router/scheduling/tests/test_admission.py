@@ -1,10 +1,12 @@
+from collections import Counter
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_router.scheduling.admission import AdmissionControl, peak
-from text_generation_router.scheduling.chunks import shares
+from text_generation_router.scheduling.chunks import shares, shares_by_owner
 from text_generation_router.scheduling.futures import DRAWS, ENOUGH, Futures, OutputLengths
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
@@ -92,3 +94,30 @@ def test_replayed_prompts_get_all_they_need_in_turn_and_the_others_share_the_res
         assert given_out[i] == min(needs[i], budget - sum(given_out[:i]))
     rest = budget - sum(given_out[:num_first])
     assert given_out[num_first:] == shares(needs[num_first:], rest)
+
+
+Prompts = st.lists(st.tuples(st.integers(1, 50), st.sampled_from("abc")), max_size=12)
+
+
+@given(Prompts, st.integers(1, 100), st.integers(1, 100))
+def test_owners_get_equal_shares_of_a_step_up_to_the_most_that_one_may_have(
+    prompts: list[tuple[int, str]], budget: int, most: int
+) -> None:
+    needs, owners = [need for need, _ in prompts], [owner for _, owner in prompts]
+    given_out = shares_by_owner(needs, owners, budget, most)
+    need_of, given_to = Counter[str](), Counter[str]()
+    for need, owner, share in zip(needs, owners, given_out, strict=True):
+        need_of[owner] += need
+        given_to[owner] += share
+        assert share <= need
+    wanted = {owner: min(need, most) for owner, need in need_of.items()}
+    assert given_to.total() == min(budget, sum(wanted.values()))
+    unserved = [given_to[owner] for owner in wanted if given_to[owner] < wanted[owner]]
+    assert not unserved or min(unserved) >= max(given_to.values()) - 1
+
+
+@given(st.lists(st.integers(1, 50), max_size=12), st.integers(1, 100))
+def test_the_prompts_of_one_owner_share_its_part_as_they_share_a_whole_step(needs: list[int], budget: int) -> None:
+    owners = ["a"] * len(needs)
+    assert shares_by_owner(needs, owners, budget, budget) == shares(needs, budget)
+    assert shares_by_owner(needs, owners, 100, budget) == shares(needs, budget)
