@@ -9,6 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp
 
 from text_generation_router.api.chat import ChatRoutes
 from text_generation_router.api.completions import CompletionRoutes
@@ -17,6 +18,7 @@ from text_generation_router.api.generate import GenerateRoutes
 from text_generation_router.api.schemas import ChatRequest, CompatGenerateRequest, CompletionRequest, GenerateRequest
 from text_generation_router.api.service import ServiceRoutes
 from text_generation_router.api.services import Services
+from text_generation_router.config import RouterConfig
 from text_generation_router.http.cors import Cors
 from text_generation_router.http.errors import add_error_handlers
 from text_generation_router.http.gate import Gated
@@ -60,6 +62,11 @@ def create_app(services: Services) -> FastAPI:
         app.add_middleware(Guard, digests=config.api_key_digests, routes=app.routes)
     app.add_middleware(Cors, origins=config.http.cors_allow_origin)
     return app
+
+
+def answers_at_once(config: RouterConfig) -> dict[bytes, ASGIApp]:
+    """Applications for `Connection`: /live tells whether this process works, and must not wait behind its work."""
+    return {b"/live": Cors(Response(), config.http.cors_allow_origin)}
 
 
 def add_post(app: FastAPI, path: str, endpoint: Endpoint, schema: type[Body]) -> None:

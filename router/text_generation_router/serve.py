@@ -5,6 +5,7 @@ import importlib.metadata
 import logging
 import resource
 import socket
+import sys
 from contextlib import AsyncExitStack, suppress
 
 import uvloop
@@ -17,7 +18,7 @@ from text_generation_router.api.fields import ListLimits
 from text_generation_router.api.inference import Inference
 from text_generation_router.api.permits import Permits
 from text_generation_router.api.services import Services
-from text_generation_router.app import create_app
+from text_generation_router.app import answers_at_once, create_app
 from text_generation_router.config import RouterConfig
 from text_generation_router.engine.config import EngineConfig
 from text_generation_router.engine.local import LocalEngine
@@ -50,9 +51,14 @@ WAITING_BODIES = 16
 # its parser (a long chat takes less than half), and at least 96 MiB.
 MIN_CHILD_BYTES, CHILD_BYTES_PER_BODY_BYTE = 96 * 2**20, 48
 
+# Seconds that a thread keeps the interpreter lock while the event loop waits for it. uvloop takes the lock several
+# times for each request. Python's default is 5 ms.
+SWITCH_S = 0.0005
+
 
 def run(config: RouterConfig) -> None:
     """Serves until a graceful stop. Raises StartError if the router cannot start, ShardsError if it has no shards."""
+    sys.setswitchinterval(SWITCH_S)
     allow_descriptors(config.http.max_connections)
     # A signal during the start cancels `serve`: no request was accepted yet, so this is a clean stop.
     with (
@@ -156,7 +162,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             gate,
             hits,
         )
-        http = uvicorn_config(create_app(services), connection_limits(config), hits)
+        http = uvicorn_config(create_app(services), connection_limits(config), hits, answers_at_once(config))
         server = Server(
             http, gate, engine.close, config.http.graceful_termination_timeout, on_listening=shard_groups.listening
         )

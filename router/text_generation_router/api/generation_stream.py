@@ -15,6 +15,7 @@ from text_generation_router.errors import (
     RefusedError,
     ValidationError,
 )
+from text_generation_router.loop_turns import LoopTurns
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.text.detokenization import Vocabulary
@@ -40,15 +41,20 @@ class GenerationStream:
         vocabulary: Vocabulary,
         metrics: Metrics,
         request: GenerationRequest,
+        wakes: LoopTurns,
         stop: Sequence[str] = (),
     ) -> None:
-        """Submits the request. Raises InferenceError if the engine refuses it."""
+        """Submits the request. Raises InferenceError if the engine refuses it. `wakes` wakes the readers of all
+        streams."""
         self._engine = engine
         self._metrics = metrics
         self._output = TextOutput(vocabulary, request, stop)
         self._events: deque[TokenEvent] = deque()
         self._error: InferenceError | None = None
         self._finished = False  # no more events will come
+        self._owner = request.share.owner
+        self._wakes = wakes
+        self._is_waking = False  # `wakes` will wake the reader
         self._changed = asyncio.Event()
         self._credits = CREDITS  # number of tokens that the engine may still send
         self._read = 0  # number of tokens read since the last credit
@@ -115,7 +121,7 @@ class GenerationStream:
                 return
         if self._credits <= 0 and self._read:
             self._give_credit()
-        self._changed.set()
+        self._wake()
 
     def ended(self, ended: Ended) -> None:
         if self._finished:
@@ -146,7 +152,17 @@ class GenerationStream:
 
     def _finish(self) -> None:
         self._finished = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._is_waking:
+            self._is_waking = True
+            self._wakes.put(self._owner, self._set_changed)
+
+    def _set_changed(self) -> bool:
+        self._is_waking = False
         self._changed.set()
+        return True
 
 
 def _error_of(refused: RefusedError, request: GenerationRequest, limits: TokenLimits) -> InferenceError:

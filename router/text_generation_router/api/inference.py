@@ -13,11 +13,15 @@ from text_generation_router.api.permits import Permit, Permits
 from text_generation_router.engine.protocol import Engine
 from text_generation_router.errors import BodyError, DeadlineError, InferenceError
 from text_generation_router.http.caller import Caller
+from text_generation_router.loop_turns import LoopTurns
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.detokenization import Vocabulary
 from text_generation_router.text.validation import Prompt, Validator
+
+# Readers that get new tokens in one turn of the event loop: each takes up to half a millisecond to write its event.
+WAKES_PER_TURN = 16
 
 
 class Inference:
@@ -29,6 +33,7 @@ class Inference:
         self._vocabulary = vocabulary
         self._permits = permits
         self._metrics = metrics
+        self._wakes = LoopTurns(WAKES_PER_TURN)
 
     async def start(self, prompts: Sequence[Prompt], caller: Caller, started_s: float) -> list[Generation]:
         """Queues all prompts or none. Raises InferenceError. The caller must close the generations."""
@@ -95,8 +100,9 @@ class Inference:
         request = replace(request, share=caller.share, namespace=namespace, timeout_s=left_s)
         self._metrics.request_input_length.observe(len(request.input_ids))
         self._metrics.request_max_new_tokens.observe(request.max_new_tokens)
+        stop = prompt.parameters.stop
         return Generation(
-            stream=GenerationStream(self._engine, self._vocabulary, self._metrics, request, prompt.parameters.stop),
+            stream=GenerationStream(self._engine, self._vocabulary, self._metrics, request, self._wakes, stop),
             permit=permit,
             metrics=self._metrics,
             prompt_tokens=len(request.input_ids),

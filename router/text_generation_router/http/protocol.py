@@ -6,6 +6,7 @@ limits are checked when a request begins or data arrives.
 """
 
 import asyncio
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -41,10 +42,15 @@ class Connection(HttpToolsProtocol):
         *,
         limits: ConnectionLimits,
         hits: LimitHits,
+        at_once: Mapping[bytes, ASGIApp],
     ) -> None:
+        """`at_once`: applications for GET and HEAD, by URL, that wait for nothing but their client. They answer in the
+        callback that reads the request, however much other work is ready."""
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
         self._hits = hits
+        self._at_once = at_once
+        self._may_answer_at_once = True  # once for all data that is received together: it may hold many requests
         self._application: ASGIApp = self.app
         # The newest request, and earlier requests that were unanswered when it began.
         self._cycles: list[RequestResponseCycle] = []
@@ -81,6 +87,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         was_in_headers = self._in_headers
+        self._may_answer_at_once = True
         self._other_bytes += len(data)
         super().data_received(data)
         if self.transport.is_closing():
@@ -113,7 +120,7 @@ class Connection(HttpToolsProtocol):
         if not self.flow.write_paused:
             self._reading.stop()
         error = self._error_in_headers()
-        self.app = self._application if error is None else refusal(error)
+        self.app = self._application_of_request() if error is None else refusal(error)
         super().on_headers_complete()
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         self._cycles.append(self.cycle)
@@ -122,6 +129,27 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
             raise ConnectionAbortedError  # stops the parser, whose data may contain more requests
         self._arrival.set(self._limits.body_s, self._body_timed_out)
+
+    def _application_of_request(self) -> ASGIApp:
+        is_read_only = self.parser.get_method() in (b"GET", b"HEAD")
+        return self._at_once.get(self.url, self._application) if is_read_only else self._application
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if app in self._at_once.values() and self._may_answer_at_once and not self.flow.write_paused:
+            self._may_answer_at_once = False
+            self._answer_at_once(cycle, app)
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def _answer_at_once(self, cycle: RequestResponseCycle, app: Any) -> None:
+        work: Coroutine[Any, Any, None] = app(cycle.scope, cycle.receive, cycle.send)
+        try:
+            work.send(None)
+        except StopIteration:
+            return
+        # `cycle.send` waits: the client has not read earlier answers, and the kernel takes no more bytes.
+        work.close()
+        self._abort(Limit.WRITE_TIME)
 
     def _error_in_headers(self) -> InferenceError | None:
         size = len(self.url) + sum(len(name) + len(value) + HEADER_OVERHEAD for name, value in self.headers)

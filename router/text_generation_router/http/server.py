@@ -5,17 +5,21 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from text_generation_common.tasks import cancelled
+from text_generation_router.http.crowds import Crowds
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import ConnectionLimits, LimitHits
 from text_generation_router.http.protocol import Connection
+from text_generation_router.malloc import give_back_memory
 
 logger = logging.getLogger(__name__)
 
@@ -47,10 +51,20 @@ class Server(uvicorn.Server):
         self._end_streams = end_streams
         self._patience_s = patience_s
         self.flush_s = FLUSH_S
+        self._crowds = Crowds(self._give_back_memory)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_listening()
+
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn calls this ten times a second."""
+        self._crowds.note(len(self.server_state.connections))
+        return await super().on_tick(counter)
+
+    def _give_back_memory(self) -> None:
+        gc.collect()
+        asyncio.get_running_loop().run_in_executor(None, give_back_memory)
 
     def stop(self) -> None:
         """Stops without waiting. To be called when the engine has failed, and with it every request."""
@@ -137,10 +151,13 @@ class StopOnSignal:
             self._server.abort()
 
 
-def uvicorn_config(app: FastAPI, limits: ConnectionLimits, hits: LimitHits) -> uvicorn.Config:
+def uvicorn_config(
+    app: FastAPI, limits: ConnectionLimits, hits: LimitHits, at_once: Mapping[bytes, ASGIApp] = MappingProxyType({})
+) -> uvicorn.Config:
+    """`at_once`: see `Connection`."""
     return uvicorn.Config(
         app,
-        http=partial(Connection, limits=limits, hits=hits),  # type: ignore[arg-type]  # uvicorn only calls it
+        http=partial(Connection, limits=limits, hits=hits, at_once=at_once),  # type: ignore[arg-type]  # uvicorn only calls it
         ws="none",
         lifespan="off",
         log_config=None,

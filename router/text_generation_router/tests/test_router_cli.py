@@ -19,6 +19,7 @@ from text_generation_router.http.server import uvicorn_config
 from text_generation_router.metrics import Metrics
 from text_generation_router.resolve import check, resolve
 from text_generation_router.serve import allow_descriptors, bind
+from text_generation_router.serve import run as run_router
 
 
 def run(*words: str, **env: str) -> tuple[int, str]:
@@ -259,3 +260,13 @@ def test_uvicorn_does_not_read_forwarding_headers():
     http = uvicorn_config(FastAPI(), ConnectionLimits(1, 1, 1.0), LimitHits(Metrics()))
     http.load()
     assert isinstance(http.loaded_app, FastAPI)
+
+
+def test_threads_give_the_interpreter_lock_back_to_the_event_loop_within_a_millisecond():
+    before = sys.getswitchinterval()
+    try:
+        with pytest.raises(StartError):
+            run_router(config(listen_fd=9999))
+        assert sys.getswitchinterval() <= 0.001
+    finally:
+        sys.setswitchinterval(before)

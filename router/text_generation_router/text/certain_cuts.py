@@ -19,6 +19,7 @@ with the letter before it, and the ids of that letter are then removed.
 """
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -118,6 +119,7 @@ def _last_cut(text: str, end: int) -> int:
         if last := max((found.start() for found in CUT.finditer(text, begin, end + 2)), default=0):
             return last
         end = begin
+        time.sleep(0)  # gives the interpreter lock to another thread: by itself a thread keeps it for 5 ms
     return 0
 
 

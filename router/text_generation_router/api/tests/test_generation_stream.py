@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 
 import pytest
 
@@ -14,6 +15,7 @@ from text_generation_router.errors import (
     InferenceError,
     OverloadedError,
 )
+from text_generation_router.loop_turns import LoopTurns
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.text.events import FinishReason, TokenEvent
@@ -66,7 +68,8 @@ class World:
     def __init__(self, *stop: str) -> None:
         self.engine, self.metrics = RecordingEngine(), Metrics()
         request = GenerationRequest((0, 1), 1000)
-        self.stream = GenerationStream(self.engine, LetterVocabulary(), self.metrics, request, stop)  # type: ignore[arg-type]
+        self.wakes = LoopTurns(1)
+        self.stream = GenerationStream(self.engine, LetterVocabulary(), self.metrics, request, self.wakes, stop)  # type: ignore[arg-type]
         self.submit_call = self.engine.calls.pop()
 
     def take(self, *ids: int, ended: Ended | None = None, tops: int = 0, inference_s: float = 0.0) -> None:
@@ -244,3 +247,24 @@ def test_top_tokens_use_up_credits_too(monkeypatch: pytest.MonkeyPatch) -> None:
         assert world.engine.calls == [("credit", 4)]
 
     run(use)
+
+
+def test_readers_of_one_step_get_their_tokens_in_several_turns_of_the_event_loop() -> None:
+    async def use() -> None:
+        wakes, engine, readers = LoopTurns(2), RecordingEngine(), 5
+        streams = [
+            GenerationStream(engine, LetterVocabulary(), Metrics(), GenerationRequest((0,), 9), wakes)  # type: ignore[arg-type]
+            for _ in range(readers)
+        ]
+        reading = [asyncio.ensure_future(anext(stream)) for stream in streams]
+        await asyncio.sleep(0)
+        for stream in streams:
+            stream.take(Tokens((1,), (-0.5,), (), 0.0, FIRST), None)
+        counts = []
+        while len(counts) < 9 and not all(task.done() for task in reading):
+            await asyncio.sleep(0)
+            counts.append(sum(task.done() for task in reading))
+        assert max(now - before for before, now in pairwise([0, *counts])) <= 2 and counts[-1] == readers
+        await asyncio.gather(*reading)
+
+    asyncio.run(use())

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 
+from text_generation_router.app import answers_at_once
 from text_generation_router.scheduling.share import Share
 
 
@@ -199,3 +200,14 @@ def test_a_request_does_not_wait_for_all_of_another_address(server):
         return ended
 
     assert asyncio.run(run()).index("192.0.2.2") <= 3
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("origins", [(), ("https://a.example",)])
+def test_the_answer_at_once_to_live_is_the_route_s_answer(make_server, origins, method):
+    server = make_server(cors_allow_origin=origins)
+    headers = {"origin": "https://a.example"}
+    by_route = server.get("/live", method, headers)
+    server.app = answers_at_once(server.config)[b"/live"]
+    at_once = server.get("/live", method, headers)
+    assert (at_once.status, at_once.headers, at_once.chunks) == (by_route.status, by_route.headers, by_route.chunks)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import uvicorn
 import uvloop
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import SEND_BUFFER_BYTES, ConnectionLimits, LimitHits
@@ -106,7 +106,9 @@ class Edge:
 async def serving(**changes: Any) -> AsyncIterator[Edge]:
     values: dict[str, Any] = {"max_connections": 50, "payload_bytes": 100_000, "write_s": PATIENCE_S}
     metrics, app = Metrics(), App()
-    config = uvicorn_config(cast(FastAPI, app), ConnectionLimits(**values | changes), LimitHits(metrics))
+    config = uvicorn_config(
+        cast(FastAPI, app), ConnectionLimits(**values | changes), LimitHits(metrics), {b"/live": Response()}
+    )
     server = Server(config, Gate(), end_streams=asyncio.Event().wait, patience_s=0)
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
@@ -153,6 +155,21 @@ def test_a_connection_serves_many_requests(loop):
         return await reader.read()
 
     assert run(loop, test).endswith(b"ok")
+
+
+@loops
+def test_a_connection_gets_many_answers_at_once(loop):
+    async def test(edge: Edge) -> tuple[bytes, int]:
+        reader, writer = await edge.open()
+        live = GET.replace(b"/x", b"/live")
+        for _ in range(3):
+            writer.write(live)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        writer.write(live.replace(b"host", b"connection: close\r\nhost"))
+        return await reader.read(), edge.app.requests
+
+    answer, requests = run(loop, test)
+    assert answer.endswith(b"content-length: 0\r\nconnection: close\r\n\r\n") and requests == 0
 
 
 @loops

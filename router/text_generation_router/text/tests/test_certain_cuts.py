@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import sys
+import time
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from hypothesis import given, settings
@@ -253,3 +256,18 @@ def test_the_beginning_of_a_text_that_is_too_long_is_not_tokenized():
     tokenizer = CUTTING["byte-level"]
     found = run(tokenizer.encode("the quick brown fox " * 50, True, Share(), most=10))
     assert found.values == () and 10 < found.count < 30 and not found.is_exact
+
+
+def test_other_threads_run_while_a_cut_is_searched_for():
+    searching = Thread(target=cut_into_parts, args=("a" * 200_000, 1000))
+    before, turns = sys.getswitchinterval(), 0
+    sys.setswitchinterval(60)  # no thread is made to give the interpreter lock away
+    try:
+        searching.start()
+        while searching.is_alive():
+            turns += 1
+            time.sleep(0)
+    finally:
+        sys.setswitchinterval(before)
+        searching.join()
+    assert turns > 50, "200 windows of text are searched"
