@@ -72,9 +72,7 @@ def shard(
     # waits for another soon gives its core away, because the other thread may be waiting for a core itself.
     env = {"OMP_NUM_THREADS": str(max(1, cores // plan.num_shard)), "GOMP_SPINCOUNT": "1000"}
     env |= _server_env(plan, environ) | _variables(values_of(plan.shard))
-    env |= _variables(
-        {"max_total_tokens": plan.tokens.max_total_tokens, "max_batch_size": plan.scheduling.max_batch_size}
-    )
+    env |= _variables({"max_total_tokens": plan.tokens.max_total_tokens})
     env |= {"GLOO_SOCKET_IFNAME": "lo"}  # shards accept connections from this machine only
     env |= {"RANK": str(rank), "WORLD_SIZE": str(plan.num_shard), "TGI_EPOCH": str(epoch)}
     argv = (programs.server, "serve", plan.model_id, *options)

@@ -111,7 +111,6 @@ def test_shard_gets_all_given_values():
         "WORLD_SIZE": "2",
         "TGI_EPOCH": "4",
         "MAX_TOTAL_TOKENS": "20",
-        "MAX_BATCH_SIZE": "3",
         "ROPE_SCALING": "dynamic",
         "ROPE_FACTOR": "2.0",
         "WATERMARK_GAMMA": "0.25",
@@ -124,6 +123,7 @@ def test_shard_gets_all_given_values():
         "OMP_NUM_THREADS": "3",
     }
     assert {name: command.env.get(name) for name in expected} == expected
+    assert "MAX_BATCH_SIZE" not in command.env, "the router alone limits the batch"
     assert command.log_fields == {"rank": 1}
 
 
