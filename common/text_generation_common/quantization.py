@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from text_generation_common.model_files import read_model_file
+from text_generation_common.model_files import ModelFileError, read_json_object
 
 # The formats of quantized checkpoints that are served.
 SERVED: frozenset[str] = frozenset()
@@ -56,8 +56,8 @@ def _announcements(folder: Path, config: Mapping[str, Any]) -> list[tuple[str, o
 
 def _content(file: Path) -> object:
     try:
-        return json.loads(read_model_file(file))
-    except (OSError, ValueError, RecursionError):
+        return read_json_object(file)
+    except ModelFileError:
         # The file exists but cannot be read. The weights are quantized, because such files exist only then.
         return None
 

@@ -1,13 +1,12 @@
 """Finds the model's files and reads its config.json. Loads no weights and no tokenizer."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from text_generation_common import quantization
 from text_generation_common.errors import ArgumentValidation
 from text_generation_common.flags.model import DEMO_MODEL
-from text_generation_common.model_files import read_model_file
+from text_generation_common.model_files import ModelFileError, read_json_object
 from text_generation_common.model_folder import demo_directory, is_hub_id, local_folder
 from text_generation_launcher.config import LaunchPlan
 
@@ -37,15 +36,9 @@ def _refuse_quantized(directory: Path) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(read_model_file(path))
-    except OSError as error:
-        reason = error.strerror or error
-        raise ArgumentValidation(f"cannot read {path}: {reason}; a model directory needs its config.json") from error
-    except (ValueError, RecursionError) as error:
-        raise ArgumentValidation(f"{path} is not valid JSON ({error}): fetch it again") from error
-    if not isinstance(content, dict):
-        raise ArgumentValidation(f"{path} does not hold a JSON object: fetch it again")
-    return content
+        return read_json_object(path)
+    except ModelFileError as error:
+        raise ArgumentValidation(str(error)) from None
 
 
 def model_config(plan: LaunchPlan) -> dict[str, Any]:

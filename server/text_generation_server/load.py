@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from text_generation_common.cores import usable_cores
 from text_generation_common.flags.kinds import LoadFormat
-from text_generation_common.model_files import read_model_file
+from text_generation_common.model_files import ModelFileError, read_model_file
 from text_generation_server.config import ShardConfig
 from text_generation_server.device.graphs import DEFAULT_SIZES, CudaRecorder, DecodeGraphs, Graphs, no_graphs
 from text_generation_server.device.transfers import moments_of, use_own_stream
@@ -94,8 +94,8 @@ def load_shard(
 def _read_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_buffer(read_model_file(path))
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    except ModelFileError as error:
+        raise ModelError(str(error)) from None
     except Exception as error:  # tokenizers raises bare Exception
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ModelError(f"{path} cannot be read as a tokenizer: {reason}; download the model again") from None

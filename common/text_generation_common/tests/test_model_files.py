@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from text_generation_common import model_files
-from text_generation_common.model_files import read_model_file
+from text_generation_common.model_files import (
+    MissingFileError,
+    ModelFileError,
+    find_json_object,
+    read_json_object,
+    read_model_file,
+)
 
 
 def test_a_regular_file_is_read_whole_up_to_its_limit(tmp_path, monkeypatch):
@@ -16,28 +22,26 @@ def test_a_regular_file_is_read_whole_up_to_its_limit(tmp_path, monkeypatch):
         file.write_bytes(b"x" * size)
         assert read_model_file(file) == b"x" * size
     file.write_bytes(b"x" * (2**20 + 1))
-    with pytest.raises(OSError) as refused:
+    with pytest.raises(ModelFileError, match=r"larger than 1 MiB"):
         read_model_file(file)
-    assert refused.value.strerror == "larger than 1 MiB"
 
 
 def test_ten_gigabytes_are_refused(tmp_path):
     file = tmp_path / "tokenizer.json"
     with file.open("wb") as stream:
         stream.truncate(10**10)  # a sparse file, which takes no disk space
-    with pytest.raises(OSError) as refused:
+    with pytest.raises(ModelFileError, match=r"larger than 256 MiB"):
         read_model_file(file)
-    assert refused.value.strerror == "larger than 256 MiB"
 
 
 def test_a_file_that_reports_no_size_is_bounded_too(tmp_path, monkeypatch):
     monkeypatch.setattr(model_files, "LIMIT_MIB", 0)
-    with pytest.raises(OSError, match="larger than 0 MiB"):
+    with pytest.raises(ModelFileError, match="larger than 0 MiB"):
         read_model_file(Path("/proc/self/status"))
 
 
 def test_a_directory_is_refused(tmp_path):
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(ModelFileError, match="Is a directory"):
         read_model_file(tmp_path)
 
 
@@ -45,11 +49,44 @@ def test_a_directory_is_refused(tmp_path):
 def test_pipes_and_devices_are_refused_at_once(tmp_path, make):
     path = tmp_path / "config.json"
     make(path)
-    with pytest.raises(OSError) as refused:
-        read_model_file(path)
-    assert refused.value.strerror == "not a regular file"
+    for read in (read_model_file, read_json_object, find_json_object):
+        with pytest.raises(ModelFileError) as refused:
+            read(path)
+        assert str(refused.value) == f"{path} cannot be read (not a regular file): repair it, or download it again"
 
 
 def test_an_absent_file_is_reported_as_absent(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        read_model_file(tmp_path / "config.json")
+    for read in (read_model_file, read_json_object):
+        with pytest.raises(MissingFileError) as refused:
+            read(tmp_path / "config.json")
+        assert str(refused.value) == f"{tmp_path} has no config.json: is it the directory of a model?"
+    assert find_json_object(tmp_path / "config.json") is None
+
+
+def test_an_object_is_read_in_every_encoding_of_json(tmp_path):
+    file = tmp_path / "config.json"
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        file.write_text('{"a": [1, "é"]}', encoding)
+        assert read_json_object(file) == find_json_object(file) == {"a": [1, "é"]}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "is not valid JSON"),
+        (b"{", "is not valid JSON"),
+        (b"\xff", "is not valid JSON"),
+        (b"[" * 100_000, "is not valid JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "is not valid JSON"),
+        (b"[]", "does not hold a JSON object"),
+        (b"null", "does not hold a JSON object"),
+    ],
+    ids=["empty", "cut", "no text", "deep", "long number", "list", "null"],
+)
+def test_a_file_without_a_json_object_is_named_in_one_line(tmp_path, content, told):
+    file = tmp_path / "config.json"
+    file.write_bytes(content)
+    for read in (read_json_object, find_json_object):
+        with pytest.raises(ModelFileError) as refused:
+            read(file)
+        assert str(refused.value).startswith(f"{file} {told}") and len(str(refused.value).splitlines()) == 1

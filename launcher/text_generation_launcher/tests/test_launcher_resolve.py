@@ -271,7 +271,7 @@ def test_local_directories_become_absolute_and_hub_ids_stay(config, tmp_path, mo
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (None, "a model directory needs its config.json"),
+        (None, "has no config.json: is it the directory of a model?"),
         (b"{", "is not valid JSON"),
         (b"[]", "does not hold a JSON object"),
     ],

@@ -10,9 +10,13 @@ from types import TracebackType
 from typing import Any
 
 import jinja2
-import orjson
 
-from text_generation_common.model_files import read_model_file
+from text_generation_common.model_files import (
+    MissingFileError,
+    ModelFileError,
+    find_json_object,
+    read_model_file,
+)
 from text_generation_router.errors import StartError, TemplateError
 from text_generation_router.text.template_cost import cost_of
 from text_generation_router.text.template_environment import RaisedError, TemplateEnvironment
@@ -120,18 +124,26 @@ def load_chat_template(folder: Path, tokenizer_config_path: str | None = None) -
     """The model's chat template, or None. It is taken from the first of these files that has one: chat_template.json,
     tokenizer_config.json, chat_template.jinja.
 
-    `tokenizer_config_path` replaces all three.
+    `tokenizer_config_path` replaces all three. StartError for a file that cannot be used.
     """
-    config = _read_json(
-        Path(tokenizer_config_path or folder / "tokenizer_config.json"), tokenizer_config_path is not None
-    )
-    if tokenizer_config_path:
-        source = _template_of(config)
-    else:
-        source = _template_of(_read_json(folder / "chat_template.json")) or _template_of(config) or _jinja_file(folder)
-    if source is None:
-        return None
-    return ChatTemplate(source, _special_tokens(config))
+    try:
+        if tokenizer_config_path is not None:
+            config = find_json_object(Path(tokenizer_config_path))
+            if config is None:
+                raise StartError(f"--tokenizer-config-path {tokenizer_config_path} is not a file: check the path")
+            source = _template_of(config)
+        else:
+            config = find_json_object(folder / "tokenizer_config.json") or {}
+            source = _model_template(folder, config)
+    except ModelFileError as error:
+        raise StartError(str(error)) from None
+    return None if source is None else ChatTemplate(source, _special_tokens(config))
+
+
+def _model_template(folder: Path, config: dict[str, Any]) -> str | None:
+    """`config`: the content of the folder's tokenizer_config.json."""
+    template = _template_of(find_json_object(folder / "chat_template.json") or {})
+    return template or _template_of(config) or _jinja_file(folder / "chat_template.jinja")
 
 
 def _template_of(config: dict[str, Any]) -> str | None:
@@ -143,14 +155,13 @@ def _template_of(config: dict[str, Any]) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def _jinja_file(folder: Path) -> str | None:
-    path = folder / "chat_template.jinja"
-    if not path.is_file():
-        return None
+def _jinja_file(path: Path) -> str | None:
     try:
         return read_model_file(path).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartError(f"{path} cannot be read: {error}; repair it or give another file") from error
+    except MissingFileError:
+        return None
+    except UnicodeDecodeError as error:
+        raise StartError(f"{path} is not UTF-8 ({error}): repair it, or download it again") from None
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
@@ -161,15 +172,3 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
         if isinstance(text, str):
             tokens[name] = text
     return tokens
-
-
-def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
-    if not path.is_file() and not required:
-        return {}
-    try:
-        value = orjson.loads(read_model_file(path))
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise StartError(f"{path} cannot be read: {error}; repair it or give another file") from error
-    if not isinstance(value, dict):
-        raise StartError(f"{path} must hold a JSON object; repair it or give another file")
-    return value

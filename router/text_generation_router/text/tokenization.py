@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import orjson
 from tokenizers import Encoding, Tokenizer
 
-from text_generation_common.model_files import read_model_file
+from text_generation_common.model_files import MissingFileError, ModelFileError, read_model_file
 from text_generation_router.errors import StartError, ValidationError
 from text_generation_router.fair_threads import FairThreads
 from text_generation_router.malloc import give_back_memory
@@ -82,15 +82,17 @@ class TextTokenizer:
     def load(cls, folder: Path, workers: int, max_waiting: int, max_part_chars: int | None = None) -> Self:
         """Loads the model's tokenizer. Raises StartError if the model has no fast tokenizer."""
         path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise StartError(
-                f"{folder} has no tokenizer.json, and slow tokenizers are not supported; "
-                "write one with transformers' AutoTokenizer(...).save_pretrained(...)"
-            )
         try:
             # Read as bytes: tokenizer.json is UTF-8 in every locale.
             tokenizer = Tokenizer.from_buffer(read_model_file(path))
             return cls.of(tokenizer, workers, max_waiting, max_part_chars=max_part_chars)
+        except MissingFileError:
+            raise StartError(
+                f"{folder} has no tokenizer.json, and slow tokenizers are not supported; "
+                "write one with transformers' AutoTokenizer(...).save_pretrained(...)"
+            ) from None
+        except ModelFileError as error:
+            raise StartError(str(error)) from None
         except Exception as error:  # tokenizers raises bare Exception
             raise StartError(f"{path} cannot be read as a tokenizer: {error}; download it again") from error
 

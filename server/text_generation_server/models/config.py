@@ -6,13 +6,14 @@ from pathlib import Path
 import torch
 
 from text_generation_common import quantization
+from text_generation_common.model_files import ModelFileError, find_json_object, read_json_object
 from text_generation_server.errors import ModelError
 from text_generation_server.layers.rotary import RopeScaling
 from text_generation_server.models.architecture import ModelConfig
 from text_generation_server.models.families import FAMILIES
 from text_generation_server.models.fields import unknown_fields
 from text_generation_server.models.rope_config import MAX_FACTOR, MAX_POSITIONS, read_rope
-from text_generation_server.models.values import Fields, is_whole, read_object, shown
+from text_generation_server.models.values import Fields, is_whole, shown
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Names of types that are not computed in: checkpoints of these types are computed in float32. "auto" names no type.
@@ -34,18 +35,18 @@ def read_config(path: Path, rope_scaling: str | None = None, rope_factor: float 
     """Reads the config of a model directory. The launcher's flags `rope_scaling` and `rope_factor` override the file.
     Raises ModelError, whose text of one line names the field that is missing, wrong or not supported.
     """
-    file = path / "config.json"
-    raw = read_object(file)
-    if raw is None:
-        raise ModelError(f"{path} has no config.json: is it a model directory?")
+    file, generation_file = path / "config.json", path / "generation_config.json"
+    try:
+        raw, raw_generation = read_json_object(file), find_json_object(generation_file) or {}
+    except ModelFileError as error:
+        raise ModelError(str(error)) from None
     fields = Fields(raw, str(file))
     model_type = fields.word("model_type")
     if model_type not in FAMILIES:
         raise ModelError(f"{file}: model type {shown(model_type)} is not supported yet, only: {', '.join(FAMILIES)}")
     if reason := quantization.refusal(path, raw):
         raise ModelError(reason)
-    generation = Fields(read_object(path / "generation_config.json") or {}, str(path / "generation_config.json"))
-    config = _config(fields, generation)
+    config = _config(fields, Fields(raw_generation, str(generation_file)))
     unknown = unknown_fields(raw, model_type, config, str(file))
     return replace(_stretched(config, rope_scaling, rope_factor), unknown_fields=unknown)
 

@@ -5,10 +5,8 @@ or a ModelError says in one line why not. Null means the same as a missing field
 import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from text_generation_common.model_files import read_model_file
 from text_generation_server.errors import ModelError
 
 LONGEST_VALUE = 40  # most characters of a value that an error repeats
@@ -95,18 +93,3 @@ def shown(value: object) -> str:
 def shown_name(name: str) -> str:
     """A field's name on one line, whatever characters it has."""
     return name[:LONGEST_VALUE] if name.isascii() and name.isprintable() else json.dumps(name)[:LONGEST_VALUE]
-
-
-def read_object(path: Path) -> dict[str, Any] | None:
-    """The content of a JSON file, or None if there is no such file."""
-    try:
-        content = json.loads(read_model_file(path))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return content

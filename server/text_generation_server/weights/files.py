@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from text_generation_common.model_files import read_model_file
+from text_generation_common.model_files import ModelFileError, read_json_object
 from text_generation_server.errors import WeightsError
 from text_generation_server.weights.formats import refuse_quantized, refuse_quantized_tensors
 from text_generation_server.weights.names import INDEX, is_plain, missing_parts, safetensors_names
@@ -138,16 +138,9 @@ def read_index(file: Path) -> dict[str, str] | None:
 
 def read_json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(read_model_file(file))
-    except FileNotFoundError:
-        raise WeightsError(f"{file.parent} has no {file.name}: is it the directory of a model?") from None
-    except OSError as error:
-        raise WeightsError(f"{file} cannot be read ({error.strerror}): {_AGAIN}") from None
-    except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{file} cannot be read ({error}): {_AGAIN}") from None
-    if not isinstance(content, dict):
-        raise WeightsError(f"{file} is not a JSON object: {_AGAIN}")
-    return content
+        return read_json_object(file)
+    except ModelFileError as error:
+        raise WeightsError(str(error)) from None
 
 
 def read_header(file: Path) -> Header:

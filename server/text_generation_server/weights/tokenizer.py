@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from text_generation_common.model_files import read_model_file
+from text_generation_common.model_files import MissingFileError, ModelFileError, read_model_file
 from text_generation_server.errors import WeightsError
 from text_generation_server.weights.child import run_child
 from text_generation_server.weights.names import SIDE_FILES, SLOW_TOKENIZER_FILES
@@ -44,10 +44,10 @@ def _refuse_unreadable(path: Path) -> None:
     for name in (*SIDE_FILES, *SLOW_TOKENIZER_FILES):
         try:
             read_model_file(path / name)
-        except FileNotFoundError:
+        except MissingFileError:
             continue
-        except OSError as error:
-            raise WeightsError(f"{path / name} cannot be read: {error.strerror}") from None
+        except ModelFileError as error:
+            raise WeightsError(str(error)) from None
 
 
 def write_fast_tokenizer(path: Path) -> None:

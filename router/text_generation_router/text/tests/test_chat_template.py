@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -93,9 +94,9 @@ def test_broken_files_are_named_at_start(tmp_path):
     with pytest.raises(StartError, match="not valid Jinja"):
         load_chat_template(tmp_path)
     write(tmp_path, "tokenizer_config.json", "{")
-    with pytest.raises(StartError, match=r"tokenizer_config\.json cannot be read"):
+    with pytest.raises(StartError, match=r"tokenizer_config\.json is not valid JSON"):
         load_chat_template(tmp_path)
-    with pytest.raises(StartError, match=r"nowhere\.json cannot be read"):
+    with pytest.raises(StartError, match=r"nowhere\.json is not a file: check the path"):
         load_chat_template(tmp_path, str(tmp_path / "nowhere.json"))
 
 
@@ -108,9 +109,16 @@ def test_files_that_are_too_large_are_refused_unread(tmp_path, name):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["chat_template.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_pipe_is_refused_at_once(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(StartError, match=rf"{name} cannot be read \(not a regular file\)"):
+        load_chat_template(tmp_path)
+
+
 def test_a_template_that_is_not_text_is_named(tmp_path):
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
-    with pytest.raises(StartError, match=r"chat_template\.jinja cannot be read"):
+    with pytest.raises(StartError, match=r"chat_template\.jinja is not UTF-8"):
         load_chat_template(tmp_path)
 
 

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import os
 import random
 import string
 import threading
@@ -104,6 +105,12 @@ def test_a_tokenizer_that_is_too_large_is_refused_unread(tmp_path):
     with (tmp_path / "tokenizer.json").open("wb") as file:
         file.truncate(10**10)  # a sparse file: takes no disk space
     with pytest.raises(StartError, match="larger than 256 MiB"):
+        TextTokenizer.load(tmp_path, workers=1, max_waiting=1)
+
+
+def test_a_tokenizer_that_is_a_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(StartError, match=r"tokenizer\.json cannot be read \(not a regular file\)"):
         TextTokenizer.load(tmp_path, workers=1, max_waiting=1)
 
 

@@ -171,7 +171,7 @@ def test_end_tokens_come_from_both_files_as_one_id_or_many(tmp_path: Path) -> No
     assert read(tmp_path, {}).eos_token_ids == ()
     for wrong in ({"a": 1}, "2", [None], [[2]], 10**400, -1, True):
         assert "generation_config.json: eos_token_id is " in error_of(tmp_path, {"eos_token_id": wrong})
-    assert "is not a JSON object" in error_of(tmp_path, [])
+    assert "does not hold a JSON object" in error_of(tmp_path, [])
 
 
 def test_the_flags_stretch_the_context_and_their_factor_is_checked(tmp_path: Path) -> None:

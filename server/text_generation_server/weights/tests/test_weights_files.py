@@ -98,9 +98,9 @@ def _no_index_and_one_part_missing(path):
         (_truncate_part, "model-00002-of-00002.safetensors is broken"),
         (_swap_part, "model-00002-of-00002.safetensors has no tensor b"),
         (_index_leads_out, "names a file outside its directory"),
-        (_index_is_broken, "model.safetensors.index.json cannot be read"),
+        (_index_is_broken, "model.safetensors.index.json is not valid JSON"),
         (_no_config, "has no config.json"),
-        (_config_is_broken, "config.json cannot be read"),
+        (_config_is_broken, "config.json is not valid JSON"),
         (_no_index_and_one_part_missing, "model-00002-of-00002.safetensors is missing"),
     ],
 )
