@@ -11,8 +11,10 @@ from enum import EnumType
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
+import pytest
 import typer
 from typer.models import ArgumentInfo
+from typer.testing import CliRunner
 
 from text_generation_common.flags.declaration import (
     Flag,
@@ -102,6 +104,30 @@ def test_help_says_what_is_declared():
         program, config_class = CONFIGS.get(name, (SHARD, None))
         for flag in program.flags_of(config_class) if config_class else ():
             assert flag.help.endswith(".") and parameters[flag.name].default.help == flag.help, (name, flag.name)
+
+
+def wrong_numbers() -> Iterator[tuple[str, str, str]]:
+    """Each program's flags that have a range, with a number below it or above it."""
+    for name, (program, config_class) in CONFIGS.items():
+        for flag in program.flags_of(config_class):
+            beyond = (flag.min is not None and flag.min - 1), (flag.max is not None and flag.max + 1)
+            yield from ((name, flag.flag_name, str(number)) for number in beyond if number is not False)
+
+
+@pytest.mark.parametrize(("name", "flag", "number"), list(wrong_numbers()))
+def test_every_program_refuses_numbers_out_of_range(name: str, flag: str, number: str) -> None:
+    words, apps = name.split(), {"launcher": launcher.command_line(lambda config: 0, {}), "router": router.app}
+    needed = {"router": ["--tokenizer-name", "m"], "launcher": []}.get(name, ["m"])
+    result = CliRunner().invoke(apps.get(name, server.app), [*words[1:], *needed, flag, number])
+    assert result.exit_code == 2 and "Invalid value for" in result.output and flag in result.output
+
+
+def test_programs_refuse_the_same_numbers() -> None:
+    ranges: dict[str, set[tuple[int | None, int | None, bool]]] = defaultdict(set)
+    for program, config_class in CONFIGS.values():
+        for flag in program.flags_of(config_class):
+            ranges[flag.name].add((flag.min, flag.max, flag.positive))
+    assert not [name for name, found in ranges.items() if len(found) > 1]
 
 
 def test_changes_of_programs_name_flags_that_the_program_has():

@@ -43,17 +43,15 @@ def check_input_aliases(config: LauncherConfig) -> None:
         )
 
 
-def check_counts(config: LauncherConfig) -> None:
-    for reason in checks.not_positive(_flags(), values_of(config)):
+def check_numbers(config: LauncherConfig) -> None:
+    for reason in checks.wrong_numbers(_flags(), values_of(config)):
         raise ArgumentValidation(reason)
 
 
-def check_gpu_options(config: LauncherConfig) -> None:
+def check_cuda_graphs(config: LauncherConfig) -> None:
     sizes = config.shard.cuda_graphs
     if sizes and not re.fullmatch(r"\d+(,\d+)*", sizes):
         raise ArgumentValidation(f"--cuda-graphs {sizes} is not a list of batch sizes: write it as 1,2,4 or 0")
-    if not 0 < config.shard.cuda_memory_fraction <= 1:
-        raise ArgumentValidation("`cuda_memory_fraction` must be > 0 and <= 1")
 
 
 def check_api_keys(access: AccessFlags, closed_routes: bool) -> None:

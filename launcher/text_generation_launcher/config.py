@@ -31,7 +31,7 @@ class LauncherConfig:
     shard: ShardFlags = ShardFlags()
     requests: RequestFlags = RequestFlags()
     tokens: TokenFlags = TokenFlags()
-    max_input_length: int | None = flag(None, "Old name of --max-input-tokens.", min=0)
+    max_input_length: int | None = flag(None, "Old name of --max-input-tokens.", min=0, positive=True)
     scheduling: SchedulingFlags = SchedulingFlags()
     http: HttpFlags = HttpFlags()
     access: AccessFlags = AccessFlags()

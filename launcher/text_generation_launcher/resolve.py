@@ -27,8 +27,8 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
         config.max_input_length if config.tokens.max_input_tokens is None else config.tokens.max_input_tokens
     )
     tokens = replace(config.tokens, max_input_tokens=longest_input)
-    checks.check_counts(config)
-    checks.check_gpu_options(config)
+    checks.check_numbers(config)
+    checks.check_cuda_graphs(config)
     checks.check_limits(tokens)
     checks.check_api_keys(config.access, config.http.closed_routes)
     num_shard = shard_count(config.sharded, config.num_shard, lambda: count_devices(environ))

@@ -27,12 +27,12 @@ class RouterFlags:
     tokens: TokenFlags = TokenFlags()
     scheduling: SchedulingFlags = SchedulingFlags()
     http: HttpFlags = HttpFlags()
-    listen_fd: int | None = flag(None, "A bound socket to listen on; replaces --hostname and --port.", env=False)
+    listen_fd: int | None = flag(None, "A bound socket to listen on; replaces --hostname and --port.", env=False, min=0)
     access: AccessFlags = AccessFlags()
     master_shard_uds_path: str | None = flag(
         None, "The first shard's socket; the socket in the folder of --port when not given."
     )
-    launcher_fd: int | None = flag(None, "An inherited socket to the launcher.", env=False, hidden=True)
+    launcher_fd: int | None = flag(None, "An inherited socket to the launcher.", env=False, hidden=True, min=0)
     process: ProcessFlags = ProcessFlags()
     log_level: str = flag("info", "A level's name, or a filter such as info,NAME=debug.", hidden=True)
     inherited: InheritedFlags = InheritedFlags()

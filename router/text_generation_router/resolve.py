@@ -42,11 +42,9 @@ def refuse_unsupported(flags: RouterFlags) -> None:
 
 
 def check(flags: RouterFlags, has_keys: bool) -> None:
-    """Checks the flags. Raises StartError for a value that is out of range or contradicts another value."""
-    for reason in checks.not_positive(ROUTER.flags_of(RouterFlags), values_of(flags)):
+    """Checks the flags. Raises StartError for a value that is too small or contradicts another value."""
+    for reason in checks.wrong_numbers(ROUTER.flags_of(RouterFlags), values_of(flags)):
         raise StartError(reason)
-    if flags.http.graceful_termination_timeout < 0:
-        raise StartError("`graceful_termination_timeout` must be >= 0")
     if flags.http.closed_routes and not has_keys:
         raise StartError("--closed-routes needs keys: give --api-key or --api-key-file, or start without it")
     check_tokens(flags.tokens)

@@ -15,7 +15,7 @@ import typer
 from text_generation_common import faults, places
 from text_generation_common.errors import CommandError
 from text_generation_common.flags import checks
-from text_generation_common.flags.declaration import from_values
+from text_generation_common.flags.declaration import flags_of, from_values, values_of
 from text_generation_common.flags.environment import VariableError, from_environment
 from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.flags.model import CacheFlags
@@ -109,13 +109,18 @@ def _refuse(config_class: Any, values: Mapping[str, Any]) -> None:
     for flag in checks.unsupported_choices(declared, values):
         supported = ", ".join(flag.choices or ())
         raise OptionError(f"{flag.flag_name} {values[flag.name]} is not supported: use {supported}")
+    for reason in checks.wrong_numbers(declared, values):
+        raise OptionError(reason)
 
 
 def _variables(environ: Mapping[str, str]) -> ShardVariables:
     try:
-        return from_environment(ShardVariables, environ, PARSERS)
+        variables = from_environment(ShardVariables, environ, PARSERS)
     except VariableError as error:
         raise OptionError(str(error)) from None
+    for reason in checks.wrong_numbers(flags_of(ShardVariables), values_of(variables)):
+        raise OptionError(reason)
+    return variables
 
 
 def _check_group(sharded: bool, variables: ShardVariables, environ: Mapping[str, str]) -> None:
@@ -151,21 +156,9 @@ def _check_lengths(max_input_tokens: int | None, max_total_tokens: int | None) -
         raise OptionError(f"`max_input_tokens`({max_input_tokens}) must be < `max_total_tokens`({max_total_tokens})")
 
 
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError("it must be at least 1")
-    return number
-
-
 def _sizes(text: str) -> str:
     graph_sizes(text)
     return text
-
-
-def _fraction(text: str) -> float:
-    if not 0 < (number := float(text)) <= 1:
-        raise ValueError("it must be above 0, and at most 1")
-    return number
 
 
 def _rope_scaling(text: str) -> str:
@@ -175,11 +168,8 @@ def _rope_scaling(text: str) -> str:
 
 
 PARSERS: Mapping[str, Callable[[str], object]] = {
-    "world_size": _positive,
-    "max_total_tokens": _positive,
     "rope_scaling": _rope_scaling,
     "cuda_graphs": _sizes,
-    "cuda_memory_fraction": _fraction,
 }
 
 

@@ -55,9 +55,9 @@ class DownloadFlags:
 class ShardVariables:
     """Settings that `serve` reads from its environment."""
 
-    rank: int = flag(0, "Number of this shard in its group.")
-    world_size: int = flag(1, "Number of shards in the group.")
-    epoch: int = flag(1, "Each start of the group is a new epoch.", env="TGI_EPOCH")
+    rank: int = flag(0, "Number of this shard in its group.", min=0)
+    world_size: int = flag(1, "Number of shards in the group.", min=1)
+    epoch: int = flag(1, "Each start of the group is a new epoch.", env="TGI_EPOCH", min=1)
     max_total_tokens: int | None = borrowed(TokenFlags, "max_total_tokens")
     shard: ShardFlags = ShardFlags()
     step_log: Path | None = flag(None, "File to which rank 0 appends a line for each forward step.")

@@ -1,5 +1,6 @@
 """Checks of flags that every program makes in the same way. Each takes the program's flags and their values."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -28,9 +29,13 @@ def without_effect(flags: Iterable[Flag], values: Mapping[str, Any]) -> Iterator
             yield f"{flag.flag_name} has no effect: {flag.no_effect}"
 
 
-def not_positive(flags: Iterable[Flag], values: Mapping[str, Any]) -> Iterator[str]:
-    """Errors in TGI's words, one for each number that is too small."""
+def wrong_numbers(flags: Iterable[Flag], values: Mapping[str, Any]) -> Iterator[str]:
+    """Errors in TGI's words, one for each number that is too small, infinite or NaN. Typer refuses a number outside of
+    `Flag.min` … `Flag.max` before.
+    """
     for flag in flags:
         value = values[flag.name]
         if flag.positive and value is not None and value <= 0:
             yield f"`{flag.name}` must be > 0"
+        elif isinstance(value, float) and not math.isfinite(value):
+            yield f"`{flag.name}` must be a finite number"

@@ -31,7 +31,7 @@ class Flag:
     hidden: bool = False  # whether --help leaves the flag out
     positional: bool = False  # whether the value is given without the flag's name
     off: bool = False  # whether a switch that is off by default can be given as --no-NAME as well
-    min: int | None = None  # least value; a number outside of min … max is an error in the command line
+    min: int | None = None  # least value; a number outside of min … max is wrong usage, in every program
     max: int | None = None
     positive: bool = False  # zero, or less, is refused when the program starts
     secret: bool = False  # whether command lines and logs must not contain the value

@@ -65,4 +65,6 @@ class ShardFlags:
     cuda_graphs: str | None = flag(
         None, "Decode batch sizes to record as CUDA graphs, such as 1,2,4; 0 for none; sizes up to 256 when not given."
     )
-    cuda_memory_fraction: float = flag(1.0, "Share of a GPU's memory that a shard may use.")
+    cuda_memory_fraction: float = flag(
+        1.0, "Share of a GPU's memory that a shard may use.", min=0, max=1, positive=True
+    )

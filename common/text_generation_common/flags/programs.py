@@ -19,8 +19,6 @@ class Changes(TypedDict, total=False):
     hidden: bool
     positional: bool
     off: bool
-    min: int
-    max: int
     refused_except: tuple[object, ...]
     no_effect: None
 
@@ -29,7 +27,6 @@ class Changes(TypedDict, total=False):
 class ProgramFlags:
     changes: Mapping[str, Changes]
     has_variables: bool = True  # whether flags can also be given as environment variables
-    checks_ranges: bool = True  # whether typer refuses a number out of range; `Flag.positive` is checked in any case
     # Whether typer refuses a value that is not among the choices; otherwise the program checks it.
     checks_choices: bool = True
 
@@ -37,8 +34,6 @@ class ProgramFlags:
         for flag in flags_of(config_class):
             if not self.has_variables:
                 flag = replace(flag, env=False)
-            if not self.checks_ranges:
-                flag = replace(flag, min=None, max=None)
             yield replace(flag, **self.changes.get(flag.name, {}))
 
 
@@ -52,11 +47,9 @@ LAUNCHER = ProgramFlags(
 )
 
 ROUTER = ProgramFlags(
-    checks_ranges=False,
     changes={
         "waiting_served_ratio": {"default": 1.2},
         "max_batch_prefill_tokens": {"default": PREFILL_TOKENS, "help": "Most prompt tokens of one step."},
-        "port": {"min": 0, "max": 65535},
         "graceful_termination_timeout": {"default": 90.0, "short": None},
         "stream_write_timeout": {"default": 30.0},
         "prometheus_port": {"default": 9000},
@@ -72,7 +65,6 @@ ROUTER = ProgramFlags(
 
 SHARD = ProgramFlags(
     has_variables=False,
-    checks_ranges=False,
     checks_choices=False,
     changes={
         "model_id": {
@@ -81,7 +73,7 @@ SHARD = ProgramFlags(
             "help": "A model id of the Hugging Face hub, or a directory.",
         },
         "port": {"short": None, "help": "Port of this shard's router; the socket's folder is named after it."},
-        "max_input_tokens": {"min": 1, "help": "Longest prompt; the router enforces it."},
+        "max_input_tokens": {"help": "Longest prompt; the router enforces it."},
         "json_output": {"off": True},
         "trust_remote_code": {"off": True},
         "otlp_endpoint": {"refused_except": (None, "")},

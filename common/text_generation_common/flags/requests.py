@@ -36,9 +36,11 @@ class RequestFlags:
 class TokenFlags:
     """Limits on tokens. A limit that is None is chosen when the shards have warmed up."""
 
-    max_input_tokens: int | None = flag(None, "Longest prompt, in tokens; found at warm-up when not given.", min=0)
+    max_input_tokens: int | None = flag(
+        None, "Longest prompt, in tokens; found at warm-up when not given.", min=0, positive=True
+    )
     max_total_tokens: int | None = flag(
-        None, "Longest prompt plus answer, in tokens; found at warm-up when not given.", min=0
+        None, "Longest prompt plus answer, in tokens; found at warm-up when not given.", min=0, positive=True
     )
     max_batch_prefill_tokens: int | None = flag(
         None,
@@ -47,7 +49,7 @@ class TokenFlags:
         positive=True,
     )
     max_batch_total_tokens: int | None = flag(
-        None, "Most tokens in the whole batch; found at warm-up when not given.", min=0
+        None, "Most tokens in the whole batch; found at warm-up when not given.", min=0, positive=True
     )
 
     @property
@@ -61,7 +63,9 @@ class SchedulingFlags:
     for each running request, or after `max_waiting_tokens` decode steps.
     """
 
-    waiting_served_ratio: float = flag(0.3, "Ratio of waiting to running requests at which prompts join the batch.")
+    waiting_served_ratio: float = flag(
+        0.3, "Ratio of waiting to running requests at which prompts join the batch.", min=0
+    )
     max_waiting_tokens: int = flag(20, "Decode steps after which waiting prompts join the batch.", min=0)
     max_batch_size: int | None = flag(None, "Most requests in the batch.", min=0, positive=True)
     max_queued_tokens: int | None = flag(

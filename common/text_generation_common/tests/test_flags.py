@@ -2,6 +2,7 @@
 
 # ruff: noqa: RUF009  (`flag` returns `dataclasses.field`, which ruff cannot see)
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -37,7 +38,7 @@ class Inner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outer:
-    count: int = flag(REQUIRED, "How many.", short="-c", min=0, positive=True)
+    count: int = flag(REQUIRED, "How many.", short="-c", min=0, max=9, positive=True)
     inner: Inner = Inner()
     ratio: float = flag(0.5, "The ratio.", env="RATIO_OF_ALL", no_effect="nothing is divided")
     caching: bool = flag(True, "Whether to cache.")
@@ -83,11 +84,11 @@ def test_a_program_states_what_differs():
     program = ProgramFlags(
         changes={"count": {"default": 7, "short": None, "type": float}},
         has_variables=False,
-        checks_ranges=False,
         checks_choices=False,
     )
     assert given(program, "--colour", "green", COUNT="2") == Outer(count=7.0, inner=Inner(colour=Colour.green))
-    assert given(program, "--count", "-1.5") == Outer(count=-1.5)
+    assert given(program, "--count", "1.5") == Outer(count=1.5)
+    assert "Invalid value for" in str(given(program, "--count", "-1.5"))
     assert "No such option" in str(given(program, "-c", "1"))
 
 
@@ -115,7 +116,7 @@ def test_checks_name_the_flags_that_they_are_about():
             [each.flag_name for each in checks.missing_features(flags, all_values)],
             [each.flag_name for each in checks.unsupported_choices(flags, all_values)],
             list(checks.without_effect(flags, all_values)),
-            list(checks.not_positive(flags, all_values)),
+            list(checks.wrong_numbers(flags, all_values)),
         )
 
     assert found() == ([], [], [], [])
@@ -123,6 +124,8 @@ def test_checks_name_the_flags_that_they_are_about():
     assert found(colour="green") == ([], ["--colour"], [], [])
     assert found(ratio=0.75) == ([], [], ["--ratio has no effect: nothing is divided"], [])
     assert found(count=0) == ([], [], [], ["`count` must be > 0"])
+    for endless in (math.inf, math.nan):
+        assert found(ratio=endless)[3] == ["`ratio` must be a finite number"]
 
 
 def test_variables_are_read_by_type_or_parser():
@@ -133,6 +136,11 @@ def test_variables_are_read_by_type_or_parser():
     assert from_environment(Outer, environ, {"count": doubled}) == Outer(count=8, ratio=0.25)
     with pytest.raises(VariableError, match="COUNT has the value 'x', which is not usable"):
         from_environment(Outer, {"COUNT": "x"}, {})
+    for number, told in (("-1", "it must be at least 0"), ("10", "it must be at most 9")):
+        with pytest.raises(VariableError, match=f"COUNT has the value '{number}', which is not usable: {told}"):
+            from_environment(Outer, {"COUNT": number}, {})
+    with pytest.raises(VariableError, match="it must be at most 9"):
+        from_environment(Outer, {"COUNT": "5"}, {"count": doubled})
 
 
 def test_help_is_plain_and_has_a_short_name():

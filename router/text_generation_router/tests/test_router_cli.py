@@ -185,7 +185,10 @@ def test_descriptors_for_all_connections_are_allowed_where_possible(caplog):
     [
         ({"max_connections": 0}, "`max_connections` must be > 0"),
         ({"stream_write_timeout": 0.0}, "`stream_write_timeout` must be > 0"),
-        ({"graceful_termination_timeout": -1.0}, "`graceful_termination_timeout` must be >= 0"),
+        ({"graceful_termination_timeout": float("nan")}, "`graceful_termination_timeout` must be a finite number"),
+        ({"max_input_tokens": 0}, "`max_input_tokens` must be > 0"),
+        ({"max_total_tokens": 0}, "`max_total_tokens` must be > 0"),
+        ({"max_batch_total_tokens": 0}, "`max_batch_total_tokens` must be > 0"),
         (
             {"closed_routes": True},
             "--closed-routes needs keys: give --api-key or --api-key-file, or start without it",
