@@ -236,6 +236,7 @@ class Scheduler:
                 self.memory.forget(request)
                 self._end(request)
             else:
+                assert len(tokens) == 1, "a step sends one token and one slot for each row"
                 taken, reason = request.add_tokens(tokens, self._end_tokens)
                 take(taken)
                 request.tenant.serve_output(len(taken))

@@ -79,8 +79,9 @@ Step = ForwardStep | FilterStep | ClearStep
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """The tokens that step `number` made: `tokens[i]` for request `request_ids[i]`. A step that only drops rows makes
-    no tokens. The tokens of the requests in `not_finite_ids` are invalid: their logits had a NaN or an infinity.
+    """The tokens that step `number` made: `tokens[i]` for request `request_ids[i]`, exactly one, because a step sends
+    one token and one slot for each row. A step that only drops rows makes no tokens. The tokens of the requests in
+    `not_finite_ids` are invalid: their logits had a NaN or an infinity.
     """
 
     number: int

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.scheduling.running import Running
 
 
@@ -16,3 +16,21 @@ def test_the_history_is_prompt_and_output_however_often_it_is_read(read_every: i
         if made % read_every == 0:
             assert running.history.tolist() == [7, 8, 9, *outputs[:made]]
     assert running.num_tokens == len(running.history) == 23
+
+
+@pytest.mark.parametrize(
+    ("tokens", "added", "reason"),
+    [
+        ((5, 6), (5, 6), None),
+        ((5, 9, 6), (5, 9), EndReason.EOS_TOKEN),
+        ((5, 6, 7, 8), (5, 6, 7), EndReason.LENGTH),
+        ((5, 6, 9), (5, 6, 9), EndReason.LENGTH),
+        ((5, 6, 7, 9), (5, 6, 7), EndReason.LENGTH),
+    ],
+)
+def test_of_several_tokens_a_request_takes_none_after_the_one_that_ends_it(
+    tokens: tuple[int, ...], added: tuple[int, ...], reason: EndReason | None
+) -> None:
+    running = Running(1, GenerationRequest((1, 2), 3))
+    assert running.add_tokens(tokens, frozenset({9})) == (added, reason)
+    assert tuple(running.output_ids) == added and running.history.tolist() == [1, 2, *added]
