@@ -14,11 +14,11 @@ MOST_MISSES = 2
 # the shard measured at warm-up, whichever is longer.
 STILL_STEP_S = 5.0
 PAUSES = 10
-# Limits in seconds for the phases PREPARING, in which Python may not answer for minutes: loading, warming up, and a
-# step that compiles kernels or records a CUDA graph. The shard reports the phase before it begins.
+# Limits in seconds for the phases PREPARING, in which Python may not answer for minutes: loading, and warming up, which
+# compiles kernels and records CUDA graphs. The shard reports the phase before it begins.
 STILL_PREPARING_S = 300.0
 MOST_MISSES_PREPARING = 10
-PREPARING = ("load", "warmup", "capture")
+PREPARING = ("load", "warmup")
 # Most seconds that count against a shard between two answers. A launcher that was itself suspended measures a longer
 # gap, for which the shard is not at fault.
 LONGEST_GAP_S = 1.25 * ANSWER_S

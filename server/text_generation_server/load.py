@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -51,6 +50,11 @@ class Shard:
     device: torch.device
     kernels: str  # name of the kernels' backend
 
+    def close(self) -> None:
+        """Leaves the group. Must be called in the worker's thread."""
+        self.runner.close()
+        self.group.close()
+
 
 def load_shard(
     config: ShardConfig, worker: Worker, select: Callable[[torch.device], Backend] = select_backend
@@ -79,7 +83,7 @@ def load_shard(
     rendezvous = Path(f"{config.uds_path}-{config.epoch}.rendezvous")
     use_own_stream(device)
     group = join_group(config.rank, config.world_size, device, rendezvous)
-    graphs = _graphs(config, device, group, worker, backend)
+    graphs = _graphs(config, device, group, backend)
     platform = Platform(device, backend.kernels, group, graphs, moments_of(device))
     files = _files(config, model_config, device, dtype)
     quantize = config.compute.quantize
@@ -125,10 +129,10 @@ def _files(config: ShardConfig, model_config: ModelConfig, device: torch.device,
     return SafetensorsFiles(config.model_path)
 
 
-def _graphs(config: ShardConfig, device: torch.device, group: Group, worker: Worker, backend: Backend) -> Graphs:
+def _graphs(config: ShardConfig, device: torch.device, group: Group, backend: Backend) -> Graphs:
     if device.type == "cuda":
         sizes = DEFAULT_SIZES if config.graph_sizes is None else config.graph_sizes
-        return DecodeGraphs(sizes, CudaRecorder(), group.all_agree, partial(worker.during, "capture"))
+        return DecodeGraphs(sizes, CudaRecorder(), group.all_agree)
     if config.graph_sizes and config.rank == 0:
         logger.info("--cuda-graphs: without a GPU decode steps of all sizes are recorded, or with 0 none")
     if config.shard.cuda_memory_fraction != 1.0 and config.rank == 0:

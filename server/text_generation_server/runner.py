@@ -1,5 +1,6 @@
 """Runs one step: takes rows and chunks, returns a token for each sampled row. Owns the model, rows and KV cache."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,21 +12,17 @@ from text_generation_server.device.graphs import Signal
 from text_generation_server.device.memory import available_bytes, choose_slots, give_back_memory, memory_for
 from text_generation_server.device.transfers import Moment, fetch
 from text_generation_server.errors import StepError
+from text_generation_server.forward import ForwardPass
 from text_generation_server.kernels.interface import KvLayer
 from text_generation_server.models.model import Model
 from text_generation_server.platforms import Platform
 from text_generation_server.sampling.sampler import Sampled, Sampler, read_out
-from text_generation_server.step.layout import DecodeInputs, lay_out
-from text_generation_server.step.preparation import Int32s, Planner, PreparedStep, StepLimits
+from text_generation_server.step.preparation import Planner, PreparedStep, StepLimits
 from text_generation_server.step.results import Pending, StepOutput
 from text_generation_server.step.rows import Batches, PromptChunk, Rows, StepBatch
-from text_generation_server.step.warmup import LongestPause, largest_step
+from text_generation_server.step.warmup import SMALL_ROWS, LongestPause, WarmupStep, largest_step, small_steps
 
-# Least number of rows that torch multiplies in float32. With fewer rows the BLAS library computes in another order, and
-# the last bits differ. Products of kernels/cpu do not need this padding.
-MIN_EXACT_ROWS = 16
 NO_SLOTS = torch.empty(0, dtype=torch.int32)
-NO_ROWS = NO_SLOTS.numpy()
 NOTHING_SAMPLED = Sampled(
     NO_SLOTS,
     torch.empty(0),
@@ -62,6 +59,7 @@ class ModelRunner:
         of a GPU's memory that the shard may use."""
         self.longest_pause_s = 0.0  # longest time between two progress reports in the largest step; 0: no Warmup yet
         self._model = model
+        self._platform = platform
         self._device = platform.device
         self._kernels = platform.kernels
         self._group = platform.group
@@ -71,8 +69,6 @@ class ModelRunner:
         self._on_progress = on_progress
         self._kv_dtype = kv_dtype or model.dtype
         self._memory_fraction = memory_fraction
-        is_exact = platform.device.type == "cpu" and model.dtype == torch.float32
-        self._min_tokens = MIN_EXACT_ROWS if is_exact else 1
         self._kv_cache: list[KvLayer] = []
         self._row_state: RowState | None = None
 
@@ -91,8 +87,9 @@ class ModelRunner:
     def warmup(
         self, max_prefill_tokens: int, max_total_tokens: int | None, requests: int, wanted: int | None
     ) -> Capacity:
-        """Runs the largest step on a small cache. Then makes the cache as large as memory and limits allow, and runs
-        the smallest decode step on it. All ranks get a cache of the size that fits the rank with the least memory.
+        """Runs small steps and the largest step on a small cache. Then makes the cache as large as memory and limits
+        allow, and records decode steps on it. All ranks get a cache of the size that fits the rank with the least
+        memory. On a GPU no kernel is compiled and no decode step is recorded later.
         """
         limit = self._model.max_total_tokens
         if max_total_tokens is not None and max_total_tokens > limit:
@@ -112,8 +109,9 @@ class ModelRunner:
             slots = choose_slots(per_slot, available, requests * needed, wanted, at_least=min(needed, wanted or needed))
             longest = min(longest, slots)
             self._make_room(slots, requests, longest)
-        with self._group.collective_work("the smallest step"):
-            self._run_smallest_step()
+        with self._group.collective_work("decode steps"):
+            self.row_state.forward.record(self._on_progress)
+            self._mark().wait()
         return Capacity(slots, longest)
 
     def _make_room(self, slots: int, rows: int, longest: int) -> None:
@@ -121,25 +119,38 @@ class ModelRunner:
         self._kv_cache = self._model.make_cache(slots, rows, self._kv_dtype, self._on_progress)
         batches = Batches(Rows(rows, longest, self._device, padding_slot=slots))
         planner = Planner(batches, StepLimits(self._model.vocab_size, slots))
-        self._row_state = RowState(batches, planner, DecodeInputs(self._graphs.size(rows), batches.rows, slots))
+        forward = ForwardPass(self._model, self._platform, self._kv_cache, batches.rows, slots)
+        self._row_state = RowState(batches, planner, forward)
 
     def _run_largest_step(self, tokens: int, longest: int) -> None:
-        pauses = LongestPause(self._on_progress)
         with self._group.agreement("prepare the largest step"), memory_for(tokens):
             # Graphs from before this Warmup use the old cache.
             self._graphs.clear()
             self._kv_cache, self._row_state = [], None
             give_back_memory(self._device)
-            chunks = largest_step(tokens, longest)
-            self._make_room(tokens, len(chunks), longest)
-            step = self.row_state.planner.prepare([], NO_SLOTS, 0, chunks)
-        with self._group.collective_work("the largest step"), memory_for(tokens):
-            self._launch(step, self._mark(), pauses, pauses).wait()
+            largest = WarmupStep([], NO_SLOTS, largest_step(tokens, longest))
+            self._make_room(tokens, max(SMALL_ROWS, len(largest.chunks)), longest)
+        # The first steps compile kernels, which takes seconds without a progress report. So pauses are measured later:
+        # the longest pause decides when a shard is taken to hang.
+        for step in small_steps(tokens, longest):
+            self._run_warmup_step(step, tokens, self._on_progress)
+        self.clear(None)
+        pauses = LongestPause(self._on_progress)
+        self._run_warmup_step(largest, tokens, pauses)
         self.longest_pause_s = pauses.seconds
 
-    def _run_smallest_step(self) -> None:
-        """Runs a decode step of padding only, so that kernels are compiled and recorded before the first request."""
-        self._decode(NO_ROWS, NO_ROWS, self._on_progress)
+    def _run_warmup_step(self, step: WarmupStep, tokens: int, on_progress: Signal) -> None:
+        with self._group.agreement("prepare a step of the warm-up"), memory_for(tokens):
+            prepared = self.row_state.planner.prepare(step.decoding, step.slots_R, 0, step.chunks)
+        with self._group.collective_work("a step of the warm-up"), memory_for(tokens):
+            self._launch(prepared, self._mark(), on_progress, on_progress).wait()
+
+    def close(self) -> None:
+        """Drops all recordings. Must be called before a group of GPUs is left: NCCL waits until no CUDA graph with its
+        collectives exists (https://github.com/pytorch/pytorch/issues/115388).
+        """
+        self._graphs.clear()
+        gc.collect()
         self._mark().wait()
 
     @torch.inference_mode()
@@ -169,7 +180,7 @@ class ModelRunner:
     def _launch(
         self, step: PreparedStep, started: Moment, on_progress: Signal, on_layer: Signal
     ) -> Pending[StepOutput]:
-        logits, rows_R = self._forward(step, on_layer)
+        logits, rows_R = self.row_state.forward(step, on_layer)
         on_progress()
         forwarded = self._mark()
         sampled = self._sample(logits, step, rows_R)
@@ -199,29 +210,6 @@ class ModelRunner:
         batch_request_ids = list(step.batch.request_ids)  # a copy: the next step may change the batch
         return Pending(done, read)
 
-    def _forward(self, step: PreparedStep, on_layer: Signal) -> tuple[Tensor | None, Tensor]:
-        """Returns the logits of the rows that get a token, and these rows as int32. The logits are None on ranks other
-        than 0, and when no row gets a token."""
-        count = len(step.sampled.rows)
-        if not step.chunks:
-            hidden = self._decode(step.decode.rows_R, step.slots_R, on_layer)
-            logits = self._model.logits(hidden)
-            return None if logits is None else logits[:count], self.row_state.decode_inputs.rows_R(count)
-        mixed = lay_out(step, self.row_state.batches.rows, self._kernels, self._min_tokens)
-        hidden = self._model.forward(mixed.input, self._kv_cache, on_layer)
-        logits = self._model.logits(hidden[mixed.sampled_tokens]) if count else None
-        return None if logits is None else logits[:count], mixed.sampled_rows_R
-
-    def _decode(self, rows_R: Int32s, slots_R: Int32s, on_layer: Signal) -> Tensor:
-        inputs, size = self.row_state.decode_inputs, self._graphs.size(max(1, len(rows_R)))
-        inputs.fill(rows_R, slots_R, size)
-
-        def forward(on_layer: Signal) -> Tensor:
-            step_input = inputs.step_input(self._kernels, size, self._min_tokens)
-            return self._model.forward(step_input, self._kv_cache, on_layer)
-
-        return self._graphs.run(size, forward, on_layer)
-
     def _sample(self, logits: Tensor | None, step: PreparedStep, rows_R: Tensor) -> Sampled:
         """Samples on rank 0, and appends the sampled tokens to the rows of every rank."""
         if not step.sampled.rows:
@@ -247,7 +235,7 @@ class RowState:
 
     batches: Batches
     planner: Planner
-    decode_inputs: DecodeInputs
+    forward: ForwardPass
 
 
 def _then_fail(on_layer: Callable[[], None], point: str) -> Callable[[], None]:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -38,6 +39,10 @@ from text_generation_server.worker import StepClock, Worker
 logger = logging.getLogger("text_generation_server")
 
 MESSAGE_LIMIT = 64 * 2**20
+# Seconds that device and group get to close. The launcher kills a shard 5 s after SIGTERM.
+CLOSE_S = 3.0
+# Seconds after which a thread gives the interpreter to a thread that waits for it, in a shard of a GPU.
+SWITCH_S = 5e-4
 MAX_DETAILS = 2000  # most characters of an error's text; gRPC replaces an answer of more than 16 KiB by another error
 STATUS = {
     StepRefused: grpc.StatusCode.FAILED_PRECONDITION,
@@ -254,18 +259,31 @@ async def _serve(config: ShardConfig) -> None:
             Path(f"{config.uds_path}-{config.rank}").unlink(missing_ok=True)
             os._exit(0)  # the process exits at once, because loading cannot be interrupted
         shard = loading.result()
+        _share_interpreter(shard.device)
         servicer.serve(shard)
         what = f"{shard.device.type}, {str(shard.dtype).removeprefix('torch.')}, kernels: {shard.kernels}"
         logger.info("Server started at unix://%s-%d (%s)", config.uds_path, config.rank, what)
         await stopping
-        worker.run_outside(shard.group.close)
+        worker.run_outside(shard.close)
     finally:
         stopping.cancel()
         await server.stop(grace=0.5)
-        worker.stop()
+        has_ended = worker.stop(CLOSE_S)
         if step_log is not None:
             step_log.close()
         Path(f"{config.uds_path}-{config.rank}").unlink(missing_ok=True)
+    if not has_ended:
+        logger.warning("the device or the group did not close within %.0f s: the process ends without it", CLOSE_S)
+        logging.shutdown()
+        os._exit(0)  # Python would wait for threads that wait for the device.
+
+
+def _share_interpreter(device: torch.device) -> None:
+    """A GPU's worker spends milliseconds in Python to launch a step with prompts. Waiter and event loop have the tokens
+    of the step before to deliver at that time, and would wait for up to 5 ms, Python's default.
+    """
+    if device.type == "cuda":
+        sys.setswitchinterval(SWITCH_S)
 
 
 async def _signal() -> None:

@@ -64,7 +64,7 @@ class Worker:
 
     def __init__(self, epoch: int, hold_s: float = HOLD_S) -> None:
         self.epoch = epoch
-        self.phase = "load"  # "load", "warmup", "capture" (within a step or a warm-up) or "ready"
+        self.phase = "load"  # "load", "warmup" or "ready"
         self.last_step = 0
         self.running_step = 0  # number of the oldest step that is launched and not answered; 0: no step
         self.progress = 0
@@ -111,12 +111,17 @@ class Worker:
             self._changed.notify()
         return future
 
-    def stop(self) -> None:
+    def stop(self, within_s: float | None = None) -> bool:
+        """Answers the steps that are launched, and makes the calls outside steps that were asked for. Returns whether
+        the worker has ended; within_s: the longest time to wait for it.
+        """
         with self._changed:
             self._stopped = True
             self._changed.notify()
-        self._thread.join()
-        self._waiter.shutdown()
+        self._thread.join(within_s)
+        has_ended = not self._thread.is_alive()
+        self._waiter.shutdown(wait=has_ended)
+        return has_ended
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -161,7 +166,7 @@ class Worker:
     def _wait_for_work(self) -> Callable[[], None] | None:
         """Waits for the next work; None when stopped. Aborts calls whose predecessor does not come in time."""
         with self._changed:
-            while self._launched or not self._stopped:
+            while self._launched or self._outside or not self._stopped:
                 if work := self._work():
                     return work
                 self._changed.wait(self._abort_late())
@@ -172,11 +177,11 @@ class Worker:
     def _work(self) -> Callable[[], None] | None:
         if self._launched and self._launched[0].is_complete:
             return self._answer_oldest
-        if self._stopped:
-            return None
         if self._outside and not self._launched:
             run, future = self._outside.pop(0)
             return partial(self._run_outside, run, future)
+        if self._stopped:
+            return None
         call = self._held.get(self._next_step)
         if call is None:
             return None

@@ -32,8 +32,8 @@ ROOMS = (
     Room(
         "worker",
         (
-            f"{SERVER}/worker.py", f"{SERVER}/runner.py", f"{SERVER}/step/results.py", f"{SERVER}/step/log.py",
-            f"{SERVER}/step/warmup.py",
+            f"{SERVER}/worker.py", f"{SERVER}/runner.py", f"{SERVER}/forward.py", f"{SERVER}/step/results.py",
+            f"{SERVER}/step/log.py", f"{SERVER}/step/warmup.py",
         ),
         (
             f"{SERVER}/step/tests/test_step_log.py", f"{SERVER}/tests/test_worker.py",

@@ -34,17 +34,12 @@ def every(period_s: float, until_s: float, answer: HealthAnswer | None) -> list[
     return [(number * period_s, answer) for number in range(1, round(until_s / period_s) + 1)]
 
 
-@pytest.mark.parametrize("phase", ["load", "warmup", "capture", None])
+@pytest.mark.parametrize("phase", ["load", "warmup", None])
 def test_a_preparing_shard_may_stand_still_for_300_s(phase):
     answer = None if phase is None else replace(READY, phase=phase)
     when_s, verdict = first_verdict(every(2.0, 600.0, answer))
     assert 300.0 <= when_s <= 302.0
     assert verdict == f"phase {phase or 'start'} stands still for 300 s"
-
-
-def test_a_step_that_records_a_graph_may_stand_still_for_300_s():
-    when_s, verdict = first_verdict(every(2.0, 600.0, replace(AT_WORK, phase="capture")))
-    assert 300.0 <= when_s <= 302.0 and verdict == "phase capture stands still for 300 s"
 
 
 def test_each_tensor_that_is_loaded_starts_the_clock_anew():

@@ -1,16 +1,16 @@
-"""CUDA graphs of decode steps: a graph is recorded when a batch size occurs for the first time, and then replayed.
+"""CUDA graphs of decode steps, recorded at warm-up and then replayed.
 
-Each graph has one size, its number of rows; a step is padded to the next larger size. The smallest size is recorded at
-warm-up and the others as the load grows, so a server starts quickly and records only the sizes that its load needs. The
-first step of a size runs without a graph, which compiles its kernels and gives its tokens. The same step is recorded
-right afterwards, while the device still computes: that takes some tenths of a second, once for each size.
+Each graph has one size, its number of rows; a step is padded to the next larger size. All sizes that the load may need
+are recorded at warm-up, when no step is in flight: that takes some tenths of a second for each size, for which a server
+under load would answer no request. A step of a size that is not recorded runs without a graph.
 """
 
+import gc
 import logging
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import torch
@@ -37,7 +37,15 @@ class Recording(Protocol):
 class Graphs(Protocol):
     """Runs decode steps: `DecodeGraphs` on GPUs, `kernels.cpu.programs` on CPUs."""
 
-    def size(self, rows: int) -> int: ...
+    def size(self, rows: int) -> int:
+        """Number of rows to which a step of `rows` rows is padded."""
+        ...
+
+    def sizes_to_record(self, rows: int) -> Sequence[int]:
+        """Sizes that a warm-up records, where a step has at most `rows` rows."""
+        ...
+
+    def record(self, size: int, forward: Forward, on_layer: Signal) -> None: ...
 
     def run(self, size: int, forward: Forward, on_layer: Signal) -> Tensor: ...
 
@@ -66,19 +74,34 @@ class CudaRecorder:
     def __call__(self, run: Callable[[], Tensor]) -> CudaRecording:
         newest = self._newest() if self._newest else None
         graph = torch.cuda.CUDAGraph()
-        # "thread_local" because other threads, such as NCCL's watchdog, wait for events during the capture.
-        graph.capture_begin(pool=newest.pool() if newest else None, capture_error_mode="thread_local")
-        try:
-            output = run()
-        except BaseException:
-            self._broken.append(graph)
-            # The exception of `run` is raised, not the later exception that it causes here.
-            with suppress(RuntimeError):
-                graph.capture_end()
-            raise
-        graph.capture_end()
+        torch.cuda.synchronize()
+        # Pinned memory that is freed during the capture would get an event on the captured stream, and torch fails when
+        # it asks for this event later. So no step is in flight, and no garbage is collected, in any thread.
+        with _without_garbage_collection():
+            # "thread_local" because other threads, such as NCCL's watchdog, wait for events during the capture.
+            graph.capture_begin(pool=newest.pool() if newest else None, capture_error_mode="thread_local")
+            try:
+                output = run()
+            except BaseException:
+                self._broken.append(graph)
+                # The exception of `run` is raised, not the later exception that it causes here.
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         self._newest = weakref.ref(graph)
         return CudaRecording(graph, output)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class DecodeGraphs:
@@ -94,19 +117,29 @@ class DecodeGraphs:
         sizes: tuple[int, ...],
         record: Callable[[Callable[[], Tensor]], Recording],
         agree: Callable[[bool], bool] = bool,
-        announce: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._sizes = sorted(set(sizes))
         self._record = record
         self._agree = agree
-        self._announce = announce
         self._recordings: dict[int, Recording] = {}
-        self._gave_up = False
 
     def size(self, rows: int) -> int:
         """Number of rows to which a step of `rows` rows is padded: the next size, or `rows` above the largest size."""
         i = bisect_left(self._sizes, rows)
         return self._sizes[i] if i < len(self._sizes) else rows
+
+    def sizes_to_record(self, rows: int) -> list[int]:
+        """The sizes that steps of up to `rows` rows are padded to, or 1 where nothing is recorded. The largest size
+        comes first: graphs share their memory, and smaller graphs fit into what the largest graph needs."""
+        most = self.size(rows)
+        return [size for size in reversed(self._sizes) if size <= most] or [1]
+
+    def record(self, size: int, forward: Forward, on_layer: Signal) -> None:
+        """Runs `forward` for `size` rows, which compiles its kernels, and records it if `size` is one of the sizes. No
+        step may be in flight."""
+        forward(on_layer)
+        if size in self._sizes:
+            self._record_size(size, lambda: forward(on_layer))
 
     def run(self, size: int, forward: Forward, on_layer: Signal) -> Tensor:
         """Output of `forward` for `size` rows. Valid until the next run."""
@@ -114,17 +147,11 @@ class DecodeGraphs:
             recording.replay()
             on_layer()
             return recording.output
-        if self._gave_up or size not in self._sizes:
-            return forward(on_layer)
-        with self._announce():
-            output = forward(on_layer)
-            self._record_size(size, lambda: forward(on_layer))
-        return output
+        return forward(on_layer)
 
     def clear(self) -> None:
         """Drops all graphs. To be called when the addresses that they use have become invalid."""
         self._recordings.clear()
-        self._gave_up = False
 
     def _record_size(self, size: int, run: Callable[[], Tensor]) -> None:
         reason, recording = "another rank could not record it", None
@@ -134,9 +161,8 @@ class DecodeGraphs:
             reason = str(error).partition("\n")[0]
         if self._agree(recording is not None) and recording is not None:
             self._recordings[size] = recording
-            return
-        self._gave_up = True
-        logger.warning("no CUDA graph for %d rows, steps run without one and slower from here on: %s", size, reason)
+        else:
+            logger.warning("no CUDA graph for %d rows, whose steps run without one and slower: %s", size, reason)
 
 
 def no_graphs() -> DecodeGraphs:

@@ -17,6 +17,10 @@ from text_generation_server.device.transfers import send
 from text_generation_server.errors import StepError
 from text_generation_server.step.parameters import RowParameters
 
+# The width of the rows' tensors is a multiple of this number of positions. Triton compiles a kernel for widths that 16
+# divides and again for other widths, and a warm-up that lacks memory shortens the rows after kernels were compiled.
+WIDTH_STEP = 128
+
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
@@ -61,8 +65,9 @@ class Rows:
         self.length = length
         self.device = device
         self.padding = count
-        self.table = torch.zeros((count + 1, length), dtype=torch.int32, device=device)  # slot of each position
-        self.history = torch.zeros((count + 1, length), dtype=torch.int32, device=device)  # token id at each position
+        shape = (count + 1, -(-length // WIDTH_STEP) * WIDTH_STEP)
+        self.table = torch.zeros(shape, dtype=torch.int32, device=device)  # slot of each position
+        self.history = torch.zeros(shape, dtype=torch.int32, device=device)  # token id at each position
         # Number of tokens of each row whose ids are known. The keys of the newest one are computed by the next step.
         self.lengths = torch.zeros(count + 1, dtype=torch.int32, device=device)
         self.table[self.padding, 0] = padding_slot
@@ -97,10 +102,12 @@ class Rows:
         self._row_of[chunk.request_id] = row
         self.changes += 1
         self.known[row] = history
-        self.lengths[row] = history
-        slots, ids = send([chunk.slots.numpy(), chunk.ids.numpy()], self.device)
+        # The length is sent too: torch waits for a GPU before it writes a number of Python into one of its elements.
+        parts = [chunk.slots.numpy(), chunk.ids.numpy(), np.array([history], dtype=np.int32)]
+        slots, ids, length = send(parts, self.device)
         self.table[row, :history] = slots
         self.history[row, :history] = ids
+        self.lengths[row : row + 1] = length
         self.parameters.set(row, chunk.sampling, chunk.prompt_length)
         return row
 

@@ -1,19 +1,46 @@
-"""Makes the largest step that a shard may be asked to run, to find out whether memory suffices and how long a step may
-take.
+"""Makes the steps of a warm-up: small steps, which compile all kernels, and then the largest step that a shard may be
+asked to run, to find out whether memory suffices and how long a step may take.
 """
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from text_generation_common.sampling import Sampling
-from text_generation_server.step.rows import PromptChunk
+from text_generation_server.step.rows import PromptChunk, StepBatch
 
 EVERY_OPTION = Sampling(
-    do_sample=True, temperature=0.9, top_k=10, top_p=0.9, typical_p=0.9, repetition_penalty=1.2, frequency_penalty=0.1,
-    watermark=True, top_n_tokens=5,
+    do_sample=True, temperature=0.9, top_k=10, top_p=0.9, min_p=0.01, typical_p=0.9, seed=1, repetition_penalty=1.2,
+    frequency_penalty=0.1, watermark=True, top_n_tokens=5, bias=((0, 0.5),),
 )  # fmt: skip
+SMALL_TOKENS = 16
+SMALL_ROWS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupStep:
+    """Arguments of a step. They make a batch of number 0."""
+
+    decoding: list[StepBatch]
+    slots_R: Tensor
+    chunks: list[PromptChunk]
+
+
+def small_steps(tokens: int, longest: int) -> list[WarmupStep]:
+    """A prompt, and then another prompt beside a row that decodes, with every option. They need SMALL_ROWS rows, and
+    have no more than `tokens` tokens. All tokens share slot 0, because what is computed does not matter.
+    """
+    length = min(SMALL_TOKENS, tokens, max(1, longest - 2))
+    zeros = torch.zeros(length, dtype=torch.int32)
+    first, second = (PromptChunk(i, 0, length, True, zeros, zeros, length, EVERY_OPTION) for i in range(SMALL_ROWS))
+    has_room = length + 1 < longest  # for the token that the first prompt's row decodes
+    return [
+        WarmupStep([], zeros[:0], [first]),
+        WarmupStep([StepBatch(0, [0])] if has_room else [], zeros[: int(has_room)], [second]),
+    ]
 
 
 def largest_step(tokens: int, longest: int) -> list[PromptChunk]:

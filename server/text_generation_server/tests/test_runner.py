@@ -1,8 +1,9 @@
 """Errors, results and measured times of steps on one shard."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,12 +11,14 @@ from safetensors.torch import load_file, save_file
 from shard_tools import BATCH, Client, generate, make_checkpoint, make_runner, random_ids, scattered_slots, warm_runner
 
 from text_generation_common import faults
-from text_generation_common.sampling import Sampling
+from text_generation_common.sampling import NAMES, NEUTRAL, Sampling
 from text_generation_server.errors import MemoryLimitError, StepError
+from text_generation_server.kernels import reference
+from text_generation_server.kernels.interface import Kernels
 from text_generation_server.runner import Capacity, ModelRunner
 from text_generation_server.step.results import StepOutput
 from text_generation_server.step.rows import PromptChunk, StepBatch
-from text_generation_server.step.warmup import LongestPause
+from text_generation_server.step.warmup import EVERY_OPTION, LongestPause
 
 POISON = 301  # a token that no request here generates; its embedding is NaN
 NEW = 6
@@ -148,8 +151,8 @@ def test_a_step_gives_a_sign_of_life_after_every_layer_the_logits_and_the_sampli
     runner = make_runner(tmp_path, on_progress=lambda: signs.append(None))
     assert runner.longest_pause_s == 0.0
     runner.warmup(64, None, 4, None)
-    # The expected reports come from the largest step, the smallest step, and two KV caches.
-    assert runner.longest_pause_s > 0.0 and len(signs) == 3 + 2 + 3 + 2 * 3
+    # The expected reports come from two small steps, the largest step, a decode step, and two KV caches.
+    assert runner.longest_pause_s > 0.0 and len(signs) == 3 * (3 + 2) + 3 + 2 * 3
     signs.clear()
     client = Client(runner, scattered_slots(runner))
     client.step([], [client.first_chunk(7, random_ids(5))])
@@ -200,6 +203,49 @@ def test_the_longest_pause_is_the_longest_one() -> None:
     for _ in range(3):
         pauses()
     assert pauses.seconds == 2.5 and len(passed_on) == 3
+
+
+class Noting:
+    """Kernels that note the name of each kernel that is called."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.called: list[str] = []
+        self._kernels = kernels
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.called.append(name)
+            return getattr(self._kernels, name)(*arguments, **options)
+
+        return call
+
+
+def test_pauses_are_measured_when_all_kernels_have_run_before(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel's first call may compile it, which takes seconds. The launcher waits for ten pauses before it calls a
+    shard hung."""
+    kernels = Noting(cast(Kernels, reference))
+    called_before: list[str] = []
+
+    class NotedPause(LongestPause):
+        def __init__(self, on_progress: Callable[[], None]) -> None:
+            super().__init__(on_progress)
+            called_before.extend(kernels.called)
+
+    monkeypatch.setattr("text_generation_server.runner.LongestPause", NotedPause)
+    runner = make_runner(model, kernels=cast(Kernels, kernels))
+    runner.warmup(64, None, 4, None)
+    assert {"embed", "rope_and_store_kv", "attend_prefill", "place", "sample", "advance"} <= set(called_before)
+
+
+@pytest.mark.parametrize(("tokens", "longest"), [(1, 2), (1, 512), (64, 2), (64, 3), (64, 4), (64, 20)])
+def test_the_small_steps_of_a_warm_up_fit_wherever_the_largest_does(model: Path, tokens: int, longest: int) -> None:
+    runner = make_runner(model, max_total_tokens=longest)
+    assert runner.warmup(tokens, longest, 1, None).max_total_tokens == longest
+    assert runner.num_rows == 0
+
+
+def test_a_warm_up_samples_with_every_option() -> None:
+    assert [name for name in NAMES if getattr(EVERY_OPTION, name) == getattr(NEUTRAL, name)] == []
 
 
 def test_a_warm_up_can_be_made_to_fail(runner: ModelRunner) -> None:

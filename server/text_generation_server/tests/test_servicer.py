@@ -1,7 +1,10 @@
 """The shard through its socket: the rules of proto/generate.proto."""
 
 import asyncio
+import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import torch
 from shard_tools import make_checkpoint
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -18,7 +22,7 @@ from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_server.config import ShardConfig
 from text_generation_server.load import load_shard
-from text_generation_server.server import Servicer, listen
+from text_generation_server.server import SWITCH_S, Servicer, _share_interpreter, listen
 from text_generation_server.worker import Worker
 
 PROMPT = np.array([5, 6, 7, 8], dtype="<i4")
@@ -187,3 +191,47 @@ def test_the_socket_is_the_owners_alone_and_tokens_counts(model: Path, tmp_path:
         assert (await stub.Tokens(pb.TokensRequest(text="a fox a"))).ntokens == 3
 
     with_shard(model, tmp_path, use)
+
+
+NEVER_CLOSES = """
+import logging
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+from text_generation_server import server
+from text_generation_server.config import ShardConfig
+logging.basicConfig(level="INFO")
+server.CLOSE_S = 0.2
+never = threading.Event().wait
+shard = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32, kernels="", close=never)
+server.load_shard = lambda config, worker: shard
+server.serve(ShardConfig(model_path=Path(), uds_path=sys.argv[1], rank=0, world_size=1, epoch=1))
+"""
+
+
+def test_a_shard_ends_although_its_group_does_not_close(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", NEVER_CLOSES, str(tmp_path / "s")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as shard:
+        try:
+            assert shard.stderr is not None
+            while "Server started" not in (line := shard.stderr.readline()):
+                assert line, "the shard ended"
+            assert (tmp_path / "s-0").exists()
+            shard.send_signal(signal.SIGTERM)
+            assert shard.wait(20) == 0
+            assert "did not close within" in shard.stderr.read() and not (tmp_path / "s-0").exists()
+        finally:
+            shard.kill()
+
+
+@pytest.mark.parametrize(("device", "interval"), [("cuda", SWITCH_S), ("cpu", 0.005)])
+def test_threads_of_a_gpu_s_shard_wait_less_for_the_interpreter(device: str, interval: float) -> None:
+    before = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(0.005)
+        _share_interpreter(torch.device(device))
+        assert sys.getswitchinterval() == pytest.approx(interval)
+    finally:
+        sys.setswitchinterval(before)

@@ -299,6 +299,24 @@ def test_a_worker_has_stopped_when_its_last_answer_has_been_read_however_long_th
     assert one.done() and not worker._thread.is_alive()
 
 
+def test_a_worker_that_stops_makes_the_last_calls_after_the_steps(device: Device) -> None:
+    worker = Worker(epoch=3)
+    one = worker.submit(3, 1, device.launch("one"))
+    device.until(1)
+    last = worker.run_outside(lambda: one.done())
+    threading.Timer(0.05, device.complete, ["one"]).start()
+    assert worker.stop()
+    assert result(last) is True
+
+
+def test_a_worker_that_cannot_end_is_left_alone_after_the_deadline() -> None:
+    worker, closed = Worker(epoch=3), threading.Event()
+    closing = worker.run_outside(lambda: closed.wait(10))
+    assert not worker.stop(within_s=0.05) and not closing.done()
+    closed.set()
+    assert worker.stop(within_s=10) and result(closing) is True
+
+
 def test_a_step_that_waits_for_its_predecessor_is_aborted_when_the_worker_stops() -> None:
     worker = Worker(epoch=3)
     early = worker.submit(3, 2, lambda clock: None)
@@ -329,8 +347,8 @@ def test_a_phase_within_a_phase_ends_where_it_began(worker: Worker) -> None:
     assert worker.phase == "load"
     worker.phase = "ready"
     with worker.during("warmup"):
-        with worker.during("capture"):
-            assert worker.phase == "capture"
+        with worker.during("load"):
+            assert worker.phase == "load"
         assert worker.phase == "warmup"
     assert worker.phase == "ready"
 

@@ -5,18 +5,26 @@ Without a GPU, a recording is the recorded Python function, run again into the s
 the tensors at the addresses with which it was recorded.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import gc
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from shard_tools import ALONE, SAMPLED, Client, make_checkpoint, make_runner, random_ids, scattered_slots
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor
 
 from text_generation_common.sampling import Sampling
-from text_generation_server.device.graphs import DecodeGraphs
+from text_generation_server.device.graphs import CudaRecorder, DecodeGraphs
+from text_generation_server.device.transfers import HostMoment
+from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels import reference
+from text_generation_server.load import Shard
+from text_generation_server.models.config import read_config
 from text_generation_server.runner import ModelRunner
 from text_generation_server.step.layout import DecodeInputs
 from text_generation_server.step.rows import Rows
@@ -64,45 +72,51 @@ def test_a_step_is_padded_to_the_next_size_and_left_alone_beyond_the_last() -> N
     assert [DecodeGraphs((), FakeRecorder()).size(rows) for rows in (1, 3)] == [1, 3]
 
 
-def test_a_size_is_recorded_at_its_first_use_and_replayed_from_then_on() -> None:
-    recorder, announced = FakeRecorder(), []
+def test_only_sizes_that_the_rows_may_need_are_recorded_and_the_largest_first() -> None:
+    graphs = DecodeGraphs((8, 1, 4, 4), FakeRecorder())
+    assert [graphs.sizes_to_record(rows) for rows in (1, 2, 4, 8, 9)] == [[1], [4, 1], [4, 1], [8, 4, 1], [8, 4, 1]]
+    # A size that is run, so that kernels are compiled, although it is not recorded.
+    assert DecodeGraphs((), FakeRecorder()).sizes_to_record(100) == [1]
 
-    @contextmanager
-    def announce() -> Iterator[None]:
-        announced.append("begins")
-        yield
-        announced.append("ends")
 
-    graphs, place = DecodeGraphs((2, 4), recorder, announce=announce), [0]
+def test_a_recorded_size_is_replayed_and_others_never_recorded_under_load() -> None:
+    recorder, place = FakeRecorder(), [0]
+    graphs = DecodeGraphs((2, 4), recorder)
+    for size in (4, 2, 3):
+        graphs.record(size, counting(place), nothing)
     for use in range(3):
-        for size in (2, 4):
+        for size in (2, 3, 4, 5):
             place[0] = 10 * use + size
             assert graphs.run(size, counting(place), nothing).tolist() == place
-    assert (recorder.recorded, recorder.replayed) == (2, 4)
-    assert announced == ["begins", "ends"] * 2
-    graphs.run(100, counting(place), nothing)
-    assert recorder.recorded == 2
+    assert (recorder.recorded, recorder.replayed) == (2, 6)
 
 
-def test_a_replay_is_a_sign_of_life() -> None:
+def test_a_recording_and_a_replay_are_signs_of_life() -> None:
     signs: list[None] = []
+
+    def layer(on_layer: Callable[[], None]) -> Tensor:
+        on_layer()
+        return torch.tensor(1)
+
     graphs = DecodeGraphs((2,), FakeRecorder())
-    for _ in range(3):
-        graphs.run(2, counting([1]), lambda: signs.append(None))
-    assert len(signs) == 2
+    graphs.record(2, layer, lambda: signs.append(None))
+    assert len(signs) == 2  # the size runs once to compile its kernels, and once to be recorded
+    graphs.run(2, counting([1]), lambda: signs.append(None))
+    assert len(signs) > 2
 
 
 def test_a_recording_that_fails_costs_one_line_and_steps_go_on_without(caplog: pytest.LogCaptureFixture) -> None:
-    recorder = FakeRecorder()
-    graphs = DecodeGraphs((1, 2, 4), recorder)
-    graphs.run(1, counting([7]), nothing)
-    recorder.failing = "CUDA out of memory.\nTried to allocate"
+    recorder = FakeRecorder(failing="CUDA out of memory.\nTried to allocate")
+    graphs = DecodeGraphs((1, 2), recorder)
+    graphs.record(2, counting([2]), nothing)
+    recorder.failing = None
+    graphs.record(1, counting([7]), nothing)
     for _ in range(3):
-        for size in (1, 2, 4):
+        for size in (1, 2):
             assert graphs.run(size, counting([size]), nothing).tolist() == ([7] if size == 1 else [size])
     assert recorder.recorded == 2 and recorder.replayed == 3
     assert [r.getMessage() for r in caplog.records] == [
-        "no CUDA graph for 2 rows, steps run without one and slower from here on: CUDA out of memory."
+        "no CUDA graph for 2 rows, whose steps run without one and slower: CUDA out of memory."
     ]
 
 
@@ -115,18 +129,74 @@ def test_a_recording_that_failed_on_another_rank_is_not_used() -> None:
         return False
 
     graphs = DecodeGraphs((2,), recorder, agree)
+    graphs.record(2, counting([1]), nothing)
     for _ in range(3):
         graphs.run(2, counting([1]), nothing)
     assert said == [True] and recorder.replayed == 0
 
 
-def test_cleared_graphs_are_recorded_anew() -> None:
+def test_cleared_graphs_are_not_replayed() -> None:
     recorder = FakeRecorder()
     graphs = DecodeGraphs((2,), recorder)
-    for _ in range(2):
-        graphs.run(2, counting([1]), nothing)
-        graphs.clear()
-    assert recorder.recorded == 2 and recorder.replayed == 0
+    graphs.record(2, counting([1]), nothing)
+    graphs.clear()
+    assert graphs.run(2, counting([5]), nothing).tolist() == [5] and recorder.replayed == 0
+
+
+class FakeGraph:
+    """A CUDA graph, as far as the recorder sees it."""
+
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
+
+    def capture_begin(self, **_: object) -> None:
+        self._events.append("begin")
+
+    def capture_end(self) -> None:
+        self._events.append("end")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_collected_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    events: list[str] = []
+    monkeypatch.setattr("torch.cuda.CUDAGraph", lambda: FakeGraph(events))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: events.append("waited for the device"))
+
+    def run() -> Tensor:
+        events.append(f"collects: {gc.isenabled()}")
+        if fails:
+            raise RuntimeError("no memory")
+        return torch.zeros(1)
+
+    assert gc.isenabled()
+    with pytest.raises(RuntimeError, match="no memory") if fails else nullcontext():
+        CudaRecorder()(run)
+    assert gc.isenabled()
+    assert events == ["waited for the device", "begin", "collects: False", "end"]
+
+
+class Cyclic(FakeRecording):
+    """A recording that is freed by the garbage collector only."""
+
+    def __init__(self, recorder: FakeRecorder, run: Callable[[], Tensor]) -> None:
+        super().__init__(recorder, run)
+        self._self = self
+
+
+class CloseTransport(Alone):
+    """Notes, when the group is left, how many recordings are alive. NCCL would wait for their end."""
+
+    def __init__(self) -> None:
+        self.recordings: list[weakref.ref[Cyclic]] = []
+        self.alive_at_close: list[int] = []
+
+    def record(self, run: Callable[[], Tensor]) -> Cyclic:
+        recording = Cyclic(FakeRecorder(), run)
+        self.recordings.append(weakref.ref(recording))
+        return recording
+
+    def close(self) -> None:
+        self.alive_at_close.append(sum(recording() is not None for recording in self.recordings))
 
 
 def test_the_inputs_of_decode_steps_stay_at_the_same_addresses() -> None:
@@ -172,9 +242,9 @@ def test_replayed_steps_give_the_same_results_to_the_bit(model: Path) -> None:
     recorder = FakeRecorder()
     graphed = make_runner(model, graphs=DecodeGraphs((1, 2, 4), recorder, ALONE.all_agree))
     graphed.warmup(*WARMUP)
-    assert recorder.recorded == 1  # the smallest size is recorded at warm-up
+    assert recorder.recorded == 3
     assert play(graphed) == play(plain)
-    assert recorder.recorded == 3 and recorder.replayed > 3
+    assert recorder.recorded == 3 and recorder.replayed > 6
 
 
 def test_after_another_warm_up_graphs_of_the_old_memory_are_gone(model: Path) -> None:
@@ -184,3 +254,20 @@ def test_after_another_warm_up_graphs_of_the_old_memory_are_gone(model: Path) ->
     first = play(graphed)
     graphed.warmup(*WARMUP)
     assert play(graphed) == first and recorder.recorded == 4
+
+
+def test_a_group_is_left_when_no_recording_is_alive(model: Path) -> None:
+    transport = CloseTransport()
+    group, moments = Group(0, 1, transport), []
+
+    def mark() -> HostMoment:
+        moments.append([recording() is not None for recording in transport.recordings])
+        return HostMoment()
+
+    runner = make_runner(model, group=group, graphs=DecodeGraphs((1, 4), transport.record), mark=mark)
+    runner.warmup(*WARMUP)
+    assert len(transport.recordings) == 2
+    config = read_config(model)
+    Shard(runner, group, Tokenizer(WordLevel({"a": 0})), config, torch.float32, CPU, "reference").close()
+    assert transport.alive_at_close == [0]
+    assert moments[-1] == [False, False]  # the device is waited for after the recordings are dropped

@@ -124,6 +124,13 @@ class DecodePrograms:
     def size(self, rows: int) -> int:
         return rows
 
+    def sizes_to_record(self, rows: int) -> Sequence[int]:
+        """One row: programs of other sizes are recorded at their first step, which costs no more than the step."""
+        return (1,)
+
+    def record(self, size: int, forward: Callable[[Signal], Tensor], on_layer: Signal) -> None:
+        self.run(size, forward, on_layer)
+
     def run(self, size: int, forward: Callable[[Signal], Tensor], on_layer: Signal) -> Tensor:
         """Output of `forward` for `size` rows. Valid until the next run."""
         if program := self._programs.get(size):

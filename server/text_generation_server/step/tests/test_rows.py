@@ -10,7 +10,7 @@ from text_generation_common.sampling import Sampling
 from text_generation_server.errors import StepError
 from text_generation_server.step.layout import DecodeInputs, lay_out
 from text_generation_server.step.preparation import Planner, StepLimits
-from text_generation_server.step.rows import Batches, PromptChunk, Rows, StepBatch
+from text_generation_server.step.rows import WIDTH_STEP, Batches, PromptChunk, Rows, StepBatch
 
 CPU = torch.device("cpu")
 NO_SLOTS = torch.empty(0, dtype=torch.int32)
@@ -66,10 +66,16 @@ def test_the_padding_row_is_one_token_in_its_own_slot_whatever_requests_join() -
     rows = make_rows()
     for request_id in range(3):
         assert rows.join(chunk(request_id, [3] * LENGTH)) != rows.padding
-    assert rows.table.shape == rows.history.shape == (rows.count + 1, LENGTH)
+    assert rows.table.shape == rows.history.shape == (rows.count + 1, WIDTH_STEP)
     assert rows.padding == rows.count == 3 and rows.length == LENGTH and rows.device == CPU
     assert rows.table[rows.padding, 0] == PADDING_SLOT and rows.lengths[rows.padding] == 1
     assert Rows(1, LENGTH, CPU).table[1, 0] == 0
+
+
+@pytest.mark.parametrize(("length", "width"), [(1, 128), (128, 128), (129, 256)])
+def test_the_width_of_the_tensors_hides_how_long_the_longest_history_is(length: int, width: int) -> None:
+    rows = Rows(2, length, CPU)
+    assert rows.length == length and rows.table.shape == rows.history.shape == (3, width)
 
 
 def test_rows_are_handed_out_from_the_first_and_used_again() -> None:

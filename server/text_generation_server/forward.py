@@ -1,0 +1,65 @@
+"""The forward pass of a step. Steps of decode rows only read fixed tensors, and are recorded; others are laid out."""
+
+import torch
+from torch import Tensor
+
+from text_generation_server.device.graphs import Forward, Signal
+from text_generation_server.kernels.interface import KvLayer
+from text_generation_server.models.model import Model
+from text_generation_server.platforms import Platform
+from text_generation_server.step.layout import DecodeInputs, lay_out
+from text_generation_server.step.preparation import Int32s, PreparedStep
+from text_generation_server.step.rows import Rows
+
+# Least number of rows that torch multiplies in float32. With fewer rows the BLAS library computes in another order, and
+# the last bits differ. Products of kernels/cpu do not need this padding.
+MIN_EXACT_ROWS = 16
+NO_ROWS = torch.empty(0, dtype=torch.int32).numpy()
+
+
+class ForwardPass:
+    """Runs the model on the rows and the cache of one Warmup."""
+
+    def __init__(self, model: Model, platform: Platform, cache: list[KvLayer], rows: Rows, slots: int) -> None:
+        """`slots` is the number of slots in the cache, without the extra slot for padding."""
+        self._model = model
+        self._kernels = platform.kernels
+        self._graphs = platform.graphs
+        self._cache = cache
+        self._rows = rows
+        self._inputs = DecodeInputs(self._graphs.size(rows.count), rows, slots)
+        is_exact = platform.device.type == "cpu" and model.dtype == torch.float32
+        self._min_tokens = MIN_EXACT_ROWS if is_exact else 1
+
+    def __call__(self, step: PreparedStep, on_layer: Signal) -> tuple[Tensor | None, Tensor]:
+        """Returns the logits of the rows that get a token, and these rows as int32. The logits are None on ranks other
+        than 0, and when no row gets a token.
+        """
+        count = len(step.sampled.rows)
+        if not step.chunks:
+            logits = self._model.logits(self._decode(step.decode.rows_R, step.slots_R, on_layer))
+            return None if logits is None else logits[:count], self._inputs.rows_R(count)
+        mixed = lay_out(step, self._rows, self._kernels, self._min_tokens)
+        hidden = self._model.forward(mixed.input, self._cache, on_layer)
+        logits = self._model.logits(hidden[mixed.sampled_tokens]) if count else None
+        return None if logits is None else logits[:count], mixed.sampled_rows_R
+
+    def record(self, on_layer: Signal) -> None:
+        """Runs and records decode steps of padding only, of all sizes that a step of these rows can have."""
+        for size in self._graphs.sizes_to_record(self._rows.count):
+            self._inputs.fill(NO_ROWS, NO_ROWS, size)
+            self._graphs.record(size, self._decode_forward(size), on_layer)
+
+    def _decode(self, rows_R: Int32s, slots_R: Int32s, on_layer: Signal) -> Tensor:
+        size = self._graphs.size(len(rows_R))
+        self._inputs.fill(rows_R, slots_R, size)
+        return self._graphs.run(size, self._decode_forward(size), on_layer)
+
+    def _decode_forward(self, size: int) -> Forward:
+        """The forward pass of a decode step of `size` rows, which reads and writes the same addresses in every call."""
+
+        def forward(on_layer: Signal) -> Tensor:
+            step_input = self._inputs.step_input(self._kernels, size, self._min_tokens)
+            return self._model.forward(step_input, self._cache, on_layer)
+
+        return forward
