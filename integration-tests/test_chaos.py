@@ -13,13 +13,8 @@ SEED = 1
 
 
 @pytest.fixture(scope="module")
-def one_shard() -> list[StreamAnswer]:
-    """The answer of each stream in a run without faults, with one shard."""
-    return scenarios.undisturbed(SHORT, 1)
-
-
-@pytest.fixture(scope="module")
 def two_shards() -> list[StreamAnswer]:
+    """As `one_shard`, with two shards."""
     return scenarios.undisturbed(SHORT, 2)
 
 
