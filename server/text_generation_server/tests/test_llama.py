@@ -190,10 +190,12 @@ def test_warmup_honours_a_wish_that_fits_and_refuses_one_that_does_not(tmp_path:
 
 
 def test_filling_the_pool_to_the_last_slot_needs_no_more_memory(tmp_path: Path) -> None:
-    make_checkpoint(tmp_path, head_dim=512, num_hidden_layers=2)
+    heads, size = 8, 128  # a large pool, of heads that are not too large for the C kernels
+    shape = {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": size, "num_hidden_layers": 2}
+    make_checkpoint(tmp_path, **shape)
     runner = make_runner(tmp_path)
     slots = runner.warmup(512, 512, 40, None).slots
-    pool_bytes = slots * 2 * 2 * 2 * 512 * 4
+    pool_bytes = slots * 2 * 2 * heads * size * 4
     client = Client(runner, torch.arange(slots, dtype=torch.int32))
     client.step([], [replace(client.first_chunk(0, random_ids(512)), last=False)])
     before = resident_bytes()
