@@ -19,13 +19,14 @@ from text_generation_server.errors import ModelError
 from text_generation_server.kernels import Backend, select_backend
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.programs import DecodePrograms
-from text_generation_server.layers.rotary import stretched_theta
+from text_generation_server.layers.rotary import Rope, is_beyond_training, stretched_theta
 from text_generation_server.layers.weights import FORMATS
 from text_generation_server.models import get_model
 from text_generation_server.models.architecture import ModelConfig
-from text_generation_server.models.config import DTYPES, read_config
+from text_generation_server.models.config import read_config
 from text_generation_server.models.dummy import DummyFiles
 from text_generation_server.models.loading import Files
+from text_generation_server.models.reading import DTYPES
 from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
@@ -106,19 +107,32 @@ def _read_tokenizer(path: Path) -> Tokenizer:
 
 
 def _mention(config: ModelConfig, longest: int) -> None:
-    """Logs facts that an operator may not expect: unknown fields of config.json, and dynamic rope scaling."""
+    """Logs what an operator may not expect: unknown fields of config.json, and rope scaling that differs from
+    transformers'."""
     for name in config.unknown_fields[:MAX_MENTIONED]:
         logger.warning("config.json has a field that is not known and has no effect: %s", name)
     if more := len(config.unknown_fields[MAX_MENTIONED:]):
         logger.warning("config.json has %d more such fields", more)
-    arguments = config.rope_theta, config.rope_scaling, config.rope_base_positions, longest
-    theta = stretched_theta(config.head_size, *arguments)
-    if theta != config.rope_theta:
+    for rope in config.ropes:
+        _mention_rope(rope, longest)
+
+
+def _mention_rope(rope: Rope, longest: int) -> None:
+    theta = stretched_theta(rope, longest)
+    if theta != rope.theta:
         logger.warning(
             "dynamic rope scaling: rope_theta is stretched once, from %g to %g, for max_total_tokens %d; transformers "
             "stretches it for each text that is longer than the trained %d tokens, so texts of other lengths get other "
             "log-probabilities here. With --max-total-tokens %d they are the same",
-            config.rope_theta, theta, longest, config.rope_base_positions, config.rope_base_positions,
+            rope.theta, theta, longest, rope.base_positions, rope.base_positions,
+        )  # fmt: skip
+    if is_beyond_training(rope, longest):
+        trained = rope.scaling.original_max_positions
+        logger.warning(
+            "longrope scaling: all texts are computed with the long factors, because max_total_tokens %d is more than "
+            "the trained %d tokens; transformers takes the short factors for shorter texts. With --max-total-tokens %d "
+            "the short factors are used",
+            longest, trained, trained,
         )  # fmt: skip
 
 

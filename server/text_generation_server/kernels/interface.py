@@ -2,10 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+class Activation(Enum):
+    """The functions between the linear layers of an MLP."""
+
+    silu = "x / (1 + e^-x)"
+    gelu_tanh = "x (1 + tanh(sqrt(2 / π) (x + 0.044715 x³))) / 2"
+    gelu = "x (1 + erf(x / sqrt(2))) / 2"
+    relu = "max(x, 0)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +31,15 @@ class KvLayer:
     @property
     def kv_heads(self) -> int:
         return self.heads.shape[1] // 2
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMS norms of single heads of queries and keys: the weights, of the type of queries and keys."""
+
+    query_D: Tensor
+    key_D: Tensor
+    eps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +128,11 @@ class Kernels(Protocol):
 
     def rope_and_store_kv(
         self, qkv: Tensor, heads: tuple[int, int], rotary: tuple[Tensor, Tensor], positions_T: Tensor, kv: KvLayer,
-        slots_T: Tensor,
+        slots_T: Tensor, norms: HeadNorms | None = None,
     ) -> Tensor:  # fmt: skip
         """Splits qkv [T, (H + 2G) * D] with heads = (H, G). Writes rotated keys and the values into their slots.
         Returns the rotated queries [T, H, D], which may be a view of qkv. rotary is (cos, sin), float32 [L, D / 2].
-        positions and slots are int32.
+        positions and slots are int32. With `norms`, queries and keys are normalised before they are rotated.
 
         8-bit numbers are rounded to the nearest. Their scale is the head's largest magnitude divided by the type's
         largest number, and at least 1e-6.
@@ -135,8 +154,26 @@ class Kernels(Protocol):
         """Each token attends to the positions of its row up to its own. Returns [T, H, D], with zeros for padding."""
         ...
 
+    def layer_norm(self, x_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
+        """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias in float32, rounded to x's type at the end."""
+        ...
+
+    def add_layer_norm(
+        self, x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """(layer_norm(x + residual), x + residual); the sum is rounded to x's type first. May write into its inputs."""
+        ...
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """x + y, of two tensors of one shape. May write into its inputs."""
+        ...
+
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Returns silu of the first half of gate_up [T, 2I] times the second half, [T, I]."""
+        ...
+
+    def activate(self, x: Tensor, activation: Activation, gated: bool) -> Tensor:
+        """The activation of x [T, I]. `gated`: that of the first half of x [T, 2I] times the second half, [T, I]."""
         ...
 
     def sample(self, logits_RV: Tensor, choices: Choices) -> Chosen:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from text_generation_server.kernels.interface import Bias, Choices, Chosen, KvLayer, Segments
+from text_generation_server.kernels.interface import Activation, Bias, Choices, Chosen, HeadNorms, KvLayer, Segments
 
 TILE = 64
 MIN_QUERIES = 16
@@ -39,6 +39,18 @@ def add_rms_norm(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float
     return rms_norm(total, weight_H, eps), total
 
 
+def layer_norm(x_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
+    bias = None if bias_H is None else bias_H.float()
+    return F.layer_norm(x_TH.float(), weight_H.shape, weight_H.float(), bias, eps).to(x_TH.dtype)
+
+
+def add_layer_norm(
+    x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    total = x_TH + residual_TH
+    return layer_norm(total, weight_H, bias_H, eps), total
+
+
 def rope_and_store_kv(
     qkv: Tensor,
     heads: tuple[int, int],
@@ -46,10 +58,15 @@ def rope_and_store_kv(
     positions_T: Tensor,
     kv: KvLayer,
     slots_T: Tensor,
+    norms: HeadNorms | None = None,
 ) -> Tensor:
     query_heads, kv_heads = heads
     qkv = qkv.view(qkv.shape[0], query_heads + 2 * kv_heads, -1)
     rotating = query_heads + kv_heads
+    if norms is not None:
+        queries, keys, values = torch.split(qkv, [query_heads, kv_heads, kv_heads], dim=1)
+        queries, keys = rms_norm(queries, norms.query_D, norms.eps), rms_norm(keys, norms.key_D, norms.eps)
+        qkv = torch.cat([queries, keys, values], dim=1)
     cos, sin = (table[positions_T].unsqueeze(1) for table in rotary)
     first, second = qkv[:, :rotating].float().chunk(2, dim=-1)
     rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(qkv.dtype)
@@ -190,6 +207,25 @@ def _sum(tiles: Tensor) -> Tensor:
     while (half := tiles.shape[-1] // 2) > 0:
         tiles = tiles[..., :half] + tiles[..., half:]
     return tiles.squeeze(-1)
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    return x + y
+
+
+def activate(x: Tensor, activation: Activation, gated: bool) -> Tensor:
+    if not gated:
+        return _activated(x, activation)
+    gate, up = x.chunk(2, dim=-1)
+    return _activated(gate, activation) * up
+
+
+def _activated(x: Tensor, activation: Activation) -> Tensor:
+    if activation is Activation.relu:
+        return F.relu(x)
+    if activation is Activation.silu:
+        return F.silu(x)
+    return F.gelu(x, approximate="tanh" if activation is Activation.gelu_tanh else "none")
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

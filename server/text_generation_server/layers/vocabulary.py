@@ -35,8 +35,11 @@ class Head:
     so the last ranks may hold rows that belong to no id.
     """
 
-    def __init__(self, weight: Tensor, vocab_size: int, kernels: Kernels, group: Group) -> None:
-        self._linear = make_linear(kernels, dense(weight), dtype=torch.float32)
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, vocab_size: int, kernels: Kernels, group: Group, multiplier: float
+    ) -> None:
+        self._linear = make_linear(kernels, dense(weight), bias, dtype=torch.float32)
+        self._multiplier = multiplier
         self._vocab_size = vocab_size
         self._group = group
 
@@ -45,13 +48,12 @@ class Head:
         parts = self._group.gather(self._linear(hidden_TH))
         if parts is None:
             return None
-        if len(parts) == 1:
-            return parts[0]
         # Made contiguous, like the logits of a single shard, so that the sampler computes the same bits.
-        return torch.cat(parts, dim=1)[:, : self._vocab_size].contiguous()
+        logits = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)[:, : self._vocab_size].contiguous()
+        return logits if self._multiplier == 1 else logits.mul_(self._multiplier)
 
 
 def pad_rows(weight: Tensor, count: int) -> Tensor:
-    """Adds rows of zeros until the weight has `count` rows."""
+    """Adds rows of zeros to a matrix, or zeros to a vector, until it has `count` of them."""
     missing = count - weight.shape[0]
-    return F.pad(weight, (0, 0, 0, missing)) if missing else weight
+    return F.pad(weight, (0, 0) * (weight.dim() - 1) + (0, missing)) if missing else weight

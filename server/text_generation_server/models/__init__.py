@@ -1,13 +1,14 @@
-"""The supported models: `families` lists them, `model` declares what the runner needs from a model."""
+"""The supported models: `families` lists them, `model` says what the runner needs of one."""
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from text_generation_server.layers.weights import WeightFormat, dense
 from text_generation_server.models.architecture import ModelConfig
-from text_generation_server.models.families import FAMILIES
+from text_generation_server.models.decoder import Decoder
 from text_generation_server.models.loading import Files, Loader
 from text_generation_server.models.model import Model
 from text_generation_server.models.tensors import check_tensors
@@ -25,12 +26,12 @@ def get_model(
     on_tensor: Callable[[], None],
     weight_format: WeightFormat = dense,
 ) -> Model:
-    """Loads this rank's part of the weights. `on_tensor` is called for each tensor, to report progress. `weight_format`
-    is the form in which linear layers keep their weights. ModelError, before any weights are read, if the files do not
-    hold exactly the tensors that `config` requires, or if the model cannot be split over the ranks.
-    """
+    """Loads this rank's part of the weights. `on_tensor` is called for each tensor, as a sign of life. `weight_format`
+    is the form in which linear layers keep their weights. ModelError, before any weights are read, if the files lack
+    tensors that `config` asks for or have others, and if the model cannot be split over the ranks."""
+    config = replace(config, names=config.names.as_in(lambda name: files.shape(name) is not None))
     check_tensors(config, files.names, files.shape)
-    loader = Loader(files, platform, dtype, on_tensor, weight_format)
-    model = FAMILIES[config.model_type].build(config, platform, loader, max_total_tokens)
+    loader = Loader(files, platform, dtype, on_tensor, weight_format, config.names.transposed)
+    model = Decoder(config, platform, loader, max_total_tokens)
     logger.info("loaded %d tensors, %.1f MiB read", loader.num_tensors, files.bytes_read / 2**20)
     return model

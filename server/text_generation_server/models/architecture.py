@@ -1,11 +1,68 @@
-"""The facts from which a model is built: its sizes, and the ways in which it differs from other models."""
+"""What a model is built from: its sizes, and the facts in which it differs from other models.
 
-from dataclasses import dataclass
+ModelConfig ── what config.json says
+  ├─ TensorNames             where the weights are
+  ├─ Norm                    the norms' kind
+  ├─ Branches                what attention and MLP read
+  ├─ Biases                  which linear layers have one
+  ├─ Multipliers             constant factors of embedding, layers and logits
+  └─ AttentionRule, a layer  how it attends
+       └─ Rope               how positions turn queries and keys
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
 
 import torch
 
-from text_generation_server.layers.rotary import RopeScaling
+from text_generation_server.kernels.interface import Activation
+from text_generation_server.layers.rotary import Rope
 from text_generation_server.models.names import TensorNames
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRule:
+    """How one layer attends."""
+
+    scale: float  # multiplies the scores
+    rope: Rope | None  # None: positions do not turn queries and keys
+    window: int | None = None  # a token sees this many tokens, itself included; None: all tokens up to itself
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """The norms of hidden states. A centred norm is a LayerNorm, any other an RMSNorm."""
+
+    eps: float
+    centred: bool = False
+    bias: bool = False
+
+
+class Branches(Enum):
+    """What attention and MLP of a layer read, and where their results go."""
+
+    sequential = "x += attention(norm(x)); x += mlp(norm'(x))"
+    parallel = "x += attention(norm(x)) + mlp(norm(x))"
+    parallel_two_norms = "x += attention(norm(x)) + mlp(norm'(x))"
+
+
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """Which of a layer's linear layers add a bias."""
+
+    qkv: bool = False
+    attention_output: bool = False
+    mlp: bool = False
+    head: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """embedding * h0; x + residual * layer(x); logits * head(x)."""
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,18 +72,29 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_size: int
     max_positions: int  # tokens of the longest sequence, rope scaling included
-    rope_theta: float
-    rope_scaling: RopeScaling
-    rope_base_positions: int  # max_position_embeddings: where `dynamic` scaling begins
-    rms_norm_eps: float
+    rules: tuple[AttentionRule, ...]  # one for each layer
+    norm: Norm
     tie_word_embeddings: bool
-    attention_bias: bool
-    mlp_bias: bool
     dtype: torch.dtype
     eos_token_ids: tuple[int, ...]
-    unknown_fields: tuple[str, ...] = ()  # unknown fields of config.json, which have no effect
+    biases: Biases = Biases()
+    multipliers: Multipliers = Multipliers()
+    branches: Branches = Branches.sequential
+    activation: Activation = Activation.silu
+    gated: bool = True  # MLP: down(activation(gate(x)) * up(x)); otherwise down(activation(up(x)))
+    query_key_norm: bool = False  # each head of queries and keys has an RMSNorm, before positions turn it
+    learned_positions: bool = False  # an embedding of each position is added to the token's
+    unknown_fields: tuple[str, ...] = field(default=())  # unknown fields of config.json, which have no effect
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.rules)
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The different ropes of the layers, in order."""
+        return tuple(dict.fromkeys(rule.rope for rule in self.rules if rule.rope is not None))

@@ -21,10 +21,15 @@ def _names(text: str) -> frozenset[str]:
 
 
 OF_TRAINING = _names("""
-    embd_pdrop gradient_checkpointing init_std initializer_range output_router_logits pretraining_tp resid_pdrop
-    router_aux_loss_coef unsloth_fixed unsloth_version
+    attn_pdrop embd_pdrop gradient_checkpointing init_std initializer_range output_router_logits pretraining_tp
+    resid_pdrop router_aux_loss_coef unsloth_fixed unsloth_version
 """)
-OF_OTHER_TASKS = _names("finetuning_task id2label label2id num_labels problem_type task_specific_params")
+OF_OTHER_TASKS = _names("""
+    finetuning_task id2label label2id num_labels problem_type summary_activation summary_first_dropout
+    summary_proj_to_labels summary_type summary_use_proj task_specific_params
+""")
+# Which steps of attention transformers computes in float32. Here all of them are.
+OF_PRECISION = _names("attention_softmax_in_fp32 reorder_and_upcast_attn")
 OF_TRANSFORMERS = _names("""
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
     _flash_attn_2_enabled _name_or_path architectures attn_implementation cache_implementation chunk_size_feed_forward
@@ -48,7 +53,7 @@ OF_SAMPLING = _names("""
 LENGTHS = _names("""
     max_seq_len max_seq_length max_sequence_length model_max_length n_ctx n_positions seq_len seq_length
 """)
-HARMLESS = OF_TRAINING | OF_OTHER_TASKS | OF_TRANSFORMERS | TOKEN_IDS | OF_SAMPLING | LENGTHS
+HARMLESS = OF_TRAINING | OF_OTHER_TASKS | OF_PRECISION | OF_TRANSFORMERS | TOKEN_IDS | OF_SAMPLING | LENGTHS
 HARMLESS_WORDS = ("dropout",)  # words in names of fields that matter in training only
 TELLING_WORDS = ("rope", "attn", "attention", "scale", "multiplier", "norm", "window", "cap", "quant", "bias")
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_window", "window_size")

@@ -1,6 +1,7 @@
 """Reads the weights of one rank: from every tensor only the part that the rank needs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -13,7 +14,7 @@ from text_generation_server.platforms import Platform
 
 
 class Files(Protocol):
-    """A source of a model's tensors, on any device and of any type; for the methods see weights.files."""
+    """A source of a model's tensors, on any device and of any type: see weights.files."""
 
     bytes_read: int
 
@@ -27,8 +28,30 @@ class Files(Protocol):
     def get_slice(self, name: str, dim: int, start: int, stop: int) -> Tensor: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some outputs of a linear layer: rows of a tensor in the files."""
+
+    name: str  # without .weight or .bias
+    rows: range
+    # The wanted rows of each `group` consecutive rows, in the wanted order. None: all rows.
+    picks: list[int] | None = None
+    group: int = 1
+
+
+def stacked(*layers: tuple[str, int, range]) -> list[Part]:
+    """The wanted outputs of layers of the same input: (name, number of all its outputs, wanted outputs). Layers of the
+    same name lie one after the other in one tensor."""
+    parts, ends = [], dict[str, int]()
+    for name, size, wanted in layers:
+        start = ends.get(name, 0)
+        ends[name] = start + size
+        parts.append(Part(name, range(start + wanted.start, start + wanted.stop)))
+    return parts
+
+
 class Loader:
-    """Loads tensors onto the device, in the model's type. Reports progress after each tensor."""
+    """Loads tensors onto the device, in the model's type. Gives a sign of life after each tensor."""
 
     def __init__(
         self,
@@ -37,44 +60,54 @@ class Loader:
         dtype: torch.dtype,
         on_tensor: Callable[[], None],
         weight_format: WeightFormat = dense,
+        transposed: bool = False,
     ) -> None:
-        """`weight_format` is used for linear layers. Embedding and head are dense."""
+        """`weight_format` is that of linear layers; embedding and head are dense. `transposed`: the files have the
+        weights of linear layers as [inputs, outputs]."""
         self.num_tensors = 0
         self.dtype = dtype
         self._files = files
         self._platform = platform
         self._on_tensor = on_tensor
         self._weight_format = weight_format
+        self._transposed = transposed
         self._half = max(1, len(files.names) // 2)
 
     def has(self, name: str) -> bool:
         return self._files.shape(name) is not None
 
-    def whole(self, name: str) -> Tensor:
-        return self._place(self._files.get(name))
+    def whole(self, name: str, factor: float = 1.0) -> Tensor:
+        return _multiplied(self._place(self._files.get(name)), factor)
 
     def rows(self, name: str, part: range) -> Tensor:
-        """Loads the `part` of the first dimension: some outputs of a weight, or a piece of a bias."""
+        """The `part` of the first dimension: some outputs of a weight, or a piece of a bias."""
         return self._place(self._files.get_slice(name, 0, part.start, part.stop))
 
     def columns(self, name: str, part: range) -> Tensor:
-        """Loads the `part` of the second dimension: some inputs of a weight."""
+        """The `part` of the second dimension: some inputs of a weight."""
         # Copied, because the slice is a view of the mapped file, and each of its rows would keep whole pages in use.
         return self._place(self._files.get_slice(name, 1, part.start, part.stop)).contiguous()
 
-    def fused(self, parts: dict[str, range], has_bias: bool, gated: bool = False) -> LinearOp:
-        """A layer that computes several layers with the same input as one product. Of each it has this rank's part of
-        the outputs.
-        """
-        weight = torch.cat([self.rows(f"{name}.weight", part) for name, part in parts.items()])
-        bias = torch.cat([self.rows(f"{name}.bias", part) for name, part in parts.items()]) if has_bias else None
+    def fused(self, parts: Sequence[Part], has_bias: bool, gated: bool = False) -> LinearOp:
+        """One product for several layers with the same input, each with this rank's part of its outputs."""
+        weight = torch.cat([self._part(part, "weight") for part in parts])
+        bias = torch.cat([self._part(part, "bias") for part in parts]) if has_bias else None
         return make_linear(self._platform.kernels, self._weight_format(weight), bias, gated=gated)
 
-    def row_split(self, name: str, part: range, has_bias: bool) -> RowLinear:
-        """A layer with this rank's part of its inputs. Only rank 0 adds the bias."""
+    def _part(self, part: Part, kind: str) -> Tensor:
+        name = f"{part.name}.{kind}"
+        is_turned = self._transposed and kind == "weight"
+        rows = self.columns(name, part.rows).t() if is_turned else self.rows(name, part.rows)
+        return rows if part.picks is None else rows.view(-1, part.group, *rows.shape[1:])[:, part.picks].flatten(0, 1)
+
+    def row_split(self, name: str, part: range, has_bias: bool, factor: float = 1.0) -> RowLinear:
+        """A layer with this rank's part of its inputs, whose result is multiplied by `factor`. Only rank 0 adds the
+        bias."""
         platform = self._platform
-        bias = self.whole(f"{name}.bias") if has_bias and platform.group.rank == 0 else None
-        weight = self._weight_format(self.columns(f"{name}.weight", part))
+        bias = self.whole(f"{name}.bias", factor) if has_bias and platform.group.rank == 0 else None
+        name = f"{name}.weight"
+        columns = self.rows(name, part).t().contiguous() if self._transposed else self.columns(name, part)
+        weight = self._weight_format(_multiplied(columns, factor))
         return RowLinear(make_linear(platform.kernels, weight, bias), platform.group)
 
     def _place(self, tensor: Tensor) -> Tensor:
@@ -83,3 +116,8 @@ class Loader:
         if self.num_tensors == self._half:
             faults.point("shard.load")
         return tensor.to(device=self._platform.device, dtype=self.dtype)
+
+
+def _multiplied(weight: Tensor, factor: float) -> Tensor:
+    """`weight * factor`, rounded once."""
+    return weight if factor == 1 else (weight.float() * factor).to(weight.dtype)

@@ -1,51 +1,138 @@
-"""Reads from config.json which rotary positions the model uses, in the fields of transformers 5 (rope_parameters) or of
-older versions (rope_theta, rope_scaling).
-"""
+"""Reads which rotary positions config.json asks for, in the fields of transformers 5 (rope_parameters) or of older
+versions (rope_theta, rope_scaling, partial_rotary_factor)."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from text_generation_server.errors import ModelError
-from text_generation_server.layers.rotary import RopeScaling
+from text_generation_server.layers.rotary import Rope, RopeScaling
 from text_generation_server.models.values import Fields, described, is_number, shown, shown_name
 
-DEFAULT_THETA = 10000.0
 MAX_THETA = 1e15
 MAX_FACTOR = 1e6
 MAX_POSITIONS = 2**24  # more than the longest context of any model (10 million tokens)
 
-# The fields that each kind of scaling reads besides rope_theta. `linear` ignores its last field, which some files have.
-KINDS: Mapping[str, frozenset[str]] = {
-    "default": frozenset(),
-    "linear": frozenset({"factor", "original_max_position_embeddings"}),
-    "dynamic": frozenset({"factor"}),
-    "llama3": frozenset({"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}),
-}
 NAMES = frozenset({"rope_theta", "rope_type", "type"})
 # Neutral values of fields that a kind does not read: with these values the field changes nothing.
 NEUTRAL: Mapping[str, float] = {"factor": 1.0, "partial_rotary_factor": 1.0, "attention_factor": 1.0}
+TRAINED = "original_max_position_embeddings"
 
 
-def read_rope(config: Fields, positions: int) -> tuple[float, RopeScaling]:
-    """Returns theta and the scaling. `positions` is max_position_embeddings. ModelError names the wrong field."""
+@dataclass(frozen=True, slots=True)
+class RopeFacts:
+    """What a family knows about its ropes, beside what config.json says."""
+
+    partial: bool = False  # whether the family reads partial_rotary_factor
+    aliases: tuple[tuple[str, str], ...] = ()  # (name of a kind in old files, its name today)
+
+
+LLAMA_ROPE = RopeFacts()
+
+
+def read_rope(config: Fields, positions: int, head_size: int, facts: RopeFacts = LLAMA_ROPE) -> Rope:
+    """`positions` is max_position_embeddings. ModelError names the wrong field."""
     rope = _object(config)
-    theta = rope if rope.has("rope_theta") else config
     kind = rope.word("rope_type" if rope.has("rope_type") else "type", "default")
+    kind = dict(facts.aliases).get(kind, kind)
     if kind not in KINDS:
         raise ModelError(f"{rope.where}: rope type {shown(kind)} is not supported yet, only {', '.join(KINDS)}")
-    _refuse_others(rope, kind, positions)
-    reads = KINDS[kind]
-    scaling = RopeScaling(
-        kind=kind,
-        factor=rope.number("factor", 1, MAX_FACTOR) if "factor" in reads else 1.0,
-        original_max_positions=(
-            rope.whole("original_max_position_embeddings", 1, MAX_POSITIONS) if kind == "llama3" else 0
-        ),
-        low_freq_factor=rope.number("low_freq_factor", 1e-6, MAX_FACTOR, 1.0) if kind == "llama3" else 1.0,
-        high_freq_factor=rope.number("high_freq_factor", 1e-6, MAX_FACTOR, 4.0) if kind == "llama3" else 4.0,
+    read_fields, read = KINDS[kind]
+    partial = frozenset({"partial_rotary_factor"} if facts.partial else ())
+    _refuse_others(rope, kind, read_fields | NAMES | partial, positions)
+    scaling = RopeScaling(kind)
+    if kind in STRETCHED:
+        trained = config if config.has(TRAINED) else rope
+        default = None if kind == "llama3" else positions
+        scaling = replace(scaling, original_max_positions=trained.whole(TRAINED, 2, MAX_POSITIONS, default))
+    size = _size(config, rope, head_size) if facts.partial else head_size
+    theta = (rope if rope.has("rope_theta") else config).number("rope_theta", 1, MAX_THETA, 10000.0)
+    return Rope(theta, read(rope, scaling, positions, size // 2), positions, size)
+
+
+def _size(config: Fields, rope: Fields, head_size: int) -> int:
+    where = rope if rope.has("partial_rotary_factor") else config
+    size = int(head_size * where.number("partial_rotary_factor", 0, 1, 1.0))
+    if size % 2 or size < 2:
+        raise where.error("partial_rotary_factor", f"an even number of the {head_size} numbers of a head")
+    return size
+
+
+def _default(rope: Fields, scaling: RopeScaling, positions: int, pairs: int) -> RopeScaling:
+    return scaling
+
+
+def _by_factor(rope: Fields, scaling: RopeScaling, positions: int, pairs: int) -> RopeScaling:
+    return replace(scaling, factor=rope.number("factor", 1, MAX_FACTOR))
+
+
+def _llama3(rope: Fields, scaling: RopeScaling, positions: int, pairs: int) -> RopeScaling:
+    low = rope.number("low_freq_factor", 1e-6, MAX_FACTOR, 1.0)
+    high = rope.number("high_freq_factor", 1e-6, MAX_FACTOR, 4.0)
+    if low >= high:
+        raise rope.error("high_freq_factor", f"more than low_freq_factor ({low:g})")
+    scaling = replace(scaling, low_freq_factor=low, high_freq_factor=high)
+    return _by_factor(rope, scaling, positions, pairs)
+
+
+def _yarn(rope: Fields, scaling: RopeScaling, positions: int, pairs: int) -> RopeScaling:
+    factor = rope.number("factor", 1, MAX_FACTOR, max(1.0, positions / scaling.original_max_positions))
+    fast, slow = rope.number("beta_fast", 1e-6, MAX_FACTOR, 32.0), rope.number("beta_slow", 1e-6, MAX_FACTOR, 1.0)
+    if slow >= fast:
+        raise rope.error("beta_fast", f"more than beta_slow ({slow:g})")
+    mscale, of_all = (rope.number(name, 0, MAX_FACTOR, 0.0) for name in ("mscale", "mscale_all_dim"))
+    attention = _magnitude(factor, mscale) / _magnitude(factor, of_all) if mscale and of_all else _magnitude(factor, 1)
+    return replace(
+        scaling,
+        factor=factor,
+        beta_fast=fast,
+        beta_slow=slow,
+        truncate=rope.raw.get("truncate") is None or rope.flag("truncate"),
+        attention_factor=rope.number("attention_factor", 1e-6, MAX_FACTOR, attention),
     )
-    if kind == "llama3" and scaling.low_freq_factor >= scaling.high_freq_factor:
-        raise rope.error("high_freq_factor", f"more than low_freq_factor ({scaling.low_freq_factor:g})")
-    return theta.number("rope_theta", 1, MAX_THETA, DEFAULT_THETA), scaling
+
+
+def _magnitude(factor: float, weight: float) -> float:
+    """By how much YaRN enlarges queries and keys, because there are more keys to tell apart."""
+    return 0.1 * weight * math.log(factor) + 1.0
+
+
+def _longrope(rope: Fields, scaling: RopeScaling, positions: int, pairs: int) -> RopeScaling:
+    trained = scaling.original_max_positions
+    stretch = rope.number("factor", 1, MAX_FACTOR, max(1.0, positions / trained))
+    attention = math.sqrt(1 + math.log(stretch) / math.log(trained))
+    return replace(
+        scaling,
+        short_factors=_factors(rope, "short_factor", pairs),
+        long_factors=_factors(rope, "long_factor", pairs),
+        attention_factor=rope.number("attention_factor", 1e-6, MAX_FACTOR, attention),
+    )
+
+
+def _factors(rope: Fields, name: str, pairs: int) -> tuple[float, ...]:
+    factors = rope.raw.get(name)
+    if not (isinstance(factors, list) and len(factors) == pairs and all(is_number(f) and f > 0 for f in factors)):
+        raise rope.error(name, f"a list of {pairs} numbers above 0, one for each pair of numbers that is turned")
+    return tuple(map(float, factors))
+
+
+# For each kind of scaling the fields that it reads beside those of every kind, and how it reads them, given
+# max_position_embeddings and the number of pairs that are turned. `linear` ignores its last field: some files have it.
+Reader = Callable[[Fields, RopeScaling, int, int], RopeScaling]
+KINDS: Mapping[str, tuple[frozenset[str], Reader]] = {
+    "default": (frozenset(), _default),
+    "linear": (frozenset({"factor", TRAINED}), _by_factor),
+    "dynamic": (frozenset({"factor"}), _by_factor),
+    "llama3": (frozenset({"factor", TRAINED, "low_freq_factor", "high_freq_factor"}), _llama3),
+    "yarn": (
+        frozenset(
+            {"factor", TRAINED, "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "attention_factor"}
+        ),
+        _yarn,
+    ),
+    "longrope": (frozenset({"factor", TRAINED, "short_factor", "long_factor", "attention_factor"}), _longrope),
+}
+STRETCHED = ("llama3", "yarn", "longrope")  # kinds that need the trained length
 
 
 def _object(config: Fields) -> Fields:
@@ -55,11 +142,11 @@ def _object(config: Fields) -> Fields:
     return new if new.raw else old
 
 
-def _refuse_others(rope: Fields, kind: str, positions: int) -> None:
-    """Refuses a field that this kind of scaling does not read, unless its value is neutral. Raises ModelError."""
-    neutral = {**NEUTRAL, "original_max_position_embeddings": positions}
+def _refuse_others(rope: Fields, kind: str, read: frozenset[str], positions: int) -> None:
+    """ModelError for a field that this kind of scaling does not read, unless its value is neutral."""
+    neutral = {**NEUTRAL, TRAINED: positions}
     for name, value in rope.raw.items():
-        if name in KINDS[kind] or name in NAMES or value is None:
+        if name in read or value is None:
             continue
         if not is_number(value) or value != neutral.get(name):
             raise ModelError(

@@ -1,57 +1,73 @@
-"""Lists the tensors of a model with their shapes, and checks that the weights files hold exactly the listed tensors."""
+"""Lists the tensors of a model with their shapes, and checks that the weights files hold exactly these."""
 
 from collections.abc import Callable, Iterable
 
 from text_generation_server.errors import ModelError
-from text_generation_server.models.architecture import ModelConfig
+from text_generation_server.models.architecture import Branches, ModelConfig
 from text_generation_server.models.names import LayerNames
 from text_generation_server.weights.formats import BUFFERS
 
+Shape = tuple[int, ...]
 
-def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+
+def shapes(config: ModelConfig) -> dict[str, Shape]:
     """The shapes of all tensors of a model, by name."""
     hidden, names = config.hidden_size, config.names
-    found: dict[str, tuple[int, ...]] = {f"{names.embedding}.weight": (config.vocab_size, hidden)}
+    found: dict[str, Shape] = {f"{names.embedding}.weight": (config.vocab_size, hidden)}
+    if config.learned_positions:
+        found[f"{names.positions}.weight"] = (config.max_positions, hidden)
     if not config.tie_word_embeddings:
         found[f"{names.head}.weight"] = (config.vocab_size, hidden)
-    found[f"{names.norm}.weight"] = (hidden,)
+    if config.biases.head:
+        found[f"{names.head}.bias"] = (config.vocab_size,)
+    found |= _norm_shapes(config, names.norm)
     for i in range(config.num_layers):
         found |= _layer_shapes(config, names.layer(i))
     return found
 
 
-def _layer_shapes(config: ModelConfig, names: LayerNames) -> dict[str, tuple[int, ...]]:
-    hidden, wide = config.hidden_size, config.intermediate_size
+def _norm_shapes(config: ModelConfig, name: str) -> dict[str, Shape]:
+    kinds = ("weight", "bias") if config.norm.bias else ("weight",)
+    return {f"{name}.{kind}": (config.hidden_size,) for kind in kinds}
+
+
+def _layer_shapes(config: ModelConfig, names: LayerNames) -> dict[str, Shape]:
+    hidden, wide, biases = config.hidden_size, config.intermediate_size, config.biases
     queries, keys = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
-    linears = {
-        names.queries: (queries, hidden, config.attention_bias),
-        names.keys: (keys, hidden, config.attention_bias),
-        names.values: (keys, hidden, config.attention_bias),
-        names.attention_output: (hidden, queries, config.attention_bias),
-        names.gate: (wide, hidden, config.mlp_bias),
-        names.up: (wide, hidden, config.mlp_bias),
-        names.down: (hidden, wide, config.mlp_bias),
-    }
-    found: dict[str, tuple[int, ...]] = {}
-    for name, (outputs, inputs, has_bias) in linears.items():
-        found[f"{name}.weight"] = (outputs, inputs)
+    linears = [
+        (names.queries, queries, hidden, biases.qkv),
+        (names.keys, keys, hidden, biases.qkv),
+        (names.values, keys, hidden, biases.qkv),
+        (names.attention_output, hidden, queries, biases.attention_output),
+        *([(names.gate, wide, hidden, biases.mlp)] if config.gated else []),
+        (names.up, wide, hidden, biases.mlp),
+        (names.down, hidden, wide, biases.mlp),
+    ]
+    sizes: dict[str, tuple[int, int, bool]] = {}
+    for name, outputs, inputs, has_bias in linears:
+        before = sizes.get(name, (0,))[0]  # layers of the same name share a tensor
+        sizes[name] = (before + outputs, inputs, has_bias)
+    found: dict[str, Shape] = {}
+    for name, (outputs, inputs, has_bias) in sizes.items():
+        found[f"{name}.weight"] = (inputs, outputs) if config.names.transposed else (outputs, inputs)
         if has_bias:
             found[f"{name}.bias"] = (outputs,)
-    for name in (names.attention_norm, names.mlp_norm):
-        found[f"{name}.weight"] = (hidden,)
+    found |= _norm_shapes(config, names.attention_norm)
+    if config.branches is not Branches.parallel:
+        found |= _norm_shapes(config, names.mlp_norm)
+    if config.query_key_norm:
+        found |= {f"{name}.weight": (config.head_size,) for name in (names.query_norm, names.key_norm)}
     return found
 
 
 def check_tensors(config: ModelConfig, names: Iterable[str], shape_of: Callable[[str], tuple[int, ...] | None]) -> None:
-    """Checks all tensors. ModelError for the first tensor that is missing, has another shape, or belongs to another
-    kind of model. Reads no weights. Every rank checks whole tensors, of which it later reads a part.
-    """
+    """ModelError for the first tensor that is missing, has another shape, or belongs to another kind of model. Reads no
+    weights. Every rank checks whole tensors, of which it later reads a part."""
     expected = shapes(config)
     for name, shape in expected.items():
         _check_shape(name, shape, shape_of(name))
     for name in names:
-        # The file of a tied model may still contain the model's head: see Llama.
-        if name == f"{config.names.head}.weight":
+        if name == f"{config.names.head}.weight":  # A tied model may have been saved with its head: see Decoder.
             _check_shape(name, expected[f"{config.names.embedding}.weight"], shape_of(name))
         elif name not in expected and not BUFFERS.search(name):
             raise ModelError(

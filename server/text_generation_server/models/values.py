@@ -15,9 +15,26 @@ LONGEST_VALUE = 40  # most characters of a value that an error repeats
 class Fields:
     """One JSON object. Every error begins with `where`: the file and the field that holds the object."""
 
-    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
+    def __init__(self, raw: Mapping[str, Any], where: str, spelled: Mapping[str, str] | None = None) -> None:
         self.raw = raw
         self.where = where
+        self._spelled = spelled or {}  # the file's names of fields that are known by others here
+
+    def with_defaults(self, **defaults: Any) -> "Fields":
+        """The same object with values for fields that it does not have. A field that is null stays null."""
+        return Fields({**defaults, **self.raw}, self.where, self._spelled)
+
+    def with_names(self, **spelled: str) -> "Fields":
+        """The same object with further names for its fields: new name = the file's name. Messages have the file's."""
+        renamed = {new: self.raw[old] for new, old in spelled.items() if old in self.raw}
+        return Fields({**self.raw, **renamed}, self.where, spelled)
+
+    def with_value(self, name: str, value: Any) -> "Fields":
+        return Fields({**self.raw, name: value}, self.where, self._spelled)
+
+    def without(self, *names: str) -> "Fields":
+        raw = {name: value for name, value in self.raw.items() if name not in names}
+        return Fields(raw, self.where, self._spelled)
 
     def has(self, name: str) -> bool:
         return self.raw.get(name) is not None
@@ -48,6 +65,13 @@ class Fields:
             raise self.error(name, "a string")
         return value
 
+    def bits(self, name: str, count: int, default: list[int]) -> list[int]:
+        """A list of `count` numbers that are 0 or 1."""
+        value = self._value(name, default)
+        if not (isinstance(value, list) and len(value) == count and all(is_whole(bit, 0, 1) for bit in value)):
+            raise self.error(name, f"a list of {count} numbers, each 0 or 1")
+        return value
+
     def inner(self, name: str) -> "Fields":
         """The object that is the field's value, or an empty object if there is no such field."""
         value = self._value(name, {})
@@ -56,14 +80,16 @@ class Fields:
         return Fields(value, f"{self.where}: {name}")
 
     def error(self, name: str, wanted: str) -> ModelError:
-        return ModelError(f"{self.where}: {shown_name(name)} is {described(self.raw.get(name))}, and must be {wanted}")
+        called = shown_name(self._spelled.get(name, name))
+        return ModelError(f"{self.where}: {called} is {described(self.raw.get(name))}, and must be {wanted}")
 
     def _value(self, name: str, default: Any) -> Any:
         value = self.raw.get(name)
         if value is not None:
             return value
         if default is None:
-            what = f": {name} is null, and needs a value" if name in self.raw else f" has no field {name}"
+            called = self._spelled.get(name, name)
+            what = f": {called} is null, and needs a value" if name in self.raw else f" has no field {called}"
             raise ModelError(self.where + what)
         return default
 

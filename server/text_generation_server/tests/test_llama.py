@@ -214,7 +214,7 @@ def resident_bytes() -> int:
     ("change", "named"),
     [
         ({"model_type": "mamba"}, "mamba"),
-        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"hidden_act": "mish"}, "hidden_act"),
         ({"hidden_size": None}, "hidden_size"),
     ],
 )

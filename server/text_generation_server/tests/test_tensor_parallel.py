@@ -15,7 +15,7 @@ from text_generation_common.sampling import Sampling
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.errors import ModelError
 from text_generation_server.models.config import read_config
-from text_generation_server.models.llama import Llama
+from text_generation_server.models.decoder import Decoder
 from text_generation_server.models.loading import Loader
 from text_generation_server.models.split import split_model
 from text_generation_server.weights.files import SafetensorsFiles
@@ -108,7 +108,7 @@ def bytes_read(path: Path, rank: int, size: int) -> int:
     tensors: list[int] = []
     platform = make_platform(group=group)
     loader = Loader(files, platform, torch.float32, lambda: tensors.append(files.bytes_read))
-    Llama(config, platform, loader, 512)
+    Decoder(config, platform, loader, 512)
     assert len(tensors) == loader.num_tensors == len(files.names) and tensors == sorted(tensors)
     return files.bytes_read
 

@@ -10,7 +10,7 @@ from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.library import TYPES, Library, Word
 from text_generation_server.kernels.cpu.linear import Float32Linear, PackedLinear, Scratch, can_pack
-from text_generation_server.kernels.interface import Choices, Chosen, KvLayer, Segments
+from text_generation_server.kernels.interface import Activation, Choices, Chosen, HeadNorms, KvLayer, Segments
 
 LANES = 16
 MAX_HEAD_SIZE = CONSTANTS["MAX_HEAD_SIZE"]
@@ -80,16 +80,19 @@ class CpuKernels:
         positions_T: Tensor,
         kv: KvLayer,
         slots_T: Tensor,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
         tokens, size = qkv.shape[0], kv.heads.shape[2]
         if not _fits(size):
-            return reference.rope_and_store_kv(qkv, heads, rotary, positions_T, kv, slots_T)
+            return reference.rope_and_store_kv(qkv, heads, rotary, positions_T, kv, slots_T, norms)
         cos, sin = rotary
+        query_norm, key_norm = (0, 0) if norms is None else (norms.query_D.data_ptr(), norms.key_D.data_ptr())
         self._call(
             qkv.numel(), "rope_and_store", qkv=qkv.data_ptr(), tokens=tokens, heads=heads[0], kv_heads=heads[1],
             head_size=size, type=TYPES[qkv.dtype], cos=cos.data_ptr(), sin=sin.data_ptr(),
             positions=positions_T.data_ptr(), kv=kv.heads.data_ptr(), kv_scales=_scales(kv),
-            kv_type=TYPES[kv.heads.dtype], slots=slots_T.data_ptr(),
+            kv_type=TYPES[kv.heads.dtype], slots=slots_T.data_ptr(), query_norm=query_norm, key_norm=key_norm,
+            eps=0.0 if norms is None else norms.eps,
         )  # fmt: skip
         return qkv.view(tokens, -1, size)[:, : heads[0]]
 
@@ -152,6 +155,49 @@ class CpuKernels:
                 start=start, end=end, scale=scale, scratch=scratch.data_ptr(),
             )  # fmt: skip
             first += end - start
+
+    def layer_norm(self, x_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
+        if x_TH.shape[1] % LANES:
+            return reference.layer_norm(x_TH, weight_H, bias_H, eps)
+        out = torch.empty_like(x_TH)
+        self._layer_norm(x_TH, 0, weight_H, bias_H, eps, out)
+        return out
+
+    def add_layer_norm(
+        self, x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        if x_TH.shape[1] % LANES:
+            return reference.add_layer_norm(x_TH, residual_TH, weight_H, bias_H, eps)
+        self._layer_norm(x_TH, residual_TH.data_ptr(), weight_H, bias_H, eps, x_TH)
+        return x_TH, residual_TH
+
+    def _layer_norm(
+        self, x: Tensor, residual: int, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor
+    ) -> None:
+        self._call(
+            x.numel(), "layer_norm", x=x.data_ptr(), residual=residual, tokens=x.shape[0], width=x.shape[1],
+            type=TYPES[x.dtype], weight=weight.data_ptr(), bias=0 if bias is None else bias.data_ptr(), eps=eps,
+            out=out.data_ptr(),
+        )  # fmt: skip
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        if x.shape[1] % LANES:
+            return x + y
+        self._call(
+            x.numel(), "add", x=x.data_ptr(), y=y.data_ptr(), tokens=x.shape[0], width=x.shape[1], type=TYPES[x.dtype]
+        )
+        return x
+
+    def activate(self, x: Tensor, activation: Activation, gated: bool) -> Tensor:
+        tokens, width = x.shape[0], x.shape[1] // (2 if gated else 1)
+        if width % LANES:
+            return reference.activate(x, activation, gated)
+        out = torch.empty((tokens, width), dtype=x.dtype)
+        self._call(
+            out.numel(), "activate", x=x.data_ptr(), tokens=tokens, width=width, type=TYPES[x.dtype],
+            activation=CONSTANTS[activation.name.upper()], gated=int(gated), out=out.data_ptr(),
+        )  # fmt: skip
+        return out
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         tokens, width = gate_up.shape[0], gate_up.shape[1] // 2

@@ -6,6 +6,7 @@ slot, padding and its queries (in 8 bits, their scales). The table leads to such
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu.library import NEEDS
-from text_generation_server.kernels.interface import Kernels, KvLayer, Segments
+from text_generation_server.kernels.interface import Activation, HeadNorms, Kernels, KvLayer, Segments
 
 if TYPE_CHECKING:
     from .conftest import Subject
@@ -284,7 +285,7 @@ class Rope:
 
     heads, kv_heads, size, tokens, slots = 6, KV_HEADS, 24, 7, 11
 
-    def __init__(self, subject: Subject, cache: torch.dtype) -> None:
+    def __init__(self, subject: Subject, cache: torch.dtype, normed: bool = False) -> None:
         torch.manual_seed(1)
         all_heads = self.heads + 2 * self.kv_heads
         states = torch.randn(self.tokens, all_heads, self.size).to(subject.dtype)
@@ -293,7 +294,14 @@ class Rope:
         states[2, -1] = torch.cat([torch.tensor([127.0]), torch.arange(self.size - 1) - 7.5])
         self.positions, self.slot_of = int32(3, 0, 7, 9, 1, 0, 0), int32(8, 2, 0, 5, 9, 11, 11)
         angles = torch.outer(torch.arange(12.0), 1 / 100 ** (torch.arange(0, self.size, 2) / self.size))
-        turned = torch.view_as_complex(torch.stack(states.double().chunk(2, dim=-1), dim=-1).contiguous())
+        norms, before = None, states.double()
+        if normed:
+            weights = (1 + 0.5 * torch.randn(2, self.size)).to(subject.dtype)
+            norms = HeadNorms(*weights.to(subject.device), 1e-5)
+            before /= (before.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+            before[:, : self.heads] *= weights[0].double()
+            before[:, self.heads :] *= weights[1].double()
+        turned = torch.view_as_complex(torch.stack(before.chunk(2, dim=-1), dim=-1).contiguous())
         turned = torch.view_as_real(
             turned * torch.polar(torch.ones(12, 12).double(), angles.double())[self.positions, None]
         )
@@ -311,6 +319,7 @@ class Rope:
             self.positions.to(device),
             self.kv,
             self.slot_of.to(device),
+            norms,
         )
 
     @property
@@ -321,8 +330,9 @@ class Rope:
         return sorted(set(range(self.slots)) - set(self.slot_of.tolist()))
 
 
-def test_rope_turns_queries_and_keys_and_stores_keys_and_values(subject: Subject) -> None:
-    rope = Rope(subject, subject.dtype)
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+def test_rope_turns_queries_and_keys_and_stores_keys_and_values(subject: Subject, normed: bool) -> None:
+    rope = Rope(subject, subject.dtype, normed)
     stored = rope.kv.heads.cpu()[rope.slot_of[:5]]
     close(rope.q, rope.turned[:, : rope.heads], subject.dtype)
     close(stored[:, :KV_HEADS], rope.keys, subject.dtype)
@@ -404,6 +414,58 @@ def test_silu_mul_takes_gate_first(subject: Subject, size: int) -> None:
     gate[0, :2] = torch.tensor([-200.0, 200.0])
     out = subject.kernels.silu_mul(torch.cat([gate, up], dim=1).to(subject.device))
     close(out, gate.double() * torch.sigmoid(gate.double()) * up.double(), subject.dtype)
+
+
+EXACT_ACTIVATIONS = {
+    Activation.silu: torch.nn.functional.silu,
+    Activation.gelu_tanh: partial(torch.nn.functional.gelu, approximate="tanh"),
+    Activation.gelu: torch.nn.functional.gelu,
+    Activation.relu: torch.nn.functional.relu,
+}
+
+
+@pytest.mark.parametrize("size", [40, 1024])
+@pytest.mark.parametrize("activation", Activation, ids=lambda activation: activation.name)
+def test_activations_with_and_without_a_gate(subject: Subject, activation: Activation, size: int) -> None:
+    x, up = (torch.randn(3, size).to(subject.dtype) * 2 for _ in range(2))
+    x[0, :8] = torch.tensor([-200.0, 200.0, -15.0, 15.0, 0.0, -0.5, -5.0, 5.0])
+    x[1, 3] = NAN
+    expected = EXACT_ACTIVATIONS[activation](x.double())
+    out = subject.kernels.activate(x.to(subject.device), activation, False)
+    torch.testing.assert_close(
+        out.double().cpu(), expected, atol=TOLERANCE[subject.dtype], rtol=TOLERANCE[subject.dtype], equal_nan=True
+    )
+    gated = subject.kernels.activate(torch.cat([x, up], dim=1).to(subject.device), activation, True)
+    torch.testing.assert_close(
+        gated.double().cpu(), expected * up.double(), atol=TOLERANCE[subject.dtype], rtol=TOLERANCE[subject.dtype],
+        equal_nan=True,
+    )  # fmt: skip
+
+
+def layer_normed(x_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None) -> Tensor:
+    bias = None if bias_H is None else bias_H.double().cpu()
+    return torch.nn.functional.layer_norm(x_TH.double(), x_TH.shape[1:], weight_H.double().cpu(), bias, 1e-5)
+
+
+@pytest.mark.parametrize("size", [40, 1024])
+@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
+def test_layer_norm_with_and_without_a_residual(subject: Subject, size: int, has_bias: bool) -> None:
+    x, residual = (torch.randn(5, size).to(subject.dtype) + 0.5 for _ in range(2))
+    weight, bias = (torch.randn(size).to(subject.dtype).to(subject.device) for _ in range(2))
+    offset = bias if has_bias else None
+    y = subject.kernels.layer_norm(x.to(subject.device), weight, offset, 1e-5)
+    close(y, layer_normed(x, weight, offset), subject.dtype)
+    expected = x + residual
+    parts = (x.to(subject.device, copy=True), residual.to(subject.device, copy=True))
+    y, total = subject.kernels.add_layer_norm(*parts, weight, offset, 1e-5)
+    assert torch.equal(total.cpu(), expected)
+    close(y, layer_normed(expected, weight, offset), subject.dtype)
+    assert torch.equal(
+        subject.kernels.add(x.to(subject.device, copy=True), residual.to(subject.device)).cpu(), expected
+    )
+    x[2, 7] = NAN
+    broken = subject.kernels.layer_norm(x.to(subject.device), weight, offset, 1e-5).cpu()
+    assert broken[2].isnan().all() and not broken[[0, 1, 3, 4]].isnan().any()
 
 
 def test_embed_picks_rows(subject: Subject) -> None:

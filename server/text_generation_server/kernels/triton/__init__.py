@@ -4,24 +4,28 @@ Shapes are named as in `kernels`. No kernel is compiled again while serving. Val
 on the device or change only the grid, and vectors of a step may begin at any address (`do_not_specialize`).
 """
 
-from text_generation_server.kernels.reference import (
-    linear,
-)  # torch's products use cuBLAS; kernels of our own would not be faster
+# torch's sums and products (by cuBLAS): kernels of our own would not be faster.
+from text_generation_server.kernels.reference import add, linear
+from text_generation_server.kernels.triton.activate import activate
 from text_generation_server.kernels.triton.advance import advance, place
 from text_generation_server.kernels.triton.attend_decode import attend_decode
 from text_generation_server.kernels.triton.attend_prefill import attend_prefill
 from text_generation_server.kernels.triton.embed import embed
-from text_generation_server.kernels.triton.norm import add_rms_norm, rms_norm
+from text_generation_server.kernels.triton.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from text_generation_server.kernels.triton.rope_kv import rope_and_store_kv
 from text_generation_server.kernels.triton.sample import sample
 from text_generation_server.kernels.triton.silu_mul import silu_mul
 
 __all__ = [
+    "activate",
+    "add",
+    "add_layer_norm",
     "add_rms_norm",
     "advance",
     "attend_decode",
     "attend_prefill",
     "embed",
+    "layer_norm",
     "linear",
     "place",
     "rms_norm",

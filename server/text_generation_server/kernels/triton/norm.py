@@ -47,3 +47,51 @@ def _rms_norm(x, residual, weight, y, eps, HIDDEN: tl.constexpr, H: tl.constexpr
     value *= tl.rsqrt(tl.sum(value * value, 0) / HIDDEN + eps)
     scaled = value.to(dtype).to(tl.float32) * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + at + column, scaled.to(dtype), mask=inside)
+
+
+def layer_norm(x_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
+    return _launch_layer_norm(x_TH, x_TH, weight_H, bias_H, eps, add=False)
+
+
+def add_layer_norm(
+    x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """See `interface`. The sum is written into residual_TH."""
+    return _launch_layer_norm(x_TH, residual_TH, weight_H, bias_H, eps, add=True), residual_TH
+
+
+def _launch_layer_norm(
+    x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float, add: bool
+) -> Tensor:
+    tokens, hidden = x_TH.shape
+    assert x_TH.is_contiguous() and residual_TH.is_contiguous() and weight_H.is_contiguous()
+    y_TH = torch.empty_like(x_TH)
+    warps = find_tile("rms_norm", 1, 1, x_TH.dtype, x_TH.device).warps
+    _layer_norm[(tokens,)](
+        x_TH, residual_TH, weight_H, bias_H, y_TH, eps, HIDDEN=hidden, H=triton.next_power_of_2(hidden), ADD=add,
+        BIAS=bias_H is not None, num_warps=warps,
+    )  # fmt: skip
+    return y_TH
+
+
+@triton.jit
+def _layer_norm(
+    x, residual, weight, bias, y, eps, HIDDEN: tl.constexpr, H: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr
+):  # fmt: skip
+    """A program: one row. With ADD, residual += x, and the sum is normalised."""
+    dtype = y.dtype.element_ty
+    at = tl.program_id(0).to(tl.int64) * HIDDEN
+    column = tl.arange(0, H)
+    inside = column < HIDDEN
+    value = tl.load(x + at + column, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(residual + at + column, mask=inside, other=0.0).to(tl.float32)
+        total = value.to(dtype)
+        tl.store(residual + at + column, total, mask=inside)
+        value = total.to(tl.float32)
+    value = tl.where(inside, value - tl.sum(value, 0) / HIDDEN, 0.0)
+    value *= tl.rsqrt(tl.sum(value * value, 0) / HIDDEN + eps)
+    value *= tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    if BIAS:
+        value += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + at + column, value.to(dtype), mask=inside)

@@ -86,7 +86,7 @@ def test_well_known_models_are_read_without_a_warning(tmp_path: Path, name: str)
     config = read_config(tmp_path)
     assert config.unknown_fields == ()
     assert config.head_size * config.num_heads == config.hidden_size == HUB[name]["hidden_size"]
-    assert config.rope_theta == HUB[name].get("rope_theta", 10000)
+    assert config.ropes[0].theta == HUB[name].get("rope_theta", 10000)
 
 
 def test_the_demo_model_is_read_without_a_warning() -> None:
@@ -97,7 +97,7 @@ def test_the_demo_model_is_read_without_a_warning() -> None:
 def test_null_is_absent(tmp_path: Path) -> None:
     optional = FAMILIES["llama"].fields - LLAMA.keys() | {"num_key_value_heads"}
     assert read(tmp_path, **dict.fromkeys(optional)) == read(tmp_path, num_key_value_heads=4)
-    assert read(tmp_path, rope_parameters={"rope_theta": None, "factor": None}).rope_theta == 10000
+    assert read(tmp_path, rope_parameters={"rope_theta": None, "factor": None}).ropes[0].theta == 10000
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,11 @@ def test_null_is_absent(tmp_path: Path) -> None:
         ({"rope_theta": 10**5000 // 10**1000}, "rope_theta is 1000"),
         ({"rope_parameters": [1]}, "rope_parameters is a list, and must be an object"),
         ({"rope_parameters": {"rope_type": 3}}, "rope_parameters: rope_type is 3, and must be a string"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 'rope type "yarn" is not supported yet, only default'),
-        ({"rope_scaling": {"type": "longrope"}}, 'rope type "longrope" is not supported yet'),
+        ({"rope_scaling": {"type": "mrope", "factor": 4.0}}, 'rope type "mrope" is not supported yet, only default'),
+        ({"rope_scaling": {"type": "longrope"}}, "short_factor is null, and must be a list of 8 numbers above 0"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 7}}, "short_factor is a list, and must be"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 1}}, "beta_fast is 1, and must be more than"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4, "attention_factor": "a"}}, "attention_factor is the string"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling has no field factor"),
         ({"rope_scaling": {"type": "linear", "factor": 0.0}}, "rope_scaling: factor is 0.0, and must be"),
         (
@@ -150,12 +153,12 @@ def test_null_is_absent(tmp_path: Path) -> None:
         ),
         ({"rope_scaling": {"type": "dynamic", "factor": 1e5}, "max_position_embeddings": 4096}, "the most is"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, and must be true or false"),
-        ({"hidden_act": "gelu"}, 'hidden_act is the string "gelu", and must be "silu"'),
+        ({"hidden_act": "mish"}, 'hidden_act is the string "mish", and must be one of silu, swish'),
         ({"dtype": "float8_e4m3fn"}, 'dtype is the string "float8_e4m3fn", and must be one of'),
         ({"eos_token_id": "2"}, 'eos_token_id is the string "2", and must be a token id'),
         ({"eos_token_id": [2, -1]}, "eos_token_id is a list, and must be"),
         ({"eos_token_id": 2.0}, "eos_token_id is 2.0, and must be"),
-        ({"model_type": "mistral", "sliding_window": 4096}, 'model type "mistral" is not supported yet'),
+        ({"model_type": "mamba", "sliding_window": 4096}, 'model type "mamba" is not supported yet'),
         ({"model_type": "two\nlines"}, 'model type "two\\nlines" is not supported yet'),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized as fp8, which is not supported yet"),
     ],
@@ -177,7 +180,7 @@ def test_end_tokens_come_from_both_files_as_one_id_or_many(tmp_path: Path) -> No
 def test_the_flags_stretch_the_context_and_their_factor_is_checked(tmp_path: Path) -> None:
     read(tmp_path, max_position_embeddings=100)
     assert read_config(tmp_path, "linear", 4.0).max_positions == 400
-    assert read_config(tmp_path, None, 2.0).rope_scaling.kind == "linear"
+    assert read_config(tmp_path, None, 2.0).ropes[0].scaling.kind == "linear"
     for factor in (float("nan"), float("inf"), 0.0, -1.0):
         with pytest.raises(ModelError, match="--rope-factor"):
             read_config(tmp_path, "dynamic", factor)

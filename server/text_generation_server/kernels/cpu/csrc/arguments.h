@@ -15,6 +15,8 @@ typedef uint16_t bf16; /* the upper half of a float32 */
 /* The number formats in memory. F8 is e4m3: sign, 4 bits of exponent, 3 of mantissa. */
 enum type { F32 = 0, BF16 = 1, I8 = 2, F8 = 3 };
 
+enum activation { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3 };
+
 enum {
   MAX_ARGUMENTS = 16,      /* most arguments of one kernel */
   MAX_HEAD_SIZE = 256,     /* most numbers in a head, in all kernels that compute heads; always a multiple of 16 */
@@ -46,6 +48,40 @@ struct rms_norm_arguments {
   void *out; /* [T, width]; may be the same memory as x */
 };
 
+/* out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias for each token. With a residual, residual += x comes
+   first and is what is normed. */
+struct layer_norm_arguments {
+  const void *x;      /* [T, width] */
+  void *residual;     /* [T, width], or null */
+  long tokens;        /* T */
+  long width;         /* a multiple of 16 */
+  long type;          /* type of x, residual, weight, bias and out: F32 or BF16 */
+  const void *weight; /* [width] */
+  const void *bias;   /* [width], or null */
+  double eps;
+  void *out; /* [T, width]; may be x */
+};
+
+/* x += y. */
+struct add_arguments {
+  void *x; /* [T, width] */
+  const void *y;
+  long tokens; /* T */
+  long width;  /* a multiple of 16 */
+  long type;   /* F32 or BF16 */
+};
+
+/* out = activation(x), or, gated, activation(gate) * up. */
+struct activate_arguments {
+  const void *x;   /* [T, width], or gated [T, 2 * width]: gate, then up */
+  long tokens;     /* T */
+  long width;      /* a multiple of 16 */
+  long type;       /* type of x and out: F32 or BF16 */
+  long activation; /* SILU, GELU_TANH, GELU or RELU */
+  long gated;      /* 0 or 1 */
+  void *out;       /* [T, width] */
+};
+
 /* out = silu(gate) * up. */
 struct silu_mul_arguments {
   const void *gate_up; /* [T, 2 * width]: gate, then up */
@@ -55,8 +91,8 @@ struct silu_mul_arguments {
   void *out;           /* [T, width] */
 };
 
-/* Applies the rotary embedding to queries and keys. Queries are written back in place; keys and values are stored in
-   the tokens' slots of the cache. */
+/* Applies the norms, if there are any, and the rotary embedding to queries and keys. Queries are written back in place;
+   keys and values are stored in the tokens' slots of the cache. */
 struct rope_and_store_arguments {
   void *qkv;                /* [T, heads + 2 * kv_heads, head_size]: queries, keys, values */
   long tokens;              /* T */
@@ -71,6 +107,9 @@ struct rope_and_store_arguments {
   float *kv_scales;         /* [slots, 2 * kv_heads] for I8 and F8, or null */
   long kv_type;             /* any type */
   const int32_t *slots;     /* [T] */
+  const void *query_norm;   /* [head_size], of qkv's type: weight of the norm of each query head, or null */
+  const void *key_norm;     /* as query_norm, for keys; both or neither are null */
+  double eps;
 };
 
 /* Attention of single tokens: token t is a query of row rows[t] over the first lengths[t] slots of that row. */

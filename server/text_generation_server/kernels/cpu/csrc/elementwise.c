@@ -59,6 +59,92 @@ EXPORT void rms_norm(const void *arguments, struct team *team, int me) {
   }
 }
 
+/* One token of layer_norm. */
+INLINE void layer_norm_row(const void *x, void *residual, const void *weight, const void *bias, long size,
+                           enum type type, float eps, void *out) {
+  vf sum = {}, squares = {};
+  const void *from = residual ? residual : x;
+  for (long i = 0; i < size; i += LANES) {
+    vf v = load(x, i, type);
+    if (residual) {
+      v = round_to_type(v + load(residual, i, type), type);
+      store(residual, i, v, type);
+    }
+    sum += v;
+  }
+  float mean = lane_sum(sum) / size;
+  for (long i = 0; i < size; i += LANES) {
+    vf v = load(from, i, type) - mean;
+    squares += v * v;
+  }
+  float factor = 1.0f / sqrtf(lane_sum(squares) / size + eps);
+  for (long i = 0; i < size; i += LANES) {
+    vf v = (load(from, i, type) - mean) * factor * load(weight, i, type);
+    store(out, i, bias ? v + load(bias, i, type) : v, type);
+  }
+}
+
+EXPORT void layer_norm(const void *arguments, struct team *team, int me) {
+  (void)me;
+  const struct layer_norm_arguments *a = arguments;
+  const char *x = a->x;
+  char *residual = a->residual, *out = a->out;
+  long tokens = a->tokens, size = a->width;
+  enum type type = a->type;
+  const void *weight = a->weight, *bias = a->bias;
+  float eps = a->eps;
+  long bytes = size * bytes_of(type);
+  FOR_EACH_ITEM(t, tokens, TOKENS_AT_ONCE, team) {
+    char *r = residual ? residual + t * bytes : 0;
+    if (type == BF16)
+      layer_norm_row(x + t * bytes, r, weight, bias, size, BF16, eps, out + t * bytes);
+    else
+      layer_norm_row(x + t * bytes, r, weight, bias, size, F32, eps, out + t * bytes);
+  }
+}
+
+EXPORT void add(const void *arguments, struct team *team, int me) {
+  (void)me;
+  const struct add_arguments *a = arguments;
+  char *x = a->x;
+  const char *y = a->y;
+  long tokens = a->tokens, size = a->width;
+  enum type type = a->type;
+  long bytes = size * bytes_of(type);
+  FOR_EACH_ITEM(t, tokens, TOKENS_AT_ONCE, team) {
+    for (long i = 0; i < size; i += LANES)
+      store(x + t * bytes, i, load(x + t * bytes, i, type) + load(y + t * bytes, i, type), type);
+  }
+}
+
+/* One token of activate. `up` is null where nothing is gated. */
+INLINE void activate_row(const void *x, const void *up, long size, enum type type, enum activation activation,
+                         void *out) {
+  for (long i = 0; i < size; i += LANES) {
+    vf y = activated(load(x, i, type), activation);
+    store(out, i, up ? round_to_type(y, type) * load(up, i, type) : y, type);
+  }
+}
+
+EXPORT void activate(const void *arguments, struct team *team, int me) {
+  (void)me;
+  const struct activate_arguments *a = arguments;
+  const char *x = a->x;
+  char *out = a->out;
+  long tokens = a->tokens, size = a->width, gated = a->gated;
+  enum type type = a->type;
+  enum activation activation = a->activation;
+  long bytes = size * bytes_of(type);
+  FOR_EACH_ITEM(t, tokens, TOKENS_AT_ONCE, team) {
+    const char *from = x + t * bytes * (gated ? 2 : 1);
+    const char *up = gated ? from + bytes : 0;
+    if (type == BF16)
+      activate_row(from, up, size, BF16, activation, out + t * bytes);
+    else
+      activate_row(from, up, size, F32, activation, out + t * bytes);
+  }
+}
+
 EXPORT void silu_mul(const void *arguments, struct team *team, int me) {
   (void)me;
   const struct silu_mul_arguments *a = arguments;
@@ -93,6 +179,20 @@ INLINE void rotate_head(float *head, long half, const float *cos, const float *s
   }
 }
 
+/* The RMS norm of a head, in place. Intermediate results are rounded to the model's type where torch rounds them. */
+INLINE void norm_head(float *head, long size, const void *weight, float eps, enum type type) {
+  vf squares = {};
+  for (long i = 0; i < size; i += LANES) {
+    vf v = load(head, i, F32);
+    squares += v * v;
+  }
+  float factor = 1.0f / sqrtf(lane_sum(squares) / size + eps);
+  for (long i = 0; i < size; i += LANES) {
+    vf v = round_to_type(load(head, i, F32) * factor, type);
+    store(head, i, round_to_type(v * load(weight, i, type), type), F32);
+  }
+}
+
 /* Stores a head in the cache. For 8-bit types, its numbers are divided by a scale: the head's largest magnitude
    divided by the type's largest number. A head that is not finite gets the scale NaN. */
 INLINE void store_kv_head(const float *head, long size, char *to, float *scale, enum type type) {
@@ -121,6 +221,8 @@ struct fused_heads {
   char *kv;      /* [slots, 2 * kv_heads, size] */
   float *scales; /* [slots, 2 * kv_heads], or null */
   enum type kv_type;
+  const void *query_norm, *key_norm; /* [size], or null */
+  float eps;
 };
 
 /* Rotates and stores the heads of one token. `type` is the type of qkv. */
@@ -131,7 +233,11 @@ INLINE void rope_and_store_token(const struct fused_heads *to, enum type type, l
   for (long h = 0; h < all; h++) {
     char *from = to->qkv + (token * all + h) * bytes;
     for (long i = 0; i < size; i += LANES) store(head, i, load(from, i, type), F32);
-    if (h < to->heads + to->kv_heads) rotate_head(head, size / 2, cos, sin);
+    if (h < to->heads + to->kv_heads) {
+      const void *norm = h < to->heads ? to->query_norm : to->key_norm;
+      if (norm) norm_head(head, size, norm, to->eps, type);
+      rotate_head(head, size / 2, cos, sin);
+    }
     if (h < to->heads) {
       for (long i = 0; i < size; i += LANES) store(from, i, load(head, i, F32), type);
     } else {
@@ -153,7 +259,10 @@ EXPORT void rope_and_store(const void *arguments, struct team *team, int me) {
                            .size = a->head_size,
                            .kv = a->kv,
                            .scales = a->kv_scales,
-                           .kv_type = a->kv_type};
+                           .kv_type = a->kv_type,
+                           .query_norm = a->query_norm,
+                           .key_norm = a->key_norm,
+                           .eps = a->eps};
   enum type type = a->type;
   const float *cos = a->cos, *sin = a->sin;
   const int32_t *positions = a->positions, *slots = a->slots;

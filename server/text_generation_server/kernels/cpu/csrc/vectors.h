@@ -234,3 +234,32 @@ INLINE vf exp2_of_negative(vf x) {
 /* x / (1 + e^-x). The power of two is capped at 2^128, which is infinity: beyond it, exponent bits would reach the
    sign. */
 INLINE vf silu(vf x) { return x / (exp2_of(-larger(x * LOG2E, splat(-128.0f))) + 1.0f); }
+
+/* x (1 + tanh(y)) / 2 = x / (1 + e^-2y), with y = sqrt(2 / pi) (x + 0.044715 x^3). */
+INLINE vf gelu_tanh(vf x) {
+  vf twice = (x + x * x * x * 0.044715f) * (2 * 0.7978845608028654f);
+  return x / (exp2_of(-larger(twice * LOG2E, splat(-128.0f))) + 1.0f);
+}
+
+/* x (1 + erf(x / sqrt(2))) / 2. With z = |x| / sqrt(2), 1 - erf(z) is e^-z^2 times a polynomial in 1 / (1 + 0.3275911 z),
+   with an absolute error of 1.5e-7 (Abramowitz and Stegun, 7.1.26). */
+INLINE vf gelu(vf x) {
+  vf z = larger(x, -x) * 0.7071067811865476f;
+  vf t = splat(1.0f) / (z * 0.3275911f + 1.0f);
+  vf y = splat(1.061405429f);
+  y = y * t - 1.453152027f;
+  y = y * t + 1.421413741f;
+  y = y * t - 0.284496736f;
+  y = y * t + 0.254829592f;
+  vf outside = x * 0.5f * (y * t * exp2_of(z * z * -LOG2E));
+  return blend(x < 0.0f, outside, x - outside);
+}
+
+INLINE vf activated(vf x, enum activation activation) {
+  switch (activation) {
+    case SILU: return silu(x);
+    case GELU_TANH: return gelu_tanh(x);
+    case GELU: return gelu(x);
+    default: return blend(x < 0.0f, splat(0.0f), x);
+  }
+}

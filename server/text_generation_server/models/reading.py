@@ -1,0 +1,135 @@
+"""Reads what the configs of most families have in common: the names of Llama's fields, with Llama's defaults."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from text_generation_server.errors import ModelError
+from text_generation_server.kernels.interface import Activation
+from text_generation_server.models.architecture import AttentionRule, Biases, ModelConfig, Norm
+from text_generation_server.models.names import LLAMA_NAMES
+from text_generation_server.models.rope_config import LLAMA_ROPE, MAX_POSITIONS, RopeFacts, read_rope
+from text_generation_server.models.values import Fields, is_whole
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Further types of checkpoints, which are computed in float32; "auto" names no type.
+OTHER_DTYPES = {"auto": torch.float32, "float64": torch.float32}
+
+# Largest accepted sizes: several times those of the largest models, and small enough to check a model before memory is
+# allocated.
+MAX_VOCABULARY = 2**24
+MAX_WIDTH = 2**20
+MAX_LAYERS = 2**12
+MAX_HEADS = 2**12
+MIN_HEAD_SIZE, MAX_HEAD_SIZE = 4, 2**12
+MAX_TOKEN_ID = 2**31 - 1
+ACTIVATIONS = {
+    "silu": Activation.silu,
+    "swish": Activation.silu,
+    "gelu": Activation.gelu,
+    "gelu_new": Activation.gelu_tanh,
+    "gelu_fast": Activation.gelu_tanh,
+    "gelu_pytorch_tanh": Activation.gelu_tanh,
+    "relu": Activation.relu,
+}
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def llama_like(
+    fields: Fields, biases: Biases | None = None, rope: RopeFacts | None = LLAMA_ROPE, norm: Norm | None = None
+) -> ModelConfig:
+    """Reads a config with Llama's fields. None for `biases` and `norm`: the family's fields say what they are. None for
+    `rope`: there is none. The names of the tensors are Llama's, and the end tokens those of config.json."""
+    longest = fields.whole("max_position_embeddings", 1, MAX_POSITIONS, 2048)
+    hidden = fields.whole("hidden_size", 1, MAX_WIDTH)
+    heads = fields.whole("num_attention_heads", 1, MAX_HEADS)
+    head_size = _head_size(fields, hidden, heads)
+    rule = AttentionRule(head_size**-0.5, None if rope is None else read_rope(fields, longest, head_size, rope))
+    if biases is None:
+        attention = fields.flag("attention_bias")
+        biases = Biases(qkv=attention, attention_output=attention, mlp=fields.flag("mlp_bias"))
+    return ModelConfig(
+        model_type=fields.word("model_type"),
+        names=LLAMA_NAMES,
+        vocab_size=fields.whole("vocab_size", 1, MAX_VOCABULARY),
+        hidden_size=hidden,
+        intermediate_size=fields.whole("intermediate_size", 1, MAX_WIDTH),
+        num_heads=heads,
+        num_kv_heads=_kv_heads(fields, heads),
+        head_size=head_size,
+        max_positions=longest,
+        rules=(rule,) * fields.whole("num_hidden_layers", 1, MAX_LAYERS),
+        norm=norm or Norm(fields.number("rms_norm_eps", 1e-12, 1, 1e-6)),
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
+        dtype=_dtype(fields),
+        eos_token_ids=tuple(token_ids(fields, "eos_token_id")),
+        biases=biases,
+        activation=_activation(fields),
+    )
+
+
+def layer_norm(fields: Fields, name: str, default: float = 1e-5) -> Norm:
+    """A LayerNorm with a bias, whose epsilon is the field `name`."""
+    return Norm(fields.number(name, 1e-12, 1, default), centred=True, bias=True)
+
+
+def _activation(fields: Fields) -> Activation:
+    name = fields.word("hidden_act", "silu")
+    if name not in ACTIVATIONS:
+        raise fields.error("hidden_act", f"one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def token_ids(fields: Fields, name: str) -> list[int]:
+    """The ids of a field that may be null, one id or a list of ids."""
+    value = fields.raw.get(name)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(is_whole(id, 0, MAX_TOKEN_ID) for id in ids):
+        raise fields.error(name, "a token id (a whole number from 0), or a list of them")
+    return ids
+
+
+def _kv_heads(fields: Fields, heads: int) -> int:
+    kv_heads = fields.whole("num_key_value_heads", 1, heads, heads)
+    if heads % kv_heads:
+        raise fields.error("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    return kv_heads
+
+
+def _head_size(fields: Fields, hidden: int, heads: int) -> int:
+    if fields.has("head_dim"):
+        size = fields.whole("head_dim", MIN_HEAD_SIZE, MAX_HEAD_SIZE)
+    elif hidden % heads:
+        raise fields.error("hidden_size", f"a multiple of num_attention_heads ({heads}) where there is no head_dim")
+    else:
+        size = hidden // heads
+    if size % 2 or not MIN_HEAD_SIZE <= size <= MAX_HEAD_SIZE:
+        allowed = f"an even number from {MIN_HEAD_SIZE} to {MAX_HEAD_SIZE} (rotary positions turn pairs)"
+        raise ModelError(f"{fields.where}: the head size is {size}, and must be {allowed}")
+    return size
+
+
+def _dtype(fields: Fields) -> torch.dtype:
+    field = "dtype" if fields.has("dtype") else "torch_dtype"
+    known = DTYPES | OTHER_DTYPES
+    name = fields.word(field, "auto").removeprefix("torch.")
+    if name not in known:
+        raise fields.error(field, f"one of {', '.join(known)}")
+    return known[name]
+
+
+def layer_windows(fields: Fields, count: int, window: int | None, slides: Callable[[int], bool]) -> list[int | None]:
+    """The window of each layer: `window` for those that layer_types calls sliding_attention, or, where config.json has
+    no layer_types, for those that `slides`."""
+    kinds = fields.raw.get("layer_types")
+    if kinds is None:
+        return [window if slides(i) else None for i in range(count)]
+    if not (isinstance(kinds, list) and len(kinds) == count and all(kind in LAYER_TYPES for kind in kinds)):
+        raise fields.error("layer_types", f"a list of {count} of the words {' and '.join(LAYER_TYPES)}")
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def with_windows(config: ModelConfig, windows: list[int | None]) -> ModelConfig:
+    rules = tuple(replace(rule, window=window) for rule, window in zip(config.rules, windows, strict=True))
+    return replace(config, rules=rules)

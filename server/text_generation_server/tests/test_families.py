@@ -1,0 +1,232 @@
+"""Every family compared with transformers on the same weights, in checkpoints that transformers writes.
+
+All parameters are away from their defaults, so that a norm, a bias or a multiplier that is left out, or taken for
+another, changes the logits.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from shard_tools import SAMPLED, Client, generate, make_platform, random_ids, scattered_slots, warm_runner
+
+from text_generation_server.errors import ModelError
+from text_generation_server.models import get_model
+from text_generation_server.models.config import read_config
+from text_generation_server.models.families import FAMILIES
+from text_generation_server.models.tensors import shapes
+from text_generation_server.weights.files import SafetensorsFiles
+
+SHAPE: dict[str, Any] = dict(
+    vocab_size=320, hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=512, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+)  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 128,
+    "short_factor": [1.0 + 0.1 * i for i in range(6)], "long_factor": [2.0 + i for i in range(6)],
+}  # fmt: skip
+# (name of the family's model in transformers, what differs from SHAPE)
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama, yarn": ("llama", {"rope_parameters": YARN}),
+    "llama, yarn as DeepSeek writes it": (
+        "llama", {"rope_parameters": YARN | {"mscale": 0.8, "mscale_all_dim": 0.5, "beta_fast": 16, "beta_slow": 2}},
+    ),
+    "llama, yarn with its own factor": (
+        "llama", {"rope_parameters": YARN | {"attention_factor": 1.3, "truncate": False}},
+    ),
+    "mistral": ("mistral", {"head_dim": 32, "sliding_window": None}),
+    "mistral, windows no text outgrows": ("mistral", {"sliding_window": 512}),
+    "qwen2": ("qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen3, biases": ("qwen3", {"head_dim": 16, "attention_bias": True}),
+    "phi3": ("phi3", {"original_max_position_embeddings": 512}),
+    "phi3, partial rope": ("phi3", {"partial_rotary_factor": 0.75, "original_max_position_embeddings": 512}),
+    "phi3, longrope": (
+        "phi3",
+        {
+            "rope_parameters": LONGROPE | {"partial_rotary_factor": 0.75},
+            "original_max_position_embeddings": 128,
+            "max_position_embeddings": 512,
+        },
+    ),
+    "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 0, 1]}),
+    "smollm3, every fourth": ("smollm3", {"num_hidden_layers": 4, "tie_word_embeddings": False}),
+    "granite": (
+        "granite",
+        {
+            "attention_multiplier": 0.4, "embedding_multiplier": 6.0, "residual_multiplier": 0.3, "logits_scaling": 3.0,
+            "rms_norm_eps": 1e-2, "attention_bias": True,
+        },
+    ),
+    "gpt2": ("gpt2", {}),
+    "gpt2, scaled by layer": (
+        "gpt2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 96, "activation_function": "relu"},
+    ),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox, sequential": (
+        "gpt_neox", {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new"},
+    ),
+    "gptj": ("gptj", {"rotary_dim": 8}),
+    "phi": ("phi", {}),
+    "phi, most of each head is turned": (
+        "phi", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}},
+    ),
+    "starcoder2": ("starcoder2", {}),
+    "starcoder2, no biases": ("starcoder2", {"use_bias": False, "tie_word_embeddings": False}),
+    "gpt_bigcode": ("gpt_bigcode", {}),
+    "gpt_bigcode, many keys": ("gpt_bigcode", {"multi_query": False}),
+    "granite, tied": ("granite", {"embedding_multiplier": 12.0, "tie_word_embeddings": True, "mlp_bias": True}),
+}  # fmt: skip
+
+
+def make_family(path: Path, variant: str) -> torch.nn.Module:
+    """Writes a tiny checkpoint under `path`, and returns transformers' own model of it, in float32."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_type, changes = VARIANTS[variant]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **{**SHAPE, **changes})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.3)
+        else:
+            torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(path)
+    return model
+
+
+def teacher_forced(model: torch.nn.Module, prompt: torch.Tensor, output: list[int]) -> torch.Tensor:
+    """transformers' log-probabilities [new, V] for each step of our text."""
+    ids = torch.cat([prompt, torch.tensor(output)])
+    with torch.no_grad():
+        logits = model(ids.unsqueeze(0)).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(dim=-1)
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=str)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]]:
+    path = tmp_path_factory.mktemp("family")
+    yield path, make_family(path, request.param)
+
+
+def test_greedy_text_and_logprobs_equal_transformers(family: tuple[Path, Any]) -> None:
+    path, model = family
+    # longrope: transformers takes the factors of each text's length, we those of the longest text.
+    longest = 512 if not any(rope.scaling.kind == "longrope" for rope in read_config(path).ropes) else 128
+    runner = warm_runner(path, max_total_tokens=longest)
+    for length, new in ((1, 12), (17, 12), (64, 64), (150, 12)):
+        if length + new > longest:
+            continue
+        client = generate(runner, random_ids(length), new)
+        expected = teacher_forced(model, random_ids(length), client.tokens[7])
+        ours = expected.gather(1, torch.tensor(client.tokens[7]).unsqueeze(1)).squeeze(1)
+        assert (expected.max(dim=1).values - ours).max() <= 1e-4
+        torch.testing.assert_close(torch.tensor(client.logprobs[7]), ours, atol=1e-4, rtol=1e-4)
+
+
+def test_long_factors_are_those_of_transformers_in_long_texts(tmp_path: Path) -> None:
+    model = make_family(tmp_path, "phi3, longrope")
+    client = generate(warm_runner(tmp_path, max_total_tokens=512), random_ids(150), 12)
+    expected = teacher_forced(model, random_ids(150), client.tokens[7])
+    ours = expected.gather(1, torch.tensor(client.tokens[7]).unsqueeze(1)).squeeze(1)
+    assert (expected.max(dim=1).values - ours).max() <= 1e-4
+
+
+@pytest.fixture(scope="module")
+def one_of_each(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A checkpoint of the first variant of a family."""
+
+    @cache
+    def make(model_type: str) -> Path:
+        path = tmp_path_factory.mktemp("model")
+        make_family(path, next(name for name, (family, _) in VARIANTS.items() if family == model_type))
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize("model_type", sorted({model_type for model_type, _ in VARIANTS.values()} - {"llama"}))
+def test_other_requests_do_not_change_a_request_by_a_bit(one_of_each: Callable[[str], Path], model_type: str) -> None:
+    lengths = [1, 16, 17, 65, 100]
+    runner = warm_runner(one_of_each(model_type), max_total_tokens=128)
+    alone = [generate(runner, random_ids(n, seed=n), 6, SAMPLED) for n in lengths]
+    runner.clear(None)
+    client = Client(runner, scattered_slots(runner, seed=1))
+    client.step([], [client.first_chunk(i, random_ids(n, n), parameters=SAMPLED) for i, n in enumerate(lengths[:3])])
+    late = [client.first_chunk(3 + i, random_ids(n, n), parameters=SAMPLED) for i, n in enumerate(lengths[3:])]
+    client.step(list(range(3)), late)
+    while waiting := [i for i in range(len(lengths)) if len(client.tokens[i]) < 6]:
+        client.step(waiting)
+    for i, single in enumerate(alone):
+        assert client.tokens[i] == single.tokens[7] and client.logprobs[i] == single.logprobs[7]
+
+
+def test_tensors_have_the_names_and_shapes_that_transformers_writes(family: tuple[Path, Any]) -> None:
+    path, _ = family
+    written = {name: tuple(tensor.shape) for name, tensor in load_file(path / "model.safetensors").items()}
+    config = read_config(path)
+    assert shapes(replace(config, names=config.names.as_in(written.__contains__))) == written
+
+
+class NotingFiles(SafetensorsFiles):
+    """Notes the names of the tensors that are read."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.read = set[str]()
+
+    def get(self, name: str) -> torch.Tensor:
+        self.read.add(name)
+        return super().get(name)
+
+    def get_slice(self, name: str, dim: int, start: int, stop: int) -> torch.Tensor:
+        self.read.add(name)
+        return super().get_slice(name, dim, start, stop)
+
+
+def test_every_tensor_is_read(family: tuple[Path, Any]) -> None:
+    files = NotingFiles(family[0])
+    get_model(files, read_config(family[0]), make_platform(), torch.float32, 64, lambda: None)
+    assert files.read == set(files.names)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_each_family_is_compared_with_transformers(model_type: str) -> None:
+    elsewhere = {"llama"}  # test_llama.py
+    assert model_type in elsewhere | {model for model, _ in VARIANTS.values()}
+
+
+WINDOWS = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1, "layer_types": None}
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes", "told"),
+    [
+        ("mistral", {"sliding_window": 100}, "see the last 100 tokens only"),
+        ("qwen2", WINDOWS, "see the last 64 tokens only"),
+        ("qwen2", {"layer_types": ["full_attention"]}, "layer_types is a list, and must be a list of 3 of the words"),
+        ("qwen2", {"qk_layernorm": True}, "qk_layernorm is true, which is not supported for qwen2"),
+        ("phi3", {"partial_rotary_factor": 0.2, "rope_parameters": None}, "partial_rotary_factor is 0.2, and must be"),
+        ("smollm3", {"no_rope_layers": [1, 2, 0, 1]}, "no_rope_layers is a list, and must be a list of 4 numbers"),
+        ("granite", {"residual_multiplier": "a"}, 'residual_multiplier is the string "a", and must be a number'),
+        ("granite", {"logits_scaling": 0}, "logits_scaling is 0, and must be"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(
+    tmp_path: Path, variant: str, changes: dict[str, Any], told: str
+) -> None:
+    make_family(tmp_path, variant)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ModelError) as refused:
+        warm_runner(tmp_path)
+    assert told in str(refused.value) and len(str(refused.value).splitlines()) == 1
