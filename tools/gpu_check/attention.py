@@ -68,7 +68,7 @@ def _cases(
         rows, own_lengths = pool.decode_arguments(range(len(lengths))[::-1])
         q = queries(len(lengths))
         ours, theirs = (
-            kernels.attend_decode(numbers, kv, pool.table, rows, own_lengths, pool.scale)
+            kernels.attend(numbers, kv, pool.table, rows, own_lengths, None, pool.scale)
             for kernels, numbers, kv in zip(backends(), (q, q.float()), layers, strict=True)
         )
         return close(ours, theirs, dtype)
@@ -78,8 +78,9 @@ def _cases(
         layers = (pool.kv, widened(pool.kv))
         segments = pool.segments([(row, start, end) for row, (start, end) in enumerate(spans)])
         q = queries(sum(end - start for start, end in spans))
+        no_rows = int32([], context.device)
         ours, theirs = (
-            kernels.attend_prefill(numbers, kv, pool.table, segments, pool.scale)
+            kernels.attend(numbers, kv, pool.table, no_rows, no_rows, segments, pool.scale)
             for kernels, numbers, kv in zip(backends(), (q, q.float()), layers, strict=True)
         )
         return close(ours, theirs, dtype)
@@ -107,7 +108,7 @@ def beyond_31_bits(context: Context) -> Iterator[Finding]:
         torch.zeros(length, size // 2, device=context.device),
     )
     row, ends = int32([0], context.device), int32([0, length], context.device)
-    segments = Segments(row, row, ends, ((0, 0, length),))
+    segments = Segments(row, row, ends, length)
 
     def stored() -> Comparison:
         triton.rope_and_store_kv(qkv.clone(), (kv_heads * group, kv_heads), still, positions, kv, order)
@@ -116,17 +117,13 @@ def beyond_31_bits(context: Context) -> Iterator[Finding]:
 
     def decoded() -> Comparison:
         q = torch.randn(1, kv_heads * group, size, device=context.device).bfloat16()
-        arguments = (kv, table, row, int32([length], context.device), size**-0.5)
-        return close(
-            triton.attend_decode(q, *arguments), reference.attend_decode(q.float(), *arguments), torch.bfloat16
-        )
+        arguments = (kv, table, row, int32([length], context.device), None, size**-0.5)
+        return close(triton.attend(q, *arguments), reference.attend(q.float(), *arguments), torch.bfloat16)
 
     def filled() -> Comparison:
         q = torch.randn(length, kv_heads * group, size, device=context.device).bfloat16()
-        arguments = (kv, table, segments, size**-0.5)
-        return close(
-            triton.attend_prefill(q, *arguments), reference.attend_prefill(q.float(), *arguments), torch.bfloat16
-        )
+        arguments = (kv, table, row[:0], row[:0], segments, size**-0.5)
+        return close(triton.attend(q, *arguments), reference.attend(q.float(), *arguments), torch.bfloat16)
 
     checks = {"rope_and_store_kv": stored, "attend_decode": decoded, "attend_prefill": filled}
     yield from findings(TABLE, (({"kernel": name, **cells}, check) for name, check in checks.items()))

@@ -55,8 +55,8 @@ def _attention(
         q = queries(len(lengths))
 
         def attend(rows: list[int]) -> Tensor:
-            return triton.attend_decode(
-                q[rows].contiguous(), pool.kv, pool.table, *pool.decode_arguments(rows), pool.scale
+            return triton.attend(
+                q[rows].contiguous(), pool.kv, pool.table, *pool.decode_arguments(rows), None, pool.scale
             )
 
         together = attend(list(range(len(lengths))))
@@ -69,7 +69,8 @@ def _attention(
         parts = [queries(end - start) for _, start, end in runs]
 
         def attend(q: Tensor, some: list[tuple[int, int, int]]) -> Tensor:
-            return triton.attend_prefill(q, pool.kv, pool.table, pool.segments(some), pool.scale)
+            no_rows = pool.decode_arguments([])
+            return triton.attend(q, pool.kv, pool.table, *no_rows, pool.segments(some), pool.scale)
 
         together = attend(torch.cat(parts), list(runs))
         alone = torch.cat([attend(part, [run]) for part, run in zip(parts, runs, strict=True)])

@@ -68,4 +68,4 @@ class Pool:
         rows, starts, ends = (
             int32(values, self.device) for values in ([r[0] for r in runs], [r[1] for r in runs], offsets)
         )
-        return Segments(rows, starts, ends, tuple(runs))
+        return Segments(rows, starts, ends, offsets[-1])

@@ -113,7 +113,7 @@ def decode_attention(bench: Bench, batch: int, length: int) -> Work:
     def make() -> Call:
         q = bench.numbers(batch, shape.heads, size)
         kv = random_layer(slots, shape.kv_heads, size, bench.dtype, device)
-        return lambda: bench.kernels.attend_decode(q, kv, table, rows, lengths, size**-0.5)
+        return lambda: bench.kernels.attend(q, kv, table, rows, lengths, None, size**-0.5)
 
     moved = item * (slots * 2 * shape.kv_heads * size + 2 * batch * shape.heads * size) + 4 * slots
     return Work("attend_decode", f"{batch} rows of {length}", moved, 4 * slots * shape.heads * size, make)
@@ -124,12 +124,12 @@ def prefill_attention(bench: Bench, tokens: int) -> Work:
     size = shape.head_size
     table = torch.randperm(tokens, device=device).int().unsqueeze(0)
     row, offsets = int32([0], device), int32([0, tokens], device)
-    segments = Segments(row, row, offsets, ((0, 0, tokens),))
+    segments = Segments(row, row, offsets, tokens)
 
     def make() -> Call:
         q = bench.numbers(tokens, shape.heads, size)
         kv = random_layer(tokens, shape.kv_heads, size, bench.dtype, device)
-        return lambda: bench.kernels.attend_prefill(q, kv, table, segments, size**-0.5)
+        return lambda: bench.kernels.attend(q, kv, table, row[:0], row[:0], segments, size**-0.5)
 
     moved = bench.dtype.itemsize * tokens * (2 * shape.kv_heads + 2 * shape.heads) * size
     return Work("attend_prefill", f"a prompt of {tokens}", moved, attention_flops(shape, tokens), make)

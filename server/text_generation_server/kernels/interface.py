@@ -1,6 +1,6 @@
 """The functions of every kernel backend, and their arguments. The package's docstring has the legend of shapes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -44,18 +44,22 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The C runs of consecutive tokens of a step. Each run belongs to one row: decode rows have runs of one token,
-    prompt chunks have longer runs.
+    """C runs of consecutive tokens of a step. Each run is a chunk of one row's prompt.
 
-    Run c consists of the tokens offsets[c] … offsets[c + 1] - 1, at positions from starts[c] on. Tokens after the last
-    run are padding.
+    Run c is the tokens offsets[c] … offsets[c + 1] - 1 of the step, at positions from starts[c] on. Runs may be empty.
     """
 
     rows_C: Tensor  # int32
     starts_C: Tensor  # int32
-    offsets: Tensor  # int32 [C + 1], begins with 0
-    # The same runs as numbers on the host: (row, first position, position after the last) of each run.
-    runs: tuple[tuple[int, int, int], ...]
+    offsets: Tensor  # int32 [C + 1]
+    tokens: int  # in all runs; may be more where the rows R of `Kernels.attend` are as many as the step's tokens
+
+    def runs(self) -> Iterator[tuple[int, int, int, int]]:
+        """(first token, row, first position, position after the last) of each run. Waits for the device."""
+        columns = self.offsets.tolist(), self.rows_C.tolist(), self.starts_C.tolist()
+        for first, last, row, start in zip(columns[0], columns[0][1:], *columns[1:], strict=False):
+            if first < last:
+                yield first, row, start, start + last - first
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +143,20 @@ class Kernels(Protocol):
         """
         ...
 
-    def attend_decode(
-        self, q_THD: Tensor, kv: KvLayer, table: Tensor, rows_R: Tensor, lengths_R: Tensor, scale: float
-    ) -> Tensor:
-        """Attention of decode rows. Token t < R is a query of row rows[t], at position lengths[t] - 1, over the row's
-        slots table[row, :length].
+    def attend(
+        self, q_THD: Tensor, kv: KvLayer, table: Tensor, rows_R: Tensor, lengths_R: Tensor, segments: Segments | None,
+        scale: float,
+    ) -> Tensor:  # fmt: skip
+        """Attention of a step's queries, each over its row's slots table[row, :position + 1].
 
-        Returns [T, H, D], with zeros for the tokens from R on. The content of kv's extra slot is undefined before and
-        after the call. All indices are int32. A row's result depends on this row only.
+        Token t < R is a query of row rows[t] at position lengths[t] - 1; the segments' tokens come after the last of
+        these queries. In a step with segments the last lengths may be 0: token t is then not a query of rows[t], and
+        may be a token of a segment.
+
+        Returns [T, H, D], with zeros for the tokens that are not queries. The content of kv's extra slot is undefined
+        before and after the call. All indices are int32. A row's result depends on the row only, and the result of a
+        decoding row does not depend on whether the step has segments.
         """
-        ...
-
-    def attend_prefill(self, q_THD: Tensor, kv: KvLayer, table: Tensor, segments: Segments, scale: float) -> Tensor:
-        """Each token attends to the positions of its row up to its own. Returns [T, H, D], with zeros for padding."""
         ...
 
     def layer_norm(self, x_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:

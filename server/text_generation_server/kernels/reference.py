@@ -89,13 +89,26 @@ def store(states_TGD: Tensor, kv: KvLayer, slots_T: Tensor) -> None:
     kv.scales[slots_T] = scales_TG
 
 
-def attend_decode(q_THD: Tensor, kv: KvLayer, table: Tensor, rows_R: Tensor, lengths_R: Tensor, scale: float) -> Tensor:
-    count = len(rows_R)
-    longest = -(-int(lengths_R.max()) // TILE) * TILE
-    block = max(1, MAX_GATHERED // (longest * kv.heads[0].numel()))
-    parts = zip(*(torch.split(t, block) for t in (q_THD[:count], rows_R, lengths_R)), strict=True)
-    out = torch.cat([_attend_decode(q, kv, table, rows, lengths, scale) for q, rows, lengths in parts])
-    return F.pad(out, (0, 0, 0, 0, 0, len(q_THD) - count))
+def attend(
+    q_THD: Tensor,
+    kv: KvLayer,
+    table: Tensor,
+    rows_R: Tensor,
+    lengths_R: Tensor,
+    segments: Segments | None,
+    scale: float,
+) -> Tensor:
+    out = torch.zeros_like(q_THD)
+    count = int((lengths_R > 0).sum())
+    if count:
+        longest = -(-int(lengths_R.max()) // TILE) * TILE
+        block = max(1, MAX_GATHERED // (longest * kv.heads[0].numel()))
+        parts = zip(*(torch.split(t[:count], block) for t in (q_THD, rows_R, lengths_R)), strict=True)
+        out[:count] = torch.cat([_attend_decode(q, kv, table, rows, lengths, scale) for q, rows, lengths in parts])
+    for first, row, start, end in segments.runs() if segments is not None else ():
+        last = first + end - start
+        out[first:last] = _attend_run(q_THD[first:last], kv, table, row, start, scale)
+    return out
 
 
 def _attend_decode(
@@ -110,16 +123,6 @@ def _attend_decode(
     q = F.pad(q, (0, 0, 0, max(0, MIN_QUERIES - group)))
     out = _attend(q, keys, values, valid_RL.view(rows, 1, 1, -1), scale)
     return out[:, :, :group].reshape(rows, heads, size)
-
-
-def attend_prefill(q_THD: Tensor, kv: KvLayer, table: Tensor, segments: Segments, scale: float) -> Tensor:
-    out = torch.zeros_like(q_THD)
-    first = 0
-    for row, start, end in segments.runs:
-        last = first + end - start
-        out[first:last] = _attend_run(q_THD[first:last], kv, table, row, start, scale)
-        first = last
-    return out
 
 
 def _attend_run(q_THD: Tensor, kv: KvLayer, table: Tensor, row: int, start: int, scale: float) -> Tensor:

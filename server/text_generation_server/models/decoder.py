@@ -74,10 +74,7 @@ class Attention:
     def __call__(self, x_TH: Tensor, step: StepInput, rotary: tuple[Tensor, Tensor], kv: KvLayer) -> Tensor:
         kernels, qkv = self._kernels, self._qkv(x_TH)
         q_THD = kernels.rope_and_store_kv(qkv, self._heads, rotary, step.positions_T, kv, step.slots_T, self._norms)
-        if step.segments is None:
-            out = kernels.attend_decode(q_THD, kv, step.table, step.rows_R, step.lengths_R, self._scale)
-        else:
-            out = kernels.attend_prefill(q_THD, kv, step.table, step.segments, self._scale)
+        out = kernels.attend(q_THD, kv, step.table, step.rows_R, step.lengths_R, step.segments, self._scale)
         return self._o(out.flatten(1))
 
 

@@ -21,4 +21,4 @@ class StepInput:
     table: Tensor  # [rows, positions]: the slot of every position of every row
     rows_R: Tensor
     lengths_R: Tensor  # lengths of the decode rows, this step's token included
-    segments: Segments | None  # decode rows and chunks; None: there are only decode rows
+    segments: Segments | None  # the chunks; None: there are only decode rows

@@ -61,6 +61,7 @@ class MixedInput:
 
 def lay_out(step: PreparedStep, rows: Rows, kernels: Kernels, min_tokens: int) -> MixedInput:
     """The input of a step with chunks: decode rows first, then the chunks, then padding to at least `min_tokens`."""
+    decoding = len(step.decode.rows)
     known_R = rows.known[step.decode.rows_R]
     runs = [(row, int(known) - 1, int(known)) for row, known in zip(step.decode.rows, known_R, strict=True)]
     runs += [(chunk.row, chunk.start, chunk.end) for chunk in step.chunks]
@@ -73,16 +74,16 @@ def lay_out(step: PreparedStep, rows: Rows, kernels: Kernels, min_tokens: int) -
     positions_T = np.append(np.arange(count) - np.repeat(offsets[:-1] - starts_C, lengths_C), np.zeros(missing))
     there = send(
         [
-            step.decode.rows_R, step.slots_R, rows_C, starts_C, offsets, rows_T, positions_T.astype(np.int32),
-            _sampled_tokens(step, offsets, min_tokens), step.sampled.rows_R,
+            step.decode.rows_R, step.slots_R, rows_C[decoding:], starts_C[decoding:], offsets[decoding:],
+            rows_T, positions_T.astype(np.int32), _sampled_tokens(step, offsets, min_tokens), step.sampled.rows_R,
         ],
         rows.device,
     )  # fmt: skip
-    decode_rows, slots, run_rows, starts, ends, token_rows, positions, sampled_tokens, sampled_rows = there
+    decode_rows, slots, chunk_rows, starts, ends, token_rows, positions, sampled_tokens, sampled_rows = there
     lengths = decode_rows
-    if step.decode.rows:
+    if decoding:
         _, _, lengths = kernels.place(decode_rows, slots, rows.history, rows.table, rows.lengths)
-    segments = Segments(run_rows, starts, ends, tuple(runs))
+    segments = Segments(chunk_rows, starts, ends, count - decoding)
     ids, slots = rows.history[token_rows, positions], rows.table[token_rows, positions]
     return MixedInput(
         StepInput(ids, positions, slots, rows.table, decode_rows, lengths, segments), sampled_tokens, sampled_rows

@@ -96,27 +96,37 @@ class CpuKernels:
         )  # fmt: skip
         return qkv.view(tokens, -1, size)[:, : heads[0]]
 
-    def attend_decode(
-        self, q_THD: Tensor, kv: KvLayer, table: Tensor, rows_R: Tensor, lengths_R: Tensor, scale: float
+    def attend(
+        self,
+        q_THD: Tensor,
+        kv: KvLayer,
+        table: Tensor,
+        rows_R: Tensor,
+        lengths_R: Tensor,
+        segments: Segments | None,
+        scale: float,
     ) -> Tensor:
-        tokens, heads, size = q_THD.shape
-        if not _fits(size):
-            return reference.attend_decode(q_THD, kv, table, rows_R, lengths_R, scale)
-        out = torch.empty((tokens, heads, size), dtype=q_THD.dtype)
-        self._attend_tokens(q_THD, kv, table, rows_R, lengths_R, scale, out)
-        if tokens > len(rows_R):
-            out[len(rows_R) :] = 0
+        if not _fits(q_THD.shape[2]):
+            return reference.attend(q_THD, kv, table, rows_R, lengths_R, segments, scale)
+        out = torch.empty(q_THD.shape, dtype=q_THD.dtype)
+        if segments is None:
+            self._attend_tokens(q_THD, kv, table, rows_R, lengths_R, scale, out)
+            done = len(rows_R)
+        else:
+            done = self._attend_runs(q_THD, kv, table, _runs(rows_R, lengths_R, segments), scale, out)
+        if done < len(out):
+            out[done:] = 0
         return out
 
-    def attend_prefill(self, q_THD: Tensor, kv: KvLayer, table: Tensor, segments: Segments, scale: float) -> Tensor:
-        if not _fits(q_THD.shape[2]):
-            return reference.attend_prefill(q_THD, kv, table, segments, scale)
-        out = torch.empty(q_THD.shape, dtype=q_THD.dtype)
+    def _attend_runs(
+        self, q_THD: Tensor, kv: KvLayer, table: Tensor, all_runs: list[Run], scale: float, out: Tensor
+    ) -> int:
+        """Computes runs that follow each other from the first token on. Returns the number of their tokens."""
         as_chunks = self.library.has("attend_chunk") and q_THD.dtype == torch.bfloat16 and q_THD.shape[2] % 32 == 0
         first = 0
         # Decode rows and short chunks are computed by the same code as decode steps, so they get the same bits as
         # there.
-        for short, group in groupby(segments.runs, lambda run: not as_chunks or run[2] - run[1] < SHORTEST_CHUNK):
+        for short, group in groupby(all_runs, lambda run: not as_chunks or run[2] - run[1] < SHORTEST_CHUNK):
             runs = list(group)
             last = first + sum(end - start for _, start, end in runs)
             q, into = q_THD[first:last], out[first:last]
@@ -125,8 +135,7 @@ class CpuKernels:
             else:
                 self._attend_chunks(q, kv, table, runs, scale, into)
             first = last
-        out[first:] = 0
-        return out
+        return first
 
     def _attend_tokens(
         self, q_THD: Tensor, kv: KvLayer, table: Tensor, rows: Tensor, lengths: Tensor, scale: float, out: Tensor
@@ -254,6 +263,13 @@ class CpuKernels:
     def _call(self, numbers: int, kernel: str, /, **arguments: Word) -> None:
         """Calls a kernel that computes `numbers` numbers: on all threads, or on one if the numbers are few."""
         self.library.call(self.threads if numbers > WORTH_THREADS else 1, kernel, **arguments)
+
+
+def _runs(rows_R: Tensor, lengths_R: Tensor, segments: Segments) -> list[Run]:
+    """(row, first position, position after the last) of each decode row and of each run."""
+    rows = zip(rows_R.tolist(), lengths_R.tolist(), strict=True)
+    decoding = [(row, length - 1, length) for row, length in rows if length]
+    return decoding + [(row, start, end) for _, row, start, end in segments.runs()]
 
 
 def _tokens(runs: list[Run]) -> tuple[Tensor, Tensor]:

@@ -68,9 +68,8 @@ def compile_attention(dtype: torch.dtype, cache: torch.dtype, group: int, size: 
     rotary = (torch.zeros(99, size // 2), torch.zeros(99, size // 2))
     qkv = torch.zeros(8, (group + 2) * KV_HEADS * size, dtype=dtype)
     q = kernels.rope_and_store_kv(qkv, heads, rotary, int32(8), kv, int32(8))
-    kernels.attend_decode(q, kv, int32(16, 2048), int32(8), int32(8), 0.1)
-    segments = Segments(int32(2), int32(2), int32(3), ((0, 0, 4), (1, 0, 4)))
-    kernels.attend_prefill(q, kv, int32(16, 2048), segments, 0.1)
+    segments = Segments(int32(2), int32(2), int32(3), 4)
+    kernels.attend(q, kv, int32(16, 2048), int32(4), int32(4), segments, 0.1)
 
 
 def compile_others(dtype: torch.dtype) -> None:
@@ -127,8 +126,8 @@ def compile_step(rows: torch.Tensor, slots: torch.Tensor, offsets: torch.Tensor)
     rotary = (torch.zeros(99, 8), torch.zeros(99, 8))
     qkv = torch.zeros(tokens, 6 * KV_HEADS * 16, dtype=BF16)
     q = kernels.rope_and_store_kv(qkv, (4 * KV_HEADS, KV_HEADS), rotary, positions, kv, slots)
-    kernels.attend_decode(q, kv, table, rows, lengths, 0.1)
-    kernels.attend_prefill(q, kv, table, Segments(rows, positions, offsets, ((0, 0, 1),) * tokens), 0.1)
+    kernels.attend(q, kv, table, rows, lengths, None, 0.1)
+    kernels.attend(q, kv, table, rows, lengths, Segments(rows, positions, offsets, tokens), 0.1)
     kernels.advance(table, int32(40), rows, ids)
 
 

@@ -34,6 +34,7 @@ SMALL_NUMBERS += [(f"cpu_{target}", torch.bfloat16) for target in NEEDS]
 # Lengths just below and above every backend's tile sizes (32 or 64 keys) and split size (256 keys).
 EDGES = [1, 2, 31, 32, 33, 63, 64, 65, 128, 255, 256, 257, 513]
 FEW_LENGTHS = [70, 1, 257]
+Run = tuple[int, int, int]  # row, first position, position after the last
 # (start, end): decode rows, then chunks with and without a cached prefix.
 RUNS = [(0, 1), (63, 64), (64, 65), (256, 257), (0, 2), (0, 64), (0, 65), (1, 3), (31, 34), (63, 66), (100, 199)]
 FEW_RUNS = [(69, 70), (0, 35), (60, 66)]
@@ -99,15 +100,25 @@ class Pool:
 
     def decode(self, subject: Subject, q_THD: Tensor, rows: list[int]) -> Tensor:
         """Attention of a decode step. A row number past the last row is padding."""
-        lengths = torch.cat([self.lengths, int32(1)])[rows]
-        arguments = (t.to(self.device) for t in (self.table, int32(*rows), lengths))
-        return subject.kernels.attend_decode(q_THD, self.kv, *arguments, self.scale)
+        return self.step(subject, q_THD, rows, [])
 
-    def prefill(self, subject: Subject, q_THD: Tensor, runs: list[tuple[int, int, int]]) -> Tensor:
-        rows, starts = int32(*(run[0] for run in runs)), int32(*(run[1] for run in runs))
-        offsets = int32(0, *(end - start for _, start, end in runs)).cumsum(0, dtype=torch.int32)
-        segments = Segments(*(t.to(self.device) for t in (rows, starts, offsets)), tuple(runs))
-        return subject.kernels.attend_prefill(q_THD, self.kv, self.table.to(self.device), segments, self.scale)
+    def prefill(self, subject: Subject, q_THD: Tensor, runs: list[Run]) -> Tensor:
+        return self.step(subject, q_THD, [], runs)
+
+    def step(self, subject: Subject, q_THD: Tensor, rows: list[int], runs: list[Run], recorded: bool = False) -> Tensor:
+        """Attention of decode rows, then of runs. A recorded step has as many rows as tokens, and empty runs."""
+        no_rows = len(q_THD) - len(rows) if recorded else 0
+        no_runs = [(len(self.lengths), 0, 0)] * 3 if recorded else []
+        lengths = torch.cat([torch.cat([self.lengths, int32(1)])[rows], int32(*[0] * no_rows)])
+        rows_R = int32(*rows, *[len(self.lengths)] * no_rows)
+        segments = None
+        if runs:
+            numbers, starts, _ = (int32(*column) for column in zip(*runs, *no_runs, strict=True))
+            offsets = int32(len(rows), *(end - start for _, start, end in runs + no_runs)).cumsum(0, dtype=torch.int32)
+            tokens = len(q_THD) if recorded else sum(end - start for _, start, end in runs)
+            segments = Segments(*(t.to(self.device) for t in (numbers, starts, offsets)), tokens)
+        arguments = (t.to(self.device) for t in (self.table, rows_R, lengths))
+        return subject.kernels.attend(q_THD, self.kv, *arguments, segments, self.scale)
 
 
 def random_states(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -148,6 +159,19 @@ def test_prefill_is_causal_over_prefix_and_chunk_whatever_else_is_in_the_step(
         for i in {0, 1, (end - start) // 2, end - start - 1} & set(range(end - start)):
             close(out[first + i], pool.attend(row, q[first + i], start + i), subject.dtype)
         first += end - start
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["eager", "recorded"])
+def test_decode_rows_and_chunks_of_a_step_each_attend_to_their_own_row(subject: Subject, recorded: bool) -> None:
+    pool = Pool(subject, [70, 1, 300, 35, 66])
+    rows, runs = [2, 1], [(0, 60, 70), (3, 34, 35), (4, 63, 66)]
+    q = queries(subject, 20, 3)
+    q[16:] = NAN
+    out = pool.step(subject, q, rows, runs, recorded)
+    assert not out[16:].any()
+    tokens = [(2, 299), (1, 0), *((row, position) for row, start, end in runs for position in range(start, end))]
+    for i, (row, position) in enumerate(tokens):
+        close(out[i], pool.attend(row, q[i], position), subject.dtype)
 
 
 @pytest.mark.parametrize("size", [48, 80, 96, 128])
@@ -219,6 +243,18 @@ def test_a_decoding_row_does_not_depend_on_its_neighbours_or_its_place(subject: 
 
 @pytest.mark.parametrize("subject", EXACT, indirect=True, ids=str)
 @pytest.mark.usefixtures("ordered_products")
+def test_a_decoding_row_does_not_depend_on_chunks_beside_it(subject: Subject) -> None:
+    pool = Pool(subject, [600, 40, 70])
+    decoding, q = queries(subject, 2, 3), queries(subject, 20, 3)
+    alone = pool.decode(subject, decoding, [0, 1])
+    for recorded in (False, True):
+        beside = pool.step(subject, torch.cat([decoding, q]), [0, 1], [(2, 50, 70)], recorded)
+        assert torch.equal(beside[:2], alone)
+        assert torch.equal(beside[2:], pool.prefill(subject, q, [(2, 50, 70)]))
+
+
+@pytest.mark.parametrize("subject", EXACT, indirect=True, ids=str)
+@pytest.mark.usefixtures("ordered_products")
 def test_a_run_does_not_depend_on_its_neighbours_its_place_or_its_cut(subject: Subject) -> None:
     pool = Pool(subject, [65, 3, 130, 40])
     runs = [(0, 64, 65), (1, 0, 3), (2, 0, 130), (3, 30, 40)]
@@ -259,11 +295,12 @@ def test_slots_may_lie_beyond_31_bits(subject: Subject) -> None:
     stored = states.view(length, 4, size)[:, 2:]
     assert torch.equal(heads[slots - length : slots], stored)
     rows, lengths = int32(0).to(subject.device), int32(length).to(subject.device)
-    decoded = kernels.attend_decode(q[-1:].contiguous(), kv, mine.unsqueeze(0), rows, lengths, 0.1)
+    decoded = kernels.attend(q[-1:].contiguous(), kv, mine.unsqueeze(0), rows, lengths, None, 0.1)
     scores = torch.einsum("hd,ld->hl", q[-1].double(), stored[:, 0].double()) * 0.1
     close(decoded[0], (scores.softmax(dim=1) @ stored[:, 1].double()).cpu(), subject.dtype)
     offsets = int32(0, length).to(subject.device)
-    filled = kernels.attend_prefill(q, kv, mine.unsqueeze(0), Segments(rows, rows, offsets, ((0, 0, length),)), 0.1)
+    segments = Segments(rows, rows, offsets, length)
+    filled = kernels.attend(q, kv, mine.unsqueeze(0), rows[:0], rows[:0], segments, 0.1)
     close(filled[-1], decoded[0].cpu(), subject.dtype)
 
 
@@ -496,7 +533,7 @@ def test_a_step_places_its_slots_and_advances_its_rows_and_no_others(subject: Su
 
 def test_nothing_of_the_interface_is_missing(subject: Subject) -> None:
     names = [name for name in vars(Kernels) if not name.startswith("_")]
-    assert "attend_decode" in names
+    assert "attend" in names
     assert [name for name in names if not callable(getattr(subject.kernels, name, None))] == []
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,14 @@ from text_generation_server.kernels.interface import KvLayer, Segments
 triton = pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 tl = triton.language
 
-from text_generation_server.kernels.triton.attend_decode import MAX_SPLITS, attend_decode_tiled  # noqa: E402
+from text_generation_server.kernels.triton import attend_decode  # noqa: E402
+from text_generation_server.kernels.triton.attend_decode import (  # noqa: E402
+    attend_decode_tiled,
+    count_programs,
+    max_splits,
+)
 from text_generation_server.kernels.triton.attend_prefill import attend_prefill_tiled  # noqa: E402
+from text_generation_server.kernels.triton.interpreter import products_in_fixed_order  # noqa: E402
 from text_generation_server.kernels.triton.tiles import slot_offset  # noqa: E402
 from text_generation_server.kernels.triton.tuning import FOLDER, Tile, TunedRow, find_tile, read_rows  # noqa: E402
 
@@ -43,13 +50,83 @@ def one_row(length: int) -> tuple[Tensor, KvLayer, Tensor]:
     return q, KvLayer(torch.randn(length + 1, 2, 16, device=DEVICE)), table
 
 
-@pytest.mark.parametrize("length", [1, 16, 17, 16 * MAX_SPLITS, 16 * MAX_SPLITS + 1, 16 * MAX_SPLITS + 40])
-def test_splits_grow_where_a_row_would_have_too_many(length: int) -> None:
-    q, kv, table = one_row(16 * MAX_SPLITS + 40)
-    rows, lengths = (torch.tensor([n], dtype=torch.int32, device=DEVICE) for n in (0, length))
-    out = attend_decode_tiled(q[:1], kv, table, rows, lengths, 0.3, Tile(warps=4, columns=16, split=16))
-    expected = reference.attend_decode(q[:1], kv, table, rows, lengths, 0.3)
-    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+TILE = Tile(warps=4, columns=16, split=16)  # splits of 16 keys
+
+
+def int32(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+def decode(
+    q: Tensor, kv: KvLayer, table: Tensor, lengths: list[int], programs: int | None = None, tile: Tile = TILE
+) -> Tensor:
+    """Attention of queries of row 0 at these lengths."""
+    out = torch.full_like(q[: len(lengths)], float("nan"))
+    rows = int32(*[0] * len(lengths))
+    attend_decode_tiled(q[: len(lengths)], kv, table, rows, int32(*lengths), 0.3, out, tile, programs)
+    return out
+
+
+def expected(q: Tensor, kv: KvLayer, table: Tensor, lengths: list[int]) -> Tensor:
+    rows = int32(*[0] * len(lengths))
+    return reference.attend(q[: len(lengths)], kv, table, rows, int32(*lengths), None, 0.3)
+
+
+def test_splits_grow_where_a_row_would_have_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attend_decode, "MIN_MAX_SPLITS", 4)  # splits that are merged at a time
+    monkeypatch.setattr(attend_decode, "MAX_ROW_PROGRAMS", 8)
+    q, kv, table = one_row(168)
+    assert max_splits(table, kv, TILE) == 8
+    lengths = [1, 16, 17, 64, 65, 128, 129, 168]
+    torch.testing.assert_close(decode(q, kv, table, lengths), expected(q, kv, table, lengths), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("kv_heads", "most"), [(1, 256), (2, 128), (8, 32), (32, 32)])
+def test_a_long_row_has_more_splits_where_there_are_few_key_heads(kv_heads: int, most: int) -> None:
+    kv, tile = KvLayer(torch.empty(1, 2 * kv_heads, 16)), Tile(warps=4, columns=64, split=256)
+    assert max_splits(torch.empty(1, 2**20), kv, tile) == most
+    assert max_splits(torch.empty(1, 513), kv, tile) == 3
+
+
+def test_any_number_of_programs_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of no, one, two and many splits."""
+    monkeypatch.setattr(attend_decode, "ROWS_AT_ONCE", 4)
+    lengths = [1, 200, 16, 17, 33, 3, 3, 3, 40, 0, 0]
+    q, kv, table = one_row(200)
+    with products_in_fixed_order():
+        once = decode(q, kv, table, lengths, programs=100)
+        torch.testing.assert_close(once, expected(q, kv, table, lengths), atol=1e-5, rtol=1e-5)
+        for programs in (1, 7):
+            assert torch.equal(decode(q, kv, table, lengths, programs), once)
+
+
+@pytest.mark.parametrize("width", [1_000, 4_608, 8_192, 131_072])
+def test_programs_are_as_many_as_the_device_runs_whatever_the_tables_width(width: int) -> None:
+    splits = max_splits(torch.empty(1, width), KvLayer(torch.empty(1, 16, 16)), Tile(warps=4, columns=64, split=256))
+    assert [8 * count_programs(rows, 8, splits, processors=132) for rows in (64, 256)] == [792, 792]
+    assert count_programs(1, 8, splits, processors=132) == splits  # one row alone: each split has a program
+
+
+def test_a_row_of_one_split_needs_no_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, kv, table = one_row(40)
+    lengths = [1, 9, 16]
+    merge = attend_decode._merge
+
+    class NoMerge:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            nonlocal launched
+            launched += 1
+            return lambda *_, **__: None
+
+    monkeypatch.setattr(attend_decode, "_merge", NoMerge())
+    launched = 0
+    whole = Tile(warps=4, columns=16, split=48)  # no row of this table has more than one split
+    torch.testing.assert_close(decode(q, kv, table, [40, 16], tile=whole), expected(q, kv, table, [40, 16]))
+    assert launched == 0
+    torch.testing.assert_close(decode(q, kv, table, lengths), expected(q, kv, table, lengths))
+    assert launched == 1
+    monkeypatch.setattr(attend_decode, "_merge", merge)
+    torch.testing.assert_close(decode(q, kv, table, [40, 16]), expected(q, kv, table, [40, 16]))
 
 
 def test_each_of_hundreds_of_runs_is_found() -> None:
@@ -57,12 +134,13 @@ def test_each_of_hundreds_of_runs_is_found() -> None:
     counts = [1] * 200 + [3, 40, 1, 17]
     ends = [1 + i % 3 for i in range(200)] + [3, 140, 9, 17]
     table = torch.randint(0, 300, (len(counts), 140), device=DEVICE).to(torch.int32)
-    runs = tuple((row, end - count, end) for row, (count, end) in enumerate(zip(counts, ends, strict=True)))
-    rows, starts, _ = torch.tensor(runs, dtype=torch.int32, device=DEVICE).T.contiguous()
+    starts = [end - count for count, end in zip(counts, ends, strict=True)]
     offsets = torch.tensor([0, *counts], device=DEVICE).cumsum(0, dtype=torch.int32)
-    segments = Segments(rows, starts, offsets, runs)
-    out = attend_prefill_tiled(q, kv, table, segments, 0.3, Tile(warps=4, rows=16, columns=16))
-    torch.testing.assert_close(out, reference.attend_prefill(q, kv, table, segments, 0.3), atol=1e-5, rtol=1e-5)
+    segments = Segments(int32(*range(len(counts))), int32(*starts), offsets, sum(counts))
+    out = torch.zeros_like(q)
+    attend_prefill_tiled(q, kv, table, segments, 0.3, out, Tile(warps=4, rows=16, columns=16))
+    wanted = reference.attend(q, kv, table, int32(), int32(), segments, 0.3)
+    torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -8,8 +8,7 @@ on the device or change only the grid, and vectors of a step may begin at any ad
 from text_generation_server.kernels.reference import add, linear
 from text_generation_server.kernels.triton.activate import activate
 from text_generation_server.kernels.triton.advance import advance, place
-from text_generation_server.kernels.triton.attend_decode import attend_decode
-from text_generation_server.kernels.triton.attend_prefill import attend_prefill
+from text_generation_server.kernels.triton.attend import attend
 from text_generation_server.kernels.triton.embed import embed
 from text_generation_server.kernels.triton.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from text_generation_server.kernels.triton.rope_kv import rope_and_store_kv
@@ -22,8 +21,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "advance",
-    "attend_decode",
-    "attend_prefill",
+    "attend",
     "embed",
     "layer_norm",
     "linear",

@@ -1,4 +1,4 @@
-"""Attention of runs of tokens: prompt chunks after their cached prefix, and decode rows, in one launch.
+"""Attention of prompt chunks after their cached prefix, all chunks of a step in one launch.
 
 All keys, also those of this step, are already in their slots, so prefix and new tokens are read in the same way. A
 first loop, without a mask, covers the tiles of keys that all queries of a program attend to in full. A second loop
@@ -8,7 +8,6 @@ result does not depend on where its chunk begins.
 
 import math
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,43 +19,40 @@ from text_generation_server.kernels.triton.tuning import Tile, find_attention_ti
 MIN_QUERIES = 16  # least number of rows of a tl.dot
 
 
-def attend_prefill(q_THD: Tensor, kv: KvLayer, table: Tensor, segments: Segments, scale: float) -> Tensor:
+def attend_prefill(
+    q_THD: Tensor, kv: KvLayer, table: Tensor, segments: Segments, scale: float, out_THD: Tensor
+) -> None:
+    """Writes the results of the segments' tokens, and of no other token."""
     tile = find_attention_tile("attend_prefill", q_THD, kv)
-    return attend_prefill_tiled(q_THD, kv, table, segments, scale, tile)
+    attend_prefill_tiled(q_THD, kv, table, segments, scale, out_THD, tile)
 
 
 def attend_prefill_tiled(
-    q_THD: Tensor, kv: KvLayer, table: Tensor, segments: Segments, scale: float, tile: Tile
-) -> Tensor:
+    q_THD: Tensor, kv: KvLayer, table: Tensor, segments: Segments, scale: float, out_THD: Tensor, tile: Tile
+) -> None:
     _, heads, size = q_THD.shape
     kv_heads = kv.kv_heads
     assert heads % kv_heads == 0
-    assert q_THD.is_contiguous() and kv.heads.is_contiguous() and table.is_contiguous()
+    assert q_THD.is_contiguous() and kv.heads.is_contiguous() and table.is_contiguous() and out_THD.is_contiguous()
     group = heads // kv_heads
-    single = max(MIN_QUERIES, triton.next_power_of_2(group))
-    rows = max(single, tile.rows)
-    tokens = sum(end - start for _, start, end in segments.runs)
-    runs = len(segments.runs)
-    out = torch.empty_like(q_THD)
-    out[tokens:].zero_()
-    # Run c has the blocks from offsets[c]
-    #
-    # Q + c on. Some of them may be empty, so no count is needed on the device.
-    blocks = tokens // (rows // group) + runs
+    rows = max(MIN_QUERIES, triton.next_power_of_2(group), tile.rows)
+    runs = len(segments.rows_C)
+    # Run c has the blocks from (its first token, counted from the first run's) // Q + c on, some of which may be empty:
+    # the host need not know the runs' lengths.
+    blocks = segments.tokens // (rows // group) + runs
     _attend_runs[(kv_heads, blocks)](
-        q_THD, kv.heads, kv.scales, table, segments.rows_C, segments.starts_C, segments.offsets, out,
+        q_THD, kv.heads, kv.scales, table, segments.rows_C, segments.starts_C, segments.offsets, out_THD,
         scale * math.log2(math.e), table.shape[1], runs,
-        KV_HEADS=kv_heads, GROUP=group, HEAD_SIZE=size, M=rows, SINGLE_M=single, N=tile.columns,
+        KV_HEADS=kv_heads, GROUP=group, HEAD_SIZE=size, M=rows, N=tile.columns,
         D=max(MIN_QUERIES, triton.next_power_of_2(size)), SCALED=kv.scales is not None,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    return out
 
 
 @triton.jit(do_not_specialize=["runs"], do_not_specialize_on_alignment=["rows", "starts", "offsets"])
 def _attend_runs(
     q, heads, scales, table, rows, starts, offsets, out, scale, width, runs,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, M: tl.constexpr, SINGLE_M: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, M: tl.constexpr,
     N: tl.constexpr, D: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """A program computes M
@@ -71,7 +67,7 @@ def _attend_runs(
     run = _find_run(offsets, runs, block, Q)
     first_token = tl.load(offsets + run)
     tokens = tl.load(offsets + run + 1) - first_token
-    skipped = (block - first_token // Q - run) * Q
+    skipped = (block - (first_token - tl.load(offsets)) // Q - run) * Q
     if skipped >= tokens:
         return
     start = tl.load(starts + run)
@@ -82,34 +78,7 @@ def _attend_runs(
     if SCALED:
         scales += kv_head
     table += tl.load(rows + run).to(tl.int64) * width
-    if tokens == 1:
-        _attend_block(
-            q, heads, scales, table, out, head, first, last, scale, KV_HEADS, GROUP, HEAD_SIZE, SINGLE_M, N, D, SCALED
-        )
-    else:
-        _attend_block(
-            q, heads, scales, table, out, head, first, last, scale, KV_HEADS, GROUP, HEAD_SIZE, M, N, D, SCALED
-        )
 
-
-@triton.jit
-def _find_run(offsets, runs, block, Q: tl.constexpr):
-    """Index of the last run that begins at this block or before it."""
-    begun = 0
-    for first in range(0, runs, 128):
-        run = first + tl.arange(0, 128)
-        offset = tl.load(offsets + run, mask=run < runs, other=0)
-        begun += tl.sum(((run < runs) & (offset // Q + run <= block)).to(tl.int32), 0)
-    return begun - 1
-
-
-@triton.jit
-def _attend_block(
-    q, heads, scales, table, out, head, first, last, scale,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    D: tl.constexpr, SCALED: tl.constexpr,
-):  # fmt: skip
-    """Attention of the queries at positions first … last - 1 of one row; `head` is the first query head."""
     m = tl.arange(0, M)
     d = tl.arange(0, D)
     position_M = first + m // GROUP
@@ -132,3 +101,15 @@ def _attend_block(
             KV_HEADS, HEAD_SIZE, N, True, SCALED,
         )  # fmt: skip
     tl.store(out + at_MD, (sum_MD / total_M[:, None]).to(out.dtype.element_ty), mask=inside_MD)
+
+
+@triton.jit
+def _find_run(offsets, runs, block, Q: tl.constexpr):
+    """The last run that begins at this block or before it."""
+    begun = 0
+    base = tl.load(offsets)
+    for first in range(0, runs, 128):
+        run = first + tl.arange(0, 128)
+        offset = tl.load(offsets + run, mask=run < runs, other=0) - base
+        begun += tl.sum(((run < runs) & (offset // Q + run <= block)).to(tl.int32), 0)
+    return begun - 1

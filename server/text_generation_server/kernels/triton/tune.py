@@ -53,25 +53,27 @@ class AttentionShape:
         return KvLayer(heads, torch.rand(slots + 1, 2 * KV_HEADS, device="cuda") if scaled else None)
 
 
-def decode(shape: AttentionShape, rows: int, length: int) -> Callable[[Tile], Tensor]:
+def decode(shape: AttentionShape, rows: int, length: int) -> Callable[[Tile], None]:
     q, kv = shape.queries(rows), shape.kv(rows * length)
     slots = torch.randperm(rows * length, device="cuda").to(torch.int32).view(rows, length)
     table = torch.zeros((rows, MAX_TOKENS), dtype=torch.int32, device="cuda")
     table[:, :length] = slots
     numbers = torch.arange(rows, dtype=torch.int32, device="cuda")
     lengths = torch.full_like(numbers, length)
-    return lambda tile: attend_decode_tiled(q, kv, table, numbers, lengths, shape.head_size**-0.5, tile)
+    out, scale = torch.empty_like(q), shape.head_size**-0.5
+    return lambda tile: attend_decode_tiled(q, kv, table, numbers, lengths, scale, out, tile)
 
 
-def prefill(shape: AttentionShape, start: int, end: int) -> Callable[[Tile], Tensor]:
+def prefill(shape: AttentionShape, start: int, end: int) -> Callable[[Tile], None]:
     q, kv = shape.queries(end - start), shape.kv(end)
     table = torch.randperm(end, device="cuda").to(torch.int32).unsqueeze(0)
     row, offsets = (torch.tensor(t, dtype=torch.int32, device="cuda") for t in ([0], [0, end - start]))
-    segments = Segments(row, torch.full_like(row, start), offsets, ((0, start, end),))
-    return lambda tile: attend_prefill_tiled(q, kv, table, segments, shape.head_size**-0.5, tile)
+    segments = Segments(row, torch.full_like(row, start), offsets, end - start)
+    out, scale = torch.empty_like(q), shape.head_size**-0.5
+    return lambda tile: attend_prefill_tiled(q, kv, table, segments, scale, out, tile)
 
 
-def best_tile(calls: Iterable[Callable[[Tile], Tensor]], tiles: list[Tile]) -> Tile:
+def best_tile(calls: Iterable[Callable[[Tile], None]], tiles: list[Tile]) -> Tile:
     """The tile size whose times have the least product, so that all workloads have equal weight."""
     scores = dict.fromkeys(tiles, 0.0)
     for call in calls:
@@ -80,7 +82,7 @@ def best_tile(calls: Iterable[Callable[[Tile], Tensor]], tiles: list[Tile]) -> T
     return min(scores, key=scores.__getitem__)
 
 
-def milliseconds(call: Callable[[Tile], Tensor], tile: Tile) -> float:
+def milliseconds(call: Callable[[Tile], None], tile: Tile) -> float:
     try:
         return float(do_bench(lambda: call(tile), return_mode="median"))
     except OutOfResources:

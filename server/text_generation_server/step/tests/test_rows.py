@@ -325,9 +325,9 @@ def test_a_mixed_step_is_laid_out_as_decode_rows_chunks_and_padding() -> None:
     assert given.ids_T.tolist() == [9, 6, 7, 11, 12, 0, 0]
     assert given.positions_T.tolist() == [2, 1, 2, 0, 1, 0, 0] and given.positions_T.dtype == torch.int32
     assert given.slots_T.tolist() == [40, 31, 32, 50, 51, PADDING_SLOT, PADDING_SLOT]
-    assert given.segments is not None and given.segments.runs == ((0, 2, 3), (1, 1, 3), (2, 0, 2))
-    assert given.segments.rows_C.tolist() == [0, 1, 2] and given.segments.starts_C.tolist() == [2, 1, 0]
-    assert given.segments.offsets.tolist() == [0, 1, 3, 5]
+    assert given.segments is not None and list(given.segments.runs()) == [(1, 1, 1, 3), (3, 2, 0, 2)]
+    assert given.segments.rows_C.tolist() == [1, 2] and given.segments.starts_C.tolist() == [1, 0]
+    assert given.segments.offsets.tolist() == [1, 3, 5] and given.segments.tokens == 4
     assert given.rows_R.tolist() == [0] and given.lengths_R.tolist() == [3] and given.table is rows.table
     assert mixed.sampled_tokens.tolist() == [0, 4, 0, 0, 0, 0, 0] and mixed.sampled_rows_R.tolist() == [0, 2]
 
