@@ -147,8 +147,8 @@ chaos: install
 	$(BIN)/python integration-tests/chaos.py --write integration-tests/README.md $(ARGS)
 
 # Prints one hash over all answers to 500 mixed requests, during which a shard is killed. A change that must alter no
-# answer must leave the hash the same. For another version: ARGS="--launcher
-# ../older/.venv/bin/text-generation-launcher".
+# answer must leave the hash the same. To compare two versions:
+# ARGS="--launcher ../older/.venv/bin/text-generation-launcher .venv/bin/text-generation-launcher".
 digest: install
 	$(BIN)/python integration-tests/make_digest.py $(ARGS)
 

@@ -1,9 +1,12 @@
 """The requests over whose answers `make digest` computes its hash."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from mixed import MixedAsk, mixed_asks
+
+from text_generation_router.api.generation_stream import CREDITS
 
 NUM_ASKS = 500
 TOKENS = (60, 340)
@@ -40,13 +43,32 @@ CHAT = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_comp
 
 
 def crowded_asks() -> list[MixedAsk]:
-    """NUM_ASKS requests, the same in every run."""
+    """NUM_ASKS requests, the same in every run. No answer uses up the credits of its stream, so that no request pauses,
+    however slowly its client reads: the shards' work would depend on the client's speed."""
     found = []
     for i, ask in enumerate(mixed_asks(NUM_ASKS // 2, TOKENS)):
         parameters = {"max_new_tokens": 400, "details": True}
         body = {"inputs": QUESTION.format(i % 10, i // 10 % 10), "parameters": parameters}
-        found += [MixedAsk("question", "/generate_stream", body), ask]
+        found += [MixedAsk("question", "/generate_stream", body), _within_credits(ask)]
     return found
+
+
+def _within_credits(ask: MixedAsk) -> MixedAsk:
+    """The request, for a text of fewer than CREDITS tokens, top tokens included."""
+    native = ask.body.get("parameters")
+    fields, name, tops = (
+        (native, "max_new_tokens", "top_n_tokens") if native else (ask.body, "max_tokens", "top_logprobs")
+    )
+    fields = fields | {name: min(fields[name], (CREDITS - 1) // (1 + fields.get(tops, 0)))}
+    return replace(ask, body=ask.body | {"parameters": fields} if native else fields)
+
+
+def with_one_outcome(ask: MixedAsk) -> MixedAsk:
+    """The request, with best_of among texts that are all greedy. The server draws the seeds of sampled texts, and
+    sampled texts may share more or fewer of their first tokens in the prefix cache."""
+    if ask.kind != "best_of":
+        return ask
+    return replace(ask, body=ask.body | {"parameters": ask.body["parameters"] | {"top_k": 1}})
 
 
 def asks_for_options() -> Iterator[MixedAsk]:

@@ -5,18 +5,19 @@ Requests in float32 are sent to servers of 1 and 2 shards in three runs. Two run
 too few token slots for 32 of them:
 
 - *the storm*: 32 at a time, and a shard is killed half-way. Its counts depend on the arrival of requests.
-- *the line*: all requests wait in the queue, in a known order, before the first step. Nothing arrives later, so the
-  counts of steps and rows are comparable: runs of one version had the same number of wasted rows, and numbers of
-  forward steps within 1 %.
+- *the line*: all requests wait in the queue, in a known order, before the first step. Nothing arrives later, no request
+  pauses for its client, and no text depends on a seed that the server draws. So each step is decided from the same
+  state in every run, and the counts of steps, rows and preemptions must be equal.
 - *the options*: 16 requests, one after the other, with the options and routes that the mixed requests do not have.
 
 The digest covers every event of every stream (ids, texts, log-probabilities, top tokens, finish reasons); storm and
 line must have the same digest. Two shards add numbers in another order than one, so they have another digest.
 
-`--launcher` measures the server of another version. `--reference` computes with the reference kernels instead of
-compiled kernels: it copies the server's package without the compiled kernels. Both kinds of kernels have the same
-digest only on processors where torch's products and ours round alike. Exit status 1 if a request failed, a run had
-fewer than 21 preemptions, or storm and line have different digests.
+`--launcher` measures the servers of other versions: digests, and the counts of the line, must be equal in all of them.
+`--reference` computes with the reference kernels instead of compiled kernels: it copies the server's package without
+the compiled kernels. Both kinds of kernels have the same digest only on processors where torch's products and ours
+round alike. Exit status 1 if a request failed, a run had fewer than 21 preemptions, or values differ that must be
+equal.
 """
 
 import argparse
@@ -31,14 +32,16 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import httpx
 import processes
 import psutil
 from calls import DEMO_MODEL, client_of, metric, metrics
-from digest_asks import NUM_ASKS, asks_for_options, crowded_asks
+from digest_asks import NUM_ASKS, asks_for_options, crowded_asks, with_one_outcome
+from digest_figures import Digest, Work, differences
 from mixed import STREAM_LIMIT_S, MixedAnswer, MixedAsk, answer_of
 from server_process import LAUNCHER, ServerProcess, wait_until
 
@@ -51,39 +54,8 @@ ARGUMENTS = (
     *("--dtype", "float32", "--max-batch-total-tokens", "2560", "--max-batch-size", str(AT_ONCE)),
     *("--max-concurrent-requests", str(2 * NUM_ASKS), "--max-queued-tokens", "1000000"),
 )
-MIN_PREEMPTIONS = 21
 LIMIT_S = 120.0
-CROWDED = ("storm", "line")
-RUNS = (*CROWDED, "options")
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Counts of the work that the shards did in one run."""
-
-    forwards: int
-    rows: int  # number of rows of all forward steps: one for each request that decodes in a step
-    prompt_tokens: int  # number of tokens that chunks computed; tokens of preempted requests count each time
-    wasted_rows: (
-        int  # rows whose token is in no text; plus one for each request preempted before its prompt was computed
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Digest:
-    run: str
-    num_shard: int
-    kernels: str
-    sha256: str
-    answers: int
-    preemptions: int
-    failed: Sequence[str]
-    work: Work | None = None  # None in runs other than the line, whose counts are not comparable
-
-    def failures(self) -> list[str]:
-        is_few = self.run in CROWDED and self.preemptions < MIN_PREEMPTIONS
-        few = [f"{self.preemptions} preemptions only"] if is_few else []
-        return [f"{self.run}, {self.num_shard} shards: {failure}" for failure in [*self.failed, *few]]
+RUNS = ("storm", "line", "options")
 
 
 def storm(server: ServerProcess, num_shard: int) -> Digest:
@@ -96,7 +68,7 @@ def storm(server: ServerProcess, num_shard: int) -> Digest:
 
 
 def line(server: ServerProcess, num_shard: int, steps: Path) -> Digest:
-    asked = [replace(ask, is_slow=False) for ask in crowded_asks()]
+    asked = [with_one_outcome(replace(ask, is_slow=False)) for ask in crowded_asks()]
     answers = asyncio.run(_line_answers(server, asked, num_shard))
     digest = _digest(server, "line", num_shard, asked, answers, _failed(asked, answers))
     length = "tgi_request_generated_tokens"
@@ -226,21 +198,21 @@ def digest_of(run: str, num_shard: int, launcher: Path, environ: Mapping[str, st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--launcher", type=Path, default=LAUNCHER, help="another version's text-generation-launcher")
+    parser.add_argument(
+        "--launcher", type=Path, nargs="+", default=[LAUNCHER], help="text-generation-launcher of each version to run"
+    )
     parser.add_argument("--reference", action="store_true", help="compute with the reference kernels")
     parser.add_argument("--num-shard", type=int, nargs="+", default=[1, 2], help="numbers of shards")
     parser.add_argument("--run", choices=RUNS, nargs="+", default=RUNS, help="some of the runs only")
     asked = parser.parse_args()
     found: list[Digest] = []
-    with environment(asked.launcher, asked.reference) as environ:
-        for num_shard in asked.num_shard:
-            for run in asked.run:
-                found.append(digest_of(run, num_shard, asked.launcher, environ))
+    for launcher in asked.launcher:
+        with environment(launcher, asked.reference) as environ:
+            for num_shard, run in product(asked.num_shard, asked.run):
+                found.append(digest_of(run, num_shard, launcher, environ))
                 print(found[-1], flush=True)
     failures = [failure for digest in found for failure in digest.failures()]
-    for num_shard in asked.num_shard:
-        if len({digest.sha256 for digest in found if digest.num_shard == num_shard and digest.run in CROWDED}) > 1:
-            failures.append(f"{num_shard} shards: storm and line have other digests")
+    failures += differences(found)
     if asked.reference and not all(digest.kernels.startswith("torch's") for digest in found):
         failures.append("a run had compiled kernels")
     for failure in failures:

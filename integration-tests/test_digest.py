@@ -1,0 +1,41 @@
+"""The asks and the verdict of `make digest`."""
+
+from dataclasses import replace
+
+from digest_asks import crowded_asks, with_one_outcome
+from digest_figures import Digest, Work, differences
+
+from text_generation_router.api.generation_stream import CREDITS
+
+LINE = Digest("line", 1, "reference", "abc", 500, 30, (), Work(900, 20_000, 9_000, 70))
+
+
+def test_no_answer_uses_up_the_credits_of_its_stream_however_slowly_its_client_reads() -> None:
+    used = []
+    for ask in crowded_asks():
+        fields = ask.body.get("parameters", ask.body)
+        tops = fields.get("top_n_tokens", fields.get("top_logprobs", 0))
+        used.append(fields.get("max_new_tokens", fields.get("max_tokens")) * (1 + tops))
+    assert min(used) > 0 and max(used) < CREDITS
+
+
+def test_no_ask_of_the_line_draws_from_a_seed_of_the_server() -> None:
+    for ask in map(with_one_outcome, crowded_asks()):
+        fields = ask.body.get("parameters", ask.body)
+        draws = fields.get("do_sample") or "temperature" in fields
+        assert not draws or "seed" in fields or fields["top_k"] == 1
+
+
+def test_runs_that_should_be_equal_and_are_not_are_named() -> None:
+    storm = replace(LINE, run="storm", preemptions=44, work=None)
+    options = replace(LINE, run="options", sha256="def", preemptions=0, work=None)
+    assert not list(differences([LINE, storm, options, LINE, replace(LINE, num_shard=2, sha256="other")]))
+    other_work = replace(LINE, work=Work(901, 20_000, 9_000, 70))
+    for different, named in (
+        (replace(storm, sha256="other"), "storms and lines"),
+        (replace(options, sha256="other"), "options"),
+        (other_work, "lines took different steps"),
+        (replace(LINE, preemptions=31), "lines took different steps"),
+    ):
+        (told,) = differences([LINE, storm, options, different])
+        assert told.startswith("1 shards: ") and named in told
