@@ -8,9 +8,11 @@ ARGS ?=
 # The GPU check runs from .gpu/, on a machine with this version of Python and this processor architecture.
 GPU_PYTHON ?= 3.12
 GPU_ARCHITECTURE ?= x86_64
-# Packages that our own processes import, and that torch, transformers, grpcio, protobuf and prometheus_client do not
-# install.
-GPU_PACKAGES := fastapi httptools httpx orjson uvicorn uvloop
+# Packages that our own processes and tests import, and that torch, transformers, grpcio, protobuf and prometheus_client
+# do not install.
+GPU_PACKAGES := fastapi httptools httpx orjson pytest uvicorn uvloop
+# The plan that the GPU check runs: a, b or c.
+PLAN ?= a
 QUIET := --quiet --disable-pip-version-check
 LOCK := .venv/tools/bin/uv pip compile --quiet --universal --upgrade --python-version 3.11 --generate-hashes --no-config \
 	--no-header
@@ -135,12 +137,13 @@ gpu-wheels: install
 	cp -R proto/text_generation_proto .gpu/site/
 	rm -rf .gpu/site/bin .gpu/site/text_generation_proto/__pycache__
 	du -sh .gpu
+	@test "$$(du -sm .gpu | cut -f1)" -le 48 || { echo ".gpu is larger than 48 MiB: with the checkout it must stay below 64"; false; }
 
-# Checks kernels, speed and the whole server on a GPU, and writes benchmark/results/. Without a GPU: a rehearsal.
-# Installs nothing.
+# One of three plans of at most 540 s on a GPU: `make gpu-check PLAN=a`, then b, then c (docs/gpu.md). Without a GPU: a
+# rehearsal. Results go to the folder $OUT, or to benchmark/results/. Installs nothing.
 gpu-check:
 	PYTHONPATH=$(subst $() ,:,$(addprefix $(CURDIR)/,.gpu/site benchmark common launcher router server tools)) \
-		$(PYTHON) -m gpu_check.check $(ARGS)
+		$(PYTHON) -m gpu_check.check --plan $(PLAN) $(ARGS)
 
 # Kills, stops and starves a server under 64 streams, and writes what its clients noticed into integration-tests/README.md.
 chaos: install

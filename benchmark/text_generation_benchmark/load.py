@@ -3,6 +3,7 @@
 import asyncio
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import orjson
@@ -16,6 +17,7 @@ class StreamTimes:
     first: float
     last: float
     tokens: int
+    gaps: tuple[float, ...] = ()  # seconds from each piece of text to the next
 
     @property
     def per_token(self) -> float:
@@ -40,6 +42,11 @@ class LoadResult:
     @property
     def first_token_s(self) -> float:
         return sorted(stream.first for stream in self.streams)[len(self.streams) // 2]
+
+    def gap_s(self, share: float) -> float:
+        """The gap between two pieces of text that `share` of all gaps of all streams do not exceed; 0 without gaps."""
+        gaps = sorted(gap for stream in self.streams for gap in stream.gaps)
+        return gaps[min(len(gaps) - 1, int(share * len(gaps)))] if gaps else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,7 @@ async def stream_once(port: int, dialect: Dialect, prompt: str, new_tokens: int)
 
 
 async def _read_stream(reader: asyncio.StreamReader, dialect: Dialect, new_tokens: int, started: float) -> StreamTimes:
-    first = last = 0.0
+    times: list[float] = []
     tokens, total, other = 0, None, b""
     async for line in reader:
         if not line.startswith(b"data: {"):
@@ -117,12 +124,11 @@ async def _read_stream(reader: asyncio.StreamReader, dialect: Dialect, new_token
         total = event.total if event.total is not None else total
         if event.tokens:
             tokens += event.tokens
-            last = time.perf_counter() - started
-            first = first or last
+            times.append(time.perf_counter() - started)
     made = tokens if total is None else total
     if made != new_tokens or not tokens:
         raise RuntimeError(f"a stream ended after {made} of {new_tokens} tokens: {other.decode(errors='replace')}")
-    return StreamTimes(first, last, made)
+    return StreamTimes(times[0], times[-1], made, tuple(later - earlier for earlier, later in pairwise(times)))
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

@@ -4,29 +4,34 @@ large matrix product.
 Measured with plain torch, not with our kernels. The memory's ceiling is the faster of reading and copying.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from gpu_check.findings import Context, Finding
+from gpu_check.findings import Case, Context, Measured
 from gpu_check.timing import seconds_per_call
 
 TABLE = "Ceilings, measured in this run"
 MEMORY, MATRIX = "memory_bytes_per_s", "matrix_flops_per_s"
 
 
-def measure(context: Context) -> Iterator[Finding]:
-    block = torch.ones(2 << 30 if context.on_gpu else 4 << 20, device=context.device)
-    reading, copying = _read(block), _copy(block)
-    yield _memory("read (a sum)", reading)
-    yield _memory("copy, bytes read and written", copying)
-    yield _memory("the memory's ceiling", max(reading, copying), MEMORY)
-    del block
-    side = 8192 if context.on_gpu else 256
-    flops = _product(side, context.device)
-    cells = {"what": f"bfloat16 product of {side}³, random numbers", "rate": f"{flops / 1e12:.2f} TFLOP/s"}
-    yield Finding(TABLE, cells, {MATRIX: flops})
+def measure(context: Context) -> Iterator[Case]:
+    def memory() -> Iterable[Measured]:
+        block = torch.ones(2 << 30 if context.on_gpu else 4 << 20, device=context.device)
+        reading, copying = _read(block), _copy(block)
+        yield _memory("read (a sum)", reading)
+        yield _memory("copy, bytes read and written", copying)
+        yield _memory("the memory's ceiling", max(reading, copying), MEMORY)
+
+    def matrix() -> Iterable[Measured]:
+        side = 8192 if context.on_gpu else 256
+        flops = _product(side, context.device)
+        cells = {"what": f"bfloat16 product of {side}³, random numbers", "rate": f"{flops / 1e12:.2f} TFLOP/s"}
+        yield Measured(cells, {MATRIX: flops})
+
+    yield Case(TABLE, {"of": "memory"}, memory)
+    yield Case(TABLE, {"of": "matrix"}, matrix)
 
 
 def _read(block: Tensor) -> float:
@@ -48,5 +53,5 @@ def _product(side: int, device: torch.device) -> float:
     return 2 * side**3 / seconds_per_call([lambda: a @ b], device)
 
 
-def _memory(what: str, rate: float, figure: str = "") -> Finding:
-    return Finding(TABLE, {"what": what, "rate": f"{rate / 1e9:.1f} GB/s"}, {figure: rate} if figure else {})
+def _memory(what: str, rate: float, figure: str = "") -> Measured:
+    return Measured({"what": what, "rate": f"{rate / 1e9:.1f} GB/s"}, {figure: rate} if figure else {})

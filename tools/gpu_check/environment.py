@@ -3,12 +3,12 @@
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from gpu_check.findings import Context, Finding
+from gpu_check.findings import Case, Context, Measured
 
 PACKAGES = (
     "torch",
@@ -24,12 +24,15 @@ PACKAGES = (
 QUERY = "driver_version,clocks.max.sm,clocks.max.mem,power.limit"
 
 
-def describe(context: Context) -> Iterator[Finding]:
-    facts = {"Python": platform.python_version(), "system": platform.platform(), "cores": str(os.cpu_count())}
-    facts |= {name: _version(name) for name in PACKAGES}
-    facts |= _gpu(context.device) if context.on_gpu else {"GPU": "none: a rehearsal"}
-    for name, value in facts.items():
-        yield Finding("Environment", {"what": name, "value": value})
+def describe(context: Context) -> Iterator[Case]:
+    def run() -> Iterable[Measured]:
+        facts = {"Python": platform.python_version(), "system": platform.platform(), "cores": str(os.cpu_count())}
+        facts |= {name: _version(name) for name in PACKAGES}
+        facts |= _gpu(context.device) if context.on_gpu else {"GPU": "none: a rehearsal"}
+        for name, value in facts.items():
+            yield Measured({"what": name, "value": value})
+
+    yield Case("Environment", {"of": "machine"}, run)
 
 
 def _version(package: str) -> str:

@@ -1,6 +1,9 @@
 """Bytes that steps of the checked model read, and operations that they compute, in bfloat16."""
 
+import torch
+
 from text_generation_benchmark.shapes import LlamaShape
+from text_generation_server.models.kv_cache import SCALE, SCALED
 
 REHEARSED = LlamaShape(128, 320, 2, 4, 2, 4000, 1024, tied=False)
 ITEM_BYTES = 2  # bytes of a bfloat16 number
@@ -13,9 +16,10 @@ def weight_bytes(shape: LlamaShape) -> int:
     return ITEM_BYTES * (shape.layers * shape.layer_weights + shape.head_weights)
 
 
-def kv_bytes(shape: LlamaShape) -> int:
-    """Bytes of the keys and values of one token, which every decode step of its row reads."""
-    return ITEM_BYTES * shape.kv_numbers
+def kv_bytes(shape: LlamaShape, cache: torch.dtype = torch.bfloat16) -> int:
+    """Bytes of the keys and values of one token, scales included, which every decode step of its row reads."""
+    scales = SCALE.itemsize * shape.layers * 2 * shape.kv_heads if cache in SCALED else 0
+    return cache.itemsize * shape.kv_numbers + scales
 
 
 def prefill_flops(shape: LlamaShape, tokens: int) -> int:

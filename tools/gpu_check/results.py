@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gpu_check.findings import Finding
+from gpu_check.findings import FailedCase, Finding
 from text_generation_benchmark.output import table
 
 
@@ -38,6 +38,9 @@ TARGETS = (
 )
 
 
+TARGET_STAGE = "server"  # the stages whose names begin like this measure the targets
+
+
 @dataclass(frozen=True, slots=True)
 class StageResult:
     name: str
@@ -45,12 +48,15 @@ class StageResult:
     findings: Sequence[Finding]
     failure: str = ""  # how the stage failed; empty if it ran to the end
     log: str = ""  # the end of the stage's log; empty if it passed
+    failed_cases: Sequence[FailedCase] = field(default_factory=tuple)
 
     @property
     def verdict(self) -> str:
         failed = sum(bool(finding.failure) for finding in self.findings)
         if self.failure:
             return f"failed: {self.failure}"
+        if not self.findings:
+            return "failed: it found nothing"
         return f"failed: {failed} of {len(self.findings)}" if failed else "passed"
 
     @property
@@ -60,6 +66,7 @@ class StageResult:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
+    plan: str
     device: str
     on_gpu: bool
     date: str
@@ -75,14 +82,28 @@ class CheckReport:
             for name, value in finding.figures.items()
         }
 
+    @property
+    def measures_targets(self) -> bool:
+        return any(name.startswith(TARGET_STAGE) for name in (*(stage.name for stage in self.stages), *self.waiting))
+
+    @property
+    def passed(self) -> bool:
+        """Whether every stage has passed and every target that this plan measures is met. A rehearsal measures none."""
+        met = all(said.startswith("met") for _, said in self.verdicts()) or not self.on_gpu
+        return met and not self.waiting and all(stage.passed for stage in self.stages)
+
     def verdicts(self) -> list[tuple[Target, str]]:
+        if not self.measures_targets:
+            return []
         return [(target, target.verdict(self.figures, self.on_gpu)) for target in TARGETS]
 
     def write(self, stem: Path) -> None:
-        """Writes the results to <stem>.json and <stem>.md."""
+        """Writes the results to <stem>.json and <stem>.md. Each is replaced as a whole: there is never half a file."""
         stem.parent.mkdir(parents=True, exist_ok=True)
-        stem.with_name(f"{stem.name}.json").write_text(self.as_json())
-        stem.with_name(f"{stem.name}.md").write_text(self.as_markdown())
+        for suffix, text in ((".json", self.as_json()), (".md", self.as_markdown())):
+            half = stem.with_name(f".half{suffix}")
+            half.write_text(text)
+            half.replace(stem.with_name(stem.name + suffix))
 
     def as_json(self) -> str:
         targets = [
@@ -91,24 +112,30 @@ class CheckReport:
         ]
         stages = [{**asdict(stage), "verdict": stage.verdict} for stage in self.stages]
         content = {
-            "device": self.device, "on_gpu": self.on_gpu, "date": self.date, "targets": targets,
+            "plan": self.plan, "device": self.device, "on_gpu": self.on_gpu, "date": self.date, "targets": targets,
             "figures": self.figures, "stages": stages, "not_run": list(self.waiting),
         }  # fmt: skip
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
     def as_markdown(self) -> str:
-        parts = [f"# GPU check on {self.device}, {self.date}"]
-        if not self.on_gpu:
-            parts.append("A rehearsal without a GPU: it shows that the check runs, and says nothing about speed.")
-        parts.append(table(("target", "wanted", "verdict"), [(t.name, t.wanted, said) for t, said in self.verdicts()]))
-        lines = [(stage.name, stage.verdict, f"{stage.seconds:.0f}") for stage in self.stages]
-        lines += [(name, "not run yet", "") for name in self.waiting]
-        parts.append(table(("stage", "verdict", "s"), lines))
+        parts = [self.summary()]
         for title, findings in self._tables().items():
             parts += [f"## {title}", _findings_table(findings)]
         for stage in self.stages:
             parts += [f"## Log of {stage.name}", f"````text\n{stage.log}\n````"] if stage.log else []
         return "\n\n".join(parts) + "\n"
+
+    def summary(self) -> str:
+        """The targets and the stages, without what the stages found."""
+        parts = [f"# GPU check {self.plan} on {self.device}, {self.date}"]
+        if not self.on_gpu:
+            parts.append("A rehearsal without a GPU: it shows that the check runs, and says nothing about speed.")
+        if verdicts := self.verdicts():
+            parts.append(table(("target", "wanted", "verdict"), [(t.name, t.wanted, said) for t, said in verdicts]))
+        lines = [(stage.name, stage.verdict, f"{stage.seconds:.0f}") for stage in self.stages]
+        lines += [(name, "not run yet", "") for name in self.waiting]
+        parts.append(table(("stage", "verdict", "s"), lines))
+        return "\n\n".join(parts)
 
     def _tables(self) -> dict[str, list[Finding]]:
         tables: dict[str, list[Finding]] = {}

@@ -5,29 +5,30 @@ like this too, because other layers run in between. Bytes are the least that the
 really reads.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from gpu_check.ceilings import MATRIX, MEMORY
-from gpu_check.comparing import backends, reason
-from gpu_check.findings import Context, Finding
+from gpu_check.findings import Case, Context, Measured
 from gpu_check.model import REHEARSED, attention_flops
-from gpu_check.pool import int32, random_layer
-from gpu_check.sampling import neutral, variants
+from gpu_check.states import backends, int32, neutral, random_layer, random_table, variants
 from gpu_check.timing import Call, seconds_per_call
 from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
 from text_generation_server.kernels.interface import Choices, Kernels, Segments
 from text_generation_server.layers.linear import make_linear
 from text_generation_server.layers.weights import dense
+from text_generation_server.models.kv_cache import SCALED
 
 TABLE = "Roofline"
 COLD_BYTES = 512 << 20  # bytes of inputs read before one input is used again: several times a GPU's cache
 MAX_COPIES = 128
 TYPE = torch.bfloat16
 REHEARSED_TYPE = torch.float16  # because Triton's interpreter computes bfloat16 wrongly
+FP8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,83 +57,120 @@ class Bench:
         return torch.randn(shape, device=self.device).to(self.dtype)
 
 
-def measure(context: Context) -> Iterator[Finding]:
+@dataclass(frozen=True, slots=True)
+class DecodeLoad:
+    """`width`: positions of the rows' table, which a server makes as wide as its longest request may become."""
+
+    rows: int
+    length: int
+    width: int
+    cache: torch.dtype = TYPE
+    kv_heads: int = 8
+
+
+# In the order of their value: what a server meets first, then wide tables, long contexts, 8 bits, and one key head, as
+# on a rank of a 70B model that is split over eight GPUs.
+DECODES = (
+    *(DecodeLoad(rows, 1000, width) for rows in (64, 256, 1, 16) for width in (1000, 8192, 131_072)),
+    DecodeLoad(1, 8192, 8192), DecodeLoad(1, 131_072, 131_072), DecodeLoad(8, 32_768, 131_072),
+    *(DecodeLoad(64, 1000, 8192, cache) for cache in (FP8, torch.int8)), DecodeLoad(8, 32_768, 131_072, FP8),
+    *(DecodeLoad(rows, length, 131_072, kv_heads=1) for rows, length in ((1, 32_768), (1, 131_072), (64, 1000))),
+)  # fmt: skip
+PREFILLS = ((0, 4096, TYPE), (0, 4096, FP8), (3584, 4096, TYPE), (28_672, 32_768, TYPE))
+FEW_DECODES = (DecodeLoad(2, 70, 70, REHEARSED_TYPE, 2), DecodeLoad(1, 70, 600, torch.int8, 2))
+FEW_PREFILLS = ((20, 40, REHEARSED_TYPE),)
+
+
+def measure(context: Context) -> Iterator[Case]:
     triton, _ = backends()
     if context.on_gpu:
         bench = Bench(triton, LLAMA_8B, TYPE, context.device)
-        works = all_works(bench, batches=(1, 16, 64, 256), context_tokens=1000, prompt=4096)
+        works = all_works(bench, DECODES, PREFILLS, rows=64, prompt=4096)
     else:
         bench = Bench(triton, REHEARSED, REHEARSED_TYPE, context.device)
-        works = all_works(bench, batches=(1, 2), context_tokens=70, prompt=40)
+        works = all_works(bench, FEW_DECODES, FEW_PREFILLS, rows=2, prompt=40)
     for work in works:
-        copies = work.copies if context.on_gpu else 1
-        try:
-            seconds = seconds_per_call([work.make() for _ in range(copies)], context.device)
-        except Exception as error:  # any error of a kernel is reported as a result of the check
-            yield Finding(TABLE, {"kernel": work.kernel, "shape": work.shape}, failure=reason(error))
-            continue
-        yield _finding(work, seconds, context)
+        yield Case(TABLE, {"kernel": work.kernel, "shape": work.shape}, partial(time_of, work, context))
 
 
-def _finding(work: Work, seconds: float, context: Context) -> Finding:
+def time_of(work: Work, context: Context) -> Iterable[Measured]:
+    copies = work.copies if context.on_gpu else 1
+    seconds = seconds_per_call([work.make() for _ in range(copies)], context.device)
     memory, matrix = (context.figures.get(name) for name in (MEMORY, MATRIX))
     by_memory = work.num_bytes / memory if memory else 0.0
     by_matrix = work.flops / matrix if matrix else 0.0
     limit = max(by_memory, by_matrix)
     share = limit / seconds
     cells = {
-        "kernel": work.kernel,
-        "shape": work.shape,
         "µs": f"{seconds * 1e6:.1f}",
         "GB/s": f"{work.num_bytes / seconds / 1e9:.0f}",
         "TFLOP/s": f"{work.flops / seconds / 1e12:.1f}",
         "limit": "memory" if by_memory >= by_matrix else "matrix",
         "of the limit": f"{share:.0%}" if limit and context.on_gpu else "–",
     }
-    return Finding(TABLE, cells, {f"roofline: {work.kernel}, {work.shape}": share} if limit else {})
+    yield Measured(cells, {f"roofline: {work.kernel}, {work.shape}": share} if limit else {})
 
 
-def all_works(bench: Bench, batches: tuple[int, ...], context_tokens: int, prompt: int) -> Iterator[Work]:
-    for batch in batches:
-        yield decode_attention(bench, batch, context_tokens)
-    yield prefill_attention(bench, prompt)
-    for tokens in (batches[-2], prompt):
-        yield from row_kernels(bench, tokens)
-    for tokens in sorted({1, batches[-2], prompt}):
+def all_works(
+    bench: Bench,
+    decodes: tuple[DecodeLoad, ...],
+    prefills: tuple[tuple[int, int, torch.dtype], ...],
+    rows: int,
+    prompt: int,
+) -> Iterator[Work]:
+    for load in decodes:
+        yield decode_attention(bench, load)
+    for start, end, cache in prefills:
+        yield prefill_attention(bench, start, end, cache)
+    yield from samples(bench, rows, 1000)
+    for tokens in sorted({1, rows, prompt}):
         yield from products(bench, tokens)
-    yield from samples(bench, batches[-2], context_tokens)
+    for tokens in (rows, prompt):
+        yield from row_kernels(bench, tokens)
 
 
-def decode_attention(bench: Bench, batch: int, length: int) -> Work:
-    shape, device = bench.shape, bench.device
-    size, slots = shape.head_size, batch * length
-    table = torch.randperm(slots, device=device).int().view(batch, length)
-    rows, lengths = torch.arange(batch, dtype=torch.int32, device=device), int32([length] * batch, device)
-    item = bench.dtype.itemsize
+def slot_bytes(bench: Bench, kv_heads: int, cache: torch.dtype) -> int:
+    """Bytes of a slot in one layer, scales included."""
+    return 2 * kv_heads * (bench.shape.head_size * cache.itemsize + (4 if cache in SCALED else 0))
+
+
+def decode_attention(bench: Bench, load: DecodeLoad) -> Work:
+    device, size, slots = bench.device, bench.shape.head_size, load.rows * load.length
+    heads = bench.shape.heads // bench.shape.kv_heads * load.kv_heads
 
     def make() -> Call:
-        q = bench.numbers(batch, shape.heads, size)
-        kv = random_layer(slots, shape.kv_heads, size, bench.dtype, device)
+        table = random_table(load.rows, load.length, load.width, device)
+        rows, lengths = (
+            torch.arange(load.rows, dtype=torch.int32, device=device),
+            int32([load.length] * load.rows, device),
+        )
+        q = bench.numbers(load.rows, heads, size)
+        kv = random_layer(slots, load.kv_heads, size, load.cache, device)
         return lambda: bench.kernels.attend(q, kv, table, rows, lengths, None, size**-0.5)
 
-    moved = item * (slots * 2 * shape.kv_heads * size + 2 * batch * shape.heads * size) + 4 * slots
-    return Work("attend_decode", f"{batch} rows of {length}", moved, 4 * slots * shape.heads * size, make)
+    queries = 2 * bench.dtype.itemsize * load.rows * heads * size
+    moved = slots * (slot_bytes(bench, load.kv_heads, load.cache) + 4) + queries
+    said = (
+        f"{load.rows} rows of {load.length}, table {load.width} wide, {load.kv_heads} key heads, {name_of(load.cache)}"
+    )
+    return Work("attend: decode", said, moved, 4 * slots * heads * size, make)
 
 
-def prefill_attention(bench: Bench, tokens: int) -> Work:
-    shape, device = bench.shape, bench.device
+def prefill_attention(bench: Bench, start: int, end: int, cache: torch.dtype) -> Work:
+    shape, device, tokens = bench.shape, bench.device, end - start
     size = shape.head_size
-    table = torch.randperm(tokens, device=device).int().unsqueeze(0)
-    row, offsets = int32([0], device), int32([0, tokens], device)
-    segments = Segments(row, row, offsets, tokens)
 
     def make() -> Call:
+        table = random_table(1, end, end, device)
+        row, starts, offsets = int32([0], device), int32([start], device), int32([0, tokens], device)
+        segments, none = Segments(row, starts, offsets, tokens), int32([], device)
         q = bench.numbers(tokens, shape.heads, size)
-        kv = random_layer(tokens, shape.kv_heads, size, bench.dtype, device)
-        return lambda: bench.kernels.attend(q, kv, table, row[:0], row[:0], segments, size**-0.5)
+        kv = random_layer(end, shape.kv_heads, size, cache, device)
+        return lambda: bench.kernels.attend(q, kv, table, none, none, segments, size**-0.5)
 
-    moved = bench.dtype.itemsize * tokens * (2 * shape.kv_heads + 2 * shape.heads) * size
-    return Work("attend_prefill", f"a prompt of {tokens}", moved, attention_flops(shape, tokens), make)
+    moved = end * slot_bytes(bench, shape.kv_heads, cache) + 2 * bench.dtype.itemsize * tokens * shape.heads * size
+    flops = attention_flops(shape, end) - attention_flops(shape, start)
+    return Work("attend: prefill", f"positions {start} to {end}, {name_of(cache)}", moved, flops, make)
 
 
 def row_kernels(bench: Bench, tokens: int) -> Iterator[Work]:
@@ -194,22 +232,27 @@ def products(bench: Bench, tokens: int) -> Iterator[Work]:
 
 
 def samples(bench: Bench, rows: int, length: int) -> Iterator[Work]:
-    """Sampling with several options. Cuts and penalties overwrite the logits, so their calls copy the logits first."""
+    """Sampling with several options. Cuts and penalties overwrite the logits, so their calls copy the logits first. In
+    peaked logits, as trained models give them, a few tokens have nearly all of the likelihood."""
     vocabulary, device = bench.shape.vocabulary, bench.device
     logits_bytes = 4 * rows * vocabulary
-    wanted = ("greedy", "draws", "top-p", "typical-p", "repetition penalty", "all together")
     for name, choices in variants(neutral(rows, length, vocabulary, device), vocabulary):
-        if name not in wanted:
-            continue
         changes = name not in ("greedy", "draws")
+        for peaked in (False, True) if name in ("top-k", "top-p") else (False,):
 
-        def make(choices: Choices = choices, changes: bool = changes) -> Call:
-            logits = torch.randn(rows, vocabulary, device=device) * 3
-            if not changes:
-                return lambda: bench.kernels.sample(logits, choices)
-            scratch = torch.empty_like(logits)
-            return lambda: bench.kernels.sample(scratch.copy_(logits), choices)
+            def make(choices: Choices = choices, changes: bool = changes, peaked: bool = peaked) -> Call:
+                logits = torch.randn(rows, vocabulary, device=device) * 3
+                if peaked:
+                    logits[:, :10] += torch.linspace(20, 12, 10, device=device)
+                if not changes:
+                    return lambda: bench.kernels.sample(logits, choices)
+                scratch = torch.empty_like(logits)
+                return lambda: bench.kernels.sample(scratch.copy_(logits), choices)
 
-        moved = 3 * logits_bytes if changes else logits_bytes
-        said = f"{rows} rows of {vocabulary}{', and a copy' if changes else ''}"
-        yield Work(f"sample: {name}", said, moved, 0, make)
+            moved = 3 * logits_bytes if changes else logits_bytes
+            said = f"{rows} rows of {vocabulary}{', peaked' if peaked else ''}{', and a copy' if changes else ''}"
+            yield Work(f"sample: {name}", said, moved, 0, make)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

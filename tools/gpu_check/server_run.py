@@ -4,12 +4,18 @@ ceilings.
 
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+import torch
+
 from gpu_check.ceilings import MATRIX, MEMORY
-from gpu_check.findings import Context, Finding
+from gpu_check.findings import Case, Context, Measured
 from gpu_check.model import REHEARSED, kv_bytes, prefill_flops, weight_bytes
 from gpu_check.windows import Page, Watch, Window, longest_window
 from text_generation_benchmark.checkpoint import write_without_weights
@@ -19,47 +25,96 @@ from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
 from text_generation_benchmark.workload import Workload
 
-DECODE, PREFILL = "Server: decode", "Server: prefill"
+START, DECODE, PREFILL, BESIDE = "Server: start", "Server: decode", "Server: prefill", "Server: a prompt beside streams"
 PROGRAMS = {"text-generation-server": "text_generation_server", "text-generation-router": "text_generation_router"}
 START_S = 150
 PROMPT_RUNS = 3
+PROBES = 7  # short prompts that are sent beside running streams
 WARM_UP_PART = 4
+LOG_LINES = 60
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
+    """`beside`: the streams, and the short prompt that is sent while they decode."""
+
     shape: LlamaShape
     decodes: tuple[Workload, ...]
-    prompt: Workload
+    prompt: Workload | None
+    beside: tuple[Workload, Workload] | None
     arguments: tuple[str, ...]
+    cache: torch.dtype = torch.bfloat16
+
+    @property
+    def name(self) -> str:
+        return f"{self.cache} cache".removeprefix("torch.")
 
 
-ON_GPU = ServerPlan(
-    LLAMA_8B,
-    # In the middle of the measured steps, the context is about 1,000 tokens long.
-    (Workload(1, 256, 512), Workload(64, 808, 384), Workload(256, 840, 320)),
-    Workload(1, 4096, 1),
-    ("--max-input-tokens", "4096", "--max-total-tokens", "4608", "--max-batch-prefill-tokens", "4096"),
+# Without the ratio, requests join in groups, and only the measured run has all 256 rows together, graphs unrecorded.
+LIMITS = ("--max-input-tokens", "4096", "--max-total-tokens", "4608", "--max-batch-prefill-tokens", "4096",
+          "--waiting-served-ratio", "0")  # fmt: skip
+# In the middle of the measured steps, the context is about 1,000 tokens long.
+STREAMS_1, STREAMS_64, STREAMS_256 = Workload(1, 256, 512), Workload(64, 808, 384), Workload(256, 840, 320)
+FULL = ServerPlan(
+    LLAMA_8B, (STREAMS_64, STREAMS_1, STREAMS_256), Workload(1, 4096, 1), (STREAMS_64, Workload(1, 64, 1)), LIMITS
 )
+EIGHT_BITS = replace(
+    FULL, decodes=(STREAMS_64, STREAMS_256), prompt=None, beside=None, cache=torch.float8_e4m3fn,
+    arguments=(*LIMITS, "--kv-cache-dtype", "fp8_e4m3fn"),
+)  # fmt: skip
+AGAIN = replace(FULL, beside=None)
 REHEARSAL = ServerPlan(
-    REHEARSED,
-    (Workload(1, 32, 900), Workload(4, 32, 900)),
-    Workload(1, 256, 1),
-    ("--max-input-tokens", "256", "--max-total-tokens", "1024", "--max-batch-prefill-tokens", "256"),
-)
+    REHEARSED, (Workload(4, 32, 900),), Workload(1, 256, 1), (Workload(2, 32, 900), Workload(1, 16, 1)),
+    ("--max-input-tokens", "256", "--max-total-tokens", "1024", "--max-batch-prefill-tokens", "256",
+     "--waiting-served-ratio", "0"),
+)  # fmt: skip
+REHEARSAL_AGAIN = replace(
+    REHEARSAL, prompt=None, beside=None, cache=torch.float8_e4m3fn,
+    arguments=(*REHEARSAL.arguments, "--kv-cache-dtype", "fp8_e4m3fn"),
+)  # fmt: skip
 
 
-def measure(context: Context) -> Iterator[Finding]:
-    plan = ON_GPU if context.on_gpu else REHEARSAL
-    with tempfile.TemporaryDirectory(prefix="tgi-gpu-check-") as name:
+def measure(context: Context) -> Iterator[Case]:
+    for plan in (FULL, EIGHT_BITS) if context.on_gpu else (REHEARSAL,):
+        yield from served(context, plan)
+
+
+def measure_again(context: Context) -> Iterator[Case]:
+    """After the tuning: the same targets."""
+    return served(context, AGAIN if context.on_gpu else REHEARSAL_AGAIN)
+
+
+def served(context: Context, plan: ServerPlan) -> Iterator[Case]:
+    """Starts a server, and measures it case by case. If it does not start, there are no further cases."""
+    with tempfile.TemporaryDirectory(prefix="tgi-gpu-check-") as name, ExitStack() as stack:
         folder = Path(name)
         write_without_weights(folder / "model", plan.shape)
         prompts = Prompts(folder / "model")
         command = server_command(plan, folder)
-        with running(command, folder / "log"):
-            for workload in plan.decodes:
-                yield _decode(context, plan.shape, command.port, prompts, workload)
-            yield _prefill(context, plan, command.port, prompts)
+        stack.callback(_print_end_of, folder / "log")
+
+        started = []
+
+        def start() -> Iterable[Measured]:
+            started_s = time.perf_counter()
+            stack.enter_context(running(command, folder / "log"))
+            started.append(True)
+            seconds = time.perf_counter() - started_s
+            yield Measured({"s": f"{seconds:.1f}"}, {f"s to start, {plan.name}": seconds})
+
+        server = {"server": plan.name}
+        yield Case(START, server | {"until": "it answers"}, start)
+        if not started:
+            return
+        for workload in plan.decodes:
+            cells = server | {"streams": str(workload.concurrency)}
+            yield Case(DECODE, cells, partial(_decode, context, plan, command.port, prompts, workload))
+        if plan.prompt:
+            cells = server | {"tokens": str(plan.prompt.input_tokens)}
+            yield Case(PREFILL, cells, partial(_prefill, context, plan, command.port, prompts, plan.prompt))
+        if plan.beside:
+            cells = server | {"streams": f"{plan.beside[0].concurrency}, and a prompt"}
+            yield Case(BESIDE, cells, partial(_beside, command.port, prompts, *plan.beside))
 
 
 def server_command(plan: ServerPlan, folder: Path) -> ServerCommand:
@@ -85,24 +140,30 @@ def server_command(plan: ServerPlan, folder: Path) -> ServerCommand:
     return ServerCommand("the server", arguments, port, "/health", START_S)
 
 
-def _decode(context: Context, shape: LlamaShape, port: int, prompts: Prompts, workload: Workload) -> Finding:
+def _print_end_of(log: Path) -> None:
+    """Into the stage's log, which is kept if a case fails."""
+    if log.exists():
+        print("\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:]))
+
+
+def _decode(context: Context, plan: ServerPlan, port: int, prompts: Prompts, workload: Workload) -> Iterable[Measured]:
     streams = workload.concurrency
     # A short run comes first, until all streams decode together. After it everything is compiled and recorded.
     short = workload.new_tokens // WARM_UP_PART
     run_load(port, GenerateStream(), prompts.make(streams, workload.input_tokens), short)
     with Watch(port) as watch:
         result = run_load(port, GenerateStream(), prompts.make(streams, workload.input_tokens), workload.new_tokens)
-    return decode_finding(context, shape, workload, result, longest_window(watch.pages, streams))
+    yield decode_figures(context, plan, workload, result, longest_window(watch.pages, streams))
 
 
-def decode_finding(
-    context: Context, shape: LlamaShape, workload: Workload, result: LoadResult, window: Window | None
-) -> Finding:
-    cells = {"streams": str(workload.concurrency), "tokens/s": f"{result.tokens_per_s:.0f}"}
+def decode_figures(
+    context: Context, plan: ServerPlan, workload: Workload, result: LoadResult, window: Window | None
+) -> Measured:
+    cells = {"tokens/s": f"{result.tokens_per_s:.0f}"}
     if window is None:
         failure = "all streams never decoded together between two readings of the metrics: ask for more tokens"
-        return Finding(DECODE, cells, failure=failure)
-    step_bytes = weight_bytes(shape) + window.context_tokens * kv_bytes(shape)
+        return Measured(cells, failure=failure)
+    step_bytes = weight_bytes(plan.shape) + window.context_tokens * kv_bytes(plan.shape, plan.cache)
     rate = step_bytes / window.step_s
     memory = context.figures.get(MEMORY)
     share = rate / memory if memory else None
@@ -112,18 +173,20 @@ def decode_finding(
         "step ms": f"{window.step_s * 1e3:.3f}",
         "device ms": f"{window.device_s * 1e3:.3f}",
         "ms per token at the client": f"{result.per_token_s * 1e3:.3f}",
+        "99% of gaps ≤ ms": f"{result.gap_s(0.99) * 1e3:.2f}",
         "GB/s": f"{rate / 1e9:.1f}",
         "of the memory's ceiling": f"{share:.1%}" if share is not None else "–",
         "outside the device": f"{window.outside:.1%}",
     }
-    figures = {f"outside at {workload.concurrency}": window.outside, f"gap s at {workload.concurrency}": window.gap_s}
+    suffix = f"at {workload.concurrency}" + ("" if plan.cache == torch.bfloat16 else f", {plan.name}")
+    figures = {f"outside {suffix}": window.outside, f"gap s {suffix}": window.gap_s}
     if share is not None:
-        figures[f"decode at {workload.concurrency}"] = share
-    return Finding(DECODE, cells, figures)
+        figures[f"decode {suffix}"] = share
+    return Measured(cells, figures)
 
 
-def _prefill(context: Context, plan: ServerPlan, port: int, prompts: Prompts) -> Finding:
-    workload, runs = plan.prompt, []
+def _prefill(context: Context, plan: ServerPlan, port: int, prompts: Prompts, workload: Workload) -> Iterable[Measured]:
+    runs = []
     for _ in range(1 + PROMPT_RUNS):  # one more, because the first run warms up
         before = Page(0, get(port, "/metrics"))
         result = run_load(port, GenerateStream(), prompts.make(1, workload.input_tokens), workload.new_tokens)
@@ -134,10 +197,30 @@ def _prefill(context: Context, plan: ServerPlan, port: int, prompts: Prompts) ->
     rate = prefill_flops(plan.shape, workload.input_tokens) / device_s
     matrix = context.figures.get(MATRIX)
     cells = {
-        "tokens": str(workload.input_tokens),
         "device ms": f"{device_s * 1e3:.2f}",
         "first token at the client, ms": f"{client_s * 1e3:.2f}",
         "TFLOP/s": f"{rate / 1e12:.2f}",
         "of the matrix ceiling": f"{rate / matrix:.1%}" if matrix else "–",
     }
-    return Finding(PREFILL, cells, {"prefill": rate / matrix} if matrix else {})
+    yield Measured(cells, {"prefill": rate / matrix} if matrix else {})
+
+
+def _beside(port: int, prompts: Prompts, crowd: Workload, short: Workload) -> Iterable[Measured]:
+    """The time to the first token of short prompts, one after the other, while a crowd of streams decodes."""
+    with ThreadPoolExecutor(1) as executor:
+        texts = prompts.make(crowd.concurrency, crowd.input_tokens)
+        load = executor.submit(run_load, port, GenerateStream(), texts, crowd.new_tokens)
+        while not load.done() and not Page(0, get(port, "/metrics")).is_decoding(crowd.concurrency):
+            time.sleep(0.01)
+        waits = []
+        for text in prompts.make(PROBES, short.input_tokens):
+            waits.append(run_load(port, GenerateStream(), [text], short.new_tokens).first_token_s)
+        too_late = load.done()
+        result = load.result()
+    waits.sort()
+    cells = {
+        "prompt": f"{short.input_tokens} tokens",
+        "first token ms": f"{1e3 * waits[0]:.1f} to {1e3 * waits[-1]:.1f}, median {1e3 * waits[PROBES // 2]:.1f}",
+        "the streams' 99% of gaps ≤ ms": f"{result.gap_s(0.99) * 1e3:.2f}",
+    }  # fmt: skip
+    yield Measured(cells, failure="the streams had ended before the last prompt" if too_late else "")

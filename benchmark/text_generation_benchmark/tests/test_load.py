@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from text_generation_benchmark.load import Completions, Dialect, GenerateStream, StreamTimes, stream_once
+from text_generation_benchmark.load import Completions, Dialect, GenerateStream, LoadResult, StreamTimes, stream_once
 
 OPENAI = Completions("peer", {})
 
@@ -75,3 +75,11 @@ def test_a_refusal_is_shown() -> None:
         ask(GenerateStream(), 5, 'data: {"error": "too busy"}')
     with pytest.raises(RuntimeError, match="no such model"):
         ask(OPENAI, 5, '{"message": "no such model"}')
+
+
+def test_gaps_are_the_times_between_pieces_of_text_and_a_share_of_them_is_not_exceeded() -> None:
+    times = ask(GenerateStream(), 3, *['data: {"token": {}}'] * 3)
+    assert len(times.gaps) == 2 and sum(times.gaps) == pytest.approx(times.last - times.first)
+    result = LoadResult((StreamTimes(0, 1, 3, (0.1, 0.3)), StreamTimes(0, 1, 3, (0.2, 0.4))), 1.0)
+    assert [result.gap_s(share) for share in (0, 0.5, 0.99)] == [0.1, 0.3, 0.4]
+    assert LoadResult((StreamTimes(0, 0, 1),), 1.0).gap_s(0.5) == 0

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from gpu_check.findings import Finding, append, read
+from gpu_check.findings import Finding
 from gpu_check.results import TARGETS, CheckReport, StageResult
 
 from text_generation_benchmark.output import table
@@ -15,7 +15,7 @@ AT_LEAST, AT_MOST = TARGETS[0], TARGETS[-1]
 def report(on_gpu: bool = True, **figures: float) -> CheckReport:
     named = {name.replace("_", " "): value for name, value in figures.items()}
     stages = [StageResult("server", 3.0, [Finding("Server", {"streams": "1"}, named)])]
-    return CheckReport("Some GPU", on_gpu, "today", stages, ["roofline"])
+    return CheckReport("a", "Some GPU", on_gpu, "today", stages, ["roofline"])
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_stage_passes_only_if_it_ended_in_order_and_nothing_in_it_failed():
     assert StageResult("s", 1, [good]).passed
     assert StageResult("s", 1, [good, bad]).verdict == "failed: 1 of 2"
     assert StageResult("s", 1, [good], "not done after 9 s").verdict == "failed: not done after 9 s"
-    text = CheckReport("GPU", True, "today", [StageResult("s", 1, [good, bad], log="its end")], []).as_markdown()
+    text = CheckReport("a", "GPU", True, "today", [StageResult("s", 1, [good, bad], log="its end")], []).as_markdown()
     assert "## Log of s\n\n````text\nits end\n" in text
     assert "| 1 |  |\n| 2 | wrong / by far |" in text
 
@@ -60,11 +60,19 @@ def test_a_table_has_a_rule_as_wide_as_its_head():
     assert table(("a", "b"), [("1", "2")]) == "| a | b |\n|---|---|\n| 1 | 2 |"
 
 
-def test_findings_travel_through_a_file_whose_writer_may_be_killed(tmp_path: Path):
-    path = tmp_path / "findings"
-    assert list(read(path)) == []
-    first = Finding("T", {"µs": "3"}, {"f": 0.5}, "no")
-    append(path, first)
-    with path.open("a") as out:
-        out.write('{"table": "T", "cel')
-    assert list(read(path)) == [first]
+def test_a_plan_without_the_server_measures_no_target():
+    report = CheckReport("c", "GPU", True, "today", [StageResult("matrices 0", 1, [Finding("T", {"a": "1"})])], [])
+    assert report.verdicts() == [] and report.passed and "target" not in report.as_markdown()
+
+
+def test_a_plan_passes_only_with_all_targets_met_and_all_stages_run():
+    met = {"decode at 1": 0.9, "decode at 64": 0.8, "prefill": 0.6, "outside at 64": 0.01}
+    stage = StageResult("server again", 1, [Finding("T", {"a": "1"}, met)])
+    assert CheckReport("b", "GPU", True, "today", [stage], []).passed
+    assert not CheckReport("b", "GPU", True, "today", [stage], ["tune"]).passed
+    slow = StageResult("server again", 1, [Finding("T", {"a": "1"}, met | {"prefill": 0.5})])
+    assert not CheckReport("b", "GPU", True, "today", [slow], []).passed
+
+
+def test_a_stage_that_found_nothing_has_not_passed():
+    assert StageResult("s", 1, []).verdict == "failed: it found nothing"

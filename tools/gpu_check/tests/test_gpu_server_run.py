@@ -1,14 +1,16 @@
 """The bytes and operations counted for the served model, and the figures read from its server's metrics."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from gpu_check.ceilings import MEMORY
-from gpu_check.findings import Context
+from gpu_check.findings import Context, Known, Request
 from gpu_check.model import kv_bytes, prefill_flops, weight_bytes
-from gpu_check.server_run import REHEARSAL, decode_finding, server_command
+from gpu_check.results import TARGETS
+from gpu_check.server_run import EIGHT_BITS, FULL, REHEARSAL, decode_figures, server_command
 from gpu_check.windows import Page, Window, longest_window
 
 from text_generation_benchmark.checkpoint import write_without_weights
@@ -51,17 +53,39 @@ def test_without_two_looks_at_the_same_stretch_there_is_no_window(pages):
     assert longest_window(pages, 3) is None
 
 
+def context_with(**figures: float) -> Context:
+    return Context(torch.device("cpu"), Request("m:f", "journal", Known(figures)))
+
+
 def test_decode_figures_are_shares_of_the_ceiling():
     window = Window(10, step_s=2.0, device_s=1.9, gap_s=0.0, context_tokens=500)
+    load = LoadResult((StreamTimes(0.1, 1.1, 11, (0.1,) * 99 + (0.5,)),), 1.1)
+    context = context_with(**{MEMORY: weight_bytes(SMALL) + 500 * kv_bytes(SMALL)})
+    plan = replace(REHEARSAL, shape=SMALL)
+    measured = decode_figures(context, plan, Workload(64), load, window)
+    assert measured.figures["decode at 64"] == pytest.approx(0.5)
+    assert measured.figures["outside at 64"] == pytest.approx(0.05)
+    assert measured.cells["99% of gaps ≤ ms"] == "500.00"
+    assert "decode at 64" not in decode_figures(context_with(), plan, Workload(64), load, window).figures
+    assert decode_figures(context, plan, Workload(64), load, None).failure
+
+
+def test_a_server_with_another_cache_sets_no_figure_of_a_target():
+    window = Window(10, step_s=2.0, device_s=1.9, gap_s=0.0, context_tokens=500)
     load = LoadResult((StreamTimes(0.1, 1.1, 11),), 1.1)
-    must_read = weight_bytes(SMALL) + 500 * kv_bytes(SMALL)
-    context = Context(torch.device("cpu"), {MEMORY: must_read / 1.0})
-    finding = decode_finding(context, SMALL, Workload(64), load, window)
-    assert finding.figures["decode at 64"] == pytest.approx(0.5)
-    assert finding.figures["outside at 64"] == pytest.approx(0.05)
-    without = decode_finding(Context(torch.device("cpu"), {}), SMALL, Workload(64), load, window)
-    assert "decode at 64" not in without.figures
-    assert decode_finding(context, SMALL, Workload(64), load, None).failure
+    plan = replace(REHEARSAL, shape=SMALL, cache=torch.float8_e4m3fn)
+    figures = decode_figures(context_with(**{MEMORY: 1e9}), plan, Workload(64), load, window).figures
+    assert figures and not set(figures) & {target.figure for target in TARGETS}
+
+
+def test_keys_and_values_in_8_bits_have_a_scale_for_each_head():
+    assert kv_bytes(LLAMA_8B, torch.float8_e4m3fn) == 131072 // 2 + 32 * 2 * 8 * 4
+
+
+def test_requests_join_at_once_so_that_the_largest_graph_is_recorded_before_it_is_measured():
+    """Otherwise the warm-up never has all 256 rows together."""
+    for plan in (FULL, EIGHT_BITS, REHEARSAL):
+        assert plan.arguments[plan.arguments.index("--waiting-served-ratio") + 1] == "0"
 
 
 def test_bytes_are_those_of_the_weights_without_the_embedding_and_the_norms(tmp_path: Path):

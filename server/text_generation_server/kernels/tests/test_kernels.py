@@ -1,4 +1,5 @@
-"""One table of tests for all backends, compared with a plain computation in float64.
+"""One table of tests for all backends, compared with a plain computation in float64. Where there is a GPU, the table
+has more types, and the shapes of large models.
 
 All memory that does not belong to a row contains NaN, so that reading it by mistake is noticed: unused slots, the extra
 slot, padding and its queries (in 8 bits, their scales). The table leads to such a slot wherever a row has no token.
@@ -6,7 +7,9 @@ slot, padding and its queries (in 8 bits, their scales). The table leads to such
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +23,7 @@ from text_generation_server.kernels.interface import Activation, HeadNorms, Kern
 if TYPE_CHECKING:
     from .conftest import Subject
 
+GPU = torch.cuda.is_available()
 NAN = float("nan")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 HEAD = 16
@@ -29,7 +33,9 @@ GROUPS = [1, 3, 4, 7, 8]
 # Backends and types in which a row must get the same bits whatever other rows are computed with it.
 EXACT = [("reference", torch.float32), ("triton", torch.float32), ("triton", torch.float16)]
 EXACT += [(f"cpu_{target}", torch.float32) for target in NEEDS]
+EXACT += [("triton", torch.bfloat16)] * GPU
 SMALL_NUMBERS = [("reference", torch.bfloat16), ("triton", torch.float16)]
+SMALL_NUMBERS += [("triton", torch.bfloat16)] * GPU
 SMALL_NUMBERS += [(f"cpu_{target}", torch.bfloat16) for target in NEEDS]
 # Lengths just below and above every backend's tile sizes (32 or 64 keys) and split size (256 keys).
 EDGES = [1, 2, 31, 32, 33, 63, 64, 65, 128, 255, 256, 257, 513]
@@ -38,6 +44,38 @@ Run = tuple[int, int, int]  # row, first position, position after the last
 # (start, end): decode rows, then chunks with and without a cached prefix.
 RUNS = [(0, 1), (63, 64), (64, 65), (256, 257), (0, 2), (0, 64), (0, 65), (1, 3), (31, 34), (63, 66), (100, 199)]
 FEW_RUNS = [(69, 70), (0, 35), (60, 66)]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Shape of attention: query heads for each key head, numbers of a head, key heads, type of the cache (None: that of
+    the queries). Large shapes are computed by GPUs only: others would take minutes."""
+
+    group: int
+    size: int = HEAD
+    kv_heads: int = KV_HEADS
+    cache: torch.dtype | None = None
+    large: bool = False
+
+    def __str__(self) -> str:
+        cache = "" if self.cache is None else f"-{str(self.cache)[6:]}"
+        return f"group{self.group}" + (f"-size{self.size}-{self.kv_heads}heads{cache}" if self.large else "")
+
+    def check(self, subject: Subject) -> None:
+        """Skips the test if the shape is not for this backend."""
+        if self.large and subject.backend != "triton":
+            pytest.skip("the shape of a large model: computed on GPUs only")
+
+
+LARGE_HEADS = [Heads(group, size, 8, large=True) for size, group in
+               ((128, 4), (128, 1), (128, 8), (64, 4), (64, 7), (80, 8), (80, 1), (256, 2))]  # fmt: skip
+LARGE_HEADS += [Heads(group, size, 8, cache, True)
+                for (size, group), cache in product(((128, 4), (64, 7), (80, 1)), (INT8, FP8))]  # fmt: skip
+LARGE_HEADS += [Heads(8, 128, 1, large=True)]  # one rank of eight
+LARGE_HEADS *= GPU
+# Around the edges of tiles and splits, and one length that needs more than the largest number of splits.
+LARGE_LENGTHS = [1, 2, 63, 64, 65, 128, 255, 256, 257, 1000, 4097, 8500]
+LARGE_RUNS = [(0, 1), (63, 64), (8191, 8192), (0, 2), (0, 65), (1, 3), (63, 320), (0, 1000), (3584, 4097)]
 # Triton's interpreter computes with numpy, which would warn of numbers that these tests make on purpose: e^200, which
 # is infinite, and the NaN in slots that must not be read.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value|All-NaN slice) encountered:RuntimeWarning")
@@ -65,6 +103,7 @@ class Pool:
         contiguous: bool = False,
         kv_heads: int = KV_HEADS,
     ) -> None:
+        check_cache(subject, cache)
         torch.manual_seed(len(lengths))
         self.kv_heads = kv_heads
         self.scale = size**-0.5
@@ -87,16 +126,17 @@ class Pool:
         else:
             scales[~used] = NAN
             self.states = heads.double() * scales.double().unsqueeze(2)
+        self.states = self.states.to(self.device)
         self.kv = KvLayer(heads.to(self.device), None if scales is None else scales.to(self.device))
 
     def attend(self, row: int, q_HD: Tensor, position: int) -> Tensor:
-        """Attention of one query, by a plain computation."""
-        states = self.states[self.table[row, : position + 1]]
+        """Attention of one query, by a plain computation. On the host."""
+        states = self.states[self.table[row, : position + 1].to(self.device)]
         group = q_HD.shape[0] // self.kv_heads
         keys = states[:, : self.kv_heads].repeat_interleave(group, dim=1)
         values = states[:, self.kv_heads :].repeat_interleave(group, dim=1)
-        scores = torch.einsum("hd,lhd->hl", q_HD.double().cpu(), keys) * self.scale
-        return torch.einsum("hl,lhd->hd", scores.softmax(dim=1), values)
+        scores = torch.einsum("hd,lhd->hl", q_HD.double(), keys) * self.scale
+        return torch.einsum("hl,lhd->hd", scores.softmax(dim=1), values).cpu()
 
     def decode(self, subject: Subject, q_THD: Tensor, rows: list[int]) -> Tensor:
         """Attention of a decode step. A row number past the last row is padding."""
@@ -121,6 +161,11 @@ class Pool:
         return subject.kernels.attend(q_THD, self.kv, *arguments, segments, self.scale)
 
 
+def check_cache(subject: Subject, cache: torch.dtype | None) -> None:
+    if cache == FP8 and subject.device.type == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("fp8 needs a GPU of compute capability 8.9")
+
+
 def random_states(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     if dtype == INT8:
         return torch.randint(-127, 128, shape, dtype=INT8), torch.rand(shape[:2]) / 50
@@ -129,28 +174,58 @@ def random_states(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, T
     return torch.randn(shape).to(dtype), None
 
 
-def queries(subject: Subject, tokens: int, group: int, size: int = HEAD) -> Tensor:
-    return torch.randn(tokens, KV_HEADS * group, size).to(subject.dtype).to(subject.device)
+def queries(subject: Subject, tokens: int, group: int, size: int = HEAD, kv_heads: int = KV_HEADS) -> Tensor:
+    return torch.randn(tokens, kv_heads * group, size).to(subject.dtype).to(subject.device)
 
 
-@pytest.mark.parametrize(("group", "lengths"), [(3, EDGES), *((group, FEW_LENGTHS) for group in GROUPS)])
-def test_decode_attends_to_its_own_row_and_to_nothing_else(subject: Subject, group: int, lengths: list[int]) -> None:
-    pool = Pool(subject, lengths, contiguous=group == 4)
+def pool_of(subject: Subject, heads: Heads, lengths: list[int]) -> Pool:
+    return Pool(subject, lengths, heads.size, heads.cache, heads.group == 4 and not heads.large, heads.kv_heads)
+
+
+def queries_of(subject: Subject, heads: Heads, tokens: int) -> Tensor:
+    return queries(subject, tokens, heads.group, heads.size, heads.kv_heads)
+
+
+def said(value: object) -> str:
+    return f"{len(value)}rows" if isinstance(value, list) else str(value)
+
+
+@pytest.mark.parametrize(
+    ("heads", "lengths"),
+    [
+        (Heads(3), EDGES),
+        *((Heads(group), FEW_LENGTHS) for group in GROUPS),
+        *((heads, LARGE_LENGTHS) for heads in LARGE_HEADS),
+    ],
+    ids=said,
+)
+def test_decode_attends_to_its_own_row_and_to_nothing_else(subject: Subject, heads: Heads, lengths: list[int]) -> None:
+    heads.check(subject)
+    pool = pool_of(subject, heads, lengths)
     rows = list(range(len(lengths)))[::-1]
-    q = queries(subject, len(rows), group)
+    q = queries_of(subject, heads, len(rows))
     out = pool.decode(subject, q, rows)
     for i, row in enumerate(rows):
         close(out[i], pool.attend(row, q[i], lengths[row] - 1), subject.dtype)
 
 
-@pytest.mark.parametrize(("group", "spans"), [(3, RUNS), *((group, FEW_RUNS) for group in GROUPS)])
+@pytest.mark.parametrize(
+    ("heads", "spans"),
+    [
+        (Heads(3), RUNS),
+        *((Heads(group), FEW_RUNS) for group in GROUPS),
+        *((heads, LARGE_RUNS) for heads in LARGE_HEADS),
+    ],
+    ids=said,
+)
 def test_prefill_is_causal_over_prefix_and_chunk_whatever_else_is_in_the_step(
-    subject: Subject, group: int, spans: list[tuple[int, int]]
+    subject: Subject, heads: Heads, spans: list[tuple[int, int]]
 ) -> None:
-    pool = Pool(subject, [end for _, end in spans], contiguous=group == 4)
+    heads.check(subject)
+    pool = pool_of(subject, heads, [end for _, end in spans])
     runs = [(row, start, end) for row, (start, end) in enumerate(spans)]
     tokens = sum(end - start for start, end in spans)
-    q = queries(subject, tokens + 3, group)
+    q = queries_of(subject, heads, tokens + 3)
     q[tokens:] = NAN
     out = pool.prefill(subject, q, runs)
     assert not out[tokens:].any()
@@ -231,9 +306,11 @@ def test_padding_rows_of_a_decode_change_no_other_row(subject: Subject) -> None:
 
 @pytest.mark.parametrize("subject", EXACT, indirect=True, ids=str)
 @pytest.mark.usefixtures("ordered_products")
-def test_a_decoding_row_does_not_depend_on_its_neighbours_or_its_place(subject: Subject) -> None:
-    pool = Pool(subject, [5, 64, 257, 130])
-    q = queries(subject, 4, 3)
+@pytest.mark.parametrize("heads", [Heads(3), *LARGE_HEADS], ids=said)
+def test_a_decoding_row_does_not_depend_on_its_neighbours_or_its_place(subject: Subject, heads: Heads) -> None:
+    heads.check(subject)
+    pool = pool_of(subject, heads, [1000, 2049, 300, 5000] if heads.large else [5, 64, 257, 130])
+    q = queries_of(subject, heads, 4)
     together = pool.decode(subject, q, [0, 1, 2, 3])
     shuffled = pool.decode(subject, q[[2, 0, 3]], [2, 0, 3])
     assert torch.equal(shuffled, together[[2, 0, 3]])
@@ -243,9 +320,11 @@ def test_a_decoding_row_does_not_depend_on_its_neighbours_or_its_place(subject: 
 
 @pytest.mark.parametrize("subject", EXACT, indirect=True, ids=str)
 @pytest.mark.usefixtures("ordered_products")
-def test_a_decoding_row_does_not_depend_on_chunks_beside_it(subject: Subject) -> None:
-    pool = Pool(subject, [600, 40, 70])
-    decoding, q = queries(subject, 2, 3), queries(subject, 20, 3)
+@pytest.mark.parametrize("heads", [Heads(3), *LARGE_HEADS], ids=said)
+def test_a_decoding_row_does_not_depend_on_chunks_beside_it(subject: Subject, heads: Heads) -> None:
+    heads.check(subject)
+    pool = pool_of(subject, heads, [5000 if heads.large else 600, 40, 70])
+    decoding, q = queries_of(subject, heads, 2), queries_of(subject, heads, 20)
     alone = pool.decode(subject, decoding, [0, 1])
     for recorded in (False, True):
         beside = pool.step(subject, torch.cat([decoding, q]), [0, 1], [(2, 50, 70)], recorded)
@@ -255,14 +334,17 @@ def test_a_decoding_row_does_not_depend_on_chunks_beside_it(subject: Subject) ->
 
 @pytest.mark.parametrize("subject", EXACT, indirect=True, ids=str)
 @pytest.mark.usefixtures("ordered_products")
-def test_a_run_does_not_depend_on_its_neighbours_its_place_or_its_cut(subject: Subject) -> None:
-    pool = Pool(subject, [65, 3, 130, 40])
-    runs = [(0, 64, 65), (1, 0, 3), (2, 0, 130), (3, 30, 40)]
-    parts = [queries(subject, end - start, 3) for _, start, end in runs]
+@pytest.mark.parametrize("heads", [Heads(3), *LARGE_HEADS], ids=said)
+def test_a_run_does_not_depend_on_its_neighbours_its_place_or_its_cut(subject: Subject, heads: Heads) -> None:
+    heads.check(subject)
+    longest = 700 if heads.large else 130
+    pool = pool_of(subject, heads, [65, 3, longest, 40])
+    runs = [(0, 64, 65), (1, 0, 3), (2, 0, longest), (3, 30, 40)]
+    parts = [queries_of(subject, heads, end - start) for _, start, end in runs]
     alone = [pool.prefill(subject, part, [run]) for part, run in zip(parts, runs, strict=True)]
     assert torch.equal(pool.prefill(subject, torch.cat(parts), runs), torch.cat(alone))
     assert torch.equal(pool.prefill(subject, torch.cat(parts[::-1]), runs[::-1]), torch.cat(alone[::-1]))
-    cut = pool.prefill(subject, torch.cat([parts[2], parts[0]]), [(2, 0, 51), (2, 51, 130), (0, 64, 65)])
+    cut = pool.prefill(subject, torch.cat([parts[2], parts[0]]), [(2, 0, 51), (2, 51, longest), (0, 64, 65)])
     assert torch.equal(cut, torch.cat([alone[2], alone[0]]))
 
 
@@ -320,15 +402,18 @@ def test_long_prompts_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch, su
 class Rope:
     """Input of rope_and_store_kv: five tokens, and two tokens of padding in the extra slot."""
 
-    heads, kv_heads, size, tokens, slots = 6, KV_HEADS, 24, 7, 11
+    tokens, slots = 7, 11
 
-    def __init__(self, subject: Subject, cache: torch.dtype, normed: bool = False) -> None:
+    def __init__(self, subject: Subject, cache: torch.dtype, shape: Heads, normed: bool = False) -> None:
+        check_cache(subject, cache)
         torch.manual_seed(1)
+        self.kv_heads, self.size = shape.kv_heads, shape.size
+        self.heads = shape.group * shape.kv_heads
         all_heads = self.heads + 2 * self.kv_heads
         states = torch.randn(self.tokens, all_heads, self.size).to(subject.dtype)
         states[1, -1] = 0
         # The scale of these numbers is 1, and many of them are half-way between two integers.
-        states[2, -1] = torch.cat([torch.tensor([127.0]), torch.arange(self.size - 1) - 7.5])
+        states[2, -1] = torch.cat([torch.tensor([127.0]), (torch.arange(self.size - 1) - 7.5).clamp(max=126.5)])
         self.positions, self.slot_of = int32(3, 0, 7, 9, 1, 0, 0), int32(8, 2, 0, 5, 9, 11, 11)
         angles = torch.outer(torch.arange(12.0), 1 / 100 ** (torch.arange(0, self.size, 2) / self.size))
         norms, before = None, states.double()
@@ -340,7 +425,7 @@ class Rope:
             before[:, self.heads :] *= weights[1].double()
         turned = torch.view_as_complex(torch.stack(before.chunk(2, dim=-1), dim=-1).contiguous())
         turned = torch.view_as_real(
-            turned * torch.polar(torch.ones(12, 12).double(), angles.double())[self.positions, None]
+            turned * torch.polar(torch.ones_like(angles).double(), angles.double())[self.positions, None]
         )
         self.turned = torch.cat([turned[..., 0], turned[..., 1]], dim=-1)
         self.values = states[:5, self.heads + self.kv_heads :]
@@ -367,29 +452,38 @@ class Rope:
         return sorted(set(range(self.slots)) - set(self.slot_of.tolist()))
 
 
+ROPES = [Heads(3, 24), *(heads for heads in LARGE_HEADS if heads.cache is None)]
+
+
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
-def test_rope_turns_queries_and_keys_and_stores_keys_and_values(subject: Subject, normed: bool) -> None:
-    rope = Rope(subject, subject.dtype, normed)
+@pytest.mark.parametrize("heads", ROPES, ids=said)
+def test_rope_turns_queries_and_keys_and_stores_keys_and_values(subject: Subject, heads: Heads, normed: bool) -> None:
+    heads.check(subject)
+    rope = Rope(subject, subject.dtype, heads, normed)
     stored = rope.kv.heads.cpu()[rope.slot_of[:5]]
     close(rope.q, rope.turned[:, : rope.heads], subject.dtype)
-    close(stored[:, :KV_HEADS], rope.keys, subject.dtype)
-    assert torch.equal(stored[:, KV_HEADS:], rope.values)
+    close(stored[:, : rope.kv_heads], rope.keys, subject.dtype)
+    assert torch.equal(stored[:, rope.kv_heads :], rope.values)
     assert rope.kv.heads[rope.untouched()].isnan().all()
 
 
+@pytest.mark.parametrize("heads", ROPES, ids=said)
 @pytest.mark.parametrize("cache", [INT8, FP8], ids=["int8", "fp8"])
-def test_an_8_bit_cache_is_written_with_numbers_rounded_to_the_nearest(subject: Subject, cache: torch.dtype) -> None:
+def test_an_8_bit_cache_is_written_with_numbers_rounded_to_the_nearest(
+    subject: Subject, cache: torch.dtype, heads: Heads
+) -> None:
+    heads.check(subject)
     if subject.interpreted and cache == FP8:
         pytest.skip("needs a GPU: the interpreter loses carries when it rounds to fp8")
-    rope = Rope(subject, cache)
+    rope = Rope(subject, cache, heads)
     assert rope.kv.scales is not None
     heads, scales = rope.kv.heads.cpu()[rope.slot_of[:5]], rope.kv.scales.cpu()[rope.slot_of[:5]]
     largest = 127 if cache == INT8 else 448
     expected_scales = (rope.values.float().abs().amax(-1) / largest).clamp(min=1e-6)
-    assert torch.equal(scales[:, KV_HEADS:], expected_scales)
+    assert torch.equal(scales[:, rope.kv_heads :], expected_scales)
     numbers = rope.values.float() / expected_scales.unsqueeze(2)
     numbers = (numbers.round() if cache == INT8 else numbers).to(cache)
-    assert torch.equal(heads[:, KV_HEADS:].float(), numbers.float())
+    assert torch.equal(heads[:, rope.kv_heads :].float(), numbers.float())
     exact = torch.cat([rope.keys, rope.values.double()], dim=1)
     step = scales.double().unsqueeze(2)
     half_a_step = step * 0.5 if cache == INT8 else exact.abs() * 2**-4 + step * 2**-9
@@ -408,9 +502,10 @@ def test_the_norm_is_that_of_the_formula_for_many_rows(subject: Subject) -> None
     close(subject.kernels.rms_norm(x.to(subject.device), weight, 1e-5), normalised(x, weight), subject.dtype)
 
 
-def test_the_norm_of_a_sum_is_that_of_the_rounded_sum(subject: Subject) -> None:
-    x, residual = (torch.randn(7, 96).to(subject.dtype) for _ in range(2))
-    weight = torch.randn(96).to(subject.dtype).to(subject.device)
+@pytest.mark.parametrize("size", [96] + [2880, 4096, 8192] * GPU)
+def test_the_norm_of_a_sum_is_that_of_the_rounded_sum(subject: Subject, size: int) -> None:
+    x, residual = (torch.randn(7, size).to(subject.dtype) for _ in range(2))
+    weight = torch.randn(size).to(subject.dtype).to(subject.device)
     summed = x + residual
     y, total = subject.kernels.add_rms_norm(x.to(subject.device), residual.to(subject.device), weight, 1e-5)
     assert torch.equal(total.cpu(), summed)
@@ -445,7 +540,7 @@ def test_a_nan_stays_a_nan_and_reaches_only_its_own_row_of_norms_and_place_of_ga
             assert torch.equal(out.isnan(), x.isnan())
 
 
-@pytest.mark.parametrize("size", [40, 1030])
+@pytest.mark.parametrize("size", [40, 1030] + [14_336] * GPU)
 def test_silu_mul_takes_gate_first(subject: Subject, size: int) -> None:
     gate, up = (torch.randn(3, size).to(subject.dtype) for _ in range(2))
     gate[0, :2] = torch.tensor([-200.0, 200.0])
@@ -505,8 +600,9 @@ def test_layer_norm_with_and_without_a_residual(subject: Subject, size: int, has
     assert broken[2].isnan().all() and not broken[[0, 1, 3, 4]].isnan().any()
 
 
-def test_embed_picks_rows(subject: Subject) -> None:
-    weight = torch.randn(9, 20).to(subject.dtype)
+@pytest.mark.parametrize("size", [20] + [4096] * GPU)
+def test_embed_picks_rows(subject: Subject, size: int) -> None:
+    weight = torch.randn(9, size).to(subject.dtype)
     ids = torch.randint(0, 9, (1030,), dtype=torch.int32)
     assert torch.equal(subject.kernels.embed(ids.to(subject.device), weight.to(subject.device)).cpu(), weight[ids])
 

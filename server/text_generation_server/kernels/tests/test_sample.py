@@ -19,6 +19,7 @@ from text_generation_server.kernels.interface import Bias, Choices, Chosen
 SUBJECTS = [(name, torch.float32) for name in ("reference", "triton", *(f"cpu_{target}" for target in NEEDS))]
 pytestmark = pytest.mark.parametrize("subject", SUBJECTS, indirect=True, ids=[name for name, _ in SUBJECTS])
 CPU = torch.device("cpu")
+GPU = torch.cuda.is_available()
 MINUS_INFINITY = float("-inf")
 VOCABULARY = 40
 
@@ -194,6 +195,30 @@ def test_all_backends_choose_the_same_for_random_mixtures(subject: Any) -> None:
     torch.testing.assert_close(chosen.logprobs_R, expected.logprobs_R, atol=1e-5, rtol=1e-5)
 
 
+def test_in_a_large_vocabulary_the_choice_is_the_references_but_for_near_ties(subject: Any) -> None:
+    """Tokens whose scores differ by less than rounding may change places."""
+    count, vocabulary, length = (64, 128_256, 700) if GPU else (3, 1000, 40)
+    history = torch.randint(0, vocabulary, (count, length), generator=torch.Generator().manual_seed(3)).tolist()
+    options = [COMBINED, Row(draws=False), Row(), Row(top_k=40), Row(top_p=0.9), Row(typical_p=0.8), Row(min_p=0.05)]
+    rows = [
+        replace(
+            options[i % len(options)], seed=2**63 - 5 - 7919 * i, history=tuple(history[i]), prompt_length=length // 2
+        )
+        for i in range(count)
+    ]
+    logits = torch.randn(count, vocabulary, generator=torch.Generator().manual_seed(4)) * 3
+    asked = choices(rows, logits.device)
+    scores = logits.clone()
+    expected = reference.sample(scores, asked)
+    positions = asked.lengths[asked.rows_R]
+    scores += reference.gumbel_noise(asked.seeds_R, positions, vocabulary) * asked.draws_R.unsqueeze(1)
+    _, chosen = sample(subject, logits, rows)
+    behind = scores.amax(dim=1) - scores.gather(1, chosen.ids_R.long().unsqueeze(1)).squeeze(1)
+    assert (behind <= 1e-4).all()
+    same = chosen.ids_R == expected.ids_R
+    torch.testing.assert_close(chosen.logprobs_R[same], expected.logprobs_R[same], atol=1e-3, rtol=0)
+
+
 def p_value(counts: Tensor, expected: Tensor) -> float:
     """P-value of Pearson's chi-square test. Tokens that are expected less than 5 times are counted as one token."""
     rare = expected < 5
@@ -257,8 +282,8 @@ def mix(x: int) -> int:
     return x ^ x >> 16
 
 
-@pytest.mark.parametrize("size", [70, 1030])
-def test_a_row_is_the_same_to_the_bit_whatever_the_other_rows_are(subject: Any, size: int) -> None:
+@pytest.mark.parametrize(("size", "vocabulary"), [(70, VOCABULARY), (1030, VOCABULARY), *[(20, 128_256)] * GPU])
+def test_a_row_is_the_same_to_the_bit_whatever_the_other_rows_are(subject: Any, size: int, vocabulary: int) -> None:
     rows = [Row(draws=i % 8 == 1, seed=i, temperature=1 + (i % 8 == 1)) for i in range(size)]
     watched = [0, 1, 2, size // 2, size - 7, size - 6, size - 5, size - 1]
     # In the slow interpreter, 1,030 rows get no other options, so that half of the kernels are not launched.
@@ -267,7 +292,7 @@ def test_a_row_is_the_same_to_the_bit_whatever_the_other_rows_are(subject: Any, 
         special += [Row(top_p=0.5, min_p=0.1, seed=9), Row(bias=((3, 4.0),)), COMBINED]
         for i, row in zip(watched, special, strict=False):
             rows[i] = row
-    logits = random_logits(size, seed=3)
+    logits = random_logits(size, vocabulary, seed=3)
     left, together = sample(subject, logits, rows)
     for i in watched:
         left_alone, alone = sample(subject, logits[i : i + 1], [rows[i]])

@@ -1,0 +1,85 @@
+"""Nothing on the way of a step waits for the device: torch says which line does.
+
+torch.cuda.set_sync_debug_mode covers torch's own calls, such as a copy from pageable memory. Without a GPU the steps
+run and nothing is watched.
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from gpu_check.findings import Case, Context, Measured
+from gpu_check.model import REHEARSED
+from gpu_check.runners import SPARE, Load, Player, make_runner
+from text_generation_benchmark.shapes import LLAMA_8B
+from text_generation_common.sampling import Sampling
+from text_generation_server.step.results import Pending, StepOutput
+
+TABLE = "Lines that wait for the device within runner.step"
+ROWS, CONTEXT = 8, 100
+EVERY_OPTION = Sampling(
+    do_sample=True, temperature=0.9, top_k=10, top_p=0.9, typical_p=0.9, repetition_penalty=1.2, frequency_penalty=0.1,
+    top_n_tokens=5, seed=3,
+)  # fmt: skip
+
+Step = Callable[[], Pending[StepOutput]]
+
+
+def watch_steps(context: Context) -> Iterator[Case]:
+    shape = replace(LLAMA_8B, layers=2) if context.on_gpu else REHEARSED
+    load = Load(shape, ROWS, 2 * CONTEXT, 4 * CONTEXT, ROWS * (CONTEXT + SPARE))
+    player = Player(make_runner(load, context.device), load, sampling={1: EVERY_OPTION, 5: EVERY_OPTION})
+
+    def watched(*steps: Step) -> Callable[[], Iterable[Measured]]:
+        return lambda: waits(context, steps)
+
+    def join(*requests: int, decoding: Sequence[int] = ()) -> Step:
+        return lambda: player.launch(decoding, [player.chunk(request, CONTEXT) for request in requests])
+
+    # The first step of each kind compiles and records, and torch may wait meanwhile.
+    yield Case(
+        TABLE, {"step": "the first of each kind, unwatched"}, lambda: unwatched(join(0, 1), join(2, decoding=[0]))
+    )
+    yield Case(TABLE, {"step": "two requests join"}, watched(join(3, 4)))
+    yield Case(TABLE, {"step": "mixed: 4 rows decode, two requests join"}, watched(join(5, 6, decoding=[0, 1, 2, 3])))
+    yield Case(TABLE, {"step": "decode, recorded"}, lambda: unwatched(lambda: player.launch([0, 1, 5, 6])))
+    yield Case(
+        TABLE, {"step": "decode: 4 rows, then 3"}, watched(*(lambda n=n: player.launch(range(n)) for n in (4, 3)))
+    )
+
+
+def unwatched(*steps: Step) -> Iterable[Measured]:
+    for step in steps:
+        step().wait()
+    yield Measured({"waits": "–"})
+
+
+def waits(context: Context, steps: Sequence[Step]) -> Iterable[Measured]:
+    for step in steps:
+        step_waits = _warned(step) if context.on_gpu else _plain(step)
+        yield from step_waits
+
+
+def _plain(step: Step) -> Iterable[Measured]:
+    step().wait()
+    yield Measured({"waits": "not watched: no GPU"})
+
+
+def _warned(step: Step) -> Iterable[Measured]:
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            pending = step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    pending.wait()
+    lines = Counter(f"{w.filename}:{w.lineno}" for w in caught if "synchronizing" in str(w.message))
+    if not lines:
+        yield Measured({"waits": "none"})
+    for line, times in lines.items():
+        yield Measured({"waits": line}, failure=f"waits for the device {times} times")

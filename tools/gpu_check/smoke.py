@@ -1,0 +1,177 @@
+"""Every kernel once at the server's shapes, in bfloat16, against the reference on the same device.
+
+The whole table of tests is plan c. This stage says in seconds whether the kernels run at all where the server needs
+them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpu_check.comparing import close, equal, within, worst
+from gpu_check.findings import Case, Context, Measured
+from gpu_check.model import REHEARSED
+from gpu_check.states import backends, int32, neutral, random_layer, random_table, variants
+from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
+from text_generation_server.kernels.interface import KvLayer, Segments
+
+TABLE = "Smoke: kernels at the server's shapes, against the reference"
+LOGPROB = 1e-3  # largest accepted difference of log-probabilities
+FP8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    shape: LlamaShape
+    rows: int
+    length: int  # tokens of each row
+    width: int  # positions of a row of the table
+    prompt: int
+    dtype: torch.dtype
+    caches: tuple[torch.dtype, ...]
+
+
+ON_GPU = Sizes(LLAMA_8B, 64, 1000, 4608, 4096, torch.bfloat16, (torch.bfloat16, FP8, torch.int8))
+# Triton's interpreter computes bfloat16 wrongly, and loses carries when it rounds to fp8.
+REHEARSAL = Sizes(REHEARSED, 2, 70, 80, 40, torch.float16, (torch.float16, torch.int8))
+
+
+def compare_all(context: Context) -> Iterator[Case]:
+    smoke = Smoke(ON_GPU if context.on_gpu else REHEARSAL, context.device)
+    yield _case({"kernel": "embed"}, smoke.embed)
+    yield _case({"kernel": "add_rms_norm"}, smoke.norm)
+    yield _case({"kernel": "silu_mul"}, smoke.silu)
+    yield _case({"kernel": "place and advance"}, smoke.bookkeeping)
+    for cache in smoke.sizes.caches:
+        said = str(cache).removeprefix("torch.")
+        yield _case({"kernel": "rope_and_store_kv", "cache": said}, smoke.rope, cache)
+        yield _case({"kernel": "attend: decode", "cache": said}, smoke.decode, cache)
+        yield _case({"kernel": "attend: prefill", "cache": said}, smoke.prefill, cache)
+    for option in ("greedy", "all together"):
+        yield _case({"kernel": f"sample: {option}"}, smoke.sample, option)
+
+
+def _case(cells: Mapping[str, str], check: Callable[..., Measured], *arguments: object) -> Case:
+    return Case(TABLE, cells, lambda: [check(*arguments)])
+
+
+class Smoke:
+    def __init__(self, sizes: Sizes, device: torch.device) -> None:
+        self.sizes = sizes
+        self._device = device
+        self._triton, self._reference = backends()
+
+    def _numbers(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self._device).to(self.sizes.dtype)
+
+    def embed(self) -> Measured:
+        weight = self._numbers(self.sizes.shape.vocabulary, self.sizes.shape.hidden)
+        ids = torch.randint(0, len(weight), (self.sizes.rows,), dtype=torch.int32, device=self._device)
+        return equal(self._triton.embed(ids, weight), self._reference.embed(ids, weight))
+
+    def norm(self) -> Measured:
+        x, residual = (self._numbers(self.sizes.rows, self.sizes.shape.hidden) for _ in range(2))
+        weight = self._numbers(self.sizes.shape.hidden)
+        ours = self._triton.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5)
+        theirs = self._reference.add_rms_norm(x, residual, weight, 1e-5)
+        return worst(close(ours[0], theirs[0], self.sizes.dtype), equal(ours[1], theirs[1]))
+
+    def silu(self) -> Measured:
+        x = self._numbers(self.sizes.rows, 2 * self.sizes.shape.intermediate)
+        return close(self._triton.silu_mul(x), self._reference.silu_mul(x.float()), self.sizes.dtype)
+
+    def bookkeeping(self) -> Measured:
+        rows, width = self.sizes.rows, self.sizes.width
+        history, table = torch.randint(0, 10**6, (2, rows + 1, width), dtype=torch.int32, device=self._device)
+        lengths = torch.randint(1, width, (rows + 1,), dtype=torch.int32, device=self._device)
+        index = torch.randperm(rows, device=self._device).int()
+        slots, ids = torch.randint(0, 2**31 - 1, (2, rows), dtype=torch.int32, device=self._device)
+        results = []
+        for kernels in (self._triton, self._reference):
+            own_history, own_table, own_lengths = history.clone(), table.clone(), lengths.clone()
+            placed = kernels.place(index, slots, own_history, own_table, own_lengths)
+            kernels.advance(own_history, own_lengths, index, ids)
+            results.append((*placed, own_history, own_table, own_lengths))
+        return worst(*(equal(ours, theirs) for ours, theirs in zip(*results, strict=True)))
+
+    def rope(self, cache: torch.dtype) -> Measured:
+        """What lies in the slots is compared as numbers: 8 bits times their scale, to two steps of rounding."""
+        shape, tokens = self.sizes.shape, self.sizes.rows
+        qkv = self._numbers(tokens, (shape.heads + 2 * shape.kv_heads) * shape.head_size)
+        positions = torch.randint(0, self.sizes.length, (tokens,), dtype=torch.int32, device=self._device)
+        slots = torch.randperm(tokens + 5, device=self._device)[:tokens].int()
+        angles = torch.rand(self.sizes.length, shape.head_size // 2, device=self._device) * 6
+        empty = random_layer(tokens + 5, shape.kv_heads, shape.head_size, cache, self._device)
+        results = []
+        for kernels, layer in ((self._triton, copied(empty)), (self._reference, copied(empty))):
+            # torch cannot scatter fp8 on every device, so the reference keeps the numbers of the model's type.
+            own = layer if kernels is self._triton or cache != FP8 else KvLayer(layer.heads.to(self.sizes.dtype))
+            heads, rotary = (shape.heads, shape.kv_heads), (angles.cos(), angles.sin())
+            q = kernels.rope_and_store_kv(qkv.clone(), heads, rotary, positions, own, slots)
+            results.append((q, numbers_of(own)[slots.long()]))
+        (q, stored), (expected_q, expected) = results
+        compared = close(q, expected_q, self.sizes.dtype)
+        if cache == self.sizes.dtype:
+            return worst(compared, close(stored, expected, cache))
+        # A head's largest number is about 5: a step of int8 is 5 / 127, half a step of fp8 a sixteenth of a number.
+        return worst(compared, within(stored, expected, 0.07 * expected.abs() + 0.05))
+
+    def decode(self, cache: torch.dtype) -> Measured:
+        shape, rows = self.sizes.shape, self.sizes.rows
+        table = random_table(rows, self.sizes.length, self.sizes.width, self._device)
+        kv = random_layer(rows * self.sizes.length, shape.kv_heads, shape.head_size, cache, self._device)
+        index = torch.arange(rows, dtype=torch.int32, device=self._device).flip(0).contiguous()
+        lengths = self.sizes.length - torch.arange(rows, dtype=torch.int32, device=self._device) % 7
+        return self._attend(rows, kv, table, index, lengths, None)
+
+    def prefill(self, cache: torch.dtype) -> Measured:
+        """A prompt, and a chunk behind a cached prefix."""
+        shape, prompt = self.sizes.shape, self.sizes.prompt
+        prefix = prompt // 2 + 3
+        table = random_table(2, prompt, prompt + 8, self._device)
+        kv = random_layer(2 * prompt, shape.kv_heads, shape.head_size, cache, self._device)
+        tokens = 2 * prompt - prefix
+        starts, offsets = int32([0, prefix], self._device), int32([0, prompt, tokens], self._device)
+        segments = Segments(int32([0, 1], self._device), starts, offsets, tokens)
+        none = int32([], self._device)
+        return self._attend(tokens, kv, table, none, none, segments)
+
+    def _attend(
+        self, tokens: int, kv: KvLayer, table: Tensor, rows_R: Tensor, lengths_R: Tensor, segments: Segments | None
+    ) -> Measured:
+        shape = self.sizes.shape
+        q = self._numbers(tokens, shape.heads, shape.head_size)
+        arguments = (table, rows_R, lengths_R, segments, shape.head_size**-0.5)
+        ours = self._triton.attend(q, kv, *arguments)
+        return close(ours, self._reference.attend(q.float(), widened(kv), *arguments), self.sizes.dtype)
+
+    def sample(self, option: str) -> Measured:
+        vocabulary = self.sizes.shape.vocabulary
+        options = dict(variants(neutral(self.sizes.rows, self.sizes.length, vocabulary, self._device), vocabulary))
+        logits = torch.randn(self.sizes.rows, vocabulary, device=self._device) * 3
+        expected = self._reference.sample(logits.clone(), options[option])
+        chosen = self._triton.sample(logits, options[option])
+        same = chosen.ids_R == expected.ids_R
+        # Two tokens whose scores differ by rounding only may change places: rare, so one row of 64 may.
+        if int((~same).sum()) > self.sizes.rows // 64:
+            return Measured(failure=f"{int((~same).sum())} of {len(same)} rows chose another token")
+        allowed = torch.full_like(chosen.logprobs_R[same], LOGPROB)
+        return within(chosen.logprobs_R[same], expected.logprobs_R[same], allowed)
+
+
+def copied(kv: KvLayer) -> KvLayer:
+    return KvLayer(kv.heads.clone(), None if kv.scales is None else kv.scales.clone())
+
+
+def numbers_of(kv: KvLayer) -> Tensor:
+    heads = kv.heads.float()
+    return heads if kv.scales is None else heads * kv.scales.unsqueeze(2)
+
+
+def widened(kv: KvLayer) -> KvLayer:
+    """The same keys and values in a type that the reference can use: fp8 becomes float32, because torch cannot gather
+    fp8 on every device.
+    """
+    return KvLayer(kv.heads.float(), kv.scales) if kv.heads.dtype == FP8 else kv

@@ -1,0 +1,89 @@
+"""Random inputs of kernels: keys and values in scattered slots, and sampling parameters with every option."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from text_generation_server.kernels.interface import Bias, Choices, Kernels, KvLayer
+from text_generation_server.models.kv_cache import SCALED
+
+SEED = 2**63 - 5
+
+
+def backends() -> tuple[Kernels, Kernels]:
+    """The two backends (Triton, reference)."""
+    from text_generation_server.kernels import reference, triton
+
+    return cast(Kernels, triton), cast(Kernels, reference)
+
+
+def int32(values: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+def random_layer(slots: int, kv_heads: int, size: int, dtype: torch.dtype, device: torch.device) -> KvLayer:
+    shape = (slots + 1, 2 * kv_heads, size)
+    if dtype not in SCALED:
+        return KvLayer(torch.randn(shape, dtype=dtype, device=device))
+    scales = torch.rand(shape[:2], device=device) / 50
+    if dtype == torch.int8:
+        return KvLayer(torch.randint(-127, 128, shape, dtype=dtype, device=device), scales)
+    return KvLayer((torch.randn(shape, device=device) * 100).to(dtype), scales)
+
+
+def random_table(rows: int, length: int, width: int, device: torch.device) -> Tensor:
+    """int32 [rows, width]: each row's first `length` entries are slots 0 … rows · length - 1 in random order."""
+    table = torch.zeros((rows, width), dtype=torch.int32, device=device)
+    table[:, :length] = torch.randperm(rows * length, device=device).int().view(rows, length)
+    return table
+
+
+def neutral(rows: int, length: int, vocabulary: int, device: torch.device) -> Choices:
+    """Choices with every option off: greedy rows with random histories."""
+    history = torch.randint(0, vocabulary, (rows + 1, length + 8), dtype=torch.int32, device=device)
+
+    def column(value: float, dtype: torch.dtype) -> Tensor:
+        return torch.full((rows,), value, dtype=dtype, device=device)
+
+    numbers = torch.arange(rows, dtype=torch.int32, device=device)
+    return Choices(
+        rows_R=numbers.flip(0).contiguous(), history=history,
+        lengths=torch.full((rows + 1,), length, dtype=torch.int32, device=device),
+        prompt_lengths_R=column(length // 2, torch.int32), draws_R=column(False, torch.bool),
+        seeds_R=SEED - numbers.long() * 7919, temperature_R=column(1, torch.float32), top_k_R=column(0, torch.int32),
+        top_p_R=column(1, torch.float32), min_p_R=column(0, torch.float32), typical_p_R=column(1, torch.float32),
+        repetition_penalty_R=column(1, torch.float32), frequency_penalty_R=column(0, torch.float32), bias=None,
+        any_draws=False, any_penalties=False, any_cuts=False, any_typical=False,
+    )  # fmt: skip
+
+
+def variants(choices: Choices, vocabulary: int) -> Iterator[tuple[str, Choices]]:
+    """Sampling parameters to run: options alone, then all together. The last row has neutral parameters, except that
+    it draws its token, and has a bias if the other rows have one."""
+
+    def with_values(base: Choices, **values: float) -> Choices:
+        columns: dict[str, Any] = {}
+        for name, value in values.items():
+            columns[f"{name}_R"] = getattr(base, f"{name}_R").clone()
+            columns[f"{name}_R"][:-1] = value
+        return replace(base, **columns)
+
+    rows, device = len(choices.rows_R), choices.rows_R.device
+    drawing = replace(choices, draws_R=torch.ones_like(choices.draws_R), any_draws=True)
+    tokens = torch.randperm(vocabulary, device=device)[:16].int().repeat(rows, 1)
+    bias = Bias(tokens, torch.randn(rows, 16, device=device) * 4)
+    cutting = replace(drawing, any_cuts=True)
+    yield "greedy", choices
+    yield "draws", drawing
+    yield "top-k", with_values(cutting, top_k=40)
+    yield "top-p", with_values(cutting, top_p=0.9)
+    yield "typical-p", with_values(replace(cutting, any_typical=True), typical_p=0.8)
+    yield "repetition penalty", with_values(replace(drawing, any_penalties=True), repetition_penalty=1.3)
+    everything = replace(drawing, bias=bias, any_penalties=True, any_cuts=True, any_typical=True)
+    yield "all together", with_values(
+        everything, temperature=0.8, top_k=300, top_p=0.95, min_p=0.001, typical_p=0.95, repetition_penalty=1.1,
+        frequency_penalty=0.1,
+    )  # fmt: skip
