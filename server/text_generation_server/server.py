@@ -264,7 +264,7 @@ async def _serve(config: ShardConfig) -> None:
         what = f"{shard.device.type}, {str(shard.dtype).removeprefix('torch.')}, kernels: {shard.kernels}"
         logger.info("Server started at unix://%s-%d (%s)", config.uds_path, config.rank, what)
         await stopping
-        worker.run_outside(shard.close)
+        closing = worker.run_outside(shard.close)
     finally:
         stopping.cancel()
         await server.stop(grace=0.5)
@@ -276,6 +276,8 @@ async def _serve(config: ShardConfig) -> None:
         logger.warning("the device or the group did not close within %.0f s: the process ends without it", CLOSE_S)
         logging.shutdown()
         os._exit(0)  # Python would wait for threads that wait for the device.
+    if error := closing.exception():
+        logger.warning("the device or the group did not close: %s", error)
 
 
 def _share_interpreter(device: torch.device) -> None:
