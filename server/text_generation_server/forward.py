@@ -1,4 +1,6 @@
-"""The forward pass of a step. Steps of decode rows only read fixed tensors, and are recorded; others are laid out."""
+"""The forward pass of a step. Decode steps, and steps of few tokens, read fixed tensors and are recorded. Other steps
+are laid out in new tensors.
+"""
 
 import torch
 from torch import Tensor
@@ -7,7 +9,7 @@ from text_generation_server.device.graphs import Forward, Signal
 from text_generation_server.kernels.interface import KvLayer
 from text_generation_server.models.model import Model
 from text_generation_server.platforms import Platform
-from text_generation_server.step.layout import DecodeInputs, lay_out
+from text_generation_server.step.layout import DecodeInputs, MixedInputs, lay_out
 from text_generation_server.step.preparation import Int32s, PreparedStep
 from text_generation_server.step.rows import Rows
 
@@ -25,9 +27,11 @@ class ForwardPass:
         self._model = model
         self._kernels = platform.kernels
         self._graphs = platform.graphs
+        self._mixed_graphs = platform.mixed_graphs
         self._cache = cache
         self._rows = rows
         self._inputs = DecodeInputs(self._graphs.size(rows.count), rows, slots)
+        self._mixed_inputs = MixedInputs(max(self._mixed_graphs.sizes, default=0), rows, slots)
         is_exact = platform.device.type == "cpu" and model.dtype == torch.float32
         self._min_tokens = MIN_EXACT_ROWS if is_exact else 1
 
@@ -39,13 +43,17 @@ class ForwardPass:
         if not step.chunks:
             logits = self._model.logits(self._decode(step.decode.rows_R, step.slots_R, on_layer))
             return None if logits is None else logits[:count], self._inputs.rows_R(count)
-        mixed = lay_out(step, self._rows, self._kernels, self._min_tokens)
-        hidden = self._model.forward(mixed.input, self._cache, on_layer)
-        logits = self._model.logits(hidden[mixed.sampled_tokens]) if count else None
-        return None if logits is None else logits[:count], mixed.sampled_rows_R
+        hidden, sampled_tokens, rows_R = self._mixed(step, on_layer)
+        logits = self._model.logits(hidden[sampled_tokens]) if count else None
+        return None if logits is None else logits[:count], rows_R
 
     def record(self, on_layer: Signal) -> None:
-        """Runs and records decode steps of padding only, of all sizes that a step of these rows can have."""
+        """Runs and records steps of padding only: mixed steps, and decode steps of all sizes that a step of these rows
+        can have.
+        """
+        for size in self._mixed_graphs.sizes:
+            self._mixed_inputs.fill(None, self._min_tokens)
+            self._mixed_graphs.record(size, self._mixed_forward(size), on_layer)
         for size in self._graphs.sizes_to_record(self._rows.count):
             self._inputs.fill(NO_ROWS, NO_ROWS, size)
             self._graphs.record(size, self._decode_forward(size), on_layer)
@@ -61,5 +69,24 @@ class ForwardPass:
         def forward(on_layer: Signal) -> Tensor:
             step_input = self._inputs.step_input(self._kernels, size, self._min_tokens)
             return self._model.forward(step_input, self._cache, on_layer)
+
+        return forward
+
+    def _mixed(self, step: PreparedStep, on_layer: Signal) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden states of a step with chunks, the tokens after which a token is sampled, and their rows."""
+        inputs, size = self._mixed_inputs, self._mixed_graphs.size(step.tokens)
+        if self._mixed_graphs.is_recorded(size) and inputs.fits(step, size):
+            inputs.fill(step, self._min_tokens)
+            hidden = self._mixed_graphs.run(size, self._mixed_forward(size), on_layer)
+            return hidden, *inputs.sampled(len(step.sampled.rows), self._min_tokens)
+        mixed = lay_out(step, self._rows, self._kernels, self._min_tokens)
+        hidden = self._model.forward(mixed.input, self._cache, on_layer)
+        return hidden, mixed.sampled_tokens, mixed.sampled_rows_R
+
+    def _mixed_forward(self, size: int) -> Forward:
+        """The forward pass of a step of `size` tokens, which reads and writes the same addresses in every call."""
+
+        def forward(on_layer: Signal) -> Tensor:
+            return self._model.forward(self._mixed_inputs.step_input(self._kernels, size), self._cache, on_layer)
 
         return forward

@@ -12,7 +12,14 @@ from text_generation_common.cores import usable_cores
 from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.model_files import ModelFileError, read_model_file
 from text_generation_server.config import ShardConfig
-from text_generation_server.device.graphs import DEFAULT_SIZES, CudaRecorder, DecodeGraphs, Graphs, no_graphs
+from text_generation_server.device.graphs import (
+    DEFAULT_SIZES,
+    MIXED_SIZES,
+    CudaRecorder,
+    DecodeGraphs,
+    Graphs,
+    no_graphs,
+)
 from text_generation_server.device.transfers import moments_of, use_own_stream
 from text_generation_server.distributed import Group, join_group
 from text_generation_server.errors import ModelError
@@ -84,8 +91,8 @@ def load_shard(
     rendezvous = Path(f"{config.uds_path}-{config.epoch}.rendezvous")
     use_own_stream(device)
     group = join_group(config.rank, config.world_size, device, rendezvous)
-    graphs = _graphs(config, device, group, backend)
-    platform = Platform(device, backend.kernels, group, graphs, moments_of(device))
+    graphs, mixed_graphs = _graphs(config, device, group, backend)
+    platform = Platform(device, backend.kernels, group, graphs, moments_of(device), mixed_graphs)
     files = _files(config, model_config, device, dtype)
     quantize = config.compute.quantize
     model = get_model(files, model_config, platform, dtype, longest, worker.advance_progress, FORMATS[quantize])
@@ -143,18 +150,22 @@ def _files(config: ShardConfig, model_config: ModelConfig, device: torch.device,
     return SafetensorsFiles(config.model_path)
 
 
-def _graphs(config: ShardConfig, device: torch.device, group: Group, backend: Backend) -> Graphs:
+def _graphs(config: ShardConfig, device: torch.device, group: Group, backend: Backend) -> tuple[Graphs, DecodeGraphs]:
+    """For decode steps, and for steps with prompt chunks."""
     if device.type == "cuda":
         sizes = DEFAULT_SIZES if config.graph_sizes is None else config.graph_sizes
-        return DecodeGraphs(sizes, CudaRecorder(), group.all_agree)
+        recorder = CudaRecorder()
+        mixed_sizes = MIXED_SIZES if sizes else ()
+        mixed = DecodeGraphs(mixed_sizes, recorder, group.all_agree, "tokens")
+        return DecodeGraphs(sizes, recorder, group.all_agree), mixed
     if config.graph_sizes and config.rank == 0:
         logger.info("--cuda-graphs: without a GPU decode steps of all sizes are recorded, or with 0 none")
     if config.shard.cuda_memory_fraction != 1.0 and config.rank == 0:
         logger.info("--cuda-memory-fraction has no effect: there is no GPU")
     # Programs record only kernel calls. Collectives between ranks are not kernel calls, so groups do not use programs.
     if isinstance(backend.kernels, CpuKernels) and group.size == 1 and config.graph_sizes != ():
-        return DecodePrograms(backend.kernels.library, backend.kernels.threads)
-    return no_graphs()
+        return DecodePrograms(backend.kernels.library, backend.kernels.threads), no_graphs()
+    return no_graphs(), no_graphs()
 
 
 def _choose_device(config: ShardConfig) -> torch.device:

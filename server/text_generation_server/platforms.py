@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from text_generation_server.device.graphs import Graphs, no_graphs
+from text_generation_server.device.graphs import DecodeGraphs, Graphs, no_graphs
 from text_generation_server.device.transfers import HostMoment, Moment
 from text_generation_server.distributed import Group
 from text_generation_server.kernels.interface import Kernels
@@ -21,3 +21,8 @@ class Platform:
     graphs: Graphs = field(default_factory=no_graphs)
     # Marks the moment when the device has completed all work given to it until now.
     mark: Callable[[], Moment] = HostMoment
+    mixed_graphs: DecodeGraphs = field(default_factory=no_graphs)  # for steps with prompt chunks, by number of tokens
+
+    def clear_graphs(self) -> None:
+        self.graphs.clear()
+        self.mixed_graphs.clear()

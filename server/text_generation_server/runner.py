@@ -63,7 +63,6 @@ class ModelRunner:
         self._device = platform.device
         self._kernels = platform.kernels
         self._group = platform.group
-        self._graphs = platform.graphs
         self._mark = platform.mark
         self._sampler = sampler
         self._on_progress = on_progress
@@ -88,8 +87,8 @@ class ModelRunner:
         self, max_prefill_tokens: int, max_total_tokens: int | None, requests: int, wanted: int | None
     ) -> Capacity:
         """Runs small steps and the largest step on a small cache. Then makes the cache as large as memory and limits
-        allow, and records decode steps on it. All ranks get a cache of the size that fits the rank with the least
-        memory. On a GPU no kernel is compiled and no decode step is recorded later.
+        allow, and records steps on it. All ranks get a cache of the size that fits the rank with the least
+        memory. On a GPU no kernel is compiled and no step is recorded later.
         """
         limit = self._model.max_total_tokens
         if max_total_tokens is not None and max_total_tokens > limit:
@@ -109,13 +108,13 @@ class ModelRunner:
             slots = choose_slots(per_slot, available, requests * needed, wanted, at_least=min(needed, wanted or needed))
             longest = min(longest, slots)
             self._make_room(slots, requests, longest)
-        with self._group.collective_work("decode steps"):
+        with self._group.collective_work("recorded steps"):
             self.row_state.forward.record(self._on_progress)
             self._mark().wait()
         return Capacity(slots, longest)
 
     def _make_room(self, slots: int, rows: int, longest: int) -> None:
-        self._graphs.clear()
+        self._platform.clear_graphs()
         self._kv_cache = self._model.make_cache(slots, rows, self._kv_dtype, self._on_progress)
         batches = Batches(Rows(rows, longest, self._device, padding_slot=slots))
         planner = Planner(batches, StepLimits(self._model.vocab_size, slots))
@@ -125,7 +124,7 @@ class ModelRunner:
     def _run_largest_step(self, tokens: int, longest: int) -> None:
         with self._group.agreement("prepare the largest step"), memory_for(tokens):
             # Graphs from before this Warmup use the old cache.
-            self._graphs.clear()
+            self._platform.clear_graphs()
             self._kv_cache, self._row_state = [], None
             give_back_memory(self._device)
             largest = WarmupStep([], NO_SLOTS, largest_step(tokens, longest))
@@ -149,7 +148,7 @@ class ModelRunner:
         """Drops all recordings. Must be called before a group of GPUs is left: NCCL waits until no CUDA graph with its
         collectives exists (https://github.com/pytorch/pytorch/issues/115388).
         """
-        self._graphs.clear()
+        self._platform.clear_graphs()
         gc.collect()
         self._mark().wait()
 

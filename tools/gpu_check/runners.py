@@ -12,7 +12,7 @@ from torch import Tensor
 from text_generation_benchmark.checkpoint import write_without_weights
 from text_generation_benchmark.shapes import LlamaShape
 from text_generation_common.sampling import Sampling
-from text_generation_server.device.graphs import DEFAULT_SIZES, CudaRecorder, DecodeGraphs, no_graphs
+from text_generation_server.device.graphs import DEFAULT_SIZES, MIXED_SIZES, CudaRecorder, DecodeGraphs, no_graphs
 from text_generation_server.device.transfers import moments_of, use_own_stream
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels import select_backend
@@ -51,9 +51,12 @@ def make_runner(load: Load, device: torch.device, kernels: Kernels | None = None
     with tempfile.TemporaryDirectory(prefix="tgi-gpu-check-") as folder:
         write_without_weights(Path(folder), load.shape)
         config = read_config(Path(folder))
-    graphs = DecodeGraphs(DEFAULT_SIZES, CudaRecorder()) if load.graphs and device.type == "cuda" else no_graphs()
+    graphs = mixed_graphs = no_graphs()
+    if load.graphs and device.type == "cuda":
+        recorder = CudaRecorder()
+        graphs, mixed_graphs = DecodeGraphs(DEFAULT_SIZES, recorder), DecodeGraphs(MIXED_SIZES, recorder, unit="tokens")
     own = kernels or select_backend(device).kernels
-    platform = Platform(device, own, Group(0, 1, Alone()), graphs, moments_of(device))
+    platform = Platform(device, own, Group(0, 1, Alone()), graphs, moments_of(device), mixed_graphs)
     files = DummyFiles(config, device, load.dtype)
     model = get_model(files, config, platform, load.dtype, load.longest, _nothing)
     runner = ModelRunner(model, platform, Sampler(own, 0.5, 2.0), _nothing)

@@ -1,8 +1,9 @@
-"""CUDA graphs of decode steps, recorded at warm-up and then replayed.
+"""CUDA graphs of steps, recorded at warm-up and then replayed.
 
-Each graph has one size, its number of rows; a step is padded to the next larger size. All sizes that the load may need
-are recorded at warm-up, when no step is in flight: that takes some tenths of a second for each size, for which a server
-under load would answer no request. A step of a size that is not recorded runs without a graph.
+Each graph has one size: its number of rows or, in steps with prompt chunks, of tokens. A step is padded to the next
+larger size. All sizes that the load may need are recorded at warm-up, when no step is in flight: that takes some tenths
+of a second for each size, for which a server under load would answer no request. A step of a size that is not recorded
+runs without a graph.
 """
 
 import gc
@@ -19,6 +20,10 @@ from torch import Tensor
 # From about 100 rows on, arithmetic takes more time in a step than reading the weights, so a row of padding costs as
 # much as any row. There the sizes are closer together, relative to the number of rows.
 DEFAULT_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+
+# Tokens of steps with prompt chunks. Few sizes, since each is recorded at warm-up; a step of other sizes runs without a
+# graph, which costs little where the device takes longer than the host: from about 200 tokens of an 8B model on.
+MIXED_SIZES = (16, 64, 128, 192, 256, 384, 512)
 
 logger = logging.getLogger("text_generation_server")
 
@@ -105,7 +110,9 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 class DecodeGraphs:
-    """Runs `forward`, which always reads and writes the same addresses, and which calls its argument after each layer
+    """Graphs of steps by their size: the rows of decode steps or, in a second object, the tokens of steps with chunks.
+
+    Runs `forward`, which always reads and writes the same addresses, and which calls its argument after each layer
     to show that it makes progress.
 
     All ranks must replay a graph, or all must run without one, because collectives are part of graphs: `agree` returns
@@ -117,11 +124,21 @@ class DecodeGraphs:
         sizes: tuple[int, ...],
         record: Callable[[Callable[[], Tensor]], Recording],
         agree: Callable[[bool], bool] = bool,
+        unit: str = "rows",
     ) -> None:
         self._sizes = sorted(set(sizes))
+        self._unit = unit
         self._record = record
         self._agree = agree
         self._recordings: dict[int, Recording] = {}
+
+    @property
+    def sizes(self) -> list[int]:
+        """All sizes, the largest first."""
+        return self._sizes[::-1]
+
+    def is_recorded(self, size: int) -> bool:
+        return size in self._recordings
 
     def size(self, rows: int) -> int:
         """Number of rows to which a step of `rows` rows is padded: the next size, or `rows` above the largest size."""
@@ -162,7 +179,9 @@ class DecodeGraphs:
         if self._agree(recording is not None) and recording is not None:
             self._recordings[size] = recording
         else:
-            logger.warning("no CUDA graph for %d rows, whose steps run without one and slower: %s", size, reason)
+            logger.warning(
+                "no CUDA graph for %d %s, whose steps run without one and slower: %s", size, self._unit, reason
+            )
 
 
 def no_graphs() -> DecodeGraphs:

@@ -15,6 +15,14 @@ from text_generation_server.step.inputs import StepInput
 from text_generation_server.step.preparation import Int32s, PreparedStep
 from text_generation_server.step.rows import Rows
 
+# Most chunks of a recorded mixed step: attention launches a program for each of them, whether the step has it or not.
+MOST_CHUNKS = 16
+# Most tokens of padding of a recorded mixed step. From about 160 tokens on a step's time grows with its tokens: more of
+# them would take longer than the launch of each kernel by itself, which runs ahead of the device.
+MOST_PADDING = 64
+NO_NUMBERS = np.empty(0, dtype=np.int32)
+NO_RUNS = np.zeros(1, dtype=np.int32)  # offsets of no runs
+
 
 class DecodeInputs:
     """Fixed tensors on the device from which decode steps read their rows and the slots of the rows' newest tokens."""
@@ -61,37 +69,76 @@ class MixedInput:
 
 def lay_out(step: PreparedStep, rows: Rows, kernels: Kernels, min_tokens: int) -> MixedInput:
     """The input of a step with chunks: decode rows first, then the chunks, then padding to at least `min_tokens`."""
+    sampled_tokens, sampled_rows, *numbers = send(_mixed_numbers(step, rows, min_tokens), rows.device)
+    step_input = _mixed_step_input(numbers, rows, kernels, step.tokens - len(step.decode.rows))
+    return MixedInput(step_input, sampled_tokens, sampled_rows)
+
+
+class MixedInputs:
+    """Fixed tensors on the device from which recorded mixed steps read their rows, slots and chunks."""
+
+    def __init__(self, most: int, rows: Rows, padding_slot: int) -> None:
+        """Makes room for `most` tokens in a step, padding included."""
+        self._rows = rows
+        # What follows the numbers of a step in each array, but the last array.
+        self._padding = (0, rows.padding, rows.padding, padding_slot, 0, rows.padding, 0, rows.padding, 0)
+        width = -(-max(most, MOST_CHUNKS + 1) // ALIGNED_WORDS) * ALIGNED_WORDS
+        self._there = torch.zeros((len(self._padding) + 1, width), dtype=torch.int32, device=rows.device)
+
+    def fits(self, step: PreparedStep, size: int) -> bool:
+        """Whether the step is worth being padded to `size` tokens, and has few enough chunks."""
+        return size - step.tokens <= MOST_PADDING and len(step.chunks) <= MOST_CHUNKS
+
+    def fill(self, step: PreparedStep | None, min_tokens: int) -> None:
+        """Writes a step of at most MOST_CHUNKS chunks; None: padding alone."""
+        arrays = [*[NO_NUMBERS] * len(self._padding), NO_RUNS]
+        if step is not None:
+            arrays = _mixed_numbers(step, self._rows, min_tokens)
+        host = host_words(self._there.numel(), self._rows.device).view_as(self._there)
+        paddings = (*self._padding, arrays[-1][-1])  # padding of the chunks: empty runs
+        for words, array, padding in zip(host.numpy(), arrays, paddings, strict=True):
+            words[: len(array)], words[len(array) :] = array, padding
+        self._there.copy_(host, non_blocking=True)
+
+    def step_input(self, kernels: Kernels, size: int) -> StepInput:
+        """Input of a step of `size` tokens, padding included. Runs on the device only."""
+        chunks = [array[:MOST_CHUNKS] for array in self._there[7:9]]
+        numbers = [*self._there[2:7, :size], *chunks, self._there[9, : MOST_CHUNKS + 1]]
+        return _mixed_step_input(numbers, self._rows, kernels, size)
+
+    def sampled(self, count: int, min_tokens: int) -> tuple[Tensor, Tensor]:
+        """The tokens after which a token is sampled, padded to `min_tokens`, and their rows."""
+        return self._there[0, : max(count, min_tokens)], self._there[1, :count]
+
+
+def _mixed_numbers(step: PreparedStep, rows: Rows, min_tokens: int) -> list[Int32s]:
+    """What the host knows of a mixed step: sampled tokens and their rows; rows, slots and lengths of the decode rows;
+    row and position of each token; rows and first positions of the chunks, and their offsets."""
     decoding = len(step.decode.rows)
-    known_R = rows.known[step.decode.rows_R]
-    runs = [(row, int(known) - 1, int(known)) for row, known in zip(step.decode.rows, known_R, strict=True)]
-    runs += [(chunk.row, chunk.start, chunk.end) for chunk in step.chunks]
-    rows_C, starts_C, ends_C = np.array(runs, dtype=np.int32).T
-    lengths_C = ends_C - starts_C
-    offsets = np.concatenate([[0], np.cumsum(lengths_C)]).astype(np.int32)
-    count = int(offsets[-1])
-    missing = max(0, min_tokens - count)
+    known_R = rows.known[step.decode.rows_R].astype(np.int32)
+    chunks = np.array([(chunk.row, chunk.start, chunk.end) for chunk in step.chunks], dtype=np.int32)
+    chunk_rows, chunk_starts, chunk_ends = chunks.T
+    rows_C = np.append(step.decode.rows_R, chunk_rows)  # runs: a token of each decode row, then the chunks
+    starts_C = np.append(known_R - 1, chunk_starts)
+    lengths_C = np.append(known_R, chunk_ends) - starts_C
+    offsets = np.append(0, np.cumsum(lengths_C)).astype(np.int32)
+    missing = max(0, min_tokens - step.tokens)
     rows_T = np.append(np.repeat(rows_C, lengths_C), np.full(missing, rows.padding, dtype=np.int32))
-    positions_T = np.append(np.arange(count) - np.repeat(offsets[:-1] - starts_C, lengths_C), np.zeros(missing))
-    there = send(
-        [
-            step.decode.rows_R, step.slots_R, rows_C[decoding:], starts_C[decoding:], offsets[decoding:],
-            rows_T, positions_T.astype(np.int32), _sampled_tokens(step, offsets, min_tokens), step.sampled.rows_R,
-        ],
-        rows.device,
-    )  # fmt: skip
-    decode_rows, slots, chunk_rows, starts, ends, token_rows, positions, sampled_tokens, sampled_rows = there
-    lengths = decode_rows
-    if decoding:
-        _, _, lengths = kernels.place(decode_rows, slots, rows.history, rows.table, rows.lengths)
-    segments = Segments(chunk_rows, starts, ends, count - decoding)
+    positions_T = np.append(np.arange(step.tokens) - np.repeat(offsets[:-1] - starts_C, lengths_C), np.zeros(missing))
+    ends_of_prompts = offsets[decoding + 1 :][[chunk.last for chunk in step.chunks]] - 1
+    sampled_tokens = np.append(np.arange(decoding, dtype=np.int32), ends_of_prompts)
+    sampled_tokens = np.pad(sampled_tokens, (0, max(0, min_tokens - len(sampled_tokens))))
+    return [
+        sampled_tokens, step.sampled.rows_R, step.decode.rows_R, step.slots_R, known_R, rows_T,
+        positions_T.astype(np.int32), chunk_rows, chunk_starts, offsets[decoding:],
+    ]  # fmt: skip
+
+
+def _mixed_step_input(numbers: list[Tensor], rows: Rows, kernels: Kernels, chunk_tokens: int) -> StepInput:
+    """`numbers` are those of `_mixed_numbers` on the device, without the sampled tokens and rows."""
+    decode_rows, decode_slots, lengths, token_rows, positions, chunk_rows, starts, offsets = numbers
+    if len(decode_rows):
+        kernels.place(decode_rows, decode_slots, rows.history, rows.table, rows.lengths)
     ids, slots = rows.history[token_rows, positions], rows.table[token_rows, positions]
-    return MixedInput(
-        StepInput(ids, positions, slots, rows.table, decode_rows, lengths, segments), sampled_tokens, sampled_rows
-    )
-
-
-def _sampled_tokens(step: PreparedStep, offsets: Int32s, min_tokens: int) -> Int32s:
-    decoding = len(step.decode.rows)
-    chunk_ends = [int(end) - 1 for end, c in zip(offsets[decoding + 1 :], step.chunks, strict=True) if c.last]
-    tokens = [*range(decoding), *chunk_ends]
-    return np.array(tokens + [0] * max(0, min_tokens - len(tokens)), dtype=np.int32)
+    segments = Segments(chunk_rows, starts, offsets, chunk_tokens)
+    return StepInput(ids, positions, slots, rows.table, decode_rows, lengths, segments)

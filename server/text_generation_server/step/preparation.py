@@ -52,6 +52,11 @@ class PreparedStep:
     chunks: tuple[PlacedChunk, ...]
     sampled: RequestRows  # requests that get a token: all that decode, then those whose prompt ends
 
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that the step computes, without padding."""
+        return len(self.decode.rows) + sum(chunk.end - chunk.start for chunk in self.chunks)
+
 
 class Planner:
     """Prepares the steps over the batches of a shard."""

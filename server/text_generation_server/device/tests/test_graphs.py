@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -23,11 +24,12 @@ from text_generation_server.device.graphs import CudaRecorder, DecodeGraphs
 from text_generation_server.device.transfers import HostMoment
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels import reference
+from text_generation_server.kernels.interface import Kernels
 from text_generation_server.load import Shard
 from text_generation_server.models.config import read_config
 from text_generation_server.runner import ModelRunner
-from text_generation_server.step.layout import DecodeInputs
-from text_generation_server.step.rows import Rows
+from text_generation_server.step.layout import MOST_CHUNKS, DecodeInputs
+from text_generation_server.step.rows import PromptChunk, Rows
 
 CPU = torch.device("cpu")
 WARMUP = (128, None, 16, None)
@@ -245,6 +247,50 @@ def test_replayed_steps_give_the_same_results_to_the_bit(model: Path) -> None:
     assert recorder.recorded == 3
     assert play(graphed) == play(plain)
     assert recorder.recorded == 3 and recorder.replayed > 6
+
+
+def play_mixed(runner: ModelRunner) -> tuple[dict[int, list[int]], dict[int, list[float]]]:
+    """Prompts of few tokens join rows that decode, alone and several at once, whole and in chunks."""
+    runner.clear(None)
+    client = Client(runner, scattered_slots(runner, seed=5))
+    client.step([], [client.first_chunk(1, random_ids(9, 1), parameters=SAMPLED)])
+    client.step([1], [client.first_chunk(2, random_ids(30, 2), end=12)])
+    client.step([1], [PromptChunk(2, 12, 20, last=False), client.first_chunk(3, random_ids(3, 3))])
+    client.step([3, 1], [PromptChunk(2, 20, 30, last=True), client.first_chunk(4, random_ids(2, 4), end=1)])
+    client.step([2, 1], [PromptChunk(4, 1, 2, last=True)])
+    client.step([1, 2, 3, 4], [client.first_chunk(i, random_ids(50, i), parameters=SAMPLED) for i in (5, 6)])
+    client.step([1, 2, 3], [client.first_chunk(7, random_ids(20, 7), parameters=SAMPLED)])
+    client.step([7, 5, 6, 4, 3, 2, 1])
+    return client.tokens, client.logprobs
+
+
+@pytest.mark.parametrize("kernels", [None, cast(Kernels, reference)], ids=["of this CPU", "reference"])
+def test_replayed_steps_with_chunks_give_the_same_results_to_the_bit(model: Path, kernels: Kernels | None) -> None:
+    plain = make_runner(model, kernels=kernels)
+    plain.warmup(*WARMUP)
+    recorder = FakeRecorder()
+    graphed = make_runner(model, kernels=kernels, mixed_graphs=DecodeGraphs((16, 64), recorder))
+    for _ in range(2):  # after another warm-up graphs of the old memory are gone
+        graphed.warmup(*WARMUP)
+        assert play_mixed(graphed) == play_mixed(plain)
+    assert (recorder.recorded, recorder.replayed) == (4, 2 * 6)
+
+
+def test_a_step_that_a_graph_would_pad_too_much_or_with_too_many_chunks_runs_without(model: Path) -> None:
+    recorder = FakeRecorder()
+    runner = make_runner(model, mixed_graphs=DecodeGraphs((16, 200), recorder))
+    runner.warmup(128, None, 40, None)
+    for prompts, replays in (
+        ([135], 0),
+        ([136], 1),
+        ([9] * MOST_CHUNKS, 1),
+        ([9] * (MOST_CHUNKS + 1), 0),
+        ([201], 0),
+    ):
+        runner.clear(None)
+        client, before = Client(runner, scattered_slots(runner)), recorder.replayed
+        client.step([], [client.first_chunk(i, random_ids(n, i)) for i, n in enumerate(prompts)])
+        assert recorder.replayed - before == replays
 
 
 def test_after_another_warm_up_graphs_of_the_old_memory_are_gone(model: Path) -> None:

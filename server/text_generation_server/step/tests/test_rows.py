@@ -8,7 +8,7 @@ import torch
 
 from text_generation_common.sampling import Sampling
 from text_generation_server.errors import StepError
-from text_generation_server.step.layout import DecodeInputs, lay_out
+from text_generation_server.step.layout import MOST_CHUNKS, DecodeInputs, MixedInputs, lay_out
 from text_generation_server.step.preparation import Planner, StepLimits
 from text_generation_server.step.rows import WIDTH_STEP, Batches, PromptChunk, Rows, StepBatch
 
@@ -330,6 +330,39 @@ def test_a_mixed_step_is_laid_out_as_decode_rows_chunks_and_padding() -> None:
     assert given.segments.offsets.tolist() == [1, 3, 5] and given.segments.tokens == 4
     assert given.rows_R.tolist() == [0] and given.lengths_R.tolist() == [3] and given.table is rows.table
     assert mixed.sampled_tokens.tolist() == [0, 4, 0, 0, 0, 0, 0] and mixed.sampled_rows_R.tolist() == [0, 2]
+
+
+def test_recorded_mixed_steps_read_the_same_numbers_at_the_same_addresses_then_padding() -> None:
+    planner, kernels = make_planner(), Placing()
+    planner.prepare([], NO_SLOTS, 4, [chunk(1, [3, 4], [20, 21]), chunk(2, [5, 6, 7, 8], [30, 31, 32, 33], end=1)])
+    rows = planner._batches.rows
+    rows.lengths[0] = 3
+    rows.note_tokens(np.array([0], dtype=np.int32))
+    inputs, addresses = MixedInputs(8, rows, PADDING_SLOT), set()
+    steps = [([StepBatch(4, [1])], int32(40), [PromptChunk(2, 1, 3, False), chunk(3, [11, 12], [50, 51])])]
+    steps.append(([], NO_SLOTS, [PromptChunk(2, 3, 4, True)]))
+    for decoding, slots, chunks in steps:
+        step = planner.prepare(decoding, slots, 4, chunks)
+        inputs.fill(step, min_tokens=1)
+        given = inputs.step_input(kernels, 8)  # type: ignore[arg-type]
+        mixed = lay_out(step, rows, kernels, min_tokens=8)  # type: ignore[arg-type]
+        for name in ("ids_T", "positions_T", "slots_T"):
+            assert torch.equal(getattr(given, name), getattr(mixed.input, name))
+        count = len(step.decode.rows)
+        assert given.rows_R.tolist() == [*step.decode.rows, *[rows.padding] * (8 - count)]
+        assert given.lengths_R.tolist() == [3] * count + [0] * (8 - count)
+        assert given.segments is not None and mixed.input.segments is not None
+        assert list(given.segments.runs()) == list(mixed.input.segments.runs())
+        assert len(given.segments.rows_C) == MOST_CHUNKS and given.segments.tokens == 8
+        tokens, sampled_rows = inputs.sampled(len(step.sampled.rows), 1)
+        assert tokens.tolist() == mixed.sampled_tokens[: len(tokens)].tolist()
+        assert torch.equal(sampled_rows, mixed.sampled_rows_R)
+        addresses.add((given.rows_R.data_ptr(), given.segments.offsets.data_ptr(), tokens.data_ptr()))
+    assert len(addresses) == 1
+    inputs.fill(None, min_tokens=1)
+    given = inputs.step_input(kernels, 8)  # type: ignore[arg-type]
+    assert given.segments is not None and not list(given.segments.runs())
+    assert given.lengths_R.tolist() == [0] * 8 and given.slots_T.tolist() == [PADDING_SLOT] * 8
 
 
 def test_a_mixed_step_that_is_large_enough_gets_no_padding() -> None:
