@@ -31,8 +31,8 @@ CODE := benchmark clients/python common integration-tests launcher router server
 CPU_KERNELS := server/text_generation_server/kernels/cpu
 C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])
 
-.PHONY: install run test check format prose proto lock sbom audit fuzz demo-model bench bench-peers gpu-wheels gpu-check chaos \
-	attacks digest mutate test-clients clean
+.PHONY: install run test check format prose proto lock sbom audit fuzz demo-model bench bench-peers gpu-wheels gpu-check \
+	compile-gpu chaos attacks digest mutate test-clients clean
 
 install: .venv/installed
 
@@ -144,6 +144,11 @@ gpu-wheels: install
 gpu-check:
 	PYTHONPATH=$(subst $() ,:,$(addprefix $(CURDIR)/,.gpu/site benchmark common launcher router server tools)) \
 		$(PYTHON) -m gpu_check.check --plan $(PLAN) $(ARGS)
+
+# Attention with every tile that the tuner may choose, compiled for GPUs that need not be there: an hour and more. A part
+# of it: ARGS="--capability 90 --dtype bfloat16 --cache same int8 --head-size 128", or ARGS=--tables
+compile-gpu: install
+	$(BIN)/python -m text_generation_server.kernels.triton.compile_all $(ARGS)
 
 # Kills, stops and starves a server under 64 streams, and writes what its clients noticed into integration-tests/README.md.
 chaos: install

@@ -1,8 +1,7 @@
-"""Compiles every Triton kernel for GPUs, without a GPU, by calling the kernels' own launchers on CPU tensors.
+"""Compiles the Triton kernels for GPUs, without a GPU. Prints one line of JSON for each launch.
 
-This is a script and not a test, because Triton's interpreter must be off in its process. Prints one line of JSON for
-each launch, with the hash of the compiled kernel. `types`: all kernels for all types of numbers; `serving`: steps of
-many sizes.
+This is a script and not a test, because Triton's interpreter must be off in its process. `types` with a capability: all
+kernels, for types of numbers that GPUs of this capability serve; `serving`: steps of many sizes.
 """
 
 import json
@@ -10,66 +9,40 @@ import sys
 from typing import Any
 
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
 
 from text_generation_server.kernels import triton as kernels
-from text_generation_server.kernels.interface import Bias, Choices, KvLayer, Segments
+from text_generation_server.kernels.interface import Activation, Bias, Choices, HeadNorms, KvLayer, Segments
+from text_generation_server.kernels.triton.candidates import fault, table_jobs
+from text_generation_server.kernels.triton.compiling import AttentionShape, compile_attention, compiling_for
 
 FP32, FP16, BF16, INT8, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn
 KV_HEADS = 2
-# (compute capability, type of the model, type of the cache, group, head size)
-ATTENTION = [
-    (80, BF16, BF16, 4, 128),
-    (90, BF16, BF16, 4, 128),
-    (90, FP16, FP16, 7, 96),
-    (90, FP32, FP32, 3, 16),
-    (90, BF16, INT8, 4, 128),
-    (90, FP16, FP8, 3, 80),
-]
-
-
-class NoDriver:
-    """Stands in for the driver of a GPU of the given kind: kernels are compiled for this GPU and never run."""
-
-    def __init__(self, capability: int) -> None:
-        self._capability = capability
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self._capability, 32)
-
-    def get_current_device(self) -> int:
-        return self._capability
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
-launch = JITFunction.run
-
-
-def compile_only(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-    kernel = launch(self, *args, grid=grid, warmup=True, **kwargs)
-    print(
-        json.dumps({"kernel": kernel.metadata.name, "shared": kernel.metadata.shared, "hash": kernel.hash}), flush=True
-    )
-    return kernel
+# By compute capability: (type of the model, type of the cache, group, head size).
+ATTENTION = {
+    80: [(BF16, BF16, 4, 128), (FP32, FP32, 3, 64)],
+    89: [(FP16, FP8, 3, 80), (BF16, INT8, 4, 128)],
+    90: [(BF16, BF16, 4, 128), (FP16, FP16, 7, 96), (FP32, FP32, 3, 128), (BF16, INT8, 4, 128), (FP16, FP8, 3, 80)],
+    100: [(BF16, BF16, 4, 128), (BF16, FP8, 4, 128)],
+}
 
 
 def int32(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.int32)
 
 
-def compile_attention(dtype: torch.dtype, cache: torch.dtype, group: int, size: int) -> None:
+def show(kernel: Any) -> None:
+    print(json.dumps({"kernel": kernel.metadata.name, "shared": kernel.metadata.shared, "hash": kernel.hash}))
+
+
+def compile_rope(dtype: torch.dtype, cache: torch.dtype, group: int, size: int) -> None:
     heads = (group * KV_HEADS, KV_HEADS)
     scales = torch.zeros(65, 2 * KV_HEADS) if cache in (INT8, FP8) else None
     kv = KvLayer(torch.zeros(65, 2 * KV_HEADS, size, dtype=cache), scales)
     rotary = (torch.zeros(99, size // 2), torch.zeros(99, size // 2))
     qkv = torch.zeros(8, (group + 2) * KV_HEADS * size, dtype=dtype)
-    q = kernels.rope_and_store_kv(qkv, heads, rotary, int32(8), kv, int32(8))
-    segments = Segments(int32(2), int32(2), int32(3), 4)
-    kernels.attend(q, kv, int32(16, 2048), int32(4), int32(4), segments, 0.1)
+    kernels.rope_and_store_kv(qkv, heads, rotary, int32(8), kv, int32(8))
+    norm = torch.zeros(size, dtype=dtype)
+    kernels.rope_and_store_kv(qkv, heads, rotary, int32(8), kv, int32(8), HeadNorms(norm, norm, 1e-5))
 
 
 def compile_others(dtype: torch.dtype) -> None:
@@ -77,7 +50,11 @@ def compile_others(dtype: torch.dtype) -> None:
     kernels.embed(int32(5), x)
     kernels.rms_norm(x, x[0], 1e-5)
     kernels.add_rms_norm(x, x, x[0], 1e-5)
+    kernels.layer_norm(x, x[0], None, 1e-5)
+    kernels.add_layer_norm(x, x, x[0], x[0], 1e-5)
     kernels.silu_mul(x)
+    for activation in Activation:
+        kernels.activate(x, activation, gated=activation == Activation.gelu)
 
 
 def compile_sample() -> None:
@@ -91,31 +68,39 @@ def compile_sample() -> None:
     kernels.sample(torch.zeros(3, 128_256), choices)
 
 
-def compile_types() -> None:
-    driver.set_active(NoDriver(90))
-    kernels.place(int32(5), int32(5), int32(4, 64), int32(4, 64), int32(4))
-    kernels.advance(int32(4, 64), int32(4), int32(5), int32(5))
-    for dtype in (FP32, FP16, BF16):
-        compile_others(dtype)
-    for capability, *case in ATTENTION:
-        driver.set_active(NoDriver(capability))
-        compile_attention(*case)
-    for capability in (80, 90):
-        driver.set_active(NoDriver(capability))
-        compile_sample()
+def compile_types(capability: int) -> None:
+    with compiling_for(capability) as compiled:
+        kernels.place(int32(5), int32(5), int32(4, 64), int32(4, 64), int32(4))
+        kernels.advance(int32(4, 64), int32(4), int32(5), int32(5))
+        for dtype in (FP32, FP16, BF16) if capability == 90 else (BF16,):
+            compile_others(dtype)
+        if capability != 89:
+            compile_sample()
+        for case in ATTENTION[capability]:
+            compile_rope(*case)
+    for kernel in compiled:
+        show(kernel)
+    for dtype, cache, group, size in ATTENTION[capability]:
+        for job in table_jobs(AttentionShape(capability, dtype, cache, group, size)):
+            one = compile_attention(*job)
+            print(json.dumps({"kernel": one.kernel, "shared": one.shared, "fault": fault(one), "job": str(job)}))
 
 
 def compile_serving() -> None:
-    driver.set_active(NoDriver(90))
-    for tokens in (1, 2, 3, 16, 33):
-        for first in (0, 1):  # vectors at an address that is a multiple of 16 bytes, and at another address
-            rows, slots = (int32(tokens + 1 + first)[first : first + tokens] for _ in range(2))
-            compile_step(rows, slots, int32(tokens + 1 + first)[first:])
+    with compiling_for(90) as compiled:
+        for tokens in (1, 2, 3, 16, 33):
+            for first in (0, 1):  # vectors at an address that is a multiple of 16 bytes, and at another address
+                rows, slots = (int32(tokens + 1 + first)[first : first + tokens] for _ in range(2))
+                compile_step(rows, slots, int32(tokens + 1 + first)[first:])
+        for width in (2000, 2001):  # the tables are as wide as the longest row that fits, whatever that is
+            compile_step(int32(2), int32(2), int32(3), width)
+    for kernel in compiled:
+        show(kernel)
 
 
-def compile_step(rows: torch.Tensor, slots: torch.Tensor, offsets: torch.Tensor) -> None:
+def compile_step(rows: torch.Tensor, slots: torch.Tensor, offsets: torch.Tensor, width: int = 2048) -> None:
     tokens = len(rows)
-    table = int32(40, 2048)
+    table = int32(40, width)
     ids, positions, lengths = kernels.place(rows, slots, table, table, int32(40))
     weight = torch.zeros(50, 96, dtype=BF16)
     x = kernels.embed(ids, weight)
@@ -132,5 +117,7 @@ def compile_step(rows: torch.Tensor, slots: torch.Tensor, offsets: torch.Tensor)
 
 
 if __name__ == "__main__":
-    JITFunction.run = compile_only
-    {"types": compile_types, "serving": compile_serving}[sys.argv[1]]()
+    if sys.argv[1] == "types":
+        compile_types(int(sys.argv[2]))
+    else:
+        compile_serving()

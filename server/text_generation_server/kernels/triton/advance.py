@@ -24,7 +24,7 @@ def place(
 
 
 @triton.jit(
-    do_not_specialize=["count"],
+    do_not_specialize=["history_width", "table_width", "count"],
     do_not_specialize_on_alignment=["rows", "slots", "ids", "positions", "lengths_out"],
 )
 def _place(
@@ -49,7 +49,7 @@ def advance(history: Tensor, lengths: Tensor, rows_R: Tensor, ids_R: Tensor) -> 
     _advance[(triton.cdiv(count, BLOCK),)](history, lengths, rows_R, ids_R, history.shape[1], count, BLOCK=BLOCK)
 
 
-@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["rows", "ids"])
+@triton.jit(do_not_specialize=["width", "count"], do_not_specialize_on_alignment=["rows", "ids"])
 def _advance(history, lengths, rows, ids, width, count, BLOCK: tl.constexpr):
     r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = r < count

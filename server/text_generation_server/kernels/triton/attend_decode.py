@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from text_generation_server.kernels.interface import KvLayer
-from text_generation_server.kernels.triton.tiles import attend_tile
+from text_generation_server.kernels.triton.tiles import attend_tile, prepare_queries
 from text_generation_server.kernels.triton.tuning import Tile, find_attention_tile
 
 MIN_QUERIES = 16  # least number of rows of a tl.dot
@@ -67,7 +67,7 @@ def attend_decode_tiled(
     """`programs`: for each key head, None for as many as suit the device. They change no bit of the result."""
     _, heads, size = q_THD.shape
     count, kv_heads = len(rows_R), kv.kv_heads
-    assert heads % kv_heads == 0 and tile.split % tile.columns == 0
+    assert scale > 0 and heads % kv_heads == 0 and tile.split % tile.columns == 0
     assert q_THD.is_contiguous() and kv.heads.is_contiguous() and table.is_contiguous() and out_THD.is_contiguous()
     group = heads // kv_heads
     splits = max_splits(table, kv, tile)
@@ -118,7 +118,7 @@ def _find_split(
     return token, item - before, total
 
 
-@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["rows", "lengths"])
+@triton.jit(do_not_specialize=["width", "count"], do_not_specialize_on_alignment=["rows", "lengths"])
 def _attend_split(
     q, heads, scales, table, rows, lengths, parts, lse, out, scale, width, count,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, SPLITS: tl.constexpr, SPLIT: tl.constexpr,
@@ -142,16 +142,19 @@ def _attend_split(
         slots = table + tl.load(rows + token).to(tl.int64) * width
         head_M = token.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + m
         at_MD = head_M[:, None] * HEAD_SIZE + d[None, :]
-        q_MD = tl.load(q + at_MD, mask=inside_MD, other=0.0)
+        q_MD, scale_M = prepare_queries(tl.load(q + at_MD, mask=inside_MD, other=0.0), scale, SCALED)
         position_M = tl.zeros([M], dtype=tl.int32) + (end - 1)
         best_M = tl.full([M], float("-inf"), dtype=tl.float32)
         total_M = tl.zeros([M], dtype=tl.float32)
         sum_MD = tl.zeros([M, D], dtype=tl.float32)
+        unit = 0.0
         for first_key in range(start, end, N):
-            best_M, total_M, sum_MD = attend_tile(
-                q_MD, position_M, best_M, total_M, sum_MD, heads, scales, slots, first_key, end, scale,
+            best_M, total_M, sum_MD, unit = attend_tile(
+                q_MD, scale_M, position_M, best_M, total_M, sum_MD, unit, heads, scales, slots, first_key, end,
                 KV_HEADS, HEAD_SIZE, N, True, SCALED,
             )  # fmt: skip
+        if SCALED:
+            sum_MD *= unit
         total_M = tl.where(length > 0, total_M, 1.0)
         part_MD = sum_MD / total_M[:, None]
         length_M = tl.zeros([M], dtype=tl.int32) + length

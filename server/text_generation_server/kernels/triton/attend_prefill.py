@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from text_generation_server.kernels.interface import KvLayer, Segments
-from text_generation_server.kernels.triton.tiles import attend_tile
+from text_generation_server.kernels.triton.tiles import attend_tile, prepare_queries
 from text_generation_server.kernels.triton.tuning import Tile, find_attention_tile
 
 MIN_QUERIES = 16  # least number of rows of a tl.dot
@@ -32,7 +32,7 @@ def attend_prefill_tiled(
 ) -> None:
     _, heads, size = q_THD.shape
     kv_heads = kv.kv_heads
-    assert heads % kv_heads == 0
+    assert scale > 0 and heads % kv_heads == 0
     assert q_THD.is_contiguous() and kv.heads.is_contiguous() and table.is_contiguous() and out_THD.is_contiguous()
     group = heads // kv_heads
     rows = max(MIN_QUERIES, triton.next_power_of_2(group), tile.rows)
@@ -49,7 +49,7 @@ def attend_prefill_tiled(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["runs"], do_not_specialize_on_alignment=["rows", "starts", "offsets"])
+@triton.jit(do_not_specialize=["width", "runs"], do_not_specialize_on_alignment=["rows", "starts", "offsets"])
 def _attend_runs(
     q, heads, scales, table, rows, starts, offsets, out, scale, width, runs,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, M: tl.constexpr,
@@ -85,21 +85,24 @@ def _attend_runs(
     head_M = head + (m // GROUP) * (KV_HEADS * GROUP) + m % GROUP
     inside_MD = (position_M < last)[:, None] & (d < HEAD_SIZE)[None, :]
     at_MD = head_M[:, None] * HEAD_SIZE + d[None, :]
-    q_MD = tl.load(q + at_MD, mask=inside_MD, other=0.0)
+    q_MD, scale_M = prepare_queries(tl.load(q + at_MD, mask=inside_MD, other=0.0), scale, SCALED)
     best_M = tl.full([M], float("-inf"), dtype=tl.float32)
     total_M = tl.zeros([M], dtype=tl.float32)
     sum_MD = tl.zeros([M, D], dtype=tl.float32)
+    unit = 0.0
     seen_by_all = (first + 1) // N * N
     for first_key in range(0, seen_by_all, N):
-        best_M, total_M, sum_MD = attend_tile(
-            q_MD, position_M, best_M, total_M, sum_MD, heads, scales, table, first_key, last, scale,
+        best_M, total_M, sum_MD, unit = attend_tile(
+            q_MD, scale_M, position_M, best_M, total_M, sum_MD, unit, heads, scales, table, first_key, last,
             KV_HEADS, HEAD_SIZE, N, False, SCALED,
         )  # fmt: skip
     for first_key in range(seen_by_all, last, N):
-        best_M, total_M, sum_MD = attend_tile(
-            q_MD, position_M, best_M, total_M, sum_MD, heads, scales, table, first_key, last, scale,
+        best_M, total_M, sum_MD, unit = attend_tile(
+            q_MD, scale_M, position_M, best_M, total_M, sum_MD, unit, heads, scales, table, first_key, last,
             KV_HEADS, HEAD_SIZE, N, True, SCALED,
         )  # fmt: skip
+    if SCALED:
+        sum_MD *= unit
     tl.store(out + at_MD, (sum_MD / total_M[:, None]).to(out.dtype.element_ty), mask=inside_MD)
 
 

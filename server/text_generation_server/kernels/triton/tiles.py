@@ -2,16 +2,45 @@
 
 For queries q, keys k_j and values v_j, in base 2 (exp2 is one instruction, exp is two):
 
-    s_j = log2(e) · scale · q · k_j        out = Σ_j 2^(s_j - best) · v_j / total        total = Σ_j 2^(s_j - best)
+    s_j = q · k_j        out = Σ_j 2^(scale · s_j - best) · v_j / total        total = Σ_j 2^(scale · s_j - best)
 
-`best`, `total` and the sum are carried in float32 from tile to tile. In 8 bits a key is `number * scale`, so its scale
-multiplies the score; a value's scale multiplies the probability: no tile is dequantized.
+with best = scale · max s_j, so that each score meets its scale in one multiplication and addition, the exponent's.
+`best`, `total` and the sum are carried in float32 from tile to tile.
+
+In 8 bits a key is `number * scale`, so its scale multiplies the score; a value's scale multiplies the probability: no
+tile is dequantized. The numbers become float16, which holds them exactly, and so do the queries and the probabilities,
+whose magnitudes are first brought into float16's range by powers of two, which round nothing.
 
 Legend: M queries of a tile, N keys of a tile, D head size padded to a power of two.
 """
 
 import triton
 import triton.language as tl
+
+# float16's largest power of two is 2^15: numbers below 2 have room for this power.
+HEADROOM = tl.constexpr(14)
+# Triton's interpreter runs no instructions of a GPU.
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+# Four int8, plus 128, become the low bytes of float16 numbers from 1024 on, whose last bit is 1; 1152 is subtracted.
+UNPACK_INT8 = tl.constexpr("""
+{
+    .reg .b32 bytes, bias;
+    xor.b32 bytes, $2, 0x80808080;
+    mov.b32 bias, 0xE480E480;
+    prmt.b32 $0, bytes, 0x64646464, 0x4140;
+    prmt.b32 $1, bytes, 0x64646464, 0x4342;
+    add.rn.f16x2 $0, $0, bias;
+    add.rn.f16x2 $1, $1, bias;
+}
+""")
+UNPACK_FP8 = tl.constexpr("""
+{
+    .reg .b16 low, high;
+    mov.b32 {low, high}, $2;
+    cvt.rn.f16x2.e4m3x2 $0, low;
+    cvt.rn.f16x2.e4m3x2 $1, high;
+}
+""")
 
 
 @triton.jit
@@ -21,15 +50,51 @@ def slot_offset(slot, SIZE: tl.constexpr):
 
 
 @triton.jit
+def power_of_two(x):
+    """The largest power of two that is not above x: the exponent of a float32, as its bits."""
+    return x.to(tl.int32, bitcast=True) & 0x7F800000
+
+
+@triton.jit
+def prepare_queries(q_MD, scale, SCALED: tl.constexpr):
+    """(queries, scale of each query's scores). For a cache of 8 bits, a query's largest number becomes 2^14 … 2^15."""
+    scale_M = tl.zeros([q_MD.shape[0]], tl.float32) + scale
+    if SCALED:
+        numbers = q_MD.to(tl.float32)
+        power_M = power_of_two(tl.maximum(tl.max(tl.abs(numbers), 1), 1e-30)) - (HEADROOM << 23)
+        scale_M *= power_M.to(tl.float32, bitcast=True)
+        inverse_M = ((254 << 23) - power_M).to(tl.float32, bitcast=True)
+        q_MD = (numbers * inverse_M[:, None]).to(tl.float32 if q_MD.dtype == tl.float32 else tl.float16)
+    return q_MD, scale_M
+
+
+@triton.jit
+def unpack(x):
+    """8-bit numbers as float16, exactly: four by a few instructions. Plain conversions take one or more for each.
+
+    The instructions are called impure so that the compiler leaves them where the numbers are loaded, in wide words. It
+    would move them behind the exchange between threads, which it would then do byte by byte, and in every warp again.
+    """
+    if INTERPRETED:
+        return x.to(tl.float16)
+    elif x.dtype == tl.int8:
+        return tl.inline_asm_elementwise(UNPACK_INT8, "=r,=r,r", [x], dtype=tl.float16, is_pure=False, pack=4)
+    else:
+        return tl.inline_asm_elementwise(UNPACK_FP8, "=r,=r,r", [x], dtype=tl.float16, is_pure=False, pack=4)
+
+
+@triton.jit
 def attend_tile(
-    q_MD, position_M, best_M, total_M, sum_MD, heads, scales, table, first_key, end, scale,
+    q_MD, scale_M, position_M, best_M, total_M, sum_MD, unit, heads, scales, table, first_key, end,
     KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Returns (best, total, sum) after adding the keys first_key … first_key + N - 1.
+    """Returns (best, total, sum, unit) after adding the keys first_key … first_key + N - 1.
 
-    heads and scales point to the key head in slot 0, table to the row's slots, and scale includes the factor log2(e). A
-    query attends to keys up to its position. MASKED: keys from `end` on are not read, because their slots may hold
-    anything. The first tile must hold a key to which all queries attend: from then on `best` is finite.
+    queries and scale come from `prepare_queries`; heads and scales point to the key head in slot 0, table to the row's
+    slots, and the scale, which is positive, includes the factor log2(e). A query attends to keys up to its position.
+    MASKED: keys from `end` on are not read, because their slots may hold anything. The first tile must hold a key to
+    which all queries attend: from then on `best` is finite. SCALED: the sum is to be multiplied by `unit`, a power of
+    two, which is 0 before the first tile.
     """
     D: tl.constexpr = q_MD.shape[1]
     key_N = first_key + tl.arange(0, N)
@@ -44,28 +109,32 @@ def attend_tile(
     else:
         k_DN = tl.load(keys)
         v_ND = tl.load(values)
+    if SCALED:
+        k_DN = unpack(k_DN)
+        v_ND = unpack(v_ND)
 
-    score_MN = tl.dot(q_MD, k_DN.to(q_MD.dtype), input_precision="ieee") * scale
+    score_MN = tl.dot(q_MD, k_DN.to(q_MD.dtype), input_precision="ieee")
     if SCALED:
         scale_N = scales + slot_offset(slot_N, 2 * KV_HEADS)
-        k_scale_N = tl.load(scale_N, mask=key_N < end, other=0.0)
-        v_scale_N = tl.load(scale_N + KV_HEADS, mask=key_N < end, other=0.0)
+        k_scale_N = tl.load(scale_N, mask=key_N < end, other=0.0) if MASKED else tl.load(scale_N)
+        values = scale_N + KV_HEADS
+        v_scale_N = tl.load(values, mask=key_N < end, other=0.0) if MASKED else tl.load(values)
         score_MN *= k_scale_N[None, :]
     if MASKED:
         score_MN = tl.where(key_N[None, :] <= position_M[:, None], score_MN, float("-inf"))
 
-    new_best_M = tl.maximum(best_M, tl.max(score_MN, 1))
-    weight_MN = tl.exp2(score_MN - new_best_M[:, None])
+    new_best_M = tl.maximum(best_M, tl.max(score_MN, 1) * scale_M)
+    weight_MN = tl.exp2(tl.fma(score_MN, scale_M[:, None], -new_best_M[:, None]))
     shrink_M = tl.exp2(best_M - new_best_M)
     total_M = total_M * shrink_M + tl.sum(weight_MN, 1)
-    sum_MD = sum_MD * shrink_M[:, None]
-    v_ND = v_ND.to(q_MD.dtype)
     if SCALED:
-        # Scales are divided by the tile's largest scale, because a weight times a small scale may be too small for
-        # float16.
-        largest = tl.max(v_scale_N, 0)
-        weight_MN *= (v_scale_N / largest)[None, :]
-        sum_MD += tl.dot(weight_MN.to(q_MD.dtype), v_ND, input_precision="ieee") * largest
-    else:
-        sum_MD = tl.dot(weight_MN.to(q_MD.dtype), v_ND, sum_MD, input_precision="ieee")
-    return new_best_M, total_M, sum_MD
+        # A weight times a small scale may be too small for float16: scales are divided by the largest one so far.
+        power = power_of_two(tl.max(v_scale_N, 0)) - (HEADROOM << 23)
+        new_unit = tl.maximum(unit, power.to(tl.float32, bitcast=True))
+        weight_MN *= (v_scale_N / new_unit)[None, :]
+        shrink_M *= unit / new_unit
+        unit = new_unit
+    sum_MD = tl.dot(
+        weight_MN.to(q_MD.dtype), v_ND.to(q_MD.dtype), sum_MD * shrink_M[:, None], input_precision="ieee"
+    )  # fmt: skip
+    return new_best_M, total_M, sum_MD, unit

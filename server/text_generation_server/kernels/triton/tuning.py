@@ -1,9 +1,9 @@
-"""Looks up a kernel's tile sizes in the tables of tuned/, one per kind of GPU, made by `tune`. Nothing is measured at
-start.
+"""Looks up a kernel's tile sizes in the tables of tuned/. Nothing is measured at start.
 
-A table is a list of rows; the first row that matches counts, and "*" matches everything. If no row of a GPU's table
-matches, default.json is used. For attention, `dtype` is the cache's type, or float32 if the queries are float32, which
-needs smaller tiles.
+Three tables are read in turn: the one that `tune` made on this kind of GPU, the one for the GPU's compute capability
+(sm_90.json for 9.0), whose tiles use what such GPUs have more of than others, and default.json, whose tiles fit every
+GPU. A table is a list of rows; the first row that matches counts, and "*" matches everything. For attention, `dtype` is
+the cache's type, or float32 if the queries are float32, which needs smaller tiles.
 """
 
 import json
@@ -47,10 +47,41 @@ class TunedRow:
         return self.kernel, self.group, self.head_size, self.dtype
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    name: str
+    capability: int  # 90 for 9.0
+
+    @property
+    def table(self) -> Path:
+        """The table that `tune` makes on this kind of GPU."""
+        return FOLDER / f"{self.name.lower().replace(' ', '-')}.json"
+
+    @property
+    def tables(self) -> tuple[Path, ...]:
+        return self.table, FOLDER / f"sm_{self.capability}.json", FOLDER / "default.json"
+
+
+# Stands for every device that is not a GPU.
+NO_GPU = Gpu("cpu", 0)
+
+
 @cache
+def gpu_of(device: torch.device) -> Gpu:
+    if device.type != "cuda":
+        return NO_GPU
+    major, minor = torch.cuda.get_device_capability(device)
+    return Gpu(torch.cuda.get_device_name(device), 10 * major + minor)
+
+
 def find_tile(kernel: str, group: int, head_size: int, dtype: torch.dtype, device: torch.device) -> Tile:
+    return find_tile_for(kernel, group, head_size, dtype, gpu_of(device))
+
+
+@cache
+def find_tile_for(kernel: str, group: int, head_size: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
     name = str(dtype).removeprefix("torch.")
-    for row in (*read_rows(file_for(device)), *read_rows(FOLDER / "default.json")):
+    for row in (row for table in gpu.tables for row in read_rows(table)):
         if row.matches(kernel, group, head_size, name):
             return row.tile
     raise LookupError(f"tuned/default.json has no row for {kernel}, group {group}, head size {head_size}, {name}")
@@ -58,13 +89,13 @@ def find_tile(kernel: str, group: int, head_size: int, dtype: torch.dtype, devic
 
 def find_attention_tile(kernel: str, q_THD: Tensor, kv: KvLayer) -> Tile:
     _, heads, size = q_THD.shape
-    dtype = torch.float32 if q_THD.dtype == torch.float32 else kv.heads.dtype
+    dtype = attention_dtype(q_THD.dtype, kv.heads.dtype)
     return find_tile(kernel, heads // kv.kv_heads, size, dtype, q_THD.device)
 
 
-def file_for(device: torch.device) -> Path:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return FOLDER / f"{name.lower().replace(' ', '-')}.json"
+def attention_dtype(queries: torch.dtype, cached: torch.dtype) -> torch.dtype:
+    """The type under which the tables list attention's tiles."""
+    return torch.float32 if queries == torch.float32 else cached
 
 
 def read_rows(path: Path) -> list[TunedRow]:
