@@ -19,6 +19,15 @@ class Activation(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Routes:
+    """The experts of T tokens: P pairs (token, choice), K for each token. Pair p is choice p % K of token p // K."""
+
+    scores_P: Tensor  # float32: the share of the pair's expert in the token's result
+    pairs_P: Tensor  # int32: the pairs, in the order of their experts
+    offsets: Tensor  # int32 [E + 1]: expert e has pairs_P[offsets[e] : offsets[e + 1]]
+
+
+@dataclass(frozen=True, slots=True)
 class KvLayer:
     """Keys and values of one layer, one slot per token. The keys and values of padding are written to the extra slot.
 
@@ -123,7 +132,8 @@ class Kernels(Protocol):
         ...
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-        """x / rms(x) in float32, rounded to x's type, then times the weight (transformers' order)."""
+        """x / rms(x) in float32, rounded to x's type, then times the weight (transformers' order). A float32 weight
+        multiplies before the rounding."""
         ...
 
     def add_rms_norm(self, x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -179,6 +189,18 @@ class Kernels(Protocol):
 
     def activate(self, x: Tensor, activation: Activation, gated: bool) -> Tensor:
         """The activation of x [T, I]. `gated`: that of the first half of x [T, 2I] times the second half, [T, I]."""
+        ...
+
+    def route(self, logits_TE: Tensor, chosen: int, over_chosen: bool) -> Routes:
+        """Chooses the `chosen` experts with the largest logits for each token; of equal logits, the first experts.
+        Scores are shares of a softmax in float32 over all experts, or over the chosen ones with `over_chosen`."""
+        ...
+
+    def experts(self, x_TH: Tensor, routes: Routes, gate_up: Tensor, down: Tensor) -> Tensor:
+        """The sum of each token's experts, weighted with their scores, [T, H]. Expert e is the gated MLP
+        down[e] · (silu(gate) * up) with gate and up the halves of gate_up[e] · x. gate_up is [E, 2I, H] and down
+        [E, H, I]. A token's result depends on the token only. Weights of experts without tokens are not read.
+        """
         ...
 
     def sample(self, logits_RV: Tensor, choices: Choices) -> Chosen:

@@ -7,11 +7,22 @@ tiles are added up one after the other, and products and sums are computed numbe
 a fixed order.
 """
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from text_generation_server.kernels.interface import Activation, Bias, Choices, Chosen, HeadNorms, KvLayer, Segments
+from text_generation_server.kernels.interface import (
+    Activation,
+    Bias,
+    Choices,
+    Chosen,
+    HeadNorms,
+    KvLayer,
+    Routes,
+    Segments,
+)
 
 TILE = 64
 MIN_QUERIES = 16
@@ -31,6 +42,8 @@ def embed(ids_T: Tensor, weight_VH: Tensor) -> Tensor:
 def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
     x = x_TH.float()
     x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+    if weight_H.dtype != x_TH.dtype:
+        return (x * weight_H).to(x_TH.dtype)
     return weight_H * x.to(x_TH.dtype)
 
 
@@ -214,6 +227,31 @@ def _sum(tiles: Tensor) -> Tensor:
 
 def add(x: Tensor, y: Tensor) -> Tensor:
     return x + y
+
+
+def route(logits_TE: Tensor, chosen: int, over_chosen: bool) -> Routes:
+    # A stable sort in descending order puts the first of equal logits first.
+    values, order = logits_TE.float().sort(dim=-1, descending=True, stable=True)
+    shares = values[:, :chosen].softmax(-1) if over_chosen else values.softmax(-1)[:, :chosen]
+    ids_P = order[:, :chosen].flatten()
+    ends = torch.bincount(ids_P, minlength=logits_TE.shape[1]).cumsum(0)
+    pairs_P = ids_P.argsort(stable=True).int()
+    return Routes(shares.flatten().contiguous(), pairs_P, F.pad(ends, (1, 0)).int())
+
+
+def experts(x_TH: Tensor, routes: Routes, gate_up: Tensor, down: Tensor) -> Tensor:
+    tokens, width = x_TH.shape
+    parts = torch.empty((len(routes.pairs_P), width), dtype=x_TH.dtype, device=x_TH.device)
+    chosen, ends = len(routes.pairs_P) // tokens, routes.offsets.tolist()
+    for expert, (start, end) in enumerate(pairwise(ends)):
+        if start == end:
+            continue
+        pairs = routes.pairs_P[start:end].long()
+        # Row by row: no BLAS promises a row the same bits in products of different numbers of rows.
+        for pair in pairs.tolist():
+            inner = silu_mul(F.linear(x_TH[pair // chosen].unsqueeze(0), gate_up[expert]))
+            parts[pair] = F.linear(inner, down[expert])[0] * routes.scores_P[pair].to(x_TH.dtype)
+    return parts.view(tokens, chosen, width).float().sum(1).to(x_TH.dtype)
 
 
 def activate(x: Tensor, activation: Activation, gated: bool) -> Tensor:

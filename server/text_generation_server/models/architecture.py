@@ -4,6 +4,7 @@ ModelConfig ── what config.json says
   ├─ TensorNames             where the weights are
   ├─ Norm                    the norms' kind
   ├─ Branches                what attention and MLP read
+  ├─ Moe                     its mixtures of experts
   ├─ Biases                  which linear layers have one
   ├─ Multipliers             constant factors of embedding, layers and logits
   └─ AttentionRule, a layer  how it attends
@@ -36,6 +37,7 @@ class Norm:
     eps: float
     centred: bool = False
     bias: bool = False
+    plus_one: bool = False  # the files have the weight minus 1
 
 
 class Branches(Enum):
@@ -44,6 +46,17 @@ class Branches(Enum):
     sequential = "x += attention(norm(x)); x += mlp(norm'(x))"
     parallel = "x += attention(norm(x)) + mlp(norm(x))"
     parallel_two_norms = "x += attention(norm(x)) + mlp(norm'(x))"
+
+
+@dataclass(frozen=True, slots=True)
+class Moe:
+    """A mixture of experts in the place of an MLP. Each expert is a gated MLP with silu and without biases."""
+
+    experts: int
+    chosen: int  # experts that compute a token
+    intermediate_size: int  # the size between the products of one expert
+    over_chosen: bool  # scores are a softmax over the chosen experts; otherwise over all
+    dense_layers: frozenset[int] = frozenset()  # layers with an MLP instead of experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +74,7 @@ class Multipliers:
     """embedding * h0; x + residual * layer(x); logits * head(x)."""
 
     embedding: float = 1.0
+    rounded: bool = False  # the embedding's factor is rounded to the model's type
     residual: float = 1.0
     logits: float = 1.0
 
@@ -87,12 +101,17 @@ class ModelConfig:
     activation: Activation = Activation.silu
     gated: bool = True  # MLP: down(activation(gate(x)) * up(x)); otherwise down(activation(up(x)))
     query_key_norm: bool = False  # each head of queries and keys has an RMSNorm, before positions turn it
+    moe: Moe | None = None
+    post_norms: bool = False  # the results of attention and MLP have norms of their own, before they are added
     learned_positions: bool = False  # an embedding of each position is added to the token's
     unknown_fields: tuple[str, ...] = field(default=())  # unknown fields of config.json, which have no effect
 
     @property
     def num_layers(self) -> int:
         return len(self.rules)
+
+    def has_experts(self, layer: int) -> bool:
+        return self.moe is not None and layer not in self.moe.dense_layers
 
     @property
     def ropes(self) -> tuple[Rope, ...]:

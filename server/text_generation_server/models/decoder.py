@@ -11,48 +11,26 @@ factors when they are loaded.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from text_generation_server.distributed import Group
 from text_generation_server.errors import ModelError
-from text_generation_server.kernels.interface import Activation, HeadNorms, Kernels, KvLayer
-from text_generation_server.layers.norm import HiddenNorm, LayerNorm, RmsNorm
+from text_generation_server.kernels.interface import HeadNorms, KvLayer
+from text_generation_server.layers.norm import HiddenNorm
 from text_generation_server.layers.rotary import kernel_order, rotary_tables
 from text_generation_server.layers.vocabulary import Embedding, Head, pad_rows
 from text_generation_server.models.architecture import AttentionRule, Branches, ModelConfig
 from text_generation_server.models.kv_cache import KvShape, bytes_per_slot, make_kv_cache
-from text_generation_server.models.loading import Loader, stacked
+from text_generation_server.models.loading import Loader
+from text_generation_server.models.mlp import MLP, Experts
 from text_generation_server.models.names import LayerNames
+from text_generation_server.models.parts import Parts
 from text_generation_server.models.qkv import features, qkv_parts
-from text_generation_server.models.split import Split, split_model
+from text_generation_server.models.split import split_model
 from text_generation_server.platforms import Platform
 from text_generation_server.step.inputs import StepInput
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What every layer is built from."""
-
-    config: ModelConfig
-    split: Split
-    kernels: Kernels
-    loader: Loader
-
-    @property
-    def branch_factor(self) -> float:
-        """What the result of an attention or an MLP is multiplied by, before it is added to the hidden states."""
-        return self.config.multipliers.residual / self.config.multipliers.embedding
-
-    def norm(self, name: str) -> HiddenNorm:
-        norm = self.config.norm
-        eps = norm.eps / self.config.multipliers.embedding**2
-        weight = self.loader.whole(f"{name}.weight")
-        if not norm.centred:
-            return RmsNorm(self.kernels, weight, eps)
-        bias = self.loader.whole(f"{name}.bias") if norm.bias else None
-        return LayerNorm(self.kernels, weight, bias, eps)
 
 
 class Attention:
@@ -64,7 +42,7 @@ class Attention:
         self._qkv = loader.fused(qkv_parts(config, rule.rope, split, names), config.biases.qkv)
         queries = features(split.query_heads, config.head_size)
         has_bias = config.biases.attention_output
-        self._o = loader.row_split(names.attention_output, queries, has_bias, parts.branch_factor)
+        self._o = loader.row_split(names.attention_output, queries, has_bias, parts.linear_factor)
         self._norms: HeadNorms | None = None
         if config.query_key_norm:
             order = kernel_order(rule.rope, config.head_size) or slice(None)
@@ -78,36 +56,24 @@ class Attention:
         return self._o(out.flatten(1))
 
 
-class MLP:
-    def __init__(self, parts: Parts, names: LayerNames) -> None:
-        config, part, size = parts.config, parts.split.intermediate, parts.config.intermediate_size
-        self._kernels = parts.kernels
-        self._activation, self._gated = config.activation, config.gated
-        # The gate of silu is part of the product; other activations are a kernel of their own.
-        self._in_product = config.gated and config.activation is Activation.silu
-        gate = [(names.gate, size, part)] if config.gated else []
-        wanted = stacked(*gate, (names.up, size, part))
-        self._up = parts.loader.fused(wanted, config.biases.mlp, gated=self._in_product)
-        self._down = parts.loader.row_split(names.down, part, config.biases.mlp, parts.branch_factor)
-
-    def __call__(self, x_TH: Tensor) -> Tensor:
-        x = self._up(x_TH)
-        return self._down(x if self._in_product else self._kernels.activate(x, self._activation, self._gated))
-
-
 class Block:
     """A layer. Takes and returns (norm(hidden states), hidden states), so that an addition and the norm after it are
     one kernel."""
 
-    def __init__(self, parts: Parts, rule: AttentionRule, names: LayerNames) -> None:
+    def __init__(self, parts: Parts, layer: int, group: Group) -> None:
+        names, moe = parts.config.names.layer(layer), parts.config.moe
         self._kernels = parts.kernels
         self._branches = parts.config.branches
-        self._attention = Attention(parts, rule, names)
-        self._mlp = MLP(parts, names)
+        self._attention = Attention(parts, parts.config.rules[layer], names)
+        has_experts = moe is not None and parts.config.has_experts(layer)
+        self._mlp = Experts(parts, moe, names, group) if moe is not None and has_experts else MLP(parts, names)
         self.attention_norm = parts.norm(names.attention_norm)
         self._mlp_norm = self.attention_norm
         if self._branches is not Branches.parallel:
             self._mlp_norm = parts.norm(names.mlp_norm)
+        self._post_norms: tuple[HiddenNorm, HiddenNorm] | None = None
+        if parts.config.post_norms:
+            self._post_norms = parts.post_norm(names.attention_post_norm), parts.post_norm(names.mlp_post_norm)
 
     def __call__(
         self, x: Tensor, residual: Tensor, step: StepInput, rotary: tuple[Tensor, Tensor], kv: KvLayer,
@@ -115,8 +81,12 @@ class Block:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         attended = self._attention(x, step, rotary, kv)
         if self._branches is Branches.sequential:
-            x, residual = self._mlp_norm.of_sum(attended, residual)
-            return next_norm.of_sum(self._mlp(x), residual)
+            if self._post_norms is None:
+                x, residual = self._mlp_norm.of_sum(attended, residual)
+                return next_norm.of_sum(self._mlp(x), residual)
+            of_attention, of_mlp = self._post_norms
+            x, residual = self._mlp_norm.of_sum(of_attention(attended), residual)
+            return next_norm.of_sum(of_mlp(self._mlp(x)), residual)
         other = self._mlp(self._mlp_norm(residual) if self._branches is Branches.parallel_two_norms else x)
         return next_norm.of_sum(self._kernels.add(attended, other), residual)
 
@@ -129,6 +99,10 @@ class Decoder:
     def __init__(self, config: ModelConfig, platform: Platform, loader: Loader, max_total_tokens: int) -> None:
         kernels, group, names = platform.kernels, platform.group, config.names
         _check_windows(config, max_total_tokens)
+        if config.moe is not None and not loader.is_dense:
+            raise ModelError(
+                f"--quantize is not supported for the experts of this {config.model_type}: start without it"
+            )
         split = split_model(config, group.rank, group.size)
 
         def vocabulary_part(name: str) -> Tensor:
@@ -144,7 +118,7 @@ class Decoder:
         embedding = vocabulary_part(f"{names.embedding}.weight")
         self._embed = Embedding(embedding, split.vocabulary, kernels, group)
         self._positions = loader.whole(f"{names.positions}.weight") if config.learned_positions else None
-        self._blocks = [Block(parts, rule, names.layer(i)) for i, rule in enumerate(config.rules)]
+        self._blocks = [Block(parts, layer, group) for layer in range(config.num_layers)]
         self._norm = parts.norm(names.norm)
         head = embedding
         if not config.tie_word_embeddings or loader.has(f"{names.head}.weight"):

@@ -7,19 +7,30 @@ A reader turns the fields of config.json into a `ModelConfig`. Defaults are thos
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from text_generation_server.models.architecture import AttentionRule, Biases, Branches, ModelConfig, Multipliers
+from text_generation_server.models.architecture import AttentionRule, Biases, Branches, ModelConfig, Moe, Multipliers
 from text_generation_server.models.names import (
     BIGCODE_NAMES,
+    GLM4_NAMES,
     GPT2_NAMES,
     GPTJ_NAMES,
+    GRANITE_MOE_NAMES,
+    MIXTRAL_NAMES,
     NEOX_NAMES,
     PHI3_NAMES,
     PHI_NAMES,
+    QWEN3_MOE_NAMES,
     QWEN3_NAMES,
     STARCODER2_NAMES,
     QkvLayout,
 )
-from text_generation_server.models.reading import MAX_WIDTH, layer_norm, layer_windows, llama_like, with_windows
+from text_generation_server.models.reading import (
+    MAX_EXPERTS,
+    MAX_WIDTH,
+    layer_norm,
+    layer_windows,
+    llama_like,
+    with_windows,
+)
 from text_generation_server.models.rope_config import LLAMA_ROPE, MAX_POSITIONS, RopeFacts
 from text_generation_server.models.values import Fields
 
@@ -90,7 +101,7 @@ def granite(fields: Fields) -> ModelConfig:
         for name in ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
     )
     rules = tuple(replace(rule, scale=attention) for rule in config.rules)
-    return replace(config, rules=rules, multipliers=Multipliers(embedding, residual, 1 / logits))
+    return replace(config, rules=rules, multipliers=Multipliers(embedding, residual=residual, logits=1 / logits))
 
 
 GPT2_SPELLING = {
@@ -176,6 +187,92 @@ def starcoder2(fields: Fields) -> ModelConfig:
     return _with_one_window(fields, replace(config, names=STARCODER2_NAMES, gated=False))
 
 
+def gemma(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(
+        max_position_embeddings=8192, head_dim=256, num_key_value_heads=16, tie_word_embeddings=True, eos_token_id=1,
+        hidden_act="gelu_pytorch_tanh",
+    )  # fmt: skip
+    # Old files say "gelu" and mean its approximation by a tanh, unless hidden_activation says something else.
+    if fields.raw["hidden_act"] == "gelu" or fields.has("hidden_activation"):
+        fields = fields.with_value("hidden_act", fields.word("hidden_activation", "gelu_pytorch_tanh"))
+    bias = fields.flag("attention_bias")
+    config = llama_like(fields, Biases(qkv=bias, attention_output=bias))
+    multipliers = Multipliers(embedding=config.hidden_size**0.5, rounded=True)
+    return replace(config, norm=replace(config.norm, plus_one=True), multipliers=multipliers)
+
+
+def glm4(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(
+        max_position_embeddings=131072, num_key_value_heads=2, head_dim=128, rms_norm_eps=1.5625e-7,
+        attention_bias=True, partial_rotary_factor=0.5,
+    )  # fmt: skip
+    biases = Biases(qkv=fields.flag("attention_bias"))
+    config = llama_like(fields, biases, RopeFacts(partial=True, interleaved=True))
+    return replace(config, names=GLM4_NAMES, post_norms=True)
+
+
+def cohere(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(
+        max_position_embeddings=8192, tie_word_embeddings=True, eos_token_id=255001, logit_scale=0.0625
+    )
+    bias = fields.flag("attention_bias")
+    norm = replace(layer_norm(fields, "layer_norm_eps"), bias=False)
+    config = llama_like(fields, Biases(qkv=bias, attention_output=bias), RopeFacts(interleaved=True), norm)
+    multipliers = Multipliers(logits=fields.number("logit_scale", 1e-6, 1e6, 1.0))
+    return replace(config, branches=Branches.parallel, multipliers=multipliers)
+
+
+def cohere2(fields: Fields) -> ModelConfig:
+    """Layers without a window have no rotary positions."""
+    config, fields = cohere(fields), fields.with_defaults(sliding_window=4096, sliding_window_pattern=4)
+    count, pattern = config.num_layers, fields.whole("sliding_window_pattern", 1, MAX_POSITIONS, 4)
+    config = with_windows(config, layer_windows(fields, count, _window(fields), lambda i: (i + 1) % pattern != 0))
+    rules = [replace(rule, rope=None if rule.window is None else rule.rope) for rule in config.rules]
+    return replace(config, rules=tuple(rules))
+
+
+def _moe(fields: Fields, experts: str, size: str, over_chosen: bool) -> Moe:
+    """`experts` and `size` are the names of fields: the number of experts, and each expert's intermediate size."""
+    count = fields.whole(experts, 1, MAX_EXPERTS)
+    chosen = fields.whole("num_experts_per_tok", 1, count)
+    if fields.word("hidden_act", "silu") not in ("silu", "swish"):
+        raise fields.error("hidden_act", '"silu": experts with other activations are not supported yet')
+    return Moe(count, chosen, fields.whole(size, 1, MAX_WIDTH), over_chosen)
+
+
+def mixtral(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(
+        max_position_embeddings=131072, num_key_value_heads=8, rms_norm_eps=1e-5, num_local_experts=8,
+        num_experts_per_tok=2,
+    )  # fmt: skip
+    moe = _moe(fields, "num_local_experts", "intermediate_size", over_chosen=True)
+    return _with_one_window(fields, replace(llama_like(fields, Biases()), names=MIXTRAL_NAMES, moe=moe))
+
+
+def qwen3_moe(fields: Fields) -> ModelConfig:
+    fields = fields.with_names(num_experts="num_local_experts").with_defaults(
+        max_position_embeddings=32768, num_key_value_heads=4, num_experts=128, num_experts_per_tok=8,
+        moe_intermediate_size=768, decoder_sparse_step=1,
+    )  # fmt: skip
+    bias = fields.flag("attention_bias")
+    config = llama_like(fields, Biases(qkv=bias, attention_output=bias))
+    step, count = fields.whole("decoder_sparse_step", 1, MAX_POSITIONS), config.num_layers
+    only_dense = fields.wholes("mlp_only_layers", 0, count - 1)
+    dense = frozenset(i for i in range(count) if i in only_dense or (i + 1) % step)
+    moe = _moe(fields, "num_experts", "moe_intermediate_size", fields.flag("norm_topk_prob"))
+    moe = replace(moe, dense_layers=dense)
+    config = replace(config, names=QWEN3_MOE_NAMES, query_key_norm=True, moe=moe)
+    return _with_one_window(fields if fields.flag("use_sliding_window") else fields.without("sliding_window"), config)
+
+
+def granitemoe(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(num_local_experts=8, num_experts_per_tok=2)
+    moe = _moe(fields, "num_local_experts", "intermediate_size", over_chosen=True)
+    bias = fields.flag("attention_bias")
+    config = granite(fields)
+    return replace(config, names=GRANITE_MOE_NAMES, moe=moe, biases=Biases(qkv=bias, attention_output=bias))
+
+
 def _with_one_window(fields: Fields, config: ModelConfig) -> ModelConfig:
     return with_windows(config, [_window(fields)] * config.num_layers)
 
@@ -200,18 +297,31 @@ MULTIPLIERS = _fields("attention_multiplier embedding_multiplier logits_scaling 
 # The last field makes transformers compute the softmax in float32, as is done here always.
 BIGCODE = _fields("multi_query scale_attn_weights scale_attention_softmax_in_fp32")
 GPT2 = COMMON | _fields("layer_norm_epsilon") | set(GPT2_SPELLING.values())
+EXPERTS = _fields("num_experts_per_tok num_local_experts")
+QWEN_EXPERTS = _fields("""
+    decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts num_experts_per_tok
+    num_local_experts
+""")
+COHERE = _fields("attention_bias layer_norm_eps logit_scale")
 FAMILIES: Mapping[str, Family] = {  # families by the model_type of config.json
+    "cohere": Family(COMMON | COHERE, cohere),
+    "cohere2": Family(COMMON | COHERE | _fields("layer_types sliding_window sliding_window_pattern"), cohere2),
+    "gemma": Family(COMMON | _fields("attention_bias hidden_activation"), gemma),
+    "glm4": Family(COMMON | _fields("attention_bias partial_rotary_factor"), glm4),
     "gpt2": Family(GPT2 | _fields("scale_attn_by_inverse_layer_idx scale_attn_weights"), gpt2),
     "gpt_bigcode": Family(GPT2 | BIGCODE, gpt_bigcode),
     "gpt_neox": Family(COMMON | NEOX, gpt_neox),
     "gptj": Family(GPT2 | _fields("rotary rotary_dim scale_attn_weights"), gptj),
     "granite": Family(COMMON | BIASES | MULTIPLIERS, granite),
+    "granitemoe": Family(COMMON | {"attention_bias"} | MULTIPLIERS | EXPERTS, granitemoe),
     "llama": Family(COMMON | BIASES, llama_like),
     "mistral": Family(COMMON | {"sliding_window"}, mistral),
+    "mixtral": Family(COMMON | {"sliding_window"} | EXPERTS, mixtral),
     "phi": Family(COMMON | {"layer_norm_eps", "partial_rotary_factor"}, phi),
     "phi3": Family(COMMON | {"sliding_window", "original_max_position_embeddings", "partial_rotary_factor"}, phi3),
     "qwen2": Family(COMMON | WINDOWS, qwen2),
     "qwen3": Family(COMMON | WINDOWS | {"attention_bias"}, qwen3),
+    "qwen3_moe": Family(COMMON | {"attention_bias", "sliding_window", "use_sliding_window"} | QWEN_EXPERTS, qwen3_moe),
     "starcoder2": Family(COMMON | {"norm_epsilon", "sliding_window", "use_bias"}, starcoder2),
     "smollm3": Family(COMMON | BIASES | WINDOWS | NO_ROPE, smollm3),
 }

@@ -22,7 +22,7 @@ def _names(text: str) -> frozenset[str]:
 
 OF_TRAINING = _names("""
     attn_pdrop embd_pdrop gradient_checkpointing init_std initializer_range output_router_logits pretraining_tp
-    resid_pdrop router_aux_loss_coef unsloth_fixed unsloth_version
+    resid_pdrop router_aux_loss_coef router_jitter_noise unsloth_fixed unsloth_version
 """)
 OF_OTHER_TASKS = _names("""
     finetuning_task id2label label2id num_labels problem_type summary_activation summary_first_dropout

@@ -10,6 +10,7 @@ from torch import Tensor
 from text_generation_common import faults
 from text_generation_server.layers.linear import LinearOp, RowLinear, make_linear
 from text_generation_server.layers.weights import WeightFormat, dense
+from text_generation_server.models.names import LayerNames
 from text_generation_server.platforms import Platform
 
 
@@ -73,6 +74,11 @@ class Loader:
         self._transposed = transposed
         self._half = max(1, len(files.names) // 2)
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether linear layers keep their weights as they are."""
+        return self._weight_format is dense
+
     def has(self, name: str) -> bool:
         return self._files.shape(name) is not None
 
@@ -109,6 +115,23 @@ class Loader:
         columns = self.rows(name, part).t().contiguous() if self._transposed else self.columns(name, part)
         weight = self._weight_format(_multiplied(columns, factor))
         return RowLinear(make_linear(platform.kernels, weight, bias), platform.group)
+
+    def experts(self, names: LayerNames, count: int, size: int, part: range) -> tuple[Tensor, Tensor]:
+        """This rank's part of all experts, each with `size` inner numbers: gates and ups [E, 2 * len(part), H], and
+        downs [E, H, len(part)]."""
+        if names.expert_gate == names.expert_up:
+            gate_up, down = f"{names.expert_gate}.weight", f"{names.expert_down}.weight"
+            halves = [self._slice(gate_up, 1, range(first + part.start, first + part.stop)) for first in (0, size)]
+            return torch.cat(halves, dim=1), self._slice(down, 2, part)
+        gate_ups, downs = [], []
+        for i in range(count):
+            gate, up, down = (f"{n.format(i)}.weight" for n in (names.expert_gate, names.expert_up, names.expert_down))
+            gate_ups.append(torch.cat([self.rows(gate, part), self.rows(up, part)]))
+            downs.append(self.columns(down, part))
+        return torch.stack(gate_ups), torch.stack(downs)
+
+    def _slice(self, name: str, dim: int, part: range) -> Tensor:
+        return self._place(self._files.get_slice(name, dim, part.start, part.stop)).contiguous()
 
     def _place(self, tensor: Tensor) -> Tensor:
         self.num_tensors += 1

@@ -26,7 +26,14 @@ class LayerNames:
     down: str
     attention_norm: str  # the norm before the attention
     mlp_norm: str  # the norm before the MLP
-    query_norm: str = ""  # "": there is none
+    attention_post_norm: str = ""  # the norm of the attention's result; "": there is none
+    mlp_post_norm: str = ""
+    router: str = ""  # mixtures of experts
+    # Three tensors for each expert, whose number stands for {}, or two for all experts: [E, 2I, H] and [E, H, I].
+    expert_gate: str = ""
+    expert_up: str = ""
+    expert_down: str = ""
+    query_norm: str = ""
     key_norm: str = ""
 
     def under(self, prefix: str) -> "LayerNames":
@@ -60,84 +67,63 @@ class TensorNames:
 
 
 _LLAMA_LAYER = LayerNames(
-    queries="self_attn.q_proj",
-    keys="self_attn.k_proj",
-    values="self_attn.v_proj",
-    attention_output="self_attn.o_proj",
-    gate="mlp.gate_proj",
-    up="mlp.up_proj",
-    down="mlp.down_proj",
-    attention_norm="input_layernorm",
-    mlp_norm="post_attention_layernorm",
-)
+    queries="self_attn.q_proj", keys="self_attn.k_proj", values="self_attn.v_proj",
+    attention_output="self_attn.o_proj", gate="mlp.gate_proj", up="mlp.up_proj", down="mlp.down_proj",
+    attention_norm="input_layernorm", mlp_norm="post_attention_layernorm",
+)  # fmt: skip
 LLAMA_NAMES = TensorNames("model.embed_tokens", "model.norm", "lm_head", "model.layers", _LLAMA_LAYER)
-QWEN3_NAMES = replace(
-    LLAMA_NAMES, in_layer=replace(_LLAMA_LAYER, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm")
-)
-_PHI3_QKV, _PHI3_GATE_UP = "self_attn.qkv_proj", "mlp.gate_up_proj"
-PHI3_NAMES = replace(
-    LLAMA_NAMES,
-    in_layer=replace(
-        _LLAMA_LAYER, queries=_PHI3_QKV, keys=_PHI3_QKV, values=_PHI3_QKV, gate=_PHI3_GATE_UP, up=_PHI3_GATE_UP
-    ),
-)
-_GPT2_LAYER = LayerNames(
-    queries="attn.c_attn",
-    keys="attn.c_attn",
-    values="attn.c_attn",
-    attention_output="attn.c_proj",
-    gate="",
-    up="mlp.c_fc",
-    down="mlp.c_proj",
-    attention_norm="ln_1",
-    mlp_norm="ln_2",
-)
-BIGCODE_NAMES = TensorNames(
-    embedding="transformer.wte",
-    norm="transformer.ln_f",
-    head="lm_head",
-    layers="transformer.h",
-    in_layer=_GPT2_LAYER,
-    positions="transformer.wpe",
-    optional_prefix="transformer.",
-)
-GPT2_NAMES = replace(BIGCODE_NAMES, transposed=True)
-GPTJ_NAMES = replace(
-    BIGCODE_NAMES,
-    in_layer=replace(
-        _GPT2_LAYER,
-        queries="attn.q_proj",
-        keys="attn.k_proj",
-        values="attn.v_proj",
-        attention_output="attn.out_proj",
-        up="mlp.fc_in",
-        down="mlp.fc_out",
-    ),
-    positions="",
-    optional_prefix="",
-)
-_NEOX_QKV = "attention.query_key_value"
-NEOX_NAMES = TensorNames(
-    embedding="gpt_neox.embed_in",
-    norm="gpt_neox.final_layer_norm",
-    head="embed_out",
-    layers="gpt_neox.layers",
-    in_layer=LayerNames(
-        queries=_NEOX_QKV,
-        keys=_NEOX_QKV,
-        values=_NEOX_QKV,
-        attention_output="attention.dense",
-        gate="",
-        up="mlp.dense_h_to_4h",
-        down="mlp.dense_4h_to_h",
-        attention_norm="input_layernorm",
-        mlp_norm="post_attention_layernorm",
-    ),
-    qkv=QkvLayout.groups,
-)
+
+
+def _llama_but(**layer: str) -> TensorNames:
+    return replace(LLAMA_NAMES, in_layer=replace(_LLAMA_LAYER, **layer))
+
+
+_HEAD_NORMS = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
+_GATE_UP = {"gate": "mlp.gate_up_proj", "up": "mlp.gate_up_proj"}
+QWEN3_NAMES = _llama_but(**_HEAD_NORMS)
+PHI3_NAMES = _llama_but(**dict.fromkeys(("queries", "keys", "values"), "self_attn.qkv_proj"), **_GATE_UP)
+GLM4_NAMES = _llama_but(
+    **_GATE_UP, attention_post_norm="post_self_attn_layernorm", mlp_post_norm="post_mlp_layernorm"
+)  # fmt: skip
 PHI_NAMES = replace(
-    LLAMA_NAMES,
-    norm="model.final_layernorm",
-    in_layer=replace(_LLAMA_LAYER, attention_output="self_attn.dense", gate="", up="mlp.fc1", down="mlp.fc2"),
+    _llama_but(attention_output="self_attn.dense", gate="", up="mlp.fc1", down="mlp.fc2"), norm="model.final_layernorm"
 )
-STARCODER2_NAMES = replace(LLAMA_NAMES, in_layer=replace(_LLAMA_LAYER, gate="", up="mlp.c_fc", down="mlp.c_proj"))
+STARCODER2_NAMES = _llama_but(gate="", up="mlp.c_fc", down="mlp.c_proj")
+MIXTRAL_NAMES = _llama_but(
+    router="block_sparse_moe.gate", expert_gate="block_sparse_moe.experts.{}.w1",
+    expert_up="block_sparse_moe.experts.{}.w3", expert_down="block_sparse_moe.experts.{}.w2",
+)  # fmt: skip
+QWEN3_MOE_NAMES = _llama_but(
+    **_HEAD_NORMS, router="mlp.gate", expert_gate="mlp.experts.{}.gate_proj", expert_up="mlp.experts.{}.up_proj",
+    expert_down="mlp.experts.{}.down_proj",
+)  # fmt: skip
+GRANITE_MOE_NAMES = _llama_but(
+    router="block_sparse_moe.router.layer", expert_gate="block_sparse_moe.input_linear",
+    expert_up="block_sparse_moe.input_linear", expert_down="block_sparse_moe.output_linear",
+)  # fmt: skip
+
+_GPT2_LAYER = LayerNames(
+    queries="attn.c_attn", keys="attn.c_attn", values="attn.c_attn", attention_output="attn.c_proj", gate="",
+    up="mlp.c_fc", down="mlp.c_proj", attention_norm="ln_1", mlp_norm="ln_2",
+)  # fmt: skip
+BIGCODE_NAMES = TensorNames(
+    "transformer.wte", "transformer.ln_f", "lm_head", "transformer.h", _GPT2_LAYER, positions="transformer.wpe",
+    optional_prefix="transformer.",
+)  # fmt: skip
+GPT2_NAMES = replace(BIGCODE_NAMES, transposed=True)
+_GPTJ_LAYER = replace(
+    _GPT2_LAYER, queries="attn.q_proj", keys="attn.k_proj", values="attn.v_proj", attention_output="attn.out_proj",
+    up="mlp.fc_in", down="mlp.fc_out",
+)  # fmt: skip
+GPTJ_NAMES = replace(BIGCODE_NAMES, in_layer=_GPTJ_LAYER, positions="", optional_prefix="")
+
+_NEOX_QKV = "attention.query_key_value"
+_NEOX_LAYER = LayerNames(
+    queries=_NEOX_QKV, keys=_NEOX_QKV, values=_NEOX_QKV, attention_output="attention.dense", gate="",
+    up="mlp.dense_h_to_4h", down="mlp.dense_4h_to_h", attention_norm="input_layernorm",
+    mlp_norm="post_attention_layernorm",
+)  # fmt: skip
+NEOX_NAMES = TensorNames(
+    "gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out", "gpt_neox.layers", _NEOX_LAYER,
+    qkv=QkvLayout.groups,
+)  # fmt: skip

@@ -23,6 +23,7 @@ MAX_WIDTH = 2**20
 MAX_LAYERS = 2**12
 MAX_HEADS = 2**12
 MIN_HEAD_SIZE, MAX_HEAD_SIZE = 4, 2**12
+MAX_EXPERTS = 2**10
 MAX_TOKEN_ID = 2**31 - 1
 ACTIVATIONS = {
     "silu": Activation.silu,

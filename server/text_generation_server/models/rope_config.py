@@ -24,6 +24,7 @@ class RopeFacts:
     """What a family knows about its ropes, beside what config.json says."""
 
     partial: bool = False  # whether the family reads partial_rotary_factor
+    interleaved: bool = False
     aliases: tuple[tuple[str, str], ...] = ()  # (name of a kind in old files, its name today)
 
 
@@ -47,7 +48,7 @@ def read_rope(config: Fields, positions: int, head_size: int, facts: RopeFacts =
         scaling = replace(scaling, original_max_positions=trained.whole(TRAINED, 2, MAX_POSITIONS, default))
     size = _size(config, rope, head_size) if facts.partial else head_size
     theta = (rope if rope.has("rope_theta") else config).number("rope_theta", 1, MAX_THETA, 10000.0)
-    return Rope(theta, read(rope, scaling, positions, size // 2), positions, size)
+    return Rope(theta, read(rope, scaling, positions, size // 2), positions, size, facts.interleaved)
 
 
 def _size(config: Fields, rope: Fields, head_size: int) -> int:

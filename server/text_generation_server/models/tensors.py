@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from text_generation_server.errors import ModelError
-from text_generation_server.models.architecture import Branches, ModelConfig
+from text_generation_server.models.architecture import Branches, ModelConfig, Moe
 from text_generation_server.models.names import LayerNames
 from text_generation_server.weights.formats import BUFFERS
 
@@ -22,7 +22,7 @@ def shapes(config: ModelConfig) -> dict[str, Shape]:
         found[f"{names.head}.bias"] = (config.vocab_size,)
     found |= _norm_shapes(config, names.norm)
     for i in range(config.num_layers):
-        found |= _layer_shapes(config, names.layer(i))
+        found |= _layer_shapes(config, names.layer(i), config.moe if config.has_experts(i) else None)
     return found
 
 
@@ -31,7 +31,19 @@ def _norm_shapes(config: ModelConfig, name: str) -> dict[str, Shape]:
     return {f"{name}.{kind}": (config.hidden_size,) for kind in kinds}
 
 
-def _layer_shapes(config: ModelConfig, names: LayerNames) -> dict[str, Shape]:
+def _expert_shapes(config: ModelConfig, moe: Moe, names: LayerNames) -> dict[str, Shape]:
+    hidden, wide = config.hidden_size, moe.intermediate_size
+    found: dict[str, Shape] = {f"{names.router}.weight": (moe.experts, hidden)}
+    if names.expert_gate == names.expert_up:
+        together = {names.expert_gate: (moe.experts, 2 * wide, hidden), names.expert_down: (moe.experts, hidden, wide)}
+        return found | {f"{name}.weight": shape for name, shape in together.items()}
+    for i in range(moe.experts):
+        found |= {f"{name.format(i)}.weight": (wide, hidden) for name in (names.expert_gate, names.expert_up)}
+        found[f"{names.expert_down.format(i)}.weight"] = (hidden, wide)
+    return found
+
+
+def _layer_shapes(config: ModelConfig, names: LayerNames, moe: Moe | None) -> dict[str, Shape]:
     hidden, wide, biases = config.hidden_size, config.intermediate_size, config.biases
     queries, keys = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
     linears = [
@@ -39,15 +51,15 @@ def _layer_shapes(config: ModelConfig, names: LayerNames) -> dict[str, Shape]:
         (names.keys, keys, hidden, biases.qkv),
         (names.values, keys, hidden, biases.qkv),
         (names.attention_output, hidden, queries, biases.attention_output),
-        *([(names.gate, wide, hidden, biases.mlp)] if config.gated else []),
-        (names.up, wide, hidden, biases.mlp),
-        (names.down, hidden, wide, biases.mlp),
     ]
+    if moe is None:
+        linears += [(names.gate, wide, hidden, biases.mlp)] if config.gated else []
+        linears += [(names.up, wide, hidden, biases.mlp), (names.down, hidden, wide, biases.mlp)]
     sizes: dict[str, tuple[int, int, bool]] = {}
     for name, outputs, inputs, has_bias in linears:
         before = sizes.get(name, (0,))[0]  # layers of the same name share a tensor
         sizes[name] = (before + outputs, inputs, has_bias)
-    found: dict[str, Shape] = {}
+    found = {} if moe is None else _expert_shapes(config, moe, names)
     for name, (outputs, inputs, has_bias) in sizes.items():
         found[f"{name}.weight"] = (inputs, outputs) if config.names.transposed else (outputs, inputs)
         if has_bias:
@@ -55,6 +67,8 @@ def _layer_shapes(config: ModelConfig, names: LayerNames) -> dict[str, Shape]:
     found |= _norm_shapes(config, names.attention_norm)
     if config.branches is not Branches.parallel:
         found |= _norm_shapes(config, names.mlp_norm)
+    if config.post_norms:
+        found |= _norm_shapes(config, names.attention_post_norm) | _norm_shapes(config, names.mlp_post_norm)
     if config.query_key_norm:
         found |= {f"{name}.weight": (config.head_size,) for name in (names.query_norm, names.key_norm)}
     return found

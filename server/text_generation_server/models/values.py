@@ -72,6 +72,13 @@ class Fields:
             raise self.error(name, f"a list of {count} numbers, each 0 or 1")
         return value
 
+    def wholes(self, name: str, least: int, most: int) -> list[int]:
+        """A list of whole numbers from `least` to `most`; without the field, an empty list."""
+        value = self._value(name, [])
+        if not (isinstance(value, list) and all(is_whole(number, least, most) for number in value)):
+            raise self.error(name, f"a list of whole numbers from {least} to {most}")
+        return value
+
     def inner(self, name: str) -> "Fields":
         """The object that is the field's value, or an empty object if there is no such field."""
         value = self._value(name, {})

@@ -8,6 +8,7 @@ from typing import Any
 import model_tasks as tasks
 import pytest
 import torch
+from family_checkpoints import make_family
 from shard_ranks import Ranks, start_ranks
 from shard_tools import ALONE, SAMPLED, make_checkpoint, make_platform
 
@@ -30,6 +31,8 @@ COMPANY: dict[str, dict[str, Any]] = {
     "plain": {},
     "long dot products": {"hidden_size": 1024, "intermediate_size": 1600, "num_hidden_layers": 1},
 }
+# One of each way to find a rank's part of the files: shared tensors, groups, transposed weights, experts.
+FAMILIES = ("phi3, partial rope", "gpt2", "gpt_neox", "gpt_bigcode", "gptj", "qwen3_moe", "granitemoe")
 SIZES = pytest.mark.parametrize("size", [2, 4])
 
 
@@ -54,6 +57,18 @@ def test_a_split_model_computes_the_same_as_the_whole_model(ranks: Ranks, tmp_pa
     for size in (2, 4):
         first, *others = ranks.run(size, tasks.greedy_texts, tmp_path, vocabulary)
         assert others == [[]] * (size - 1)
+        for (tokens, logprobs), (whole_tokens, whole_logprobs) in zip(first, whole, strict=True):
+            assert tokens == whole_tokens
+            torch.testing.assert_close(logprobs, whole_logprobs, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_a_split_family_computes_the_same_as_the_whole_model(ranks: Ranks, tmp_path: Path, variant: str) -> None:
+    make_family(tmp_path, variant)
+    vocabulary = read_config(tmp_path).vocab_size
+    whole = tasks.greedy_texts(ALONE, tmp_path, vocabulary)
+    for size in (2, 4):
+        first = ranks.run(size, tasks.greedy_texts, tmp_path, vocabulary)[0]
         for (tokens, logprobs), (whole_tokens, whole_logprobs) in zip(first, whole, strict=True):
             assert tokens == whole_tokens
             torch.testing.assert_close(logprobs, whole_logprobs, atol=1e-4, rtol=1e-5)

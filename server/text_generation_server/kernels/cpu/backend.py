@@ -10,7 +10,7 @@ from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.library import TYPES, Library, Word
 from text_generation_server.kernels.cpu.linear import Float32Linear, PackedLinear, Scratch, can_pack
-from text_generation_server.kernels.interface import Activation, Choices, Chosen, HeadNorms, KvLayer, Segments
+from text_generation_server.kernels.interface import Activation, Choices, Chosen, HeadNorms, KvLayer, Routes, Segments
 
 LANES = 16
 MAX_HEAD_SIZE = CONSTANTS["MAX_HEAD_SIZE"]
@@ -69,7 +69,7 @@ class CpuKernels:
     def _norm(self, x: Tensor, residual: int, weight: Tensor, eps: float, out: Tensor) -> None:
         self._call(
             x.numel(), "rms_norm", x=x.data_ptr(), residual=residual, tokens=x.shape[0], width=x.shape[1],
-            type=TYPES[x.dtype], weight=weight.data_ptr(), eps=eps, out=out.data_ptr(),
+            type=TYPES[x.dtype], weight=weight.data_ptr(), weight_type=TYPES[weight.dtype], eps=eps, out=out.data_ptr(),
         )  # fmt: skip
 
     def rope_and_store_kv(
@@ -205,6 +205,42 @@ class CpuKernels:
         self._call(
             out.numel(), "activate", x=x.data_ptr(), tokens=tokens, width=width, type=TYPES[x.dtype],
             activation=CONSTANTS[activation.name.upper()], gated=int(gated), out=out.data_ptr(),
+        )  # fmt: skip
+        return out
+
+    def route(self, logits_TE: Tensor, chosen: int, over_chosen: bool) -> Routes:
+        tokens, experts = logits_TE.shape
+        ids, pairs = (torch.empty(tokens * chosen, dtype=torch.int32) for _ in range(2))
+        offsets, scores = torch.empty(experts + 1, dtype=torch.int32), torch.empty(tokens * chosen)
+        self._call(
+            logits_TE.numel(), "route", logits=logits_TE.data_ptr(), tokens=tokens, experts=experts, chosen=chosen,
+            type=TYPES[logits_TE.dtype], over_chosen=int(over_chosen), ids=ids.data_ptr(), scores=scores.data_ptr(),
+            pairs=pairs.data_ptr(), offsets=offsets.data_ptr(),
+        )  # fmt: skip
+        return Routes(scores, pairs, offsets)
+
+    def experts(self, x_TH: Tensor, routes: Routes, gate_up: Tensor, down: Tensor) -> Tensor:
+        (tokens, width), (experts, _, inner), pairs = x_TH.shape, down.shape, len(routes.pairs_P)
+        if width % LANES or inner % LANES:
+            return reference.experts(x_TH, routes, gate_up, down)
+        opened, parts = torch.empty((pairs, inner), dtype=x_TH.dtype), torch.empty((pairs, width), dtype=x_TH.dtype)
+        out = torch.empty_like(x_TH)
+        common = {
+            "pairs": routes.pairs_P.data_ptr(), "offsets": routes.offsets.data_ptr(), "experts": experts,
+            "width": width, "inner": inner, "type": TYPES[x_TH.dtype],
+        }  # fmt: skip
+        work = pairs * width * inner
+        self._call(
+            work, "experts_up", x=x_TH.data_ptr(), chosen=pairs // tokens, gate_up=gate_up.data_ptr(),
+            out=opened.data_ptr(), **common,
+        )  # fmt: skip
+        self._call(
+            work, "experts_down", x=opened.data_ptr(), scores=routes.scores_P.data_ptr(), down=down.data_ptr(),
+            out=parts.data_ptr(), **common,
+        )  # fmt: skip
+        self._call(
+            parts.numel(), "experts_sum", parts=parts.data_ptr(), tokens=tokens, chosen=pairs // tokens, width=width,
+            type=TYPES[x_TH.dtype], out=out.data_ptr(),
         )  # fmt: skip
         return out
 

@@ -600,6 +600,50 @@ def test_layer_norm_with_and_without_a_residual(subject: Subject, size: int, has
     assert broken[2].isnan().all() and not broken[[0, 1, 3, 4]].isnan().any()
 
 
+@pytest.mark.parametrize("over_chosen", [False, True], ids=["over all", "over the chosen"])
+def test_a_token_goes_to_the_experts_with_the_largest_logits(subject: Subject, over_chosen: bool) -> None:
+    tokens, count, chosen = 37, 5, 3
+    logits = torch.randn(tokens, count).to(subject.dtype)
+    logits[4] = 0.5  # equal logits: the first experts
+    logits[7, 0] = 300.0
+    routes = subject.kernels.route(logits.to(subject.device), chosen, over_chosen)
+    values, ids = logits.double().sort(dim=1, descending=True, stable=True)
+    shares = values[:, :chosen].softmax(1) if over_chosen else values.softmax(1)[:, :chosen]
+    close(routes.scores_P.view(tokens, chosen), shares, torch.float32)
+    assert routes.offsets[0] == 0 and routes.offsets[-1] == tokens * chosen
+    experts = torch.repeat_interleave(torch.arange(count), routes.offsets.cpu().diff())
+    pairs = routes.pairs_P.cpu().long()
+    assert torch.equal(ids[:, :chosen].flatten()[pairs], experts)
+    assert torch.equal(pairs.sort().values, torch.arange(tokens * chosen))
+
+
+def experts_of(subject: Subject, x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    routes = subject.kernels.route(logits.to(subject.device), 2, True)
+    return subject.kernels.experts(x.to(subject.device), routes, gate_up.to(subject.device), down.to(subject.device))
+
+
+@pytest.mark.parametrize("width", [48, 72])
+def test_experts_compute_their_tokens_and_no_others(subject: Subject, width: int) -> None:
+    tokens, count, inner = 21, 6, 32
+    x, logits = torch.randn(tokens, width).to(subject.dtype), torch.randn(tokens, count).to(subject.dtype)
+    logits[:, 4] = -300.0  # no token goes to this expert, so its weights are not read
+    gate_up = (torch.randn(count, 2 * inner, width) / width**0.5).to(subject.dtype)
+    down = (torch.randn(count, width, inner) / inner**0.5).to(subject.dtype)
+    gate_up[4], down[4] = NAN, NAN
+    values, ids = logits.double().topk(2)
+    expected = torch.zeros(tokens, width, dtype=torch.float64)
+    for t in range(tokens):
+        for share, expert in zip(values[t].softmax(0), ids[t], strict=True):
+            gate, up = (gate_up[expert].double() @ x[t].double()).chunk(2)
+            expected[t] += share * (down[expert].double() @ (torch.nn.functional.silu(gate) * up))
+    out = experts_of(subject, x, logits, gate_up, down)
+    close(out, expected, subject.dtype)
+    if (subject.backend, subject.dtype) in EXACT and not subject.interpreted:
+        for t in (0, 9):
+            alone = experts_of(subject, x[t : t + 1], logits[t : t + 1], gate_up, down)
+            assert torch.equal(alone, out[t : t + 1])
+
+
 @pytest.mark.parametrize("size", [20] + [4096] * GPU)
 def test_embed_picks_rows(subject: Subject, size: int) -> None:
     weight = torch.randn(9, size).to(subject.dtype)

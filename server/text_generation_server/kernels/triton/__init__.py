@@ -10,6 +10,7 @@ from text_generation_server.kernels.triton.activate import activate
 from text_generation_server.kernels.triton.advance import advance, place
 from text_generation_server.kernels.triton.attend import attend
 from text_generation_server.kernels.triton.embed import embed
+from text_generation_server.kernels.triton.experts import experts, route
 from text_generation_server.kernels.triton.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from text_generation_server.kernels.triton.rope_kv import rope_and_store_kv
 from text_generation_server.kernels.triton.sample import sample
@@ -23,11 +24,13 @@ __all__ = [
     "advance",
     "attend",
     "embed",
+    "experts",
     "layer_norm",
     "linear",
     "place",
     "rms_norm",
     "rope_and_store_kv",
+    "route",
     "sample",
     "silu_mul",
 ]

@@ -27,13 +27,19 @@ def _launch(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float, add
     y_TH = torch.empty_like(x_TH)
     warps = find_tile("rms_norm", 1, 1, x_TH.dtype, x_TH.device).warps
     padded = triton.next_power_of_2(hidden)
-    _rms_norm[(tokens,)](x_TH, residual_TH, weight_H, y_TH, eps, HIDDEN=hidden, H=padded, ADD=add, num_warps=warps)
+    exact = weight_H.dtype != x_TH.dtype
+    _rms_norm[(tokens,)](
+        x_TH, residual_TH, weight_H, y_TH, eps, HIDDEN=hidden, H=padded, ADD=add, EXACT=exact, num_warps=warps
+    )
     return y_TH
 
 
 @triton.jit
-def _rms_norm(x, residual, weight, y, eps, HIDDEN: tl.constexpr, H: tl.constexpr, ADD: tl.constexpr):
-    """A program normalises one row. With ADD, it first computes residual += x, and normalises the sum."""
+def _rms_norm(
+    x, residual, weight, y, eps, HIDDEN: tl.constexpr, H: tl.constexpr, ADD: tl.constexpr, EXACT: tl.constexpr
+):  # fmt: skip
+    """A program normalises one row. With ADD, it first computes residual += x, and normalises the sum. With EXACT, the
+    weight is float32 and multiplies before the rounding."""
     dtype = y.dtype.element_ty
     at = tl.program_id(0).to(tl.int64) * HIDDEN
     column = tl.arange(0, H)
@@ -45,7 +51,9 @@ def _rms_norm(x, residual, weight, y, eps, HIDDEN: tl.constexpr, H: tl.constexpr
         tl.store(residual + at + column, total, mask=inside)
         value = total.to(tl.float32)
     value *= tl.rsqrt(tl.sum(value * value, 0) / HIDDEN + eps)
-    scaled = value.to(dtype).to(tl.float32) * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    if not EXACT:
+        value = value.to(dtype).to(tl.float32)
+    scaled = value * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + at + column, scaled.to(dtype), mask=inside)
 
 

@@ -19,6 +19,7 @@ enum activation { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3 };
 
 enum {
   MAX_ARGUMENTS = 16,      /* most arguments of one kernel */
+  MAX_EXPERTS = 1024,      /* experts of one layer */
   MAX_HEAD_SIZE = 256,     /* most numbers in a head, in all kernels that compute heads; always a multiple of 16 */
   FEW_ROWS = 16,           /* gemm: most rows of x that are read in place; more rows are packed into tiles first */
   UNDIVIDED_INPUTS = 2048, /* gemm: most inputs of a product that is not divided into parts */
@@ -42,8 +43,9 @@ struct rms_norm_arguments {
   void *residual;     /* [T, width], or null */
   long tokens;        /* T */
   long width;         /* a multiple of 16 */
-  long type;          /* type of x, residual, weight and out: F32 or BF16 */
+  long type;          /* type of x, residual and out: F32 or BF16 */
   const void *weight; /* [width] */
+  long weight_type;   /* type, or F32: then the product is rounded once, after the multiplication */
   double eps;
   void *out; /* [T, width]; may be the same memory as x */
 };
@@ -224,4 +226,57 @@ struct gemm_arguments {
   long y_type;         /* F32 or BF16 */
   void *y;             /* [rows, outputs]; gated, [rows, outputs / 2] */
   bf16 *scratch;       /* aligned to 64 bytes; linear.py computes the size */
+};
+
+/* Chooses experts for each token: the `chosen` ones with the largest logits. A score is the expert's share of a softmax
+   over all experts, or over the chosen ones. Lists the pairs (token, choice) in the order of their experts. */
+struct route_arguments {
+  const void *logits; /* [T, experts] */
+  long tokens;        /* T */
+  long experts;       /* up to MAX_EXPERTS */
+  long chosen;        /* experts of a token */
+  long type;          /* type of logits: F32 or BF16 */
+  long over_chosen;   /* 1: softmax over the chosen experts; 0: over all */
+  int32_t *ids;       /* [T * chosen]: the expert of each pair */
+  float *scores;      /* [T * chosen] */
+  int32_t *pairs;     /* [T * chosen]: numbers of pairs, in the order of their experts */
+  int32_t *offsets;   /* [experts + 1]: the pairs of expert e are pairs[offsets[e]] ... pairs[offsets[e + 1] - 1] */
+};
+
+/* out = silu(gate) * up of each pair, in the order of `pairs`. */
+struct experts_up_arguments {
+  const void *x;        /* [T, width] */
+  const int32_t *pairs; /* as written by route, as are the offsets */
+  const int32_t *offsets;
+  long experts;
+  long chosen;
+  long width;          /* a multiple of 16 */
+  long inner;          /* a multiple of 16 */
+  long type;           /* type of x, gate_up and out: F32 or BF16 */
+  const void *gate_up; /* [experts, 2 * inner, width]: gates, then ups */
+  void *out;           /* [T * chosen, inner] */
+};
+
+/* out = score * down(x) of each pair, in the order of the pairs' numbers. */
+struct experts_down_arguments {
+  const void *x;        /* [T * chosen, inner], in the order of `pairs` */
+  const int32_t *pairs; /* as written by route, as are offsets and scores */
+  const int32_t *offsets;
+  const float *scores;
+  long experts;
+  long width;       /* a multiple of 16 */
+  long inner;       /* a multiple of 16 */
+  long type;        /* type of x, down and out: F32 or BF16 */
+  const void *down; /* [experts, width, inner] */
+  void *out;        /* [T * chosen, width] */
+};
+
+/* out = the sum of each token's pairs. */
+struct experts_sum_arguments {
+  const void *parts; /* [T, chosen, width] */
+  long tokens;       /* T */
+  long chosen;
+  long width; /* a multiple of 16 */
+  long type;  /* type of parts and out: F32 or BF16 */
+  void *out;  /* [T, width] */
 };

@@ -23,8 +23,8 @@ INLINE vf round_to_type(vf x, enum type type) {
 }
 
 /* One token of rms_norm. Intermediate results are rounded to the model's type where torch rounds them. */
-INLINE void norm_row(const void *x, void *residual, const void *weight, long size, enum type type, float eps,
-                     void *out) {
+INLINE void norm_row(const void *x, void *residual, const void *weight, enum type weight_type, long size,
+                     enum type type, float eps, void *out) {
   vf squares = {};
   const void *from = residual ? residual : x;
   for (long i = 0; i < size; i += LANES) {
@@ -37,7 +37,7 @@ INLINE void norm_row(const void *x, void *residual, const void *weight, long siz
   }
   float factor = 1.0f / sqrtf(lane_sum(squares) / size + eps);
   for (long i = 0; i < size; i += LANES)
-    store(out, i, round_to_type(load(from, i, type) * factor, type) * load(weight, i, type), type);
+    store(out, i, round_to_type(load(from, i, type) * factor, weight_type) * load(weight, i, weight_type), type);
 }
 
 EXPORT void rms_norm(const void *arguments, struct team *team, int me) {
@@ -52,10 +52,12 @@ EXPORT void rms_norm(const void *arguments, struct team *team, int me) {
   long bytes = size * bytes_of(type);
   FOR_EACH_ITEM(t, tokens, TOKENS_AT_ONCE, team) {
     char *r = residual ? residual + t * bytes : 0;
-    if (type == BF16)
-      norm_row(x + t * bytes, r, weight, size, BF16, eps, out + t * bytes);
+    if (type == F32)
+      norm_row(x + t * bytes, r, weight, F32, size, F32, eps, out + t * bytes);
+    else if (a->weight_type == BF16)
+      norm_row(x + t * bytes, r, weight, BF16, size, BF16, eps, out + t * bytes);
     else
-      norm_row(x + t * bytes, r, weight, size, F32, eps, out + t * bytes);
+      norm_row(x + t * bytes, r, weight, F32, size, BF16, eps, out + t * bytes);
   }
 }
 

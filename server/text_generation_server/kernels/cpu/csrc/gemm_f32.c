@@ -10,20 +10,6 @@
 #define ROWS_AT_ONCE (LANES == 16 ? 8 : 4)
 #define INPUTS_AT_ONCE 512 /* inputs of a block: its part of a panel stays in the second-level cache for all rows */
 
-/* a * b + sum, always fused on processors that have this instruction, and never on others. Otherwise the compiler
-   might fuse in one copy of the loop below and not in another, and the bits would depend on the number of rows. */
-INLINE vf multiply_add(vf a, vf b, vf sum) {
-#if defined(__AVX512F__)
-  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
-#elif defined(__AVX2__) && defined(__FMA__)
-  return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
-#else
-  vf product = a * b;
-  __asm__("" : "+m"(product)); /* the compiler must not fuse across this line */
-  return product + sum;
-#endif
-}
-
 /* One panel of the product. */
 struct f32_panel {
   const float *x; /* [rows, k] */

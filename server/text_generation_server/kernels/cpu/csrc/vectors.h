@@ -54,6 +54,20 @@ INLINE vf larger(vf a, vf b) {
 #endif
 }
 
+/* a * b + sum, always fused on processors that have this instruction, and never on others. Otherwise the compiler
+   might fuse in one copy of a loop and not in another, and the bits would depend on the number of rows. */
+INLINE vf multiply_add(vf a, vf b, vf sum) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__AVX2__) && defined(__FMA__)
+  return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#else
+  vf product = a * b;
+  __asm__("" : "+m"(product)); /* the compiler must not fuse across this line */
+  return product + sum;
+#endif
+}
+
 INLINE vf load_bf16(const bf16 *p) {
 #if defined(__AVX512F__)
   return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
@@ -241,8 +255,8 @@ INLINE vf gelu_tanh(vf x) {
   return x / (exp2_of(-larger(twice * LOG2E, splat(-128.0f))) + 1.0f);
 }
 
-/* x (1 + erf(x / sqrt(2))) / 2. With z = |x| / sqrt(2), 1 - erf(z) is e^-z^2 times a polynomial in 1 / (1 + 0.3275911 z),
-   with an absolute error of 1.5e-7 (Abramowitz and Stegun, 7.1.26). */
+/* x (1 + erf(x / sqrt(2))) / 2. With z = |x| / sqrt(2), 1 - erf(z) is e^-z^2 times a polynomial in 1 / (1 + 0.3275911
+   z), with an absolute error of 1.5e-7 (Abramowitz and Stegun, 7.1.26). */
 INLINE vf gelu(vf x) {
   vf z = larger(x, -x) * 0.7071067811865476f;
   vf t = splat(1.0f) / (z * 0.3275911f + 1.0f);
