@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -99,6 +100,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="shorter texts, fewer faults")
     parser.add_argument("--seed", type=int, default=1, help="which shards are killed, and when")
     parser.add_argument("--kills", type=int, help="number of kills of shards from outside, for each number of shards")
+    parser.add_argument("--longest", type=float, help="longest time between two bursts of kills, in seconds")
     parser.add_argument(
         "--only",
         default="",
@@ -107,13 +109,14 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="a Markdown file whose marked table is replaced")
     asked = parser.parse_args()
     scale, examples = (SHORT, 12) if asked.short else (LONG, 100)
+    scale = replace(scale, longest_gap_s=asked.longest or scale.longest_gap_s)
     print(f"seed {asked.seed}", flush=True)
     todo = everything(scale, asked.seed, examples, asked.kills)
     results, failures = run((name, scenario) for name, scenario in todo if asked.only in name)
     figures = measured(scale, failures) if not asked.only else []
     tables = {}
     if killed := [result for _, result in results if isinstance(result, outside.KilledOutside)]:
-        tables["kills"] = kills_as_markdown(killed)
+        tables["kills far apart" if asked.longest else "kills"] = kills_as_markdown(killed, scale.longest_gap_s)
     if not asked.only:
         tables["table"] = as_markdown(results, figures)
     for name, table in tables.items():

@@ -33,8 +33,9 @@ Result = (
 )
 
 
-def kills_as_markdown(killed: Sequence[KilledOutside]) -> str:
-    return _joined(_outside_table(killed), _moments_table(killed), _recovery_table(killed))
+def kills_as_markdown(killed: Sequence[KilledOutside], longest_gap_s: float) -> str:
+    gaps = f"Bursts of kills up to {longest_gap_s:g} s apart."
+    return _joined(gaps, _outside_table(killed), _moments_table(killed), _recovery_table(killed))
 
 
 def as_markdown(results: Sequence[tuple[str, Result]], figures: Sequence[ShardFigures]) -> str:

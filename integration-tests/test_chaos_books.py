@@ -163,7 +163,7 @@ def test_bytes_read_are_found_by_rank() -> None:
 def test_the_table_can_be_written_into_the_readme() -> None:
     result = record_of(mixed_answer(14.0, 15.0, 27.0, 31.0), kills=[kill_at(29.0, decode=1), kill_at(30.0, prefill=1)])
     poisoned = Poisoned((5, 5), ("", ""), compare([stream_answer([1])], [stream_answer([1])]))
-    kills = report.kills_as_markdown([result])
+    kills = report.kills_as_markdown([result], 8.0)
     table = report.as_markdown([("poison", poisoned)], [ShardFigures(1, 0, 2**28, 8.0), ShardFigures(2, 0, 2**27, 4.0)])
     assert "| 1 | 1 | 2 | 0 | 1 × 1 | 0 | 1 (0 × waited) | 1 | 0 | 0 | 17 |" in kills
     assert "| 1 | 1 | 1 | 0 | 0 | 0 | 0 |" in kills and "| 2 | 0 | 4.00 | 50% | 128 |" in table
