@@ -19,6 +19,7 @@ from text_generation_server.kernels import Backend
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.library import Call, Library, Word, choose_target
 from text_generation_server.load import load_shard
+from text_generation_server.models.config import read_config
 from text_generation_server.runner import ModelRunner
 from text_generation_server.step.rows import PromptChunk, StepBatch
 from text_generation_server.worker import Worker
@@ -120,7 +121,7 @@ def profile_step(model: Path, rows: int, context: int, steps: int, dtype: str) -
     middle = measured[len(measured) // 4 : len(measured) - len(measured) // 4]
     seconds = statistics.mean(step_s for step_s, _ in middle)
     parts = {part: statistics.mean(of[part] for _, of in middle) for part in middle[0][1]}
-    served = shard.model_config
+    served = read_config(model)
     kv_bytes = rows * context * served.num_layers * 2 * served.num_kv_heads * served.head_size * shard.dtype.itemsize
     parts[REST] = parts.get(REST, 0) + seconds - sum(parts.values())
     return StepProfile(shard.kernels, rows, context, seconds, parts, library.weight_bytes, kv_bytes)

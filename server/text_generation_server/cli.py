@@ -52,6 +52,7 @@ def serve(values: dict[str, Any]) -> None:
         compute=flags.compute,
         shard=variables.shard,
         step_log=variables.step_log,
+        with_families=bool(variables.with_families) or not flags.process.testing,
     )
     if config.load_format is not LoadFormat.dummy:
         verify(config.model_path)

@@ -62,6 +62,7 @@ class ShardVariables:
     shard: ShardFlags = ShardFlags()
     step_log: Path | None = flag(None, "File to which rank 0 appends a line for each forward step.")
     inherited: InheritedFlags = InheritedFlags()
+    with_families: int = flag(1, "0, with --testing: transformers computes every model.", min=0, max=1, hidden=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,7 @@ class ShardConfig:
     compute: ComputeFlags = ComputeFlags()
     shard: ShardFlags = ShardFlags()
     step_log: Path | None = None
+    with_families: bool = True  # False in tests: transformers computes the models of all families
 
     @property
     def graph_sizes(self) -> tuple[int, ...] | None:

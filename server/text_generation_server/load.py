@@ -30,8 +30,9 @@ from text_generation_server.layers.rotary import Rope, is_beyond_training, stret
 from text_generation_server.layers.weights import FORMATS
 from text_generation_server.models import get_model
 from text_generation_server.models.architecture import ModelConfig
-from text_generation_server.models.config import read_config
+from text_generation_server.models.config import read_any_config
 from text_generation_server.models.dummy import DummyFiles
+from text_generation_server.models.fallback.config import FallbackConfig
 from text_generation_server.models.loading import Files
 from text_generation_server.models.reading import DTYPES
 from text_generation_server.platforms import Platform
@@ -53,7 +54,7 @@ class Shard:
     runner: ModelRunner
     group: Group
     tokenizer: Tokenizer
-    model_config: ModelConfig
+    model_config: ModelConfig | FallbackConfig
     dtype: torch.dtype
     device: torch.device
     kernels: str  # name of the kernels' backend
@@ -75,8 +76,11 @@ def load_shard(
     """
     torch.set_num_threads(max(1, usable_cores() // config.world_size))
     device = _choose_device(config)
-    model_config = read_config(config.model_path, config.shard.rope_scaling, config.shard.rope_factor)
-    dtype = _choose_dtype(config.compute.dtype, model_config, device)
+    flags = config.shard
+    model_config = read_any_config(config.model_path, flags.rope_scaling, flags.rope_factor, config.with_families)
+    if isinstance(model_config, FallbackConfig):
+        _check_fallback(config, model_config)
+    dtype = _choose_dtype(config.compute.dtype, model_config.dtype, device)
     longest = config.max_total_tokens or model_config.max_positions
     if longest > model_config.max_positions:
         raise ModelError(
@@ -91,7 +95,8 @@ def load_shard(
     rendezvous = Path(f"{config.uds_path}-{config.epoch}.rendezvous")
     use_own_stream(device)
     group = join_group(config.rank, config.world_size, device, rendezvous)
-    graphs, mixed_graphs = _graphs(config, device, group, backend)
+    is_ours = isinstance(model_config, ModelConfig)
+    graphs, mixed_graphs = _graphs(config, device, group, backend) if is_ours else (no_graphs(), no_graphs())
     platform = Platform(device, backend.kernels, group, graphs, moments_of(device), mixed_graphs)
     files = _files(config, model_config, device, dtype)
     quantize = config.compute.quantize
@@ -113,9 +118,24 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         raise ModelError(f"{path} cannot be read as a tokenizer: {reason}; download the model again") from None
 
 
-def _mention(config: ModelConfig, longest: int) -> None:
-    """Logs what an operator may not expect: unknown fields of config.json, and rope scaling that differs from
-    transformers'."""
+def _check_fallback(config: ShardConfig, model_config: FallbackConfig) -> None:
+    model_type = model_config.model_type
+    if config.world_size > 1:
+        raise ModelError(f"--num-shard {config.world_size} is not supported for model type {model_type}: choose 1")
+    if config.load_format is LoadFormat.dummy:
+        raise ModelError(f"--load-format dummy is not supported for model type {model_type}: leave it out")
+
+
+def _mention(config: ModelConfig | FallbackConfig, longest: int) -> None:
+    """Logs what an operator may not expect: that transformers computes the model, unknown fields of config.json, and
+    rope scaling that differs from transformers'."""
+    if isinstance(config, FallbackConfig):
+        logger.warning(
+            "model type %s is not one of the server's own: transformers computes its layers, more slowly, around the"
+            " server's attention and linear layers",
+            config.model_type,
+        )
+        return
     for name in config.unknown_fields[:MAX_MENTIONED]:
         logger.warning("config.json has a field that is not known and has no effect: %s", name)
     if more := len(config.unknown_fields[MAX_MENTIONED:]):
@@ -143,8 +163,10 @@ def _mention_rope(rope: Rope, longest: int) -> None:
         )  # fmt: skip
 
 
-def _files(config: ShardConfig, model_config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Files:
-    if config.load_format is LoadFormat.dummy:
+def _files(
+    config: ShardConfig, model_config: ModelConfig | FallbackConfig, device: torch.device, dtype: torch.dtype
+) -> Files:
+    if config.load_format is LoadFormat.dummy and isinstance(model_config, ModelConfig):
         logger.warning("--load-format dummy: the weights are random numbers, and so is the text")
         return DummyFiles(model_config, device, dtype)
     return SafetensorsFiles(config.model_path)
@@ -179,8 +201,8 @@ def _choose_device(config: ShardConfig) -> torch.device:
     return torch.device("cuda", config.rank)
 
 
-def _choose_dtype(wanted: str | None, model_config: ModelConfig, device: torch.device) -> torch.dtype:
-    dtype = DTYPES[wanted] if wanted else model_config.dtype
+def _choose_dtype(wanted: str | None, stored: torch.dtype, device: torch.device) -> torch.dtype:
+    dtype = DTYPES[wanted] if wanted else stored
     if device.type != "cpu" or dtype != torch.float16:
         return dtype
     if wanted:

@@ -9,6 +9,8 @@ import torch
 from text_generation_server.layers.weights import WeightFormat, dense
 from text_generation_server.models.architecture import ModelConfig
 from text_generation_server.models.decoder import Decoder
+from text_generation_server.models.fallback.config import FallbackConfig
+from text_generation_server.models.fallback.load import load_fallback
 from text_generation_server.models.loading import Files, Loader
 from text_generation_server.models.model import Model
 from text_generation_server.models.tensors import check_tensors
@@ -19,7 +21,7 @@ logger = logging.getLogger("text_generation_server")
 
 def get_model(
     files: Files,
-    config: ModelConfig,
+    config: ModelConfig | FallbackConfig,
     platform: Platform,
     dtype: torch.dtype,
     max_total_tokens: int,
@@ -29,6 +31,8 @@ def get_model(
     """Loads this rank's part of the weights. `on_tensor` is called for each tensor, as a sign of life. `weight_format`
     is the form in which linear layers keep their weights. ModelError, before any weights are read, if the files lack
     tensors that `config` asks for or have others, and if the model cannot be split over the ranks."""
+    if isinstance(config, FallbackConfig):
+        return load_fallback(files, config, platform, dtype, max_total_tokens, on_tensor, weight_format)
     config = replace(config, names=config.names.as_in(lambda name: files.shape(name) is not None))
     check_tensors(config, files.names, files.shape)
     loader = Loader(files, platform, dtype, on_tensor, weight_format, config.names.transposed)

@@ -1,4 +1,4 @@
-"""Reads config.json and generation_config.json, without transformers, which is not imported while serving."""
+"""Reads config.json and generation_config.json: our families without transformers, all others with it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +8,7 @@ from text_generation_common.model_files import ModelFileError, find_json_object,
 from text_generation_server.errors import ModelError
 from text_generation_server.layers.rotary import Rope, RopeScaling
 from text_generation_server.models.architecture import AttentionRule, ModelConfig
+from text_generation_server.models.fallback.config import FallbackConfig, read_fallback_config
 from text_generation_server.models.families import FAMILIES
 from text_generation_server.models.fields import unknown_fields
 from text_generation_server.models.reading import token_ids
@@ -16,26 +17,54 @@ from text_generation_server.models.values import Fields, shown
 
 
 def read_config(path: Path, rope_scaling: str | None = None, rope_factor: float | None = None) -> ModelConfig:
-    """Reads the config of a model directory. The launcher's flags `rope_scaling` and `rope_factor` override the file.
-    Raises ModelError, whose text of one line names the field that is missing, wrong or not supported.
+    """Reads the config of a model directory, of one of our families. The launcher's flags `rope_scaling` and
+    `rope_factor` override the file. Raises ModelError, whose text of one line names the field that is missing, wrong or
+    not supported.
     """
+    fields, generation = _fields(path)
+    model_type = fields.word("model_type")
+    if model_type not in FAMILIES:
+        raise _unknown(fields)
+    if reason := quantization.refusal(path, fields.raw):
+        raise ModelError(reason)
+    config = FAMILIES[model_type].read(fields)
+    ids = {*config.eos_token_ids, *token_ids(generation, "eos_token_id")}
+    unknown = unknown_fields(fields.raw, model_type, config, fields.where)
+    config = replace(config, eos_token_ids=tuple(sorted(ids)), unknown_fields=unknown)
+    return _stretched(config, rope_scaling, rope_factor)
+
+
+def read_any_config(
+    path: Path, rope_scaling: str | None = None, rope_factor: float | None = None, with_families: bool = True
+) -> ModelConfig | FallbackConfig:
+    """The same for a model of any type. transformers reads the config if the model is of none of our families; without
+    `with_families`, always."""
+    fields, generation = _fields(path)
+    if with_families and fields.word("model_type") in FAMILIES:
+        return read_config(path, rope_scaling, rope_factor)
+    if rope_scaling or rope_factor is not None:
+        raise ModelError(
+            f"{fields.where}: --rope-scaling and --rope-factor are not supported for model type"
+            f" {shown(fields.word('model_type'))}: remove them"
+        )
+    if (config := read_fallback_config(fields, generation)) is None:
+        raise _unknown(fields)
+    return config
+
+
+def _fields(path: Path) -> tuple[Fields, Fields]:
+    """The contents of config.json and of generation_config.json, which may be missing."""
     file, generation_file = path / "config.json", path / "generation_config.json"
     try:
         raw, raw_generation = read_json_object(file), find_json_object(generation_file) or {}
     except ModelFileError as error:
         raise ModelError(str(error)) from None
-    fields = Fields(raw, str(file))
-    model_type = fields.word("model_type")
-    if model_type not in FAMILIES:
-        raise ModelError(f"{file}: model type {shown(model_type)} is not supported yet, only: {', '.join(FAMILIES)}")
-    if reason := quantization.refusal(path, raw):
-        raise ModelError(reason)
-    config = FAMILIES[model_type].read(fields)
-    generation = Fields(raw_generation, str(generation_file))
-    ids = {*config.eos_token_ids, *token_ids(generation, "eos_token_id")}
-    unknown = unknown_fields(raw, model_type, config, str(file))
-    config = replace(config, eos_token_ids=tuple(sorted(ids)), unknown_fields=unknown)
-    return _stretched(config, rope_scaling, rope_factor)
+    return Fields(raw, str(file)), Fields(raw_generation, str(generation_file))
+
+
+def _unknown(fields: Fields) -> ModelError:
+    model_type = shown(fields.word("model_type"))
+    return ModelError(f"{fields.where}: model type {model_type} is not supported yet, only: {', '.join(FAMILIES)}")
 
 
 def _stretched(config: ModelConfig, flag_kind: str | None, flag_factor: float | None) -> ModelConfig:

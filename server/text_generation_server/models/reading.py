@@ -63,7 +63,7 @@ def llama_like(
         rules=(rule,) * fields.whole("num_hidden_layers", 1, MAX_LAYERS),
         norm=norm or Norm(fields.number("rms_norm_eps", 1e-12, 1, 1e-6)),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
-        dtype=_dtype(fields),
+        dtype=stored_dtype(fields),
         eos_token_ids=tuple(token_ids(fields, "eos_token_id")),
         biases=biases,
         activation=_activation(fields),
@@ -111,7 +111,7 @@ def _head_size(fields: Fields, hidden: int, heads: int) -> int:
     return size
 
 
-def _dtype(fields: Fields) -> torch.dtype:
+def stored_dtype(fields: Fields) -> torch.dtype:
     field = "dtype" if fields.has("dtype") else "torch_dtype"
     known = DTYPES | OTHER_DTYPES
     name = fields.word(field, "auto").removeprefix("torch.")

@@ -13,7 +13,7 @@ from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.layers.weights import WeightFormat, dense
 from text_generation_server.models import get_model
-from text_generation_server.models.config import read_config
+from text_generation_server.models.config import read_any_config
 from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
@@ -65,11 +65,12 @@ def make_runner(
     kernels: Kernels | None = None,
     weight_format: WeightFormat = dense,
     kv_dtype: torch.dtype | None = None,
+    with_families: bool = True,
     **recording: Any,
 ) -> ModelRunner:
-    """`recording`: graphs or moments for the platform."""
+    """`with_families`: False if transformers is to compute the model. `recording`: the platform's graphs or moments."""
     platform = make_platform(kernels, group, **recording)
-    config, files = read_config(path), SafetensorsFiles(path)
+    config, files = read_any_config(path, with_families=with_families), SafetensorsFiles(path)
     model = get_model(files, config, platform, dtype, max_total_tokens, on_tensor, weight_format)
     return ModelRunner(model, platform, Sampler(platform.kernels, 0.5, 2.0), on_progress, kv_dtype)
 

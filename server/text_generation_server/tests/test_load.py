@@ -1,6 +1,7 @@
 """Log lines and errors about the model's files at the start of a shard."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from shard_tools import make_checkpoint
 from tokenizers import Tokenizer, models
 
-from text_generation_common.flags.kinds import Dtype
+from text_generation_common.flags.kinds import Dtype, LoadFormat
 from text_generation_common.flags.model import ComputeFlags
 from text_generation_server.config import ShardConfig
 from text_generation_server.errors import ModelError
@@ -18,11 +19,12 @@ from text_generation_server.worker import Worker
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 
 
-def load(folder: Path, max_total_tokens: int | None = 256) -> None:
+def load(folder: Path, max_total_tokens: int | None = 256, **options: Any) -> None:
     config = ShardConfig(
         model_path=folder, uds_path=str(folder / "s"), rank=0, world_size=1, epoch=1, max_total_tokens=max_total_tokens,
         compute=ComputeFlags(dtype=Dtype.float32),
     )  # fmt: skip
+    config = replace(config, **options)
     load_shard(config, Worker(1))
 
 
@@ -66,3 +68,15 @@ def test_a_broken_tokenizer_is_reported_in_one_line(tmp_path: Path, content: byt
     with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read as a tokenizer") as refused:
         load(tmp_path, 128)
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_model_of_another_type_is_named_in_the_log_and_has_one_shard(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path)
+    load(tmp_path, 128, with_families=False)
+    (told,) = warnings(caplog)
+    assert told.startswith("model type llama is not one of the server's own")
+    for change, reason in (({"world_size": 2}, "--num-shard 2"), ({"load_format": LoadFormat.dummy}, "--load-format")):
+        with pytest.raises(ModelError, match=f"{reason}.* is not supported for model type llama"):
+            load(tmp_path, 128, with_families=False, **change)

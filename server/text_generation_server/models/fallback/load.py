@@ -1,0 +1,137 @@
+"""Makes a `FallbackModel` of the weights files, and checks what can be checked before it serves."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from text_generation_server.errors import ModelError
+from text_generation_server.kernels.interface import Kernels
+from text_generation_server.layers.linear import make_linear
+from text_generation_server.layers.weights import WeightFormat, dense
+from text_generation_server.models.fallback import calls
+from text_generation_server.models.fallback.config import FallbackConfig, check_ropes
+from text_generation_server.models.fallback.model import FallbackModel, ForeignHead, GivenHidden, KernelLinear, Sizes
+from text_generation_server.models.fallback.probe import Probe, probe, refused
+from text_generation_server.models.loading import Files
+from text_generation_server.platforms import Platform
+from text_generation_server.weights.formats import BUFFERS
+
+logger = logging.getLogger("text_generation_server")
+
+
+def load_fallback(
+    files: Files,
+    config: FallbackConfig,
+    platform: Platform,
+    dtype: torch.dtype,
+    max_total_tokens: int,
+    on_tensor: Callable[[], None],
+    weight_format: WeightFormat,
+) -> FallbackModel:
+    """Loads the model with transformers. Called for one rank alone. `on_tensor` is called for each tensor that is
+    read, and each linear layer that is made. ModelError if files and config.json do not fit together, or if the model
+    would be computed wrongly."""
+    check_ropes(config, max_total_tokens)
+    model = _loaded(files, config, dtype, platform.device, on_tensor)
+    name, model_type = model.base_model_prefix, config.model_type
+    base = getattr(model, name, None)
+    if base is None or not isinstance(model.get_output_embeddings(), nn.Linear):
+        raise refused(model_type, "the model cannot be divided into a base and a linear head")
+    try:
+        with torch.inference_mode():
+            _replace_linears(model, platform.kernels, weight_format, on_tensor)
+            rules, output = probe(model_type, base, config.num_layers, max_total_tokens, platform.device)
+            hidden_TH = output.last_hidden_state[0]
+            whole = _whole_logits(model, len(hidden_TH), platform.device)
+            given = GivenHidden(type(output))
+            setattr(model, name, given)  # the model loses its base
+            head = ForeignHead(model, given)
+            if (apart := head(hidden_TH)).shape != whole.shape or not torch.allclose(apart, whole.float(), 1e-2, 1e-2):
+                raise refused(model_type, "its head cannot be computed apart from its base")
+    except ModelError:
+        raise
+    except Exception as error:  # the code of an untried model may raise anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise refused(model_type, f"a trial before serving failed: {reason}") from error
+    if apart.shape[1] != config.vocab_size:
+        raise refused(model_type, f"its head makes {apart.shape[1]} logits for {config.vocab_size} tokens")
+    logger.info("loaded by transformers, %.1f MiB read", files.bytes_read / 2**20)
+    return FallbackModel(base, head, rules, Sizes(config.vocab_size, max_total_tokens, dtype), platform)
+
+
+class StoredTensor:
+    """A tensor of the weights files, for transformers: it is read when it is asked for its numbers."""
+
+    def __init__(self, files: Files, name: str, on_tensor: Callable[[], None]) -> None:
+        self._files = files
+        self._name = name
+        self._on_tensor = on_tensor
+
+    def __getitem__(self, _: Any) -> Tensor:
+        self._on_tensor()
+        return self._files.get(self._name)
+
+
+def _loaded(
+    files: Files, config: FallbackConfig, dtype: torch.dtype, device: torch.device, on_tensor: Callable[[], None]
+) -> Any:
+    """transformers' model, from tensors that we read: transformers opens no file, and asks no network."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    calls.register()
+    stored = {name: StoredTensor(files, name, on_tensor) for name in files.names}
+    # Experts one after the other read the weights of those alone that were chosen. GPUs have a kernel for all of them.
+    experts = {"experts_implementation": "eager"} if device.type == "cpu" else {}
+    try:
+        model, info = config.model_class.from_pretrained(
+            None, config=config.values, state_dict=stored, dtype=dtype, attn_implementation=calls.NAME,
+            local_files_only=True, output_loading_info=True, **experts,
+        )  # fmt: skip
+    except Exception as error:  # each model has checks of its own
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(f"transformers cannot load the weights as a {config.model_type}: {reason}") from error
+    for what, keys in (("lack", info["missing_keys"]), ("have a strange", info["unexpected_keys"])):
+        names = [str(key) for key in sorted(keys) if what == "lack" or not BUFFERS.search(str(key))]
+        if names:
+            raise ModelError(
+                f"the weights files {what} tensor {ascii(names[0])[1:-1]}: do the weights belong to this config.json?"
+            )
+    for option in ("output_attentions", "output_hidden_states", "output_router_logits"):
+        if getattr(model.config, option, False):
+            setattr(model.config, option, False)
+    model.config.return_dict = True
+    return model.eval().requires_grad_(False).to(device)
+
+
+def _replace_linears(model: Any, kernels: Kernels, weight_format: WeightFormat, on_linear: Callable[[], None]) -> None:
+    """Puts our linear layers in the places of transformers'. The head is dense, with logits in float32."""
+    head = model.get_output_embeddings()
+    found = [
+        (parent, name, module)
+        for parent in list(model.modules())
+        for name, module in parent.named_children()
+        if type(module) is nn.Linear
+    ]
+    made: dict[nn.Linear, KernelLinear] = {}
+    for parent, name, linear in found:
+        if linear not in made:
+            weight, bias = linear.weight.data, None if linear.bias is None else linear.bias.data
+            form, out = (dense, torch.float32) if linear is head else (weight_format, None)
+            made[linear] = KernelLinear(make_linear(kernels, form(weight), bias, dtype=out), weight.dtype)
+            on_linear()
+        setattr(parent, name, made[linear])
+
+
+def _whole_logits(model: Any, tokens: int, device: torch.device) -> Tensor:
+    """The logits [T, V] of tokens 0 at positions from 0, which attend to nothing, by the whole model."""
+    ids = torch.zeros((1, tokens), dtype=torch.long, device=device)
+    with calls.attending(Probe()):
+        logits: Tensor = model(
+            input_ids=ids, position_ids=torch.arange(tokens, device=device)[None], use_cache=False
+        ).logits
+    return logits[0]
