@@ -40,6 +40,9 @@ ROOFLINE = Stage("roofline", "roofline:measure", 240, reserved_s=60)
 NO_SYNC = Stage("no-sync", "no_sync:watch_steps", 60)
 # A runner of 32 layers with 300,000 slots (10 s), 40 steps of up to 0.3 s, and compiling.
 MIXED = Stage("mixed", "mixed:measure", 90)
+# For each of three caches: 90 tiles compiled by 16 cores (10 s, and as long to start their processes), then 54 × 3 and
+# 36 × 3 pairs of a tile and a load, 0.1 s each.
+TUNE = Stage("tune", "tune_tiles:tune_all", 200)
 # One server, whose cache is bfloat16.
 SERVER_AGAIN = Stage("server again", "server_run:measure_again", 140, reserved_s=110, computes=False)
 # Eight parts of the table side by side: about 700 tests in all, 2 s each, most of it compiling with one core each.
@@ -56,7 +59,7 @@ PROFILE = Stage("profile", "profile_steps:measure", 60, reserved_s=45)
 
 PLANS: dict[str, tuple[Stage, ...]] = {
     "a": (ENVIRONMENT, CEILINGS, SMOKE, GRAPHS, SERVER, ROOFLINE),
-    "b": (ENVIRONMENT, CEILINGS, NO_SYNC, MIXED, SERVER_AGAIN),
+    "b": (ENVIRONMENT, CEILINGS, NO_SYNC, MIXED, TUNE, SERVER_AGAIN),
     "c": (ENVIRONMENT, CEILINGS, *MATRICES, SANITIZER, PROFILE, PEERS),
 }
 

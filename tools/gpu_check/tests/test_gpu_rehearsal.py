@@ -38,6 +38,13 @@ def test_a_stage_rehearses(function: str, tmp_path: Path):
     assert content.findings and not [finding for finding in content.findings if finding.failure]
 
 
+def test_the_tuners_table_is_put_among_the_results(tmp_path: Path):
+    out = tmp_path / "out"
+    out.mkdir()
+    rehearse("tune_tiles:tune_all", tmp_path / "journal", Known(FIGURES, out=str(out)))
+    assert [path.name for path in out.iterdir()] == ["rehearsed.json"]
+
+
 def test_the_table_of_kernel_tests_is_run_test_by_test(tmp_path: Path):
     stage = Stage("matrices", "matrices:run_part:0:1", 100)
     process = launcher(Known(), interpret=True)(stage, "", tmp_path / "journal", tmp_path / "log", {})
