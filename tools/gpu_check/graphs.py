@@ -8,7 +8,7 @@ import torch
 from gpu_check.comparing import equal, worst
 from gpu_check.findings import Case, Context, Measured
 from gpu_check.model import REHEARSED
-from gpu_check.runners import SPARE, Load, Player, make_runner
+from gpu_check.runners import SPARE, Player, RunnerLoad, make_runner
 from text_generation_benchmark.shapes import LLAMA_8B
 from text_generation_common.sampling import Sampling
 
@@ -34,7 +34,7 @@ def compare_replay(context: Context) -> Iterator[Case]:
 def decode(context: Context, rows: int, prompt: int, graphs: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """(token ids, log-probabilities) of all steps, for prompts of random ids, the same in every call."""
     shape = replace(LLAMA_8B, layers=2) if context.on_gpu else REHEARSED
-    load = Load(shape, rows, LONGEST, rows * prompt, rows * (prompt + SPARE), graphs=graphs)
+    load = RunnerLoad(shape, rows, LONGEST, rows * prompt, rows * (prompt + SPARE), graphs=graphs)
     drawing = {i: Sampling(do_sample=True, temperature=0.8, seed=i) for i in range(1, rows, 2)}
     player = Player(make_runner(load, context.device), load, sampling=drawing)
     half = range(rows // 2)

@@ -30,7 +30,7 @@ REHEARSED = "triton and silu_mul_takes"  # a part of the table, by pytest's -k
 def run_part(context: Context, part: str, parts: str) -> Iterator[Case]:
     """Every `parts`-th test of the Triton kernels, from number `part` on. Gives no cases: pytest runs the tests."""
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    loop = Loop(context, int(part), int(parts))
+    loop = TestLoop(context, int(part), int(parts))
     keyword = "triton" if context.on_gpu else REHEARSED
     left_out = [f"--ignore={ROOT / TESTS / name}" for name in LEFT_OUT]
     status = pytest.main([*OPTIONS, "-k", keyword, *left_out, str(ROOT / TESTS)], plugins=[loop])
@@ -41,7 +41,7 @@ def run_part(context: Context, part: str, parts: str) -> Iterator[Case]:
     return iter(())
 
 
-class Loop:
+class TestLoop:
     """Runs the collected tests as cases, instead of pytest's own loop."""
 
     def __init__(self, context: Context, part: int, parts: int) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from gpu_check.comparing import equal, worst
 from gpu_check.findings import Case, Context, Measured
-from gpu_check.runners import SPARE, Load, Player, RowByRow, make_runner
+from gpu_check.runners import SPARE, Player, RowByRow, RunnerLoad, make_runner
 from gpu_check.states import backends
 from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
 from text_generation_server.kernels.interface import Kernels
@@ -53,7 +53,7 @@ def same_bits(context: Context, length: int) -> Measured:
     """Two tokens after a context, decoded alone, and with the second of them beside another request's chunk."""
     chunk, dtype = (100, torch.bfloat16) if context.on_gpu else (9, torch.float16)
     shape = replace(LLAMA_8B, layers=2) if context.on_gpu else REHEARSED
-    load = Load(shape, 2, length + 200, chunk + 1, length + chunk + 1 + 2 * SPARE, dtype, graphs=False)
+    load = RunnerLoad(shape, 2, length + 200, chunk + 1, length + chunk + 1 + 2 * SPARE, dtype, graphs=False)
     triton, _ = backends()
     with fixed_order(context):
         runner = make_runner(load, context.device, cast(Kernels, RowByRow(triton)))
@@ -85,7 +85,7 @@ def step_times(context: Context, crowd: Crowd) -> Measured:
     chunks = STEPS + 1
     slots = crowd.rows * (crowd.context + SPARE) + chunks * (crowd.chunk + 1 + SPARE)
     longest = max(crowd.context, crowd.chunk + 1) + SPARE
-    load = Load(shape, crowd.rows + chunks, longest, crowd.chunk, slots)
+    load = RunnerLoad(shape, crowd.rows + chunks, longest, crowd.chunk, slots)
     player = Player(make_runner(load, context.device), load)
     player.fill_cache()
     rows = player.join_all(crowd.rows, crowd.context)

@@ -13,7 +13,7 @@ import torch
 
 from gpu_check.findings import Case, Context, Measured
 from gpu_check.model import REHEARSED
-from gpu_check.runners import SPARE, Load, Player, make_runner
+from gpu_check.runners import SPARE, Player, RunnerLoad, make_runner
 from text_generation_benchmark.shapes import LLAMA_8B
 from text_generation_common.sampling import Sampling
 from text_generation_server.step.results import Pending, StepOutput
@@ -30,7 +30,7 @@ Step = Callable[[], Pending[StepOutput]]
 
 def watch_steps(context: Context) -> Iterator[Case]:
     shape = replace(LLAMA_8B, layers=2) if context.on_gpu else REHEARSED
-    load = Load(shape, ROWS, 2 * CONTEXT, 4 * CONTEXT, ROWS * (CONTEXT + SPARE))
+    load = RunnerLoad(shape, ROWS, 2 * CONTEXT, 4 * CONTEXT, ROWS * (CONTEXT + SPARE))
     player = Player(make_runner(load, context.device), load, sampling={1: EVERY_OPTION, 5: EVERY_OPTION})
 
     def watched(*steps: Step) -> Callable[[], Iterable[Measured]]:

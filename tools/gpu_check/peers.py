@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpu_check.findings import Case, Context, Measured
 from gpu_check.model import REHEARSED
-from gpu_check.runners import SPARE, Load, Player, make_runner
+from gpu_check.runners import SPARE, Player, RunnerLoad, make_runner
 from gpu_check.states import backends, int32, random_layer, random_table
 from gpu_check.static_loop import StaticLoop
 from gpu_check.timing import event_seconds, seconds_per_call
@@ -143,7 +143,7 @@ def loop_seconds(context: Context, sizes: PeerSizes, rows: int) -> tuple[float, 
 def our_step(context: Context, sizes: PeerSizes, rows: int) -> float:
     """Device seconds of a decode step of the runner, sampling included, the median of SPARE // 2 steps."""
     slots = rows * (sizes.context + SPARE)
-    load = Load(sizes.shape, rows, sizes.context + SPARE, 128, slots)
+    load = RunnerLoad(sizes.shape, rows, sizes.context + SPARE, 128, slots)
     player = Player(make_runner(load, context.device), load)
     player.fill_cache()
     everyone = player.join_all(rows, sizes.context)

@@ -7,7 +7,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from gpu_check.findings import Case, Context, Measured
 from gpu_check.model import REHEARSED
-from gpu_check.runners import SPARE, Load, Player, make_runner
+from gpu_check.runners import SPARE, Player, RunnerLoad, make_runner
 from text_generation_benchmark.shapes import LLAMA_8B
 
 TABLE = "Kernels of a step, those that took most of its time"
@@ -19,7 +19,7 @@ def measure(context: Context) -> Iterator[Case]:
     """The cases share one runner, whose rows go on from case to case."""
     rows, length, chunk = (ROWS, CONTEXT, CHUNK) if context.on_gpu else (2, 20, 8)
     slots = rows * (length + SPARE) + 2 * (chunk + 1 + SPARE)
-    load = Load(LLAMA_8B if context.on_gpu else REHEARSED, rows + 2, length + chunk + SPARE, chunk, slots)
+    load = RunnerLoad(LLAMA_8B if context.on_gpu else REHEARSED, rows + 2, length + chunk + SPARE, chunk, slots)
     player = Player(make_runner(load, context.device), load)
     player.fill_cache()
     everyone = player.join_all(rows, length)

@@ -32,7 +32,7 @@ GREEDY = Sampling()
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class RunnerLoad:
     """Sizes of a runner: rows of up to `longest` tokens in `slots` slots, and steps of up to `chunk` prompt tokens."""
 
     shape: LlamaShape
@@ -44,7 +44,7 @@ class Load:
     graphs: bool = True
 
 
-def make_runner(load: Load, device: torch.device, kernels: Kernels | None = None) -> ModelRunner:
+def make_runner(load: RunnerLoad, device: torch.device, kernels: Kernels | None = None) -> ModelRunner:
     """With random weights, warmed up. `kernels`: other kernels than the device's own."""
     gc.collect()  # frees the memory of runners whose objects refer to each other
     use_own_stream(device)
@@ -69,7 +69,7 @@ class Player:
     """Plays the router for one runner. A request owns slots for its first tokens and SPARE more, in random order."""
 
     runner: ModelRunner
-    load: Load
+    load: RunnerLoad
     lengths: dict[int, int] = field(default_factory=dict)  # tokens of each request whose keys are in slots
     sampling: Mapping[int, Sampling] = field(default_factory=dict)  # by request; greedy where there is none
 

@@ -23,7 +23,7 @@ FP8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class SmokeSizes:
     shape: LlamaShape
     rows: int
     length: int  # tokens of each row
@@ -33,9 +33,9 @@ class Sizes:
     caches: tuple[torch.dtype, ...]
 
 
-ON_GPU = Sizes(LLAMA_8B, 64, 1000, 4608, 4096, torch.bfloat16, (torch.bfloat16, FP8, torch.int8))
+ON_GPU = SmokeSizes(LLAMA_8B, 64, 1000, 4608, 4096, torch.bfloat16, (torch.bfloat16, FP8, torch.int8))
 # Triton's interpreter computes bfloat16 wrongly, and loses carries when it rounds to fp8.
-REHEARSAL = Sizes(REHEARSED, 2, 70, 80, 40, torch.float16, (torch.float16, torch.int8))
+REHEARSAL = SmokeSizes(REHEARSED, 2, 70, 80, 40, torch.float16, (torch.float16, torch.int8))
 
 
 def compare_all(context: Context) -> Iterator[Case]:
@@ -58,7 +58,7 @@ def _case(cells: Mapping[str, str], check: Callable[..., Measured], *arguments: 
 
 
 class Smoke:
-    def __init__(self, sizes: Sizes, device: torch.device) -> None:
+    def __init__(self, sizes: SmokeSizes, device: torch.device) -> None:
         self.sizes = sizes
         self._device = device
         self._triton, self._reference = backends()

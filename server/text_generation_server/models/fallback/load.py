@@ -13,7 +13,13 @@ from text_generation_server.layers.linear import make_linear
 from text_generation_server.layers.weights import WeightFormat, dense
 from text_generation_server.models.fallback import calls
 from text_generation_server.models.fallback.config import FallbackConfig, check_ropes
-from text_generation_server.models.fallback.model import FallbackModel, ForeignHead, GivenHidden, KernelLinear, Sizes
+from text_generation_server.models.fallback.model import (
+    FallbackModel,
+    FallbackSizes,
+    ForeignHead,
+    GivenHidden,
+    KernelLinear,
+)
 from text_generation_server.models.fallback.probe import Probe, probe, refused
 from text_generation_server.models.loading import Files
 from text_generation_server.platforms import Platform
@@ -59,7 +65,7 @@ def load_fallback(
     if apart.shape[1] != config.vocab_size:
         raise refused(model_type, f"its head makes {apart.shape[1]} logits for {config.vocab_size} tokens")
     logger.info("loaded by transformers, %.1f MiB read", files.bytes_read / 2**20)
-    return FallbackModel(base, head, rules, Sizes(config.vocab_size, max_total_tokens, dtype), platform)
+    return FallbackModel(base, head, rules, FallbackSizes(config.vocab_size, max_total_tokens, dtype), platform)
 
 
 class StoredTensor:

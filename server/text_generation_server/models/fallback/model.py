@@ -66,7 +66,7 @@ class ForeignHead:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class FallbackSizes:
     vocab_size: int
     max_total_tokens: int
     dtype: torch.dtype
@@ -77,7 +77,9 @@ class FallbackModel:
 
     bytes_per_row = 0
 
-    def __init__(self, base: Any, head: ForeignHead, rules: list[LayerRule], sizes: Sizes, platform: Platform) -> None:
+    def __init__(
+        self, base: Any, head: ForeignHead, rules: list[LayerRule], sizes: FallbackSizes, platform: Platform
+    ) -> None:
         self.vocab_size = sizes.vocab_size
         self.dtype = sizes.dtype
         self.max_total_tokens = sizes.max_total_tokens
