@@ -2,6 +2,8 @@
 are laid out in new tensors.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -35,16 +37,18 @@ class ForwardPass:
         is_exact = platform.device.type == "cpu" and model.dtype == torch.float32
         self._min_tokens = MIN_EXACT_ROWS if is_exact else 1
 
-    def __call__(self, step: PreparedStep, on_layer: Signal) -> tuple[Tensor | None, Tensor]:
-        """Returns the logits of the rows that get a token, and these rows as int32. The logits are None on ranks other
-        than 0, and when no row gets a token.
+    def __call__(
+        self, step: PreparedStep, on_layer: Signal, head: Callable[[Tensor], Tensor | None]
+    ) -> tuple[Tensor | None, Tensor]:
+        """Returns what `head` makes of the hidden states of the rows that get a token, and these rows as int32. The
+        first is None when no row gets a token.
         """
         count = len(step.sampled.rows)
         if not step.chunks:
-            logits = self._model.logits(self._decode(step.decode.rows_R, step.slots_R, on_layer))
+            logits = head(self._decode(step.decode.rows_R, step.slots_R, on_layer))
             return None if logits is None else logits[:count], self._inputs.rows_R(count)
         hidden, sampled_tokens, rows_R = self._mixed(step, on_layer)
-        logits = self._model.logits(hidden[sampled_tokens]) if count else None
+        logits = head(hidden[sampled_tokens]) if count else None
         return None if logits is None else logits[:count], rows_R
 
     def record(self, on_layer: Signal) -> None:

@@ -20,6 +20,7 @@ from text_generation_server.device.graphs import (
     Graphs,
     no_graphs,
 )
+from text_generation_server.device.precision import sum_products_in_float32
 from text_generation_server.device.transfers import moments_of, use_own_stream
 from text_generation_server.distributed import Group, join_group
 from text_generation_server.errors import ModelError
@@ -91,6 +92,7 @@ def load_shard(
         _mention(model_config, longest)
     kv_dtype = _choose_kv_dtype(config.compute.kv_cache_dtype, dtype, device)
     _check_quantize(config.compute.quantize, dtype, device)
+    sum_products_in_float32(device)
     backend = select(device)
     rendezvous = Path(f"{config.uds_path}-{config.epoch}.rendezvous")
     use_own_stream(device)

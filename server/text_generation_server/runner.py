@@ -63,6 +63,7 @@ class ModelRunner:
         self._device = platform.device
         self._kernels = platform.kernels
         self._group = platform.group
+        self._vocabulary_part = platform.kernels.vocabulary_part(model.vocab_size, platform.group.size)
         self._mark = platform.mark
         self._sampler = sampler
         self._on_progress = on_progress
@@ -179,11 +180,11 @@ class ModelRunner:
     def _launch(
         self, step: PreparedStep, started: Moment, on_progress: Signal, on_layer: Signal
     ) -> Pending[StepOutput]:
-        logits, rows_R = self.row_state.forward(step, on_layer)
+        logits, rows_R = self.row_state.forward(step, on_layer, lambda hidden_TH: self._logits(hidden_TH, step))
         on_progress()
         forwarded = self._mark()
         sampled = self._sample(logits, step, rows_R)
-        on_host = sampled.map(fetch)
+        on_host = sampled.moved(fetch)
         done = self._mark()
 
         def read() -> StepOutput:
@@ -209,16 +210,31 @@ class ModelRunner:
         batch_request_ids = list(step.batch.request_ids)  # a copy: the next step may change the batch
         return Pending(done, read)
 
+    def _logits(self, hidden_TH: Tensor, step: PreparedStep) -> Tensor | None:
+        """The logits of all ids on rank 0, and None on other ranks; or on every rank the logits of its own ids."""
+        if self._samples_parts(step):
+            return self._model.own_logits(hidden_TH)
+        return self._model.logits(hidden_TH)
+
+    def _samples_parts(self, step: PreparedStep) -> bool:
+        rows, part = self.row_state.batches.rows, self._vocabulary_part
+        return self._sampler.works_on_parts(rows, step.sampled.rows, self._group, part)
+
     def _sample(self, logits: Tensor | None, step: PreparedStep, rows_R: Tensor) -> Sampled:
         """Samples on rank 0, and appends the sampled tokens to the rows of every rank."""
         if not step.sampled.rows:
             return NOTHING_SAMPLED
-        rows = self.row_state.batches.rows
-        sampled = NOTHING_SAMPLED if logits is None else self._sampler(logits, rows, step.sampled.rows)
-        ids_R = self._group.broadcast(torch.empty_like(rows_R) if logits is None else sampled.ids_R)
+        rows, index = self.row_state.batches.rows, step.sampled.rows
+        sampled = None
+        if logits is not None and self._samples_parts(step):
+            model = self._model
+            sampled = self._sampler.sample_parts(logits, model.vocabulary, model.vocab_size, rows, index, self._group)
+        elif logits is not None:
+            sampled = self._sampler(logits, rows, index)
+        ids_R = self._group.broadcast(torch.empty_like(rows_R) if sampled is None else sampled.ids_R)
         self._kernels.advance(rows.history, rows.lengths, rows_R, ids_R)
         rows.note_tokens(step.sampled.rows_R)
-        return sampled
+        return sampled or NOTHING_SAMPLED
 
     def filter(self, batch_id: int, keep: list[int]) -> list[int]:
         return list(self.row_state.batches.filter(batch_id, keep).request_ids)

@@ -113,6 +113,14 @@ class Chosen:
     ids_R: Tensor  # int32
     logprobs_R: Tensor  # float32, in the distribution from which the token was drawn
     finite_R: Tensor  # bool: False if a logit of the row was NaN or infinite; id and log-probability are then 0
+    # The three results in one buffer, int32 [3, W], if the kernel has written them there. One copy moves them all.
+    words: Tensor | None = None
+
+    @staticmethod
+    def in_words(words: Tensor, rows: int) -> "Chosen":
+        """The results of `rows` rows, as views of a buffer int32 [3, W] with W at least `rows`."""
+        finite_R = words[2].view(torch.bool)[:rows]
+        return Chosen(words[0, :rows], words[1].view(torch.float32)[:rows], finite_R, words)
 
 
 class Kernels(Protocol):
@@ -210,8 +218,26 @@ class Kernels(Protocol):
 
         The logits are float32, and are overwritten with the logits of the distribution from which the token was drawn:
         minus infinity for tokens that were excluded, zeros for a row that is not finite. The noise is a pure function
-        of (seed, position, token).
+        of (seed, position, token). A row may be longer than V in memory: no number after the V logits is used.
         """
+        ...
+
+    def vocabulary_part(self, vocab_size: int, ranks: int) -> int:
+        """Number of token ids of each rank's part of the vocabulary, with padding. The part of rank r begins at id
+        r * vocabulary_part."""
+        ...
+
+    def splits_draws(self, part: int) -> bool:
+        """Whether `reduce_part` and `merge_parts` give the same bits as `sample`, for parts of this many ids."""
+        ...
+
+    def reduce_part(self, logits_RV: Tensor, choices: Choices, ids: range) -> Tensor:
+        """`sample` for a rank that has the logits of `ids` only, and behind them padding. No row may ask for a bias, a
+        penalty or a cut. Returns int32 [X, R, B], of the same shape on all ranks, which only `merge_parts` reads."""
+        ...
+
+    def merge_parts(self, parts: list[Tensor], vocab_size: int) -> Chosen:
+        """The tokens that `sample` would choose from the logits of all ids, given the parts of all ranks in order."""
         ...
 
     def place(

@@ -33,6 +33,7 @@ MAX_GATHERED = 1 << 23
 LARGEST_INT8 = 127
 SMALLEST_SCALE = 1e-6
 MINUS_INFINITY = float("-inf")
+LARGEST_FLOAT = torch.finfo(torch.float32).max
 
 
 def embed(ids_T: Tensor, weight_VH: Tensor) -> Tensor:
@@ -292,6 +293,43 @@ def sample(logits_RV: Tensor, choices: Choices) -> Chosen:
     ids_R = scores_RV.argmax(dim=1).masked_fill_(~finite_R, 0)
     logprobs_R = logits_RV.log_softmax(dim=1).gather(1, ids_R.unsqueeze(1)).squeeze(1)
     return Chosen(ids_R.int(), logprobs_R.masked_fill_(~finite_R, 0), finite_R)
+
+
+def vocabulary_part(vocab_size: int, ranks: int) -> int:
+    return -(-vocab_size // ranks)
+
+
+def splits_draws(part: int) -> bool:
+    """torch's sum over a whole row has another order than the merge of parts."""
+    return False
+
+
+def reduce_part(logits_RV: Tensor, choices: Choices, ids: range) -> Tensor:
+    """int32 [6, R, 1]: best score, its logit, peak, Σ exp(logit - peak), which are float32; best id, whether finite."""
+    logits_RV = logits_RV[:, : len(ids)]
+    finite_R = logits_RV.isfinite().all(dim=1)
+    # An id without likelihood stands for an empty part.
+    logits_RV = F.pad(logits_RV.nan_to_num() / choices.temperature_R.unsqueeze(1), (0, 1), value=MINUS_INFINITY)
+    noise_RV = gumbel_noise(choices.seeds_R, choices.lengths[choices.rows_R], ids.stop + 1)[:, ids.start :]
+    scores_RV = torch.where(choices.draws_R.unsqueeze(1), logits_RV + noise_RV, logits_RV)
+    best_R = scores_RV.argmax(dim=1, keepdim=True)
+    peak_R = logits_RV.amax(dim=1)
+    total_R = (logits_RV - peak_R.clamp(min=-LARGEST_FLOAT).unsqueeze(1)).exp().sum(dim=1)
+    floats = [scores_RV.gather(1, best_R).squeeze(1), logits_RV.gather(1, best_R).squeeze(1), peak_R, total_R]
+    words = [*(x.view(torch.int32) for x in floats), best_R.squeeze(1).int() + ids.start, finite_R.int()]
+    return torch.stack(words).unsqueeze(2)
+
+
+def merge_parts(parts: list[Tensor], vocab_size: int) -> Chosen:
+    words = torch.cat(parts, dim=2)
+    scores_RB, logits_RB, peaks_RB, totals_RB = words[:4].view(torch.float32)
+    best_R = scores_RB.argmax(dim=1, keepdim=True)
+    peak_R = peaks_RB.amax(dim=1)
+    total_R = (totals_RB * (peaks_RB - peak_R.unsqueeze(1)).exp()).sum(dim=1)
+    finite_R = words[5].bool().all(dim=1)
+    logprobs_R = logits_RB.gather(1, best_R).squeeze(1) - peak_R - total_R.log()
+    ids_R = words[4].gather(1, best_R).squeeze(1)
+    return Chosen(ids_R.masked_fill(~finite_R, 0), logprobs_R.masked_fill(~finite_R, 0), finite_R)
 
 
 def process(logits_RV: Tensor, choices: Choices) -> None:

@@ -31,8 +31,8 @@ class Embedding:
 
 
 class Head:
-    """The head of one rank: logits of all ids in float32, collected on rank 0. The weights of all ranks have one shape,
-    so the last ranks may hold rows that belong to no id.
+    """The head of one rank: logits in float32. The weights of all ranks have one shape, so the last ranks may hold rows
+    that belong to no id.
     """
 
     def __init__(
@@ -42,14 +42,20 @@ class Head:
         self._multiplier = multiplier
         self._vocab_size = vocab_size
         self._group = group
+        # On a CPU, torch computes other bits from rows with padding between them. On a GPU a copy would cost time.
+        self._keeps_padding = weight.device.type != "cpu"
 
     def __call__(self, hidden_TH: Tensor) -> Tensor | None:
-        """The logits [T, V] on rank 0, None on other ranks."""
-        parts = self._group.gather(self._linear(hidden_TH))
+        """The logits [T, V] of all ids on rank 0, None on other ranks. In memory, padding may follow each row."""
+        parts = self._group.gather(self.of_part(hidden_TH))
         if parts is None:
             return None
-        # Made contiguous, like the logits of a single shard, so that the sampler computes the same bits.
-        logits = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)[:, : self._vocab_size].contiguous()
+        logits_TV = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))[:, : self._vocab_size]
+        return logits_TV if self._keeps_padding else logits_TV.contiguous()
+
+    def of_part(self, hidden_TH: Tensor) -> Tensor:
+        """The logits of this rank's ids, and after them columns of padding."""
+        logits = self._linear(hidden_TH)
         return logits if self._multiplier == 1 else logits.mul_(self._multiplier)
 
 

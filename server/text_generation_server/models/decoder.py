@@ -103,13 +103,15 @@ class Decoder:
             raise ModelError(
                 f"--quantize is not supported for the experts of this {config.model_type}: start without it"
             )
-        split = split_model(config, group.rank, group.size)
+        part = kernels.vocabulary_part(config.vocab_size, group.size)
+        split = split_model(config, group.rank, group.size, part)
 
         def vocabulary_part(name: str) -> Tensor:
             return pad_rows(loader.rows(name, split.vocabulary), split.vocabulary_part)
 
         parts = Parts(config, split, kernels, loader)
         self.vocab_size = config.vocab_size
+        self.vocabulary = split.vocabulary
         self.dtype = loader.dtype
         self.max_total_tokens = max_total_tokens
         self._device = platform.device
@@ -153,6 +155,9 @@ class Decoder:
 
     def logits(self, hidden_TH: Tensor) -> Tensor | None:
         return self._head(hidden_TH)
+
+    def own_logits(self, hidden_TH: Tensor) -> Tensor:
+        return self._head.of_part(hidden_TH)
 
 
 def _check_windows(config: ModelConfig, max_total_tokens: int) -> None:

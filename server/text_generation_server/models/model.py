@@ -19,6 +19,11 @@ class Model(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def vocabulary(self) -> range:
+        """The token ids of this rank's part of the vocabulary."""
+        ...
+
+    @property
     def dtype(self) -> torch.dtype:
         """The type in which the model computes."""
         ...
@@ -51,4 +56,9 @@ class Model(Protocol):
 
     def logits(self, hidden_TH: Tensor) -> Tensor | None:
         """The logits [T, V], float32, on rank 0; None on other ranks. All ranks must call it."""
+        ...
+
+    def own_logits(self, hidden_TH: Tensor) -> Tensor:
+        """The logits of this rank's part of the vocabulary, float32, and behind them padding, so that the logits have
+        one shape on all ranks."""
         ...

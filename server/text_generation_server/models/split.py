@@ -16,9 +16,10 @@ class Split:
     vocabulary_part: int  # number of ids to which every rank's part is padded
 
 
-def split_model(config: ModelConfig, rank: int, size: int) -> Split:
-    """The part of `rank`. ModelError if heads cannot be divided evenly: in every step all ranks would wait for the rank
-    with most heads.
+def split_model(config: ModelConfig, rank: int, size: int, vocabulary_part: int) -> Split:
+    """The part of `rank`. `vocabulary_part` is the number of ids of each rank, padding of the last ranks included.
+
+    ModelError if heads cannot be divided evenly: in every step all ranks would wait for the rank with most heads.
     """
     heads, kv_heads = config.num_heads, config.num_kv_heads
     if not _divides(config, size):
@@ -27,14 +28,14 @@ def split_model(config: ModelConfig, rank: int, size: int) -> Split:
             f"--num-shard {size} cannot divide the {heads} attention heads and {kv_heads} key and value heads of this"
             f" model evenly: choose one of {fitting}"
         )
-    part = -(-config.vocab_size // size)
+    first_id, end_id = (min(r * vocabulary_part, config.vocab_size) for r in (rank, rank + 1))
     return Split(
         query_heads=_share(heads, rank, size),
         kv_heads=_share(kv_heads, rank, size) if size <= kv_heads else _shared_head(kv_heads, rank, size),
         intermediate=_share(config.intermediate_size, rank, size),
         expert_intermediate=_share(config.moe.intermediate_size if config.moe else 0, rank, size),
-        vocabulary=range(min(rank * part, config.vocab_size), min((rank + 1) * part, config.vocab_size)),
-        vocabulary_part=part,
+        vocabulary=range(first_id, end_id),
+        vocabulary_part=vocabulary_part,
     )
 
 

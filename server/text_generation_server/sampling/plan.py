@@ -48,6 +48,14 @@ class SamplingPlan:
     top_counts: tuple[int, ...]  # number of most likely tokens that each row asks for
     top_where: Tensor | None  # int32: indices, within the step, of the rows that ask for most likely tokens
 
+    @property
+    def only_draws(self) -> bool:
+        """Whether the tokens depend on temperature and noise only, and no row asks for more than its token."""
+        if self.watermarked or self.top_where is not None or len(self.blocks) != 1:
+            return False
+        choices = self.blocks[0].choices
+        return choices.bias is None and not choices.any_penalties and not choices.any_cuts
+
     def holds_for(self, rows: Rows, index: tuple[int, ...]) -> bool:
         same_parameters = self.parameters is rows.parameters and self.version == rows.parameters.version
         return same_parameters and self.index == index

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from text_generation_server.distributed import Group
 from text_generation_server.kernels.interface import Chosen, Kernels
 from text_generation_server.sampling.plan import RowBlock, SamplingPlan, make_plan
 from text_generation_server.sampling.watermark import green_list
@@ -25,11 +26,22 @@ class Sampled:
     top_ids_AK: Tensor  # int32 [A, K]; K is the largest of top_counts
     top_logprobs_AK: Tensor  # float32; minus infinity for excluded tokens
 
-    def map(self, move: Callable[[Tensor], Tensor]) -> "Sampled":
-        """Applies `move`, such as a copy to the host, to every tensor."""
-        tensors = (self.ids_R, self.logprobs_R, self.finite_R), (self.top_ids_AK, self.top_logprobs_AK)
-        (ids, logprobs, finite), (top_ids, top_logprobs) = (map(move, some) for some in tensors)
-        return Sampled(ids, logprobs, finite, self.top_counts, top_ids, top_logprobs)
+    words: Tensor | None = None  # the first three in one buffer, as in `Chosen`
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "Sampled":
+        """Applies `move`, such as a copy to the host, to every tensor; only once if the results have a buffer."""
+        tops = self.top_ids_AK, self.top_logprobs_AK
+        if self.words is None:
+            ids, logprobs, finite = map(move, (self.ids_R, self.logprobs_R, self.finite_R))
+            return Sampled(ids, logprobs, finite, self.top_counts, *map(move, tops))
+        packed = self.words.view(-1)
+        if self.top_ids_AK.numel():
+            packed = torch.cat([packed, *(top.view(torch.int32).view(-1) for top in tops)])
+        words, top_ids, top_logprobs = torch.split(move(packed), [self.words.numel(), *(top.numel() for top in tops)])
+        chosen = Chosen.in_words(words.view_as(self.words), len(self.ids_R))
+        shape = self.top_ids_AK.shape
+        moved_tops = top_ids.view(shape), top_logprobs.view(torch.float32).view(shape)
+        return Sampled(chosen.ids_R, chosen.logprobs_R, chosen.finite_R, self.top_counts, *moved_tops, chosen.words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,9 @@ def read_out(sampled: Sampled) -> SampledOnHost:
 
 
 class Sampler:
+    """In a group, rank 0 samples from the logits of all ids; or, where no row needs more than that, each rank reduces
+    the logits of its own part of the vocabulary, and rank 0 merges the results, which are much smaller."""
+
     def __init__(
         self,
         kernels: Kernels,
@@ -76,9 +91,7 @@ class Sampler:
 
     def __call__(self, logits_RV: Tensor, rows: Rows, index: tuple[int, ...]) -> Sampled:
         """Samples one token for each row of `index`, in the order of the logits. May overwrite the logits."""
-        plan = self._plan
-        if plan is None or not plan.holds_for(rows, index):
-            plan = self._plan = make_plan(rows, index)
+        plan = self._plan_for(rows, index)
         logits = logits_RV.float()
         if plan.watermarked:
             self._watermark(logits, rows, plan)
@@ -87,7 +100,32 @@ class Sampler:
         else:
             chosen = self._choose_in_blocks(logits, rows, plan.blocks)
         top_ids, top_logprobs = _top_tokens(logits, plan)
-        return Sampled(chosen.ids_R, chosen.logprobs_R, chosen.finite_R, plan.top_counts, top_ids, top_logprobs)
+        tops = plan.top_counts, top_ids, top_logprobs
+        return Sampled(chosen.ids_R, chosen.logprobs_R, chosen.finite_R, *tops, chosen.words)
+
+    def works_on_parts(self, rows: Rows, index: tuple[int, ...], group: Group, part: int) -> bool:
+        """Whether `sample_parts` serves the rows of `index`. Depends on the rows' parameters only, so all ranks of a
+        group decide alike. `part` is the number of ids of each rank, with padding."""
+        return group.size > 1 and self._kernels.splits_draws(part) and self._plan_for(rows, index).only_draws
+
+    def sample_parts(
+        self, logits_RV: Tensor, ids: range, vocab_size: int, rows: Rows, index: tuple[int, ...], group: Group
+    ) -> Sampled | None:
+        """As a call of the sampler, on rank 0, with the same bits; None on other ranks. `logits_RV` are the logits of
+        this rank's ids, with padding. All ranks must call it."""
+        plan = self._plan_for(rows, index)
+        parts = group.gather(self._kernels.reduce_part(logits_RV, plan.blocks[0].choices, ids))
+        if parts is None:
+            return None
+        chosen = self._kernels.merge_parts(parts, vocab_size)
+        tops = plan.top_counts, NO_TOP_IDS, NO_TOP_LOGPROBS
+        return Sampled(chosen.ids_R, chosen.logprobs_R, chosen.finite_R, *tops, chosen.words)
+
+    def _plan_for(self, rows: Rows, index: tuple[int, ...]) -> SamplingPlan:
+        plan = self._plan
+        if plan is None or not plan.holds_for(rows, index):
+            plan = self._plan = make_plan(rows, index)
+        return plan
 
     def _choose(self, logits: Tensor, rows: Rows, block: RowBlock) -> Chosen:
         choices = block.choices

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from text_generation_common.sampling import Sampling
+from text_generation_common.sampling import NEUTRAL, Sampling
 from text_generation_server.step.rows import PromptChunk, StepBatch
 
 EVERY_OPTION = Sampling(
@@ -17,7 +17,7 @@ EVERY_OPTION = Sampling(
     frequency_penalty=0.1, watermark=True, top_n_tokens=5, bias=((0, 0.5),),
 )  # fmt: skip
 SMALL_TOKENS = 16
-SMALL_ROWS = 2
+SMALL_ROWS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +30,21 @@ class WarmupStep:
 
 
 def small_steps(tokens: int, longest: int) -> list[WarmupStep]:
-    """A prompt, and then another prompt beside a row that decodes, with every option. They need SMALL_ROWS rows, and
-    have no more than `tokens` tokens. All tokens share slot 0, because what is computed does not matter.
+    """A prompt, and then another prompt beside a row that decodes, with every option; then a prompt without options,
+    for which the ranks of a group sample in another way. The steps need SMALL_ROWS rows, and have no more than `tokens`
+    tokens. All tokens share slot 0, because what is computed does not matter.
     """
     length = min(SMALL_TOKENS, tokens, max(1, longest - 2))
     zeros = torch.zeros(length, dtype=torch.int32)
-    first, second = (PromptChunk(i, 0, length, True, zeros, zeros, length, EVERY_OPTION) for i in range(SMALL_ROWS))
+    first, second, third = (
+        PromptChunk(i, 0, length, True, zeros, zeros, length, sampling)
+        for i, sampling in enumerate((EVERY_OPTION, EVERY_OPTION, NEUTRAL))
+    )
     has_room = length + 1 < longest  # for the token that the first prompt's row decodes
     return [
         WarmupStep([], zeros[:0], [first]),
         WarmupStep([StepBatch(0, [0])] if has_room else [], zeros[: int(has_room)], [second]),
+        WarmupStep([], zeros[:0], [third]),
     ]
 
 

@@ -6,6 +6,7 @@ Only rank 0 gets the tokens, so another rank's calls may depend on tokens only t
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from collective_tasks import error_of
@@ -14,6 +15,8 @@ from shard_tools import BATCH, Client, generate, make_runner, random_ids, scatte
 from text_generation_common import faults
 from text_generation_common.sampling import Sampling
 from text_generation_server.distributed import Group
+from text_generation_server.kernels import reference
+from text_generation_server.kernels.interface import Chosen, Kernels
 from text_generation_server.runner import ModelRunner
 from text_generation_server.step.rows import StepBatch
 
@@ -21,6 +24,7 @@ Text = tuple[list[int], list[float]]  # tokens and their log-probabilities
 LENGTHS = [1, 17, 70]
 CROWD = [1, 2, 15, 16, 17, 63, 65, 130]
 NEW = 8
+WITH_CUT = 3
 
 
 def warm(group: Group, path: Path) -> ModelRunner:
@@ -97,6 +101,43 @@ def _resumed(runner: ModelRunner, parameters: Sampling, output: torch.Tensor) ->
 def _new_client(runner: ModelRunner, seed: int) -> Client:
     runner.clear(None)
     return Client(runner, scattered_slots(runner, seed))
+
+
+class SplittingKernels:
+    """The reference, but every draw is split over the ranks, if it can be."""
+
+    def __init__(self) -> None:
+        self.merges = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(reference, name)
+
+    def splits_draws(self, part: int) -> bool:
+        return True
+
+    def merge_parts(self, parts: list[torch.Tensor], vocab_size: int) -> Chosen:
+        self.merges += 1
+        return reference.merge_parts(parts, vocab_size)
+
+
+def texts_by_parts(group: Group, path: Path) -> tuple[int, list[Text]]:
+    """How many steps merged the parts of all ranks, and on rank 0 the texts of a greedy and of a drawn request. A third
+    request, for WITH_CUT steps, asks for a cut."""
+    kernels = SplittingKernels()
+    runner = make_runner(path, group=group, kernels=cast(Kernels, kernels))
+    runner.warmup(256, None, 16, None)
+    kernels.merges = 0
+    client = _new_client(runner, seed=4)
+    drawn, cut = Sampling(do_sample=True, temperature=1.3, seed=9), Sampling(do_sample=True, top_k=3)
+    client.step([], [client.first_chunk(1, random_ids(9)), client.first_chunk(2, random_ids(17, 2), parameters=drawn)])
+    client.step([1, 2])
+    client.step([1, 2], [client.first_chunk(3, random_ids(5), parameters=cut)])
+    for _ in range(WITH_CUT - 1):
+        client.step([1, 2, 3])
+    runner.filter(BATCH, [1, 2])
+    for _ in range(NEW - 2 - WITH_CUT):
+        client.step([1, 2])
+    return kernels.merges, [text(client, 1), text(client, 2)] if group.rank == 0 else []
 
 
 def fail_to_prepare(group: Group, path: Path) -> tuple[str, Text, Text]:

@@ -1,11 +1,13 @@
 """Log lines and errors about the model's files at the start of a shard."""
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import pytest
+import torch
 from shard_tools import make_checkpoint
 from tokenizers import Tokenizer, models
 
@@ -13,19 +15,59 @@ from text_generation_common.flags.kinds import Dtype, LoadFormat
 from text_generation_common.flags.model import ComputeFlags
 from text_generation_server.config import ShardConfig
 from text_generation_server.errors import ModelError
+from text_generation_server.kernels import Backend, select_backend
 from text_generation_server.load import MAX_MENTIONED, load_shard
 from text_generation_server.worker import Worker
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 
 
-def load(folder: Path, max_total_tokens: int | None = 256, **options: Any) -> None:
+def load(
+    folder: Path,
+    max_total_tokens: int | None = 256,
+    select: Callable[[torch.device], Backend] = select_backend,
+    **options: Any,
+) -> None:
     config = ShardConfig(
         model_path=folder, uds_path=str(folder / "s"), rank=0, world_size=1, epoch=1, max_total_tokens=max_total_tokens,
         compute=ComputeFlags(dtype=Dtype.float32),
     )  # fmt: skip
     config = replace(config, **options)
-    load_shard(config, Worker(1))
+    load_shard(config, Worker(1), select)
+
+
+class Selected(Exception):
+    """Ends a load when the device's kernels are selected, which is before the device is used."""
+
+
+PRODUCTS = torch.backends.cuda.matmul
+REDUCTIONS = ["allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"]
+
+
+@pytest.fixture
+def reduced_precision() -> Iterator[None]:
+    """Allows sums of half precision, as torch does at its start. monkeypatch cannot undo changes of this module."""
+    before = [getattr(PRODUCTS, name) for name in REDUCTIONS]
+    for name in REDUCTIONS:
+        setattr(PRODUCTS, name, True)
+    yield
+    for name, value in zip(REDUCTIONS, before, strict=True):
+        setattr(PRODUCTS, name, value)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_products_of_half_precision_are_summed_in_float32_on_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reduced_precision: None, device: str
+) -> None:
+    make(tmp_path)
+    monkeypatch.setattr("text_generation_server.load._choose_device", lambda config: torch.device(device))
+
+    def select(chosen: torch.device) -> Never:
+        raise Selected
+
+    with pytest.raises(Selected):
+        load(tmp_path, 128, select)
+    assert [bool(getattr(PRODUCTS, name)) for name in REDUCTIONS] == [device == "cpu"] * 2
 
 
 def make(folder: Path, **changes: Any) -> None:

@@ -301,6 +301,27 @@ def test_penalties_look_no_further_than_the_longest_row_asks() -> None:
     assert kernels.given[0].history.shape == (3, 4)
 
 
+@pytest.mark.parametrize("top_n_tokens", [0, 2])
+def test_all_results_of_a_step_come_to_the_host_in_one_copy(top_n_tokens: int) -> None:
+    """The Triton kernels write their results into one buffer, which is copied as it is."""
+    pytest.importorskip("triton", reason="triton is not installed: pip install triton")
+    from text_generation_server.kernels import triton
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows = Rows(3, 16, device)
+    index = tuple(join(rows, i, Sampling(top_n_tokens=top_n_tokens)) for i in range(3))
+    sampled = Sampler(triton, 0.5, 2.0)(LOGITS.repeat(3, 1).to(device), rows, index)  # type: ignore[arg-type]
+    copies: list[Tensor] = []
+    on_host = read_out(sampled.moved(lambda tensor: copies.append(tensor) or tensor.cpu().clone()))
+    (copied,) = copies
+    assert (copied.data_ptr() == sampled.ids_R.data_ptr()) == (top_n_tokens == 0)
+    best = LOGITS.log_softmax(0).topk(max(1, top_n_tokens))
+    assert on_host.token_ids.tolist() == [int(best.indices[0])] * 3 and not on_host.not_finite
+    assert_same(on_host.logprobs, best.values[:1].repeat(3))
+    assert on_host.top_ids.tolist() == best.indices[:top_n_tokens].tolist() * 3
+    assert_same(on_host.top_logprobs, best.values[:top_n_tokens].repeat(3))
+
+
 def test_sampled_tokens_are_read_out_row_after_row() -> None:
     top_logprobs = torch.tensor([[-0.1, -2.0, float("-inf")], [-0.5, -1.0, -3.0]])
     sampled = Sampled(
@@ -308,7 +329,7 @@ def test_sampled_tokens_are_read_out_row_after_row() -> None:
         (3, 0, 1), torch.tensor([[7, 1, 2], [9, 3, 4]], dtype=torch.int32), top_logprobs,
     )  # fmt: skip
     moved: list[Tensor] = []
-    on_host = read_out(sampled.map(lambda tensor: moved.append(tensor) or tensor))
+    on_host = read_out(sampled.moved(lambda tensor: moved.append(tensor) or tensor))
     assert len(moved) == 5
     assert (on_host.top_counts, on_host.not_finite) == ([2, 0, 1], [1])
     assert on_host.top_ids.tolist() == [7, 1, 9] and on_host.top_ids.dtype == torch.int32

@@ -15,6 +15,7 @@ from shard_tools import ALONE, SAMPLED, make_checkpoint, make_platform
 from text_generation_common.sampling import Sampling
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.errors import ModelError
+from text_generation_server.kernels import reference
 from text_generation_server.models.config import read_config
 from text_generation_server.models.decoder import Decoder
 from text_generation_server.models.loading import Loader
@@ -96,6 +97,21 @@ def test_gloo_and_shared_memory_compute_the_same_bits(ranks: Ranks, plain: Path,
         assert tokens == gloo_tokens and torch.equal(logprobs, gloo_logprobs)
 
 
+@SIZES
+def test_ranks_that_sample_parts_of_the_vocabulary_write_the_texts_of_one_rank(
+    ranks: Ranks, plain: Path, size: int
+) -> None:
+    """Greedy and drawn texts, with steps in between for which all logits go to rank 0, since a row asks for a cut."""
+    merges, alone = tasks.texts_by_parts(ALONE, plain)
+    assert merges == 0
+    results = ranks.run(size, tasks.texts_by_parts, plain)
+    merges, texts = results[0]
+    assert merges == tasks.NEW - tasks.WITH_CUT and [merged for merged, _ in results[1:]] == [0] * (size - 1)
+    for (tokens, logprobs), (tokens_alone, logprobs_alone) in zip(texts, alone, strict=True):
+        assert tokens == tokens_alone and len(set(tokens)) > 1
+        assert logprobs == pytest.approx(logprobs_alone, abs=1e-4)
+
+
 def test_only_rank_0_names_requests_and_a_cache_holds_the_ranks_heads(ranks: Ranks, plain: Path) -> None:
     slot_bytes = 3 * 2 * 2 * 16 * 4  # bytes: layers × keys and values × heads × head size × bytes of float32
     assert tasks.outputs(ALONE, plain)[2] == slot_bytes
@@ -131,16 +147,17 @@ def bytes_read(path: Path, rank: int, size: int) -> int:
 def test_heads_that_cannot_be_divided_are_refused_with_numbers_that_can(plain: Path) -> None:
     config = read_config(plain)
     with pytest.raises(ModelError, match=r"--num-shard 3 cannot divide the 4 attention heads.*choose one of 1, 2, 4"):
-        split_model(config, 0, 3)
+        split_model(config, 0, 3, 107)
     with pytest.raises(ModelError, match=r"the 12 attention heads and 6 key.*choose one of 1, 2, 3, 6, 12"):
-        split_model(replace(config, num_heads=12, num_kv_heads=6), 0, 4)
+        split_model(replace(config, num_heads=12, num_kv_heads=6), 0, 4, 80)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (8, 4), (8, 2), (8, 1)])
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 def test_every_head_column_and_id_has_a_rank(plain: Path, heads: int, kv_heads: int, size: int) -> None:
     config = replace(read_config(plain), num_heads=heads, num_kv_heads=kv_heads, vocab_size=35, intermediate_size=163)
-    splits = [split_model(config, rank, size) for rank in range(size)]
+    part = reference.vocabulary_part(35, size)
+    splits = [split_model(config, rank, size, part) for rank in range(size)]
     assert [head for s in splits for head in s.query_heads] == list(range(heads))
     assert [column for s in splits for column in s.intermediate] == list(range(163))
     assert [token for s in splits for token in s.vocabulary] == list(range(35))

@@ -278,6 +278,11 @@ class CpuKernels:
             logprobs.masked_fill_(broken_R, 0)
         return Chosen(ids, logprobs, finite)
 
+    vocabulary_part = staticmethod(reference.vocabulary_part)
+    splits_draws = staticmethod(reference.splits_draws)
+    reduce_part = staticmethod(reference.reduce_part)
+    merge_parts = staticmethod(reference.merge_parts)
+
     def place(
         self, rows_R: Tensor, slots_R: Tensor, history: Tensor, table: Tensor, lengths: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,6 +6,7 @@ kernels, for types of numbers that GPUs of this capability serve; `serving`: ste
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -66,6 +67,9 @@ def compile_sample() -> None:
         any_draws=True, any_penalties=True, any_cuts=True, any_typical=True,
     )  # fmt: skip
     kernels.sample(torch.zeros(3, 128_256), choices)
+    only_draws = replace(choices, bias=None, any_penalties=False, any_cuts=False)
+    part = kernels.reduce_part(torch.zeros(3, 16_384), only_draws, range(114_688, 128_256))
+    kernels.merge_parts([part] * 8, 128_256)
 
 
 def compile_types(capability: int) -> None:

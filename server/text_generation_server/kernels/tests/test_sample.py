@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from text_generation_server.kernels import reference
@@ -376,3 +377,98 @@ def test_blocks_and_programs_share_a_row_without_a_seam(subject: Any) -> None:
     assert torch.equal(chosen.ids_R.cpu(), expected.ids_R)
     torch.testing.assert_close(left.cpu(), expected_left, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(chosen.logprobs_R.cpu(), expected.logprobs_R, atol=1e-5, rtol=1e-5)
+
+
+def long_rows() -> dict[str, Tensor]:
+    """Rows of 603 logits, for cuts that must look at few tokens, at most tokens, or at many equal ones."""
+    noise = torch.randn(603, generator=torch.Generator().manual_seed(8))
+    banned = noise * 3
+    banned[100:500] = -1e9
+    return {
+        "peaked": noise * 6,
+        "usual": noise * 2.5,
+        "flat": noise * 0.01,
+        "equal": torch.full((603,), -3.5),
+        "quantised": (noise * 2).round() / 2,
+        "mostly banned": banned,
+        "zeros of both signs": torch.where(noise > 0, 0.0, -0.0),
+        "huge": noise * 1e30,
+    }
+
+
+LONG_CUTS = [
+    Row(top_k=1), Row(top_k=50), Row(top_k=302), Row(top_k=602), Row(top_p=0.1003), Row(top_p=0.9003),
+    Row(top_k=90, top_p=0.8003, min_p=0.004), Row(typical_p=0.5003), Row(top_k=70, typical_p=0.7003), Row(min_p=0.3),
+    Row(top_p=0.95, min_p=0.03, typical_p=0.9003, temperature=0.7),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", long_rows())
+def test_cuts_of_rows_with_many_groups_keep_what_the_sorted_row_keeps(subject: Any, name: str) -> None:
+    """Several tiles, with floors that leave few groups, and floors that leave all. Rows have padding behind them."""
+    if subject.backend != "triton":
+        pytest.skip("other backends sort rows of all lengths in the same way")
+    module = import_module("text_generation_server.kernels.triton.sample")
+    logits = long_rows()[name].repeat(len(LONG_CUTS), 1)
+    expected_left = logits.clone()
+    expected = reference.sample(expected_left, choices(LONG_CUTS, logits.device))
+    left = torch.full((len(LONG_CUTS), 604), float("nan"), device=subject.device)[:, :603].copy_(logits)
+    chosen = module.sample_tiled(left, choices(LONG_CUTS, subject.device), 256)
+    for cut, actual, sorted_row in zip(LONG_CUTS, left.cpu(), expected_left, strict=True):
+        assert torch.equal(actual.isfinite(), sorted_row.isfinite()), cut
+    torch.testing.assert_close(left.cpu(), expected_left, atol=1e-5, rtol=1e-5)
+    assert torch.equal(chosen.ids_R.cpu(), expected.ids_R)
+    torch.testing.assert_close(chosen.logprobs_R.cpu(), expected.logprobs_R, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), 1e9])
+def test_what_lies_behind_a_row_is_never_read_as_a_logit(subject: Any, poison: float) -> None:
+    rows = [Row(draws=False), Row(), COMBINED, Row(typical_p=0.5), Row(repetition=1.3)]
+    logits = random_logits(len(rows), vocabulary=75)
+    padded = torch.full((len(rows), 80), poison, device=subject.device)
+    left = padded[:, :75].copy_(logits)
+    chosen = subject.kernels.sample(left, choices(rows, subject.device))
+    expected_left, expected = sample(subject, logits, rows)
+    assert torch.equal(chosen.ids_R.cpu(), expected.ids_R) and torch.equal(chosen.finite_R.cpu(), expected.finite_R)
+    assert torch.equal(left.cpu(), expected_left)
+    # torch sums up rows that are not contiguous in another order.
+    torch.testing.assert_close(chosen.logprobs_R.cpu(), expected.logprobs_R, atol=1e-5, rtol=1e-5)
+    assert expected.finite_R.all()
+
+
+@pytest.mark.parametrize("part", [32, 48])
+def test_ranks_with_parts_of_the_logits_choose_what_one_rank_with_all_chooses(
+    subject: Any, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    """The last rank has fewer ids, or none. With the Triton kernels every bit is the same."""
+    is_triton = subject.backend == "triton"
+    if is_triton:
+        monkeypatch.setattr(import_module("text_generation_server.kernels.triton.sample"), "BLOCK", 16)
+    rows = [Row(draws=False), Row(seed=4), Row(seed=9, temperature=1.7), Row(seed=2), Row(draws=False)]
+    logits = random_logits(len(rows), vocabulary=75)
+    logits[3, 70], logits[4, [20, 69]] = float("nan"), 30.0
+    own = choices(rows, subject.device)
+    padded = F.pad(logits, (0, 3 * part - 75), value=1e9).to(subject.device)
+    parts = [
+        subject.kernels.reduce_part(padded[:, first:end].contiguous(), own, range(min(first, 75), min(end, 75)))
+        for first, end in ((rank * part, (rank + 1) * part) for rank in range(3))
+    ]
+    assert len({x.shape for x in parts}) == 1 and all(x.is_contiguous() for x in parts)
+    merged = subject.kernels.merge_parts(parts, 75)
+    _, expected = sample(subject, logits, rows)
+    assert torch.equal(merged.ids_R.cpu(), expected.ids_R) and merged.ids_R[4] == 20
+    assert merged.finite_R.tolist() == expected.finite_R.tolist() == [True, True, True, False, True]
+    if is_triton:
+        assert torch.equal(merged.logprobs_R.cpu(), expected.logprobs_R)
+    torch.testing.assert_close(merged.logprobs_R.cpu(), expected.logprobs_R, atol=1e-5, rtol=1e-5)
+
+
+def test_parts_of_a_vocabulary_are_aligned_where_that_costs_little(subject: Any) -> None:
+    sizes = [(128_256, 1), (50_257, 1), (128_256, 8), (151_936, 8), (32_000, 2), (50_257, 8), (75, 2)]
+    parts = [subject.kernels.vocabulary_part(*size) for size in sizes]
+    splits = [subject.kernels.splits_draws(part) for part in parts]
+    if subject.backend == "triton":
+        assert parts == [128_256, 50_260, 16_384, 20_480, 16_384, 6_284, 40]
+        assert splits == [False, False, True, True, True, False, False]
+    else:
+        assert parts == [128_256, 50_257, 16_032, 18_992, 16_000, 6_283, 38] and not any(splits)

@@ -13,7 +13,10 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 
 SCRIPT = Path(__file__).with_name("compile_triton.py")
-SAMPLERS = {"_add_bias", "_apply", "_check_block", "_count", "_cut", "_draw_block", "_merge_blocks"}
+SAMPLERS = {
+    "_add_bias", "_apply", "_check_block", "_count", "_draw_block", "_find_bounds", "_merge_blocks", "_most_typical",
+    "_prepare_block",
+}  # fmt: skip
 KERNELS = {
     "_activate", "_advance", "_embed", "_layer_norm", "_place", "_rms_norm", "_rope_and_store_kv", "_silu_mul",
     "attend_decode", "attend_prefill",

@@ -4,16 +4,22 @@ Shapes are named as in `kernels`. No kernel is compiled again while serving. Val
 on the device or change only the grid, and vectors of a step may begin at any address (`do_not_specialize`).
 """
 
-# torch's sums and products (by cuBLAS): kernels of our own would not be faster.
-from text_generation_server.kernels.reference import add, linear
+from text_generation_server.kernels.reference import add  # torch's sum: a kernel of our own would not be faster
 from text_generation_server.kernels.triton.activate import activate
 from text_generation_server.kernels.triton.advance import advance, place
 from text_generation_server.kernels.triton.attend import attend
 from text_generation_server.kernels.triton.embed import embed
 from text_generation_server.kernels.triton.experts import experts, route
+from text_generation_server.kernels.triton.linear import linear
 from text_generation_server.kernels.triton.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from text_generation_server.kernels.triton.rope_kv import rope_and_store_kv
-from text_generation_server.kernels.triton.sample import sample
+from text_generation_server.kernels.triton.sample import (
+    merge_parts,
+    reduce_part,
+    sample,
+    splits_draws,
+    vocabulary_part,
+)
 from text_generation_server.kernels.triton.silu_mul import silu_mul
 
 __all__ = [
@@ -27,10 +33,14 @@ __all__ = [
     "experts",
     "layer_norm",
     "linear",
+    "merge_parts",
     "place",
+    "reduce_part",
     "rms_norm",
     "rope_and_store_kv",
     "route",
     "sample",
     "silu_mul",
+    "splits_draws",
+    "vocabulary_part",
 ]

@@ -1,12 +1,13 @@
 """The next token of each row: argmax of logit + Gumbel noise over a vocabulary that many programs share.
 
 With v uniform in (0, 1), hashed from (seed, position, token), the noise is -log(-log(1 - v)), and the argmax is a draw
-from softmax(logits) (the Gumbel-max trick). Each program reduces one block of one row to its best score and to (peak, Σ
-exp(logit - peak)); a second kernel merges a row's blocks. If any row asks for bias, penalties or cuts, their kernels
-run before.
+from softmax(logits) (the Gumbel-max trick). Each program reduces one block of one row to its best score and to
+(peak, Σ exp(logit - peak)); a second kernel merges a row's blocks. If any row asks for bias, penalties or cuts, their
+kernels run before.
 
 Each row's parameters are tested on the device, so that one compiled form of each kernel serves all mixtures of rows. A
-row's reductions have the same order whatever the other rows are.
+row's reductions have the same order whatever the other rows are. They also have the same order if the vocabulary is
+split over ranks at multiples of BLOCK: then each rank reduces its own blocks, and rank 0 merges the blocks of all.
 """
 
 import torch
@@ -15,13 +16,39 @@ import triton.language as tl
 from torch import Tensor
 
 from text_generation_server.kernels.interface import Choices, Chosen
-from text_generation_server.kernels.triton.sample_cuts import asks_for_cut, cut
+from text_generation_server.kernels.triton.sample_cuts import find_bounds
 from text_generation_server.kernels.triton.sample_penalties import add_bias, penalize
+from text_generation_server.kernels.triton.sample_prepare import (
+    BOUND_WORDS,
+    LARGEST,
+    MINUS_INFINITY,
+    WARPS,
+    asks_for_cut,
+    check,
+    prepare_cuts,
+    stays,
+    width,
+)
 
 BLOCK = 4096  # number of logits that one program reduces
-WARPS = 8
-LARGEST = tl.constexpr(3.4028234663852886e38)  # the largest finite float32
-MINUS_INFINITY = tl.constexpr(float("-inf"))
+ALIGNED_LOGITS = 4  # logits of 16 bytes: rows begin at multiples of it
+# The share of a vocabulary that may be added as padding so that each rank's part begins at a multiple of BLOCK.
+MAX_PADDING = 1 / 8
+# Words of a block: best score, its logit, peak, Σ exp(logit - peak); best id, whether all logits are finite.
+PART_WORDS = 6
+ALIGNED_WORDS = 4
+
+
+def vocabulary_part(vocab_size: int, ranks: int) -> int:
+    part = -(-vocab_size // ranks)
+    aligned = -(-part // BLOCK) * BLOCK
+    if ranks > 1 and ranks * aligned <= vocab_size * (1 + MAX_PADDING):
+        return aligned
+    return -(-part // ALIGNED_LOGITS) * ALIGNED_LOGITS
+
+
+def splits_draws(part: int) -> bool:
+    return part % BLOCK == 0
 
 
 def sample(logits_RV: Tensor, choices: Choices) -> Chosen:
@@ -30,96 +57,117 @@ def sample(logits_RV: Tensor, choices: Choices) -> Chosen:
 
 def sample_tiled(logits_RV: Tensor, choices: Choices, block: int) -> Chosen:
     """Like `sample`, but each program reduces `block` logits, a power of two."""
-    rows, vocabulary = logits_RV.shape
-    assert logits_RV.is_contiguous() and logits_RV.dtype == torch.float32
-    device, blocks = logits_RV.device, triton.cdiv(vocabulary, block)
-    finite = torch.empty((rows, blocks), dtype=torch.int8, device=device)
-    checked = choices.bias is not None or choices.any_penalties or choices.any_cuts
-    if checked:
-        _check_block[(rows, blocks)](logits_RV, finite, VOCABULARY=vocabulary, BLOCK=block, num_warps=WARPS)
+    parts = _empty_parts(logits_RV, logits_RV.shape[1], block)
+    is_changed = choices.bias is not None or choices.any_penalties
+    if is_changed:
+        check(logits_RV, parts, block)
         if choices.bias is not None:
             add_bias(logits_RV, choices.bias)
         if choices.any_penalties:
             penalize(logits_RV, choices)
-        if choices.any_cuts:
-            cut(logits_RV, choices, block)
-    parts = torch.empty((4, rows, blocks), device=device)
-    part_ids = torch.empty((rows, blocks), dtype=torch.int32, device=device)
+    bounds = parts  # Not read if no row asks for a cut; any tensor, so that the compiled form is the same.
+    if choices.any_cuts:
+        measures = prepare_cuts(logits_RV, choices, parts, is_changed, block)
+        bounds = find_bounds(logits_RV, choices, measures, block)
+    _draw(logits_RV, choices, parts, bounds, 0, is_changed or choices.any_cuts, block)
+    return _merge(parts, logits_RV)
+
+
+def reduce_part(logits_RV: Tensor, choices: Choices, ids: range) -> Tensor:
+    own = logits_RV[:, : len(ids)]
+    parts = _empty_parts(logits_RV, logits_RV.shape[1], BLOCK)
+    _draw(own, choices, parts, parts, ids.start, False, BLOCK)
+    return parts
+
+
+def merge_parts(parts: list[Tensor], vocab_size: int) -> Chosen:
+    # Blocks beyond the vocabulary are left out, so that the merge has the same order as in `sample`.
+    together = torch.cat(parts, dim=2)[:, :, : triton.cdiv(vocab_size, BLOCK)].contiguous()
+    return _merge(together, together.new_empty((together.shape[1], 0), dtype=torch.float32))
+
+
+def _empty_parts(logits_RV: Tensor, vocabulary: int, block: int) -> Tensor:
+    """int32 [PART_WORDS, R, blocks], of which the first four are float32."""
+    shape = (PART_WORDS, logits_RV.shape[0], triton.cdiv(vocabulary, block))
+    return torch.empty(shape, dtype=torch.int32, device=logits_RV.device)
+
+
+def _draw(
+    logits_RV: Tensor, choices: Choices, parts: Tensor, bounds: Tensor, first_id: int, is_checked: bool,
+    block: int,
+) -> None:  # fmt: skip
+    assert logits_RV.stride(1) == 1 and logits_RV.dtype == torch.float32
+    _, rows, blocks = parts.shape
     _draw_block[(rows, blocks)](
-        logits_RV, finite, parts, part_ids, choices.rows_R, choices.lengths, choices.draws_R, choices.seeds_R,
-        choices.temperature_R, choices.top_k_R, choices.top_p_R, choices.min_p_R, choices.typical_p_R, rows,
-        int(checked),
-        VOCABULARY=vocabulary, BLOCK=block, num_warps=WARPS,
+        logits_RV, parts.view(torch.float32), parts, bounds, choices.rows_R, choices.lengths, choices.draws_R,
+        choices.seeds_R, choices.temperature_R, choices.top_k_R, choices.top_p_R, choices.min_p_R, choices.typical_p_R,
+        rows, int(is_checked), first_id,
+        VOCABULARY=logits_RV.shape[1], STRIDE=logits_RV.stride(0), WIDTH=width(logits_RV), BLOCK=block,
+        WORDS=BOUND_WORDS, num_warps=WARPS,
     )  # fmt: skip
-    ids_R = torch.empty(rows, dtype=torch.int32, device=device)
-    logprobs_R = torch.empty(rows, device=device)
-    finite_R = torch.empty(rows, dtype=torch.bool, device=device)
+
+
+def _merge(parts: Tensor, logits_RV: Tensor) -> Chosen:
+    """Also overwrites the logits of the rows that are not finite."""
+    _, rows, blocks = parts.shape
+    # All results lie in one buffer, so that one copy brings them to the host.
+    words = torch.empty((3, triton.cdiv(rows, ALIGNED_WORDS) * ALIGNED_WORDS), dtype=torch.int32, device=parts.device)
+    chosen = Chosen.in_words(words, rows)
     _merge_blocks[(rows,)](
-        logits_RV, finite, parts, part_ids, ids_R, logprobs_R, finite_R, rows, VOCABULARY=vocabulary, BLOCK=block,
-        BLOCKS=blocks, B=triton.next_power_of_2(blocks),
+        logits_RV, parts.view(torch.float32), parts, chosen.ids_R, chosen.logprobs_R, chosen.finite_R, rows,
+        WIDTH=width(logits_RV), STRIDE=logits_RV.stride(0), BLOCK=BLOCK, BLOCKS=blocks,
+        B=triton.next_power_of_2(blocks),
     )  # fmt: skip
-    return Chosen(ids_R, logprobs_R, finite_R)
+    return chosen
 
 
-@triton.jit
-def _check_block(logits, finite, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
-    """Records whether all logits of a block are finite. Replaces logits that are not finite by zeros."""
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    token = block * BLOCK + tl.arange(0, BLOCK)
-    inside = token < VOCABULARY
-    at = logits + row * VOCABULARY + token
-    # The comparison is also false for NaN.
-    is_finite = tl.abs(tl.load(at, mask=inside, other=0.0)) <= LARGEST
-    tl.store(at, tl.zeros([BLOCK], tl.float32), mask=inside & (is_finite == 0))
-    tl.store(finite + row * tl.num_programs(1) + block, tl.min(is_finite.to(tl.int32), 0).to(tl.int8))
-
-
-@triton.jit(do_not_specialize=["rows", "checked"])
+@triton.jit(do_not_specialize=["rows", "is_checked", "first_id"])
 def _draw_block(
-    logits, finite, parts, part_ids, rows_R, lengths, draws_R, seeds_R,
-    temperature_R, top_k_R, top_p_R, min_p_R, typical_p_R, rows, checked,
-    VOCABULARY: tl.constexpr, BLOCK: tl.constexpr,
+    logits, parts, words, bounds, rows_R, lengths, draws_R, seeds_R,
+    temperature_R, top_k_R, top_p_R, min_p_R, typical_p_R, rows, is_checked, first_id,
+    VOCABULARY: tl.constexpr, STRIDE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Divides a block by the temperature, unless the kernel of the cuts has done this already, and reduces the
-    block.
-    """
-    row, block = tl.program_id(0), tl.program_id(1)
-    here = row.to(tl.int64) * tl.num_programs(1) + block
+    """Divides a block by the temperature, or excludes tokens if the row asks for a cut, and reduces the block."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    here = row * tl.num_programs(1) + block
+    stride = rows.to(tl.int64) * tl.num_programs(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     inside = token < VOCABULARY
-    at = logits + row.to(tl.int64) * VOCABULARY + token
-    x = tl.load(at, mask=inside, other=0.0)
-    if checked == 0:
+    at = logits + row * STRIDE + token
+    x = tl.load(at, mask=token < WIDTH, other=0.0)
+    if is_checked == 0:
         is_finite = tl.abs(x) <= LARGEST
+        tl.store(words + 5 * stride + here, tl.min((is_finite | (inside == 0)).to(tl.int32), 0))
         x = tl.where(is_finite, x, 0.0)
-        tl.store(finite + here, tl.min(is_finite.to(tl.int32), 0).to(tl.int8))
     temperature = tl.load(temperature_R + row)
     is_cut = asks_for_cut(row, top_k_R, top_p_R, min_p_R, typical_p_R)
-    if (temperature != 1.0) & (is_cut == 0):
+    if is_cut:
+        x = tl.where(stays(x, token, bounds + row * WORDS), x, MINUS_INFINITY)
+        tl.store(at, x, mask=token < WIDTH)
+    elif temperature != 1.0:
         x = tl.div_rn(x, temperature)
-        tl.store(at, x, mask=inside)
+        tl.store(at, x, mask=token < WIDTH)
     score = x
     if tl.load(draws_R + row) != 0:
         position = tl.load(lengths + tl.load(rows_R + row))
-        score = x + gumbel_noise(tl.load(seeds_R + row), position, token)
+        score = x + gumbel_noise(tl.load(seeds_R + row), position, first_id + token)
     x = tl.where(inside, x, MINUS_INFINITY)
     score = tl.where(inside, score, MINUS_INFINITY)
     best = tl.argmax(score, 0)
     peak = tl.max(x, 0)
     # If all tokens of a block have been excluded, there is no peak to subtract.
     total = tl.sum(tl.exp(x - tl.where(peak == MINUS_INFINITY, 0.0, peak)), 0)
-    stride = rows.to(tl.int64) * tl.num_programs(1)
-    tl.store(part_ids + here, block * BLOCK + best)
     tl.store(parts + here, tl.max(score, 0))
     tl.store(parts + stride + here, tl.max(tl.where(token == block * BLOCK + best, x, MINUS_INFINITY), 0))
     tl.store(parts + 2 * stride + here, peak)
     tl.store(parts + 3 * stride + here, total)
+    tl.store(words + 4 * stride + here, first_id + block * BLOCK + best)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _merge_blocks(
-    logits, finite, parts, part_ids, ids_R, logprobs_R, finite_R, rows,
-    VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, B: tl.constexpr,
+    logits, parts, words, ids_R, logprobs_R, finite_R, rows,
+    WIDTH: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, B)
@@ -132,14 +180,14 @@ def _merge_blocks(
     totals = tl.load(parts + 3 * stride + here, mask=inside, other=0.0)
     peak = tl.max(peaks, 0)
     logprob = logit - peak - tl.log(tl.sum(totals * tl.exp(peaks - peak), 0))
-    is_finite = tl.min(tl.load(finite + here, mask=inside, other=1).to(tl.int32), 0) != 0
-    tl.store(ids_R + row, tl.where(is_finite, tl.load(part_ids + row * BLOCKS + best), 0))
+    is_finite = tl.min(tl.load(words + 5 * stride + here, mask=inside, other=1), 0) != 0
+    tl.store(ids_R + row, tl.where(is_finite, tl.load(words + 4 * stride + row * BLOCKS + best), 0))
     tl.store(logprobs_R + row, tl.where(is_finite, logprob, 0.0))
     tl.store(finite_R + row, is_finite)
     if is_finite == 0:
-        for first in range(0, VOCABULARY, BLOCK):
+        for first in range(0, WIDTH, BLOCK):
             token = first + tl.arange(0, BLOCK)
-            tl.store(logits + row * VOCABULARY + token, tl.zeros([BLOCK], tl.float32), mask=token < VOCABULARY)
+            tl.store(logits + row * STRIDE + token, tl.zeros([BLOCK], tl.float32), mask=token < WIDTH)
 
 
 @triton.jit

@@ -28,7 +28,7 @@ def add_bias(logits_RV: Tensor, bias: Bias) -> None:
     rows, width = bias.tokens_RB.shape
     assert bias.tokens_RB.is_contiguous() and bias.values_RB.is_contiguous()
     _add_bias[(rows,)](
-        logits_RV, bias.tokens_RB, bias.values_RB, width, VOCABULARY=logits_RV.shape[1], BLOCK=BIASES
+        logits_RV, bias.tokens_RB, bias.values_RB, width, STRIDE=logits_RV.stride(0), BLOCK=BIASES
     )  # fmt: skip
 
 
@@ -43,18 +43,21 @@ def penalize(logits_RV: Tensor, choices: Choices) -> None:
         _count[grid](
             words, *history, choices.prompt_lengths_R, *penalties, first, VOCABULARY=vocabulary, BLOCK=POSITIONS
         )  # fmt: skip
-        _apply[grid](logits_RV, words, *history, *penalties, first, VOCABULARY=vocabulary, BLOCK=POSITIONS)
+        _apply[grid](
+            logits_RV, words, *history, *penalties, first,
+            VOCABULARY=vocabulary, STRIDE=logits_RV.stride(0), BLOCK=POSITIONS,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["width"])
-def _add_bias(logits, tokens, values, width, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
+def _add_bias(logits, tokens, values, width, STRIDE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     first = 0
     while first < width:
         i = first + tl.arange(0, BLOCK)
         token = tl.load(tokens + row * width + i, mask=i < width, other=-1)
         value = tl.load(values + row * width + i, mask=i < width, other=0.0)
-        at = logits + row * VOCABULARY + token
+        at = logits + row * STRIDE + token
         tl.store(at, tl.load(at, mask=token >= 0, other=0.0) + value, mask=token >= 0)
         first += BLOCK
 
@@ -86,7 +89,7 @@ def _count(
 @triton.jit(do_not_specialize=["history_stride", "first_row"])
 def _apply(
     logits, words, history, history_stride, lengths, rows_R, repetition_R, frequency_R, first_row,
-    VOCABULARY: tl.constexpr, BLOCK: tl.constexpr,
+    VOCABULARY: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     own, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = first_row + own
@@ -102,7 +105,7 @@ def _apply(
             nothing = tl.zeros([BLOCK], tl.int32)
             word = tl.atomic_xchg(words + own * VOCABULARY + token, nothing, mask=inside, sem="relaxed")
             is_first = inside & (word != 0)
-            at = logits + i * VOCABULARY + token
+            at = logits + i * STRIDE + token
             x = tl.load(at, mask=is_first, other=0.0)
             x = tl.where(x < 0, x * repetition, tl.div_rn(x, repetition))
             uses = (word & (IN_PROMPT - 1)).to(tl.float32)

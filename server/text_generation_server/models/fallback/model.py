@@ -81,6 +81,7 @@ class FallbackModel:
         self, base: Any, head: ForeignHead, rules: list[LayerRule], sizes: FallbackSizes, platform: Platform
     ) -> None:
         self.vocab_size = sizes.vocab_size
+        self.vocabulary = range(sizes.vocab_size)
         self.dtype = sizes.dtype
         self.max_total_tokens = sizes.max_total_tokens
         self._base = base
@@ -103,6 +104,9 @@ class FallbackModel:
         return hidden[0]
 
     def logits(self, hidden_TH: Tensor) -> Tensor | None:
+        return self._head(hidden_TH)
+
+    def own_logits(self, hidden_TH: Tensor) -> Tensor:
         return self._head(hidden_TH)
 
 
