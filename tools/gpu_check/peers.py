@@ -18,7 +18,7 @@ from gpu_check.states import backends, int32, random_layer, random_table
 from gpu_check.static_loop import StaticLoop
 from gpu_check.timing import event_seconds, seconds_per_call
 from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
-from text_generation_server.kernels.interface import Segments
+from text_generation_server.kernels.interface import AttentionOptions, Segments
 
 ATTENTION, LOOP = "Peers: attention", "Peers: a decode step"
 LAYERS = 8  # number of layers of the compared models: compiling all 32 takes minutes
@@ -60,9 +60,9 @@ def prefill(context: Context, sizes: PeerSizes) -> Iterable[Measured]:
         int32([], device),
     )
     table = random_table(1, tokens, tokens, device)
-    scale = shape.head_size**-0.5
+    options = AttentionOptions(shape.head_size**-0.5)
     what = f"a prompt of {tokens}"
-    ours = seconds_per_call([lambda: triton.attend(q, layer, table, none, none, segments, scale)], device)
+    ours = seconds_per_call([lambda: triton.attend(q, layer, table, none, none, segments, options)], device)
     yield Measured({"what": f"{what}: ours", "µs": f"{1e6 * ours:.1f}", "times ours": "1.00"})
     keys, values = (part.transpose(0, 1).unsqueeze(0).contiguous() for part in layer.heads[:tokens].chunk(2, dim=1))
     queries = q.transpose(0, 1).unsqueeze(0).contiguous()
@@ -81,9 +81,9 @@ def decode(context: Context, sizes: PeerSizes) -> Iterable[Measured]:
     table = random_table(rows, length, length, device)
     q = torch.randn(rows, shape.heads, shape.head_size, device=device).to(sizes.dtype)
     numbers, lengths = torch.arange(rows, dtype=torch.int32, device=device), int32([length] * rows, device)
-    scale = shape.head_size**-0.5
+    options = AttentionOptions(shape.head_size**-0.5)
     what = f"{rows} rows of {length}"
-    ours = seconds_per_call([lambda: triton.attend(q, layer, table, numbers, lengths, None, scale)], device)
+    ours = seconds_per_call([lambda: triton.attend(q, layer, table, numbers, lengths, None, options)], device)
     yield Measured({"what": f"{what}: ours", "µs": f"{1e6 * ours:.1f}", "times ours": "1.00"})
     slots = table.flatten().long()
 

@@ -18,7 +18,7 @@ from gpu_check.model import REHEARSED, attention_flops
 from gpu_check.states import backends, int32, neutral, random_layer, random_table, variants
 from gpu_check.timing import Call, seconds_per_call
 from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
-from text_generation_server.kernels.interface import Choices, Kernels, Segments
+from text_generation_server.kernels.interface import AttentionOptions, Choices, Kernels, Segments
 from text_generation_server.layers.linear import make_linear
 from text_generation_server.layers.weights import dense
 from text_generation_server.models.kv_cache import SCALED
@@ -146,7 +146,7 @@ def decode_attention(bench: Bench, load: DecodeLoad) -> Work:
         )
         q = bench.numbers(load.rows, heads, size)
         kv = random_layer(slots, load.kv_heads, size, load.cache, device)
-        return lambda: bench.kernels.attend(q, kv, table, rows, lengths, None, size**-0.5)
+        return lambda: bench.kernels.attend(q, kv, table, rows, lengths, None, AttentionOptions(size**-0.5))
 
     queries = 2 * bench.dtype.itemsize * load.rows * heads * size
     moved = slots * (slot_bytes(bench, load.kv_heads, load.cache) + 4) + queries
@@ -166,7 +166,7 @@ def prefill_attention(bench: Bench, start: int, end: int, cache: torch.dtype) ->
         segments, none = Segments(row, starts, offsets, tokens), int32([], device)
         q = bench.numbers(tokens, shape.heads, size)
         kv = random_layer(end, shape.kv_heads, size, cache, device)
-        return lambda: bench.kernels.attend(q, kv, table, none, none, segments, size**-0.5)
+        return lambda: bench.kernels.attend(q, kv, table, none, none, segments, AttentionOptions(size**-0.5))
 
     moved = end * slot_bytes(bench, shape.kv_heads, cache) + 2 * bench.dtype.itemsize * tokens * shape.heads * size
     flops = attention_flops(shape, end) - attention_flops(shape, start)

@@ -15,7 +15,7 @@ from gpu_check.findings import Case, Context, Measured
 from gpu_check.model import REHEARSED
 from gpu_check.states import backends, int32, neutral, random_layer, random_table, variants
 from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
-from text_generation_server.kernels.interface import KvLayer, Segments
+from text_generation_server.kernels.interface import AttentionOptions, KvLayer, Segments
 
 TABLE = "Smoke: kernels at the server's shapes, against the reference"
 LOGPROB = 1e-3  # largest accepted difference of log-probabilities
@@ -143,7 +143,7 @@ class Smoke:
     ) -> Measured:
         shape = self.sizes.shape
         q = self._numbers(tokens, shape.heads, shape.head_size)
-        arguments = (table, rows_R, lengths_R, segments, shape.head_size**-0.5)
+        arguments = (table, rows_R, lengths_R, segments, AttentionOptions(shape.head_size**-0.5))
         ours = self._triton.attend(q, kv, *arguments)
         return close(ours, self._reference.attend(q.float(), widened(kv), *arguments), self.sizes.dtype)
 

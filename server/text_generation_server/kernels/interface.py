@@ -51,6 +51,21 @@ class HeadNorms:
     eps: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionOptions:
+    """What a layer's attention makes of the products of a query and the keys, in the order of these fields."""
+
+    scale: float  # multiplies the products; the result is the key's score
+    softcap: float | None = None  # scores become softcap * tanh(score / softcap)
+    slopes_H: Tensor | None = None  # float32: scores grow by slope * (position of the key - position of the query)
+    sinks_H: Tensor | None = None  # float32: the score of one more key, whose value is 0
+    window: int | None = None  # a query sees the keys of this many positions, its own included; None: all up to its own
+
+    def first_seen(self, position: int) -> int:
+        """The first position that a query sees."""
+        return 0 if self.window is None else max(0, position - self.window + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Segments:
     """C runs of consecutive tokens of a step. Each run is a chunk of one row's prompt.
@@ -163,9 +178,10 @@ class Kernels(Protocol):
 
     def attend(
         self, q_THD: Tensor, kv: KvLayer, table: Tensor, rows_R: Tensor, lengths_R: Tensor, segments: Segments | None,
-        scale: float,
+        options: AttentionOptions,
     ) -> Tensor:  # fmt: skip
-        """Attention of a step's queries, each over its row's slots table[row, :position + 1].
+        """Attention of a step's queries, each over its row's slots table[row, :position + 1], or over the last of them
+        that a window holds; slots before the window are not read.
 
         Token t < R is a query of row rows[t] at position lengths[t] - 1; the segments' tokens come after the last of
         these queries. In a step with segments the last lengths may be 0: token t is then not a query of rows[t], and

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from text_generation_server.kernels.interface import (
     Activation,
+    AttentionOptions,
     Bias,
     Choices,
     Chosen,
@@ -110,72 +111,87 @@ def attend(
     rows_R: Tensor,
     lengths_R: Tensor,
     segments: Segments | None,
-    scale: float,
+    options: AttentionOptions,
 ) -> Tensor:
     out = torch.zeros_like(q_THD)
     count = int((lengths_R > 0).sum())
     if count:
-        longest = -(-int(lengths_R.max()) // TILE) * TILE
+        length = int(lengths_R.max())
+        longest = _end_of_tile(length - options.first_seen(length - 1)) + TILE
         block = max(1, MAX_GATHERED // (longest * kv.heads[0].numel()))
         parts = zip(*(torch.split(t[:count], block) for t in (q_THD, rows_R, lengths_R)), strict=True)
-        out[:count] = torch.cat([_attend_decode(q, kv, table, rows, lengths, scale) for q, rows, lengths in parts])
+        out[:count] = torch.cat([_attend_decode(q, kv, table, rows, lengths, options) for q, rows, lengths in parts])
     for first, row, start, end in segments.runs() if segments is not None else ():
         last = first + end - start
-        out[first:last] = _attend_run(q_THD[first:last], kv, table, row, start, scale)
+        out[first:last] = _attend_run(q_THD[first:last], kv, table, row, start, options)
     return out
 
 
 def _attend_decode(
-    q_RHD: Tensor, kv: KvLayer, table: Tensor, rows_R: Tensor, lengths_R: Tensor, scale: float
+    q_RHD: Tensor, kv: KvLayer, table: Tensor, rows_R: Tensor, lengths_R: Tensor, options: AttentionOptions
 ) -> Tensor:
     rows, heads, size = q_RHD.shape
-    length = -(-int(lengths_R.max()) // TILE) * TILE
-    valid_RL = torch.arange(length, device=q_RHD.device) < lengths_R.unsqueeze(1)
-    keys, values = _gather(kv, table[rows_R, :length], valid_RL, q_RHD.dtype)
+    first_R = torch.zeros_like(lengths_R) if options.window is None else (lengths_R - options.window).clamp(min=0)
+    begin_R = first_R // TILE * TILE
+    length = _end_of_tile(int((lengths_R - begin_R).max()))
+    positions_RL = begin_R.unsqueeze(1) + torch.arange(length, device=q_RHD.device)
+    seen_RL = (positions_RL >= first_R.unsqueeze(1)) & (positions_RL < lengths_R.unsqueeze(1))
+    slots_RL = table[rows_R.unsqueeze(1), positions_RL.clamp(max=table.shape[1] - 1)]
+    keys, values = _gather(kv, slots_RL, seen_RL, q_RHD.dtype)
     group = heads // kv.kv_heads
     q = q_RHD.view(rows, kv.kv_heads, group, size)
     q = F.pad(q, (0, 0, 0, max(0, MIN_QUERIES - group)))
-    out = _attend(q, keys, values, valid_RL.view(rows, 1, 1, -1), scale)
+    distances_RL = positions_RL - (lengths_R - 1).unsqueeze(1)
+    out = _attend(q, keys, values, seen_RL.view(rows, 1, 1, -1), distances_RL.view(rows, 1, 1, -1), options)
     return out[:, :, :group].reshape(rows, heads, size)
 
 
-def _attend_run(q_THD: Tensor, kv: KvLayer, table: Tensor, row: int, start: int, scale: float) -> Tensor:
+def _attend_run(q_THD: Tensor, kv: KvLayer, table: Tensor, row: int, start: int, options: AttentionOptions) -> Tensor:
     """Attention of the queries at positions start … start + T - 1 of one row."""
     tokens, heads, size = q_THD.shape
     kv_heads = kv.kv_heads
     group = heads // kv_heads
     end = start + tokens
-    positions = torch.arange(-(-end // TILE) * TILE, device=q_THD.device)
-    keys, values = _gather(kv, table[row : row + 1, : len(positions)], (positions < end).unsqueeze(0), q_THD.dtype)
+    begin = options.first_seen(start) // TILE * TILE
+    positions = torch.arange(begin, _end_of_tile(end), device=q_THD.device)
+    seen = (positions >= options.first_seen(start)) & (positions < end)
+    slots = table[row, positions.clamp(max=table.shape[1] - 1)]
+    keys, values = _gather(kv, slots.unsqueeze(0), seen.unsqueeze(0), q_THD.dtype)
     q = q_THD.view(tokens, kv_heads, group, size).transpose(0, 1)  # [G, T, group, D]
     block = max(MIN_QUERIES, MAX_SCORES // (heads * len(positions)))
     blocks = []
     for first in range(0, tokens, block):
         part = q[:, first : first + block]
         count = part.shape[1]
-        tiles_end = -(-(start + first + count) // TILE) * TILE  # no query of the block attends to later keys
-        visible = positions[:tiles_end] <= torch.arange(count, device=q.device).add(start + first).unsqueeze(1)
+        # No query of the block attends to keys before or after these tiles.
+        tiles = slice(
+            options.first_seen(start + first) // TILE * TILE - begin, _end_of_tile(start + first + count) - begin
+        )
+        distances = positions[tiles] - torch.arange(count, device=q.device).add(start + first).unsqueeze(1)
         queries = part.reshape(1, kv_heads, count * group, size)
-        visible = visible.repeat_interleave(group, dim=0)
         padding = max(0, MIN_QUERIES - count * group)
         queries = F.pad(queries, (0, 0, 0, padding))
-        visible = F.pad(visible, (0, 0, 0, padding), value=True)
-        out = _attend(queries, keys[:, :, :tiles_end], values[:, :, :tiles_end], visible, scale)
+        distances = F.pad(distances.repeat_interleave(group, dim=0), (0, 0, 0, padding))
+        visible = distances <= 0
+        if options.window is not None:
+            visible &= distances > -options.window
+        out = _attend(queries, keys[:, :, tiles], values[:, :, tiles], visible, distances, options)
         blocks.append(out[0, :, : count * group].reshape(kv_heads, count, group, size))
     return torch.cat(blocks, dim=1).transpose(0, 1).reshape(tokens, heads, size)
 
 
-def _gather(kv: KvLayer, slots_RL: Tensor, valid_RL: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Keys and values [R, G, L, D] of each row's slots, zeros at positions that are not valid."""
+def _end_of_tile(length: int) -> int:
+    return -(-length // TILE) * TILE
+
+
+def _gather(kv: KvLayer, slots_RL: Tensor, seen_RL: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys and values [R, G, L, D] of each row's slots, zeros at positions that no query sees."""
     heads = kv.heads
     nowhere = heads.shape[0] - 1
-    slots_RL = F.pad(
-        slots_RL, (0, valid_RL.shape[1] - slots_RL.shape[1]), value=nowhere
-    )  # the last tile of the table may be short
-    # Slots of other rows may hold anything, even NaN, and 0 * NaN is NaN. So positions past the end read the extra
-    # slot, which belongs to no row.
+    # Other slots may hold anything, even NaN, and 0 * NaN is NaN. So these positions read the extra slot, which belongs
+    # to no row.
     heads[nowhere] = 0
-    slots = slots_RL.masked_fill(~valid_RL, nowhere).flatten()
+    slots = slots_RL.masked_fill(~seen_RL, nowhere).flatten()
     gathered = heads.index_select(0, slots)
     if kv.scales is not None:
         kv.scales[nowhere] = 0
@@ -184,22 +200,41 @@ def _gather(kv: KvLayer, slots_RL: Tensor, valid_RL: Tensor, dtype: torch.dtype)
     return gathered[:, : kv.kv_heads], gathered[:, kv.kv_heads :]
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float) -> Tensor:
-    """q [R, G, M, D], keys and values [R, G, L, D] with L a multiple of TILE, visible broadcasts to [R, G, M, L]."""
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, distances: Tensor, options: AttentionOptions
+) -> Tensor:
+    """q [R, G, M, D], keys and values [R, G, L, D] with L a multiple of TILE. visible and distances (position of the
+    key - position of the query) broadcast to [R, G, M, L]. Query m is one of head m % group."""
     rows, kv_heads, queries, size = q.shape
     tiles = keys.shape[2] // TILE
     flat = rows * kv_heads
-    q_flat = (q * scale).reshape(flat, queries, size).contiguous()
+    q_flat = (q * options.scale).reshape(flat, queries, size).contiguous()
     k_tiles = keys.reshape(flat, tiles, TILE, size)
     v_tiles = values.reshape(flat, tiles, TILE, size)
     scores = torch.stack([_product(q_flat, k_tiles[:, t].transpose(1, 2)) for t in range(tiles)], dim=2).float()
-    hidden = ~visible.expand(rows, kv_heads, queries, tiles * TILE).reshape(flat, queries, tiles, TILE)
-    scores = scores.masked_fill(hidden, float("-inf"))
+
+    def in_tiles(t: Tensor) -> Tensor:
+        return t.expand(rows, kv_heads, queries, tiles * TILE).reshape(flat, queries, tiles, TILE)
+
+    def of_queries(heads_H: Tensor) -> Tensor:
+        heads = heads_H.view(kv_heads, -1)
+        return heads.repeat(rows, -(-queries // heads.shape[1]))[:, :queries].view(flat, queries, 1, 1)
+
+    if options.softcap is not None:
+        scores = torch.tanh(scores / options.softcap) * options.softcap
+    if options.slopes_H is not None:
+        scores = scores + of_queries(options.slopes_H) * in_tiles(distances)
+    scores = scores.masked_fill(~in_tiles(visible), float("-inf"))
     peak = scores.amax(dim=(2, 3), keepdim=True)
+    if options.sinks_H is not None:
+        sinks = of_queries(options.sinks_H)
+        peak = torch.maximum(peak, sinks)
     weights = torch.exp(scores - peak)
     sums = _sum(weights)
     weights = weights.to(q.dtype)
     total = sums[:, :, 0]
+    if options.sinks_H is not None:
+        total = total + torch.exp(sinks - peak).view(flat, queries)
     out = _product(weights[:, :, 0], v_tiles[:, 0])
     for t in range(1, tiles):
         total = total + sums[:, :, t]

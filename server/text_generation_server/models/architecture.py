@@ -27,6 +27,8 @@ class AttentionRule:
 
     scale: float  # multiplies the scores
     rope: Rope | None  # None: positions do not turn queries and keys
+    # One for each query head of the whole model: scores grow by slope * (position of the key - position of the query).
+    slopes: tuple[float, ...] | None = None
     window: int | None = None  # a token sees this many tokens, itself included; None: all tokens up to itself
 
 
@@ -103,7 +105,9 @@ class ModelConfig:
     query_key_norm: bool = False  # each head of queries and keys has an RMSNorm, before positions turn it
     moe: Moe | None = None
     post_norms: bool = False  # the results of attention and MLP have norms of their own, before they are added
+    embedding_norm: bool = False  # the embeddings of tokens are normed
     learned_positions: bool = False  # an embedding of each position is added to the token's
+    position_offset: int = 0  # the row of position 0 in the embedding of positions
     unknown_fields: tuple[str, ...] = field(default=())  # unknown fields of config.json, which have no effect
 
     @property

@@ -38,7 +38,7 @@ class Attention:
         config, split, loader = parts.config, parts.split, parts.loader
         self._kernels = parts.kernels
         self._heads = (len(split.query_heads), len(split.kv_heads))
-        self._scale = rule.scale
+        self._options = parts.attention_options(rule)
         self._qkv = loader.fused(qkv_parts(config, rule.rope, split, names), config.biases.qkv)
         queries = features(split.query_heads, config.head_size)
         has_bias = config.biases.attention_output
@@ -52,7 +52,7 @@ class Attention:
     def __call__(self, x_TH: Tensor, step: StepInput, rotary: tuple[Tensor, Tensor], kv: KvLayer) -> Tensor:
         kernels, qkv = self._kernels, self._qkv(x_TH)
         q_THD = kernels.rope_and_store_kv(qkv, self._heads, rotary, step.positions_T, kv, step.slots_T, self._norms)
-        out = kernels.attend(q_THD, kv, step.table, step.rows_R, step.lengths_R, step.segments, self._scale)
+        out = kernels.attend(q_THD, kv, step.table, step.rows_R, step.lengths_R, step.segments, self._options)
         return self._o(out.flatten(1))
 
 
@@ -98,7 +98,6 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, platform: Platform, loader: Loader, max_total_tokens: int) -> None:
         kernels, group, names = platform.kernels, platform.group, config.names
-        _check_windows(config, max_total_tokens)
         if config.moe is not None and not loader.is_dense:
             raise ModelError(
                 f"--quantize is not supported for the experts of this {config.model_type}: start without it"
@@ -109,7 +108,7 @@ class Decoder:
         def vocabulary_part(name: str) -> Tensor:
             return pad_rows(loader.rows(name, split.vocabulary), split.vocabulary_part)
 
-        parts = Parts(config, split, kernels, loader)
+        parts = Parts(config, split, kernels, loader, platform.device, max_total_tokens)
         self.vocab_size = config.vocab_size
         self.vocabulary = split.vocabulary
         self.dtype = loader.dtype
@@ -119,7 +118,11 @@ class Decoder:
         self._kv_shapes = [KvShape(2 * len(split.kv_heads), config.head_size)] * config.num_layers
         embedding = vocabulary_part(f"{names.embedding}.weight")
         self._embed = Embedding(embedding, split.vocabulary, kernels, group)
-        self._positions = loader.whole(f"{names.positions}.weight") if config.learned_positions else None
+        self._embedding_norm = parts.norm(names.embedding_norm) if config.embedding_norm else None
+        self._positions: Tensor | None = None
+        if config.learned_positions:
+            rows = range(config.position_offset, config.position_offset + config.max_positions)
+            self._positions = loader.rows(f"{names.positions}.weight", rows)
         self._blocks = [Block(parts, layer, group) for layer in range(config.num_layers)]
         self._norm = parts.norm(names.norm)
         head = embedding
@@ -144,6 +147,8 @@ class Decoder:
 
     def forward(self, step: StepInput, cache: list[KvLayer], on_layer: Callable[[], None]) -> Tensor:
         residual = self._embed(step.ids_T)
+        if self._embedding_norm is not None:
+            residual = self._embedding_norm(residual)
         if self._positions is not None:
             residual = self._kernels.add(residual, self._kernels.embed(step.positions_T, self._positions))
         x = self._blocks[0].attention_norm(residual)
@@ -158,13 +163,3 @@ class Decoder:
 
     def own_logits(self, hidden_TH: Tensor) -> Tensor:
         return self._head.of_part(hidden_TH)
-
-
-def _check_windows(config: ModelConfig, max_total_tokens: int) -> None:
-    """ModelError if a layer has a window that a sequence of this server could outgrow."""
-    windows = [rule.window for rule in config.rules if rule.window is not None]
-    if windows and min(windows) < max_total_tokens:
-        raise ModelError(
-            f"layers of this {config.model_type} see the last {min(windows)} tokens only, which is not supported yet in"
-            f" longer sequences: choose --max-total-tokens {min(windows)} or less"
-        )

@@ -7,7 +7,23 @@ A reader turns the fields of config.json into a `ModelConfig`. Defaults are thos
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from text_generation_server.models.architecture import AttentionRule, Biases, Branches, ModelConfig, Moe, Multipliers
+from text_generation_server.models.alibi_families import (
+    BLOOM_SPELLING,
+    MPT_SPELLING,
+    OLD_SPELLING,
+    bloom,
+    falcon,
+    mpt,
+)
+from text_generation_server.models.architecture import (
+    AttentionRule,
+    Biases,
+    Branches,
+    ModelConfig,
+    Moe,
+    Multipliers,
+    Norm,
+)
 from text_generation_server.models.names import (
     BIGCODE_NAMES,
     GLM4_NAMES,
@@ -16,6 +32,7 @@ from text_generation_server.models.names import (
     GRANITE_MOE_NAMES,
     MIXTRAL_NAMES,
     NEOX_NAMES,
+    OPT_NAMES,
     PHI3_NAMES,
     PHI_NAMES,
     QWEN3_MOE_NAMES,
@@ -273,6 +290,23 @@ def granitemoe(fields: Fields) -> ModelConfig:
     return replace(config, names=GRANITE_MOE_NAMES, moe=moe, biases=Biases(qkv=bias, attention_output=bias))
 
 
+def opt(fields: Fields) -> ModelConfig:
+    fields = fields.without("intermediate_size", "num_key_value_heads", "head_dim")
+    fields = fields.with_names(intermediate_size="ffn_dim", hidden_act="activation_function").with_defaults(
+        hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072, vocab_size=50272,
+        hidden_act="relu", tie_word_embeddings=True, eos_token_id=2, do_layer_norm_before=True, enable_bias=True,
+        layer_norm_elementwise_affine=True,
+    )  # fmt: skip
+    for name in ("do_layer_norm_before", "layer_norm_elementwise_affine"):  # OPT-350m has norms after its layers
+        if not fields.flag(name):
+            raise fields.error(name, "true: other kinds of OPT are not supported")
+    biases = EVERY_BIAS if fields.flag("enable_bias") else Biases()
+    config = llama_like(fields, biases, None, Norm(1e-5, centred=True, bias=True))
+    if fields.whole("word_embed_proj_dim", 1, MAX_WIDTH, config.hidden_size) != config.hidden_size:
+        raise fields.error("word_embed_proj_dim", f"hidden_size ({config.hidden_size})")
+    return replace(config, names=OPT_NAMES, gated=False, learned_positions=True, position_offset=2)
+
+
 def _with_one_window(fields: Fields, config: ModelConfig) -> ModelConfig:
     return with_windows(config, [_window(fields)] * config.num_layers)
 
@@ -303,9 +337,28 @@ QWEN_EXPERTS = _fields("""
     num_local_experts
 """)
 COHERE = _fields("attention_bias layer_norm_eps logit_scale")
+# What Megatron fused, and how it summed in training: transformers computes the same whatever their values are.
+MEGATRON = _fields("""
+    bias_dropout_fusion masked_softmax_fusion offset_alibi skip_bias_add skip_bias_add_qkv slow_but_exact
+""")
+BLOOM = MEGATRON | set(BLOOM_SPELLING.values()) | {"apply_residual_connection_post_layernorm", "layer_norm_epsilon"}
+FALCON = _fields("""
+    activation alibi bias ffn_hidden_size layer_norm_epsilon multi_query new_decoder_architecture num_kv_heads
+    num_ln_in_parallel_attn parallel_attn
+""")
+MPT = _fields("""
+    attn_config emb_pdrop embedding_fraction expansion_ratio init_device layer_norm_epsilon learned_pos_emb no_bias
+    norm_type
+""")
+OPT = _fields("""
+    activation_function do_layer_norm_before enable_bias ffn_dim layer_norm_elementwise_affine layerdrop
+    word_embed_proj_dim
+""")
 FAMILIES: Mapping[str, Family] = {  # families by the model_type of config.json
+    "bloom": Family(COMMON | BLOOM, bloom),
     "cohere": Family(COMMON | COHERE, cohere),
     "cohere2": Family(COMMON | COHERE | _fields("layer_types sliding_window sliding_window_pattern"), cohere2),
+    "falcon": Family(COMMON | FALCON | set(OLD_SPELLING.values()), falcon),
     "gemma": Family(COMMON | _fields("attention_bias hidden_activation"), gemma),
     "glm4": Family(COMMON | _fields("attention_bias partial_rotary_factor"), glm4),
     "gpt2": Family(GPT2 | _fields("scale_attn_by_inverse_layer_idx scale_attn_weights"), gpt2),
@@ -317,6 +370,8 @@ FAMILIES: Mapping[str, Family] = {  # families by the model_type of config.json
     "llama": Family(COMMON | BIASES, llama_like),
     "mistral": Family(COMMON | {"sliding_window"}, mistral),
     "mixtral": Family(COMMON | {"sliding_window"} | EXPERTS, mixtral),
+    "mpt": Family(COMMON | MPT | set(MPT_SPELLING.values()), mpt),
+    "opt": Family(COMMON | OPT, opt),
     "phi": Family(COMMON | {"layer_norm_eps", "partial_rotary_factor"}, phi),
     "phi3": Family(COMMON | {"sliding_window", "original_max_position_embeddings", "partial_rotary_factor"}, phi3),
     "qwen2": Family(COMMON | WINDOWS, qwen2),

@@ -50,6 +50,7 @@ class TensorNames:
     layers: str  # the prefix of all layers; the number of the layer follows it
     in_layer: LayerNames  # names that follow the number
     positions: str = ""  # the embedding of positions; "": there is none
+    embedding_norm: str = ""  # the norm of the tokens' embeddings; "": there is none
     qkv: QkvLayout = QkvLayout.blocks
     transposed: bool = False  # the weights of linear layers in layers are [inputs, outputs]
     optional_prefix: str = ""  # the beginning of the names that some files leave out
@@ -62,7 +63,7 @@ class TensorNames:
         prefix = self.optional_prefix
         if not prefix or has(f"{self.embedding}.weight"):
             return self
-        prefixed = ("embedding", "norm", "layers", "positions")
+        prefixed = ("embedding", "norm", "layers", "positions", "embedding_norm")
         return replace(self, **{name: getattr(self, name).removeprefix(prefix) for name in prefixed})
 
 
@@ -127,3 +128,27 @@ NEOX_NAMES = TensorNames(
     "gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out", "gpt_neox.layers", _NEOX_LAYER,
     qkv=QkvLayout.groups,
 )  # fmt: skip
+
+_BLOOM_QKV = "self_attention.query_key_value"
+_BLOOM_LAYER = replace(
+    _NEOX_LAYER, queries=_BLOOM_QKV, keys=_BLOOM_QKV, values=_BLOOM_QKV, attention_output="self_attention.dense"
+)
+FALCON_NAMES = TensorNames(
+    "transformer.word_embeddings", "transformer.ln_f", "lm_head", "transformer.h", _BLOOM_LAYER, qkv=QkvLayout.groups
+)
+BLOOM_NAMES = replace(
+    FALCON_NAMES, embedding_norm="transformer.word_embeddings_layernorm", optional_prefix="transformer."
+)
+_OPT_LAYER = replace(
+    _LLAMA_LAYER, attention_output="self_attn.out_proj", gate="", up="fc1", down="fc2",
+    attention_norm="self_attn_layer_norm", mlp_norm="final_layer_norm",
+)  # fmt: skip
+OPT_NAMES = TensorNames(
+    "model.decoder.embed_tokens", "model.decoder.final_layer_norm", "lm_head", "model.decoder.layers", _OPT_LAYER,
+    positions="model.decoder.embed_positions", optional_prefix="model.",
+)  # fmt: skip
+_MPT_LAYER = LayerNames(
+    queries="attn.Wqkv", keys="attn.Wqkv", values="attn.Wqkv", attention_output="attn.out_proj", gate="",
+    up="ffn.up_proj", down="ffn.down_proj", attention_norm="norm_1", mlp_norm="norm_2",
+)  # fmt: skip
+MPT_NAMES = TensorNames("transformer.wte", "transformer.norm_f", "lm_head", "transformer.blocks", _MPT_LAYER)

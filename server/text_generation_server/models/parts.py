@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from text_generation_server.kernels.interface import Kernels
+from text_generation_server.kernels.interface import AttentionOptions, Kernels
 from text_generation_server.layers.norm import HiddenNorm, LayerNorm, RmsNorm
-from text_generation_server.models.architecture import ModelConfig
+from text_generation_server.models.architecture import AttentionRule, ModelConfig
 from text_generation_server.models.loading import Loader
 from text_generation_server.models.split import Split
 
@@ -19,6 +19,8 @@ class Parts:
     split: Split
     kernels: Kernels
     loader: Loader
+    device: torch.device
+    max_total_tokens: int
 
     @property
     def embedding_factor(self) -> float:
@@ -52,3 +54,11 @@ class Parts:
             return RmsNorm(self.kernels, weight if norm.plus_one else weight.to(self.loader.dtype), eps)
         bias = self.loader.whole(f"{name}.bias", factor) if norm.bias else None
         return LayerNorm(self.kernels, weight.to(self.loader.dtype), bias, eps)
+
+    def attention_options(self, rule: AttentionRule) -> AttentionOptions:
+        heads, slopes = self.split.query_heads, None
+        if rule.slopes is not None:
+            slopes = torch.tensor(rule.slopes[heads.start : heads.stop], dtype=torch.float32, device=self.device)
+        # A window that no sequence of this server outgrows changes nothing.
+        outgrown = rule.window is not None and rule.window < self.max_total_tokens
+        return AttentionOptions(rule.scale, slopes_H=slopes, window=rule.window if outgrown else None)

@@ -15,7 +15,9 @@ def shapes(config: ModelConfig) -> dict[str, Shape]:
     hidden, names = config.hidden_size, config.names
     found: dict[str, Shape] = {f"{names.embedding}.weight": (config.vocab_size, hidden)}
     if config.learned_positions:
-        found[f"{names.positions}.weight"] = (config.max_positions, hidden)
+        found[f"{names.positions}.weight"] = (config.position_offset + config.max_positions, hidden)
+    if config.embedding_norm:
+        found |= _norm_shapes(config, names.embedding_norm)
     if not config.tie_word_embeddings:
         found[f"{names.head}.weight"] = (config.vocab_size, hidden)
     if config.biases.head:

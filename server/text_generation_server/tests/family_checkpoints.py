@@ -14,6 +14,8 @@ LONGROPE = {
     "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 128,
     "short_factor": [1.0 + 0.1 * i for i in range(6)], "long_factor": [2.0 + i for i in range(6)],
 }  # fmt: skip
+ONE_WINDOW = {"use_sliding_window": True, "sliding_window": 20}
+WINDOWS = ONE_WINDOW | {"max_window_layers": 1}
 # (name of the family's model in transformers, what differs from SHAPE)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, yarn": ("llama", {"rope_parameters": YARN}),
@@ -23,12 +25,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, yarn with its own factor": (
         "llama", {"rope_parameters": YARN | {"attention_factor": 1.3, "truncate": False}},
     ),
+    "mistral, windows": ("mistral", {"sliding_window": 20}),
     "mistral": ("mistral", {"head_dim": 32, "sliding_window": None}),
     "mistral, windows no text outgrows": ("mistral", {"sliding_window": 512}),
     "qwen2": ("qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
     "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen2, windows": ("qwen2", WINDOWS),
+    "qwen3, windows": ("qwen3", WINDOWS | {"head_dim": 32}),
     "qwen3, biases": ("qwen3", {"head_dim": 16, "attention_bias": True}),
+    "phi3, windows": ("phi3", {"original_max_position_embeddings": 512, "sliding_window": 20}),
     "phi3": ("phi3", {"original_max_position_embeddings": 512}),
     "phi3, partial rope": ("phi3", {"partial_rotary_factor": 0.75, "original_max_position_embeddings": 512}),
     "phi3, longrope": (
@@ -41,6 +47,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 0, 1]}),
     "smollm3, every fourth": ("smollm3", {"num_hidden_layers": 4, "tie_word_embeddings": False}),
+    "smollm3, windows": (
+        "smollm3", {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 0, 1], **ONE_WINDOW},
+    ),
     "granite": (
         "granite",
         {
@@ -55,6 +64,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("cohere", {"logit_scale": 0.2}),
     "cohere, biases": ("cohere", {"attention_bias": True, "tie_word_embeddings": False}),
     "cohere2": ("cohere2", {"sliding_window": 512, "num_hidden_layers": 4}),
+    "cohere2, windows": ("cohere2", {"sliding_window": 20, "num_hidden_layers": 4}),
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "hidden_size": 128}),
     "qwen3_moe": (
         "qwen3_moe",
@@ -81,9 +91,28 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "phi", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}},
     ),
     "starcoder2": ("starcoder2", {}),
+    "starcoder2, windows": ("starcoder2", {"sliding_window": 20}),
     "starcoder2, no biases": ("starcoder2", {"use_bias": False, "tie_word_embeddings": False}),
     "gpt_bigcode": ("gpt_bigcode", {}),
     "gpt_bigcode, many keys": ("gpt_bigcode", {"multi_query": False}),
+    "bloom": ("bloom", {}),
+    "bloom, six heads": ("bloom", {"num_attention_heads": 6, "hidden_size": 96}),
+    "falcon, as 7B": ("falcon", {}),
+    "falcon, as 40B": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 96}),
+    "falcon, as 11B": (
+        "falcon",
+        {
+            "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "falcon, as RW": ("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),
+    "mpt": ("mpt", {}),
+    "mpt, six heads": (
+        "mpt", {"num_attention_heads": 6, "hidden_size": 96, "attn_config": {"softmax_scale": 0.2}},
+    ),
+    "opt": ("opt", {"ffn_dim": 160}),
+    "opt, no biases": ("opt", {"ffn_dim": 96, "enable_bias": False, "activation_function": "gelu"}),
     "granite, tied": ("granite", {"embedding_multiplier": 12.0, "tie_word_embeddings": True, "mlp_bias": True}),
 }  # fmt: skip
 
@@ -95,7 +124,9 @@ def make_family(path: Path, variant: str) -> torch.nn.Module:
     model_type, changes = VARIANTS[variant]
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **{**SHAPE, **changes})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    # transformers' eager attention adds Falcon's slopes twice: to the mask and to the scores.
+    attention = "sdpa" if model_type == "falcon" else "eager"
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.3)

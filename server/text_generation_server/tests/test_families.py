@@ -21,6 +21,8 @@ from text_generation_server.errors import ModelError
 from text_generation_server.models import get_model
 from text_generation_server.models.config import read_config
 from text_generation_server.models.families import FAMILIES
+from text_generation_server.models.parts import Parts
+from text_generation_server.models.split import split_model
 from text_generation_server.models.tensors import shapes
 from text_generation_server.weights.files import SafetensorsFiles
 
@@ -52,6 +54,20 @@ def test_greedy_text_and_logprobs_equal_transformers(family: tuple[Path, Any]) -
         ours = expected.gather(1, torch.tensor(client.tokens[7]).unsqueeze(1)).squeeze(1)
         assert (expected.max(dim=1).values - ours).max() <= 1e-4
         torch.testing.assert_close(torch.tensor(client.logprobs[7]), ours, atol=1e-4, rtol=1e-4)
+
+
+def test_slopes_of_a_rank_are_its_part_of_the_models(tmp_path: Path) -> None:
+    make_family(tmp_path, "bloom, six heads")
+    config, expected = read_config(tmp_path), [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]
+    for size in (1, 2, 3):
+        found = []
+        for rank in range(size):
+            split = split_model(config, rank, size)
+            parts = Parts(config, split, make_platform().kernels, None, torch.device("cpu"), 512)  # type: ignore[arg-type]
+            slopes = parts.attention_options(config.rules[0]).slopes_H
+            assert slopes is not None
+            found += slopes.tolist()
+        assert found == expected
 
 
 def test_long_factors_are_those_of_transformers_in_long_texts(tmp_path: Path) -> None:
@@ -126,14 +142,16 @@ def test_each_family_is_compared_with_transformers(model_type: str) -> None:
     assert model_type in elsewhere | {model for model, _ in VARIANTS.values()}
 
 
-WINDOWS = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1, "layer_types": None}
-
-
 @pytest.mark.parametrize(
     ("variant", "changes", "told"),
     [
-        ("mistral", {"sliding_window": 100}, "see the last 100 tokens only"),
-        ("qwen2", WINDOWS, "see the last 64 tokens only"),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, "layernorm is true, and must be false"),
+        ("falcon, as 40B", {"parallel_attn": False}, "parallel_attn is false, and must be true"),
+        ("falcon, as 7B", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn is 2, and must be 1"),
+        ("mpt", {"attn_config": {"clip_qkv": 6}}, "clip_qkv is 6, and must be 0"),
+        ("mpt", {"no_bias": False}, "no_bias is false, and must be true"),
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before is false, and must be true"),
+        ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim is 32, and must be hidden_size (64)"),
         ("qwen2", {"layer_types": ["full_attention"]}, "layer_types is a list, and must be a list of 3 of the words"),
         ("qwen2", {"qk_layernorm": True}, "qk_layernorm is true, which is not supported for qwen2"),
         ("phi3", {"partial_rotary_factor": 0.2, "rope_parameters": None}, "partial_rotary_factor is 0.2, and must be"),

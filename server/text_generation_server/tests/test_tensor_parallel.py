@@ -33,7 +33,17 @@ COMPANY: dict[str, dict[str, Any]] = {
     "long dot products": {"hidden_size": 1024, "intermediate_size": 1600, "num_hidden_layers": 1},
 }
 # One of each way to find a rank's part of the files: shared tensors, groups, transposed weights, experts.
-FAMILIES = ("phi3, partial rope", "gpt2", "gpt_neox", "gpt_bigcode", "gptj", "qwen3_moe", "granitemoe")
+FAMILIES = (
+    "phi3, partial rope",
+    "gpt2",
+    "gpt_neox",
+    "gpt_bigcode",
+    "gptj",
+    "qwen3_moe",
+    "granitemoe",
+    "bloom",
+    "falcon, as 7B",
+)
 SIZES = pytest.mark.parametrize("size", [2, 4])
 
 

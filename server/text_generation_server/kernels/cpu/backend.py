@@ -10,7 +10,16 @@ from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.library import TYPES, Library, Word
 from text_generation_server.kernels.cpu.linear import Float32Linear, PackedLinear, Scratch, can_pack
-from text_generation_server.kernels.interface import Activation, Choices, Chosen, HeadNorms, KvLayer, Routes, Segments
+from text_generation_server.kernels.interface import (
+    Activation,
+    AttentionOptions,
+    Choices,
+    Chosen,
+    HeadNorms,
+    KvLayer,
+    Routes,
+    Segments,
+)
 
 LANES = 16
 MAX_HEAD_SIZE = CONSTANTS["MAX_HEAD_SIZE"]
@@ -104,22 +113,22 @@ class CpuKernels:
         rows_R: Tensor,
         lengths_R: Tensor,
         segments: Segments | None,
-        scale: float,
+        options: AttentionOptions,
     ) -> Tensor:
         if not _fits(q_THD.shape[2]):
-            return reference.attend(q_THD, kv, table, rows_R, lengths_R, segments, scale)
+            return reference.attend(q_THD, kv, table, rows_R, lengths_R, segments, options)
         out = torch.empty(q_THD.shape, dtype=q_THD.dtype)
         if segments is None:
-            self._attend_tokens(q_THD, kv, table, rows_R, lengths_R, scale, out)
+            self._attend_tokens(q_THD, kv, table, rows_R, lengths_R, options, out)
             done = len(rows_R)
         else:
-            done = self._attend_runs(q_THD, kv, table, _runs(rows_R, lengths_R, segments), scale, out)
+            done = self._attend_runs(q_THD, kv, table, _runs(rows_R, lengths_R, segments), options, out)
         if done < len(out):
             out[done:] = 0
         return out
 
     def _attend_runs(
-        self, q_THD: Tensor, kv: KvLayer, table: Tensor, all_runs: list[Run], scale: float, out: Tensor
+        self, q_THD: Tensor, kv: KvLayer, table: Tensor, all_runs: list[Run], options: AttentionOptions, out: Tensor
     ) -> int:
         """Computes runs that follow each other from the first token on. Returns the number of their tokens."""
         as_chunks = self.library.has("attend_chunk") and q_THD.dtype == torch.bfloat16 and q_THD.shape[2] % 32 == 0
@@ -131,29 +140,40 @@ class CpuKernels:
             last = first + sum(end - start for _, start, end in runs)
             q, into = q_THD[first:last], out[first:last]
             if short:
-                self._attend_tokens(q, kv, table, *_tokens(runs), scale, into)
+                self._attend_tokens(q, kv, table, *_tokens(runs), options, into)
             else:
-                self._attend_chunks(q, kv, table, runs, scale, into)
+                self._attend_chunks(q, kv, table, runs, options, into)
             first = last
         return first
 
     def _attend_tokens(
-        self, q_THD: Tensor, kv: KvLayer, table: Tensor, rows: Tensor, lengths: Tensor, scale: float, out: Tensor
+        self,
+        q_THD: Tensor,
+        kv: KvLayer,
+        table: Tensor,
+        rows: Tensor,
+        lengths: Tensor,
+        options: AttentionOptions,
+        out: Tensor,
     ) -> None:
         _, heads, size = q_THD.shape
         self.library.call(
             self.threads, "attend", q=q_THD.data_ptr(), q_stride=q_THD.stride(0), q_type=TYPES[q_THD.dtype],
             out=out.data_ptr(), tokens=len(rows), heads=heads, kv=kv.heads.data_ptr(), kv_scales=_scales(kv),
             kv_heads=kv.kv_heads, head_size=size, kv_type=TYPES[kv.heads.dtype], table=table.data_ptr(),
-            table_stride=table.stride(0), rows=rows.data_ptr(), lengths=lengths.data_ptr(), scale=scale,
+            table_stride=table.stride(0), rows=rows.data_ptr(), lengths=lengths.data_ptr(),
+            **_words(options),
         )  # fmt: skip
 
     def _attend_chunks(
-        self, q_THD: Tensor, kv: KvLayer, table: Tensor, runs: list[Run], scale: float, out: Tensor
+        self, q_THD: Tensor, kv: KvLayer, table: Tensor, runs: list[Run], options: AttentionOptions, out: Tensor
     ) -> None:
         _, heads, size = q_THD.shape
-        # Memory for the keys and values of one row, copied into the order that the matrix unit needs.
-        longest = -(-max(end for _, _, end in runs) // CHUNK_KEYS) * CHUNK_KEYS
+        # Memory for the keys and values that one run sees, copied into the order that the matrix unit needs.
+        longest = max(
+            -(-end // CHUNK_KEYS) * CHUNK_KEYS - options.first_seen(start) // CHUNK_KEYS * CHUNK_KEYS
+            for _, start, end in runs
+        )
         scratch = torch.empty(2 * kv.kv_heads * size * longest, dtype=torch.bfloat16)
         first = 0
         for row, start, end in runs:
@@ -161,7 +181,7 @@ class CpuKernels:
                 self.threads, "attend_chunk", q=q_THD[first:].data_ptr(), q_stride=q_THD.stride(0),
                 out=out[first:].data_ptr(), heads=heads, kv=kv.heads.data_ptr(), kv_scales=_scales(kv),
                 kv_heads=kv.kv_heads, head_size=size, kv_type=TYPES[kv.heads.dtype], slots=table[row].data_ptr(),
-                start=start, end=end, scale=scale, scratch=scratch.data_ptr(),
+                start=start, end=end, **_words(options), scratch=scratch.data_ptr(),
             )  # fmt: skip
             first += end - start
 
@@ -318,6 +338,16 @@ def _tokens(runs: list[Run]) -> tuple[Tensor, Tensor]:
     rows = [torch.full((end - start,), row, dtype=torch.int32) for row, start, end in runs]
     lengths = [torch.arange(start + 1, end + 1, dtype=torch.int32) for _, start, end in runs]
     return torch.cat(rows), torch.cat(lengths)
+
+
+def _words(options: AttentionOptions) -> dict[str, Word]:
+    return {
+        "scale": options.scale,
+        "softcap": options.softcap or 0.0,
+        "slopes": 0 if options.slopes_H is None else options.slopes_H.data_ptr(),
+        "sinks": 0 if options.sinks_H is None else options.sinks_H.data_ptr(),
+        "window": options.window or 0,
+    }
 
 
 def _fits(head_size: int) -> bool:

@@ -12,7 +12,15 @@ from typing import Any
 import torch
 
 from text_generation_server.kernels import triton as kernels
-from text_generation_server.kernels.interface import Activation, Bias, Choices, HeadNorms, KvLayer, Segments
+from text_generation_server.kernels.interface import (
+    Activation,
+    AttentionOptions,
+    Bias,
+    Choices,
+    HeadNorms,
+    KvLayer,
+    Segments,
+)
 from text_generation_server.kernels.triton.candidates import fault, table_jobs
 from text_generation_server.kernels.triton.compiling import AttentionShape, compile_attention, compiling_for
 
@@ -25,6 +33,9 @@ ATTENTION = {
     90: [(BF16, BF16, 4, 128), (FP16, FP16, 7, 96), (FP32, FP32, 3, 128), (BF16, INT8, 4, 128), (FP16, FP8, 3, 80)],
     100: [(BF16, BF16, 4, 128), (BF16, FP8, 4, 128)],
 }
+
+
+PLAIN = AttentionOptions(0.1)
 
 
 def int32(*shape: int) -> torch.Tensor:
@@ -44,6 +55,13 @@ def compile_rope(dtype: torch.dtype, cache: torch.dtype, group: int, size: int) 
     kernels.rope_and_store_kv(qkv, heads, rotary, int32(8), kv, int32(8))
     norm = torch.zeros(size, dtype=dtype)
     kernels.rope_and_store_kv(qkv, heads, rotary, int32(8), kv, int32(8), HeadNorms(norm, norm, 1e-5))
+
+
+def compile_options() -> None:
+    kv, heads = KvLayer(torch.zeros(65, 2 * KV_HEADS, 128, dtype=BF16)), 4 * KV_HEADS
+    options = AttentionOptions(0.1, 30.0, torch.zeros(heads), torch.zeros(heads), 300)
+    q, segments = torch.zeros(8, heads, 128, dtype=BF16), Segments(int32(2), int32(2), int32(3), 4)
+    kernels.attend(q, kv, int32(16, 2048), int32(4), int32(4), segments, options)
 
 
 def compile_others(dtype: torch.dtype) -> None:
@@ -80,6 +98,7 @@ def compile_types(capability: int) -> None:
             compile_others(dtype)
         if capability != 89:
             compile_sample()
+            compile_options()
         for case in ATTENTION[capability]:
             compile_rope(*case)
     for kernel in compiled:
@@ -115,8 +134,8 @@ def compile_step(rows: torch.Tensor, slots: torch.Tensor, offsets: torch.Tensor,
     rotary = (torch.zeros(99, 8), torch.zeros(99, 8))
     qkv = torch.zeros(tokens, 6 * KV_HEADS * 16, dtype=BF16)
     q = kernels.rope_and_store_kv(qkv, (4 * KV_HEADS, KV_HEADS), rotary, positions, kv, slots)
-    kernels.attend(q, kv, table, rows, lengths, None, 0.1)
-    kernels.attend(q, kv, table, rows, lengths, Segments(rows, positions, offsets, tokens), 0.1)
+    kernels.attend(q, kv, table, rows, lengths, None, PLAIN)
+    kernels.attend(q, kv, table, rows, lengths, Segments(rows, positions, offsets, tokens), PLAIN)
     kernels.advance(table, int32(40), rows, ids)
 
 

@@ -7,7 +7,7 @@ slot, padding and its queries (in 8 bits, their scales). The table leads to such
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu.library import NEEDS
-from text_generation_server.kernels.interface import Activation, HeadNorms, Kernels, KvLayer, Segments
+from text_generation_server.kernels.interface import Activation, AttentionOptions, HeadNorms, Kernels, KvLayer, Segments
 
 if TYPE_CHECKING:
     from .conftest import Subject
@@ -102,11 +102,12 @@ class Pool:
         cache: torch.dtype | None = None,
         contiguous: bool = False,
         kv_heads: int = KV_HEADS,
+        options: AttentionOptions | None = None,
     ) -> None:
         check_cache(subject, cache)
         torch.manual_seed(len(lengths))
         self.kv_heads = kv_heads
-        self.scale = size**-0.5
+        self.options = replace(options or AttentionOptions(1.0), scale=size**-0.5)
         self.lengths = int32(*lengths)
         self.device = subject.device
         slots = sum(lengths) + 50
@@ -131,12 +132,25 @@ class Pool:
 
     def attend(self, row: int, q_HD: Tensor, position: int) -> Tensor:
         """Attention of one query, by a plain computation. On the host."""
-        states = self.states[self.table[row, : position + 1].to(self.device)]
+        options, seen = self.options, torch.arange(self.options.first_seen(position), position + 1)
+        states = self.states[self.table[row, seen].to(self.device)]
         group = q_HD.shape[0] // self.kv_heads
         keys = states[:, : self.kv_heads].repeat_interleave(group, dim=1)
         values = states[:, self.kv_heads :].repeat_interleave(group, dim=1)
-        scores = torch.einsum("hd,lhd->hl", q_HD.double(), keys) * self.scale
+        scores = torch.einsum("hd,lhd->hl", q_HD.double(), keys) * options.scale
+        if options.softcap is not None:
+            scores = torch.tanh(scores / options.softcap) * options.softcap
+        if options.slopes_H is not None:
+            scores += torch.outer(options.slopes_H.double(), (seen - position).double().to(self.device))
+        if options.sinks_H is not None:
+            scores = torch.cat([scores, options.sinks_H.double().unsqueeze(1)], dim=1)
+            values = torch.cat([values, torch.zeros_like(values[:1])])
         return torch.einsum("hl,lhd->hd", scores.softmax(dim=1), values).cpu()
+
+    def forget(self, row: int, end: int) -> None:
+        """Puts NaN into the slots of a row's positions before `end`."""
+        numbers = self.kv.heads if self.kv.scales is None else self.kv.scales
+        numbers[self.table[row, :end].to(self.device)] = NAN
 
     def decode(self, subject: Subject, q_THD: Tensor, rows: list[int]) -> Tensor:
         """Attention of a decode step. A row number past the last row is padding."""
@@ -158,7 +172,7 @@ class Pool:
             tokens = len(q_THD) if recorded else sum(end - start for _, start, end in runs)
             segments = Segments(*(t.to(self.device) for t in (numbers, starts, offsets)), tokens)
         arguments = (t.to(self.device) for t in (self.table, rows_R, lengths))
-        return subject.kernels.attend(q_THD, self.kv, *arguments, segments, self.scale)
+        return subject.kernels.attend(q_THD, self.kv, *arguments, segments, self.options)
 
 
 def check_cache(subject: Subject, cache: torch.dtype | None) -> None:
@@ -294,6 +308,82 @@ def test_scales_of_an_8_bit_cache_are_part_of_its_numbers(subject: Subject, cach
         close(out[i], pool.attend(row, q[i], position), subject.dtype)
 
 
+# Windows begin just before, at and after the edge of a tile, and within and after the first split of a row.
+OPTIONS = {
+    "softcap": dict(softcap=2.0),
+    "slopes": dict(slopes=True),
+    "sinks": dict(sinks=True),
+    "window": dict(window=70),
+    "all": dict(softcap=2.0, slopes=True, sinks=True, window=600),
+}
+OPTION_LENGTHS = {"window": [1, 69, 70, 71, 133, 134, 135, 300], "all": [1, 599, 600, 601, 664, 1300]}
+OPTION_SPANS = {"window": [(0, 75), (69, 72), (132, 136), (100, 199)], "all": [(590, 605), (663, 664), (1290, 1300)]}
+
+
+def make_options(
+    subject: Subject, heads: int, softcap: float | None = None, slopes: bool = False, sinks: bool = False,
+    window: int | None = None,
+) -> AttentionOptions:  # fmt: skip
+    slopes_H, sinks_H = (torch.linspace(*ends, heads, device=subject.device) for ends in ((0.5, 0.004), (-2, 5)))
+    return AttentionOptions(1.0, softcap, slopes_H if slopes else None, sinks_H if sinks else None, window)
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "size"), [*((name, 3, 64) for name in OPTIONS), ("all", 1, 80), ("all", 8, 128), ("all", 4, 256)]
+)
+def test_options_change_the_scores_and_what_is_seen(subject: Subject, name: str, group: int, size: int) -> None:
+    lengths = OPTION_LENGTHS.get(name, [70, 1, 600])
+    spans = OPTION_SPANS.get(name, [(60, 70), (0, 1), (590, 600)])
+    if size != 64:
+        lengths, spans = [1, 664], [(655, 664)]
+    options = make_options(subject, group * KV_HEADS, **OPTIONS[name])
+    pool = Pool(subject, lengths, size, options=options)
+    for row, length in enumerate(lengths):
+        pool.forget(row, options.first_seen(length - 1))
+    q = queries(subject, len(lengths), group, size)
+    out = pool.decode(subject, q, list(range(len(lengths))))
+    for row, length in enumerate(lengths):
+        close(out[row], pool.attend(row, q[row], length - 1), subject.dtype)
+
+    pool = Pool(subject, [end for _, end in spans], size, options=options)
+    for row, (start, _) in enumerate(spans):
+        pool.forget(row, options.first_seen(start))
+    q = queries(subject, sum(end - start for start, end in spans), group, size)
+    out = pool.prefill(subject, q, [(row, start, end) for row, (start, end) in enumerate(spans)])
+    first = 0
+    for row, (start, end) in enumerate(spans):
+        for i in {0, (end - start) // 2, end - start - 1}:
+            close(out[first + i], pool.attend(row, q[first + i], start + i), subject.dtype)
+        first += end - start
+
+
+@pytest.mark.parametrize("cache", [INT8, FP8], ids=["int8", "fp8"])
+def test_scales_of_an_8_bit_cache_are_not_read_before_the_window(subject: Subject, cache: torch.dtype) -> None:
+    options = make_options(subject, 3 * KV_HEADS, softcap=2.0, window=70)
+    pool = Pool(subject, [300, 140], cache=cache, options=options)
+    pool.forget(0, 230)
+    pool.forget(1, 61)
+    q = queries(subject, 11, 3)
+    out = pool.step(subject, q, [0], [(1, 130, 140)])
+    for i, row, position in ((0, 0, 299), (1, 1, 130), (10, 1, 139)):
+        close(out[i], pool.attend(row, q[i], position), subject.dtype)
+
+
+@pytest.mark.parametrize("subject", EXACT, indirect=True, ids=str)
+@pytest.mark.usefixtures("ordered_products")
+def test_with_options_a_row_depends_on_no_other_row_and_on_no_cut(subject: Subject) -> None:
+    options = make_options(subject, 3 * KV_HEADS, softcap=2.0, slopes=True, sinks=True, window=40)
+    pool = Pool(subject, [5, 64, 257, 130], options=options)
+    q = queries(subject, 4, 3)
+    together = pool.decode(subject, q, [0, 1, 2, 3])
+    for row in range(4):
+        assert torch.equal(pool.decode(subject, q[row : row + 1], [row])[0], together[row])
+    whole = pool.prefill(subject, q := queries(subject, 130, 3), [(3, 0, 130)])
+    pool.forget(3, options.first_seen(111))
+    cut = pool.prefill(subject, q[111:], [(3, 111, 117), (3, 117, 130)])
+    assert torch.equal(cut, whole[111:])
+
+
 def test_padding_rows_of_a_decode_change_no_other_row(subject: Subject) -> None:
     pool = Pool(subject, [40, 1])
     q = queries(subject, 7, 4)
@@ -377,12 +467,12 @@ def test_slots_may_lie_beyond_31_bits(subject: Subject) -> None:
     stored = states.view(length, 4, size)[:, 2:]
     assert torch.equal(heads[slots - length : slots], stored)
     rows, lengths = int32(0).to(subject.device), int32(length).to(subject.device)
-    decoded = kernels.attend(q[-1:].contiguous(), kv, mine.unsqueeze(0), rows, lengths, None, 0.1)
+    decoded = kernels.attend(q[-1:].contiguous(), kv, mine.unsqueeze(0), rows, lengths, None, AttentionOptions(0.1))
     scores = torch.einsum("hd,ld->hl", q[-1].double(), stored[:, 0].double()) * 0.1
     close(decoded[0], (scores.softmax(dim=1) @ stored[:, 1].double()).cpu(), subject.dtype)
     offsets = int32(0, length).to(subject.device)
     segments = Segments(rows, rows, offsets, length)
-    filled = kernels.attend(q, kv, mine.unsqueeze(0), rows[:0], rows[:0], segments, 0.1)
+    filled = kernels.attend(q, kv, mine.unsqueeze(0), rows[:0], rows[:0], segments, AttentionOptions(0.1))
     close(filled[-1], decoded[0].cpu(), subject.dtype)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from text_generation_server.kernels import reference
-from text_generation_server.kernels.interface import KvLayer, Segments
+from text_generation_server.kernels.interface import AttentionOptions, KvLayer, Segments
 
 triton = pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 tl = triton.language
@@ -103,7 +103,7 @@ def test_a_chunk_of_8_bit_keys_has_the_same_bits_wherever_the_prompt_is_cut(dtyp
     def fill(*starts: int) -> Tensor:
         out = torch.zeros_like(q)
         segments = Segments(int32(*[0] * len(starts)), int32(*starts), int32(*starts, 60), 60)
-        attend_prefill_tiled(q, kv, table, segments, 0.3, out, Tile(warps=4, rows=16, columns=16))
+        attend_prefill_tiled(q, kv, table, segments, PLAIN, out, Tile(warps=4, rows=16, columns=16))
         return out
 
     with products_in_fixed_order():
@@ -126,6 +126,7 @@ def one_row(length: int) -> tuple[Tensor, KvLayer, Tensor]:
 
 
 TILE = Tile(warps=4, columns=16, split=16)  # splits of 16 keys
+PLAIN = AttentionOptions(0.3)
 
 
 def int32(*values: int) -> Tensor:
@@ -138,13 +139,13 @@ def decode(
     """Attention of queries of row 0 at these lengths."""
     out = torch.full_like(q[: len(lengths)], float("nan"))
     rows = int32(*[0] * len(lengths))
-    attend_decode_tiled(q[: len(lengths)], kv, table, rows, int32(*lengths), 0.3, out, tile, programs)
+    attend_decode_tiled(q[: len(lengths)], kv, table, rows, int32(*lengths), PLAIN, out, tile, programs)
     return out
 
 
 def expected(q: Tensor, kv: KvLayer, table: Tensor, lengths: list[int]) -> Tensor:
     rows = int32(*[0] * len(lengths))
-    return reference.attend(q[: len(lengths)], kv, table, rows, int32(*lengths), None, 0.3)
+    return reference.attend(q[: len(lengths)], kv, table, rows, int32(*lengths), None, PLAIN)
 
 
 def test_splits_grow_where_a_row_would_have_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,8 +214,8 @@ def test_each_of_hundreds_of_runs_is_found() -> None:
     offsets = torch.tensor([0, *counts], device=DEVICE).cumsum(0, dtype=torch.int32)
     segments = Segments(int32(*range(len(counts))), int32(*starts), offsets, sum(counts))
     out = torch.zeros_like(q)
-    attend_prefill_tiled(q, kv, table, segments, 0.3, out, Tile(warps=4, rows=16, columns=16))
-    wanted = reference.attend(q, kv, table, int32(), int32(), segments, 0.3)
+    attend_prefill_tiled(q, kv, table, segments, PLAIN, out, Tile(warps=4, rows=16, columns=16))
+    wanted = reference.attend(q, kv, table, int32(), int32(), segments, PLAIN)
     torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)
 
 

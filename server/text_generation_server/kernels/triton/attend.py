@@ -6,7 +6,7 @@ A decode row goes through the same kernel whether the step has chunks or not, so
 import torch
 from torch import Tensor
 
-from text_generation_server.kernels.interface import KvLayer, Segments
+from text_generation_server.kernels.interface import AttentionOptions, KvLayer, Segments
 from text_generation_server.kernels.triton.attend_decode import attend_decode
 from text_generation_server.kernels.triton.attend_prefill import attend_prefill
 
@@ -18,15 +18,15 @@ def attend(
     rows_R: Tensor,
     lengths_R: Tensor,
     segments: Segments | None,
-    scale: float,
+    options: AttentionOptions,
 ) -> Tensor:
     out = torch.empty_like(q_THD)
     padding = len(rows_R) + (segments.tokens if segments is not None else 0)
     if padding < len(out):
         out[padding:].zero_()
     if len(rows_R):
-        attend_decode(q_THD, kv, table, rows_R, lengths_R, scale, out)
+        attend_decode(q_THD, kv, table, rows_R, lengths_R, options, out)
     if segments is not None:
         # After the decode rows: tokens of length 0 get zeros there, and their results here if they are a chunk's.
-        attend_prefill(q_THD, kv, table, segments, scale, out)
+        attend_prefill(q_THD, kv, table, segments, options, out)
     return out

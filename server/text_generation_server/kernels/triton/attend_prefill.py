@@ -2,17 +2,17 @@
 
 All keys, also those of this step, are already in their slots, so prefix and new tokens are read in the same way. A
 first loop, without a mask, covers the tiles of keys that all queries of a program attend to in full. A second loop
-covers the few tiles on the diagonal. Tiles of keys begin at multiples of their size from position 0, so that a query's
-result does not depend on where its chunk begins.
+covers the few tiles on the diagonal, or, where there is a window, all tiles from the first query's window on. Tiles of
+keys begin at multiples of their size from position 0, so that a query's result does not depend on where its chunk
+begins.
 """
-
-import math
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from text_generation_server.kernels.interface import KvLayer, Segments
+from text_generation_server.kernels.interface import AttentionOptions, KvLayer, Segments
+from text_generation_server.kernels.triton.options import LOG2E, first_seen, kernel_arguments
 from text_generation_server.kernels.triton.tiles import attend_tile, prepare_queries
 from text_generation_server.kernels.triton.tuning import Tile, find_attention_tile
 
@@ -20,19 +20,25 @@ MIN_QUERIES = 16  # least number of rows of a tl.dot
 
 
 def attend_prefill(
-    q_THD: Tensor, kv: KvLayer, table: Tensor, segments: Segments, scale: float, out_THD: Tensor
+    q_THD: Tensor, kv: KvLayer, table: Tensor, segments: Segments, options: AttentionOptions, out_THD: Tensor
 ) -> None:
     """Writes the results of the segments' tokens, and of no other token."""
     tile = find_attention_tile("attend_prefill", q_THD, kv)
-    attend_prefill_tiled(q_THD, kv, table, segments, scale, out_THD, tile)
+    attend_prefill_tiled(q_THD, kv, table, segments, options, out_THD, tile)
 
 
 def attend_prefill_tiled(
-    q_THD: Tensor, kv: KvLayer, table: Tensor, segments: Segments, scale: float, out_THD: Tensor, tile: Tile
+    q_THD: Tensor,
+    kv: KvLayer,
+    table: Tensor,
+    segments: Segments,
+    options: AttentionOptions,
+    out_THD: Tensor,
+    tile: Tile,
 ) -> None:
     _, heads, size = q_THD.shape
     kv_heads = kv.kv_heads
-    assert scale > 0 and heads % kv_heads == 0
+    assert options.scale > 0 and heads % kv_heads == 0
     assert q_THD.is_contiguous() and kv.heads.is_contiguous() and table.is_contiguous() and out_THD.is_contiguous()
     group = heads // kv_heads
     rows = max(MIN_QUERIES, triton.next_power_of_2(group), tile.rows)
@@ -42,23 +48,21 @@ def attend_prefill_tiled(
     blocks = segments.tokens // (rows // group) + runs
     _attend_runs[(kv_heads, blocks)](
         q_THD, kv.heads, kv.scales, table, segments.rows_C, segments.starts_C, segments.offsets, out_THD,
-        scale * math.log2(math.e), table.shape[1], runs,
+        width=table.shape[1], runs=runs,
         KV_HEADS=kv_heads, GROUP=group, HEAD_SIZE=size, M=rows, N=tile.columns,
         D=max(MIN_QUERIES, triton.next_power_of_2(size)), SCALED=kv.scales is not None,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, **kernel_arguments(options),
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["width", "runs"], do_not_specialize_on_alignment=["rows", "starts", "offsets"])
 def _attend_runs(
-    q, heads, scales, table, rows, starts, offsets, out, scale, width, runs,
+    q, heads, scales, table, rows, starts, offsets, out, scale, cap, slopes, sinks, width, runs,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, M: tl.constexpr,
-    N: tl.constexpr, D: tl.constexpr, SCALED: tl.constexpr,
+    N: tl.constexpr, D: tl.constexpr, SCALED: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr,
+    SUNK: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """A program computes M
-
-    GROUP consecutive positions of one run, for the query heads of one key head.
-    """
+    """A program: M // GROUP consecutive positions of one run, for the query heads of one key head."""
     Q: tl.constexpr = M // GROUP
     kv_head = tl.program_id(0)
     # The last block of a step begins first, because it takes longest: long chunks come last in a step, and their last
@@ -89,17 +93,27 @@ def _attend_runs(
     best_M = tl.full([M], float("-inf"), dtype=tl.float32)
     total_M = tl.zeros([M], dtype=tl.float32)
     sum_MD = tl.zeros([M, D], dtype=tl.float32)
+    slope_M = total_M
+    if SLOPED:
+        slope_M = tl.load(slopes + kv_head * GROUP + m % GROUP) * LOG2E
+    if SUNK:
+        best_M = tl.load(sinks + kv_head * GROUP + m % GROUP) * LOG2E
+        total_M += 1.0
     unit = 0.0
+    seen = first_seen(first, WINDOW)
+    begin = seen // N * N
     seen_by_all = (first + 1) // N * N
-    for first_key in range(0, seen_by_all, N):
+    if WINDOW > 0:
+        seen_by_all = begin
+    for first_key in range(begin, seen_by_all, N):
         best_M, total_M, sum_MD, unit = attend_tile(
-            q_MD, scale_M, position_M, best_M, total_M, sum_MD, unit, heads, scales, table, first_key, last,
-            KV_HEADS, HEAD_SIZE, N, False, SCALED,
+            q_MD, scale_M, position_M, best_M, total_M, sum_MD, unit, heads, scales, table, first_key, seen, last,
+            cap, slope_M, KV_HEADS, HEAD_SIZE, N, False, SCALED, CAPPED, SLOPED, WINDOW,
         )  # fmt: skip
     for first_key in range(seen_by_all, last, N):
         best_M, total_M, sum_MD, unit = attend_tile(
-            q_MD, scale_M, position_M, best_M, total_M, sum_MD, unit, heads, scales, table, first_key, last,
-            KV_HEADS, HEAD_SIZE, N, True, SCALED,
+            q_MD, scale_M, position_M, best_M, total_M, sum_MD, unit, heads, scales, table, first_key, seen, last,
+            cap, slope_M, KV_HEADS, HEAD_SIZE, N, True, SCALED, CAPPED, SLOPED, WINDOW,
         )  # fmt: skip
     if SCALED:
         sum_MD *= unit

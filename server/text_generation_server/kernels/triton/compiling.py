@@ -17,7 +17,7 @@ from triton.errors import TritonError
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from text_generation_server.kernels.interface import KvLayer, Segments
+from text_generation_server.kernels.interface import AttentionOptions, KvLayer, Segments
 from text_generation_server.kernels.triton.attend_decode import attend_decode_tiled
 from text_generation_server.kernels.triton.attend_prefill import attend_prefill_tiled
 from text_generation_server.kernels.triton.sass import NO_CODE, MachineCode, read_code
@@ -35,6 +35,7 @@ SHARED_MEMORY = {
     120: 99 << 10,
 }
 TABLE_WIDTH = 8192  # tokens that a row can have
+PLAIN = AttentionOptions(1.0)
 
 
 class AbsentGpu:
@@ -130,10 +131,10 @@ def _int32(*shape: int) -> torch.Tensor:
 
 def _decode(shape: AttentionShape, tile: Tile) -> None:
     q_THD, kv = _states(shape)
-    attend_decode_tiled(q_THD, kv, _int32(2, TABLE_WIDTH), _int32(2), _int32(2), 1.0, torch.empty_like(q_THD), tile)
+    attend_decode_tiled(q_THD, kv, _int32(2, TABLE_WIDTH), _int32(2), _int32(2), PLAIN, torch.empty_like(q_THD), tile)
 
 
 def _prefill(shape: AttentionShape, tile: Tile) -> None:
     q_THD, kv = _states(shape)
     segments = Segments(_int32(1), _int32(1), _int32(2), 2)
-    attend_prefill_tiled(q_THD, kv, _int32(2, TABLE_WIDTH), segments, 1.0, torch.empty_like(q_THD), tile)
+    attend_prefill_tiled(q_THD, kv, _int32(2, TABLE_WIDTH), segments, PLAIN, torch.empty_like(q_THD), tile)

@@ -17,6 +17,8 @@ Legend: M queries of a tile, N keys of a tile, D head size padded to a power of 
 import triton
 import triton.language as tl
 
+from text_generation_server.kernels.triton.options import alter_scores, find_visible
+
 # float16's largest power of two is 2^15: numbers below 2 have room for this power.
 HEADROOM = tl.constexpr(14)
 # Triton's interpreter runs no instructions of a GPU.
@@ -85,27 +87,32 @@ def unpack(x):
 
 @triton.jit
 def attend_tile(
-    q_MD, scale_M, position_M, best_M, total_M, sum_MD, unit, heads, scales, table, first_key, end,
+    q_MD, scale_M, position_M, best_M, total_M, sum_MD, unit, heads, scales, table, first_key, seen, end, cap, slope_M,
     KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr, SCALED: tl.constexpr,
+    CAPPED: tl.constexpr, SLOPED: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Returns (best, total, sum, unit) after adding the keys first_key … first_key + N - 1.
 
     queries and scale come from `prepare_queries`; heads and scales point to the key head in slot 0, table to the row's
     slots, and the scale, which is positive, includes the factor log2(e). A query attends to keys up to its position.
-    MASKED: keys from `end` on are not read, because their slots may hold anything. The first tile must hold a key to
-    which all queries attend: from then on `best` is finite. SCALED: the sum is to be multiplied by `unit`, a power of
-    two, which is 0 before the first tile.
+    With a WINDOW it attends to the last of these, and all tiles are MASKED. MASKED: keys from `end` on, and with a
+    WINDOW those before `seen`, are not read, because their slots may hold anything. The first tile must hold a key to
+    which all queries attend, unless there is a WINDOW: from then on `best` is finite. SCALED: the sum is to be
+    multiplied by `unit`, a power of two, which is 0 before the first tile.
     """
     D: tl.constexpr = q_MD.shape[1]
     key_N = first_key + tl.arange(0, N)
     d = tl.arange(0, D)
-    slot_N = tl.load(table + key_N, mask=key_N < end, other=0) if MASKED else tl.load(table + key_N)
+    is_read_N = key_N < end
+    if WINDOW > 0:
+        is_read_N = is_read_N & (key_N >= seen)
+    slot_N = tl.load(table + key_N, mask=is_read_N, other=0) if MASKED else tl.load(table + key_N)
     base_N = slot_offset(slot_N, 2 * KV_HEADS * HEAD_SIZE)
     keys = heads + base_N[None, :] + d[:, None]
     values = heads + KV_HEADS * HEAD_SIZE + base_N[:, None] + d[None, :]
     if MASKED or HEAD_SIZE != D:
-        k_DN = tl.load(keys, mask=(key_N < end)[None, :] & (d < HEAD_SIZE)[:, None], other=0.0)
-        v_ND = tl.load(values, mask=(key_N < end)[:, None] & (d < HEAD_SIZE)[None, :], other=0.0)
+        k_DN = tl.load(keys, mask=is_read_N[None, :] & (d < HEAD_SIZE)[:, None], other=0.0)
+        v_ND = tl.load(values, mask=is_read_N[:, None] & (d < HEAD_SIZE)[None, :], other=0.0)
     else:
         k_DN = tl.load(keys)
         v_ND = tl.load(values)
@@ -116,16 +123,23 @@ def attend_tile(
     score_MN = tl.dot(q_MD, k_DN.to(q_MD.dtype), input_precision="ieee")
     if SCALED:
         scale_N = scales + slot_offset(slot_N, 2 * KV_HEADS)
-        k_scale_N = tl.load(scale_N, mask=key_N < end, other=0.0) if MASKED else tl.load(scale_N)
+        k_scale_N = tl.load(scale_N, mask=is_read_N, other=0.0) if MASKED else tl.load(scale_N)
         values = scale_N + KV_HEADS
-        v_scale_N = tl.load(values, mask=key_N < end, other=0.0) if MASKED else tl.load(values)
+        v_scale_N = tl.load(values, mask=is_read_N, other=0.0) if MASKED else tl.load(values)
         score_MN *= k_scale_N[None, :]
+    if CAPPED or SLOPED:
+        score_MN = alter_scores(score_MN * scale_M[:, None], position_M, key_N, cap, slope_M, CAPPED, SLOPED)
+        scale_M = tl.full([q_MD.shape[0]], 1.0, tl.float32)
     if MASKED:
-        score_MN = tl.where(key_N[None, :] <= position_M[:, None], score_MN, float("-inf"))
+        visible_MN = find_visible(position_M, key_N, is_read_N, SLOPED, WINDOW)
+        score_MN = tl.where(visible_MN, score_MN, float("-inf"))
 
     new_best_M = tl.maximum(best_M, tl.max(score_MN, 1) * scale_M)
-    weight_MN = tl.exp2(tl.fma(score_MN, scale_M[:, None], -new_best_M[:, None]))
-    shrink_M = tl.exp2(best_M - new_best_M)
+    base_M = new_best_M
+    if WINDOW > 0:  # a query may see no key of the first tiles, whose scores would then become NaN
+        base_M = tl.where(new_best_M == float("-inf"), 0.0, new_best_M)
+    weight_MN = tl.exp2(tl.fma(score_MN, scale_M[:, None], -base_M[:, None]))
+    shrink_M = tl.exp2(best_M - base_M)
     total_M = total_M * shrink_M + tl.sum(weight_MN, 1)
     if SCALED:
         # A weight times a small scale may be too small for float16: scales are divided by the largest one so far.

@@ -20,7 +20,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 from triton.testing import do_bench_cudagraph
 
-from text_generation_server.kernels.interface import KvLayer, Segments
+from text_generation_server.kernels.interface import AttentionOptions, KvLayer, Segments
 from text_generation_server.kernels.triton.attend_decode import attend_decode_tiled
 from text_generation_server.kernels.triton.attend_prefill import attend_prefill_tiled
 from text_generation_server.kernels.triton.candidates import CANDIDATES, fault, jobs
@@ -59,11 +59,11 @@ def decode(shape: AttentionShape, rows: int, length: int, device: torch.device, 
     table[:, :length] = torch.randperm(rows * length, device=device).to(torch.int32).view(rows, length)
     numbers = torch.arange(rows, dtype=torch.int32, device=device)
     lengths = torch.full_like(numbers, length)
-    out, scale = torch.empty_like(q), shape.head_size**-0.5
+    out, options = torch.empty_like(q), AttentionOptions(shape.head_size**-0.5)
 
     def call(tile: Tile) -> Tensor:
         for kv in layers:
-            attend_decode_tiled(q, kv, table, numbers, lengths, scale, out, tile)
+            attend_decode_tiled(q, kv, table, numbers, lengths, options, out, tile)
         return out
 
     return call
@@ -74,10 +74,10 @@ def prefill(shape: AttentionShape, start: int, end: int, device: torch.device) -
     table = torch.randperm(end, device=device).to(torch.int32).unsqueeze(0)
     row, offsets = (torch.tensor(t, dtype=torch.int32, device=device) for t in ([0], [0, end - start]))
     segments = Segments(row, torch.full_like(row, start), offsets, end - start)
-    out, scale = torch.empty_like(q), shape.head_size**-0.5
+    out, options = torch.empty_like(q), AttentionOptions(shape.head_size**-0.5)
 
     def call(tile: Tile) -> Tensor:
-        attend_prefill_tiled(q, kv, table, segments, scale, out, tile)
+        attend_prefill_tiled(q, kv, table, segments, options, out, tile)
         return out
 
     return call

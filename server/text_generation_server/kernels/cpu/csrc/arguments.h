@@ -18,7 +18,7 @@ enum type { F32 = 0, BF16 = 1, I8 = 2, F8 = 3 };
 enum activation { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3 };
 
 enum {
-  MAX_ARGUMENTS = 16,      /* most arguments of one kernel */
+  MAX_ARGUMENTS = 20,      /* most arguments of one kernel */
   MAX_EXPERTS = 1024,      /* experts of one layer */
   MAX_HEAD_SIZE = 256,     /* most numbers in a head, in all kernels that compute heads; always a multiple of 16 */
   FEW_ROWS = 16,           /* gemm: most rows of x that are read in place; more rows are packed into tiles first */
@@ -114,7 +114,8 @@ struct rope_and_store_arguments {
   double eps;
 };
 
-/* Attention of single tokens: token t is a query of row rows[t] over the first lengths[t] slots of that row. */
+/* Attention of single tokens: token t is a query of row rows[t] at position lengths[t] - 1, over the slots of that row
+   up to its own position. */
 struct attend_arguments {
   const void *q; /* [T, heads, head_size], tokens q_stride apart */
   long q_stride;
@@ -132,10 +133,15 @@ struct attend_arguments {
   const int32_t *rows;    /* [T] */
   const int32_t *lengths; /* [T] */
   double scale;           /* factor of the scores, before softmax */
+  double softcap;         /* scores become softcap * tanh(score / softcap); 0: they do not */
+  const float *slopes;    /* [heads]: then grow by slope * (position of the key - position of the query), or null */
+  const float *sinks;     /* [heads]: score of a further key, whose value is 0, or null */
+  long window;            /* a query sees this many positions, its own included; 0: all positions up to its own */
 };
 
 /* Attention of a prompt chunk on the matrix unit. The queries are those at positions start … end - 1 of one row.
-   Each query attends to the row's positions up to its own. Queries and out are BF16. */
+   Each query attends to the row's positions up to its own. Queries and out are BF16. The options are those of
+   `attend`. */
 struct attend_chunk_arguments {
   const bf16 *q; /* [end - start, heads, head_size], tokens q_stride apart */
   long q_stride;
@@ -149,8 +155,14 @@ struct attend_chunk_arguments {
   const int32_t *slots; /* [end]: the slot of each position of the row */
   long start;
   long end;
-  double scale;  /* factor of the scores, before softmax */
-  bf16 *scratch; /* [2 * kv_heads, head_size, end rounded up to a multiple of CHUNK_KEYS] */
+  double scale;
+  double softcap;
+  const float *slopes; /* [heads], or null */
+  const float *sinks;  /* [heads], or null */
+  long window;
+  /* [2 * kv_heads, head_size, L]: L positions, from the first that a query sees, rounded down to a multiple of
+     CHUNK_KEYS, to `end`, rounded up */
+  bf16 *scratch;
 };
 
 /* Begins a decode step. The newest position of row rows[r] gets slot slots[r]: table[row, length - 1] = slot.

@@ -3,8 +3,9 @@
    Where there is a matrix unit, attention_tiles.c does the same for bfloat16.
 
    The order of the arithmetic depends only on a key's position: keys are taken in tiles of 64 from position 0, tiles in
-   splits of 512, and splits are merged in order. So a query's result from this file has the same bits in any step,
-   alone and among other rows, and for any number of threads.
+   splits of 512, and splits are merged in order. A window begins within a tile, whose first keys are then hidden. So a
+   query's result from this file has the same bits in any step, alone and among other rows, and for any number of
+   threads.
 
    Softmax is computed in base 2, which needs no multiplication before each exponential: scores are multiplied by
    log2(e) too. */
@@ -87,9 +88,9 @@ INLINE void weigh_scores(float scores[TILE_KEYS], struct partial_attention *s, l
   s->sum += lane_sum(sum);
 }
 
-/* Adds the values of a tile, times their weights, to the states' out. */
+/* Adds the values of keys hidden … count - 1 of a tile, times their weights, to the states' out. */
 INLINE void add_weighted_values(const struct kv_cache *c, enum type type, long size, long kv_head, const int32_t *slots,
-                                int count, float weights[QUERIES_AT_ONCE][TILE_KEYS], int queries,
+                                int hidden, int count, float weights[QUERIES_AT_ONCE][TILE_KEYS], int queries,
                                 struct prefetch *next, struct partial_attention *states) {
   /* Four vectors of each query at a time: their sums fit the registers. */
   for (long first = 0; first < size; first += 4 * LANES) {
@@ -100,7 +101,7 @@ INLINE void add_weighted_values(const struct kv_cache *c, enum type type, long s
 #pragma GCC unroll 4
       for (int d = 0; d < 4; d++) out[j][d] = d < width ? load(states[j].out, first + d * LANES, F32) : (vf){};
     if (width == 4) {
-      for (int i = 0; i < count; i++) {
+      for (int i = hidden; i < count; i++) {
         const void *value = head_at(c, slots[i], c->kv_heads + kv_head);
         vf v[4];
         if (first == 0) prefetch_heads(next, 1, type, size);
@@ -112,7 +113,7 @@ INLINE void add_weighted_values(const struct kv_cache *c, enum type type, long s
           for (int d = 0; d < 4; d++) out[j][d] += v[d] * weights[j][i];
       }
     } else {
-      for (int i = 0; i < count; i++) {
+      for (int i = hidden; i < count; i++) {
         const void *value = head_at(c, slots[i], c->kv_heads + kv_head);
 #pragma GCC unroll 4
         for (int d = 0; d < width; d++) {
@@ -129,27 +130,42 @@ INLINE void add_weighted_values(const struct kv_cache *c, enum type type, long s
   }
 }
 
-/* Up to TILE_KEYS keys of one head. */
+/* Up to TILE_KEYS keys of one head, and the queries that attend to them. */
 struct key_tile {
   const int32_t *slots;
-  int count;
+  int hidden, count; /* the first `hidden` of `count` keys lie before the window */
   long kv_head;
-  float scale;
+  long query_head; /* the first of the query heads */
+  long distance;   /* position of the first key - position of the query */
+  const struct score_rule *rule;
 };
+
+NOT_INLINED void alter_scores(const struct key_tile *t, int queries, float scores[QUERIES_AT_ONCE][TILE_KEYS]) {
+  for (int j = 0; j < queries; j++) {
+    vf slopes = splat(slope_of(t->rule, t->query_head + j));
+    for (int i = 0; i < TILE_KEYS; i += LANES) {
+      vf distances = lane_numbers() + (float)(t->distance + i);
+      store(scores[j], i, altered(load(scores[j], i, F32), t->rule, slopes, distances), F32);
+    }
+    for (int i = 0; i < t->hidden; i++) scores[j][i] = -INFINITY;
+    for (int i = t->count; i < TILE_KEYS; i++) scores[j][i] = -INFINITY;
+  }
+}
 
 /* Adds one tile of keys to the states of up to QUERIES_AT_ONCE queries. The scales of 8-bit values are multiplied
    into their weights. */
 INLINE void attend_tile(const float *q, int queries, const struct kv_cache *c, enum type type, long size,
                         const struct key_tile *t, struct prefetch *next, struct partial_attention *states) {
   float scores[QUERIES_AT_ONCE][TILE_KEYS] __attribute__((aligned(64)));
-  score_keys(q, queries, c, type, size, t->kv_head, t->scale, t->slots, t->count, next, scores);
+  score_keys(q, queries, c, type, size, t->kv_head, t->rule->scale, t->slots, t->count, next, scores);
+  if (t->hidden || alters(t->rule)) alter_scores(t, queries, scores);
   for (int j = 0; j < queries; j++) weigh_scores(scores[j], &states[j], size);
   if (type == I8 || type == F8)
-    for (int i = 0; i < t->count; i++) {
+    for (int i = t->hidden; i < t->count; i++) {
       float scale = c->scales[t->slots[i] * 2L * c->kv_heads + c->kv_heads + t->kv_head];
       for (int j = 0; j < queries; j++) scores[j][i] *= scale;
     }
-  add_weighted_values(c, type, size, t->kv_head, t->slots, t->count, scores, queries, next, states);
+  add_weighted_values(c, type, size, t->kv_head, t->slots, t->hidden, t->count, scores, queries, next, states);
 }
 
 /* The next three functions choose a compiled copy of attend_tile: by the number of queries, by the type, and (if
@@ -207,7 +223,10 @@ static void store_quotient(void *out, enum type type, const struct partial_atten
 /* The number of blocks of QUERIES_AT_ONCE heads that hold the query heads of one key head. */
 static long count_query_blocks(long group) { return (group + QUERIES_AT_ONCE - 1) / QUERIES_AT_ONCE; }
 
-/* Computes the states of an item's queries after the keys of one split, which begins at position `start`. */
+static long split_after(long start) { return (start / SPLIT_KEYS + 1) * SPLIT_KEYS; }
+
+/* Computes the states of an item's queries after the keys of one split, which begins at position `start`. Sinks are
+   keys of the first split. */
 static void attend_split(const float *blocks, const struct attention *job, const struct decode_item *s, long start,
                          struct team *team, struct partial_attention *states) {
   const struct kv_cache *c = &job->cache;
@@ -215,13 +234,25 @@ static void attend_split(const float *blocks, const struct attention *job, const
     states[j].peak = -INFINITY;
     states[j].sum = 0;
     memset(states[j].out, 0, c->size * sizeof(float));
+    if (job->rule.sinks && start <= s->seen) {
+      states[j].peak = job->rule.sinks[s->first * s->group + j] * LOG2E;
+      states[j].sum = 1;
+    }
   }
-  for (long i = start; i < min(start + SPLIT_KEYS, s->length); i += TILE_KEYS) {
+  for (long i = start; i < min(split_after(start), s->length); i += TILE_KEYS) {
     struct prefetch next = prefetch_after(job, s, i + TILE_KEYS, TILE_KEYS, team);
     const float *q = blocks;
     for (long head = 0; head < s->count; head++)
       for (long j = 0; j < s->group; j += QUERIES_AT_ONCE) {
-        struct key_tile t = {s->slots + i, (int)min(s->length - i, TILE_KEYS), s->first + head, job->scale};
+        struct key_tile t = {
+            .slots = s->slots + i,
+            .hidden = s->seen > i ? (int)(s->seen - i) : 0,
+            .count = (int)min(s->length - i, TILE_KEYS),
+            .kv_head = s->first + head,
+            .query_head = (s->first + head) * s->group + j,
+            .distance = i - (s->length - 1),
+            .rule = &job->rule,
+        };
         attend_tile_by_type(q, (int)min(s->group - j, QUERIES_AT_ONCE), c, &t, &next, states + head * s->group + j);
         q += QUERIES_AT_ONCE * c->size;
       }
@@ -246,9 +277,10 @@ static void attend_item(const struct attention *job, const struct decode_item *s
   struct partial_attention states[queries], later[queries];
   float blocks[s->count * count_query_blocks(s->group) * QUERIES_AT_ONCE * size] __attribute__((aligned(64)));
   widen_queries(job, s, job->q + (s->token * job->q_stride + query * size) * bytes, blocks);
-  for (long start = 0; start < s->length; start += SPLIT_KEYS) {
-    attend_split(blocks, job, s, start, team, start ? later : states);
-    for (long j = 0; start && j < queries; j++) merge_splits(&states[j], &later[j], size);
+  long begin = s->seen / TILE_KEYS * TILE_KEYS;
+  for (long start = begin; start < s->length; start = split_after(start)) {
+    attend_split(blocks, job, s, start, team, start > begin ? later : states);
+    for (long j = 0; start > begin && j < queries; j++) merge_splits(&states[j], &later[j], size);
   }
   for (long j = 0; j < queries; j++)
     store_quotient(job->out + (s->token * job->heads + query + j) * size * bytes, job->type, &states[j], size);
@@ -270,7 +302,7 @@ EXPORT void attend(const void *arguments, struct team *team, int me) {
       .table_stride = a->table_stride,
       .rows = a->rows,
       .lengths = a->lengths,
-      .scale = a->scale * LOG2E,
+      .rule = make_rule(a->scale * LOG2E, a->softcap, a->slopes, a->sinks, a->window),
   };
   /* The heads of a token are neighbours in memory, so one thread should read them together. With few tokens, some
      threads would then have no work, so each head is an item of its own. */

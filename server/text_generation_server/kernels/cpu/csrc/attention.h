@@ -3,8 +3,8 @@
    explains how an item is computed. */
 #pragma once
 
+#include "scores.h"
 #include "team.h"
-#include "vectors.h"
 
 /* Keys and values of all slots. */
 struct kv_cache {
@@ -70,14 +70,15 @@ struct attention {
   const int32_t *table;          /* [rows, positions]: slots; rows are table_stride apart */
   const int32_t *rows, *lengths; /* [tokens] */
   long table_stride;
-  float scale; /* factor of scores for softmax in base 2 */
+  struct score_rule rule;
 };
 
 /* An item of the work: one token, its key heads first … first + count - 1, and the `group` query heads of each of
    these key heads. */
 struct decode_item {
   const int32_t *slots; /* slots of the token's row */
-  long token, length;   /* length: the number of slots that the token attends to */
+  long token;
+  long seen, length; /* the token attends to positions seen … length - 1 */
   long first, count, group;
 };
 
@@ -89,7 +90,8 @@ INLINE struct decode_item item_at(const struct attention *job, long item) {
   long kv_heads = job->cache.kv_heads, token = item * job->heads_per_item / kv_heads;
   const int32_t *slots = job->table + job->rows[token] * job->table_stride;
   long first = item * job->heads_per_item % kv_heads;
-  return (struct decode_item){slots, token, job->lengths[token], first, job->heads_per_item, job->heads / kv_heads};
+  long length = job->lengths[token], seen = first_seen(&job->rule, length - 1);
+  return (struct decode_item){slots, token, seen, length, first, job->heads_per_item, job->heads / kv_heads};
 }
 
 /* A cursor over the keys that are read after the current `tile` keys: the item's keys from position `start` on or,
@@ -103,8 +105,9 @@ INLINE struct prefetch prefetch_after(const struct attention *job, const struct 
   long item = atomic_load_explicit(&team->next, memory_order_relaxed);
   if (item >= count_items(job)) return next;
   struct decode_item n = item_at(job, item);
-  next.slots = n.slots;
-  next.left = min(n.length, tile);
+  long begin = n.seen / tile * tile;
+  next.slots = n.slots + begin;
+  next.left = min(n.length - begin, tile);
   next.first = n.first;
   return next;
 }

@@ -126,6 +126,21 @@ INLINE void transpose_weights(const __m512 *w, bf16 (*to)[LINE_NUMBERS]) {
   for (int i = 0; i < 4; i++) memcpy(to[i], &rows[i], 64);
 }
 
+/* Replaces the scores of a step by altered scores, times log2(e). The first `hidden` keys get minus infinity.
+   `distance`: position of the step's first key - position of the query. */
+NOT_INLINED void alter_step(struct key_scores *s, const struct score_rule *r, long query_head, int queries, int hidden,
+                            long distance) {
+  float slopes[LANES];
+  for (int i = 0; i < LANES; i++)
+    slopes[i] = i % TILE_QUERIES < queries ? slope_of(r, query_head + i % TILE_QUERIES) : 0;
+  const vf keys = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
+  for (int i = 0; i < STEP_KEYS; i += 4) {
+    vf scores = load(s->by_key[i], 0, F32) * r->scale, distances = keys + (float)(distance + i);
+    if (alters(r)) scores = altered(scores, r, load(slopes, 0, F32), distances);
+    store(s->by_key[i], 0, blend(keys + (float)i < (float)hidden, splat(-INFINITY), scores), F32);
+  }
+}
+
 /* Turns the scores of a step's `count` keys into weights 2^(score * scale - peak). If a score exceeds the peak of
    its query, it becomes the new peak, and sums and out are multiplied by 2^(old peak - new peak). */
 INLINE void weigh_keys_of_step(struct key_scores *s, int count, float scale, long size, struct prefetch *next,
@@ -161,15 +176,15 @@ INLINE void weigh_keys_of_step(struct key_scores *s, int count, float scale, lon
 
 /* Interleaves the values of two neighbouring positions, for all heads and pairs of positions of a step. The unpack
    instructions work within 16 bytes, so that of each 32 columns the first tile gets columns 0-3, 8-11, 16-19 and 24-27,
-   and the second 4-7, 12-15, 20-23 and 28-31. Positions past the end are zeros. */
+   and the second 4-7, 12-15, 20-23 and 28-31. Positions that are hidden or past the end are zeros. */
 INLINE void pair_values_of_step(const struct kv_cache *c, long size, long first, long heads, const int32_t *slots,
-                                int count, struct prefetch *next, struct paired_values *v) {
+                                int hidden, int count, struct prefetch *next, struct paired_values *v) {
   static const bf16 nothing[LINE_NUMBERS];
   for (int i = 0; i < STEP_KEYS; i += 2) {
     const bf16 *a = nothing, *b = nothing;
     long a_step = 0, b_step = 0;
-    if (i < count) a = head_at(c, slots[i], c->kv_heads + first), a_step = LINE_NUMBERS;
-    if (i + 1 < count) b = head_at(c, slots[i + 1], c->kv_heads + first), b_step = LINE_NUMBERS;
+    if (i >= hidden && i < count) a = head_at(c, slots[i], c->kv_heads + first), a_step = LINE_NUMBERS;
+    if (i + 1 >= hidden && i + 1 < count) b = head_at(c, slots[i + 1], c->kv_heads + first), b_step = LINE_NUMBERS;
     for (long h = 0; h < heads; h++) {
 #pragma GCC unroll 4
       for (long d = 0; d < size; d += LINE_NUMBERS, a += a_step, b += b_step) {
@@ -218,10 +233,21 @@ static void store_ordered_quotient(bf16 *to, const struct query_block *b, int qu
   }
 }
 
+/* Each sink counts once: in one of the lanes that are added up in the end. */
+static void begin_with_sinks(struct query_block *b, const float *sinks, long queries) {
+  float peaks[LANES] = {0}, sums[LANES] = {0};
+  for (int i = 0; i < LANES; i++)
+    if (i % TILE_QUERIES < queries) peaks[i] = sinks[i % TILE_QUERIES] * LOG2E;
+  for (int j = 0; j < TILE_QUERIES; j++) sums[j] = 1;
+  memcpy(&b->peaks, peaks, sizeof peaks);
+  memcpy(&b->sums, sums, sizeof sums);
+}
+
 /* A block contains up to TILE_QUERIES query heads of one key head. */
 INLINE void attend_item_in_tiles(const struct attention *job, const struct decode_item *s, long size,
                                  struct team *team) {
   const struct kv_cache *c = &job->cache;
+  const struct score_rule *rule = &job->rule;
   long each = (s->group + TILE_QUERIES - 1) / TILE_QUERIES, count = s->count * each, query = s->first * s->group;
   struct query_block blocks[count];
   struct key_scores scores[count];
@@ -235,16 +261,25 @@ INLINE void attend_item_in_tiles(const struct attention *job, const struct decod
     blocks[i].peaks = _mm512_set1_ps(-INFINITY);
     blocks[i].sums = _mm512_setzero_ps();
     memset(blocks[i].out, 0, sizeof blocks[i].out);
+    if (rule->sinks)
+      begin_with_sinks(&blocks[i], rule->sinks + query + head * s->group + j, min(s->group - j, TILE_QUERIES));
   }
-  for (long start = 0; start < s->length; start += STEP_KEYS) {
+  for (long start = s->seen / STEP_KEYS * STEP_KEYS; start < s->length; start += STEP_KEYS) {
     const int32_t *slots = s->slots + start;
-    int keys = (int)min(s->length - start, STEP_KEYS);
+    int keys = (int)min(s->length - start, STEP_KEYS), hidden = s->seen > start ? (int)(s->seen - start) : 0;
+    int is_altered = hidden || alters(rule);
     struct prefetch next = prefetch_after(job, s, start + STEP_KEYS, STEP_KEYS, team);
-    pair_values_of_step(c, size, s->first, s->count, slots, keys, &next, values);
+    pair_values_of_step(c, size, s->first, s->count, slots, hidden, keys, &next, values);
     for (long i = 0; i < count; i++)
       score_keys_in_tiles(q + i * size / 2 * TILE_QUERIES, c, size, s->first + i / each, slots, keys, &next,
                           &scores[i]);
-    for (long i = 0; i < count; i++) weigh_keys_of_step(&scores[i], keys, job->scale, size, &next, &blocks[i]);
+    for (long i = 0; is_altered && i < count; i++) {
+      long j = i % each * TILE_QUERIES;
+      alter_step(&scores[i], rule, query + i / each * s->group + j, (int)min(s->group - j, TILE_QUERIES), hidden,
+                 start - (s->length - 1));
+    }
+    float scale = is_altered ? 1 : rule->scale;
+    for (long i = 0; i < count; i++) weigh_keys_of_step(&scores[i], keys, scale, size, &next, &blocks[i]);
     for (long i = 0; i < count; i++) add_values_in_tiles(&values[i / each], &scores[i], size, &next, &blocks[i]);
     prefetch_heads(&next, 2 * STEP_KEYS * s->count, BF16, size);
   }

@@ -4,9 +4,10 @@
    of 32 queries of one key head, the scores, weights and weighted values of 128 keys at a time are computed, with a
    running softmax in base 2.
 
-   A query's result does not depend on where the prompt was cut into chunks. */
+   A query's result does not depend on where the prompt was cut into chunks: blocks of keys that lie before its window
+   change nothing. */
+#include "scores.h"
 #include "team.h"
-#include "vectors.h"
 
 #if defined(__AMX_BF16__)
 
@@ -14,8 +15,9 @@
 
 #define BLOCK_QUERIES 32
 
-/* The keys and values of one key head, copied into tiles of 1 KiB. `length` is the row's, rounded up to a multiple of
-   CHUNK_KEYS; positions past the end are zeros. */
+/* The keys and values of one key head, copied into tiles of 1 KiB. They begin with position `base`, a multiple of
+   CHUNK_KEYS; `length` is the number of positions from there to the end, rounded up to a multiple of CHUNK_KEYS.
+   Positions past the end, and those that no query sees, are zeros. */
 struct chunk_kv {
   bf16 *keys;   /* [length / 16][size / 2][16 positions][2]: pairs are neighbouring numbers of a head */
   bf16 *values; /* [length / 32][size / 16][16 pairs][16 columns][2]: pairs are neighbouring positions */
@@ -25,9 +27,10 @@ struct chunk_kv {
 struct chunk {
   const bf16 *q; /* [end - start, heads, size], tokens q_stride apart */
   long q_stride, heads, kv_heads, size, start, end;
-  bf16 *out;                 /* [end - start, heads, size] */
-  float scale;               /* factor of scores for softmax in base 2 */
+  bf16 *out; /* [end - start, heads, size] */
+  struct score_rule rule;
   const struct chunk_kv *kv; /* [kv_heads] */
+  long base;
 };
 
 static long padded_length(long length) { return (length + CHUNK_KEYS - 1) / CHUNK_KEYS * CHUNK_KEYS; }
@@ -48,15 +51,16 @@ INLINE vu widen_16_bits(const bf16 *p) {
   return __builtin_convertvector(h, vu);
 }
 
-/* Copies the keys and values of 32 positions, from `first` on, into their tiles. */
+/* Copies the keys and values of 32 positions, from `first` on, into their tiles. Of these, positions seen … end - 1 are
+   seen by a query. */
 static void lay_out_32_positions(const void *heads, const float *scales, enum type type, long kv_heads, long kv_head,
-                                 long size, const int32_t *slots, long first, long end, struct chunk_kv *to) {
+                                 long size, const int32_t *slots, long first, long seen, long end, bf16 *keys,
+                                 bf16 *values) {
   bf16 states[2][MAX_HEAD_SIZE];
-  bf16 *keys = to->keys + first * size, *values = to->values + first * size;
   for (int i = 0; i < 32; i += 2) {
     for (int which = 0; which < 2; which++) { /* which: 0 for the keys, 1 for the values */
       for (int j = 0; j < 2; j++) {
-        if (first + i + j < end)
+        if (first + i + j >= seen && first + i + j < end)
           read_head_as_bf16(heads, scales, type, (slots[first + i + j] * 2L + which) * kv_heads + kv_head, size,
                             states[j]);
         else
@@ -117,15 +121,19 @@ static void score_chunk_keys(struct chunk_block *b, const bf16 *keys, long size)
   MEMORY_IS_WRITTEN;
 }
 
-/* Turns the scores of query i into weights 2^(score * scale - peak). The query attends to the first `visible` of the
+/* Turns the scores of query i into weights 2^(score - peak). The query attends to keys hidden … visible - 1 of the
    CHUNK_KEYS keys. If a score exceeds the peak, it becomes the new peak, and sums and out are multiplied by 2^(old
-   peak - new peak). */
-INLINE void weigh_chunk_query(struct chunk_block *b, int i, long visible, float scale, long size) {
+   peak - new peak). `distance`: position of the first key - position of the query. is_plain, a constant: there is no
+   hidden key, and scores have nothing but their scale. */
+INLINE void weigh_chunk_query(struct chunk_block *b, int i, long hidden, long visible, const struct score_rule *r,
+                              float slope, long distance, long size, int is_plain) {
   const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   vf scores[CHUNK_KEYS / LANES], peaks = splat(-INFINITY), sums = {};
   for (int k = 0; k < CHUNK_KEYS / LANES; k++) {
-    vf s = load(b->scores[k][i], 0, F32) * scale;
+    vf s = load(b->scores[k][i], 0, F32) * r->scale;
+    if (!is_plain && alters(r)) s = altered(s, r, splat(slope), lane_numbers() + (float)(distance + k * LANES));
     scores[k] = blend(lanes + k * LANES < (int)visible, s, splat(-INFINITY));
+    if (!is_plain) scores[k] = blend(lanes + k * LANES < (int)hidden, splat(-INFINITY), scores[k]);
     peaks = larger(peaks, scores[k]);
   }
   float peak = lane_max(peaks);
@@ -135,8 +143,10 @@ INLINE void weigh_chunk_query(struct chunk_block *b, int i, long visible, float 
     for (long d = 0; d < size / LANES; d++) store(b->out[d][i], 0, load(b->out[d][i], 0, F32) * shrink, F32);
     b->peaks[i] = peak;
   }
+  /* Until the query has seen a key, its peak is minus infinity, which would make NaN of hidden scores. */
+  float base = !is_plain && b->peaks[i] == -INFINITY ? 0 : b->peaks[i];
   for (int k = 0; k < CHUNK_KEYS / LANES; k++) {
-    vf w = exp2_of_negative(scores[k] - b->peaks[i]);
+    vf w = exp2_of_negative(scores[k] - base);
     store_bf16(b->weights[k / 2][i] + k % 2 * LANES, w);
     sums += w;
   }
@@ -187,17 +197,24 @@ static void attend_query_block(const struct chunk *c, long kv_head, long first, 
     long query = first + (i < count ? i : 0), token = query / group, head = kv_head * group + query % group;
     for (long d = 0; d < size; d += 32) memcpy(b->q[d / 32][i], c->q + token * c->q_stride + head * size + d, 64);
     for (long d = 0; d < size; d += LANES) memset(b->out[d / 16][i], 0, 64);
-    b->peaks[i] = -INFINITY;
-    b->sums[i] = 0;
+    b->peaks[i] = c->rule.sinks ? c->rule.sinks[head] * LOG2E : -INFINITY;
+    b->sums[i] = c->rule.sinks ? 1 : 0;
   }
   long last = c->start + (first + count - 1) / group; /* the position of the block's last query */
-  for (long key = 0; key <= last; key += CHUNK_KEYS) {
-    score_chunk_keys(b, c->kv[kv_head].keys + key * size, size);
+  long seen = first_seen(&c->rule, c->start + first / group);
+  for (long key = seen / CHUNK_KEYS * CHUNK_KEYS; key <= last; key += CHUNK_KEYS) {
+    long at = (key - c->base) * size;
+    score_chunk_keys(b, c->kv[kv_head].keys + at, size);
     for (int i = 0; i < BLOCK_QUERIES; i++) {
-      long visible = c->start + (first + (i < count ? i : 0)) / group - key + 1;
-      weigh_chunk_query(b, i, visible < CHUNK_KEYS ? visible : CHUNK_KEYS, c->scale, size);
+      long query = first + (i < count ? i : 0), position = c->start + query / group, visible = position - key + 1;
+      if (visible > CHUNK_KEYS) visible = CHUNK_KEYS;
+      if (c->rule.window || alters(&c->rule))
+        weigh_chunk_query(b, i, first_seen(&c->rule, position) - key, visible, &c->rule,
+                          slope_of(&c->rule, kv_head * group + query % group), key - position, size, 0);
+      else
+        weigh_chunk_query(b, i, 0, visible, &c->rule, 0, 0, size, 1);
     }
-    add_chunk_values(b, c->kv[kv_head].values + key * size, size);
+    add_chunk_values(b, c->kv[kv_head].values + at, size);
   }
   for (long i = 0; i < count; i++) {
     long token = (first + i) / group, head = kv_head * group + (first + i) % group;
@@ -218,16 +235,21 @@ EXPORT void attend_chunk(const void *arguments, struct team *team, int me) {
   enum type kv_type = a->kv_type;
   const int32_t *slots = a->slots;
   struct chunk_kv rows[kv_heads];
-  long length = padded_length(end), group = heads / kv_heads;
+  struct score_rule rule = make_rule((float)a->scale * LOG2E, a->softcap, a->slopes, a->sinks, a->window);
+  long seen = first_seen(&rule, start), base = seen / CHUNK_KEYS * CHUNK_KEYS;
+  long length = padded_length(end) - base, group = heads / kv_heads;
   long blocks = ((end - start) * group + BLOCK_QUERIES - 1) / BLOCK_QUERIES;
   for (long h = 0; h < kv_heads; h++) {
     rows[h].keys = scratch + 2 * h * size * length;
     rows[h].values = rows[h].keys + size * length;
   }
-  struct chunk c = {q, q_stride, heads, kv_heads, size, start, end, out, (float)a->scale * LOG2E, rows};
-  FOR_EACH_ITEM(item, kv_heads * (length / 32), 1, team)
-    lay_out_32_positions(kv, scales, kv_type, kv_heads, item % kv_heads, size, slots, item / kv_heads * 32, end,
-                         &rows[item % kv_heads]);
+  struct chunk c = {q, q_stride, heads, kv_heads, size, start, end, out, rule, rows, base};
+  FOR_EACH_ITEM(item, kv_heads * (length / 32), 1, team) {
+    const struct chunk_kv *to = &rows[item % kv_heads];
+    long first = item / kv_heads * 32;
+    lay_out_32_positions(kv, scales, kv_type, kv_heads, item % kv_heads, size, slots, base + first, seen, end,
+                         to->keys + first * size, to->values + first * size);
+  }
   wait_for_team(team);
   struct chunk_block b;
   configure_tiles(16, 16);
