@@ -192,7 +192,6 @@ LONGROPE = {
 @pytest.mark.parametrize(
     ("model_type", "changes", "told"),
     [
-        ("mistral", {"sliding_window": 100}, "layers of this mistral see the last 100 tokens only"),
         ("gemma2", {"head_dim": 16, "sliding_window": 512}, "its attention has the argument softcap"),
         ("bert", {"is_decoder": False}, "a mask that is neither causal nor a sliding window"),
         (
@@ -209,9 +208,12 @@ def test_what_the_attention_cannot_do_is_refused_after_a_trial(
     assert told in refusal(tmp_path)
 
 
-def test_a_window_that_no_text_outgrows_is_served(tmp_path: Path) -> None:
-    make_model(tmp_path, "mistral", sliding_window=100)
-    make_runner(tmp_path, with_families=False, max_total_tokens=100)
+def test_a_window_is_seen_by_attention(tmp_path: Path) -> None:
+    model = make_model(tmp_path, "mistral", sliding_window=20)
+    client = generate(make_runner(tmp_path, with_families=False, max_total_tokens=100), random_ids(70), NEW)
+    expected = expected_logprobs(model, random_ids(70), client.tokens[7])
+    ours = expected.gather(1, torch.tensor(client.tokens[7]).unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(torch.tensor(client.logprobs[7]), ours, atol=1e-4, rtol=1e-4)
 
 
 def random_logits(*_: Any, **__: Any) -> SimpleNamespace:

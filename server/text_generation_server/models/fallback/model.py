@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from text_generation_server.errors import ModelError
-from text_generation_server.kernels.interface import Kernels, KvLayer
+from text_generation_server.kernels.interface import AttentionOptions, Kernels, KvLayer
 from text_generation_server.layers.linear import LinearOp
 from text_generation_server.models.fallback.calls import AttentionCall, attending
 from text_generation_server.models.fallback.probe import LayerRule, run_base
@@ -133,7 +133,8 @@ class SlotAttention:
         angles = torch.ones(1, rule.size // 2, device=qkv.device), torch.zeros(1, rule.size // 2, device=qkv.device)
         counts = rule.heads, rule.kv_heads
         q_THD = kernels.rope_and_store_kv(qkv, counts, angles, self._first_T, kv, step.slots_T)
-        out = kernels.attend(q_THD, kv, step.table, step.rows_R, step.lengths_R, step.segments, rule.scale)
+        options = AttentionOptions(rule.scale, window=rule.window)
+        out = kernels.attend(q_THD, kv, step.table, step.rows_R, step.lengths_R, step.segments, options)
         self._on_layer()
         return out[:, :, : rule.value_size].unsqueeze(0)
 

@@ -144,11 +144,6 @@ def _rule(model_type: str, call: AttentionCall, windows: list[tuple[Tensor, int 
     rule = LayerRule(heads, kv_heads, key_size, value_size, call.scale, window if window < longest else None)
     if call.key.shape[1] != kv_heads or heads % kv_heads or rule.size % 2:
         raise refused(model_type, f"{heads} heads of {rule.size} numbers cannot share {call.key.shape[1]} keys")
-    if rule.window is not None:
-        raise ModelError(
-            f"layers of this {model_type} see the last {rule.window} tokens only, which is not supported yet in longer"
-            f" sequences: choose --max-total-tokens {rule.window} or less"
-        )
     return rule
 
 
