@@ -210,7 +210,7 @@ def test_what_the_attention_cannot_do_is_refused_after_a_trial(
 
 def test_a_window_is_seen_by_attention(tmp_path: Path) -> None:
     model = make_model(tmp_path, "mistral", sliding_window=20)
-    client = generate(make_runner(tmp_path, with_families=False, max_total_tokens=100), random_ids(70), NEW)
+    client = generate(warm_runner(tmp_path, with_families=False, max_total_tokens=100), random_ids(70), NEW)
     expected = expected_logprobs(model, random_ids(70), client.tokens[7])
     ours = expected.gather(1, torch.tensor(client.tokens[7]).unsqueeze(1)).squeeze(1)
     torch.testing.assert_close(torch.tensor(client.logprobs[7]), ours, atol=1e-4, rtol=1e-4)

@@ -91,4 +91,4 @@ def test_steps_are_recorded_unless_cuda_graphs_is_0(sizes: str | None, recorded:
         model_path=DEMO_MODEL, uds_path="", rank=0, world_size=1, epoch=1, max_total_tokens=64,
         compute=ComputeFlags(dtype=Dtype.bfloat16), shard=ShardFlags(cuda_graphs=sizes),
     )  # fmt: skip
-    assert isinstance(load_shard(config, Worker(1)).runner._graphs, DecodePrograms) == recorded
+    assert isinstance(load_shard(config, Worker(1)).runner._platform.graphs, DecodePrograms) == recorded

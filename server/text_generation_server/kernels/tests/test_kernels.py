@@ -715,7 +715,9 @@ def experts_of(subject: Subject, x: Tensor, logits: Tensor, gate_up: Tensor, dow
 @pytest.mark.parametrize("width", [48, 72])
 def test_experts_compute_their_tokens_and_no_others(subject: Subject, width: int) -> None:
     tokens, count, inner = 21, 6, 32
-    x, logits = torch.randn(tokens, width).to(subject.dtype), torch.randn(tokens, count).to(subject.dtype)
+    x = torch.randn(tokens, width).to(subject.dtype)
+    # No two logits of a token are equal in any type, so that its choice of experts is certain.
+    logits = (torch.stack([torch.randperm(count) for _ in range(tokens)]) * 0.5 - 1).to(subject.dtype)
     logits[:, 4] = -300.0  # no token goes to this expert, so its weights are not read
     gate_up = (torch.randn(count, 2 * inner, width) / width**0.5).to(subject.dtype)
     down = (torch.randn(count, width, inner) / inner**0.5).to(subject.dtype)

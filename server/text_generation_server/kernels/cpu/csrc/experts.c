@@ -10,7 +10,7 @@
 #include "vectors.h"
 
 #define PAIRS_AT_ONCE 4    /* tokens and ... */
-#define OUTPUTS_AT_ONCE 4  /* ... outputs whose sums fit the registers */
+#define SUMS_AT_ONCE 4     /* ... outputs whose sums fit the registers */
 #define OUTPUTS_OF_ITEM 16 /* outputs of one expert that a thread takes at a time */
 
 INLINE float number_at(const void *p, long i, enum type type) {
@@ -86,11 +86,11 @@ EXPORT void route(const void *arguments, struct team *team, int me) {
 }
 
 /* sums[i][j] = x[i] · w[j], for `pairs` vectors x and `outputs` vectors w of `size` numbers. */
-INLINE void multiply(const char *const x[PAIRS_AT_ONCE], int pairs, const char *const w[OUTPUTS_AT_ONCE], int outputs,
-                     long size, enum type type, float sums[PAIRS_AT_ONCE][OUTPUTS_AT_ONCE]) {
-  vf parts[PAIRS_AT_ONCE][OUTPUTS_AT_ONCE] = {};
+INLINE void multiply(const char *const x[PAIRS_AT_ONCE], int pairs, const char *const w[SUMS_AT_ONCE], int outputs,
+                     long size, enum type type, float sums[PAIRS_AT_ONCE][SUMS_AT_ONCE]) {
+  vf parts[PAIRS_AT_ONCE][SUMS_AT_ONCE] = {};
   for (long i = 0; i < size; i += LANES) {
-    vf weights[OUTPUTS_AT_ONCE];
+    vf weights[SUMS_AT_ONCE];
 #pragma GCC unroll 4
     for (int j = 0; j < outputs; j++) weights[j] = load(w[j], i, type);
 #pragma GCC unroll 4
@@ -107,9 +107,9 @@ INLINE void multiply(const char *const x[PAIRS_AT_ONCE], int pairs, const char *
 }
 
 /* Calls multiply; the compiler makes a copy of it for each number of pairs. */
-static void multiply_pairs(const char *const x[PAIRS_AT_ONCE], int pairs, const char *const w[OUTPUTS_AT_ONCE],
-                           long size, enum type type, float sums[PAIRS_AT_ONCE][OUTPUTS_AT_ONCE]) {
-#define MULTIPLY(count, t) multiply(x, count, w, OUTPUTS_AT_ONCE, size, t, sums)
+static void multiply_pairs(const char *const x[PAIRS_AT_ONCE], int pairs, const char *const w[SUMS_AT_ONCE], long size,
+                           enum type type, float sums[PAIRS_AT_ONCE][SUMS_AT_ONCE]) {
+#define MULTIPLY(count, t) multiply(x, count, w, SUMS_AT_ONCE, size, t, sums)
   if (type == BF16) switch (pairs) {
       case 1: MULTIPLY(1, BF16); return;
       case 2: MULTIPLY(2, BF16); return;
@@ -131,9 +131,9 @@ INLINE void up_item(const struct experts_up_arguments *a, long expert, long firs
   long width = a->width, inner = a->inner, bytes = width * bytes_of(type);
   const int32_t *pairs = a->pairs, *offsets = a->offsets;
   const char *weights = (const char *)a->gate_up + expert * 2 * inner * bytes, *x = a->x;
-  for (long n = first; n < first + OUTPUTS_OF_ITEM && n < inner; n += OUTPUTS_AT_ONCE / 2) {
-    const char *w[OUTPUTS_AT_ONCE];
-    for (int j = 0; j < OUTPUTS_AT_ONCE / 2; j++) {
+  for (long n = first; n < first + OUTPUTS_OF_ITEM && n < inner; n += SUMS_AT_ONCE / 2) {
+    const char *w[SUMS_AT_ONCE];
+    for (int j = 0; j < SUMS_AT_ONCE / 2; j++) {
       w[2 * j] = weights + (n + j) * bytes;
       w[2 * j + 1] = weights + (inner + n + j) * bytes;
     }
@@ -141,10 +141,10 @@ INLINE void up_item(const struct experts_up_arguments *a, long expert, long firs
       int count = offsets[expert + 1] - at < PAIRS_AT_ONCE ? (int)(offsets[expert + 1] - at) : PAIRS_AT_ONCE;
       const char *from[PAIRS_AT_ONCE];
       for (int p = 0; p < count; p++) from[p] = x + pairs[at + p] / a->chosen * bytes;
-      float sums[PAIRS_AT_ONCE][OUTPUTS_AT_ONCE];
+      float sums[PAIRS_AT_ONCE][SUMS_AT_ONCE];
       multiply_pairs(from, count, w, width, type, sums);
       for (int p = 0; p < count; p++)
-        for (int j = 0; j < OUTPUTS_AT_ONCE / 2; j++) {
+        for (int j = 0; j < SUMS_AT_ONCE / 2; j++) {
           float gate = rounded(sums[p][2 * j], type), up = rounded(sums[p][2 * j + 1], type);
           float opened = rounded(gate / (1.0f + expf(-gate)), type);
           store_number(a->out, (at + p) * inner + n + j, opened * up, type);
@@ -170,18 +170,18 @@ INLINE void down_item(const struct experts_down_arguments *a, long expert, long 
   long width = a->width, inner = a->inner, bytes = inner * bytes_of(type);
   const int32_t *pairs = a->pairs, *offsets = a->offsets;
   const char *weights = (const char *)a->down + expert * width * bytes, *x = a->x;
-  for (long n = first; n < first + OUTPUTS_OF_ITEM && n < width; n += OUTPUTS_AT_ONCE) {
-    const char *w[OUTPUTS_AT_ONCE];
-    for (int j = 0; j < OUTPUTS_AT_ONCE; j++) w[j] = weights + (n + j) * bytes;
+  for (long n = first; n < first + OUTPUTS_OF_ITEM && n < width; n += SUMS_AT_ONCE) {
+    const char *w[SUMS_AT_ONCE];
+    for (int j = 0; j < SUMS_AT_ONCE; j++) w[j] = weights + (n + j) * bytes;
     for (long at = offsets[expert]; at < offsets[expert + 1]; at += PAIRS_AT_ONCE) {
       int count = offsets[expert + 1] - at < PAIRS_AT_ONCE ? (int)(offsets[expert + 1] - at) : PAIRS_AT_ONCE;
       const char *from[PAIRS_AT_ONCE];
       for (int p = 0; p < count; p++) from[p] = x + (at + p) * bytes;
-      float sums[PAIRS_AT_ONCE][OUTPUTS_AT_ONCE];
+      float sums[PAIRS_AT_ONCE][SUMS_AT_ONCE];
       multiply_pairs(from, count, w, inner, type, sums);
       for (int p = 0; p < count; p++) {
         float score = rounded(a->scores[pairs[at + p]], type);
-        for (int j = 0; j < OUTPUTS_AT_ONCE; j++)
+        for (int j = 0; j < SUMS_AT_ONCE; j++)
           store_number(a->out, pairs[at + p] * width + n + j, rounded(sums[p][j], type) * score, type);
       }
     }
