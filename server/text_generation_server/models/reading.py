@@ -1,8 +1,5 @@
 """Reads what the configs of most families have in common: the names of Llama's fields, with Llama's defaults."""
 
-from collections.abc import Callable
-from dataclasses import replace
-
 import torch
 
 from text_generation_server.errors import ModelError
@@ -34,7 +31,6 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": Activation.gelu_tanh,
     "relu": Activation.relu,
 }
-LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def llama_like(
@@ -118,19 +114,3 @@ def stored_dtype(fields: Fields) -> torch.dtype:
     if name not in known:
         raise fields.error(field, f"one of {', '.join(known)}")
     return known[name]
-
-
-def layer_windows(fields: Fields, count: int, window: int | None, slides: Callable[[int], bool]) -> list[int | None]:
-    """The window of each layer: `window` for those that layer_types calls sliding_attention, or, where config.json has
-    no layer_types, for those that `slides`."""
-    kinds = fields.raw.get("layer_types")
-    if kinds is None:
-        return [window if slides(i) else None for i in range(count)]
-    if not (isinstance(kinds, list) and len(kinds) == count and all(kind in LAYER_TYPES for kind in kinds)):
-        raise fields.error("layer_types", f"a list of {count} of the words {' and '.join(LAYER_TYPES)}")
-    return [window if kind == "sliding_attention" else None for kind in kinds]
-
-
-def with_windows(config: ModelConfig, windows: list[int | None]) -> ModelConfig:
-    rules = tuple(replace(rule, window=window) for rule, window in zip(config.rules, windows, strict=True))
-    return replace(config, rules=rules)

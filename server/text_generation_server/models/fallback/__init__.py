@@ -1,4 +1,4 @@
-"""Models of families that `families.py` does not have: transformers computes them, over our cache and our attention.
+"""Models of families that `families/` does not have: transformers computes them, over our cache and our attention.
 
 The package is used for such models only, and it alone imports transformers while serving, within its functions.
 

@@ -8,7 +8,6 @@ import torch
 
 from text_generation_server.errors import ModelError
 from text_generation_server.models.reading import (
-    LAYER_TYPES,
     MAX_LAYERS,
     MAX_VOCABULARY,
     stored_dtype,
@@ -16,6 +15,7 @@ from text_generation_server.models.reading import (
 )
 from text_generation_server.models.rope_config import MAX_POSITIONS
 from text_generation_server.models.values import Fields, is_whole, shown
+from text_generation_server.models.windows import LAYER_TYPES
 
 # Families whose results differ from those of transformers, for reasons that are not known.
 REFUSED = ("phimoe",)

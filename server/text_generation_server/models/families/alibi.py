@@ -1,9 +1,11 @@
 """BLOOM, Falcon and MPT. BLOOM, MPT and some Falcons know positions by slopes of scores: ALiBi, arXiv 2108.12409."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 
 from text_generation_server.models.architecture import AttentionRule, Biases, Branches, ModelConfig, Norm
+from text_generation_server.models.families.row import COMMON, Family, field_names
 from text_generation_server.models.names import BLOOM_NAMES, FALCON_NAMES, MPT_NAMES
 from text_generation_server.models.reading import MAX_HEADS, MAX_WIDTH, layer_norm, llama_like
 from text_generation_server.models.rope_config import LLAMA_ROPE
@@ -133,3 +135,25 @@ def _with_wide_mlp(fields: Fields) -> Fields:
     if fields.has("intermediate_size"):
         return fields
     return fields.with_value("intermediate_size", 4 * fields.whole("hidden_size", 1, MAX_WIDTH))
+
+
+# What Megatron fused, and how it summed in training: transformers computes the same whatever their values are.
+MEGATRON = field_names("""
+    bias_dropout_fusion masked_softmax_fusion offset_alibi skip_bias_add skip_bias_add_qkv slow_but_exact
+""")
+BLOOM = MEGATRON | set(BLOOM_SPELLING.values()) | {"apply_residual_connection_post_layernorm", "layer_norm_epsilon"}
+FALCON = field_names("""
+    activation alibi bias ffn_hidden_size layer_norm_epsilon multi_query new_decoder_architecture num_kv_heads
+    num_ln_in_parallel_attn parallel_attn
+""")
+MPT = field_names("""
+    attn_config emb_pdrop embedding_fraction expansion_ratio init_device layer_norm_epsilon learned_pos_emb no_bias
+    norm_type
+""")
+
+
+FAMILIES: Mapping[str, Family] = {
+    "bloom": Family(COMMON | BLOOM, bloom),
+    "falcon": Family(COMMON | FALCON | set(OLD_SPELLING.values()), falcon),
+    "mpt": Family(COMMON | MPT | set(MPT_SPELLING.values()), mpt),
+}

@@ -1,0 +1,42 @@
+"""Reads which layers of a model have a sliding window, and its size."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from text_generation_server.models.architecture import ModelConfig
+from text_generation_server.models.rope_config import MAX_POSITIONS
+from text_generation_server.models.values import Fields
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def layer_windows(fields: Fields, count: int, window: int | None, slides: Callable[[int], bool]) -> list[int | None]:
+    """The window of each layer: `window` for those that layer_types calls sliding_attention, or, where config.json has
+    no layer_types, for those that `slides`."""
+    kinds = fields.raw.get("layer_types")
+    if kinds is None:
+        return [window if slides(i) else None for i in range(count)]
+    if not (isinstance(kinds, list) and len(kinds) == count and all(kind in LAYER_TYPES for kind in kinds)):
+        raise fields.error("layer_types", f"a list of {count} of the words {' and '.join(LAYER_TYPES)}")
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def with_windows(config: ModelConfig, windows: list[int | None]) -> ModelConfig:
+    rules = tuple(replace(rule, window=window) for rule, window in zip(config.rules, windows, strict=True))
+    return replace(config, rules=rules)
+
+
+def with_one_window(fields: Fields, config: ModelConfig) -> ModelConfig:
+    return with_windows(config, [read_window(fields)] * config.num_layers)
+
+
+def with_windows_from(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """The layers from max_window_layers on have a window, if use_sliding_window is true."""
+    fields = fields.with_defaults(sliding_window=4096, max_window_layers=28)
+    first = fields.whole("max_window_layers", 0, MAX_POSITIONS, 28)
+    window = read_window(fields) if fields.flag("use_sliding_window") else None
+    return with_windows(config, layer_windows(fields, config.num_layers, window, lambda i: i >= first))
+
+
+def read_window(fields: Fields) -> int | None:
+    return fields.whole("sliding_window", 1, MAX_POSITIONS) if fields.has("sliding_window") else None
