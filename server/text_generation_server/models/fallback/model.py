@@ -9,13 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from text_generation_server.errors import ModelError
-from text_generation_server.kernels.interface import AttentionOptions, Kernels, KvLayer
+from text_generation_server.kernels.interface import Kernels, KvLayer
 from text_generation_server.layers.linear import LinearOp
 from text_generation_server.models.fallback.calls import AttentionCall, attending
 from text_generation_server.models.fallback.probe import LayerRule, run_base
 from text_generation_server.models.kv_cache import KvShape, bytes_per_slot, make_kv_cache
 from text_generation_server.platforms import Platform
 from text_generation_server.step.inputs import StepInput
+
+Angles = tuple[Tensor, Tensor]  # cosine and sine, float32 [L, D / 2]
 
 
 class KernelLinear(nn.Module):
@@ -25,6 +27,7 @@ class KernelLinear(nn.Module):
         super().__init__()
         self._linear = linear
         self._dtype = dtype
+        self.weight = torch.empty(0, dtype=dtype)  # for models that ask for its type; a product with it fails
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype != self._dtype:
@@ -90,6 +93,7 @@ class FallbackModel:
         self._kernels = platform.kernels
         self._device = platform.device
         self._kv_shapes = [KvShape(2 * rule.kv_heads, rule.size) for rule in rules]
+        self._unturned = {rule.size: _angle_of_zero(rule.size, platform.device) for rule in rules}
 
     def bytes_per_slot(self, dtype: torch.dtype) -> int:
         return bytes_per_slot(self._kv_shapes, dtype)
@@ -98,7 +102,7 @@ class FallbackModel:
         return make_kv_cache(self._kv_shapes, slots, dtype, self._device, on_layer)
 
     def forward(self, step: StepInput, cache: list[KvLayer], on_layer: Callable[[], None]) -> Tensor:
-        attend = SlotAttention(self._kernels, self._rules, step, cache, on_layer)
+        attend = SlotAttention(self._kernels, self._rules, self._unturned, step, cache, on_layer)
         with attending(attend):
             hidden: Tensor = run_base(self._base, step.ids_T, step.positions_T).last_hidden_state
         return hidden[0]
@@ -114,11 +118,13 @@ class SlotAttention:
     """The attention of one step, in all layers."""
 
     def __init__(
-        self, kernels: Kernels, rules: list[LayerRule], step: StepInput, cache: list[KvLayer],
-        on_layer: Callable[[], None],
+        self, kernels: Kernels, rules: list[LayerRule], unturned: dict[int, Angles], step: StepInput,
+        cache: list[KvLayer], on_layer: Callable[[], None],
     ) -> None:  # fmt: skip
+        """`unturned`: the angle of 0, for each size of heads."""
         self._kernels = kernels
         self._rules = rules
+        self._unturned = unturned
         self._step = step
         self._cache = cache
         self._on_layer = on_layer
@@ -130,13 +136,15 @@ class SlotAttention:
         heads = [_padded(states[0].transpose(0, 1), rule.size) for states in (call.query, call.key, call.value)]
         qkv = torch.cat(heads, dim=1).to(call.value.dtype).flatten(1)
         # transformers has turned queries and keys already: an angle of 0 leaves them as they are.
-        angles = torch.ones(1, rule.size // 2, device=qkv.device), torch.zeros(1, rule.size // 2, device=qkv.device)
-        counts = rule.heads, rule.kv_heads
+        counts, angles = (rule.heads, rule.kv_heads), self._unturned[rule.size]
         q_THD = kernels.rope_and_store_kv(qkv, counts, angles, self._first_T, kv, step.slots_T)
-        options = AttentionOptions(rule.scale, window=rule.window)
-        out = kernels.attend(q_THD, kv, step.table, step.rows_R, step.lengths_R, step.segments, options)
+        out = kernels.attend(q_THD, kv, step.table, step.rows_R, step.lengths_R, step.segments, rule.options)
         self._on_layer()
         return out[:, :, : rule.value_size].unsqueeze(0)
+
+
+def _angle_of_zero(size: int, device: torch.device) -> Angles:
+    return torch.ones(1, size // 2, device=device), torch.zeros(1, size // 2, device=device)
 
 
 def _padded(states_THD: Tensor, size: int) -> Tensor:

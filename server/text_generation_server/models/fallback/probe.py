@@ -7,20 +7,23 @@ returns zeros. If its results differ, the model does not use the positions that 
 attention.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from text_generation_server.errors import ModelError
+from text_generation_server.kernels.interface import AttentionOptions
 from text_generation_server.models.fallback.calls import NAME, AttentionCall, attending
 
 TOKENS = 4
-# Arguments of an attention that do not change its result, or that say again what the mask says.
-HARMLESS = {
+# Arguments of an attention that a rule has, that do not change its result, or that say again what the mask says.
+KNOWN = {
+    *("s_aux", "softcap"),
     *("cache_position", "dropout", "position_embeddings", "position_ids", "return_dict", "sliding_window", "use_cache"),
     *("output_attentions", "output_hidden_states", "output_router_logits"),
 }
@@ -34,8 +37,7 @@ class LayerRule:
     kv_heads: int
     key_size: int
     value_size: int
-    scale: float
-    window: int | None  # a token sees this many tokens, itself included; None: all tokens up to itself
+    options: AttentionOptions
 
     @property
     def size(self) -> int:
@@ -135,16 +137,40 @@ def seen(visible: Callable[..., Tensor], longest: int) -> int | None:
 
 def _rule(model_type: str, call: AttentionCall, windows: list[tuple[Tensor, int | None]], longest: int) -> LayerRule:
     for name, value in call.options.items():
-        if name not in HARMLESS and value is not None and not (name == "is_causal" and value is True):
+        if name not in KNOWN and value is not None and not (name == "is_causal" and value is True):
             raise refused(model_type, f"its attention has the argument {name}, which is not supported yet")
     window = next((window for mask, window in windows if mask is call.mask), None)
     if window is None:
         raise refused(model_type, "its attention has a mask that is neither causal nor a sliding window")
     (_, heads, _, key_size), (_, kv_heads, _, value_size) = call.query.shape, call.value.shape
-    rule = LayerRule(heads, kv_heads, key_size, value_size, call.scale, window if window < longest else None)
+    options = AttentionOptions(
+        scale=call.scale,
+        softcap=_softcap(model_type, call),
+        sinks_H=_sinks(model_type, call, heads),
+        window=window if window < longest else None,
+    )
+    rule = LayerRule(heads, kv_heads, key_size, value_size, options)
     if call.key.shape[1] != kv_heads or heads % kv_heads or rule.size % 2:
         raise refused(model_type, f"{heads} heads of {rule.size} numbers cannot share {call.key.shape[1]} keys")
     return rule
+
+
+def _softcap(model_type: str, call: AttentionCall) -> float | None:
+    softcap = call.options.get("softcap")
+    if softcap is None:
+        return None
+    if not isinstance(softcap, int | float) or not 0 < softcap < math.inf:
+        raise refused(model_type, "its attention has a softcap that is not a number above 0")
+    return float(softcap)
+
+
+def _sinks(model_type: str, call: AttentionCall, heads: int) -> Tensor | None:
+    sinks = call.options.get("s_aux")
+    if sinks is None:
+        return None
+    if not isinstance(sinks, nn.Parameter) or sinks.numel() != heads:
+        raise refused(model_type, f"its attention has sinks that are not one parameter for each of {heads} heads")
+    return sinks.data.flatten().float()
 
 
 def _rows_equal(rows: Tensor) -> bool:
