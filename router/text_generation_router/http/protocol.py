@@ -119,8 +119,11 @@ class Connection(HttpToolsProtocol):
         self._arrival.clear()
         if not self.flow.write_paused:
             self._reading.stop()
-        error = self._error_in_headers()
-        self.app = self._application_of_request() if error is None else refusal(error)
+        self.app = self._application
+        if error := self._error_in_headers():
+            self.app = refusal(error)
+        elif self.parser.get_method() in (b"GET", b"HEAD"):
+            self.app = self._at_once.get(self.url, self._application)
         super().on_headers_complete()
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         self._cycles.append(self.cycle)
@@ -129,10 +132,6 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
             raise ConnectionAbortedError  # stops the parser, whose data may contain more requests
         self._arrival.set(self._limits.body_s, self._body_timed_out)
-
-    def _application_of_request(self) -> ASGIApp:
-        is_read_only = self.parser.get_method() in (b"GET", b"HEAD")
-        return self._at_once.get(self.url, self._application) if is_read_only else self._application
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if app in self._at_once.values() and self._may_answer_at_once and not self.flow.write_paused:
