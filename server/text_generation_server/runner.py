@@ -180,10 +180,13 @@ class ModelRunner:
     def _launch(
         self, step: PreparedStep, started: Moment, on_progress: Signal, on_layer: Signal
     ) -> Pending[StepOutput]:
+        newest = None
+        if self._group.rank == 0 and step.sampled.rows:
+            newest = self._sampler.before(self.row_state.batches.rows, step.sampled.rows, self._mark)
         logits, rows_R = self.row_state.forward(step, on_layer, lambda hidden_TH: self._logits(hidden_TH, step))
         on_progress()
         forwarded = self._mark()
-        sampled = self._sample(logits, step, rows_R)
+        sampled = self._sample(logits, step, rows_R, newest)
         on_host = sampled.moved(fetch)
         done = self._mark()
 
@@ -220,7 +223,9 @@ class ModelRunner:
         rows, part = self.row_state.batches.rows, self._vocabulary_part
         return self._sampler.works_on_parts(rows, step.sampled.rows, self._group, part)
 
-    def _sample(self, logits: Tensor | None, step: PreparedStep, rows_R: Tensor) -> Sampled:
+    def _sample(
+        self, logits: Tensor | None, step: PreparedStep, rows_R: Tensor, newest: Pending[list[int]] | None
+    ) -> Sampled:
         """Samples on rank 0, and appends the sampled tokens to the rows of every rank."""
         if not step.sampled.rows:
             return NOTHING_SAMPLED
@@ -230,7 +235,7 @@ class ModelRunner:
             model = self._model
             sampled = self._sampler.sample_parts(logits, model.vocabulary, model.vocab_size, rows, index, self._group)
         elif logits is not None:
-            sampled = self._sampler(logits, rows, index)
+            sampled = self._sampler(logits, rows, index, newest)
         ids_R = self._group.broadcast(torch.empty_like(rows_R) if sampled is None else sampled.ids_R)
         self._kernels.advance(rows.history, rows.lengths, rows_R, ids_R)
         rows.note_tokens(step.sampled.rows_R)

@@ -1,4 +1,6 @@
-"""Samples the next tokens of a step's rows from their logits. Waits for the device only if a row has a watermark."""
+"""Samples the next tokens of a step's rows from their logits. Waits for the device only if a row has a watermark, and
+then not for this step but for the step before.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -6,10 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from text_generation_server.device.transfers import Moment, send
 from text_generation_server.distributed import Group
 from text_generation_server.kernels.interface import Chosen, Kernels
 from text_generation_server.sampling.plan import RowBlock, SamplingPlan, make_plan
-from text_generation_server.sampling.watermark import green_list
+from text_generation_server.sampling.watermark import green_list, newest_tokens
+from text_generation_server.step.results import Pending
 from text_generation_server.step.rows import Rows
 
 NO_TOP_IDS, NO_TOP_LOGPROBS = torch.empty((0, 0), dtype=torch.int32), torch.empty((0, 0))
@@ -89,12 +93,22 @@ class Sampler:
         self._delta = watermark_delta
         self._plan: SamplingPlan | None = None  # the plan of the last step, which usually fits the next step too
 
-    def __call__(self, logits_RV: Tensor, rows: Rows, index: tuple[int, ...]) -> Sampled:
-        """Samples one token for each row of `index`, in the order of the logits. May overwrite the logits."""
+    def before(self, rows: Rows, index: tuple[int, ...], mark: Callable[[], Moment]) -> Pending[list[int]] | None:
+        """The newest tokens of the rows of `index` that have a watermark, if any has one. To be called before the
+        step's forward pass is launched. `mark` is the platform's."""
+        plan = self._plan_for(rows, index)
+        return newest_tokens(rows, tuple(index[i] for i in plan.watermarked), mark) if plan.watermarked else None
+
+    def __call__(
+        self, logits_RV: Tensor, rows: Rows, index: tuple[int, ...], newest: Pending[list[int]] | None = None
+    ) -> Sampled:
+        """Samples one token for each row of `index`, in the order of the logits. May overwrite the logits. `newest` is
+        the result of `before`."""
         plan = self._plan_for(rows, index)
         logits = logits_RV.float()
         if plan.watermarked:
-            self._watermark(logits, rows, plan)
+            assert newest is not None
+            self._watermark(logits, plan, newest)
         if len(plan.blocks) == 1:
             chosen = self._choose(logits, rows, plan.blocks[0])
         else:
@@ -149,12 +163,11 @@ class Sampler:
             self._on_progress()
         return Chosen(ids, logprobs, finite)
 
-    def _watermark(self, logits: Tensor, rows: Rows, plan: SamplingPlan) -> None:
-        for i in plan.watermarked:
-            row = plan.index[i]
-            previous = int(rows.history[row, int(rows.known[row]) - 1])
+    def _watermark(self, logits: Tensor, plan: SamplingPlan, newest: Pending[list[int]]) -> None:
+        for i, previous in zip(plan.watermarked, newest.wait(), strict=True):
             green = green_list(previous, logits.shape[1], self._gamma)
-            logits[i, green.to(logits.device)] += self._delta
+            (there,) = send([green.int().numpy()], logits.device)
+            logits[i, there] += self._delta
 
 
 def _top_tokens(logits: Tensor, plan: SamplingPlan) -> tuple[Tensor, Tensor]:

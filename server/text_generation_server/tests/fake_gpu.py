@@ -60,6 +60,7 @@ class FakeGpu(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.waits: dict[str, None] = {}  # in the order in which they were met
+        self.launched = 0  # number of kernels
         self._is_launching = False
         self._pinned: dict[int, Tensor] = {}  # by the address of their memory; kept, so that no address is used twice
 
@@ -141,16 +142,19 @@ class FakeGpu(TorchDispatchMode):
 
 
 class AwaitedMoment:
-    """A moment that has come when the host asks. To ask is a wait."""
+    """A moment that has come when the host asks. To ask is a wait. The GPU is not idle meanwhile if it has kernels that
+    were launched behind the moment."""
 
     def __init__(self, gpu: FakeGpu) -> None:
         self._gpu = gpu
+        self._launched = gpu.launched
 
     def has_come(self) -> bool:
         return True
 
     def wait(self) -> None:
-        self._gpu.note_wait("a moment is awaited")
+        behind = "" if self._gpu.launched == self._launched else ", with kernels launched behind it,"
+        self._gpu.note_wait(f"a moment{behind} is awaited")
 
     def ns_since(self, earlier: "AwaitedMoment") -> int:
         return 0

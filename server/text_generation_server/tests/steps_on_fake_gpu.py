@@ -44,6 +44,9 @@ LLAMA = {
 GPT2 = {
     "model_type": "gpt2", "vocab_size": 2048, "n_embd": 256, "n_head": 8, "n_layer": 1, "n_positions": MODEL_LIMIT,
 }  # fmt: skip
+MIXTRAL = {
+    **LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 100,
+}  # fmt: skip
 SLOTS = 1000  # fewer than MODEL_LIMIT, and 16 does not divide it
 REQUESTS = 40
 PREFILL_TOKENS = 300
@@ -132,12 +135,14 @@ class VariedLoad:
 class KernelForms:
     """The kernels that Triton would have compiled: a name and everything for which it makes a form of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: FakeGpu) -> None:
         self.forms: set[tuple[str, str]] = set()
+        self._gpu = gpu
         knobs.runtime.jit_cache_hook = self
 
     def __call__(self, *, key: str, fn: Any, **_: Any) -> bool:
         self.forms.add((fn.name.rpartition(".")[2], key))
+        self._gpu.launched += 1
         return True  # Triton neither compiles the kernel nor launches it.
 
 
@@ -161,7 +166,8 @@ def warm_runner(
 
 
 def served(*case: Any) -> dict[str, Any]:
-    gpu, compiled = FakeGpu(), KernelForms()
+    gpu = FakeGpu()
+    compiled = KernelForms(gpu)
     with warm_runner(gpu, *case) as runner:
         assert runner.row_state.batches.rows.length == SLOTS
         warm, compiled.forms = compiled.forms, set()
@@ -173,6 +179,7 @@ def served(*case: Any) -> dict[str, Any]:
         load.sizes()
         without_watermark, gpu.waits = list(gpu.waits), {}
         load.options(replace(NEUTRAL, watermark=True))
+        load.options(EVERY_OPTION)
     late = sorted(f"{name}: {form}" for name, form in compiled.forms - warm)
     return {"launched": len(warm), "waits": without_watermark, "watermark": list(gpu.waits), "compiled": late}
 
@@ -188,3 +195,4 @@ if __name__ == "__main__":
     driver.set_active(AbsentDriver())
     print(json.dumps(served(LLAMA, 2, SIZES, torch.bfloat16)), flush=True)
     print(json.dumps(served(GPT2, 1, (), torch.int8)), flush=True)
+    print(json.dumps(served(MIXTRAL, 1, (), torch.bfloat16)), flush=True)

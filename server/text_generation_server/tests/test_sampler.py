@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from text_generation_common.sampling import Sampling
+from text_generation_server.device.transfers import HostMoment
 from text_generation_server.errors import StepError
 from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.interface import Choices, Chosen, Kernels
@@ -29,7 +30,9 @@ def join(rows: Rows, request_id: int, choice: Sampling, ids: list[int] | None = 
 def sample_rows(choices: list[Sampling]) -> SampledOnHost:
     rows = Rows(len(choices), 16, CPU)
     index = tuple(join(rows, i, choice) for i, choice in enumerate(choices))
-    return read_out(Sampler(KERNELS, 0.5, 2.0)(LOGITS.repeat(len(choices), 1), rows, index))
+    sampler = Sampler(KERNELS, 0.5, 2.0)
+    newest = sampler.before(rows, index, HostMoment)
+    return read_out(sampler(LOGITS.repeat(len(choices), 1), rows, index, newest))
 
 
 def distribution(parameters: Sampling) -> Tensor:
@@ -235,7 +238,10 @@ def test_a_watermark_follows_the_newest_token_of_its_own_row() -> None:
     rows = Rows(2, 16, CPU)
     index = (join(rows, 1, Sampling()), join(rows, 2, Sampling(watermark=True), [3, 4, 5, 8]))
     logits = LOGITS.repeat(2, 1)
-    Sampler(KERNELS, 0.2, 3.0)(logits, rows, index)
+    sampler = Sampler(KERNELS, 0.2, 3.0)
+    newest = sampler.before(rows, index, HostMoment)
+    rows.history[index[1], 3] = 0  # the token is read before the step's forward pass
+    sampler(logits, rows, index, newest)
     expected = LOGITS.clone()
     expected[green_list(8, VOCABULARY, 0.2)] += 3.0
     assert torch.equal(logits[0], LOGITS) and torch.equal(logits[1], expected)
