@@ -63,7 +63,7 @@ class TestLoop:
 
     def _cases(self, session: pytest.Session) -> Iterator[Case]:
         items = session.items[self._part :: self._parts]
-        for item, following in zip(items, [*items[1:], None], strict=True):
+        for item, following in zip(items, [*items[1:], None], strict=False):  # there may be no items
 
             def run(item: pytest.Item = item, following: pytest.Item | None = following) -> Iterable[Measured]:
                 self._reports.clear()

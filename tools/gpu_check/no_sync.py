@@ -15,15 +15,11 @@ from gpu_check.findings import Case, Context, Measured
 from gpu_check.model import REHEARSED
 from gpu_check.runners import SPARE, Player, RunnerLoad, make_runner
 from text_generation_benchmark.shapes import LLAMA_8B
-from text_generation_common.sampling import Sampling
 from text_generation_server.step.results import Pending, StepOutput
+from text_generation_server.step.warmup import EVERY_OPTION
 
 TABLE = "Lines that wait for the device within runner.step"
 ROWS, CONTEXT = 8, 100
-EVERY_OPTION = Sampling(
-    do_sample=True, temperature=0.9, top_k=10, top_p=0.9, typical_p=0.9, repetition_penalty=1.2, frequency_penalty=0.1,
-    top_n_tokens=5, seed=3,
-)  # fmt: skip
 
 Step = Callable[[], Pending[StepOutput]]
 

@@ -28,8 +28,8 @@ class Stage:
 ENVIRONMENT = Stage("environment", "environment:describe", 30)
 # Two products of 8192³ and 2 GiB moved some hundred times: 1 s, and the process's start.
 CEILINGS = Stage("ceilings", "ceilings:measure", 40)
-# 16 kernels are compiled (25 s) and run once, beside references of some tenths of a second.
-SMOKE = Stage("smoke", "smoke:compare_all", 60)
+# 30 kernels are compiled (40 s) and run once, beside references of some tenths of a second.
+SMOKE = Stage("smoke", "smoke:compare_all", 75)
 # Six runners of two layers: 2 s each, most of it recording.
 GRAPHS = Stage("graphs", "graphs:compare_replay", 60)
 # Two servers: 35 s to start each (16 GB of random weights, compilation, 15 sizes recorded at 0.1 s), then loads: 3 + 8

@@ -29,13 +29,15 @@ class SmokeSizes:
     length: int  # tokens of each row
     width: int  # positions of a row of the table
     prompt: int
+    window: int
+    experts: int
     dtype: torch.dtype
     caches: tuple[torch.dtype, ...]
 
 
-ON_GPU = SmokeSizes(LLAMA_8B, 64, 1000, 4608, 4096, torch.bfloat16, (torch.bfloat16, FP8, torch.int8))
+ON_GPU = SmokeSizes(LLAMA_8B, 64, 1000, 4608, 4096, 512, 8, torch.bfloat16, (torch.bfloat16, FP8, torch.int8))
 # Triton's interpreter computes bfloat16 wrongly, and loses carries when it rounds to fp8.
-REHEARSAL = SmokeSizes(REHEARSED, 2, 70, 80, 40, torch.float16, (torch.float16, torch.int8))
+REHEARSAL = SmokeSizes(REHEARSED, 2, 70, 80, 40, 24, 3, torch.float16, (torch.float16, torch.int8))
 
 
 def compare_all(context: Context) -> Iterator[Case]:
@@ -49,6 +51,11 @@ def compare_all(context: Context) -> Iterator[Case]:
         yield _case({"kernel": "rope_and_store_kv", "cache": said}, smoke.rope, cache)
         yield _case({"kernel": "attend: decode", "cache": said}, smoke.decode, cache)
         yield _case({"kernel": "attend: prefill", "cache": said}, smoke.prefill, cache)
+    for options in ("window", "soft cap and window", "slopes", "sinks"):
+        for of, check in (("decode", smoke.decode), ("prefill", smoke.prefill)):
+            yield _case({"kernel": f"attend: {of}, {options}"}, check, smoke.sizes.dtype, options)
+    yield _case({"kernel": "add_layer_norm"}, smoke.layer_norm)
+    yield _case({"kernel": "route and experts"}, smoke.experts)
     for option in ("greedy", "all together"):
         yield _case({"kernel": f"sample: {option}"}, smoke.sample, option)
 
@@ -77,6 +84,27 @@ class Smoke:
         ours = self._triton.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5)
         theirs = self._reference.add_rms_norm(x, residual, weight, 1e-5)
         return worst(close(ours[0], theirs[0], self.sizes.dtype), equal(ours[1], theirs[1]))
+
+    def layer_norm(self) -> Measured:
+        x, residual = (self._numbers(self.sizes.rows, self.sizes.shape.hidden) for _ in range(2))
+        weight, bias = (self._numbers(self.sizes.shape.hidden) for _ in range(2))
+        ours = self._triton.add_layer_norm(x.clone(), residual.clone(), weight, bias, 1e-5)
+        theirs = self._reference.add_layer_norm(x, residual, weight, bias, 1e-5)
+        return worst(close(ours[0], theirs[0], self.sizes.dtype), equal(ours[1], theirs[1]))
+
+    def experts(self) -> Measured:
+        """An eighth of the model's MLP for each expert, and two experts for each token."""
+        rows, count = self.sizes.rows, self.sizes.experts
+        width, inner = self.sizes.shape.hidden, self.sizes.shape.intermediate // 8
+        x = self._numbers(rows, width)
+        gate_up = self._numbers(count, 2 * inner, width) / width**0.5
+        down = self._numbers(count, width, inner) / inner**0.5
+        # No two logits of a token are equal, so that its choice is certain.
+        logits = torch.rand(rows, count, device=self._device).argsort(dim=1).to(self.sizes.dtype) / 2
+        ours, theirs = (kernels.route(logits, 2, True) for kernels in (self._triton, self._reference))
+        routed = worst(equal(ours.pairs_P, theirs.pairs_P), equal(ours.offsets, theirs.offsets))
+        expected = self._reference.experts(x.float(), theirs, gate_up.float(), down.float())
+        return worst(close(self._triton.experts(x, ours, gate_up, down), expected, self.sizes.dtype), routed)
 
     def silu(self) -> Measured:
         x = self._numbers(self.sizes.rows, 2 * self.sizes.shape.intermediate)
@@ -118,15 +146,26 @@ class Smoke:
         # A head's largest number is about 5: a step of int8 is 5 / 127, half a step of fp8 a sixteenth of a number.
         return worst(compared, within(stored, expected, 0.07 * expected.abs() + 0.05))
 
-    def decode(self, cache: torch.dtype) -> Measured:
+    def _options(self, names: str) -> AttentionOptions:
+        heads, size = self.sizes.shape.heads, self.sizes.shape.head_size
+        slopes, sinks = (torch.linspace(*ends, heads, device=self._device) for ends in ((0.5, 0.004), (-2, 5)))
+        return AttentionOptions(
+            size**-0.5,
+            30.0 if "soft cap" in names else None,
+            slopes if "slopes" in names else None,
+            sinks if "sinks" in names else None,
+            self.sizes.window if "window" in names else None,
+        )
+
+    def decode(self, cache: torch.dtype, options: str = "") -> Measured:
         shape, rows = self.sizes.shape, self.sizes.rows
         table = random_table(rows, self.sizes.length, self.sizes.width, self._device)
         kv = random_layer(rows * self.sizes.length, shape.kv_heads, shape.head_size, cache, self._device)
         index = torch.arange(rows, dtype=torch.int32, device=self._device).flip(0).contiguous()
         lengths = self.sizes.length - torch.arange(rows, dtype=torch.int32, device=self._device) % 7
-        return self._attend(rows, kv, table, index, lengths, None)
+        return self._attend(rows, kv, table, index, lengths, None, options)
 
-    def prefill(self, cache: torch.dtype) -> Measured:
+    def prefill(self, cache: torch.dtype, options: str = "") -> Measured:
         """A prompt, and a chunk behind a cached prefix."""
         shape, prompt = self.sizes.shape, self.sizes.prompt
         prefix = prompt // 2 + 3
@@ -136,14 +175,15 @@ class Smoke:
         starts, offsets = int32([0, prefix], self._device), int32([0, prompt, tokens], self._device)
         segments = Segments(int32([0, 1], self._device), starts, offsets, tokens)
         none = int32([], self._device)
-        return self._attend(tokens, kv, table, none, none, segments)
+        return self._attend(tokens, kv, table, none, none, segments, options)
 
     def _attend(
-        self, tokens: int, kv: KvLayer, table: Tensor, rows_R: Tensor, lengths_R: Tensor, segments: Segments | None
-    ) -> Measured:
+        self, tokens: int, kv: KvLayer, table: Tensor, rows_R: Tensor, lengths_R: Tensor, segments: Segments | None,
+        options: str,
+    ) -> Measured:  # fmt: skip
         shape = self.sizes.shape
         q = self._numbers(tokens, shape.heads, shape.head_size)
-        arguments = (table, rows_R, lengths_R, segments, AttentionOptions(shape.head_size**-0.5))
+        arguments = (table, rows_R, lengths_R, segments, self._options(options))
         ours = self._triton.attend(q, kv, *arguments)
         return close(ours, self._reference.attend(q.float(), widened(kv), *arguments), self.sizes.dtype)
 

@@ -5,10 +5,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from gpu_check.findings import Context, FailedCase, Journal, Known, Request
+from gpu_check.matrices import TestLoop as TableLoop
 from gpu_check.plans import PLANS, Stage
 from gpu_check.running import launcher
 from gpu_check.stages import function_of, run_cases
@@ -52,6 +55,14 @@ def test_the_table_of_kernel_tests_is_run_test_by_test(tmp_path: Path):
     findings = Journal(tmp_path / "journal").read().findings
     assert findings and {finding.cells["outcome"] for finding in findings} == {"passed"}
     assert all(re.match(r"test_kernels.py::test_silu_mul\S+\[.*triton", finding.cells["test"]) for finding in findings)
+
+
+@pytest.mark.parametrize(("part", "count"), [(0, 1), (1, 1), (2, 0), (7, 0)])
+def test_a_part_of_the_table_may_have_no_tests(part: int, count: int, tmp_path: Path):
+    context = Context(CPU, Request("", str(tmp_path / "journal"), Known()))
+    items = [SimpleNamespace(nodeid=f"test_kernels.py::test_{i}") for i in range(2)]
+    session = cast(pytest.Session, SimpleNamespace(items=items))
+    assert len(list(TableLoop(context, part, 8)._cases(session))) == count
 
 
 def test_what_the_sanitizer_finds_is_the_first_failed_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
