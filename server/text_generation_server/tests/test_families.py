@@ -56,6 +56,17 @@ def test_greedy_text_and_logprobs_equal_transformers(family: tuple[Path, Any]) -
         torch.testing.assert_close(torch.tensor(client.logprobs[7]), ours, atol=1e-4, rtol=1e-4)
 
 
+def test_attention_is_compiled_for_gpus_with_the_options_of_every_family(family: tuple[Path, Any]) -> None:
+    compiling = pytest.importorskip("text_generation_server.kernels.triton.compiling", reason="triton is not installed")
+    path, _ = family
+    files, config = SafetensorsFiles(path), read_config(path)
+    model = get_model(files, config, make_platform(), torch.float32, 512, lambda: None)
+    for block in model._blocks:  # type: ignore[attr-defined]
+        options = block._attention._options
+        used = [name for name in ("softcap", "slopes_H", "sinks_H", "window") if getattr(options, name) is not None]
+        assert tuple(used) in compiling.SERVED_OPTIONS
+
+
 def test_slopes_of_a_rank_are_its_part_of_the_models(tmp_path: Path) -> None:
     make_family(tmp_path, "bloom, six heads")
     config, expected = read_config(tmp_path), [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]

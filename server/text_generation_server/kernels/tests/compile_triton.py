@@ -26,15 +26,21 @@ from text_generation_server.kernels.triton.compiling import AttentionShape, comp
 
 FP32, FP16, BF16, INT8, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn
 KV_HEADS = 2
+Case = tuple[torch.dtype, torch.dtype, int, int]
 # By compute capability: (type of the model, type of the cache, group, head size).
-ATTENTION = {
+ATTENTION: dict[int, list[Case]] = {
     80: [(BF16, BF16, 4, 128), (FP32, FP32, 3, 64)],
     89: [(FP16, FP8, 3, 80), (BF16, INT8, 4, 128)],
     90: [(BF16, BF16, 4, 128), (FP16, FP16, 7, 96), (FP32, FP32, 3, 128), (BF16, INT8, 4, 128), (FP16, FP8, 3, 80)],
     100: [(BF16, BF16, 4, 128), (BF16, FP8, 4, 128)],
 }
-
-
+# Cases with options of attention. `make compile-gpu` compiles all options that served models use, for all shapes.
+OPTIONS: dict[int, list[tuple[Case, tuple[str, ...]]]] = {
+    80: [((BF16, BF16, 4, 128), ("window",)), ((BF16, BF16, 1, 64), ("slopes_H",))],
+    89: [((BF16, FP8, 4, 128), ("window",))],
+    90: [((BF16, BF16, 2, 256), ("softcap", "window")), ((BF16, BF16, 8, 64), ("sinks_H", "window"))],
+    100: [((BF16, BF16, 4, 128), ("softcap",)), ((BF16, INT8, 8, 64), ("sinks_H",))],
+}
 PLAIN = AttentionOptions(0.1)
 
 
@@ -57,13 +63,6 @@ def compile_rope(dtype: torch.dtype, cache: torch.dtype, group: int, size: int) 
     kernels.rope_and_store_kv(qkv, heads, rotary, int32(8), kv, int32(8), HeadNorms(norm, norm, 1e-5))
 
 
-def compile_options() -> None:
-    kv, heads = KvLayer(torch.zeros(65, 2 * KV_HEADS, 128, dtype=BF16)), 4 * KV_HEADS
-    options = AttentionOptions(0.1, 30.0, torch.zeros(heads), torch.zeros(heads), 300)
-    q, segments = torch.zeros(8, heads, 128, dtype=BF16), Segments(int32(2), int32(2), int32(3), 4)
-    kernels.attend(q, kv, int32(16, 2048), int32(4), int32(4), segments, options)
-
-
 def compile_others(dtype: torch.dtype) -> None:
     x = torch.zeros(5, 96, dtype=dtype)
     kernels.embed(int32(5), x)
@@ -74,6 +73,13 @@ def compile_others(dtype: torch.dtype) -> None:
     kernels.silu_mul(x)
     for activation in Activation:
         kernels.activate(x, activation, gated=activation == Activation.gelu)
+
+
+def compile_experts() -> None:
+    x = torch.zeros(5, 96, dtype=BF16)
+    for over_chosen in (True, False):
+        routes = kernels.route(x[:, :8].contiguous(), 2, over_chosen)
+    kernels.experts(x, routes, torch.zeros(8, 2 * 80, 96, dtype=BF16), torch.zeros(8, 96, 80, dtype=BF16))
 
 
 def compile_sample() -> None:
@@ -96,15 +102,15 @@ def compile_types(capability: int) -> None:
         kernels.advance(int32(4, 64), int32(4), int32(5), int32(5))
         for dtype in (FP32, FP16, BF16) if capability == 90 else (BF16,):
             compile_others(dtype)
+        compile_experts()
         if capability != 89:
             compile_sample()
-            compile_options()
         for case in ATTENTION[capability]:
             compile_rope(*case)
     for kernel in compiled:
         show(kernel)
-    for dtype, cache, group, size in ATTENTION[capability]:
-        for job in table_jobs(AttentionShape(capability, dtype, cache, group, size)):
+    for case, options in [*((case, ()) for case in ATTENTION[capability]), *OPTIONS[capability]]:
+        for job in table_jobs(AttentionShape(capability, *case, options=options)):
             one = compile_attention(*job)
             print(json.dumps({"kernel": one.kernel, "shared": one.shared, "fault": fault(one), "job": str(job)}))
 

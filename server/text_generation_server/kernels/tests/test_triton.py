@@ -12,7 +12,7 @@ from text_generation_server.kernels.interface import AttentionOptions, KvLayer, 
 triton = pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 tl = triton.language
 
-from text_generation_server.kernels.triton import attend_decode  # noqa: E402
+from text_generation_server.kernels.triton import attend_decode, attend_prefill  # noqa: E402
 from text_generation_server.kernels.triton.attend_decode import (  # noqa: E402
     attend_decode_tiled,
     count_programs,
@@ -20,7 +20,12 @@ from text_generation_server.kernels.triton.attend_decode import (  # noqa: E402
 )
 from text_generation_server.kernels.triton.attend_prefill import attend_prefill_tiled  # noqa: E402
 from text_generation_server.kernels.triton.interpreter import products_in_fixed_order  # noqa: E402
-from text_generation_server.kernels.triton.tiles import prepare_queries, slot_offset, unpack  # noqa: E402
+from text_generation_server.kernels.triton.tiles import (  # noqa: E402
+    attend_tile,
+    prepare_queries,
+    slot_offset,
+    unpack,
+)
 from text_generation_server.kernels.triton.tuning import (  # noqa: E402
     FOLDER,
     Gpu,
@@ -203,6 +208,37 @@ def test_a_row_of_one_split_needs_no_merge(monkeypatch: pytest.MonkeyPatch) -> N
     assert launched == 1
     monkeypatch.setattr(attend_decode, "_merge", merge)
     torch.testing.assert_close(decode(q, kv, table, [40, 16]), expected(q, kv, table, [40, 16]))
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU's programs do not say how many tiles they have read")
+@pytest.mark.parametrize("window", [16, 40, None])
+def test_tiles_that_are_read_follow_the_window_and_not_the_length(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []  # the first key of each tile
+
+    def noted(*arguments: Any) -> Any:
+        begun.append(int(arguments[names.index("first_key")]))
+        return attend_tile(*arguments)
+
+    names = attend_tile.arg_names
+    for module in (attend_decode, attend_prefill):
+        monkeypatch.setattr(module, "attend_tile", noted)
+    options, (q, kv, table) = AttentionOptions(0.3, window=window), one_row(330)
+
+    def tiles(first: int, last: int) -> list[int]:
+        """The tiles of 16 keys that hold what the queries at first … last see."""
+        return list(range(options.first_seen(first) // 16 * 16, last + 1, 16))
+
+    for length in (1, 17, 330):
+        begun.clear()
+        attend_decode_tiled(q[:1], kv, table, int32(0), int32(length), options, torch.empty_like(q[:1]), TILE)
+        assert sorted(begun) == tiles(length - 1, length - 1)
+    begun.clear()
+    tile, segments = Tile(warps=4, rows=16, columns=16), Segments(int32(0), int32(300), int32(0, 30), 30)
+    attend_prefill_tiled(q, kv, table, segments, options, torch.empty_like(q), tile)
+    # A program has 8 positions of 2 heads each.
+    assert sorted(begun) == sorted(tiles(300, 307) + tiles(308, 315) + tiles(316, 323) + tiles(324, 329))
 
 
 def test_each_of_hundreds_of_runs_is_found() -> None:

@@ -101,16 +101,15 @@ def _attend_runs(
         total_M += 1.0
     unit = 0.0
     seen = first_seen(first, WINDOW)
-    begin = seen // N * N
-    seen_by_all = (first + 1) // N * N
-    if WINDOW > 0:
-        seen_by_all = begin
-    for first_key in range(begin, seen_by_all, N):
-        best_M, total_M, sum_MD, unit = attend_tile(
-            q_MD, scale_M, position_M, best_M, total_M, sum_MD, unit, heads, scales, table, first_key, seen, last,
-            cap, slope_M, KV_HEADS, HEAD_SIZE, N, False, SCALED, CAPPED, SLOPED, WINDOW,
-        )  # fmt: skip
-    for first_key in range(seen_by_all, last, N):
+    masked = seen // N * N
+    if WINDOW == 0:
+        masked = (first + 1) // N * N
+        for first_key in range(0, masked, N):
+            best_M, total_M, sum_MD, unit = attend_tile(
+                q_MD, scale_M, position_M, best_M, total_M, sum_MD, unit, heads, scales, table, first_key, seen, last,
+                cap, slope_M, KV_HEADS, HEAD_SIZE, N, False, SCALED, CAPPED, SLOPED, WINDOW,
+            )  # fmt: skip
+    for first_key in range(masked, last, N):
         best_M, total_M, sum_MD, unit = attend_tile(
             q_MD, scale_M, position_M, best_M, total_M, sum_MD, unit, heads, scales, table, first_key, seen, last,
             cap, slope_M, KV_HEADS, HEAD_SIZE, N, True, SCALED, CAPPED, SLOPED, WINDOW,

@@ -1,7 +1,8 @@
 """`make compile-gpu`: compiles attention for GPUs that need not be there, with every tile that `tune` may choose.
 
-For each capability, types and head size, it prints what the tables' tiles need, and how many of the tuner's tiles a GPU
-can run without spilling registers in a loop. Fails where a table's tile cannot be run so, or none of the tuner's tiles.
+For each capability, types, head size, and options that served models use together, it prints what the tables' tiles
+need. Without options, it also prints how many of the tuner's tiles a GPU can run without spilling registers in a loop.
+Fails where a table's tile cannot be run so, or none of the tuner's tiles.
 """
 
 import argparse
@@ -14,7 +15,12 @@ from itertools import product
 import torch
 
 from text_generation_server.kernels.triton.candidates import CANDIDATES, fault, jobs, table_jobs
-from text_generation_server.kernels.triton.compiling import AttentionShape, Compiled, compile_in_parallel
+from text_generation_server.kernels.triton.compiling import (
+    SERVED_OPTIONS,
+    AttentionShape,
+    Compiled,
+    compile_in_parallel,
+)
 from text_generation_server.kernels.triton.tuning import Tile
 
 CAPABILITIES = (80, 90, 100)
@@ -30,14 +36,20 @@ def shapes(arguments: argparse.Namespace) -> Iterator[AttentionShape]:
             if cache == "float8_e4m3fn" and capability < FIRST_WITH_FP8:
                 continue
             numbers = CACHES.get(cache, DTYPES[dtype])
-            yield AttentionShape(capability, DTYPES[dtype], numbers, arguments.group, size)
+            plain = AttentionShape(capability, DTYPES[dtype], numbers, arguments.group, size)
+            yield from (replace(plain, options=options) for options in ([()] if arguments.plain else SERVED_OPTIONS))
+
+
+def is_tuned(shape: AttentionShape) -> bool:
+    """Whether `tune` measures tiles for this shape. Layers with options use the same tiles."""
+    return shape.dtype != torch.float32 and not shape.options
 
 
 def shape_jobs(shape: AttentionShape) -> list[tuple[str, AttentionShape, Tile]]:
     """Without the tuner's tiles that differ in the length of their splits only, which changes neither registers nor
-    shared memory. `tune` measures no float32."""
+    shared memory."""
     table = table_jobs(shape)
-    tuned = [] if shape.dtype == torch.float32 else jobs(shape)
+    tuned = jobs(shape) if is_tuned(shape) else []
     distinct = [(kernel, shape, replace(tile, split=256 if tile.split else 0)) for kernel, _, tile in tuned]
     return list(dict.fromkeys([*table, *distinct]))
 
@@ -46,14 +58,16 @@ def report(shape: AttentionShape, compiled: list[Compiled]) -> Iterator[str]:
     """Prints two lines for a shape. Yields what is wrong."""
     for kernel, _, tile in table_jobs(shape):
         mine = [one for one in compiled if one.kernel == kernel]
-        table, tuned = mine[0], [one for one in mine if shape.dtype != torch.float32]
+        table, tuned = mine[0], [one for one in mine if is_tuned(shape)]
         usable = sum(fault(one) is None for one in tuned)
         name = " ".join(str(dtype).removeprefix("torch.") for dtype in (shape.dtype, shape.cache))
-        where = f"sm_{shape.capability} {name} head size {shape.head_size}: {kernel}"
+        options = " ".join(option.removesuffix("_H") for option in shape.options) or "plain"
+        where = f"sm_{shape.capability} {name} head size {shape.head_size} {options}: {kernel}"
+        said = f"; of {len(tuned)} tiles {usable} are usable" if tuned else ""
         print(
             f"{where} {tile.warps} warps, {tile.stages} stages, {tile.rows} × {tile.columns}: {table.shared} bytes, "
-            f"{table.code.registers} registers, {table.code.spills} spills, instructions {table.code.tiles}; of "
-            f"{len(tuned)} tiles {usable} are usable",
+            f"{table.code.registers} registers, {table.code.spills} spills, {table.code.spills_in_loops} of them in "
+            f"loops, instructions {table.code.tiles}{said}",
             flush=True,
         )
         if why := fault(table):
@@ -69,6 +83,7 @@ def main() -> None:
     parser.add_argument("--cache", nargs="+", choices=("same", *CACHES), default=["same", *CACHES])
     parser.add_argument("--head-size", type=int, nargs="+", default=HEAD_SIZES)
     parser.add_argument("--group", type=int, default=4, help="query heads per key head")
+    parser.add_argument("--plain", action="store_true", help="without windows, soft caps, slopes and sinks")
     parser.add_argument("--tables", action="store_true", help="the tables' tiles only")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     arguments = parser.parse_args()

@@ -35,7 +35,17 @@ SHARED_MEMORY = {
     120: 99 << 10,
 }
 TABLE_WIDTH = 8192  # tokens that a row can have
-PLAIN = AttentionOptions(1.0)
+WINDOW = 1024
+# The options of attention that a layer of a served model uses together. Each makes a kernel of its own.
+SERVED_OPTIONS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("window",),  # Mistral, Qwen, Phi-3, StarCoder2, SmolLM3, Cohere2, Mixtral
+    ("slopes_H",),  # BLOOM, MPT, Falcon RW
+    ("softcap",),  # Gemma 2
+    ("softcap", "window"),
+    ("sinks_H",),  # gpt-oss
+    ("sinks_H", "window"),
+)
 
 
 class AbsentGpu:
@@ -84,6 +94,13 @@ class AttentionShape:
     group: int
     head_size: int
     kv_heads: int = 2
+    options: tuple[str, ...] = ()  # the fields of AttentionOptions that are set
+
+    @property
+    def attention_options(self) -> AttentionOptions:
+        heads = torch.zeros(self.group * self.kv_heads)
+        values: dict[str, Any] = {"softcap": 30.0, "slopes_H": heads, "sinks_H": heads, "window": WINDOW}
+        return AttentionOptions(1.0, **{name: values[name] for name in self.options})
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +148,12 @@ def _int32(*shape: int) -> torch.Tensor:
 
 def _decode(shape: AttentionShape, tile: Tile) -> None:
     q_THD, kv = _states(shape)
-    attend_decode_tiled(q_THD, kv, _int32(2, TABLE_WIDTH), _int32(2), _int32(2), PLAIN, torch.empty_like(q_THD), tile)
+    table, options = _int32(2, TABLE_WIDTH), shape.attention_options
+    attend_decode_tiled(q_THD, kv, table, _int32(2), _int32(2), options, torch.empty_like(q_THD), tile)
 
 
 def _prefill(shape: AttentionShape, tile: Tile) -> None:
     q_THD, kv = _states(shape)
     segments = Segments(_int32(1), _int32(1), _int32(2), 2)
-    attend_prefill_tiled(q_THD, kv, _int32(2, TABLE_WIDTH), segments, PLAIN, torch.empty_like(q_THD), tile)
+    table, options = _int32(2, TABLE_WIDTH), shape.attention_options
+    attend_prefill_tiled(q_THD, kv, table, segments, options, torch.empty_like(q_THD), tile)
