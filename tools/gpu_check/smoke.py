@@ -148,7 +148,8 @@ class Smoke:
 
     def _options(self, names: str) -> AttentionOptions:
         heads, size = self.sizes.shape.heads, self.sizes.shape.head_size
-        slopes, sinks = (torch.linspace(*ends, heads, device=self._device) for ends in ((0.5, 0.004), (-2, 5)))
+        slopes = torch.linspace(0.5, 0.004, heads, device=self._device)
+        sinks = torch.linspace(-2, 5, heads, device=self._device)
         return AttentionOptions(
             size**-0.5,
             30.0 if "soft cap" in names else None,

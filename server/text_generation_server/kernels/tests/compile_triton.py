@@ -29,7 +29,7 @@ KV_HEADS = 2
 Case = tuple[torch.dtype, torch.dtype, int, int]
 # By compute capability: (type of the model, type of the cache, group, head size).
 ATTENTION: dict[int, list[Case]] = {
-    80: [(BF16, BF16, 4, 128), (FP32, FP32, 3, 64)],
+    80: [(BF16, BF16, 4, 128), (FP32, INT8, 3, 128)],
     89: [(FP16, FP8, 3, 80), (BF16, INT8, 4, 128)],
     90: [(BF16, BF16, 4, 128), (FP16, FP16, 7, 96), (FP32, FP32, 3, 128), (BF16, INT8, 4, 128), (FP16, FP8, 3, 80)],
     100: [(BF16, BF16, 4, 128), (BF16, FP8, 4, 128)],

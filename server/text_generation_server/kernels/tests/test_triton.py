@@ -211,7 +211,7 @@ def test_a_row_of_one_split_needs_no_merge(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU's programs do not say how many tiles they have read")
-@pytest.mark.parametrize("window", [16, 40, None])
+@pytest.mark.parametrize("window", [1, 16, 40, None])
 def test_tiles_that_are_read_follow_the_window_and_not_the_length(
     window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,8 @@ def _attend_runs(
     head_M = head + (m // GROUP) * (KV_HEADS * GROUP) + m % GROUP
     inside_MD = (position_M < last)[:, None] & (d < HEAD_SIZE)[None, :]
     at_MD = head_M[:, None] * HEAD_SIZE + d[None, :]
+    if WINDOW > 0:  # the window of a position behind the run may hold no key of the run
+        position_M = tl.minimum(position_M, last - 1)
     q_MD, scale_M = prepare_queries(tl.load(q + at_MD, mask=inside_MD, other=0.0), scale, SCALED)
     best_M = tl.full([M], float("-inf"), dtype=tl.float32)
     total_M = tl.zeros([M], dtype=tl.float32)

