@@ -44,7 +44,8 @@ class KvLayer:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMS norms of single heads of queries and keys: the weights, of the type of queries and keys."""
+    """RMS norms of single heads of queries and keys. The weights have the type of queries and keys, or are float32: see
+    `Kernels.rms_norm`."""
 
     query_D: Tensor
     key_D: Tensor
@@ -161,6 +162,10 @@ class Kernels(Protocol):
 
     def add_rms_norm(self, x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """(rms_norm(x + residual), x + residual); the sum is rounded to x's type first. May write into its inputs."""
+        ...
+
+    def rms_norm_part(self, x_TN: Tensor, part: range, weight: Tensor, eps: float) -> None:
+        """Replaces x[:, part] by its rms_norm, with a weight for each of these columns."""
         ...
 
     def rope_and_store_kv(

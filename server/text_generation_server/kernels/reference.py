@@ -54,6 +54,11 @@ def add_rms_norm(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float
     return rms_norm(total, weight_H, eps), total
 
 
+def rms_norm_part(x_TN: Tensor, part: range, weight: Tensor, eps: float) -> None:
+    columns = x_TN[:, part.start : part.stop]
+    columns.copy_(rms_norm(columns, weight, eps))
+
+
 def layer_norm(x_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
     bias = None if bias_H is None else bias_H.float()
     return F.layer_norm(x_TH.float(), weight_H.shape, weight_H.float(), bias, eps).to(x_TH.dtype)

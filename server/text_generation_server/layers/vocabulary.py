@@ -36,10 +36,13 @@ class Head:
     """
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, vocab_size: int, kernels: Kernels, group: Group, multiplier: float
-    ) -> None:
+        self, weight: Tensor, bias: Tensor | None, vocab_size: int, kernels: Kernels, group: Group, multiplier: float,
+        softcap: float | None = None,
+    ) -> None:  # fmt: skip
+        """The logits are multiplied, then become softcap * tanh(logit / softcap)."""
         self._linear = make_linear(kernels, dense(weight), bias, dtype=torch.float32)
-        self._multiplier = multiplier
+        self._multiplier = multiplier if softcap is None else multiplier / softcap
+        self._softcap = softcap
         self._vocab_size = vocab_size
         self._group = group
         # On a CPU, torch computes other bits from rows with padding between them. On a GPU a copy would cost time.
@@ -56,7 +59,9 @@ class Head:
     def of_part(self, hidden_TH: Tensor) -> Tensor:
         """The logits of this rank's ids, and after them columns of padding."""
         logits = self._linear(hidden_TH)
-        return logits if self._multiplier == 1 else logits.mul_(self._multiplier)
+        if self._multiplier != 1:
+            logits.mul_(self._multiplier)
+        return logits if self._softcap is None else logits.tanh_().mul_(self._softcap)
 
 
 def pad_rows(weight: Tensor, count: int) -> Tensor:

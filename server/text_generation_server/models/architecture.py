@@ -30,6 +30,7 @@ class AttentionRule:
     # One for each query head of the whole model: scores grow by slope * (position of the key - position of the query).
     slopes: tuple[float, ...] | None = None
     window: int | None = None  # a token sees this many tokens, itself included; None: all tokens up to itself
+    softcap: float | None = None  # scores become softcap * tanh(score / softcap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Norm:
     centred: bool = False
     bias: bool = False
     plus_one: bool = False  # the files have the weight minus 1
+    rounded_last: bool = False  # an RMSNorm's product with its weight is rounded, and not what the weight multiplies
 
 
 class Branches(Enum):
@@ -103,8 +105,10 @@ class ModelConfig:
     activation: Activation = Activation.silu
     gated: bool = True  # MLP: down(activation(gate(x)) * up(x)); otherwise down(activation(up(x)))
     query_key_norm: bool = False  # each head of queries and keys has an RMSNorm, before positions turn it
+    heads_normed_together: bool = False  # all query heads have one RMSNorm, and all key heads another
     moe: Moe | None = None
     post_norms: bool = False  # the results of attention and MLP have norms of their own, before they are added
+    logits_softcap: float | None = None  # logits become softcap * tanh(logit / softcap)
     embedding_norm: bool = False  # the embeddings of tokens are normed
     learned_positions: bool = False  # an embedding of each position is added to the token's
     position_offset: int = 0  # the row of position 0 in the embedding of positions

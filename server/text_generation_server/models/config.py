@@ -13,6 +13,7 @@ from text_generation_server.models.families import FAMILIES
 from text_generation_server.models.fields import unknown_fields
 from text_generation_server.models.reading import token_ids
 from text_generation_server.models.rope_config import MAX_FACTOR, MAX_POSITIONS
+from text_generation_server.models.text_config import text_fields
 from text_generation_server.models.values import Fields, shown
 
 
@@ -22,6 +23,7 @@ def read_config(path: Path, rope_scaling: str | None = None, rope_factor: float 
     not supported.
     """
     fields, generation = _fields(path)
+    fields = text_fields(fields)
     model_type = fields.word("model_type")
     if model_type not in FAMILIES:
         raise _unknown(fields)
@@ -40,7 +42,7 @@ def read_any_config(
     """The same for a model of any type. transformers reads the config if the model is of none of our families; without
     `with_families`, always."""
     fields, generation = _fields(path)
-    if with_families and fields.word("model_type") in FAMILIES:
+    if with_families and text_fields(fields).word("model_type") in FAMILIES:
         return read_config(path, rope_scaling, rope_factor)
     if rope_scaling or rope_factor is not None:
         raise ModelError(
@@ -78,6 +80,11 @@ def _stretched(config: ModelConfig, flag_kind: str | None, flag_factor: float | 
         scaling = RopeScaling(flag_kind or "linear", factor)
         if not config.ropes:
             raise ModelError(f"--rope-scaling and --rope-factor have no effect on a {config.model_type}: remove them")
+        if len(config.ropes) > 1:
+            raise ModelError(
+                f"--rope-scaling and --rope-factor are not supported for a {config.model_type}, whose layers have"
+                " different ropes: remove them"
+            )
     rules = tuple(_with_scaling(rule, scaling) for rule in config.rules)
     config = replace(config, rules=rules)
     longest = max([config.max_positions, *(_longest(rope, flagged=scaling is not None) for rope in config.ropes)])

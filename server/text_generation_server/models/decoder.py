@@ -18,7 +18,7 @@ from torch import Tensor
 from text_generation_server.distributed import Group
 from text_generation_server.errors import ModelError
 from text_generation_server.kernels.interface import HeadNorms, KvLayer
-from text_generation_server.layers.norm import HiddenNorm
+from text_generation_server.layers.norm import HeadsTogether, HiddenNorm
 from text_generation_server.layers.rotary import kernel_order, rotary_tables
 from text_generation_server.layers.vocabulary import Embedding, Head, pad_rows
 from text_generation_server.models.architecture import AttentionRule, Branches, ModelConfig
@@ -34,7 +34,7 @@ from text_generation_server.step.inputs import StepInput
 
 
 class Attention:
-    def __init__(self, parts: Parts, rule: AttentionRule, names: LayerNames) -> None:
+    def __init__(self, parts: Parts, rule: AttentionRule, names: LayerNames, group: Group) -> None:
         config, split, loader = parts.config, parts.split, parts.loader
         self._kernels = parts.kernels
         self._heads = (len(split.query_heads), len(split.kv_heads))
@@ -44,13 +44,24 @@ class Attention:
         has_bias = config.biases.attention_output
         self._o = loader.row_split(names.attention_output, queries, has_bias, parts.linear_factor)
         self._norms: HeadNorms | None = None
-        if config.query_key_norm:
+        self._norm_together: HeadsTogether | None = None
+        if config.heads_normed_together:
+            weights = [
+                parts.norm_weight(loader.rows(f"{name}.weight", features(heads, config.head_size)))
+                for name, heads in ((names.query_norm, split.query_heads), (names.key_norm, split.kv_heads))
+            ]
+            self._norm_together = HeadsTogether(parts.kernels, group, weights, config.norm.eps)
+        elif config.query_key_norm:
             order = kernel_order(rule.rope, config.head_size) or slice(None)
-            query, key = (loader.whole(f"{name}.weight")[order] for name in (names.query_norm, names.key_norm))
+            query, key = (
+                parts.norm_weight(loader.whole(f"{name}.weight")[order]) for name in (names.query_norm, names.key_norm)
+            )
             self._norms = HeadNorms(query, key, config.norm.eps)
 
     def __call__(self, x_TH: Tensor, step: StepInput, rotary: tuple[Tensor, Tensor], kv: KvLayer) -> Tensor:
         kernels, qkv = self._kernels, self._qkv(x_TH)
+        if self._norm_together is not None:
+            self._norm_together(qkv)
         q_THD = kernels.rope_and_store_kv(qkv, self._heads, rotary, step.positions_T, kv, step.slots_T, self._norms)
         out = kernels.attend(q_THD, kv, step.table, step.rows_R, step.lengths_R, step.segments, self._options)
         return self._o(out.flatten(1))
@@ -64,7 +75,7 @@ class Block:
         names, moe = parts.config.names.layer(layer), parts.config.moe
         self._kernels = parts.kernels
         self._branches = parts.config.branches
-        self._attention = Attention(parts, parts.config.rules[layer], names)
+        self._attention = Attention(parts, parts.config.rules[layer], names, group)
         has_experts = moe is not None and parts.config.has_experts(layer)
         self._mlp = Experts(parts, moe, names, group) if moe is not None and has_experts else MLP(parts, names)
         self.attention_norm = parts.norm(names.attention_norm)
@@ -132,7 +143,8 @@ class Decoder:
             if config.tie_word_embeddings and torch.equal(head, embedding):
                 head = embedding
         head_bias = vocabulary_part(f"{names.head}.bias") if config.biases.head else None
-        self._head = Head(head, head_bias, config.vocab_size, kernels, group, config.multipliers.logits)
+        logits = config.multipliers.logits, config.logits_softcap
+        self._head = Head(head, head_bias, config.vocab_size, kernels, group, *logits)
         tables = {
             rope: rotary_tables(rope, config.head_size, max_total_tokens, platform.device)
             for rope in dict.fromkeys(rule.rope for rule in config.rules)

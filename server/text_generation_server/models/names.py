@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from typing import Any
 
 
 class QkvLayout(Enum):
@@ -24,8 +25,8 @@ class LayerNames:
     gate: str  # "": there is no gate
     up: str
     down: str
-    attention_norm: str  # the norm before the attention
-    mlp_norm: str  # the norm before the MLP
+    attention_norm: str  # the norm before the attention; "": there is none
+    mlp_norm: str  # the norm before the MLP; "": there is none
     attention_post_norm: str = ""  # the norm of the attention's result; "": there is none
     mlp_post_norm: str = ""
     router: str = ""  # mixtures of experts
@@ -54,17 +55,37 @@ class TensorNames:
     qkv: QkvLayout = QkvLayout.blocks
     transposed: bool = False  # the weights of linear layers in layers are [inputs, outputs]
     optional_prefix: str = ""  # the beginning of the names that some files leave out
+    within: str = (
+        ""  # the beginning of the layers' names in a model of texts and images; its other tensors are not read
+    )
 
     def layer(self, number: int) -> LayerNames:
         return self.in_layer.under(f"{self.layers}.{number}")
 
     def as_in(self, has: Callable[[str], bool]) -> "TensorNames":
-        """These names, without their optional prefix if the files leave it out."""
-        prefix = self.optional_prefix
-        if not prefix or has(f"{self.embedding}.weight"):
-            return self
-        prefixed = ("embedding", "norm", "layers", "positions", "embedding_norm")
-        return replace(self, **{name: getattr(self, name).removeprefix(prefix) for name in prefixed})
+        """These names, or one of their variants, whichever the files have: without the optional prefix, and in a model
+        of texts and images, as transformers has written it until version 4.51 and since."""
+        base = "model."
+        variants = (
+            self,
+            self._renamed(lambda name: name.removeprefix(self.optional_prefix)),
+            replace(
+                self._renamed(lambda name: f"language_model.{name}"), head=f"language_model.{self.head}",
+                within="language_model.",
+            ),
+            replace(
+                self._renamed(lambda name: f"model.language_model.{name.removeprefix(base)}"),
+                within="model.language_model.",
+            ),
+        )  # fmt: skip
+        return next((names for names in variants if has(f"{names.embedding}.weight")), self)
+
+    def _renamed(self, change: Callable[[str], str]) -> "TensorNames":
+        """All names but the head's, changed."""
+        fields = ("embedding", "norm", "layers", "positions", "embedding_norm")
+        old = {field: getattr(self, field) for field in fields}
+        changed: dict[str, Any] = {field: name and change(name) for field, name in old.items()}
+        return replace(self, **changed)
 
 
 _LLAMA_LAYER = LayerNames(
@@ -83,6 +104,10 @@ _HEAD_NORMS = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
 _GATE_UP = {"gate": "mlp.gate_up_proj", "up": "mlp.gate_up_proj"}
 QWEN3_NAMES = _llama_but(**_HEAD_NORMS)
 PHI3_NAMES = _llama_but(**dict.fromkeys(("queries", "keys", "values"), "self_attn.qkv_proj"), **_GATE_UP)
+_AFTER = {"attention_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_feedforward_layernorm"}
+GEMMA2_NAMES = _llama_but(**_AFTER, mlp_norm="pre_feedforward_layernorm")
+GEMMA3_NAMES = _llama_but(**_AFTER, **_HEAD_NORMS, mlp_norm="pre_feedforward_layernorm")
+OLMO2_NAMES = _llama_but(**_AFTER, **_HEAD_NORMS, attention_norm="", mlp_norm="")
 GLM4_NAMES = _llama_but(
     **_GATE_UP, attention_post_norm="post_self_attn_layernorm", mlp_post_norm="post_mlp_layernorm"
 )  # fmt: skip

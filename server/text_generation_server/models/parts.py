@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from text_generation_server.kernels.interface import AttentionOptions, Kernels
-from text_generation_server.layers.norm import HiddenNorm, LayerNorm, RmsNorm
+from text_generation_server.layers.norm import HiddenNorm, LayerNorm, NoNorm, RmsNorm
 from text_generation_server.models.architecture import AttentionRule, ModelConfig
 from text_generation_server.models.loading import Loader
 from text_generation_server.models.split import Split
@@ -39,6 +40,8 @@ class Parts:
 
     def norm(self, name: str) -> HiddenNorm:
         """A norm of hidden states."""
+        if not name:
+            return NoNorm(self.kernels)
         return self._norm(name, self.config.norm.eps / self.embedding_factor**2, 1.0)
 
     def post_norm(self, name: str) -> HiddenNorm:
@@ -47,13 +50,17 @@ class Parts:
 
     def _norm(self, name: str, eps: float, factor: float) -> HiddenNorm:
         norm = self.config.norm
-        weight = self.loader.whole(f"{name}.weight")
-        if norm.plus_one or factor != 1:
-            weight = (weight.float() + float(norm.plus_one)) * factor
+        weight = self.norm_weight(self.loader.whole(f"{name}.weight"), factor)
         if not norm.centred:
-            return RmsNorm(self.kernels, weight if norm.plus_one else weight.to(self.loader.dtype), eps)
+            return RmsNorm(self.kernels, weight, eps)
         bias = self.loader.whole(f"{name}.bias", factor) if norm.bias else None
         return LayerNorm(self.kernels, weight.to(self.loader.dtype), bias, eps)
+
+    def norm_weight(self, stored: Tensor, factor: float = 1.0) -> Tensor:
+        """What a norm multiplies by: float32 if its result is rounded after the multiplication only."""
+        norm = self.config.norm
+        weight = (stored.float() + float(norm.plus_one)) * factor
+        return weight if norm.plus_one or norm.rounded_last else weight.to(self.loader.dtype)
 
     def attention_options(self, rule: AttentionRule) -> AttentionOptions:
         heads, slopes = self.split.query_heads, None
@@ -61,4 +68,4 @@ class Parts:
             slopes = torch.tensor(rule.slopes[heads.start : heads.stop], dtype=torch.float32, device=self.device)
         # A window that no sequence of this server outgrows changes nothing.
         outgrown = rule.window is not None and rule.window < self.max_total_tokens
-        return AttentionOptions(rule.scale, slopes_H=slopes, window=rule.window if outgrown else None)
+        return AttentionOptions(rule.scale, rule.softcap, slopes, window=rule.window if outgrown else None)

@@ -31,9 +31,13 @@ class RopeFacts:
 LLAMA_ROPE = RopeFacts()
 
 
-def read_rope(config: Fields, positions: int, head_size: int, facts: RopeFacts = LLAMA_ROPE) -> Rope:
-    """`positions` is max_position_embeddings. ModelError names the wrong field."""
-    rope = _object(config)
+def read_rope(
+    config: Fields, positions: int, head_size: int, facts: RopeFacts = LLAMA_ROPE, rope: Fields | None = None
+) -> Rope:
+    """`positions` is max_position_embeddings. `rope`: where the rope's own fields are, if not in one of the two usual
+    places. ModelError names the wrong field."""
+    if rope is None:
+        rope = _object(config)
     kind = rope.word("rope_type" if rope.has("rope_type") else "type", "default")
     kind = dict(facts.aliases).get(kind, kind)
     if kind not in KINDS:

@@ -29,6 +29,8 @@ def shapes(config: ModelConfig) -> dict[str, Shape]:
 
 
 def _norm_shapes(config: ModelConfig, name: str) -> dict[str, Shape]:
+    if not name:
+        return {}
     kinds = ("weight", "bias") if config.norm.bias else ("weight",)
     return {f"{name}.{kind}": (config.hidden_size,) for kind in kinds}
 
@@ -71,7 +73,9 @@ def _layer_shapes(config: ModelConfig, names: LayerNames, moe: Moe | None) -> di
         found |= _norm_shapes(config, names.mlp_norm)
     if config.post_norms:
         found |= _norm_shapes(config, names.attention_post_norm) | _norm_shapes(config, names.mlp_post_norm)
-    if config.query_key_norm:
+    if config.heads_normed_together:
+        found |= {f"{names.query_norm}.weight": (queries,), f"{names.key_norm}.weight": (keys,)}
+    elif config.query_key_norm:
         found |= {f"{name}.weight": (config.head_size,) for name in (names.query_norm, names.key_norm)}
     return found
 
@@ -85,7 +89,7 @@ def check_tensors(config: ModelConfig, names: Iterable[str], shape_of: Callable[
     for name in names:
         if name == f"{config.names.head}.weight":  # A tied model may have been saved with its head: see Decoder.
             _check_shape(name, expected[f"{config.names.embedding}.weight"], shape_of(name))
-        elif name not in expected and not BUFFERS.search(name):
+        elif name not in expected and name.startswith(config.names.within) and not BUFFERS.search(name):
             raise ModelError(
                 f"the weights files have a tensor {ascii(name)[1:-1]}, which a {config.model_type} with this"
                 " config.json does not have: the weights belong to another config.json, or to another kind of model"

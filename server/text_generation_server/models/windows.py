@@ -1,10 +1,11 @@
-"""Reads which layers of a model have a sliding window, and its size."""
+"""Reads which layers of a model have a sliding window, its size, and ropes that differ between layers with and without
+one."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
 from text_generation_server.models.architecture import ModelConfig
-from text_generation_server.models.rope_config import MAX_POSITIONS
+from text_generation_server.models.rope_config import MAX_POSITIONS, read_rope
 from text_generation_server.models.values import Fields
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -24,6 +25,32 @@ def layer_windows(fields: Fields, count: int, window: int | None, slides: Callab
 def with_windows(config: ModelConfig, windows: list[int | None]) -> ModelConfig:
     rules = tuple(replace(rule, window=window) for rule, window in zip(config.rules, windows, strict=True))
     return replace(config, rules=rules)
+
+
+def with_window_pattern(fields: Fields, config: ModelConfig, pattern: int) -> ModelConfig:
+    """Where config.json has no layer_types, of `pattern` layers all but the last have a window."""
+    window = fields.with_defaults(sliding_window=4096).whole("sliding_window", 1, MAX_POSITIONS)
+    windows = layer_windows(fields, config.num_layers, window, lambda i: (i + 1) % pattern != 0)
+    return with_windows(config, windows)
+
+
+def with_ropes(fields: Fields, config: ModelConfig, theta_in_windows: float | None = None) -> ModelConfig:
+    """Sets the ropes of all layers. rope_parameters has an object for each kind of layer; older files have one for
+    layers without a window, and the others have no scaling. Where these objects have no theta, it is rope_theta, or in
+    layers with a window `theta_in_windows`."""
+    given = fields.inner("rope_parameters")
+    if given.raw.keys() - {*LAYER_TYPES}:
+        raise fields.error("rope_parameters", f"an object with the fields {' and '.join(LAYER_TYPES)} only")
+    if given.raw and fields.has("rope_scaling"):
+        raise fields.error("rope_scaling", "null where there are rope_parameters")
+    full, sliding = (given.inner(kind) for kind in LAYER_TYPES)
+    sizes = config.max_positions, config.head_size
+    everywhere = read_rope(fields, *sizes, rope=full if given.raw else fields.inner("rope_scaling"))
+    if theta_in_windows is not None:
+        fields = fields.with_value("rope_theta", theta_in_windows)
+    in_windows = read_rope(fields, *sizes, rope=sliding)
+    rules = [replace(rule, rope=everywhere if rule.window is None else in_windows) for rule in config.rules]
+    return replace(config, rules=tuple(rules))
 
 
 def with_one_window(fields: Fields, config: ModelConfig) -> ModelConfig:

@@ -14,6 +14,10 @@ LONGROPE = {
     "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 128,
     "short_factor": [1.0 + 0.1 * i for i in range(6)], "long_factor": [2.0 + i for i in range(6)],
 }  # fmt: skip
+ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 30000.0, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
+}
 ONE_WINDOW = {"use_sliding_window": True, "sliding_window": 20}
 WINDOWS = ONE_WINDOW | {"max_window_layers": 1}
 # (name of the family's model in transformers, what differs from SHAPE)
@@ -59,6 +63,39 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma": ("gemma", {"head_dim": 32}),
     "gemma, one kv head": ("gemma", {"head_dim": 16, "num_key_value_heads": 1}),
+    "gemma2": (
+        "gemma2",
+        {
+            "head_dim": 32, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0,
+            "sliding_window": 20,
+        },
+    ),
+    "gemma2, no caps": (
+        "gemma2",
+        {
+            "head_dim": 16, "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 20,
+            "num_key_value_heads": 1,
+        },
+    ),
+    "gemma3_text": (
+        "gemma3_text",
+        {
+            "head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 20, "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2, "rope_parameters": ROPES,
+        },
+    ),
+    "gemma3_text, one in six": (
+        "gemma3_text",
+        {"head_dim": 16, "sliding_window": 20, "num_hidden_layers": 7, "final_logit_softcapping": 4.0},
+    ),
+    "olmo2": ("olmo2", {"rms_norm_eps": 1e-2}),
+    "olmo2, biases": ("olmo2", {"attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "olmo3": (
+        "olmo3",
+        {"sliding_window": 20, "num_hidden_layers": 5, "rope_parameters": ROPES | {"full_attention": YARN}},
+    ),
+    "olmo3, windows no text outgrows": ("olmo3", {"sliding_window": 512, "num_hidden_layers": 4}),
     "glm4": ("glm4", {"head_dim": 32}),
     "glm4, no biases": ("glm4", {"head_dim": 16, "attention_bias": False}),
     "cohere": ("cohere", {"logit_scale": 0.2}),

@@ -84,8 +84,8 @@ def test_without_transformers_one_line_says_what_to_install(tmp_path: Path, monk
 
 
 def test_rope_scaling_by_flag_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "olmo2"}')
-    with pytest.raises(ModelError, match=r'--rope-factor are not supported for model type "olmo2"'):
+    (tmp_path / "config.json").write_text('{"model_type": "seed_oss"}')
+    with pytest.raises(ModelError, match=r'--rope-factor are not supported for model type "seed_oss"'):
         read_any_config(tmp_path, "linear", 2.0)
 
 

@@ -32,7 +32,8 @@ COMPANY: dict[str, dict[str, Any]] = {
     "plain": {},
     "long dot products": {"hidden_size": 1024, "intermediate_size": 1600, "num_hidden_layers": 1},
 }
-# One of each way to find a rank's part of the files: shared tensors, groups, transposed weights, experts.
+# One of each way to find a rank's part of the files: shared tensors, groups, transposed weights, experts; and of each
+# computation of a part: slopes, a cap of the logits, norms of heads on several ranks.
 FAMILIES = (
     "phi3, partial rope",
     "gpt2",
@@ -43,6 +44,8 @@ FAMILIES = (
     "granitemoe",
     "bloom",
     "falcon, as 7B",
+    "gemma2",
+    "olmo2",
 )
 SIZES = pytest.mark.parametrize("size", [2, 4])
 

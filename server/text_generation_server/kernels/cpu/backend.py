@@ -81,6 +81,16 @@ class CpuKernels:
             type=TYPES[x.dtype], weight=weight.data_ptr(), weight_type=TYPES[weight.dtype], eps=eps, out=out.data_ptr(),
         )  # fmt: skip
 
+    def rms_norm_part(self, x_TN: Tensor, part: range, weight: Tensor, eps: float) -> None:
+        if len(part) % LANES:
+            reference.rms_norm_part(x_TN, part, weight, eps)
+            return
+        x = x_TN[:, part.start : part.stop]
+        self._call(
+            x.numel(), "rms_norm_part", x=x.data_ptr(), tokens=x.shape[0], stride=x.stride(0), width=len(part),
+            type=TYPES[x.dtype], weight=weight.data_ptr(), weight_type=TYPES[weight.dtype], eps=eps,
+        )  # fmt: skip
+
     def rope_and_store_kv(
         self,
         qkv: Tensor,
@@ -95,13 +105,16 @@ class CpuKernels:
         if not _fits(size):
             return reference.rope_and_store_kv(qkv, heads, rotary, positions_T, kv, slots_T, norms)
         cos, sin = rotary
-        query_norm, key_norm = (0, 0) if norms is None else (norms.query_D.data_ptr(), norms.key_D.data_ptr())
+        query_norm, key_norm, norm_type = 0, 0, 0
+        if norms is not None:
+            query_norm, key_norm = norms.query_D.data_ptr(), norms.key_D.data_ptr()
+            norm_type = TYPES[norms.query_D.dtype]
         self._call(
             qkv.numel(), "rope_and_store", qkv=qkv.data_ptr(), tokens=tokens, heads=heads[0], kv_heads=heads[1],
             head_size=size, type=TYPES[qkv.dtype], cos=cos.data_ptr(), sin=sin.data_ptr(),
             positions=positions_T.data_ptr(), kv=kv.heads.data_ptr(), kv_scales=_scales(kv),
             kv_type=TYPES[kv.heads.dtype], slots=slots_T.data_ptr(), query_norm=query_norm, key_norm=key_norm,
-            eps=0.0 if norms is None else norms.eps,
+            norm_type=norm_type, eps=0.0 if norms is None else norms.eps,
         )  # fmt: skip
         return qkv.view(tokens, -1, size)[:, : heads[0]]
 

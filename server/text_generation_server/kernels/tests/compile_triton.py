@@ -59,8 +59,9 @@ def compile_rope(dtype: torch.dtype, cache: torch.dtype, group: int, size: int) 
     rotary = (torch.zeros(99, size // 2), torch.zeros(99, size // 2))
     qkv = torch.zeros(8, (group + 2) * KV_HEADS * size, dtype=dtype)
     kernels.rope_and_store_kv(qkv, heads, rotary, int32(8), kv, int32(8))
-    norm = torch.zeros(size, dtype=dtype)
-    kernels.rope_and_store_kv(qkv, heads, rotary, int32(8), kv, int32(8), HeadNorms(norm, norm, 1e-5))
+    for weights_type in {dtype, FP32}:
+        norm = torch.zeros(size, dtype=weights_type)
+        kernels.rope_and_store_kv(qkv, heads, rotary, int32(8), kv, int32(8), HeadNorms(norm, norm, 1e-5))
 
 
 def compile_others(dtype: torch.dtype) -> None:
@@ -68,6 +69,7 @@ def compile_others(dtype: torch.dtype) -> None:
     kernels.embed(int32(5), x)
     kernels.rms_norm(x, x[0], 1e-5)
     kernels.add_rms_norm(x, x, x[0], 1e-5)
+    kernels.rms_norm_part(x, range(32, 96), torch.zeros(64), 1e-5)
     kernels.layer_norm(x, x[0], None, 1e-5)
     kernels.add_layer_norm(x, x, x[0], x[0], 1e-5)
     kernels.silu_mul(x)

@@ -494,7 +494,10 @@ class Rope:
 
     tokens, slots = 7, 11
 
-    def __init__(self, subject: Subject, cache: torch.dtype, shape: Heads, normed: bool = False) -> None:
+    def __init__(
+        self, subject: Subject, cache: torch.dtype, shape: Heads, weights_type: torch.dtype | None = None
+    ) -> None:
+        """`weights_type`: the type of the norms' weights; None: there are no norms."""
         check_cache(subject, cache)
         torch.manual_seed(1)
         self.kv_heads, self.size = shape.kv_heads, shape.size
@@ -507,8 +510,8 @@ class Rope:
         self.positions, self.slot_of = int32(3, 0, 7, 9, 1, 0, 0), int32(8, 2, 0, 5, 9, 11, 11)
         angles = torch.outer(torch.arange(12.0), 1 / 100 ** (torch.arange(0, self.size, 2) / self.size))
         norms, before = None, states.double()
-        if normed:
-            weights = (1 + 0.5 * torch.randn(2, self.size)).to(subject.dtype)
+        if weights_type is not None:
+            weights = (1 + 0.5 * torch.randn(2, self.size)).to(weights_type)
             norms = HeadNorms(*weights.to(subject.device), 1e-5)
             before /= (before.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
             before[:, : self.heads] *= weights[0].double()
@@ -545,11 +548,12 @@ class Rope:
 ROPES = [Heads(3, 24), *(heads for heads in LARGE_HEADS if heads.cache is None)]
 
 
-@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize("norms", ["no", "narrow", "float32"])
 @pytest.mark.parametrize("heads", ROPES, ids=said)
-def test_rope_turns_queries_and_keys_and_stores_keys_and_values(subject: Subject, heads: Heads, normed: bool) -> None:
+def test_rope_turns_queries_and_keys_and_stores_keys_and_values(subject: Subject, heads: Heads, norms: str) -> None:
     heads.check(subject)
-    rope = Rope(subject, subject.dtype, heads, normed)
+    weights_type = {"no": None, "narrow": subject.dtype, "float32": torch.float32}[norms]
+    rope = Rope(subject, subject.dtype, heads, weights_type)
     stored = rope.kv.heads.cpu()[rope.slot_of[:5]]
     close(rope.q, rope.turned[:, : rope.heads], subject.dtype)
     close(stored[:, : rope.kv_heads], rope.keys, subject.dtype)
@@ -600,6 +604,40 @@ def test_the_norm_of_a_sum_is_that_of_the_rounded_sum(subject: Subject, size: in
     y, total = subject.kernels.add_rms_norm(x.to(subject.device), residual.to(subject.device), weight, 1e-5)
     assert torch.equal(total.cpu(), summed)
     close(y, normalised(summed, weight), subject.dtype)
+
+
+@pytest.mark.parametrize("size", [48] + [4096] * GPU)
+@pytest.mark.parametrize("exact", [False, True], ids=["narrow weight", "float32 weight"])
+def test_the_norm_of_a_part_leaves_the_other_columns_as_they_are(subject: Subject, size: int, exact: bool) -> None:
+    part = range(32, 32 + size)
+    x = torch.randn(7, size + 80).to(subject.dtype)
+    weight = (1 + 0.5 * torch.randn(size)).to(torch.float32 if exact else subject.dtype).to(subject.device)
+    y = x.to(subject.device, copy=True)
+    subject.kernels.rms_norm_part(y, part, weight, 1e-5)
+    close(y[:, 32 : 32 + size], normalised(x[:, 32 : 32 + size], weight), subject.dtype)
+    y[:, 32 : 32 + size] = x[:, 32 : 32 + size].to(subject.device)
+    assert torch.equal(y.cpu(), x)
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["narrow weight", "float32 weight"])
+def test_a_float32_weight_multiplies_before_the_rounding(subject: Subject, exact: bool) -> None:
+    """In both norms, to the bit of torch's own operations."""
+    x = torch.full((1, 64), 2.0).to(subject.dtype)
+    weight = torch.linspace(0.4, 1.7, 64).to(torch.float32 if exact else subject.dtype)
+    norm = torch.tensor((4 + 0.5) ** -0.5)
+    expected = (2 * norm * weight if exact else (2 * norm).to(subject.dtype) * weight).to(subject.dtype)
+    y = subject.kernels.rms_norm(x.to(subject.device), weight.to(subject.device), 0.5)
+    close(y, expected, torch.float32)
+    y = x.to(subject.device, copy=True)
+    subject.kernels.rms_norm_part(y, range(64), weight.to(subject.device), 0.5)
+    close(y, expected, torch.float32)
+    rotary = (torch.ones(1, 32).to(subject.device), torch.zeros(1, 32).to(subject.device))
+    kv = KvLayer(torch.zeros(2, 2, 64).to(subject.dtype).to(subject.device))
+    norms = HeadNorms(weight.to(subject.device), weight.to(subject.device), 0.5)
+    zero, qkv = int32(0).to(subject.device), x.repeat(1, 3).to(subject.device)
+    q = subject.kernels.rope_and_store_kv(qkv, (1, 1), rotary, zero, kv, zero, norms)
+    close(q[:, 0], expected, torch.float32)
+    close(kv.heads[:1, 0], expected, torch.float32)
 
 
 def test_a_comparison_fails_on_a_nan() -> None:

@@ -11,7 +11,13 @@ from text_generation_server.kernels.triton.attend import attend
 from text_generation_server.kernels.triton.embed import embed
 from text_generation_server.kernels.triton.experts import experts, route
 from text_generation_server.kernels.triton.linear import linear
-from text_generation_server.kernels.triton.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from text_generation_server.kernels.triton.norm import (
+    add_layer_norm,
+    add_rms_norm,
+    layer_norm,
+    rms_norm,
+    rms_norm_part,
+)
 from text_generation_server.kernels.triton.rope_kv import rope_and_store_kv
 from text_generation_server.kernels.triton.sample import (
     merge_parts,
@@ -37,6 +43,7 @@ __all__ = [
     "place",
     "reduce_part",
     "rms_norm",
+    "rms_norm_part",
     "rope_and_store_kv",
     "route",
     "sample",

@@ -21,27 +21,40 @@ def add_rms_norm(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float
     return _launch(x_TH, residual_TH, weight_H, eps, add=True), residual_TH
 
 
+def rms_norm_part(x_TN: Tensor, part: range, weight: Tensor, eps: float) -> None:
+    assert x_TN.is_contiguous()
+    columns = x_TN[:, part.start : part.stop]
+    _launch_into(columns, columns, columns, weight, eps, x_TN.shape[1], add=False)
+
+
 def _launch(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float, add: bool) -> Tensor:
-    tokens, hidden = x_TH.shape
-    assert x_TH.is_contiguous() and residual_TH.is_contiguous() and weight_H.is_contiguous()
+    assert x_TH.is_contiguous() and residual_TH.is_contiguous()
     y_TH = torch.empty_like(x_TH)
-    warps = find_tile("rms_norm", 1, 1, x_TH.dtype, x_TH.device).warps
-    padded = triton.next_power_of_2(hidden)
-    exact = weight_H.dtype != x_TH.dtype
-    _rms_norm[(tokens,)](
-        x_TH, residual_TH, weight_H, y_TH, eps, HIDDEN=hidden, H=padded, ADD=add, EXACT=exact, num_warps=warps
-    )
+    _launch_into(y_TH, x_TH, residual_TH, weight_H, eps, x_TH.shape[1], add)
     return y_TH
+
+
+def _launch_into(
+    y_TH: Tensor, x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float, stride: int, add: bool
+) -> None:
+    tokens, hidden = x_TH.shape
+    assert weight_H.is_contiguous() and weight_H.shape == (hidden,)
+    _rms_norm[(tokens,)](
+        x_TH, residual_TH, weight_H, y_TH, eps, STRIDE=stride, HIDDEN=hidden, H=triton.next_power_of_2(hidden),
+        ADD=add, EXACT=weight_H.dtype != x_TH.dtype,
+        num_warps=find_tile("rms_norm", 1, 1, x_TH.dtype, x_TH.device).warps,
+    )  # fmt: skip
 
 
 @triton.jit
 def _rms_norm(
-    x, residual, weight, y, eps, HIDDEN: tl.constexpr, H: tl.constexpr, ADD: tl.constexpr, EXACT: tl.constexpr
+    x, residual, weight, y, eps,
+    STRIDE: tl.constexpr, HIDDEN: tl.constexpr, H: tl.constexpr, ADD: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """A program normalises one row. With ADD, it first computes residual += x, and normalises the sum. With EXACT, the
-    weight is float32 and multiplies before the rounding."""
+    """A program normalises one row; rows are STRIDE numbers apart. With ADD, it first computes residual += x, and
+    normalises the sum. With EXACT, the weight is float32 and multiplies before the rounding. y may be x."""
     dtype = y.dtype.element_ty
-    at = tl.program_id(0).to(tl.int64) * HIDDEN
+    at = tl.program_id(0).to(tl.int64) * STRIDE
     column = tl.arange(0, H)
     inside = column < HIDDEN
     value = tl.load(x + at + column, mask=inside, other=0.0).to(tl.float32)

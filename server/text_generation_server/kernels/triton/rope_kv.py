@@ -39,10 +39,11 @@ def rope_and_store_kv(
     q_THD = torch.empty((tokens, query_heads, size), dtype=qkv.dtype, device=qkv.device)
     number = kv.heads.dtype
     query_norm, key_norm, eps = (None, None, 0.0) if norms is None else (norms.query_D, norms.key_D, norms.eps)
+    exact = norms is not None and norms.query_D.dtype != qkv.dtype
     _rope_and_store_kv[(tokens, triton.cdiv(all_heads, tile.rows))](
         qkv, cos, sin, positions_T, slots_T, q_THD, kv.heads, kv.scales, query_norm, key_norm, eps,
         QUERY_HEADS=query_heads, KV_HEADS=kv_heads, HALF=size // 2, D=triton.next_power_of_2(size // 2), ROWS=tile.rows,
-        NORMED=norms is not None, SCALED=kv.scales is not None, INTEGERS=not number.is_floating_point,
+        NORMED=norms is not None, EXACT=exact, SCALED=kv.scales is not None, INTEGERS=not number.is_floating_point,
         LARGEST=torch.finfo(number).max if number.is_floating_point else LARGEST_INT8,
         num_warps=tile.warps,
     )  # fmt: skip
@@ -53,7 +54,7 @@ def rope_and_store_kv(
 def _rope_and_store_kv(
     qkv, cos, sin, positions, slots, q, heads, scales, query_norm, key_norm, eps,
     QUERY_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
-    NORMED: tl.constexpr, SCALED: tl.constexpr, INTEGERS: tl.constexpr, LARGEST: tl.constexpr,
+    NORMED: tl.constexpr, EXACT: tl.constexpr, SCALED: tl.constexpr, INTEGERS: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """A program rotates or stores ROWS consecutive heads of one token, of queries, keys or values. h: heads, d: half a
     head.
@@ -74,8 +75,10 @@ def _rope_and_store_kv(
         squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
         factor = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
         is_query_head = (h < QUERY_HEADS)[:, None]
-        normed_first = _weighted(first * factor, query_norm, key_norm, is_query_head, d, HALF, dtype)
-        normed_second = _weighted(second * factor, query_norm, key_norm, is_query_head, d + HALF, 2 * HALF, dtype)
+        normed_first = _weighted(first * factor, query_norm, key_norm, is_query_head, d, HALF, EXACT, dtype)
+        normed_second = _weighted(
+            second * factor, query_norm, key_norm, is_query_head, d + HALF, 2 * HALF, EXACT, dtype
+        )
         first, second = tl.where(turns, normed_first, first), tl.where(turns, normed_second, second)
     turned_first = tl.where(turns, first * c - second * s, first).to(dtype)
     turned_second = tl.where(turns, second * c + first * s, second).to(dtype)
@@ -102,12 +105,14 @@ def _rope_and_store_kv(
 
 
 @triton.jit
-def _weighted(x, query_norm, key_norm, is_query_head, d, END: tl.constexpr, dtype: tl.constexpr):
-    """x times the norm's weight, rounded to the model's type before and after, as torch does; float32."""
+def _weighted(x, query_norm, key_norm, is_query_head, d, END: tl.constexpr, EXACT: tl.constexpr, dtype: tl.constexpr):
+    """x times the norm's weight, rounded to the model's type after it and, unless EXACT, before it; float32."""
     query_weight = tl.load(query_norm + d, mask=d < END, other=0.0)
     key_weight = tl.load(key_norm + d, mask=d < END, other=0.0)
     weight = tl.where(is_query_head, query_weight, key_weight).to(tl.float32)
-    return (x.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+    if not EXACT:
+        x = x.to(dtype).to(tl.float32)
+    return (x * weight).to(dtype).to(tl.float32)
 
 
 @triton.jit

@@ -1,20 +1,25 @@
-"""Families whose norms stand in other places, or are of another kind, than Llama's: Gemma, GLM-4, Cohere."""
+"""Families whose norms stand in other places, or are of another kind, than Llama's: Gemma, OLMo, GLM-4, Cohere."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from text_generation_server.models.architecture import Biases, Branches, ModelConfig, Multipliers
+from text_generation_server.models.architecture import Biases, Branches, ModelConfig, Multipliers, Norm
 from text_generation_server.models.families.row import COMMON, Family, field_names
-from text_generation_server.models.names import GLM4_NAMES
+from text_generation_server.models.names import GEMMA2_NAMES, GEMMA3_NAMES, GLM4_NAMES, OLMO2_NAMES
 from text_generation_server.models.reading import layer_norm, llama_like
-from text_generation_server.models.rope_config import MAX_POSITIONS, RopeFacts
+from text_generation_server.models.rope_config import LLAMA_ROPE, MAX_POSITIONS, MAX_THETA, RopeFacts
 from text_generation_server.models.values import Fields
-from text_generation_server.models.windows import layer_windows, read_window, with_windows
+from text_generation_server.models.windows import with_ropes, with_window_pattern
 
+GEMMA = field_names("attention_bias hidden_activation")
+GEMMA2 = GEMMA | field_names("final_logit_softcapping layer_types query_pre_attn_scalar sliding_window")
+# `_sliding_window_pattern` is what transformers made layer_types of.
+GEMMA3 = GEMMA2 | field_names("_sliding_window_pattern rope_local_base_freq sliding_window_pattern")
 COHERE = field_names("attention_bias layer_norm_eps logit_scale")
+OLMO3 = field_names("attention_bias layer_types sliding_window")
 
 
-def gemma(fields: Fields) -> ModelConfig:
+def gemma(fields: Fields, rope: RopeFacts | None = LLAMA_ROPE) -> ModelConfig:
     fields = fields.with_defaults(
         max_position_embeddings=8192, head_dim=256, num_key_value_heads=16, tie_word_embeddings=True, eos_token_id=1,
         hidden_act="gelu_pytorch_tanh",
@@ -23,9 +28,44 @@ def gemma(fields: Fields) -> ModelConfig:
     if fields.raw["hidden_act"] == "gelu" or fields.has("hidden_activation"):
         fields = fields.with_value("hidden_act", fields.word("hidden_activation", "gelu_pytorch_tanh"))
     bias = fields.flag("attention_bias")
-    config = llama_like(fields, Biases(qkv=bias, attention_output=bias))
+    config = llama_like(fields, Biases(qkv=bias, attention_output=bias), rope)
     multipliers = Multipliers(embedding=config.hidden_size**0.5, rounded=True)
     return replace(config, norm=replace(config.norm, plus_one=True), multipliers=multipliers)
+
+
+def _gemma2_like(fields: Fields, pattern: int, rope: RopeFacts | None = LLAMA_ROPE) -> ModelConfig:
+    fields = fields.with_defaults(num_key_value_heads=4, hidden_activation="gelu_pytorch_tanh")
+    config, scale = gemma(fields, rope), fields.number("query_pre_attn_scalar", 1e-6, 1e6, 256) ** -0.5
+    softcap, logits_softcap = (
+        fields.number(name, 1e-6, 1e6) if fields.has(name) else None
+        for name in ("attn_logit_softcapping", "final_logit_softcapping")
+    )
+    rules = tuple(replace(rule, scale=scale, softcap=softcap) for rule in config.rules)
+    config = replace(config, names=GEMMA2_NAMES, post_norms=True, rules=rules, logits_softcap=logits_softcap)
+    return with_window_pattern(fields, config, pattern)
+
+
+def gemma2(fields: Fields) -> ModelConfig:
+    return _gemma2_like(fields.with_defaults(attn_logit_softcapping=50.0, final_logit_softcapping=30.0), 2)
+
+
+def gemma3(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(max_position_embeddings=131072, rope_theta=1e6)
+    config = _gemma2_like(fields, fields.whole("sliding_window_pattern", 1, MAX_POSITIONS, 6), None)
+    config = replace(config, names=GEMMA3_NAMES, query_key_norm=True)
+    return with_ropes(fields, config, fields.number("rope_local_base_freq", 1, MAX_THETA, 1e4))
+
+
+def olmo2(fields: Fields, rope: RopeFacts | None = LLAMA_ROPE) -> ModelConfig:
+    fields, bias = fields.with_defaults(eos_token_id=50279), fields.flag("attention_bias")
+    norm = Norm(fields.number("rms_norm_eps", 1e-12, 1, 1e-5), rounded_last=True)
+    config = llama_like(fields, Biases(qkv=bias, attention_output=bias), rope, norm)
+    return replace(config, names=OLMO2_NAMES, post_norms=True, heads_normed_together=True)
+
+
+def olmo3(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(rope_theta=500000.0)
+    return with_ropes(fields, with_window_pattern(fields, olmo2(fields, None), 4))
 
 
 def glm4(fields: Fields) -> ModelConfig:
@@ -51,9 +91,7 @@ def cohere(fields: Fields) -> ModelConfig:
 
 def cohere2(fields: Fields) -> ModelConfig:
     """Layers without a window have no rotary positions."""
-    config, fields = cohere(fields), fields.with_defaults(sliding_window=4096, sliding_window_pattern=4)
-    count, pattern = config.num_layers, fields.whole("sliding_window_pattern", 1, MAX_POSITIONS, 4)
-    config = with_windows(config, layer_windows(fields, count, read_window(fields), lambda i: (i + 1) % pattern != 0))
+    config = with_window_pattern(fields, cohere(fields), fields.whole("sliding_window_pattern", 1, MAX_POSITIONS, 4))
     rules = [replace(rule, rope=None if rule.window is None else rule.rope) for rule in config.rules]
     return replace(config, rules=tuple(rules))
 
@@ -61,6 +99,10 @@ def cohere2(fields: Fields) -> ModelConfig:
 FAMILIES: Mapping[str, Family] = {
     "cohere": Family(COMMON | COHERE, cohere),
     "cohere2": Family(COMMON | COHERE | field_names("layer_types sliding_window sliding_window_pattern"), cohere2),
-    "gemma": Family(COMMON | field_names("attention_bias hidden_activation"), gemma),
+    "gemma": Family(COMMON | GEMMA, gemma),
+    "gemma2": Family(COMMON | GEMMA2 | {"attn_logit_softcapping"}, gemma2),
+    "gemma3_text": Family(COMMON | GEMMA3, gemma3),
     "glm4": Family(COMMON | field_names("attention_bias partial_rotary_factor"), glm4),
+    "olmo2": Family(COMMON | {"attention_bias"}, olmo2),
+    "olmo3": Family(COMMON | OLMO3, olmo3),
 }

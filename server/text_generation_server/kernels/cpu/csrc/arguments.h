@@ -50,6 +50,18 @@ struct rms_norm_arguments {
   void *out; /* [T, width]; may be the same memory as x */
 };
 
+/* x = x / sqrt(mean(x²) + eps) * weight for each token, of a part of its numbers. */
+struct rms_norm_part_arguments {
+  void *x;            /* [T, width], tokens stride apart */
+  long tokens;        /* T */
+  long stride;        /* numbers from one token to the next */
+  long width;         /* a multiple of 16 */
+  long type;          /* type of x: F32 or BF16 */
+  const void *weight; /* [width] */
+  long weight_type;   /* as in rms_norm */
+  double eps;
+};
+
 /* out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias for each token. With a residual, residual += x comes
    first and is what is normed. */
 struct layer_norm_arguments {
@@ -109,8 +121,9 @@ struct rope_and_store_arguments {
   float *kv_scales;         /* [slots, 2 * kv_heads] for I8 and F8, or null */
   long kv_type;             /* any type */
   const int32_t *slots;     /* [T] */
-  const void *query_norm;   /* [head_size], of qkv's type: weight of the norm of each query head, or null */
+  const void *query_norm;   /* [head_size]: weight of the norm of each query head, or null */
   const void *key_norm;     /* as query_norm, for keys; both or neither are null */
+  long norm_type;           /* type of these weights, as in rms_norm */
   double eps;
 };
 

@@ -61,6 +61,26 @@ EXPORT void rms_norm(const void *arguments, struct team *team, int me) {
   }
 }
 
+EXPORT void rms_norm_part(const void *arguments, struct team *team, int me) {
+  (void)me;
+  const struct rms_norm_part_arguments *a = arguments;
+  char *x = a->x;
+  long tokens = a->tokens, size = a->width;
+  enum type type = a->type;
+  const void *weight = a->weight;
+  float eps = a->eps;
+  long bytes = a->stride * bytes_of(type);
+  FOR_EACH_ITEM(t, tokens, TOKENS_AT_ONCE, team) {
+    char *row = x + t * bytes;
+    if (type == F32)
+      norm_row(row, 0, weight, F32, size, F32, eps, row);
+    else if (a->weight_type == BF16)
+      norm_row(row, 0, weight, BF16, size, BF16, eps, row);
+    else
+      norm_row(row, 0, weight, F32, size, BF16, eps, row);
+  }
+}
+
 /* One token of layer_norm. */
 INLINE void layer_norm_row(const void *x, void *residual, const void *weight, const void *bias, long size,
                            enum type type, float eps, void *out) {
@@ -182,7 +202,7 @@ INLINE void rotate_head(float *head, long half, const float *cos, const float *s
 }
 
 /* The RMS norm of a head, in place. Intermediate results are rounded to the model's type where torch rounds them. */
-INLINE void norm_head(float *head, long size, const void *weight, float eps, enum type type) {
+INLINE void norm_head(float *head, long size, const void *weight, enum type weight_type, float eps, enum type type) {
   vf squares = {};
   for (long i = 0; i < size; i += LANES) {
     vf v = load(head, i, F32);
@@ -190,8 +210,8 @@ INLINE void norm_head(float *head, long size, const void *weight, float eps, enu
   }
   float factor = 1.0f / sqrtf(lane_sum(squares) / size + eps);
   for (long i = 0; i < size; i += LANES) {
-    vf v = round_to_type(load(head, i, F32) * factor, type);
-    store(head, i, round_to_type(v * load(weight, i, type), type), F32);
+    vf v = round_to_type(load(head, i, F32) * factor, weight_type);
+    store(head, i, round_to_type(v * load(weight, i, weight_type), type), F32);
   }
 }
 
@@ -224,6 +244,7 @@ struct fused_heads {
   float *scales; /* [slots, 2 * kv_heads], or null */
   enum type kv_type;
   const void *query_norm, *key_norm; /* [size], or null */
+  enum type norm_type;
   float eps;
 };
 
@@ -237,7 +258,10 @@ INLINE void rope_and_store_token(const struct fused_heads *to, enum type type, l
     for (long i = 0; i < size; i += LANES) store(head, i, load(from, i, type), F32);
     if (h < to->heads + to->kv_heads) {
       const void *norm = h < to->heads ? to->query_norm : to->key_norm;
-      if (norm) norm_head(head, size, norm, to->eps, type);
+      if (norm && to->norm_type == BF16)
+        norm_head(head, size, norm, BF16, to->eps, type);
+      else if (norm)
+        norm_head(head, size, norm, F32, to->eps, type);
       rotate_head(head, size / 2, cos, sin);
     }
     if (h < to->heads) {
@@ -264,6 +288,7 @@ EXPORT void rope_and_store(const void *arguments, struct team *team, int me) {
                            .kv_type = a->kv_type,
                            .query_norm = a->query_norm,
                            .key_norm = a->key_norm,
+                           .norm_type = a->norm_type,
                            .eps = a->eps};
   enum type type = a->type;
   const float *cos = a->cos, *sin = a->sin;
