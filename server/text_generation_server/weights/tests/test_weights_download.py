@@ -13,6 +13,8 @@ import torch
 from huggingface_hub import HfApi, get_session
 from huggingface_hub.utils import hf_raise_for_status
 from safetensors.torch import load_file, save
+from sentencepiece_files import byte_pieces
+from tokenizers import Tokenizer
 
 from text_generation_server.errors import NetworkError, WeightsError
 from text_generation_server.weights.access import HubAccess, hub_errors
@@ -83,6 +85,15 @@ def test_an_index_says_which_parts_belong_to_the_model(hub, shell, Model, tiny_f
     assert "Download: [2/2]" in done.stdout
     found = {file.name for file in shell.snapshot("parts").glob("*.safetensors")}
     assert found == set(parts)
+
+
+def test_a_repository_with_tokenizer_model_alone_gets_its_tokenizer_json(hub, shell, Model, tiny_files):
+    files = {name: content for name, content in tiny_files().items() if name != "tokenizer.json"}
+    hub.models["old"] = Model({"main": files | {"tokenizer.model": byte_pieces(320)}})
+    done = shell.download("old")
+    assert done.returncode == 0, done.stderr
+    tokenizer = Tokenizer.from_file(str(shell.snapshot("old") / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == 320 and tokenizer.decode(tokenizer.encode("a text, 1 ñ").ids) == "a text, 1 ñ"
 
 
 def test_a_private_model_needs_the_token(hub, shell, Model, tiny_files, one_error_line):

@@ -48,7 +48,7 @@ def test_a_pipe_among_the_slow_files_holds_up_nothing(tmp_path, name):
 @needs_transformers
 def test_slow_files_that_are_broken_are_one_line_and_run_no_code(tmp_path):
     executed = tmp_path / "executed"
-    (tmp_path / "tokenizer.model").write_bytes(b"broken")
+    (tmp_path / "vocab.json").write_bytes(b"broken")
     (tmp_path / "evil.py").write_text(f"open({str(executed)!r}, 'w').close()\nclass Evil: pass\n")
     automatic = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(automatic))
