@@ -70,11 +70,12 @@ def test_attention_is_compiled_for_gpus_with_the_options_of_every_family(family:
 def test_slopes_of_a_rank_are_its_part_of_the_models(tmp_path: Path) -> None:
     make_family(tmp_path, "bloom, six heads")
     config, expected = read_config(tmp_path), [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]
+    kernels = make_platform().kernels
     for size in (1, 2, 3):
         found = []
         for rank in range(size):
-            split = split_model(config, rank, size)
-            parts = Parts(config, split, make_platform().kernels, None, torch.device("cpu"), 512)  # type: ignore[arg-type]
+            split = split_model(config, rank, size, kernels.vocabulary_part(config.vocab_size, size))
+            parts = Parts(config, split, kernels, None, torch.device("cpu"), 512)  # type: ignore[arg-type]
             slopes = parts.attention_options(config.rules[0]).slopes_H
             assert slopes is not None
             found += slopes.tolist()
