@@ -130,12 +130,15 @@ class StopOnSignal:
 
     async def serve(self, server: Server, listener: socket.socket) -> None:
         self._server = server
-        # Objects that exist after the start live as long as the process. They are frozen, so that later collections
-        # skip them.
+        # Objects that exist after the start live as long as the server. They are frozen, so that later collections skip
+        # them.
         gc.collect()
         gc.freeze()
         logger.info("Connected")
-        await server.serve(sockets=[listener])
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            gc.unfreeze()  # Python's last collection would skip frozen objects too, and libraries report them as leaks.
         if self._draining is not None:
             await cancelled(self._draining)
 

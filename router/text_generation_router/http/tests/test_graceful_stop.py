@@ -1,6 +1,7 @@
 """Stopping a server with real signals and real clients."""
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -133,6 +134,17 @@ def test_running_requests_finish_and_new_ones_are_refused_by_a_server_that_liste
             assert not router.failed.is_set()
 
     asyncio.run(run())
+
+
+def test_objects_are_frozen_while_the_server_runs_and_not_later():
+    async def run() -> None:
+        async with serving() as router:
+            assert (await router.ask("/health", "GET")).startswith(b"HTTP/1.1 200 ")
+            assert gc.get_freeze_count() > 0
+            terminate()
+
+    asyncio.run(run())
+    assert gc.get_freeze_count() == 0
 
 
 def test_what_does_not_finish_in_time_gets_a_clean_end():
