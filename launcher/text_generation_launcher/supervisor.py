@@ -106,6 +106,7 @@ class Supervisor:
             log_last_lines(f"Download {download.how_it_ended}", download)
             raise DownloadError
         logger.info("Successfully downloaded weights for %s", plan.model_id)
+        model.refuse_shards(plan)
         self._spawner.plan = with_prefill_budget(plan, model.model_config(plan))
 
     def _on_message(self, message: LinkMessage) -> None:

@@ -9,6 +9,7 @@ import pytest
 from text_generation_common.errors import CommandError
 from text_generation_common.flags.declaration import with_flags
 from text_generation_common.flags.kinds import KvCacheDtype, Quantize, RopeScalingKind, TrueFalse, UsageStats
+from text_generation_common.shard_counts import Heads, heads_of
 from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.model import model_config
 from text_generation_launcher.resolve import count_devices, resolve, resolve_rope, shard_count, with_prefill_budget
@@ -72,6 +73,37 @@ def test_a_value_without_its_feature_is_refused_by_name(config, changes, instead
 )
 def test_a_neutral_value_asks_for_nothing(config, changes):
     assert resolve(with_flags(config, **changes), {}).num_shard == 1
+
+
+def test_shards_that_cannot_share_the_heads_are_refused_with_those_that_can(config, tmp_path):
+    heads = {"model_type": "mistral", "num_attention_heads": 12, "num_key_value_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(heads))
+    assert error_of(config, num_shard=3) == (
+        'ArgumentValidation("--num-shard 3 cannot divide the 12 attention heads and 4 key and value heads of this'
+        ' model evenly: choose one of 1, 2, 4, 12")'
+    )
+    assert resolve(with_flags(config, num_shard=4), {}).num_shard == 4
+
+
+@pytest.mark.parametrize(
+    ("heads", "found"),
+    [
+        ({"model_type": "llama", "num_attention_heads": 8}, Heads(8, 8)),
+        ({"model_type": "mistral", "num_attention_heads": 8}, None),
+        ({"model_type": "bloom", "num_attention_heads": 16}, Heads(16, 16)),
+        ({"model_type": "bloom", "n_head": 16, "num_key_value_heads": 2}, Heads(16, 16)),
+        ({"model_type": "falcon", "num_attention_heads": 71}, Heads(71, 1)),
+        ({"model_type": "falcon", "num_attention_heads": 8, "num_kv_heads": 2}, Heads(8, 1)),
+        ({"model_type": "gpt_bigcode", "n_head": 8, "multi_query": False}, Heads(8, 8)),
+        ({"model_type": "m", "text_config": {"num_attention_heads": 8, "num_key_value_heads": 4}}, Heads(8, 4)),
+        ({"model_type": "llama", "num_attention_heads": "8"}, None),
+        ({"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 3}, None),
+        ({"model_type": ["llama"]}, None),
+        ({}, None),
+    ],
+)
+def test_heads_are_read_as_the_shards_read_them_or_not_at_all(heads, found):
+    assert heads_of(heads) == found
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,30 @@ def test_a_first_death_that_another_start_cannot_mend_ends_the_server(site, flaw
     assert told in launch.stdout
 
 
+HEADS = json.dumps({"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2})
+
+
+def test_shards_that_cannot_share_the_heads_are_refused_before_a_child_starts(site):
+    (site.model / "config.json").write_text(HEADS)
+    launch = site.launch("--num-shard", "3")
+    assert launch.end() == 1
+    assert "--num-shard 3 cannot divide the 4 attention heads" in launch.stderr and "1, 2, 4" in launch.stderr
+    assert site.events("start") == [] and len(launch.stderr.splitlines()) == 1
+
+
+def test_shards_of_a_model_that_was_not_there_are_refused_after_its_download(site):
+    cache = site.root / "hub"
+    for name, content in (("refs/main", "abc"), ("snapshots/abc/config.json", HEADS)):
+        file = site.root / "hub.partial" / "models--owner--name" / name
+        file.parent.mkdir(parents=True)
+        file.write_text(content)
+    flags = ["--model-id", "owner/name", "--huggingface-hub-cache", str(cache), "--num-shard", "3"]
+    launch = site.launch(*flags, FAKE_DOWNLOADED=str(cache))
+    assert launch.end() == 1
+    assert "--num-shard 3 cannot divide the 4 attention heads" in launch.stderr
+    assert [entry["role"] for entry in site.events("start")] == ["download"]
+
+
 def test_the_last_twenty_lines_of_a_dead_child_are_shown(site):
     launch = site.launch(FAKE_SHARD="config")
     launch.end()

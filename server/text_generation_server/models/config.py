@@ -16,6 +16,13 @@ from text_generation_server.models.rope_config import MAX_FACTOR, MAX_POSITIONS
 from text_generation_server.models.text_config import text_fields
 from text_generation_server.models.values import Fields, shown
 
+# Ends of the names of models that give scores, spans or vectors for a text, not its next token.
+OTHER_TASKS = (
+    "ForMaskedLM", "ForMultipleChoice", "ForNextSentencePrediction", "ForPreTraining", "ForQuestionAnswering",
+    "ForRewardModel", "ForRewardModeling", "ForSequenceClassification", "ForTextEncoding", "ForTokenClassification",
+    "RewardModel",
+)  # fmt: skip
+
 
 def read_config(path: Path, rope_scaling: str | None = None, rope_factor: float | None = None) -> ModelConfig:
     """Reads the config of a model directory, of one of our families. The launcher's flags `rope_scaling` and
@@ -55,13 +62,27 @@ def read_any_config(
 
 
 def _fields(path: Path) -> tuple[Fields, Fields]:
-    """The contents of config.json and of generation_config.json, which may be missing."""
+    """The contents of config.json and of generation_config.json, which may be missing. ModelError for a model of
+    another task."""
     file, generation_file = path / "config.json", path / "generation_config.json"
     try:
         raw, raw_generation = read_json_object(file), find_json_object(generation_file) or {}
     except ModelFileError as error:
         raise ModelError(str(error)) from None
-    return Fields(raw, str(file)), Fields(raw_generation, str(generation_file))
+    fields = Fields(raw, str(file))
+    _refuse_other_tasks(fields)
+    return fields, Fields(raw_generation, str(generation_file))
+
+
+def _refuse_other_tasks(fields: Fields) -> None:
+    """ModelError if the model was made for another task than generating text. Its type alone does not say."""
+    named = fields.raw.get("architectures")
+    names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+    if names and all(name.endswith(OTHER_TASKS) for name in names):
+        raise ModelError(
+            f"{fields.where}: architectures is {shown(names[0])}, a model for another task than generating text: choose"
+            " a causal language model"
+        )
 
 
 def _unknown(fields: Fields) -> ModelError:

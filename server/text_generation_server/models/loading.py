@@ -96,15 +96,19 @@ class Loader:
 
     def fused(self, parts: Sequence[Part], has_bias: bool, gated: bool = False) -> LinearOp:
         """One product for several layers with the same input, each with this rank's part of its outputs."""
-        weight = torch.cat([self._part(part, "weight") for part in parts])
-        bias = torch.cat([self._part(part, "bias") for part in parts]) if has_bias else None
+        weight = self._joined(parts, "weight")
+        bias = self._joined(parts, "bias") if has_bias else None
         return make_linear(self._platform.kernels, self._weight_format(weight), bias, gated=gated)
 
-    def _part(self, part: Part, kind: str) -> Tensor:
-        name = f"{part.name}.{kind}"
+    def _joined(self, parts: Sequence[Part], kind: str) -> Tensor:
+        ranges = dict.fromkeys((part.name, part.rows) for part in parts)  # parts of the same rows are read once
+        read = {(name, rows): self._outputs(name, rows, kind) for name, rows in ranges}
+        return torch.cat([_picked(read[part.name, part.rows], part) for part in parts])
+
+    def _outputs(self, layer: str, rows: range, kind: str) -> Tensor:
+        name = f"{layer}.{kind}"
         is_turned = self._transposed and kind == "weight"
-        rows = self.columns(name, part.rows).t() if is_turned else self.rows(name, part.rows)
-        return rows if part.picks is None else rows.view(-1, part.group, *rows.shape[1:])[:, part.picks].flatten(0, 1)
+        return self.columns(name, rows).t() if is_turned else self.rows(name, rows)
 
     def row_split(self, name: str, part: range, has_bias: bool, factor: float = 1.0) -> RowLinear:
         """A layer with this rank's part of its inputs, whose result is multiplied by `factor`. Only rank 0 adds the
@@ -139,6 +143,10 @@ class Loader:
         if self.num_tensors == self._half:
             faults.point("shard.load")
         return tensor.to(device=self._platform.device, dtype=self.dtype)
+
+
+def _picked(rows: Tensor, part: Part) -> Tensor:
+    return rows if part.picks is None else rows.view(-1, part.group, *rows.shape[1:])[:, part.picks].flatten(0, 1)
 
 
 def _multiplied(weight: Tensor, factor: float) -> Tensor:

@@ -54,27 +54,26 @@ class TensorNames:
     embedding_norm: str = ""  # the norm of the tokens' embeddings; "": there is none
     qkv: QkvLayout = QkvLayout.blocks
     transposed: bool = False  # the weights of linear layers in layers are [inputs, outputs]
-    optional_prefix: str = ""  # the beginning of the names that some files leave out
-    within: str = (
-        ""  # the beginning of the layers' names in a model of texts and images; its other tensors are not read
-    )
+    # The beginning of the layers' names in a model of texts and images, whose other tensors are not read.
+    within: str = ""
 
     def layer(self, number: int) -> LayerNames:
         return self.in_layer.under(f"{self.layers}.{number}")
 
     def as_in(self, has: Callable[[str], bool]) -> "TensorNames":
-        """These names, or one of their variants, whichever the files have: without the optional prefix, and in a model
-        of texts and images, as transformers has written it until version 4.51 and since."""
-        base = "model."
+        """These names, or one of their variants, whichever the files have: without the first word (model, transformer,
+        gpt_neox), which files leave out that were written without the head; and in a model of texts and images, as
+        transformers has written it until version 4.51 and since."""
+        first = self.embedding.partition(".")[0] + "."
         variants = (
             self,
-            self._renamed(lambda name: name.removeprefix(self.optional_prefix)),
+            self._renamed(lambda name: name.removeprefix(first)),
             replace(
                 self._renamed(lambda name: f"language_model.{name}"), head=f"language_model.{self.head}",
                 within="language_model.",
             ),
             replace(
-                self._renamed(lambda name: f"model.language_model.{name.removeprefix(base)}"),
+                self._renamed(lambda name: f"model.language_model.{name.removeprefix(first)}"),
                 within="model.language_model.",
             ),
         )  # fmt: skip
@@ -134,14 +133,13 @@ _GPT2_LAYER = LayerNames(
 )  # fmt: skip
 BIGCODE_NAMES = TensorNames(
     "transformer.wte", "transformer.ln_f", "lm_head", "transformer.h", _GPT2_LAYER, positions="transformer.wpe",
-    optional_prefix="transformer.",
 )  # fmt: skip
 GPT2_NAMES = replace(BIGCODE_NAMES, transposed=True)
 _GPTJ_LAYER = replace(
     _GPT2_LAYER, queries="attn.q_proj", keys="attn.k_proj", values="attn.v_proj", attention_output="attn.out_proj",
     up="mlp.fc_in", down="mlp.fc_out",
 )  # fmt: skip
-GPTJ_NAMES = replace(BIGCODE_NAMES, in_layer=_GPTJ_LAYER, positions="", optional_prefix="")
+GPTJ_NAMES = replace(BIGCODE_NAMES, in_layer=_GPTJ_LAYER, positions="")
 
 _NEOX_QKV = "attention.query_key_value"
 _NEOX_LAYER = LayerNames(
@@ -161,16 +159,14 @@ _BLOOM_LAYER = replace(
 FALCON_NAMES = TensorNames(
     "transformer.word_embeddings", "transformer.ln_f", "lm_head", "transformer.h", _BLOOM_LAYER, qkv=QkvLayout.groups
 )
-BLOOM_NAMES = replace(
-    FALCON_NAMES, embedding_norm="transformer.word_embeddings_layernorm", optional_prefix="transformer."
-)
+BLOOM_NAMES = replace(FALCON_NAMES, embedding_norm="transformer.word_embeddings_layernorm")
 _OPT_LAYER = replace(
     _LLAMA_LAYER, attention_output="self_attn.out_proj", gate="", up="fc1", down="fc2",
     attention_norm="self_attn_layer_norm", mlp_norm="final_layer_norm",
 )  # fmt: skip
 OPT_NAMES = TensorNames(
     "model.decoder.embed_tokens", "model.decoder.final_layer_norm", "lm_head", "model.decoder.layers", _OPT_LAYER,
-    positions="model.decoder.embed_positions", optional_prefix="model.",
+    positions="model.decoder.embed_positions",
 )  # fmt: skip
 _MPT_LAYER = LayerNames(
     queries="attn.Wqkv", keys="attn.Wqkv", values="attn.Wqkv", attention_output="attn.out_proj", gate="",

@@ -11,7 +11,7 @@ def qkv_parts(config: ModelConfig, rope: Rope | None, split: Split, names: Layer
     """This rank's queries, keys and values, with the numbers of each query and key head in the kernels' order."""
     order = kernel_order(rope, config.head_size)
     if config.names.qkv is QkvLayout.groups:
-        return _of_groups(config, order or list(range(config.head_size)), split, names)
+        return _of_groups(config, order, split, names)
     size = config.head_size
     queries, keys, values = stacked(
         (names.queries, config.num_heads * size, features(split.query_heads, size)),
@@ -23,19 +23,33 @@ def qkv_parts(config: ModelConfig, rope: Rope | None, split: Split, names: Layer
     return [Part(queries.name, queries.rows, order, size), Part(keys.name, keys.rows, order, size), values]
 
 
-def _of_groups(config: ModelConfig, order: list[int], split: Split, names: LayerNames) -> list[Part]:
+def _of_groups(config: ModelConfig, order: list[int] | None, split: Split, names: LayerNames) -> list[Part]:
     size, queries_of_key = config.head_size, config.num_heads // config.num_kv_heads
     group = (queries_of_key + 2) * size
+    if len(split.query_heads) < queries_of_key:  # several ranks share a key head
+        return _of_one_group(config, order, split, names)
     rows = features(split.kv_heads, group)
-    # If several ranks share a key head, each has some of its queries only.
-    first = split.query_heads.start - split.kv_heads.start * queries_of_key
-    own = range(first, first + len(split.query_heads) // len(split.kv_heads))
-    queries = [head * size + number for head in own for number in order]
-    key = [queries_of_key * size + number for number in order]
+    numbers = order or list(range(size))
+    queries = [head * size + number for head in range(queries_of_key) for number in numbers]
+    key = [queries_of_key * size + number for number in numbers]
     value = [(queries_of_key + 1) * size + number for number in range(size)]
     return [
         Part(name, rows, picks, group)
         for name, picks in ((names.queries, queries), (names.keys, key), (names.values, value))
+    ]
+
+
+def _of_one_group(config: ModelConfig, order: list[int] | None, split: Split, names: LayerNames) -> list[Part]:
+    """Some queries of a group, its key and its value."""
+    size, queries_of_key = config.head_size, config.num_heads // config.num_kv_heads
+    # Places of heads in the tensor. Each group before has a key and a value beside its queries.
+    first = split.query_heads.start + 2 * split.kv_heads.start
+    key = split.kv_heads.start * (queries_of_key + 2) + queries_of_key
+    queries = range(first, first + len(split.query_heads))
+    return [
+        Part(names.queries, features(queries, size), order, size),
+        Part(names.keys, features(range(key, key + 1), size), order, size),
+        Part(names.values, features(range(key + 1, key + 2), size)),
     ]
 
 

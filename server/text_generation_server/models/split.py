@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from text_generation_common.shard_counts import Heads
 from text_generation_server.errors import ModelError
 from text_generation_server.models.architecture import ModelConfig
 
@@ -22,12 +23,8 @@ def split_model(config: ModelConfig, rank: int, size: int, vocabulary_part: int)
     ModelError if heads cannot be divided evenly: in every step all ranks would wait for the rank with most heads.
     """
     heads, kv_heads = config.num_heads, config.num_kv_heads
-    if not _divides(config, size):
-        fitting = ", ".join(str(n) for n in range(1, heads + 1) if _divides(config, n))
-        raise ModelError(
-            f"--num-shard {size} cannot divide the {heads} attention heads and {kv_heads} key and value heads of this"
-            f" model evenly: choose one of {fitting}"
-        )
+    if reason := Heads(heads, kv_heads).refusal(size):
+        raise ModelError(reason)
     first_id, end_id = (min(r * vocabulary_part, config.vocab_size) for r in (rank, rank + 1))
     return Split(
         query_heads=_share(heads, rank, size),
@@ -37,11 +34,6 @@ def split_model(config: ModelConfig, rank: int, size: int, vocabulary_part: int)
         vocabulary=range(first_id, end_id),
         vocabulary_part=vocabulary_part,
     )
-
-
-def _divides(config: ModelConfig, size: int) -> bool:
-    heads, kv_heads = config.num_heads, config.num_kv_heads
-    return heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
 
 
 def _share(count: int, rank: int, size: int) -> range:

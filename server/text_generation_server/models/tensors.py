@@ -85,10 +85,10 @@ def check_tensors(config: ModelConfig, names: Iterable[str], shape_of: Callable[
     weights. Every rank checks whole tensors, of which it later reads a part."""
     expected = shapes(config)
     for name, shape in expected.items():
-        _check_shape(name, shape, shape_of(name))
+        _check_shape(config, name, shape, shape_of(name))
     for name in names:
         if name == f"{config.names.head}.weight":  # A tied model may have been saved with its head: see Decoder.
-            _check_shape(name, expected[f"{config.names.embedding}.weight"], shape_of(name))
+            _check_shape(config, name, expected[f"{config.names.embedding}.weight"], shape_of(name))
         elif name not in expected and name.startswith(config.names.within) and not BUFFERS.search(name):
             raise ModelError(
                 f"the weights files have a tensor {ascii(name)[1:-1]}, which a {config.model_type} with this"
@@ -96,11 +96,14 @@ def check_tensors(config: ModelConfig, names: Iterable[str], shape_of: Callable[
             )
 
 
-def _check_shape(name: str, expected: tuple[int, ...], stored: tuple[int, ...] | None) -> None:
+def _check_shape(config: ModelConfig, name: str, expected: tuple[int, ...], stored: tuple[int, ...] | None) -> None:
     if stored is None:
-        raise ModelError(f"the weights files have no tensor {name}: do they belong to this config.json?")
+        raise ModelError(
+            f"the weights files have no tensor {name}, which a {config.model_type} with this config.json has: do they"
+            " belong to it?"
+        )
     if stored != expected:
         raise ModelError(
             f"the tensor {name} has the shape {list(stored)} in the weights files, and config.json makes it"
-            f" {list(expected)}: do the weights belong to this config.json?"
+            f" {list(expected)} in this {config.model_type}: do the weights belong to this config.json?"
         )

@@ -48,7 +48,9 @@ QUANTIZED_NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )
 
 # Buffers that old versions of transformers saved. They are computed from config.json instead.
-BUFFERS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
+BUFFERS = re.compile(
+    r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|(attn|attention|self_attention)\.(bias|masked_bias))$"
+)
 _INSTEAD = "choose the same model with unquantized weights"
 
 

@@ -60,7 +60,9 @@ def _choose(listing: Iterable[str], indexed: Set[str] | None, single: str, suffi
     if indexed is not None:
         return sorted(indexed)
     names = {name for name in listing if name.endswith(suffixes) and _is_model_weights(name)}
-    return [single] if single in names else sorted(names)
+    # Mistral's repositories have the same weights a second time, in a format of its own.
+    others = {name for name in names if not name.startswith("consolidated")}
+    return [single] if single in names else sorted(others or names)
 
 
 def _is_model_weights(name: str) -> bool:

@@ -100,6 +100,11 @@ def test_null_is_absent(tmp_path: Path) -> None:
     assert read(tmp_path, rope_parameters={"rope_theta": None, "factor": None}).ropes[0].theta == 10000
 
 
+@pytest.mark.parametrize("names", [None, [], "Llama", [3], ["LlamaModel"], ["ForMaskedLM", "LlamaForCausalLM"]])
+def test_only_architectures_of_other_tasks_are_refused(tmp_path: Path, names: object) -> None:
+    assert read(tmp_path, architectures=names).model_type == "llama"
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -159,6 +164,12 @@ def test_null_is_absent(tmp_path: Path) -> None:
         ({"eos_token_id": [2, -1]}, "eos_token_id is a list, and must be"),
         ({"eos_token_id": 2.0}, "eos_token_id is 2.0, and must be"),
         ({"model_type": "mamba", "sliding_window": 4096}, 'model type "mamba" is not supported yet'),
+        ({"model_type": None}, "model_type is null, and needs a value"),
+        ({"model_type": ["llama"]}, "model_type is a list, and must be a string"),
+        (
+            {"architectures": ["LlamaForSequenceClassification"]},
+            'architectures is "LlamaForSequenceClassification", a model for another task than generating text',
+        ),
         ({"model_type": "two\nlines"}, 'model type "two\\nlines" is not supported yet'),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized as fp8, which is not supported yet"),
     ],

@@ -160,6 +160,10 @@ def test_the_files_to_serve_are_chosen_by_name():
         "b.safetensors",
     ]
     assert safetensors_names(listing, {"p2", "p1"}) == ["p1", "p2"]
+    assert safetensors_names(["model-1-of-1.safetensors", "consolidated.safetensors"], None) == [
+        "model-1-of-1.safetensors"
+    ]
+    assert safetensors_names(["consolidated.safetensors"], None) == ["consolidated.safetensors"]
     assert pickle_names(listing, None) == ["pytorch_model.bin"]
     assert pickle_names(["a.pt", "training_args.bin"], None) == ["a.pt"]
     assert side_files(["config.json", "tokenizer.json", "tokenizer.model"]) == ["config.json", "tokenizer.json"]
