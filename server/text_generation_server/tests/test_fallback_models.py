@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from fallback_checkpoints import MODELS, SHAPE, WINDOW, expected_logprobs, make_model
-from shard_tools import Client, generate, random_ids, scattered_slots, warm_runner
+from shard_tools import Client, generate, make_runner, random_ids, scattered_slots, warm_runner
 
 from text_generation_common.sampling import Sampling
 from text_generation_server.layers.weights import int8
@@ -138,6 +139,53 @@ def test_a_text_may_be_one_token_longer_than_a_window(
     for longest in (WINDOW, WINDOW + 1, WINDOW + 2):
         runner = warm_runner(path, max_total_tokens=longest, with_families=False)
         assert difference(runner, model, longest - NEW, NEW) <= TOLERANCE
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "gemma2", "gpt_oss"])
+def test_in_bfloat16_a_model_is_as_near_to_float32_as_in_transformers(
+    checkpoint: Callable[[str], tuple[Path, torch.nn.Module]], model_type: str
+) -> None:
+    path, model = checkpoint(model_type)
+    runner = warm_runner(path, max_total_tokens=256, with_families=False, dtype=torch.bfloat16)
+    prompt = random_ids(70)
+    exact = expected_logprobs(model, prompt, [0])[0]
+    theirs = expected_logprobs(type(model).from_pretrained(path, dtype=torch.bfloat16), prompt, [0])[0].float()
+    errors = [(logprobs - exact).abs().mean() for logprobs in (all_logprobs(runner, prompt), theirs)]
+    assert errors[0] <= 2 * errors[1]
+
+
+def count_norms(model: Any, name: str) -> int:
+    return sum(name in type(module).__name__ for module in model.modules())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "gemma2", "gpt_oss", "llama"])
+def test_norms_are_ours(
+    checkpoint: Callable[[str], tuple[Path, torch.nn.Module]], model_type: str, dtype: torch.dtype
+) -> None:
+    path, model = checkpoint(model_type)
+    served = make_runner(path, with_families=False, dtype=dtype)._model
+    assert isinstance(served, FallbackModel)
+    assert count_norms(served._base, "KernelNorm") == count_norms(model, "RMSNorm") > 0
+
+
+@pytest.mark.parametrize("change", ["* 1.02", "+ 1e-3", "eps"])
+def test_a_norm_that_computes_something_else_is_not_replaced(
+    checkpoint: Callable[[str], tuple[Path, torch.nn.Module]], monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    norm = LlamaRMSNorm.forward
+    changed = {
+        "* 1.02": lambda self, x: norm(self, x) * 1.02,
+        "+ 1e-3": lambda self, x: norm(self, x) + 1e-3,
+        "eps": lambda self, x: norm(self, (x.float().square() + 1e-6).sqrt().to(x.dtype) * x.sign()),
+    }
+    monkeypatch.setattr(LlamaRMSNorm, "forward", changed[change])
+    for dtype in (torch.float32, torch.bfloat16):
+        served = make_runner(checkpoint("llama")[0], with_families=False, dtype=dtype)._model
+        assert isinstance(served, FallbackModel)
+        assert count_norms(served._base, "KernelNorm") == 0
 
 
 def test_eight_bit_weights_give_the_text_of_our_own_model(tmp_path: Path) -> None:

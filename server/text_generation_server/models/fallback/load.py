@@ -20,6 +20,7 @@ from text_generation_server.models.fallback.model import (
     GivenHidden,
     KernelLinear,
 )
+from text_generation_server.models.fallback.norms import replace_norms
 from text_generation_server.models.fallback.probe import Probe, probe, refused
 from text_generation_server.models.loading import Files
 from text_generation_server.platforms import Platform
@@ -49,6 +50,7 @@ def load_fallback(
     try:
         with torch.inference_mode():
             _replace_linears(model, platform.kernels, weight_format, on_tensor)
+            replace_norms(model, platform.kernels)
             rules, output = probe(model_type, base, config.num_layers, max_total_tokens, platform.device)
             hidden_TH = output.last_hidden_state[0]
             whole = _whole_logits(model, len(hidden_TH), platform.device)
