@@ -38,7 +38,7 @@ def write_sentencepiece(path: Path) -> None:
     [
         pytest.param("bloom", write_byte_level, marks=pytest.mark.models),
         pytest.param("qwen3", write_byte_level, marks=pytest.mark.models),
-        ("gemma", write_sentencepiece),
+        ("gemma3_text", write_sentencepiece),
         pytest.param("mixtral", write_sentencepiece, marks=pytest.mark.models),
     ],
 )
