@@ -125,7 +125,6 @@ class LineReader(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._emit(self._rest)
-        self._rest = b""
         if not self.closed.done():
             self.closed.set_result(None)
 

@@ -5,6 +5,8 @@ import os
 import signal
 import sys
 
+import pytest
+
 from text_generation_launcher.commands import Command
 from text_generation_launcher.process import MAX_LINE_BYTES, Child, LineReader
 
@@ -42,6 +44,18 @@ def test_bytes_that_are_not_utf_8_are_shown():
 
 def python(code: str) -> Command:
     return Command("child", (sys.executable, "-S", "-c", code), dict(os.environ))
+
+
+def test_a_program_that_cannot_run_leaves_no_open_file():
+    async def run() -> tuple[int, int]:
+        before = len(os.listdir("/dev/fd"))
+        with pytest.raises(FileNotFoundError):
+            await Child.start(Command("child", ("/no/such/program",), {}))
+        await asyncio.sleep(0)  # a transport closes its file in the loop's next turn
+        return before, len(os.listdir("/dev/fd"))
+
+    before, after = asyncio.run(run())
+    assert after == before
 
 
 def test_a_child_s_status_comes_with_all_its_output():
