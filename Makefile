@@ -145,8 +145,9 @@ gpu-check:
 	PYTHONPATH=$(subst $() ,:,$(addprefix $(CURDIR)/,.gpu/site benchmark common launcher router server tools)) \
 		$(PYTHON) -m gpu_check.check --plan $(PLAN) $(ARGS)
 
-# Attention with every tile that the tuner may choose, compiled for GPUs that need not be there: an hour and more. A part
-# of it: ARGS="--capability 90 --dtype bfloat16 --cache same int8 --head-size 128", or ARGS=--tables
+# Attention with every tile that the tuner may choose, and with all options that served models use together, compiled for
+# GPUs that need not be there: hours on two cores. A part of it: ARGS="--capability 90 --dtype bfloat16 --cache same int8
+# --head-size 128", or ARGS="--tables --plain"
 compile-gpu: install
 	$(BIN)/python -m text_generation_server.kernels.triton.compile_all $(ARGS)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from gpu_check.findings import Context, FailedCase, Journal, Known, Request
 from gpu_check.matrices import TestLoop as TableLoop
-from gpu_check.plans import PLANS, Stage
+from gpu_check.plans import PARTS, PLANS, Stage
 from gpu_check.running import launcher
 from gpu_check.stages import function_of, run_cases
 
@@ -49,12 +49,12 @@ def test_the_tuners_table_is_put_among_the_results(tmp_path: Path):
 
 
 def test_the_table_of_kernel_tests_is_run_test_by_test(tmp_path: Path):
-    stage = Stage("matrices", "matrices:run_part:0:1", 100)
+    stage = Stage("matrices", "matrices:run_part:0:2", 100)
     process = launcher(Known(), interpret=True)(stage, "", tmp_path / "journal", tmp_path / "log", {})
     assert process.wait(200) == 0, (tmp_path / "log").read_text()
     findings = Journal(tmp_path / "journal").read().findings
-    assert findings and {finding.cells["outcome"] for finding in findings} == {"passed"}
-    assert all(re.match(r"test_kernels.py::test_silu_mul\S+\[.*triton", finding.cells["test"]) for finding in findings)
+    assert 2 * len(findings) >= PARTS and {finding.cells["outcome"] for finding in findings} == {"passed"}
+    assert all(re.match(r"test_kernels.py::test_\S+\[.*triton", finding.cells["test"]) for finding in findings)
 
 
 @pytest.mark.parametrize(("part", "count"), [(0, 1), (1, 1), (2, 0), (7, 0)])
