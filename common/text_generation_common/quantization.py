@@ -7,8 +7,8 @@ from typing import Any
 
 from text_generation_common.model_files import ModelFileError, read_json_object
 
-# The formats of quantized checkpoints that are served.
-SERVED: frozenset[str] = frozenset()
+# The formats of quantized checkpoints that are served, and the model types of config.json that may have them.
+SERVED: Mapping[str, tuple[str, ...]] = {"mxfp4": ("gpt_oss",)}
 
 # Where a checkpoint names its format: fields of config.json, or a file that AutoGPTQ, AutoAWQ or ModelOpt has written.
 FIELDS = ("quantization_config", "compression_config")
@@ -41,12 +41,18 @@ def refusal(folder: Path, config: Mapping[str, Any]) -> str | None:
     the content of the folder's config.json."""
     for where, settings in _announcements(folder, config):
         name = format_name(settings)
-        if name not in SERVED:
+        if config.get("model_type") not in SERVED.get(name, ()):
             return (
                 f"{folder / where}: the weights are quantized as {name}, which is not supported yet: choose the same "
                 "model with unquantized weights (--quantize int8 makes them smaller on CPUs)"
             )
     return None
+
+
+def served_format(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The format in which the weights are quantized, if it is served."""
+    names = [format_name(settings) for _, settings in _announcements(folder, config)]
+    return names[0] if names and refusal(folder, config) is None else None
 
 
 def _announcements(folder: Path, config: Mapping[str, Any]) -> list[tuple[str, object]]:

@@ -15,7 +15,7 @@ from gpu_check.findings import Case, Context, Measured
 from gpu_check.model import REHEARSED
 from gpu_check.states import backends, int32, neutral, random_layer, random_table, variants
 from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
-from text_generation_server.kernels.interface import AttentionOptions, KvLayer, Segments
+from text_generation_server.kernels.interface import AttentionOptions, ExpertWeights, KvLayer, Segments
 
 TABLE = "Smoke: kernels at the server's shapes, against the reference"
 LOGPROB = 1e-3  # largest accepted difference of log-probabilities
@@ -103,8 +103,9 @@ class Smoke:
         logits = torch.rand(rows, count, device=self._device).argsort(dim=1).to(self.sizes.dtype) / 2
         ours, theirs = (kernels.route(logits, 2, True) for kernels in (self._triton, self._reference))
         routed = worst(equal(ours.pairs_P, theirs.pairs_P), equal(ours.offsets, theirs.offsets))
-        expected = self._reference.experts(x.float(), theirs, gate_up.float(), down.float())
-        return worst(close(self._triton.experts(x, ours, gate_up, down), expected, self.sizes.dtype), routed)
+        expected = self._reference.experts(x.float(), theirs, ExpertWeights(gate_up.float(), down.float()))
+        out = self._triton.experts(x, ours, ExpertWeights(gate_up, down))
+        return worst(close(out, expected, self.sizes.dtype), routed)
 
     def silu(self) -> Measured:
         x = self._numbers(self.sizes.rows, 2 * self.sizes.shape.intermediate)

@@ -28,6 +28,27 @@ class Routes:
 
 
 @dataclass(frozen=True, slots=True)
+class ClampedGate:
+    """What lies between the products of an expert: (up + 1) * gate / (1 + e^(-slope gate)), with gate and up cut off at
+    `limit`, and up at -limit, too."""
+
+    limit: float
+    slope: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertWeights:
+    """E gated MLPs. Expert e computes down[e] · (silu(gate) * up) + down_bias[e], with gate and up the halves of
+    gate_up[e] · x + gate_up_bias[e]; or what `clamped` says in the place of silu(gate) * up."""
+
+    gate_up: Tensor  # [E, 2I, H]
+    down: Tensor  # [E, H, I]
+    gate_up_bias: Tensor | None = None  # [E, 2I]
+    down_bias: Tensor | None = None  # [E, H]
+    clamped: ClampedGate | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class KvLayer:
     """Keys and values of one layer, one slot per token. The keys and values of padding are written to the extra slot.
 
@@ -222,14 +243,18 @@ class Kernels(Protocol):
 
     def route(self, logits_TE: Tensor, chosen: int, over_chosen: bool) -> Routes:
         """Chooses the `chosen` experts with the largest logits for each token; of equal logits, the first experts.
-        Scores are shares of a softmax in float32 over all experts, or over the chosen ones with `over_chosen`."""
+        Scores are shares of a softmax in float32 over all experts, or over the chosen ones with `over_chosen`. Padding
+        may follow each row of the logits in memory."""
         ...
 
-    def experts(self, x_TH: Tensor, routes: Routes, gate_up: Tensor, down: Tensor) -> Tensor:
-        """The sum of each token's experts, weighted with their scores, [T, H]. Expert e is the gated MLP
-        down[e] · (silu(gate) * up) with gate and up the halves of gate_up[e] · x. gate_up is [E, 2I, H] and down
-        [E, H, I]. A token's result depends on the token only. Weights of experts without tokens are not read.
-        """
+    def experts(self, x_TH: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
+        """The sum of each token's experts, weighted with their scores, [T, H]. A token's result depends on the token
+        only. Weights of experts without tokens are not read."""
+        ...
+
+    def add_scored(self, x_TH: Tensor, y_TH: Tensor, inputs_TH: Tensor, weight_H: Tensor) -> Tensor:
+        """x + y / (1 + e^-(inputs · weight)) for each token, in float32, rounded to x's type at the end. May write into
+        x."""
         ...
 
     def sample(self, logits_RV: Tensor, choices: Choices) -> Chosen:

@@ -19,6 +19,8 @@ from text_generation_server.kernels.interface import (
     Bias,
     Choices,
     Chosen,
+    ClampedGate,
+    ExpertWeights,
     HeadNorms,
     KvLayer,
     Routes,
@@ -280,7 +282,7 @@ def route(logits_TE: Tensor, chosen: int, over_chosen: bool) -> Routes:
     return Routes(shares.flatten().contiguous(), pairs_P, F.pad(ends, (1, 0)).int())
 
 
-def experts(x_TH: Tensor, routes: Routes, gate_up: Tensor, down: Tensor) -> Tensor:
+def experts(x_TH: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
     tokens, width = x_TH.shape
     parts = torch.empty((len(routes.pairs_P), width), dtype=x_TH.dtype, device=x_TH.device)
     chosen, ends = len(routes.pairs_P) // tokens, routes.offsets.tolist()
@@ -290,9 +292,27 @@ def experts(x_TH: Tensor, routes: Routes, gate_up: Tensor, down: Tensor) -> Tens
         pairs = routes.pairs_P[start:end].long()
         # Row by row: no BLAS promises a row the same bits in products of different numbers of rows.
         for pair in pairs.tolist():
-            inner = silu_mul(F.linear(x_TH[pair // chosen].unsqueeze(0), gate_up[expert]))
-            parts[pair] = F.linear(inner, down[expert])[0] * routes.scores_P[pair].to(x_TH.dtype)
+            x = x_TH[pair // chosen].unsqueeze(0)
+            gate_up = F.linear(x, weights.gate_up[expert], _of_expert(weights.gate_up_bias, expert))
+            inner = silu_mul(gate_up) if weights.clamped is None else _clamped(gate_up, weights.clamped)
+            out = F.linear(inner, weights.down[expert], _of_expert(weights.down_bias, expert))
+            parts[pair] = out[0] * routes.scores_P[pair].to(x_TH.dtype)
     return parts.view(tokens, chosen, width).float().sum(1).to(x_TH.dtype)
+
+
+def _of_expert(biases: Tensor | None, expert: int) -> Tensor | None:
+    return None if biases is None else biases[expert]
+
+
+def _clamped(gate_up: Tensor, clamped: ClampedGate) -> Tensor:
+    gate, up = gate_up.float().clamp(max=clamped.limit).chunk(2, dim=-1)
+    up = up.clamp(min=-clamped.limit)
+    return ((up + 1) * gate * torch.sigmoid(clamped.slope * gate)).to(gate_up.dtype)
+
+
+def add_scored(x_TH: Tensor, y_TH: Tensor, inputs_TH: Tensor, weight_H: Tensor) -> Tensor:
+    scores = torch.sigmoid((inputs_TH.float() * weight_H.float()).sum(-1, keepdim=True))
+    return (x_TH.float() + scores * y_TH.float()).to(x_TH.dtype)
 
 
 def activate(x: Tensor, activation: Activation, gated: bool) -> Tensor:

@@ -16,7 +16,7 @@ from enum import Enum
 
 import torch
 
-from text_generation_server.kernels.interface import Activation
+from text_generation_server.kernels.interface import Activation, ClampedGate
 from text_generation_server.layers.rotary import Rope
 from text_generation_server.models.names import TensorNames
 
@@ -29,6 +29,7 @@ class AttentionRule:
     rope: Rope | None  # None: positions do not turn queries and keys
     # One for each query head of the whole model: scores grow by slope * (position of the key - position of the query).
     slopes: tuple[float, ...] | None = None
+    sinks: bool = False  # each query head has the score of one more key, whose value is 0
     window: int | None = None  # a token sees this many tokens, itself included; None: all tokens up to itself
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
 
@@ -54,13 +55,15 @@ class Branches(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Moe:
-    """A mixture of experts in the place of an MLP. Each expert is a gated MLP with silu and without biases."""
+    """A mixture of experts in the place of an MLP. Each expert is a gated MLP with silu."""
 
     experts: int
     chosen: int  # experts that compute a token
     intermediate_size: int  # the size between the products of one expert
     over_chosen: bool  # scores are a softmax over the chosen experts; otherwise over all
     dense_layers: frozenset[int] = frozenset()  # layers with an MLP instead of experts
+    clamped: ClampedGate | None = None  # the gate of experts, if it is another than silu
+    shared_size: int = 0  # the size between the products of an MLP that computes every token; 0: there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class Biases:
     attention_output: bool = False
     mlp: bool = False
     head: bool = False
+    experts: bool = False  # and the router
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,10 @@ from text_generation_server.layers.norm import HeadsTogether, HiddenNorm
 from text_generation_server.layers.rotary import kernel_order, rotary_tables
 from text_generation_server.layers.vocabulary import Embedding, Head, pad_rows
 from text_generation_server.models.architecture import AttentionRule, Branches, ModelConfig
+from text_generation_server.models.experts import Experts
 from text_generation_server.models.kv_cache import KvShape, bytes_per_slot, make_kv_cache
 from text_generation_server.models.loading import Loader
-from text_generation_server.models.mlp import MLP, Experts
+from text_generation_server.models.mlp import MLP
 from text_generation_server.models.names import LayerNames
 from text_generation_server.models.parts import Parts
 from text_generation_server.models.qkv import features, qkv_parts
@@ -38,7 +39,7 @@ class Attention:
         config, split, loader = parts.config, parts.split, parts.loader
         self._kernels = parts.kernels
         self._heads = (len(split.query_heads), len(split.kv_heads))
-        self._options = parts.attention_options(rule)
+        self._options = parts.attention_options(rule, names.sinks)
         self._qkv = loader.fused(qkv_parts(config, rule.rope, split, names), config.biases.qkv)
         queries = features(split.query_heads, config.head_size)
         has_bias = config.biases.attention_output

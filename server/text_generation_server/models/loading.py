@@ -10,7 +10,6 @@ from torch import Tensor
 from text_generation_common import faults
 from text_generation_server.layers.linear import LinearOp, RowLinear, make_linear
 from text_generation_server.layers.weights import WeightFormat, dense
-from text_generation_server.models.names import LayerNames
 from text_generation_server.platforms import Platform
 
 
@@ -120,29 +119,25 @@ class Loader:
         weight = self._weight_format(_multiplied(columns, factor))
         return RowLinear(make_linear(platform.kernels, weight, bias), platform.group)
 
-    def experts(self, names: LayerNames, count: int, size: int, part: range) -> tuple[Tensor, Tensor]:
-        """This rank's part of all experts, each with `size` inner numbers: gates and ups [E, 2 * len(part), H], and
-        downs [E, H, len(part)]."""
-        if names.expert_gate == names.expert_up:
-            gate_up, down = f"{names.expert_gate}.weight", f"{names.expert_down}.weight"
-            halves = [self._slice(gate_up, 1, range(first + part.start, first + part.stop)) for first in (0, size)]
-            return torch.cat(halves, dim=1), self._slice(down, 2, part)
-        gate_ups, downs = [], []
-        for i in range(count):
-            gate, up, down = (f"{n.format(i)}.weight" for n in (names.expert_gate, names.expert_up, names.expert_down))
-            gate_ups.append(torch.cat([self.rows(gate, part), self.rows(up, part)]))
-            downs.append(self.columns(down, part))
-        return torch.stack(gate_ups), torch.stack(downs)
-
-    def _slice(self, name: str, dim: int, part: range) -> Tensor:
+    def along(self, name: str, dim: int, part: range) -> Tensor:
+        """The `part` of a dimension."""
         return self._place(self._files.get_slice(name, dim, part.start, part.stop)).contiguous()
 
-    def _place(self, tensor: Tensor) -> Tensor:
+    def empty(self, *shape: int) -> Tensor:
+        """A tensor in the model's type, for numbers that are unpacked. Gives a sign of life."""
+        self._on_tensor()
+        return torch.empty(shape, dtype=self.dtype, device=self._platform.device)
+
+    def codes(self, name: str, dim: int, part: range) -> Tensor:
+        """The `part` of a dimension of a tensor of codes, which keep their type."""
+        return self._place(self._files.get_slice(name, dim, part.start, part.stop), torch.uint8)
+
+    def _place(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         self.num_tensors += 1
         self._on_tensor()
         if self.num_tensors == self._half:
             faults.point("shard.load")
-        return tensor.to(device=self._platform.device, dtype=self.dtype)
+        return tensor.to(device=self._platform.device, dtype=dtype or self.dtype)
 
 
 def _picked(rows: Tensor, part: Part) -> Tensor:

@@ -13,6 +13,16 @@ class QkvLayout(Enum):
     groups = "for each key head: the H / G queries that see it, the key, the value"
 
 
+class ExpertLayout(Enum):
+    """The tensors of E experts, with I inner numbers each. In the last two layouts the files have the names without
+    `.weight`, and biases [E, 2I] and [E, H] are called `_bias`."""
+
+    apart = "three for each expert, whose number stands for {}: gate and up [I, H], down [H, I]"
+    stacked = "two for all experts: gates, then ups [E, 2I, H]; down [E, H, I]"
+    turned = "two for all experts: gates and ups in turns [E, H, 2I]; down [E, I, H]"
+    mxfp4 = "the same in blocks of 32 inputs: _blocks [E, 2I, H / 32, 16] and [E, H, I / 32, 16], _scales without 16"
+
+
 @dataclass(frozen=True, slots=True)
 class LayerNames:
     """Each name is followed by `.weight` in the files, or by `.bias`. Layers of the same name share a tensor, which
@@ -30,12 +40,16 @@ class LayerNames:
     attention_post_norm: str = ""  # the norm of the attention's result; "": there is none
     mlp_post_norm: str = ""
     router: str = ""  # mixtures of experts
-    # Three tensors for each expert, whose number stands for {}, or two for all experts: [E, 2I, H] and [E, H, I].
-    expert_gate: str = ""
+    expert_gate: str = ""  # "": in the tensor of ups
     expert_up: str = ""
     expert_down: str = ""
     query_norm: str = ""
     key_norm: str = ""
+    shared_gate: str = ""  # the MLP that computes every token, beside its experts
+    shared_up: str = ""
+    shared_down: str = ""
+    shared_score: str = ""  # [1, H]: its product with the input, between 0 and 1 by a sigmoid, multiplies that MLP
+    sinks: str = ""  # without .weight
 
     def under(self, prefix: str) -> "LayerNames":
         """The names with a prefix and a dot in front."""
@@ -53,6 +67,7 @@ class TensorNames:
     positions: str = ""  # the embedding of positions; "": there is none
     embedding_norm: str = ""  # the norm of the tokens' embeddings; "": there is none
     qkv: QkvLayout = QkvLayout.blocks
+    experts: ExpertLayout = ExpertLayout.apart
     transposed: bool = False  # the weights of linear layers in layers are [inputs, outputs]
     # The beginning of the layers' names in a model of texts and images, whose other tensors are not read.
     within: str = ""
@@ -63,7 +78,7 @@ class TensorNames:
     def as_in(self, has: Callable[[str], bool]) -> "TensorNames":
         """These names, or one of their variants, whichever the files have: without the first word (model, transformer,
         gpt_neox), which files leave out that were written without the head; and in a model of texts and images, as
-        transformers has written it until version 4.51 and since."""
+        transformers has written it until version 4.51 and since. Experts lie as in the files."""
         first = self.embedding.partition(".")[0] + "."
         variants = (
             self,
@@ -77,7 +92,10 @@ class TensorNames:
                 within="model.language_model.",
             ),
         )  # fmt: skip
-        return next((names for names in variants if has(f"{names.embedding}.weight")), self)
+        found = next((names for names in variants if has(f"{names.embedding}.weight")), self)
+        if found.experts is ExpertLayout.turned and has(f"{found.layer(0).expert_up}_blocks"):
+            return replace(found, experts=ExpertLayout.mxfp4)
+        return found
 
     def _renamed(self, change: Callable[[str], str]) -> "TensorNames":
         """All names but the head's, changed."""
@@ -118,13 +136,28 @@ MIXTRAL_NAMES = _llama_but(
     router="block_sparse_moe.gate", expert_gate="block_sparse_moe.experts.{}.w1",
     expert_up="block_sparse_moe.experts.{}.w3", expert_down="block_sparse_moe.experts.{}.w2",
 )  # fmt: skip
-QWEN3_MOE_NAMES = _llama_but(
-    **_HEAD_NORMS, router="mlp.gate", expert_gate="mlp.experts.{}.gate_proj", expert_up="mlp.experts.{}.up_proj",
-    expert_down="mlp.experts.{}.down_proj",
+_QWEN_EXPERTS = {
+    "router": "mlp.gate", "expert_gate": "mlp.experts.{}.gate_proj", "expert_up": "mlp.experts.{}.up_proj",
+    "expert_down": "mlp.experts.{}.down_proj",
+}  # fmt: skip
+QWEN3_MOE_NAMES = _llama_but(**_HEAD_NORMS, **_QWEN_EXPERTS)
+QWEN2_MOE_NAMES = _llama_but(
+    **_QWEN_EXPERTS, shared_gate="mlp.shared_expert.gate_proj", shared_up="mlp.shared_expert.up_proj",
+    shared_down="mlp.shared_expert.down_proj", shared_score="mlp.shared_expert_gate",
 )  # fmt: skip
-GRANITE_MOE_NAMES = _llama_but(
-    router="block_sparse_moe.router.layer", expert_gate="block_sparse_moe.input_linear",
-    expert_up="block_sparse_moe.input_linear", expert_down="block_sparse_moe.output_linear",
+GRANITE_MOE_NAMES = replace(
+    _llama_but(
+        router="block_sparse_moe.router.layer", expert_up="block_sparse_moe.input_linear",
+        expert_down="block_sparse_moe.output_linear",
+    ),
+    experts=ExpertLayout.stacked,
+)  # fmt: skip
+GPT_OSS_NAMES = replace(
+    _llama_but(
+        router="mlp.router", expert_up="mlp.experts.gate_up_proj", expert_down="mlp.experts.down_proj",
+        sinks="self_attn.sinks",
+    ),
+    experts=ExpertLayout.turned,
 )  # fmt: skip
 
 _GPT2_LAYER = LayerNames(

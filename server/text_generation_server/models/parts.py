@@ -62,10 +62,12 @@ class Parts:
         weight = (stored.float() + float(norm.plus_one)) * factor
         return weight if norm.plus_one or norm.rounded_last else weight.to(self.loader.dtype)
 
-    def attention_options(self, rule: AttentionRule) -> AttentionOptions:
+    def attention_options(self, rule: AttentionRule, sinks: str = "") -> AttentionOptions:
+        """`sinks` is the name of their tensor, if the rule has sinks."""
         heads, slopes = self.split.query_heads, None
         if rule.slopes is not None:
             slopes = torch.tensor(rule.slopes[heads.start : heads.stop], dtype=torch.float32, device=self.device)
         # A window that no sequence of this server outgrows changes nothing.
         outgrown = rule.window is not None and rule.window < self.max_total_tokens
-        return AttentionOptions(rule.scale, rule.softcap, slopes, window=rule.window if outgrown else None)
+        sinks_H = self.loader.rows(sinks, heads).float() if rule.sinks else None
+        return AttentionOptions(rule.scale, rule.softcap, slopes, sinks_H, rule.window if outgrown else None)

@@ -13,6 +13,7 @@ class Split:
     kv_heads: range  # other ranks hold the same head if there are more ranks than key and value heads
     intermediate: range  # columns of gate and up, and rows of down
     expert_intermediate: range  # numbers between the products of each expert
+    shared_intermediate: range  # the same of the MLP beside the experts
     vocabulary: range  # token ids; fewer, or none, on the last ranks
     vocabulary_part: int  # number of ids to which every rank's part is padded
 
@@ -31,6 +32,7 @@ def split_model(config: ModelConfig, rank: int, size: int, vocabulary_part: int)
         kv_heads=_share(kv_heads, rank, size) if size <= kv_heads else _shared_head(kv_heads, rank, size),
         intermediate=_share(config.intermediate_size, rank, size),
         expert_intermediate=_share(config.moe.intermediate_size if config.moe else 0, rank, size),
+        shared_intermediate=_share(config.moe.shared_size if config.moe else 0, rank, size),
         vocabulary=range(first_id, end_id),
         vocabulary_part=vocabulary_part,
     )

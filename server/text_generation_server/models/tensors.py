@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from text_generation_server.errors import ModelError
 from text_generation_server.models.architecture import Branches, ModelConfig, Moe
+from text_generation_server.models.experts import expert_shapes
 from text_generation_server.models.names import LayerNames
 from text_generation_server.weights.formats import BUFFERS
 
@@ -35,18 +36,6 @@ def _norm_shapes(config: ModelConfig, name: str) -> dict[str, Shape]:
     return {f"{name}.{kind}": (config.hidden_size,) for kind in kinds}
 
 
-def _expert_shapes(config: ModelConfig, moe: Moe, names: LayerNames) -> dict[str, Shape]:
-    hidden, wide = config.hidden_size, moe.intermediate_size
-    found: dict[str, Shape] = {f"{names.router}.weight": (moe.experts, hidden)}
-    if names.expert_gate == names.expert_up:
-        together = {names.expert_gate: (moe.experts, 2 * wide, hidden), names.expert_down: (moe.experts, hidden, wide)}
-        return found | {f"{name}.weight": shape for name, shape in together.items()}
-    for i in range(moe.experts):
-        found |= {f"{name.format(i)}.weight": (wide, hidden) for name in (names.expert_gate, names.expert_up)}
-        found[f"{names.expert_down.format(i)}.weight"] = (hidden, wide)
-    return found
-
-
 def _layer_shapes(config: ModelConfig, names: LayerNames, moe: Moe | None) -> dict[str, Shape]:
     hidden, wide, biases = config.hidden_size, config.intermediate_size, config.biases
     queries, keys = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
@@ -63,7 +52,7 @@ def _layer_shapes(config: ModelConfig, names: LayerNames, moe: Moe | None) -> di
     for name, outputs, inputs, has_bias in linears:
         before = sizes.get(name, (0,))[0]  # layers of the same name share a tensor
         sizes[name] = (before + outputs, inputs, has_bias)
-    found = {} if moe is None else _expert_shapes(config, moe, names)
+    found = {} if moe is None else expert_shapes(config, moe, names)
     for name, (outputs, inputs, has_bias) in sizes.items():
         found[f"{name}.weight"] = (inputs, outputs) if config.names.transposed else (outputs, inputs)
         if has_bias:
@@ -73,6 +62,8 @@ def _layer_shapes(config: ModelConfig, names: LayerNames, moe: Moe | None) -> di
         found |= _norm_shapes(config, names.mlp_norm)
     if config.post_norms:
         found |= _norm_shapes(config, names.attention_post_norm) | _norm_shapes(config, names.mlp_post_norm)
+    if any(rule.sinks for rule in config.rules):
+        found[names.sinks] = (config.num_heads,)
     if config.heads_normed_together:
         found |= {f"{names.query_norm}.weight": (queries,), f"{names.key_norm}.weight": (keys,)}
     elif config.query_key_norm:

@@ -18,6 +18,9 @@ ROPES = {
     "full_attention": {"rope_type": "linear", "rope_theta": 30000.0, "factor": 4.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
 }
+GPT_OSS_YARN = {**YARN, "rope_theta": 150000.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+# The ends of the names of weights that choose experts.
+ROUTERS = (".gate.weight", ".router.weight", ".router.layer.weight", ".shared_expert_gate.weight")
 ONE_WINDOW = {"use_sliding_window": True, "sliding_window": 20}
 WINDOWS = ONE_WINDOW | {"max_window_layers": 1}
 # (name of the family's model in transformers, what differs from SHAPE)
@@ -110,6 +113,44 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe, shares of the chosen": (
         "qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True},
     ),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {
+            "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "mlp_only_layers": [1],
+            "shared_expert_intermediate_size": 96,
+        },
+    ),
+    "qwen2_moe, shares of the chosen, windows": (
+        "qwen2_moe",
+        {
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True,
+            "shared_expert_intermediate_size": 40, "decoder_sparse_step": 2, "qkv_bias": False, **ONE_WINDOW,
+            "max_window_layers": 2,
+        },
+    ),
+    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 48}),
+    "olmoe, biases, shares of the chosen": (
+        "olmoe",
+        {
+            "num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32, "norm_topk_prob": True,
+            "attention_bias": True, "num_key_value_heads": 4,
+        },
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 20,
+            "swiglu_limit": 1.5, "rope_parameters": GPT_OSS_YARN,
+        },
+    ),
+    "gpt_oss, no biases": (
+        "gpt_oss",
+        {
+            "num_local_experts": 4, "num_experts_per_tok": 3, "head_dim": 16, "sliding_window": 30,
+            "attention_bias": False, "swiglu_alpha": 1.2, "layer_types": ["full_attention"] * 2 + ["sliding_attention"],
+            "intermediate_size": 96,
+        },
+    ),
     "granitemoe": (
         "granitemoe",
         {"num_local_experts": 6, "num_experts_per_tok": 2, "embedding_multiplier": 3.0, "residual_multiplier": 0.4},
@@ -166,8 +207,9 @@ def make_family(path: Path, variant: str) -> torch.nn.Module:
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
-            torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.3)
+            torch.nn.init.normal_(parameter, mean=float("norm" in name), std=2.0 if "sinks" in name else 0.3)
         else:
-            torch.nn.init.normal_(parameter, std=0.2)
+            # The logits of routers reach 10 and more.
+            torch.nn.init.normal_(parameter, std=1.0 if name.endswith(ROUTERS) else 0.2)
     model.save_pretrained(path)
     return model

@@ -170,6 +170,14 @@ def test_each_family_is_compared_with_transformers(model_type: str) -> None:
         ("smollm3", {"no_rope_layers": [1, 2, 0, 1]}, "no_rope_layers is a list, and must be a list of 4 numbers"),
         ("granite", {"residual_multiplier": "a"}, 'residual_multiplier is the string "a", and must be a number'),
         ("granite", {"logits_scaling": 0}, "logits_scaling is 0, and must be"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv is 8.0, which is not supported for olmoe"),
+        ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit is 0, and must be a number"),
+        ("gpt_oss", {"num_experts_per_tok": 7}, "num_experts_per_tok is 7, and must be a whole number from 1 to 6"),
+        (
+            "qwen2_moe",
+            {"mlp_only_layers": [3]},
+            "mlp_only_layers is a list, and must be a list of whole numbers from 0",
+        ),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from family_checkpoints import make_family
 from shard_tools import CPU, SAMPLED, Client, make_checkpoint, make_runner, random_ids, scattered_slots
 
 import text_generation_server
@@ -69,6 +70,19 @@ def test_steps_by_program_give_the_same_results_as_kernel_by_kernel(
     plain = make_runner(tmp_path, torch.bfloat16, graphs=no_graphs(), **types)
     fast = make_runner(tmp_path, torch.bfloat16, graphs=programs, kernels=kernels, **types)
     assert said(steps_of(fast)) == said(steps_of(plain))
+    assert set(programs._programs) == {1, 2, 3, 8, 19, 20}
+
+
+@pytest.mark.parametrize("variant", ["mixtral", "qwen2_moe", "gpt_oss"])
+def test_the_choice_of_experts_is_part_of_a_program(tmp_path: Path, variant: str) -> None:
+    kernels = select_backend(CPU).kernels
+    if not isinstance(kernels, CpuKernels) or not kernels.library.has("gemm"):
+        pytest.skip("needs compiled matrix products: a C compiler (cc) at install and a processor with avx512_bf16")
+    make_family(tmp_path, variant)
+    programs = DecodePrograms(kernels.library, kernels.threads)
+    fast = make_runner(tmp_path, torch.bfloat16, graphs=programs, kernels=kernels)
+    plain = make_runner(tmp_path, torch.bfloat16, graphs=no_graphs())
+    assert said(_round(fast, 128)) == said(_round(plain, 128))
     assert set(programs._programs) == {1, 2, 3, 8, 19, 20}
 
 

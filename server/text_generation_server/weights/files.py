@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from text_generation_common import quantization
 from text_generation_common.model_files import ModelFileError, read_json_object
 from text_generation_server.errors import WeightsError
 from text_generation_server.weights.formats import refuse_quantized, refuse_quantized_tensors
@@ -53,9 +54,10 @@ class SafetensorsFiles:
         self._where: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._aliases: dict[str, str] = {}
+        served = _served_format(path)
         for file in weight_files(path):
             header = read_header(file)
-            refuse_quantized_tensors(file, {name: stored.type for name, stored in header.tensors.items()})
+            refuse_quantized_tensors(file, {name: stored.type for name, stored in header.tensors.items()}, served)
             self._shapes |= {name: stored.shape for name, stored in header.tensors.items()}
             self._where |= dict.fromkeys(header.tensors, file)
             self._aliases |= {alias: name for alias, name in header.metadata.items() if name in header.tensors}
@@ -102,6 +104,12 @@ class SafetensorsFiles:
             except (OSError, SafetensorError) as error:
                 raise WeightsError(f"{file} is not a good safetensors file ({error}): {_AGAIN}") from None
         return self._handles[file], stored_name
+
+
+def _served_format(path: Path) -> str | None:
+    """The format in which the weights are quantized, if it is served."""
+    config = path / "config.json"
+    return quantization.served_format(path, read_json(config)) if config.exists() else None
 
 
 def weight_files(path: Path) -> list[Path]:

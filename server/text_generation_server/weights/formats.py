@@ -60,19 +60,21 @@ def refuse_quantized(path: Path, config: Mapping[str, Any]) -> None:
         raise WeightsError(reason)
 
 
-def refuse_quantized_tensors(file: Path, types: Mapping[str, str]) -> None:
+def refuse_quantized_tensors(file: Path, types: Mapping[str, str], served: str | None = None) -> None:
     """Refuses tensors that only quantized weights have: WeightsError for the first. `types` are spelled as in
-    safetensors.
+    safetensors. Tensors of bytes with names of the format `served` are accepted.
     """
     for name, type in sorted(types.items()):
         if BUFFERS.search(name):
             continue
-        for pattern, format in QUANTIZED_NAMES:
-            if pattern.search(name):
-                raise WeightsError(
-                    f"{file}: the tensor {ascii(name)[1:-1]} belongs to weights quantized as {format}, which is not"
-                    f" supported yet: {_INSTEAD}"
-                )
+        formats = [format for pattern, format in QUANTIZED_NAMES if pattern.search(name)]
+        if served in formats and type == "U8":
+            continue
+        if formats:
+            raise WeightsError(
+                f"{file}: the tensor {ascii(name)[1:-1]} belongs to weights quantized as {formats[0]}, which is not"
+                f" supported yet: {_INSTEAD}"
+            )
         if type not in SERVED_TYPES:
             called = TYPE_NAMES.get(type, ascii(type)[1:-1])
             raise WeightsError(

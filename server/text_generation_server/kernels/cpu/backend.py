@@ -15,6 +15,7 @@ from text_generation_server.kernels.interface import (
     AttentionOptions,
     Choices,
     Chosen,
+    ExpertWeights,
     HeadNorms,
     KvLayer,
     Routes,
@@ -246,36 +247,47 @@ class CpuKernels:
         ids, pairs = (torch.empty(tokens * chosen, dtype=torch.int32) for _ in range(2))
         offsets, scores = torch.empty(experts + 1, dtype=torch.int32), torch.empty(tokens * chosen)
         self._call(
-            logits_TE.numel(), "route", logits=logits_TE.data_ptr(), tokens=tokens, experts=experts, chosen=chosen,
-            type=TYPES[logits_TE.dtype], over_chosen=int(over_chosen), ids=ids.data_ptr(), scores=scores.data_ptr(),
-            pairs=pairs.data_ptr(), offsets=offsets.data_ptr(),
+            logits_TE.numel(), "route", logits=logits_TE.data_ptr(), stride=logits_TE.stride(0), tokens=tokens,
+            experts=experts, chosen=chosen, type=TYPES[logits_TE.dtype], over_chosen=int(over_chosen),
+            ids=ids.data_ptr(), scores=scores.data_ptr(), pairs=pairs.data_ptr(), offsets=offsets.data_ptr(),
         )  # fmt: skip
         return Routes(scores, pairs, offsets)
 
-    def experts(self, x_TH: Tensor, routes: Routes, gate_up: Tensor, down: Tensor) -> Tensor:
-        (tokens, width), (experts, _, inner), pairs = x_TH.shape, down.shape, len(routes.pairs_P)
+    def experts(self, x_TH: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
+        (tokens, width), (experts, _, inner), pairs = x_TH.shape, weights.down.shape, len(routes.pairs_P)
         if width % LANES or inner % LANES:
-            return reference.experts(x_TH, routes, gate_up, down)
+            return reference.experts(x_TH, routes, weights)
         opened, parts = torch.empty((pairs, inner), dtype=x_TH.dtype), torch.empty((pairs, width), dtype=x_TH.dtype)
         out = torch.empty_like(x_TH)
         common = {
             "pairs": routes.pairs_P.data_ptr(), "offsets": routes.offsets.data_ptr(), "experts": experts,
             "width": width, "inner": inner, "type": TYPES[x_TH.dtype],
         }  # fmt: skip
-        work = pairs * width * inner
+        work, clamped = pairs * width * inner, weights.clamped
         self._call(
-            work, "experts_up", x=x_TH.data_ptr(), chosen=pairs // tokens, gate_up=gate_up.data_ptr(),
-            out=opened.data_ptr(), **common,
+            work, "experts_up", x=x_TH.data_ptr(), chosen=pairs // tokens, gate_up=weights.gate_up.data_ptr(),
+            bias=_address(weights.gate_up_bias), limit=0.0 if clamped is None else clamped.limit,
+            slope=0.0 if clamped is None else clamped.slope, out=opened.data_ptr(), **common,
         )  # fmt: skip
         self._call(
-            work, "experts_down", x=opened.data_ptr(), scores=routes.scores_P.data_ptr(), down=down.data_ptr(),
-            out=parts.data_ptr(), **common,
+            work, "experts_down", x=opened.data_ptr(), scores=routes.scores_P.data_ptr(),
+            down=weights.down.data_ptr(), bias=_address(weights.down_bias), out=parts.data_ptr(), **common,
         )  # fmt: skip
         self._call(
             parts.numel(), "experts_sum", parts=parts.data_ptr(), tokens=tokens, chosen=pairs // tokens, width=width,
             type=TYPES[x_TH.dtype], out=out.data_ptr(),
         )  # fmt: skip
         return out
+
+    def add_scored(self, x_TH: Tensor, y_TH: Tensor, inputs_TH: Tensor, weight_H: Tensor) -> Tensor:
+        tokens, width = x_TH.shape
+        if width % LANES:
+            return reference.add_scored(x_TH, y_TH, inputs_TH, weight_H)
+        self._call(
+            x_TH.numel(), "add_scored", x=x_TH.data_ptr(), y=y_TH.data_ptr(), inputs=inputs_TH.data_ptr(),
+            weight=weight_H.data_ptr(), tokens=tokens, width=width, type=TYPES[x_TH.dtype],
+        )  # fmt: skip
+        return x_TH
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
@@ -365,6 +377,10 @@ def _words(options: AttentionOptions) -> dict[str, Word]:
 
 def _fits(head_size: int) -> bool:
     return head_size % LANES == 0 and head_size <= MAX_HEAD_SIZE
+
+
+def _address(values: Tensor | None) -> int:
+    return 0 if values is None else values.data_ptr()
 
 
 def _scales(kv: KvLayer) -> int:

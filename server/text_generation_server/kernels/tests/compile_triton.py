@@ -17,6 +17,8 @@ from text_generation_server.kernels.interface import (
     AttentionOptions,
     Bias,
     Choices,
+    ClampedGate,
+    ExpertWeights,
     HeadNorms,
     KvLayer,
     Segments,
@@ -77,11 +79,14 @@ def compile_others(dtype: torch.dtype) -> None:
         kernels.activate(x, activation, gated=activation == Activation.gelu)
 
 
-def compile_experts() -> None:
-    x = torch.zeros(5, 96, dtype=BF16)
-    for over_chosen in (True, False):
-        routes = kernels.route(x[:, :8].contiguous(), 2, over_chosen)
-    kernels.experts(x, routes, torch.zeros(8, 2 * 80, 96, dtype=BF16), torch.zeros(8, 96, 80, dtype=BF16))
+def compile_experts(dtype: torch.dtype) -> None:
+    x, gate_up, down = (torch.zeros(shape, dtype=dtype) for shape in ((5, 96), (6, 160, 96), (6, 96, 80)))
+    routes = kernels.route(torch.zeros(5, 32, dtype=dtype)[:, :6], 2, False)
+    kernels.route(x, 3, True)
+    kernels.experts(x, routes, ExpertWeights(gate_up, down))
+    biased = ExpertWeights(gate_up, down, gate_up[:, :, 0].contiguous(), down[:, :, 0].contiguous())
+    kernels.experts(x, routes, replace(biased, clamped=ClampedGate(7.0, 1.702)))
+    kernels.add_scored(x, x, x, x[0])
 
 
 def compile_sample() -> None:
@@ -104,7 +109,7 @@ def compile_types(capability: int) -> None:
         kernels.advance(int32(4, 64), int32(4), int32(5), int32(5))
         for dtype in (FP32, FP16, BF16) if capability == 90 else (BF16,):
             compile_others(dtype)
-        compile_experts()
+            compile_experts(dtype)
         if capability != 89:
             compile_sample()
         for case in ATTENTION[capability]:

@@ -7,7 +7,7 @@ slot, padding and its queries (in 8 bits, their scales). The table leads to such
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
@@ -18,7 +18,16 @@ from torch import Tensor
 
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu.library import NEEDS
-from text_generation_server.kernels.interface import Activation, AttentionOptions, HeadNorms, Kernels, KvLayer, Segments
+from text_generation_server.kernels.interface import (
+    Activation,
+    AttentionOptions,
+    ClampedGate,
+    ExpertWeights,
+    HeadNorms,
+    Kernels,
+    KvLayer,
+    Segments,
+)
 
 if TYPE_CHECKING:
     from .conftest import Subject
@@ -734,7 +743,8 @@ def test_a_token_goes_to_the_experts_with_the_largest_logits(subject: Subject, o
     logits = torch.randn(tokens, count).to(subject.dtype)
     logits[4] = 0.5  # equal logits: the first experts
     logits[7, 0] = 300.0
-    routes = subject.kernels.route(logits.to(subject.device), chosen, over_chosen)
+    padded = torch.nn.functional.pad(logits, (0, 3), value=999.0).to(subject.device)[:, :count]
+    routes = subject.kernels.route(padded, chosen, over_chosen)
     values, ids = logits.double().sort(dim=1, descending=True, stable=True)
     shares = values[:, :chosen].softmax(1) if over_chosen else values.softmax(1)[:, :chosen]
     close(routes.scores_P.view(tokens, chosen), shares, torch.float32)
@@ -745,13 +755,30 @@ def test_a_token_goes_to_the_experts_with_the_largest_logits(subject: Subject, o
     assert torch.equal(pairs.sort().values, torch.arange(tokens * chosen))
 
 
-def experts_of(subject: Subject, x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    routes = subject.kernels.route(logits.to(subject.device), 2, True)
-    return subject.kernels.experts(x.to(subject.device), routes, gate_up.to(subject.device), down.to(subject.device))
+def experts_of(subject: Subject, x: Tensor, logits: Tensor, weights: ExpertWeights) -> Tensor:
+    parts = {field.name: getattr(weights, field.name) for field in fields(weights)}
+    on_device = {name: part.to(subject.device) for name, part in parts.items() if isinstance(part, Tensor)}
+    routes = subject.kernels.route(logits.to(subject.device), min(2, logits.shape[1]), True)
+    return subject.kernels.experts(x.to(subject.device), routes, replace(weights, **on_device))
+
+
+def exact_expert(x: Tensor, weights: ExpertWeights, expert: int) -> Tensor:
+    """The result of one expert for one token, in float64."""
+
+    def of_expert(biases: Tensor | None) -> Tensor | float:
+        return 0.0 if biases is None else biases[expert].double()
+
+    gate, up = (weights.gate_up[expert].double() @ x.double() + of_expert(weights.gate_up_bias)).chunk(2)
+    inner = torch.nn.functional.silu(gate) * up
+    if clamped := weights.clamped:
+        gate, up = gate.clamp(max=clamped.limit), up.clamp(-clamped.limit, clamped.limit)
+        inner = (up + 1) * gate / (1 + torch.exp(-clamped.slope * gate))
+    return weights.down[expert].double() @ inner + of_expert(weights.down_bias)
 
 
 @pytest.mark.parametrize("width", [48, 72])
-def test_experts_compute_their_tokens_and_no_others(subject: Subject, width: int) -> None:
+@pytest.mark.parametrize("has_options", [False, True], ids=["plain", "biases, clamped"])
+def test_experts_compute_their_tokens_and_no_others(subject: Subject, width: int, has_options: bool) -> None:
     tokens, count, inner = 21, 6, 32
     x = torch.randn(tokens, width).to(subject.dtype)
     # No two logits of a token are equal in any type, so that its choice of experts is certain.
@@ -759,19 +786,45 @@ def test_experts_compute_their_tokens_and_no_others(subject: Subject, width: int
     logits[:, 4] = -300.0  # no token goes to this expert, so its weights are not read
     gate_up = (torch.randn(count, 2 * inner, width) / width**0.5).to(subject.dtype)
     down = (torch.randn(count, width, inner) / inner**0.5).to(subject.dtype)
-    gate_up[4], down[4] = NAN, NAN
+    weights = ExpertWeights(gate_up, down)
+    if has_options:
+        biases = (torch.randn(count, size).to(subject.dtype) for size in (2 * inner, width))
+        weights = ExpertWeights(gate_up, down, *biases, ClampedGate(1.25, 1.7))
+    for field in fields(weights):
+        if isinstance(part := getattr(weights, field.name), Tensor):
+            part[4] = NAN
     values, ids = logits.double().topk(2)
     expected = torch.zeros(tokens, width, dtype=torch.float64)
     for t in range(tokens):
-        for share, expert in zip(values[t].softmax(0), ids[t], strict=True):
-            gate, up = (gate_up[expert].double() @ x[t].double()).chunk(2)
-            expected[t] += share * (down[expert].double() @ (torch.nn.functional.silu(gate) * up))
-    out = experts_of(subject, x, logits, gate_up, down)
+        for share, expert in zip(values[t].softmax(0), ids[t].tolist(), strict=True):
+            expected[t] += share * exact_expert(x[t], weights, expert)
+    out = experts_of(subject, x, logits, weights)
     close(out, expected, subject.dtype)
     if (subject.backend, subject.dtype) in EXACT and not subject.interpreted:
         for t in (0, 9):
-            alone = experts_of(subject, x[t : t + 1], logits[t : t + 1], gate_up, down)
-            assert torch.equal(alone, out[t : t + 1])
+            assert torch.equal(experts_of(subject, x[t : t + 1], logits[t : t + 1], weights), out[t : t + 1])
+
+
+def test_a_clamped_gate_keeps_what_is_not_finite(subject: Subject) -> None:
+    gate_up, down = torch.eye(32).repeat(2, 1).unsqueeze(0), torch.eye(32).unsqueeze(0)
+    x = torch.linspace(-3, 3, 64).view(2, 32)
+    x[1, 5] = NAN
+    weights = ExpertWeights(gate_up.to(subject.dtype), down.to(subject.dtype), clamped=ClampedGate(2.0, 1.5))
+    out = experts_of(subject, x.to(subject.dtype), torch.zeros(2, 1).to(subject.dtype), weights).cpu()
+    assert out[1].isnan().all() and out[0].isfinite().all()
+
+
+@pytest.mark.parametrize("size", [40, 1024])
+def test_add_scored_adds_a_share_of_each_token(subject: Subject, size: int) -> None:
+    x, y, inputs = (torch.randn(5, size).to(subject.dtype) for _ in range(3))
+    weight = (torch.randn(size) * 4 / size**0.5).to(subject.dtype)
+    inputs[3] *= 50  # a score of 0 or 1
+    inputs[4, 7] = NAN
+    scores = torch.sigmoid(inputs.double() @ weight.double()).unsqueeze(1)
+    on_device = (t.to(subject.device, copy=True) for t in (x, y, inputs, weight))
+    out = subject.kernels.add_scored(*on_device)
+    assert out[4].isnan().all()
+    close(out[:4], (x.double() + scores * y.double())[:4], subject.dtype)
 
 
 @pytest.mark.parametrize("size", [20] + [4096] * GPU)

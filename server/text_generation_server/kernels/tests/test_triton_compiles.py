@@ -18,8 +18,8 @@ SAMPLERS = {
     "_prepare_block",
 }  # fmt: skip
 KERNELS = {
-    "_activate", "_advance", "_embed", "_experts_down", "_experts_up", "_layer_norm", "_place", "_rms_norm",
-    "_rope_and_store_kv", "_route", "_silu_mul", "attend_decode", "attend_prefill",
+    "_activate", "_add_scored", "_advance", "_embed", "_experts_down", "_experts_up", "_layer_norm", "_place",
+    "_rms_norm", "_rope_and_store_kv", "_route", "_silu_mul", "attend_decode", "attend_prefill",
 }  # fmt: skip
 # Bytes of shared memory that a program may use on GPUs of compute capability 8.6, 8.9 and 12.0, which have the least.
 LEAST_SHARED_MEMORY = 99 << 10

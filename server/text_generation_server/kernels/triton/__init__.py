@@ -9,7 +9,7 @@ from text_generation_server.kernels.triton.activate import activate
 from text_generation_server.kernels.triton.advance import advance, place
 from text_generation_server.kernels.triton.attend import attend
 from text_generation_server.kernels.triton.embed import embed
-from text_generation_server.kernels.triton.experts import experts, route
+from text_generation_server.kernels.triton.experts import add_scored, experts, route
 from text_generation_server.kernels.triton.linear import linear
 from text_generation_server.kernels.triton.norm import (
     add_layer_norm,
@@ -33,6 +33,7 @@ __all__ = [
     "add",
     "add_layer_norm",
     "add_rms_norm",
+    "add_scored",
     "advance",
     "attend",
     "embed",

@@ -2,7 +2,8 @@
 
     a_p = silu(gate_e · x_t) · (up_e · x_t)        out_t = Σ_p score_p · down_e · a_p
 
-for the pairs p of token t, with e the pair's expert. Pairs lie in the order of their experts, so that a block of pairs
+for the pairs p of token t, with e the pair's expert; with biases after the products, and with the clamped gate of
+`ExpertWeights`, where there are such. Pairs lie in the order of their experts, so that a block of pairs
 has one expert, whose weights a program reads once for all of them. The grid depends on the number of tokens only: which
 blocks an expert has is read on the device, and blocks that no expert has end at once.
 """
@@ -12,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from text_generation_server.kernels.interface import Routes
+from text_generation_server.kernels.interface import ClampedGate, ExpertWeights, Routes
 
 MIN_PAIRS = 16  # least number of rows of a tl.dot
 OUTPUTS, INPUTS = 64, 64  # outputs of a program, and inputs that it takes at a time
@@ -21,21 +22,24 @@ WARPS = 4
 
 def route(logits_TE: Tensor, chosen: int, over_chosen: bool) -> Routes:
     tokens, experts = logits_TE.shape
-    assert logits_TE.is_contiguous()
+    assert logits_TE.stride(1) == 1
     ids = torch.empty(tokens * chosen, dtype=torch.int32, device=logits_TE.device)
     scores = torch.empty(tokens * chosen, dtype=torch.float32, device=logits_TE.device)
     _route[(tokens,)](
-        logits_TE, ids, scores, EXPERTS=experts, CHOSEN=chosen, OVER_CHOSEN=over_chosen,
-        E=triton.next_power_of_2(experts), num_warps=1,
+        logits_TE, ids, scores, STRIDE=logits_TE.stride(0), EXPERTS=experts, CHOSEN=chosen,
+        OVER_CHOSEN=over_chosen, E=triton.next_power_of_2(experts), num_warps=1,
     )  # fmt: skip
     in_order, pairs = torch.sort(ids, stable=True)
     bounds = torch.arange(experts + 1, dtype=torch.int32, device=ids.device)
     return Routes(scores, pairs.int(), torch.searchsorted(in_order, bounds, out_int32=True))
 
 
-def experts(x_TH: Tensor, routes: Routes, gate_up: Tensor, down: Tensor) -> Tensor:
+def experts(x_TH: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
+    gate_up, down, clamped = weights.gate_up, weights.down, weights.clamped or ClampedGate(0.0, 0.0)
     (tokens, width), (count, _, inner), pairs = x_TH.shape, down.shape, len(routes.pairs_P)
     assert x_TH.is_contiguous() and gate_up.is_contiguous() and down.is_contiguous()
+    biases = weights.gate_up_bias, weights.down_bias
+    assert all(bias is None or bias.is_contiguous() for bias in biases)
     opened = torch.empty((pairs, inner), dtype=x_TH.dtype, device=x_TH.device)
     parts = torch.empty((pairs, width), dtype=x_TH.dtype, device=x_TH.device)
     # An upper bound: the last block of each expert may be partly filled.
@@ -45,23 +49,32 @@ def experts(x_TH: Tensor, routes: Routes, gate_up: Tensor, down: Tensor) -> Tens
         num_warps=WARPS,
     )  # fmt: skip
     _experts_up[(blocks, triton.cdiv(inner, OUTPUTS))](
-        x_TH, routes.pairs_P, routes.offsets, gate_up, opened, WIDTH=width, INNER=inner, **tiles
-    )
+        x_TH, routes.pairs_P, routes.offsets, gate_up, biases[0], opened, WIDTH=width, INNER=inner,
+        BIASED=biases[0] is not None, LIMIT=clamped.limit, SLOPE=clamped.slope, **tiles,
+    )  # fmt: skip
     _experts_down[(blocks, triton.cdiv(width, OUTPUTS))](
-        opened, routes.pairs_P, routes.offsets, routes.scores_P, down, parts, WIDTH=width, INNER=inner, **tiles
-    )
+        opened, routes.pairs_P, routes.offsets, routes.scores_P, down, biases[1], parts, WIDTH=width, INNER=inner,
+        BIASED=biases[1] is not None, **tiles,
+    )  # fmt: skip
     return parts.view(tokens, -1, width).sum(1, dtype=torch.float32).to(x_TH.dtype)
+
+
+def add_scored(x_TH: Tensor, y_TH: Tensor, inputs_TH: Tensor, weight_H: Tensor) -> Tensor:
+    tokens, width = x_TH.shape
+    assert all(x.is_contiguous() for x in (x_TH, y_TH, inputs_TH, weight_H))
+    _add_scored[(tokens,)](x_TH, y_TH, inputs_TH, weight_H, WIDTH=width, N=triton.next_power_of_2(width), num_warps=4)
+    return x_TH
 
 
 @triton.jit
 def _route(
-    logits, ids, scores,
+    logits, ids, scores, STRIDE: tl.constexpr,
     EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, OVER_CHOSEN: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     """A program: one token."""
     token = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, E)
-    values = tl.load(logits + token * EXPERTS + e, mask=e < EXPERTS, other=float("-inf")).to(tl.float32)
+    values = tl.load(logits + token * STRIDE + e, mask=e < EXPERTS, other=float("-inf")).to(tl.float32)
     largest = tl.max(values, 0)
     total = 0.0
     if not OVER_CHOSEN:
@@ -98,9 +111,9 @@ def _find_block(offsets, block, EXPERTS: tl.constexpr, E: tl.constexpr, M: tl.co
 
 @triton.jit
 def _experts_up(
-    x, pairs, offsets, gate_up, out,
-    WIDTH: tl.constexpr, INNER: tl.constexpr, EXPERTS: tl.constexpr, E: tl.constexpr, CHOSEN: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    x, pairs, offsets, gate_up, bias, out,
+    WIDTH: tl.constexpr, INNER: tl.constexpr, BIASED: tl.constexpr, LIMIT: tl.constexpr, SLOPE: tl.constexpr,
+    EXPERTS: tl.constexpr, E: tl.constexpr, CHOSEN: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """A program: N inner numbers of M pairs of one expert."""
     expert, first, end = _find_block(offsets, tl.program_id(0), EXPERTS, E, M)
@@ -124,17 +137,28 @@ def _experts_up(
         up_KN = tl.load(weights + INNER * WIDTH + at_KN, mask=inside_KN, other=0.0)
         gate_MN = tl.dot(x_MK, gate_KN, gate_MN, input_precision="ieee")
         up_MN = tl.dot(x_MK, up_KN, up_MN, input_precision="ieee")
+    if BIASED:
+        bias_N = bias + expert.to(tl.int64) * (2 * INNER) + n
+        gate_MN += tl.load(bias_N, mask=n < INNER, other=0.0).to(tl.float32)[None, :]
+        up_MN += tl.load(bias_N + INNER, mask=n < INNER, other=0.0).to(tl.float32)[None, :]
     gate_MN = gate_MN.to(dtype).to(tl.float32)
-    opened_MN = gate_MN / (1.0 + tl.exp(-gate_MN)) * up_MN.to(dtype).to(tl.float32)
+    if LIMIT > 0:
+        up_MN = up_MN.to(dtype).to(tl.float32)
+        # Unlike a minimum, a comparison keeps NaN.
+        gate_MN = tl.where(gate_MN > LIMIT, LIMIT, gate_MN)
+        up_MN = tl.where(up_MN > LIMIT, LIMIT, tl.where(up_MN < -LIMIT, -LIMIT, up_MN))
+        opened_MN = (up_MN + 1.0) * gate_MN / (1.0 + tl.exp(-SLOPE * gate_MN))
+    else:
+        opened_MN = gate_MN / (1.0 + tl.exp(-gate_MN)) * up_MN.to(dtype).to(tl.float32)
     place = out + at_M[:, None].to(tl.int64) * INNER + n[None, :]
     tl.store(place, opened_MN.to(dtype), mask=(at_M < end)[:, None] & (n < INNER)[None, :])
 
 
 @triton.jit
 def _experts_down(
-    x, pairs, offsets, scores, down, out,
-    WIDTH: tl.constexpr, INNER: tl.constexpr, EXPERTS: tl.constexpr, E: tl.constexpr, CHOSEN: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    x, pairs, offsets, scores, down, bias, out,
+    WIDTH: tl.constexpr, INNER: tl.constexpr, BIASED: tl.constexpr, EXPERTS: tl.constexpr, E: tl.constexpr,
+    CHOSEN: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """A program: N outputs of M pairs of one expert, stored in the order of the pairs' numbers."""
     expert, first, end = _find_block(offsets, tl.program_id(0), EXPERTS, E, M)
@@ -154,7 +178,24 @@ def _experts_down(
         at_KN = n[None, :].to(tl.int64) * INNER + start + k[:, None]
         w_KN = tl.load(weights + at_KN, mask=there[:, None] & (n < WIDTH)[None, :], other=0.0)
         sum_MN = tl.dot(x_MK, w_KN, sum_MN, input_precision="ieee")
+    if BIASED:
+        bias_N = bias + expert.to(tl.int64) * WIDTH + n
+        sum_MN += tl.load(bias_N, mask=n < WIDTH, other=0.0).to(tl.float32)[None, :]
     score_M = tl.load(scores + pair_M, mask=at_M < end, other=0.0).to(dtype).to(tl.float32)
     part_MN = sum_MN.to(dtype).to(tl.float32) * score_M[:, None]
     place = out + pair_M[:, None].to(tl.int64) * WIDTH + n[None, :]
     tl.store(place, part_MN.to(dtype), mask=(at_M < end)[:, None] & (n < WIDTH)[None, :])
+
+
+@triton.jit
+def _add_scored(x, y, inputs, weight, WIDTH: tl.constexpr, N: tl.constexpr):
+    """A program: one token."""
+    n = tl.arange(0, N)
+    inside = n < WIDTH
+    row = tl.program_id(0).to(tl.int64) * WIDTH + n
+    product_N = tl.load(inputs + row, mask=inside, other=0.0).to(tl.float32)
+    product_N *= tl.load(weight + n, mask=inside, other=0.0).to(tl.float32)
+    score = 1.0 / (1.0 + tl.exp(-tl.sum(product_N, 0)))
+    sum_N = tl.load(x + row, mask=inside, other=0.0).to(tl.float32)
+    sum_N += tl.load(y + row, mask=inside, other=0.0).to(tl.float32) * score
+    tl.store(x + row, sum_N.to(x.dtype.element_ty), mask=inside)

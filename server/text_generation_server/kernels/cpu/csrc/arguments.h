@@ -256,7 +256,8 @@ struct gemm_arguments {
 /* Chooses experts for each token: the `chosen` ones with the largest logits. A score is the expert's share of a softmax
    over all experts, or over the chosen ones. Lists the pairs (token, choice) in the order of their experts. */
 struct route_arguments {
-  const void *logits; /* [T, experts] */
+  const void *logits; /* [T, experts], rows stride apart */
+  long stride;        /* numbers from one row of logits to the next */
   long tokens;        /* T */
   long experts;       /* up to MAX_EXPERTS */
   long chosen;        /* experts of a token */
@@ -268,7 +269,8 @@ struct route_arguments {
   int32_t *offsets;   /* [experts + 1]: the pairs of expert e are pairs[offsets[e]] ... pairs[offsets[e + 1] - 1] */
 };
 
-/* out = silu(gate) * up of each pair, in the order of `pairs`. */
+/* out = silu(gate) * up of each pair, in the order of `pairs`. With a limit it is
+   (up + 1) * gate / (1 + e^(-slope * gate)), where gate <= limit and -limit <= up <= limit. */
 struct experts_up_arguments {
   const void *x;        /* [T, width] */
   const int32_t *pairs; /* as written by route, as are the offsets */
@@ -279,7 +281,10 @@ struct experts_up_arguments {
   long inner;          /* a multiple of 16 */
   long type;           /* type of x, gate_up and out: F32 or BF16 */
   const void *gate_up; /* [experts, 2 * inner, width]: gates, then ups */
-  void *out;           /* [T * chosen, inner] */
+  const void *bias;    /* [experts, 2 * inner], of the same type, or null */
+  double limit;        /* 0: none */
+  double slope;
+  void *out; /* [T * chosen, inner] */
 };
 
 /* out = score * down(x) of each pair, in the order of the pairs' numbers. */
@@ -293,6 +298,7 @@ struct experts_down_arguments {
   long inner;       /* a multiple of 16 */
   long type;        /* type of x, down and out: F32 or BF16 */
   const void *down; /* [experts, width, inner] */
+  const void *bias; /* [experts, width], of the same type, or null */
   void *out;        /* [T * chosen, width] */
 };
 
@@ -304,4 +310,15 @@ struct experts_sum_arguments {
   long width; /* a multiple of 16 */
   long type;  /* type of parts and out: F32 or BF16 */
   void *out;  /* [T, width] */
+};
+
+/* x = x + y / (1 + e^-(inputs · weight)) for each token. */
+struct add_scored_arguments {
+  void *x;            /* [T, width] */
+  const void *y;      /* [T, width] */
+  const void *inputs; /* [T, width] */
+  const void *weight; /* [width] */
+  long tokens;        /* T */
+  long width;         /* a multiple of 16 */
+  long type;          /* type of x, y, inputs and weight: F32 or BF16 */
 };

@@ -69,7 +69,7 @@ EXPORT void route(const void *arguments, struct team *team, int me) {
   long tokens = a->tokens, experts = a->experts, chosen = a->chosen, over_chosen = a->over_chosen;
   int32_t *ids = a->ids, *pairs = a->pairs, *offsets = a->offsets;
   float *scores = a->scores;
-  long bytes = experts * bytes_of(type);
+  long bytes = a->stride * bytes_of(type);
   FOR_EACH_ITEM(t, tokens, 8, team)
     choose_experts(logits + t * bytes, type, experts, chosen, over_chosen != 0, ids + t * chosen, scores + t * chosen);
   wait_for_team(team);
@@ -125,12 +125,22 @@ static void multiply_pairs(const char *const x[PAIRS_AT_ONCE], int pairs, const 
 #undef MULTIPLY
 }
 
+/* What lies between the products: gate and up as they are stored. */
+INLINE float opened(float gate, float up, float limit, float slope, enum type type) {
+  if (limit == 0.0f) return rounded(gate / (1.0f + expf(-gate)), type) * up;
+  if (gate > limit) gate = limit;
+  if (up > limit) up = limit;
+  if (up < -limit) up = -limit;
+  return (up + 1.0f) * gate / (1.0f + expf(-slope * gate));
+}
+
 /* One item of experts_up: inner numbers first … first + OUTPUTS_OF_ITEM - 1 of one expert. */
 INLINE void up_item(const struct experts_up_arguments *a, long expert, long first) {
   enum type type = a->type;
   long width = a->width, inner = a->inner, bytes = width * bytes_of(type);
   const int32_t *pairs = a->pairs, *offsets = a->offsets;
   const char *weights = (const char *)a->gate_up + expert * 2 * inner * bytes, *x = a->x;
+  float limit = a->limit, slope = a->slope;
   for (long n = first; n < first + OUTPUTS_OF_ITEM && n < inner; n += SUMS_AT_ONCE / 2) {
     const char *w[SUMS_AT_ONCE];
     for (int j = 0; j < SUMS_AT_ONCE / 2; j++) {
@@ -145,9 +155,13 @@ INLINE void up_item(const struct experts_up_arguments *a, long expert, long firs
       multiply_pairs(from, count, w, width, type, sums);
       for (int p = 0; p < count; p++)
         for (int j = 0; j < SUMS_AT_ONCE / 2; j++) {
-          float gate = rounded(sums[p][2 * j], type), up = rounded(sums[p][2 * j + 1], type);
-          float opened = rounded(gate / (1.0f + expf(-gate)), type);
-          store_number(a->out, (at + p) * inner + n + j, opened * up, type);
+          float gate = sums[p][2 * j], up = sums[p][2 * j + 1];
+          if (a->bias) {
+            gate += number_at(a->bias, expert * 2 * inner + n + j, type);
+            up += number_at(a->bias, (expert * 2 + 1) * inner + n + j, type);
+          }
+          float out = opened(rounded(gate, type), rounded(up, type), limit, slope, type);
+          store_number(a->out, (at + p) * inner + n + j, out, type);
         }
     }
   }
@@ -181,8 +195,10 @@ INLINE void down_item(const struct experts_down_arguments *a, long expert, long 
       multiply_pairs(from, count, w, inner, type, sums);
       for (int p = 0; p < count; p++) {
         float score = rounded(a->scores[pairs[at + p]], type);
-        for (int j = 0; j < SUMS_AT_ONCE; j++)
-          store_number(a->out, pairs[at + p] * width + n + j, rounded(sums[p][j], type) * score, type);
+        for (int j = 0; j < SUMS_AT_ONCE; j++) {
+          float sum = a->bias ? sums[p][j] + number_at(a->bias, expert * width + n + j, type) : sums[p][j];
+          store_number(a->out, pairs[at + p] * width + n + j, rounded(sum, type) * score, type);
+        }
       }
     }
   }
@@ -212,5 +228,22 @@ EXPORT void experts_sum(const void *arguments, struct team *team, int me) {
       for (long k = 0; k < chosen; k++) sum += load(parts, (t * chosen + k) * width + i, type);
       store(out, t * width + i, sum, type);
     }
+  }
+}
+
+EXPORT void add_scored(const void *arguments, struct team *team, int me) {
+  (void)me;
+  const struct add_scored_arguments *a = arguments;
+  enum type type = a->type;
+  long tokens = a->tokens, width = a->width;
+  const void *y = a->y, *inputs = a->inputs, *weight = a->weight;
+  void *x = a->x;
+  FOR_EACH_ITEM(t, tokens, 4, team) {
+    vf product = {};
+    for (long i = 0; i < width; i += LANES)
+      product = multiply_add(load(inputs, t * width + i, type), load(weight, i, type), product);
+    float score = 1.0f / (1.0f + expf(-lane_sum(product)));
+    for (long i = t * width; i < (t + 1) * width; i += LANES)
+      store(x, i, load(x, i, type) + load(y, i, type) * score, type);
   }
 }

@@ -1,0 +1,137 @@
+"""A mixture of experts in the place of an MLP: where the files have the weights of experts, and what they compute."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from text_generation_server.distributed import Group
+from text_generation_server.kernels.interface import ExpertWeights
+from text_generation_server.layers.linear import make_linear
+from text_generation_server.layers.mxfp4 import BLOCK, unpack_mxfp4
+from text_generation_server.layers.vocabulary import pad_rows
+from text_generation_server.layers.weights import dense
+from text_generation_server.models.architecture import ModelConfig, Moe
+from text_generation_server.models.loading import Loader
+from text_generation_server.models.mlp import MLP
+from text_generation_server.models.names import ExpertLayout, LayerNames
+from text_generation_server.models.parts import Parts
+
+# The router's outputs are padded to a multiple of this: a whole panel of weights, so that no product is copied.
+PANEL = 32
+
+
+class Experts:
+    """All ranks choose the same experts, and each computes its part of every expert."""
+
+    def __init__(self, parts: Parts, moe: Moe, names: LayerNames, group: Group) -> None:
+        loader = parts.loader
+        self._kernels = parts.kernels
+        self._group = group
+        self._moe = moe
+        outputs = -(-moe.experts // PANEL) * PANEL
+        router = pad_rows(loader.whole(f"{names.router}.weight"), outputs)
+        bias = pad_rows(loader.whole(f"{names.router}.bias"), outputs) if parts.config.biases.experts else None
+        self._router = make_linear(parts.kernels, dense(router), bias)
+        self._weights = load_experts(parts, moe, names, group)
+        self._shared: MLP | None = None
+        if moe.shared_size:
+            shared = replace(names, gate=names.shared_gate, up=names.shared_up, down=names.shared_down)
+            self._shared = MLP(parts, shared, (moe.shared_size, parts.split.shared_intermediate))
+            self._shared_score_H = loader.whole(f"{names.shared_score}.weight").flatten()
+
+    def __call__(self, x_TH: Tensor) -> Tensor:
+        logits_TE = self._router(x_TH)[:, : self._moe.experts]
+        routes = self._kernels.route(logits_TE, self._moe.chosen, self._moe.over_chosen)
+        out = self._kernels.experts(x_TH, routes, self._weights)
+        if self._shared is not None:
+            out = self._kernels.add_scored(out, self._shared.part(x_TH), x_TH, self._shared_score_H)
+        return self._group.all_reduce(out)
+
+
+def expert_shapes(config: ModelConfig, moe: Moe, names: LayerNames) -> dict[str, tuple[int, ...]]:
+    """The shapes of a layer's tensors that belong to experts, by name."""
+    hidden, wide, count = config.hidden_size, moe.intermediate_size, moe.experts
+    found: dict[str, tuple[int, ...]] = {f"{names.router}.weight": (count, hidden)}
+    gate_up, down = names.expert_up, names.expert_down
+    match config.names.experts:
+        case ExpertLayout.apart:
+            for i in range(count):
+                found |= {f"{name.format(i)}.weight": (wide, hidden) for name in (names.expert_gate, gate_up)}
+                found[f"{down.format(i)}.weight"] = (hidden, wide)
+        case ExpertLayout.stacked:
+            found |= {f"{gate_up}.weight": (count, 2 * wide, hidden), f"{down}.weight": (count, hidden, wide)}
+        case ExpertLayout.turned:
+            found |= {gate_up: (count, hidden, 2 * wide), down: (count, wide, hidden)}
+        case ExpertLayout.mxfp4:
+            for name, outputs, inputs in ((gate_up, 2 * wide, hidden), (down, hidden, wide)):
+                blocks = (count, outputs, -(-inputs // BLOCK))
+                found |= {f"{name}_blocks": (*blocks, BLOCK // 2), f"{name}_scales": blocks}
+    if config.biases.experts:
+        found |= {f"{gate_up}_bias": (count, 2 * wide), f"{down}_bias": (count, hidden)}
+        found[f"{names.router}.bias"] = (count,)
+    if moe.shared_size:
+        found |= {f"{name}.weight": (moe.shared_size, hidden) for name in (names.shared_gate, names.shared_up)}
+        found |= {f"{names.shared_down}.weight": (hidden, moe.shared_size), f"{names.shared_score}.weight": (1, hidden)}
+    return found
+
+
+def load_experts(parts: Parts, moe: Moe, names: LayerNames, group: Group) -> ExpertWeights:
+    """This rank's part of all experts of a layer."""
+    loader, own, factor = parts.loader, parts.split.expert_intermediate, parts.linear_factor
+    match parts.config.names.experts:
+        case ExpertLayout.apart:
+            gate_up, down = _apart(loader, names, moe, own)
+        case ExpertLayout.stacked:
+            name, size = f"{names.expert_up}.weight", moe.intermediate_size
+            halves = [loader.along(name, 1, range(at + own.start, at + own.stop)) for at in (0, size)]
+            gate_up, down = torch.cat(halves, dim=1), loader.along(f"{names.expert_down}.weight", 2, own)
+        case ExpertLayout.turned:
+            gate_up = _in_halves(loader.along(names.expert_up, 2, _turns(own)).transpose(1, 2))
+            down = loader.along(names.expert_down, 1, own).transpose(1, 2).contiguous()
+        case ExpertLayout.mxfp4:
+            gate_up, down = _of_mxfp4(loader, names, own)
+    if factor != 1:
+        down = (down.float() * factor).to(loader.dtype)
+    weights = ExpertWeights(gate_up, down, clamped=moe.clamped)
+    if not parts.config.biases.experts:
+        return weights
+    biases = _in_halves(loader.along(f"{names.expert_up}_bias", 1, _turns(own)))
+    # One rank adds the bias of the sum over ranks.
+    of_down = loader.whole(f"{names.expert_down}_bias", factor) if group.rank == 0 else None
+    return replace(weights, gate_up_bias=biases, down_bias=of_down)
+
+
+def _apart(loader: Loader, names: LayerNames, moe: Moe, own: range) -> tuple[Tensor, Tensor]:
+    gate_ups, downs = [], []
+    for i in range(moe.experts):
+        gate, up, down = (f"{n.format(i)}.weight" for n in (names.expert_gate, names.expert_up, names.expert_down))
+        gate_ups.append(torch.cat([loader.rows(gate, own), loader.rows(up, own)]))
+        downs.append(loader.columns(down, own))
+    return torch.stack(gate_ups), torch.stack(downs)
+
+
+def _turns(own: range) -> range:
+    """Where gates and ups are in turns: those of this rank."""
+    return range(2 * own.start, 2 * own.stop)
+
+
+def _in_halves(turns: Tensor) -> Tensor:
+    """Gates and ups in turns along the second dimension, as gates and then ups."""
+    return torch.cat([turns[:, 0::2], turns[:, 1::2]], dim=1)
+
+
+def _of_mxfp4(loader: Loader, names: LayerNames, own: range) -> tuple[Tensor, Tensor]:
+    # One expert at a time, because its numbers are larger in float32 than in the model's type.
+    blocks, scales = (loader.codes(f"{names.expert_up}_{kind}", 1, _turns(own)) for kind in ("blocks", "scales"))
+    gate_up = loader.empty(len(blocks), 2 * len(own), blocks.shape[2] * BLOCK)
+    for out, *codes in zip(gate_up, blocks, scales, strict=True):
+        turns = unpack_mxfp4(*codes)
+        out[: len(own)], out[len(own) :] = turns[0::2], turns[1::2]
+    whole = range(own.start // BLOCK, -(-own.stop // BLOCK))
+    blocks, scales = (loader.codes(f"{names.expert_down}_{kind}", 2, whole) for kind in ("blocks", "scales"))
+    down = loader.empty(len(blocks), blocks.shape[1], len(own))
+    first = own.start - whole.start * BLOCK
+    for out, *codes in zip(down, blocks, scales, strict=True):
+        out[:] = unpack_mxfp4(*codes)[:, first : first + len(own)]
+    return gate_up, down
