@@ -35,6 +35,8 @@ def get_model(
         return load_fallback(files, config, platform, dtype, max_total_tokens, on_tensor, weight_format)
     config = replace(config, names=config.names.as_in(lambda name: files.shape(name) is not None))
     check_tensors(config, files.names, files.shape)
+    if config.names.within and platform.group.rank == 0:
+        logger.info("the text model alone is loaded: of the files, only the tensors under %s", config.names.within)
     loader = Loader(files, platform, dtype, on_tensor, weight_format, config.names.transposed)
     model = Decoder(config, platform, loader, max_total_tokens)
     logger.info("loaded %d tensors, %.1f MiB read", loader.num_tensors, files.bytes_read / 2**20)

@@ -70,7 +70,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma2",
         {
             "head_dim": 32, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0,
-            "sliding_window": 20,
+            "sliding_window": 20, "rms_norm_eps": 0.5,
         },
     ),
     "gemma2, no caps": (
@@ -85,6 +85,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3_text",
         {
             "head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 20, "num_hidden_layers": 4,
+            "rms_norm_eps": 0.5,
             "layer_types": ["sliding_attention", "full_attention"] * 2, "rope_parameters": ROPES,
         },
     ),
@@ -92,7 +93,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3_text",
         {"head_dim": 16, "sliding_window": 20, "num_hidden_layers": 7, "final_logit_softcapping": 4.0},
     ),
-    "olmo2": ("olmo2", {"rms_norm_eps": 1e-2}),
+    "olmo2": ("olmo2", {"rms_norm_eps": 0.1}),
     "olmo2, biases": ("olmo2", {"attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": True}),
     "olmo3": (
         "olmo3",

@@ -64,8 +64,10 @@ def check(path: Path, theirs: torch.nn.Module) -> None:
     torch.testing.assert_close(torch.tensor(client.logprobs[7]), ours, atol=1e-4, rtol=1e-4)
 
 
-def test_texts_are_those_of_transformers(model: tuple[Path, Any]) -> None:
-    check(*model)
+def test_texts_are_those_of_transformers(model: tuple[Path, Any], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        check(*model)
+    assert "the text model alone is loaded" in caplog.text
 
 
 @pytest.mark.parametrize(
