@@ -31,7 +31,7 @@ class Algorithm(IntEnum):
     CHAR = 4
 
 
-class Kind(IntEnum):
+class PieceKind(IntEnum):
     NORMAL = 1
     UNKNOWN = 2
     CONTROL = 3
@@ -41,17 +41,17 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SentencePiece:
     text: str  # with U+2581 for each space
     score: float
-    kind: Kind
+    kind: PieceKind
 
 
 @dataclass(frozen=True, slots=True)
 class SentencePieces:
     """A sentencepiece model. The id of a piece is its place."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SentencePiece, ...]
     algorithm: Algorithm
     whitespace_is_suffix: bool
     byte_fallback: bool  # a character without a piece becomes the pieces of its bytes in UTF-8
@@ -65,7 +65,7 @@ class SentencePieces:
     def text(self, id: int) -> str | None:
         return self.pieces[id].text if 0 <= id < len(self.pieces) else None
 
-    def of_kind(self, kind: Kind) -> list[Piece]:
+    def of_kind(self, kind: PieceKind) -> list[SentencePiece]:
         return [piece for piece in self.pieces if piece.kind is kind]
 
 
@@ -75,7 +75,7 @@ def read_sentencepieces(content: bytes, where: str) -> SentencePieces:
         found = _read(content)
         if len({piece.text for piece in found.pieces}) < len(found.pieces):
             raise ValueError("two pieces are the same")
-        if not found.of_kind(Kind.UNKNOWN):
+        if not found.of_kind(PieceKind.UNKNOWN):
             raise ValueError("no piece stands for what is unknown")
     except (ValueError, LookupError, TypeError, struct.error) as error:
         raise WeightsError(f"{where} is not a sentencepiece model ({error}): download it again") from None
@@ -93,25 +93,31 @@ def _read(content: bytes) -> SentencePieces:
         elif number in tables:
             own = {field: name for name, (field, _) in tables[number].items()}
             settings |= {own[field]: content for field, content in _fields(value) if field in own}
-    algorithm, charsmap = Algorithm(settings.pop("algorithm")), bytes(settings.pop("charsmap"))
+    algorithm, charsmap = Algorithm(settings.pop("algorithm")), _bytes(settings.pop("charsmap"))
     bos_id, eos_id = (_signed(settings.pop(name)) for name in ("bos_id", "eos_id"))
     flags = {name: bool(value) for name, value in settings.items()}
     return SentencePieces(tuple(pieces), algorithm, bos_id=bos_id, eos_id=eos_id, charsmap=charsmap, **flags)
 
 
-def _piece(content: Any) -> Piece:
+def _piece(content: Any) -> SentencePiece:
     fields = dict(_fields(content))
     (score,) = struct.unpack("<f", fields.get(SCORE, bytes(4)))
     if not math.isfinite(score):
         raise ValueError("the score of a piece is not a number")
-    return Piece(fields[TEXT].decode(), score, Kind(fields.get(KIND, Kind.NORMAL)))
+    return SentencePiece(_bytes(fields[TEXT]).decode(), score, PieceKind(fields.get(KIND, PieceKind.NORMAL)))
 
 
-def _fields(content: Any) -> Iterator[tuple[int, Any]]:
-    """The fields of a message: (number of the field, a whole number or bytes)."""
-    if not isinstance(content, bytes):
+def _bytes(value: Any) -> bytes:
+    """The value of a field of text, of bytes or of a message. ValueError for a number, of which `bytes` would make as
+    many zeros."""
+    if not isinstance(value, bytes):
         raise ValueError("a field has another type")
-    place = 0
+    return value
+
+
+def _fields(value: Any) -> Iterator[tuple[int, Any]]:
+    """The fields of a message: (number of the field, a whole number or bytes)."""
+    content, place = _bytes(value), 0
     while place < len(content):
         key, place = _varint(content, place)
         kind = key & 7

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from text_generation_server.errors import WeightsError
 from text_generation_server.weights.added_tokens import Additions
-from text_generation_server.weights.sentencepiece import Algorithm, Kind, SentencePieces
+from text_generation_server.weights.sentencepiece import Algorithm, PieceKind, SentencePieces
 
 SPACE = "\u2581"
 
@@ -38,15 +38,15 @@ def _refusal(model: SentencePieces) -> str | None:
         not in (Algorithm.BPE, Algorithm.UNIGRAM),
         "it puts spaces behind words": model.whitespace_is_suffix,
         "it keeps spaces as they are": not model.escape_whitespaces,
-        "some of its pieces are unused": bool(model.of_kind(Kind.UNUSED)),
+        "some of its pieces are unused": bool(model.of_kind(PieceKind.UNUSED)),
         "it has symbols of its user's, and a space before every text": model.add_dummy_prefix
-        and bool(model.of_kind(Kind.USER_DEFINED)),
+        and bool(model.of_kind(PieceKind.USER_DEFINED)),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def _bpe(model: SentencePieces) -> models.BPE:
-    scores = {piece.text: piece.score for piece in model.of_kind(Kind.NORMAL)}
+    scores = {piece.text: piece.score for piece in model.of_kind(PieceKind.NORMAL)}
     merges = [
         (text[:place], text[place:])
         for text in scores
@@ -57,7 +57,7 @@ def _bpe(model: SentencePieces) -> models.BPE:
     return models.BPE(
         vocab={piece.text: id for id, piece in enumerate(model.pieces)},
         merges=merges,
-        unk_token=model.of_kind(Kind.UNKNOWN)[0].text,
+        unk_token=model.of_kind(PieceKind.UNKNOWN)[0].text,
         fuse_unk=True,
         byte_fallback=model.byte_fallback,
     )
@@ -65,7 +65,7 @@ def _bpe(model: SentencePieces) -> models.BPE:
 
 def _unigram(model: SentencePieces) -> models.Unigram:
     vocab = [(piece.text, piece.score) for piece in model.pieces]
-    unknown = model.pieces.index(model.of_kind(Kind.UNKNOWN)[0])
+    unknown = model.pieces.index(model.of_kind(PieceKind.UNKNOWN)[0])
     return models.Unigram(vocab, unk_id=unknown, byte_fallback=model.byte_fallback)
 
 
@@ -92,12 +92,12 @@ def _decoder(model: SentencePieces) -> decoders.Decoder:
 
 def _add_tokens(tokenizer: Tokenizer, model: SentencePieces, additions: Additions, where: str) -> None:
     """Pieces that are found in a text before all others, and tokens that the model does not have."""
-    special = (Kind.CONTROL, Kind.UNKNOWN)
+    special = (PieceKind.CONTROL, PieceKind.UNKNOWN)
     found = {
         # A symbol may have spaces, which the normalizer has replaced.
-        id: AddedToken(piece.text, special=piece.kind in special, normalized=piece.kind is Kind.USER_DEFINED)
+        id: AddedToken(piece.text, special=piece.kind in special, normalized=piece.kind is PieceKind.USER_DEFINED)
         for id, piece in enumerate(model.pieces)
-        if piece.kind in (*special, Kind.USER_DEFINED)
+        if piece.kind in (*special, PieceKind.USER_DEFINED)
     }
     for id, token in sorted({**found, **additions.tokens}.items()):
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
