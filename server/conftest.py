@@ -3,8 +3,21 @@ imported, which transformers does while a test runs. pytest reads this file befo
 """
 
 import os
+from typing import TYPE_CHECKING
 
+import pytest
 import torch
+
+if TYPE_CHECKING:
+    from family_tools import Checkpoints
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> "Checkpoints":
+    """The tiny checkpoints of all families, of which each is made once."""
+    from family_tools import Checkpoints  # imports torch's compiled kernels, which most tests do not need
+
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))

@@ -27,7 +27,8 @@ class Fields:
     def with_names(self, **spelled: str) -> "Fields":
         """The same object with further names for its fields: new name = the file's name. Messages have the file's."""
         renamed = {new: self.raw[old] for new, old in spelled.items() if old in self.raw}
-        return Fields({**self.raw, **renamed}, self.where, spelled)
+        used = {new: old for new, old in spelled.items() if old in self.raw or new not in self.raw}
+        return Fields({**self.raw, **renamed}, self.where, {**self._spelled, **used})
 
     def with_value(self, name: str, value: Any) -> "Fields":
         return Fields({**self.raw, name: value}, self.where, self._spelled)

@@ -1,5 +1,6 @@
 """Tiny checkpoints of all families, as transformers writes them."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,6 @@ ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
 }
 GPT_OSS_YARN = {**YARN, "rope_theta": 150000.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
-# The ends of the names of weights that choose experts.
-ROUTERS = (".gate.weight", ".router.weight", ".router.layer.weight", ".shared_expert_gate.weight")
 ONE_WINDOW = {"use_sliding_window": True, "sliding_window": 20}
 WINDOWS = ONE_WINDOW | {"max_window_layers": 1}
 # (name of the family's model in transformers, what differs from SHAPE)
@@ -69,14 +68,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": (
         "gemma2",
         {
-            "head_dim": 32, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0,
-            "sliding_window": 20, "rms_norm_eps": 0.5,
+            "head_dim": 32, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0, "sliding_window": 20, "rms_norm_eps": 0.5,
         },
     ),
     "gemma2, no caps": (
         "gemma2",
         {
             "head_dim": 16, "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True,
+            "query_pre_attn_scalar": 20,
             "layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 20,
             "num_key_value_heads": 1,
         },
@@ -91,7 +91,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3_text, one in six": (
         "gemma3_text",
-        {"head_dim": 16, "sliding_window": 20, "num_hidden_layers": 7, "final_logit_softcapping": 4.0},
+        {
+            "head_dim": 16, "sliding_window": 20, "num_hidden_layers": 7, "final_logit_softcapping": 30.0,
+            "query_pre_attn_scalar": 20,
+        },
     ),
     "olmo2": ("olmo2", {"rms_norm_eps": 0.1}),
     "olmo2, biases": ("olmo2", {"attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": True}),
@@ -152,9 +155,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size": 96,
         },
     ),
+    "qwen3_moe, windows": (
+        "qwen3_moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, **ONE_WINDOW},
+    ),
     "granitemoe": (
         "granitemoe",
-        {"num_local_experts": 6, "num_experts_per_tok": 2, "embedding_multiplier": 3.0, "residual_multiplier": 0.4},
+        {
+            "num_local_experts": 6, "num_experts_per_tok": 2, "embedding_multiplier": 3.0, "residual_multiplier": 0.4,
+            "attention_multiplier": 0.15,
+        },
     ),
     "gpt2": ("gpt2", {}),
     "gpt2, scaled by layer": (
@@ -196,8 +206,26 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def make_family(path: Path, variant: str) -> torch.nn.Module:
-    """Writes a tiny checkpoint under `path`, and returns transformers' own model of it, in float32."""
+# (a part of a matrix's name, its gain): numbers of the matrix have the standard deviation gain / sqrt(inputs). So
+# scores of attention reach about ±60, inputs of activations ±10 and logits ±40, as in trained models: with small
+# weights a missing soft-cap, or a norm in the wrong place, would hardly change the logits.
+GAINS = (
+    ("q_proj|k_proj|qkv|query_key_value|c_attn", 4.0),
+    ("gate_proj|up_proj|gate_up|fc1|fc_in|c_fc|h_to_4h|input_linear|router|[.]gate[.]", 3.0),
+    ("embed|lm_head|wte|wpe", 9.0),
+)
+CALM_GAIN = 1.6  # the gain of every matrix of a calm model
+NORM = re.compile("norm|ln_")
+FINAL_NORM = re.compile("^[^0-9]*(final_layer_?norm|ln_f|norm_f|model[.]norm)[.]")
+
+
+def first_variant(model_type: str) -> str:
+    return next(name for name, (family, _) in VARIANTS.items() if family == model_type)
+
+
+def make_family(path: Path, variant: str, calm: bool = False) -> torch.nn.Module:
+    """Writes a tiny checkpoint under `path`, and returns transformers' own model of it, in float32. No parameter has
+    its default. `calm`: weights so small that bfloat16 chooses nearly the tokens of float32."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model_type, changes = VARIANTS[variant]
@@ -208,9 +236,26 @@ def make_family(path: Path, variant: str) -> torch.nn.Module:
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
-            torch.nn.init.normal_(parameter, mean=float("norm" in name), std=2.0 if "sinks" in name else 0.3)
+            _draw_vector(name, parameter, config, calm)
         else:
-            # The logits of routers reach 10 and more.
-            torch.nn.init.normal_(parameter, std=1.0 if name.endswith(ROUTERS) else 0.2)
+            is_turned = model_type == "gpt2" and NORM.search(name) is None and ".h." in name  # [inputs, outputs]
+            inputs = parameter.shape[0 if is_turned else -1]
+            gain = next((gain for part, gain in GAINS if re.search(part, name)), 1.0)
+            torch.nn.init.normal_(parameter, std=(CALM_GAIN if calm else gain) * inputs**-0.5)
     model.save_pretrained(path)
     return model
+
+
+def _draw_vector(name: str, parameter: torch.nn.Parameter, config: Any, calm: bool) -> None:
+    """Draws a bias, the weight of a norm, or the sinks of attention."""
+    if "sinks" in name and not calm:
+        torch.nn.init.normal_(parameter, mean=20.0, std=10.0)
+        return
+    mean = 0.0
+    if NORM.search(name) and name.endswith("weight"):
+        # Norms of heads alone decide how large scores are. Gemma's norms multiply by 1 + weight.
+        mean = 4.0 if re.search("[qk]_norm", name) and not calm else 1.0
+        mean -= float(config.model_type.startswith("gemma"))
+    torch.nn.init.normal_(parameter, mean=mean, std=0.3)
+    if FINAL_NORM.search(name) and not calm:
+        parameter.data *= getattr(config, "logits_scaling", 1.0) / (getattr(config, "logit_scale", None) or 1.0)

@@ -1,64 +1,78 @@
 """Every family compared with transformers on the same weights, in checkpoints that transformers writes.
 
 All parameters are away from their defaults, so that a norm, a bias or a multiplier that is left out, or taken for
-another, changes the logits.
+another, changes the logits. `make test` takes one variant of each family, `-m models` takes all of them.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from family_checkpoints import VARIANTS, make_family
+from family_checkpoints import VARIANTS
+from family_ranges import ranges
+from family_tools import FIRST, TOLERANCE, Checkpoints, quick_and_long, teacher_forced, write_texts
 from safetensors.torch import load_file
 from shard_tools import SAMPLED, Client, generate, make_platform, random_ids, scattered_slots, warm_runner
 
 from text_generation_server.errors import ModelError
+from text_generation_server.kernels import reference
 from text_generation_server.models import get_model
 from text_generation_server.models.config import read_config
 from text_generation_server.models.families import FAMILIES
 from text_generation_server.models.parts import Parts
 from text_generation_server.models.split import split_model
 from text_generation_server.models.tensors import shapes
+from text_generation_server.step.rows import PromptChunk
 from text_generation_server.weights.files import SafetensorsFiles
 
-
-def teacher_forced(model: torch.nn.Module, prompt: torch.Tensor, output: list[int]) -> torch.Tensor:
-    """transformers' log-probabilities [new, V] for each step of our text."""
-    ids = torch.cat([prompt, torch.tensor(output)])
-    with torch.no_grad():
-        logits = model(ids.unsqueeze(0)).logits[0, len(prompt) - 1 : -1]
-    return logits.log_softmax(dim=-1)
+LENGTHS = (1, 17, 64, 150)
+QUICK_NEW, NEW = 12, 64  # tokens of each text
 
 
-@pytest.fixture(scope="module", params=VARIANTS, ids=str)
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]]:
-    path = tmp_path_factory.mktemp("family")
-    yield path, make_family(path, request.param)
+@pytest.mark.parametrize(
+    ("variant", "new"),
+    [(variant, QUICK_NEW) for variant in FIRST]
+    + [pytest.param(variant, NEW, marks=pytest.mark.models) for variant in VARIANTS],
+)
+def test_greedy_texts_and_logits_equal_transformers(
+    checkpoints: Checkpoints, variant: str, new: int, record_property: Callable[[str, Any], None]
+) -> None:
+    made = checkpoints(variant)
+    windows = {rule.window for rule in read_config(made.path).rules if rule.window is not None}
+    lengths = [*LENGTHS, *(5 * window // 2 for window in windows if window < made.longest)]
+    prompts = [random_ids(length) for length in lengths if length + new <= made.longest]
+    worst = 0.0
+    for text in write_texts(made.runner, prompts, new):
+        expected = teacher_forced(made.model, text.prompt, text.tokens)
+        chosen = expected.gather(1, torch.tensor(text.tokens).unsqueeze(1)).squeeze(1)
+        # Two tokens whose logits differ by less than rounding may change places.
+        assert (expected.max(dim=1).values - chosen).max() <= TOLERANCE
+        worst = max(worst, (text.rows - expected).abs().max().item())
+    record_property("float32", worst)
+    assert worst <= TOLERANCE
 
 
-def test_greedy_text_and_logprobs_equal_transformers(family: tuple[Path, Any]) -> None:
-    path, model = family
-    # longrope: transformers takes the factors of each text's length, we those of the longest text.
-    longest = 512 if not any(rope.scaling.kind == "longrope" for rope in read_config(path).ropes) else 128
-    runner = warm_runner(path, max_total_tokens=longest)
-    for length, new in ((1, 12), (17, 12), (64, 64), (150, 12)):
-        if length + new > longest:
-            continue
-        client = generate(runner, random_ids(length), new)
-        expected = teacher_forced(model, random_ids(length), client.tokens[7])
-        ours = expected.gather(1, torch.tensor(client.tokens[7]).unsqueeze(1)).squeeze(1)
-        assert (expected.max(dim=1).values - ours).max() <= 1e-4
-        torch.testing.assert_close(torch.tensor(client.logprobs[7]), ours, atol=1e-4, rtol=1e-4)
+@pytest.mark.models
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_scores_gates_and_logits_are_as_large_as_in_trained_models(
+    checkpoints: Checkpoints, variant: str, record_property: Callable[[str, Any], None]
+) -> None:
+    found = ranges(checkpoints(variant).path)
+    for what, largest in found.items():
+        record_property(what, largest)
+    assert found["scores"] >= 40 and found["gates"] >= 7 and 25 <= found["logits"] <= 100
 
 
-def test_attention_is_compiled_for_gpus_with_the_options_of_every_family(family: tuple[Path, Any]) -> None:
+@pytest.mark.parametrize("variant", quick_and_long())
+def test_attention_is_compiled_for_gpus_with_the_options_of_every_family(
+    checkpoints: Checkpoints, variant: str
+) -> None:
     compiling = pytest.importorskip("text_generation_server.kernels.triton.compiling", reason="triton is not installed")
-    path, _ = family
+    path = checkpoints(variant).path
     files, config = SafetensorsFiles(path), read_config(path)
     model = get_model(files, config, make_platform(), torch.float32, 512, lambda: None)
     for block in model._blocks:  # type: ignore[attr-defined]
@@ -67,60 +81,68 @@ def test_attention_is_compiled_for_gpus_with_the_options_of_every_family(family:
         assert tuple(used) in compiling.SERVED_OPTIONS
 
 
-def test_slopes_of_a_rank_are_its_part_of_the_models(tmp_path: Path) -> None:
-    make_family(tmp_path, "bloom, six heads")
-    config, expected = read_config(tmp_path), [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]
-    kernels = make_platform().kernels
+@pytest.mark.parametrize("variant", quick_and_long())
+def test_other_requests_chunks_cached_prefixes_and_resuming_change_no_bit(
+    checkpoints: Checkpoints, variant: str
+) -> None:
+    runner, lengths, new = checkpoints(variant).runner, [1, 16, 17, 65, 100], 6
+    prompts = [random_ids(n, seed=n) for n in lengths]
+    alone = [generate(runner, prompt, new, SAMPLED) for prompt in prompts]
+    whole = alone[-1].tokens[7], alone[-1].logprobs[7]
+
+    runner.clear(None)
+    client = Client(runner, scattered_slots(runner, seed=1))
+    chunks = [client.first_chunk(i, prompt, parameters=SAMPLED) for i, prompt in enumerate(prompts)]
+    client.step([], chunks[:3])
+    client.step([0, 1, 2], chunks[3:])
+    while waiting := [i for i in range(len(lengths)) if len(client.tokens[i]) < new]:
+        client.step(waiting)
+    for i, single in enumerate(alone):
+        assert client.tokens[i] == single.tokens[7] and client.logprobs[i] == single.logprobs[7]
+
+    in_chunks = client.first_chunk(10, prompts[-1], end=63, parameters=SAMPLED)
+    client.step([], [in_chunks])
+    client.step([], [PromptChunk(10, 63, 65, False)])
+    client.step([], [PromptChunk(10, 65, 100, True)])
+    # A prompt whose first 80 tokens are those of request 10: their keys and values are in the slots of that request.
+    assert in_chunks.slots is not None
+    reusing = client.first_chunk(11, prompts[-1], parameters=SAMPLED)
+    assert reusing.slots is not None
+    slots = torch.cat([in_chunks.slots[:80], reusing.slots[80:]])
+    client.step([10], [replace(reusing, start=80, slots=slots)])
+    # A request that another server, or an earlier epoch, has begun: its first three tokens are known.
+    history = torch.cat([prompts[-1], torch.tensor(whole[0][:3])])
+    client.step([10, 11], [client.first_chunk(12, history, prompt_length=100, parameters=SAMPLED)])
+    known = {10: 0, 11: 0, 12: 3}
+    while waiting := [i for i in known if len(client.tokens[i]) < new - known[i]]:
+        client.step(waiting)
+    for i, start in known.items():
+        assert (client.tokens[i], client.logprobs[i]) == (whole[0][start:], whole[1][start:])
+
+
+def test_slopes_of_a_rank_are_its_part_of_the_models(checkpoints: Checkpoints) -> None:
+    config = read_config(checkpoints("bloom, six heads").path)
+    expected = [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]
     for size in (1, 2, 3):
         found = []
         for rank in range(size):
-            split = split_model(config, rank, size, kernels.vocabulary_part(config.vocab_size, size))
-            parts = Parts(config, split, kernels, None, torch.device("cpu"), 512)  # type: ignore[arg-type]
+            split = split_model(config, rank, size, reference.vocabulary_part(config.vocab_size, size))
+            parts = Parts(config, split, make_platform().kernels, None, torch.device("cpu"), 512)  # type: ignore[arg-type]
             slopes = parts.attention_options(config.rules[0]).slopes_H
             assert slopes is not None
             found += slopes.tolist()
         assert found == expected
 
 
-def test_long_factors_are_those_of_transformers_in_long_texts(tmp_path: Path) -> None:
-    model = make_family(tmp_path, "phi3, longrope")
-    client = generate(warm_runner(tmp_path, max_total_tokens=512), random_ids(150), 12)
-    expected = teacher_forced(model, random_ids(150), client.tokens[7])
-    ours = expected.gather(1, torch.tensor(client.tokens[7]).unsqueeze(1)).squeeze(1)
-    assert (expected.max(dim=1).values - ours).max() <= 1e-4
+def test_long_factors_are_those_of_transformers_in_long_texts(checkpoints: Checkpoints) -> None:
+    made = checkpoints("phi3, longrope")
+    (text,) = write_texts(warm_runner(made.path, max_total_tokens=512), [random_ids(150)], 12)
+    assert (text.rows - teacher_forced(made.model, text.prompt, text.tokens)).abs().max() <= TOLERANCE
 
 
-@pytest.fixture(scope="module")
-def one_of_each(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A checkpoint of the first variant of a family."""
-
-    @cache
-    def make(model_type: str) -> Path:
-        path = tmp_path_factory.mktemp("model")
-        make_family(path, next(name for name, (family, _) in VARIANTS.items() if family == model_type))
-        return path
-
-    return make
-
-
-@pytest.mark.parametrize("model_type", sorted({model_type for model_type, _ in VARIANTS.values()} - {"llama"}))
-def test_other_requests_do_not_change_a_request_by_a_bit(one_of_each: Callable[[str], Path], model_type: str) -> None:
-    lengths = [1, 16, 17, 65, 100]
-    runner = warm_runner(one_of_each(model_type), max_total_tokens=128)
-    alone = [generate(runner, random_ids(n, seed=n), 6, SAMPLED) for n in lengths]
-    runner.clear(None)
-    client = Client(runner, scattered_slots(runner, seed=1))
-    client.step([], [client.first_chunk(i, random_ids(n, n), parameters=SAMPLED) for i, n in enumerate(lengths[:3])])
-    late = [client.first_chunk(3 + i, random_ids(n, n), parameters=SAMPLED) for i, n in enumerate(lengths[3:])]
-    client.step(list(range(3)), late)
-    while waiting := [i for i in range(len(lengths)) if len(client.tokens[i]) < 6]:
-        client.step(waiting)
-    for i, single in enumerate(alone):
-        assert client.tokens[i] == single.tokens[7] and client.logprobs[i] == single.logprobs[7]
-
-
-def test_tensors_have_the_names_and_shapes_that_transformers_writes(family: tuple[Path, Any]) -> None:
-    path, _ = family
+@pytest.mark.parametrize("variant", quick_and_long())
+def test_tensors_have_the_names_and_shapes_that_transformers_writes(checkpoints: Checkpoints, variant: str) -> None:
+    path = checkpoints(variant).path
     written = {name: tuple(tensor.shape) for name, tensor in load_file(path / "model.safetensors").items()}
     config = read_config(path)
     assert shapes(replace(config, names=config.names.as_in(written.__contains__))) == written
@@ -142,9 +164,11 @@ class NotingFiles(SafetensorsFiles):
         return super().get_slice(name, dim, start, stop)
 
 
-def test_every_tensor_is_read(family: tuple[Path, Any]) -> None:
-    files = NotingFiles(family[0])
-    get_model(files, read_config(family[0]), make_platform(), torch.float32, 64, lambda: None)
+@pytest.mark.parametrize("variant", quick_and_long())
+def test_every_tensor_is_read(checkpoints: Checkpoints, variant: str) -> None:
+    path = checkpoints(variant).path
+    files = NotingFiles(path)
+    get_model(files, read_config(path), make_platform(), torch.float32, 64, lambda: None)
     assert files.read == set(files.names)
 
 
@@ -181,11 +205,10 @@ def test_each_family_is_compared_with_transformers(model_type: str) -> None:
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(
-    tmp_path: Path, variant: str, changes: dict[str, Any], told: str
+    checkpoints: Checkpoints, tmp_path: Path, variant: str, changes: dict[str, Any], told: str
 ) -> None:
-    make_family(tmp_path, variant)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    raw = json.loads((checkpoints(variant).path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | changes))
     with pytest.raises(ModelError) as refused:
-        warm_runner(tmp_path)
+        read_config(tmp_path)
     assert told in str(refused.value) and len(str(refused.value).splitlines()) == 1

@@ -1,6 +1,6 @@
 """A model that is split over the processes of a group computes the same as the whole model, also after errors."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import model_tasks as tasks
 import pytest
 import torch
-from family_checkpoints import make_family
+from family_tools import FIRST, TOLERANCE, Checkpoints
 from shard_ranks import Ranks, start_ranks
 from shard_tools import ALONE, SAMPLED, make_checkpoint, make_platform
 
@@ -16,6 +16,7 @@ from text_generation_common.sampling import Sampling
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.errors import ModelError
 from text_generation_server.kernels import reference
+from text_generation_server.models.architecture import ModelConfig
 from text_generation_server.models.config import read_config
 from text_generation_server.models.decoder import Decoder
 from text_generation_server.models.loading import Loader
@@ -32,24 +33,9 @@ COMPANY: dict[str, dict[str, Any]] = {
     "plain": {},
     "long dot products": {"hidden_size": 1024, "intermediate_size": 1600, "num_hidden_layers": 1},
 }
-# One of each way to find a rank's part of the files: shared tensors, groups, transposed weights, experts; and of each
-# computation of a part: slopes, a cap of the logits, norms of heads on several ranks.
-FAMILIES = (
-    "phi3, partial rope",
-    "gpt2",
-    "gpt_neox",
-    "gpt_bigcode",
-    "gptj",
-    "qwen3_moe",
-    "granitemoe",
-    "qwen2_moe",
-    "olmoe",
-    "gpt_oss",
-    "bloom",
-    "falcon, as 7B",
-    "gemma2",
-    "olmo2",
-)
+# One of each way to find a rank's part of the files: groups, transposed weights, one key head, experts; slopes,
+# and norms of all heads together. `-m models` splits all families.
+QUICK = ("gpt2", "gpt_bigcode", "qwen3_moe", "bloom", "olmo2", "gpt_oss")
 SIZES = pytest.mark.parametrize("size", [2, 4])
 
 
@@ -79,16 +65,32 @@ def test_a_split_model_computes_the_same_as_the_whole_model(ranks: Ranks, tmp_pa
             torch.testing.assert_close(logprobs, whole_logprobs, atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("variant", FAMILIES)
-def test_a_split_family_computes_the_same_as_the_whole_model(ranks: Ranks, tmp_path: Path, variant: str) -> None:
-    make_family(tmp_path, variant)
-    vocabulary = read_config(tmp_path).vocab_size
-    whole = tasks.greedy_texts(ALONE, tmp_path, vocabulary)
-    for size in (2, 4):
-        first = ranks.run(size, tasks.greedy_texts, tmp_path, vocabulary)[0]
+def splits(config: ModelConfig, size: int) -> bool:
+    try:
+        split_model(config, 0, size, reference.vocabulary_part(config.vocab_size, size))
+    except ModelError as error:
+        assert f"--num-shard {size} cannot divide the {config.num_heads} attention heads" in str(error)
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "variant", [*QUICK, *(pytest.param(variant, marks=pytest.mark.models) for variant in FIRST if variant not in QUICK)]
+)
+def test_a_split_family_computes_the_same_as_the_whole_model(
+    ranks: Ranks, checkpoints: Checkpoints, variant: str, record_property: Callable[[str, Any], None]
+) -> None:
+    path = checkpoints(variant).path
+    config = read_config(path)
+    whole = tasks.greedy_texts(ALONE, path, config.vocab_size)
+    sizes = [size for size in ((2,) if variant in QUICK else (2, 4)) if splits(config, size)]
+    for size in sizes:
+        first = ranks.run(size, tasks.greedy_texts, path, config.vocab_size)[0]
         for (tokens, logprobs), (whole_tokens, whole_logprobs) in zip(first, whole, strict=True):
             assert tokens == whole_tokens
-            torch.testing.assert_close(logprobs, whole_logprobs, atol=1e-4, rtol=1e-5)
+            assert (logprobs - whole_logprobs).abs().max() <= TOLERANCE
+    record_property("shards", sizes)
+    assert 2 in sizes
 
 
 @SIZES

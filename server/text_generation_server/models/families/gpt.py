@@ -43,9 +43,7 @@ def _gpt2_like(fields: Fields, biases: Biases, rope: RopeFacts | None, activatio
         hidden_act=activation, tie_word_embeddings=True, eos_token_id=50256,
     )  # fmt: skip
     if not fields.has("intermediate_size"):
-        fields = Fields(
-            {**fields.raw, "intermediate_size": 4 * fields.whole("hidden_size", 1, MAX_WIDTH)}, fields.where
-        )
+        fields = fields.with_value("intermediate_size", 4 * fields.whole("hidden_size", 1, MAX_WIDTH))
     return replace(llama_like(fields, biases, rope, layer_norm(fields, "layer_norm_epsilon")), gated=False)
 
 
@@ -69,9 +67,10 @@ def gpt_bigcode(fields: Fields) -> ModelConfig:
 
 
 def gptj(fields: Fields) -> ModelConfig:
-    fields = fields.with_defaults(
-        n_embd=4096, n_layer=28, n_head=16, n_positions=2048, vocab_size=50400, tie_word_embeddings=False, rotary_dim=64
-    )
+    fields = fields.with_names(**GPT2_SPELLING).with_defaults(
+        hidden_size=4096, num_hidden_layers=28, num_attention_heads=16, max_position_embeddings=2048, vocab_size=50400,
+        tie_word_embeddings=False, rotary_dim=64,
+    )  # fmt: skip
     biases = Biases(mlp=True, head=True)
     config = replace(_gpt2_like(fields, biases, LLAMA_ROPE), names=GPTJ_NAMES, branches=Branches.parallel)
     size = fields.whole("rotary_dim", 2, config.head_size) if fields.has("rotary_dim") else config.head_size

@@ -25,8 +25,10 @@ def gemma(fields: Fields, rope: RopeFacts | None = LLAMA_ROPE) -> ModelConfig:
         hidden_act="gelu_pytorch_tanh",
     )  # fmt: skip
     # Old files say "gelu" and mean its approximation by a tanh, unless hidden_activation says something else.
-    if fields.raw["hidden_act"] == "gelu" or fields.has("hidden_activation"):
-        fields = fields.with_value("hidden_act", fields.word("hidden_activation", "gelu_pytorch_tanh"))
+    if fields.has("hidden_activation"):
+        fields = fields.with_names(hidden_act="hidden_activation")
+    elif fields.raw["hidden_act"] == "gelu":
+        fields = fields.with_value("hidden_act", "gelu_pytorch_tanh")
     bias = fields.flag("attention_bias")
     config = llama_like(fields, Biases(qkv=bias, attention_output=bias), rope)
     multipliers = Multipliers(embedding=config.hidden_size**0.5, rounded=True)
