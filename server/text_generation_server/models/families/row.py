@@ -1,4 +1,4 @@
-"""A row of the table of families, and the fields that many families read."""
+"""The type `Family`, which says how a family's config.json is read, and the names of fields that many families read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
