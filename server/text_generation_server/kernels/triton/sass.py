@@ -56,7 +56,8 @@ def read_code(cubin: bytes) -> MachineCode:
 
 
 def _run(*command: str | Path) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    # A large kernel takes seconds, and beside the compilers of `make compile-gpu` on a busy machine more than a minute.
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
 
 
 def parse(text: str, registers: int, stack: int) -> MachineCode:
