@@ -1,21 +1,17 @@
-"""The server beside its peers and the memory's bandwidth, on one machine, in one run, in turns."""
+"""The server beside its peers and the machine's ceilings, on one machine, in one run, in turns."""
 
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-import torch
-
-from text_generation_benchmark.bytes_read import step_bytes
+from text_generation_benchmark.ceilings import Meter, machine, with_ceilings
 from text_generation_benchmark.checkpoint import write_checkpoint
-from text_generation_benchmark.load import GenerateStream, LoadResult
+from text_generation_benchmark.load import GenerateStream
 from text_generation_benchmark.ours import Overlap, read_overlap, running_ours
 from text_generation_benchmark.output import say
 from text_generation_benchmark.peers.llama_cpp import is_installed as has_llama_cpp
@@ -26,16 +22,16 @@ from text_generation_benchmark.peers.vllm import is_installed as has_vllm
 from text_generation_benchmark.process import exit_on_sigterm, get
 from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.report import Peer, Report, Row
+from text_generation_benchmark.roofline import Ceilings, load_work
 from text_generation_benchmark.shapes import SHAPES
-from text_generation_benchmark.workload import PREFILL, Run, Workload, loads_on, take_turns
+from text_generation_benchmark.workload import LONG_PREFILL, PREFILL, Run, Workload, loads_on, take_turns
 from text_generation_common.model_folder import demo_directory
-from text_generation_server.device.arena import empty
 
 TRAINED = "demo"
 OURS = "this server"
 WORKLOADS = {
     TRAINED: (Workload(1), Workload(16), Workload(64)),
-    "m100": (Workload(1), Workload(16), Workload(16, is_sampled=True), Workload(64), PREFILL),
+    "m100": (Workload(1), Workload(16), Workload(16, is_sampled=True), Workload(64), PREFILL, LONG_PREFILL),
     "m1b": (Workload(1), Workload(8)),
 }
 
@@ -56,17 +52,6 @@ class Contender:
     start: Callable[[Path], AbstractContextManager[Run]] | None
     models: tuple[str, ...] = tuple(WORKLOADS)
     most_streams: int | None = None
-
-
-def read_bandwidth() -> float:
-    """Bytes per second that all cores together read: the best of five passes over 1 GiB on huge pages."""
-    block = empty((2**28,), torch.float32, torch.device("cpu")).fill_(1)
-    times = []
-    for _ in range(5):
-        started = time.perf_counter()
-        block.sum()
-        times.append(time.perf_counter() - started)
-    return block.nbytes / min(times)
 
 
 def installed_version(environment: Path, package: str) -> str:
@@ -104,7 +89,16 @@ def llama_cpp(folder: Path) -> Contender:
     return Contender(peer, lambda model: running_llama_cpp(folder, model), untrained, most_streams=1)
 
 
-def compare_model(name: str, model: Path, contenders: Sequence[Contender]) -> tuple[list[Row], Overlap]:
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What was measured with one model."""
+
+    rows: Sequence[Row]
+    overlap: Overlap
+    kernels: str  # that our server computed with
+
+
+def compare_model(name: str, model: Path, contenders: Sequence[Contender], meter: Meter) -> Compared:
     """Measures one model on all servers. They run the whole time and take turns, so a slow phase of the machine affects
     all of them alike.
     """
@@ -113,9 +107,9 @@ def compare_model(name: str, model: Path, contenders: Sequence[Contender]) -> tu
     rows, pages = [], []
     with ExitStack() as servers:
         say(f"{name}: starting {OURS}")
-        port = servers.enter_context(running_ours(model))
-        bandwidths: list[float] = []
-        runs = {OURS: with_bandwidth(loads_on(port, GenerateStream(), Prompts(model)), bandwidths)}
+        ours = servers.enter_context(running_ours(model))
+        measured: list[Ceilings] = []
+        runs = {OURS: with_ceilings(loads_on(ours.port, GenerateStream(), Prompts(model)), meter, measured)}
         for contender in contenders:
             if contender.start is not None and name in contender.models:
                 say(f"{name}: starting {contender.peer.name}")
@@ -124,25 +118,13 @@ def compare_model(name: str, model: Path, contenders: Sequence[Contender]) -> tu
         for workload in workloads:
             say(f"{name}: {workload}")
             able = {n: run for n, run in runs.items() if workload.concurrency <= most_streams.get(n, sys.maxsize)}
-            before = get(port, "/metrics")
+            before = get(ours.port, "/metrics")
             results = take_turns(able, workload)
             if workload == largest:
-                pages = [before, get(port, "/metrics")]
-            ours = results.pop(OURS)
-            rows.append(Row(name, workload, ours, results, step_bytes(model, workload), bandwidths[-len(ours) :]))
-    return rows, read_overlap(name, *pages)
-
-
-def with_bandwidth(run: Run, bandwidths: list[float]) -> Run:
-    """Wraps `run` so that it also appends the memory's bandwidth: the larger of two measurements, before and after."""
-
-    def measured(workload: Workload) -> LoadResult:
-        before = read_bandwidth()
-        result = run(workload)
-        bandwidths.append(max(before, read_bandwidth()))
-        return result
-
-    return measured
+                pages = [before, get(ours.port, "/metrics")]
+            own = results.pop(OURS)
+            rows.append(Row(name, workload, own, results, load_work(model, workload), measured[-len(own) :]))
+    return Compared(rows, read_overlap(name, *pages), ours.kernels)
 
 
 def compare(folders: Folders, only: Sequence[str] = ()) -> Report:
@@ -152,17 +134,14 @@ def compare(folders: Folders, only: Sequence[str] = ()) -> Report:
     exit_on_sigterm()
     transformers = Contender(Peer("transformers", version("transformers")), running_transformers)
     contenders = [*vllm(folders.vllm), llama_cpp(folders.llama_cpp), transformers]
-    rows, overlaps = [], []
+    meter, compared = Meter(), []
     for name in only or WORKLOADS:
         with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
             model = demo_directory()
             if name in SHAPES:
                 model = Path(folder) / name
                 write_checkpoint(model, SHAPES[name])
-            measured, overlap = compare_model(name, model, contenders)
-        rows += measured
-        overlaps.append(overlap)
-    speeds = [bandwidth / 1e9 for row in rows for bandwidth in row.bandwidths]
-    read = f"memory reads {min(speeds):.1f} to {max(speeds):.1f} GB/s"
-    machine = f"bfloat16, {os.cpu_count()} cores, torch {torch.__version__}; {read}."
-    return Report(machine, [contender.peer for contender in contenders], rows, overlaps)
+            compared.append(compare_model(name, model, contenders, meter))
+    rows = [row for each in compared for row in each.rows]
+    said = machine({each.kernels for each in compared}, [ceilings for row in rows for ceilings in row.ceilings])
+    return Report(f"{said}.", [contender.peer for contender in contenders], rows, [each.overlap for each in compared])

@@ -22,25 +22,42 @@ class Overlap:
     mean_step_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A running server."""
+
+    port: int
+    kernels: str  # that its shard computes with
+
+
+# In the line that a shard logs when it has started.
+KERNELS = re.compile(r"kernels: ([\w']+(?: \(\w+\))?)")
 LAUNCHER = Path(sys.executable).parent / "text-generation-launcher"
 
 
 def server_command(model: Path, folder: Path, launcher: Path = LAUNCHER) -> ServerCommand:
     port = free_port()
     arguments = [str(launcher), "--model-id", str(model), "--port", str(port), "--hostname", "127.0.0.1"]
-    arguments += ["--shard-uds-path", f"{folder}/shard", "--dtype", "bfloat16", "--max-total-tokens", "2048"]
+    arguments += ["--shard-uds-path", f"{folder}/shard", "--dtype", "bfloat16", "--max-total-tokens", "4096"]
     # The KV cache gets more slots than any load here needs, but not all free memory, which the peers share.
     arguments += ["--max-batch-total-tokens", "32768"]
     return ServerCommand("the server", arguments, port, "/health", start_s=300)
 
 
 @contextlib.contextmanager
-def running_ours(model: Path, launcher: Path = LAUNCHER) -> Iterator[int]:
-    """Yields the server's port. `launcher` may belong to another version that is installed elsewhere."""
+def running_ours(model: Path, launcher: Path = LAUNCHER) -> Iterator[Served]:
+    """`launcher` may belong to another version that is installed elsewhere."""
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
         command = server_command(model, Path(folder), launcher)
-        with running(command, Path(folder) / "log"):
-            yield command.port
+        log = Path(folder) / "log"
+        with running(command, log):
+            yield Served(command.port, kernels_named(log.read_text()))
+
+
+def kernels_named(log: str) -> str:
+    """The kernels that a shard names when it has started. A shard without compiled kernels is slow without an error."""
+    named = KERNELS.search(log)
+    return named[1] if named else "unknown"
 
 
 def read_overlap(name: str, before: str, after: str) -> Overlap:

@@ -8,6 +8,7 @@ from statistics import median
 from text_generation_benchmark.load import LoadResult
 from text_generation_benchmark.ours import Overlap
 from text_generation_benchmark.output import table
+from text_generation_benchmark.roofline import Ceilings, Part, Work, bound_by, least_s, mean_ceilings
 from text_generation_benchmark.workload import ROUNDS, SAMPLING, Workload
 
 NO_FIGURE = "–"
@@ -16,7 +17,9 @@ Figure = Callable[[LoadResult], float]
 tokens_per_s: Figure = attrgetter("tokens_per_s")
 per_token_s: Figure = attrgetter("per_token_s")
 first_token_s: Figure = attrgetter("first_token_s")
-STEP_HEAD = ("ms per token", "first token ms", "of memory limit")
+LIMIT_HEAD = ("of limit: tokens/s", "ms per token", "most of a step's limit")
+STEP_HEAD = ("ms per token", "first token ms", *LIMIT_HEAD)
+PROMPT_HEAD = ("prompt tokens/s", "of limit", "most of the limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +35,40 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Results of one model under one load. Results and bandwidths are in the order of the rounds."""
+    """Results of one model under one load. Results and ceilings are in the order of the rounds."""
 
     model: str
     workload: Workload
     ours: Sequence[LoadResult]
     peers: Mapping[str, Sequence[LoadResult]]
-    step_bytes: int  # weights, keys and values that one decode step has to read
-    bandwidths: Sequence[float]  # bytes per second
+    work: Work  # what the load has to read and to compute
+    ceilings: Sequence[Ceilings]
 
     @property
-    def share_of_bandwidth(self) -> float:
-        pairs = zip(self.ours, self.bandwidths, strict=True)
-        return median(self.step_bytes / ours.per_token_s / bandwidth for ours, bandwidth in pairs)
+    def step_bytes(self) -> int:
+        """Weights, keys, values and logits that one decode step has to read."""
+        return sum(part.bytes for part in self.work.step)
+
+    @property
+    def limit_of_step(self) -> float:
+        """The least time of a decode step ÷ the time from one token to the next."""
+        return self._median(lambda ours, ceilings: least_s(self.work.step, ceilings) / ours.per_token_s)
+
+    @property
+    def limit_of_load(self) -> float:
+        """The least time of the whole load ÷ the time that it took."""
+        return self._median(lambda ours, ceilings: self.work.least_s(ceilings) / ours.wall_s)
+
+    @property
+    def limit_of_prompts(self) -> float:
+        """The least time of all prompts ÷ the time to the first token."""
+        return self._median(lambda ours, ceilings: least_s(self.work.prompts, ceilings) / ours.first_token_s)
+
+    def bound(self, parts: Sequence[Part]) -> str:
+        return bound_by(parts, mean_ceilings(self.ceilings))
+
+    def _median(self, share: Callable[[LoadResult, Ceilings], float]) -> float:
+        return median(map(share, self.ours, self.ceilings))
 
     def of_ours(self, figure: Figure) -> float:
         return median(map(figure, self.ours))
@@ -96,13 +120,14 @@ class Report:
             theirs = row.beside(peer, tokens_per_s, less_is_better=False)
             cells.append(f"{theirs[0]:.1f} ({theirs[1]:.2f}×)" if theirs else _why_not(peer))
         per_token, first = row.of_ours(per_token_s), row.of_ours(first_token_s)
-        return [*cells, f"{per_token * 1e3:.2f}", f"{first * 1e3:.0f}", f"{row.share_of_bandwidth:.1%}"]
+        cells += [f"{per_token * 1e3:.2f}", f"{first * 1e3:.0f}"]
+        return [*cells, f"{row.limit_of_load:.1%}", f"{row.limit_of_step:.1%}", row.bound(row.work.step)]
 
     def _prefill_table(self) -> str:
         rows = [row for row in self.rows if row.is_prefill]
         if not rows:
             return ""
-        head = ["model", "prompt", "ms", *(peer.name for peer in self.peers), "prompt tokens/s"]
+        head = ["model", "prompt", "ms", *(peer.name for peer in self.peers), *PROMPT_HEAD]
         lines = [self._prefill_cells(row) for row in rows]
         return f"One stream, milliseconds to the first token:\n\n{table(head, lines)}"
 
@@ -112,7 +137,8 @@ class Report:
         for peer in self.peers:
             theirs = row.beside(peer, first_token_s, less_is_better=True)
             cells.append(f"{theirs[0] * 1e3:.0f} ({theirs[1]:.2f}×)" if theirs else _why_not(peer))
-        return [*cells, f"{row.workload.input_tokens / first:.0f}"]
+        prompts = row.work.prompts
+        return [*cells, f"{row.workload.input_tokens / first:.0f}", f"{row.limit_of_prompts:.1%}", row.bound(prompts)]
 
 
 def _why_not(peer: Peer) -> str:

@@ -117,7 +117,7 @@ def both_versions(before: Path, shape: str, dialect: Dialect) -> Iterator[tuple[
         write_checkpoint(model, SHAPES[shape])
         prompts = Prompts(model)
         runs = [
-            loads_on(servers.enter_context(running_ours(model, launcher)), dialect, prompts)
+            loads_on(servers.enter_context(running_ours(model, launcher)).port, dialect, prompts)
             for launcher in (before, LAUNCHER)
         ]
         yield runs[0], runs[1]

@@ -27,6 +27,7 @@ class Workload:
 
 
 PREFILL = Workload(1, input_tokens=1024, new_tokens=1)
+LONG_PREFILL = Workload(1, input_tokens=4000, new_tokens=1)
 
 
 # Runs one load, with prompts that were never sent to any server.

@@ -1,17 +1,15 @@
 """Models of four families with random weights: beside a Llama of equal bytes, and beside peers, in turns."""
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
-from text_generation_benchmark.bytes_read import step_bytes, weight_bytes
+from text_generation_benchmark.bytes_read import weight_bytes
+from text_generation_benchmark.ceilings import Meter, with_ceilings
 from text_generation_benchmark.checkpoint import write_checkpoint
-from text_generation_benchmark.compare import OURS, Contender, Folders, llama_cpp, vllm, with_bandwidth
+from text_generation_benchmark.compare import OURS, Contender, Folders, llama_cpp, vllm
 from text_generation_benchmark.families.experts_read import mean_experts_read
 from text_generation_benchmark.families.report import (
     Against,
@@ -23,11 +21,12 @@ from text_generation_benchmark.families.report import (
 )
 from text_generation_benchmark.families.shapes import FAMILIES, llama_of, write_family
 from text_generation_benchmark.load import GenerateStream
-from text_generation_benchmark.ours import running_ours
+from text_generation_benchmark.ours import Served, running_ours
 from text_generation_benchmark.output import say
 from text_generation_benchmark.process import exit_on_sigterm
 from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.report import Row
+from text_generation_benchmark.roofline import Ceilings, load_work
 from text_generation_benchmark.workload import Run, Workload, loads_on, take_turns
 from text_generation_server.models.architecture import ModelConfig
 from text_generation_server.models.config import read_config
@@ -76,37 +75,40 @@ def _experts_read(model: Path, config: ModelConfig, load: Workload) -> float | N
     return mean_experts_read(model, load)
 
 
-def beside_llama(written: Written) -> list[BesideLlama]:
+def beside_llama(written: Written, meter: Meter) -> list[BesideLlama]:
     found = []
     with ExitStack() as servers:
-        bandwidths: dict[Path, list[float]] = {model: [] for model in (written.model, *written.llamas.values())}
+        ceilings: dict[Path, list[Ceilings]] = {model: [] for model in (written.model, *written.llamas.values())}
         runs = {}
-        for model, speeds in bandwidths.items():
+        for model, measured in ceilings.items():
             say(f"{written.name}: starting {OURS} on {model.name}")
-            runs[model] = with_bandwidth(_ours(servers, model), speeds)
+            ours = servers.enter_context(running_ours(model))
+            runs[model] = with_ceilings(_loads(ours, model), meter, measured)
         for load in WORKLOADS:
             say(f"{written.name} beside a Llama: {load}")
             llama, count = written.llamas[load], written.experts_read[load]
             results = take_turns({str(model): runs[model] for model in (written.model, llama)}, load)
             rows = []
             for model, experts in ((written.model, count), (llama, None)):
-                measured = results[str(model)]
-                latest = bandwidths[model][-len(measured) :]
-                rows.append(Row(written.name, load, measured, {}, step_bytes(model, load, experts), latest))
-            found.append(BesideLlama(rows[0], rows[1], count))
+                own = results[str(model)]
+                work = load_work(model, load, experts)
+                rows.append(Row(written.name, load, own, {}, work, ceilings[model][-len(own) :]))
+            found.append(BesideLlama(rows[0], rows[1], count, ours.kernels))
     return found
 
 
-def _ours(servers: ExitStack, model: Path) -> Run:
-    return loads_on(servers.enter_context(running_ours(model)), GenerateStream(), Prompts(model))
+def _loads(ours: Served, model: Path) -> Run:
+    return loads_on(ours.port, GenerateStream(), Prompts(model))
 
 
-def beside_peers(written: Written, contenders: Sequence[Contender]) -> list[BesidePeers]:
+def beside_peers(written: Written, contenders: Sequence[Contender], meter: Meter) -> list[BesidePeers]:
     """A peer that does not start, or does not answer a short run, is left out, and its error is kept."""
     errors: dict[str, str] = {}
     found = []
     with ExitStack() as servers:
-        runs = {OURS: _ours(servers, written.model)}
+        ours = servers.enter_context(running_ours(written.model))
+        measured: list[Ceilings] = []
+        runs = {OURS: with_ceilings(_loads(ours, written.model), meter, measured)}
         for contender in contenders:
             if contender.start is None:
                 continue
@@ -124,9 +126,10 @@ def beside_peers(written: Written, contenders: Sequence[Contender]) -> list[Besi
             say(f"{written.name} beside peers: {load}")
             able = {name: run for name, run in runs.items() if load.concurrency <= (most_streams.get(name) or 10**6)}
             results = take_turns(able, load)
-            ours = results.pop(OURS)
-            row = Row(written.name, load, ours, results, step_bytes(written.model, load), ())
-            found.append(BesidePeers(row, errors))
+            own = results.pop(OURS)
+            work = load_work(written.model, load, written.experts_read[load])
+            row = Row(written.name, load, own, results, work, measured[-len(own) :])
+            found.append(BesidePeers(row, errors, ours.kernels))
     return found
 
 
@@ -140,14 +143,14 @@ def compare_families(
         raise ValueError(f"{', '.join(unknown)}: not one of the models {', '.join(FAMILIES)}")
     exit_on_sigterm()
     load = f"{WORKLOADS[0].input_tokens} tokens in, {WORKLOADS[0].new_tokens} out"
-    machine = f"bfloat16, {os.cpu_count()} cores, torch {torch.__version__}; {load}"
+    meter = Meter()
     models = [write_models(folder, name) for name in only or FAMILIES]
     llamas: list[BesideLlama] = []
     for written in models if Against.llama in against else ():
-        llamas += beside_llama(written)
-        show(Against.llama, llama_table(machine, llamas))
-    contenders = [vllm(peers.vllm)[-1], llama_cpp(peers.llama_cpp)]
+        llamas += beside_llama(written, meter)
+        show(Against.llama, llama_table(load, llamas))
+    contenders = [*vllm(peers.vllm), llama_cpp(peers.llama_cpp)]
     beside: list[BesidePeers] = []
     for written in models if Against.peers in against else ():
-        beside += beside_peers(written, contenders)
-        show(Against.peers, peer_table(machine, [contender.peer for contender in contenders], beside))
+        beside += beside_peers(written, contenders, meter)
+        show(Against.peers, peer_table(load, [contender.peer for contender in contenders], beside))

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
+from text_generation_benchmark.ceilings import machine
 from text_generation_benchmark.output import table
-from text_generation_benchmark.report import NO_FIGURE, Peer, Row, per_token_s, tokens_per_s
+from text_generation_benchmark.report import LIMIT_HEAD, NO_FIGURE, Peer, Row, per_token_s, tokens_per_s
 from text_generation_benchmark.workload import ROUNDS
 
 
@@ -17,6 +18,7 @@ class BesideLlama:
     family: Row
     llama: Row
     experts_read: float | None  # in each layer; None: the model has none
+    kernels: str  # that the server computed with
 
     @property
     def ratio(self) -> float:
@@ -30,8 +32,8 @@ class BesideLlama:
         cells = [self.family.model, str(self.family.workload.concurrency), experts]
         cells += [f"{row.step_bytes / 1e6:,.0f}" for row in (self.family, self.llama)]
         cells += [f"{row.of_ours(per_token_s) * 1e3:.2f}" for row in (self.family, self.llama)]
-        cells += [f"{row.share_of_bandwidth:.1%}" for row in (self.family, self.llama)]
-        return [*cells, f"{self.ratio:.2f}×"]
+        cells += [f"{row.limit_of_step:.1%}" for row in (self.family, self.llama)]
+        return [*cells, self.family.bound(self.family.work.step), f"{self.ratio:.2f}×"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class BesidePeers:
 
     row: Row
     errors: Mapping[str, str]
+    kernels: str  # that the server computed with
 
     def cells(self, peers: Sequence[Peer]) -> list[str]:
         row = self.row
@@ -52,7 +55,7 @@ class BesidePeers:
         for peer in peers:
             token = row.beside(peer, per_token_s, less_is_better=True)
             cells.append(f"{token[0] * 1e3:.2f} ({token[1]:.2f}×)" if token else NO_FIGURE)
-        return cells
+        return [*cells, f"{row.limit_of_load:.1%}", f"{row.limit_of_step:.1%}", row.bound(row.work.step)]
 
 
 class Against(StrEnum):
@@ -62,25 +65,29 @@ class Against(StrEnum):
     peers = "peers"
 
 
-def llama_table(machine: str, measured: Sequence[BesideLlama]) -> str:
-    speeds = [speed / 1e9 for each in measured for row in (each.family, each.llama) for speed in row.bandwidths]
-    read = f"memory reads {min(speeds):.1f} to {max(speeds):.1f} GB/s"
+def llama_table(load: str, measured: Sequence[BesideLlama]) -> str:
+    rows = [row for each in measured for row in (each.family, each.llama)]
     head = ["model", "streams", "experts read", "MB a step", "Llama's", "ms per token", "Llama's"]
-    head += ["of memory limit", "Llama's", "share ÷ Llama's"]
-    said = f"{machine}; {read}. Medians of {ROUNDS} rounds."
+    head += ["of limit", "Llama's", "most of a step's limit", "share ÷ Llama's"]
+    said = f"{_machine(measured, rows)}; {load}. Medians of {ROUNDS} rounds."
     return f"{said}\n\n{table(head, [each.cells() for each in measured])}"
 
 
-def peer_table(machine: str, peers: Sequence[Peer], measured: Sequence[BesidePeers]) -> str:
+def peer_table(load: str, peers: Sequence[Peer], measured: Sequence[BesidePeers]) -> str:
     names = [peer.name for peer in peers]
-    head = ["model", "streams", "tokens/s", *names, "ms per token", *names]
+    head = ["model", "streams", "tokens/s", *names, "ms per token", *names, *LIMIT_HEAD]
     versions = ", ".join(f"{peer.name} {peer.version}" for peer in peers if peer.version)
     notes = [f"{peer.note}." for peer in peers if peer.note]
-    said = f"{machine}. Medians of {ROUNDS} rounds; a ratio over 1 means faster than {versions or 'no peer'}."
+    faster = f"a ratio over 1 means faster than {versions or 'no peer'}"
+    said = f"{_machine(measured, [each.row for each in measured])}; {load}. Medians of {ROUNDS} rounds; {faster}."
     errors = {(each.row.model, name): error for each in measured for name, error in each.errors.items()}
     listed = "\n".join(f"- {model} on {name}: `{error}`" for (model, name), error in errors.items())
     lines = table(head, [each.cells(peers) for each in measured])
     return "\n\n".join(part for part in (" ".join([said, *notes]), lines, listed) if part)
+
+
+def _machine(measured: Sequence[BesideLlama] | Sequence[BesidePeers], rows: Sequence[Row]) -> str:
+    return machine([each.kernels for each in measured], [ceilings for row in rows for ceilings in row.ceilings])
 
 
 def last_line(error: Exception) -> str:

@@ -12,7 +12,7 @@ from text_generation_benchmark.process import ServerCommand, free_port, running
 from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.workload import Run, check_counts, loads_on
 
-CONTEXT = 2048
+CONTEXT = 4096
 WRITER = Path(__file__).with_name("gguf_file.py")
 
 

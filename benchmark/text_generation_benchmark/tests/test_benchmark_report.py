@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from text_generation_benchmark.load import LoadResult, StreamTimes
-from text_generation_benchmark.ours import Overlap, read_overlap
+from text_generation_benchmark.ours import Overlap, kernels_named, read_overlap
 from text_generation_benchmark.output import END, START, replace_table
 from text_generation_benchmark.report import Peer, Report, Row
+from text_generation_benchmark.roofline import Ceilings, Part, Work
 from text_generation_benchmark.workload import PREFILL, Run, Workload, take_turns
 
 PAGE = """\
@@ -19,6 +20,9 @@ tgi_shard_step_gap_duration_bucket{{le="+Inf"}} {steps}
 tgi_batch_forward_duration_sum{{method="decode"}} {seconds}
 tgi_batch_forward_duration_count{{method="decode"}} {steps}
 """
+CEILINGS = Ceilings(bandwidth=2e10, flops=1e12)
+# One step with the prompt takes 20 ms at least, a decode step 5 ms, of which 4 ms are weights.
+WORK = Work([Part("weights", 10**8, 2 * 10**10)], [Part("weights", 8 * 10**7), Part("head", 2 * 10**7)], steps=127)
 FAST = Peer("fast", "1.0")
 ABSENT = Peer("absent", "", "absent is not installed in .venv-absent, `make bench-peers` installs it")
 
@@ -46,19 +50,28 @@ def test_overlap_is_the_difference_of_two_pages() -> None:
     assert "| m | 97.0% | ≤ 2.00 ms | ≤ 20.0% of 10.00 ms |" in report(overlaps=(overlap,))
 
 
+def test_the_kernels_are_those_that_the_shard_names() -> None:
+    started = "Server started at unix:///tmp/shard-0 (cpu, bfloat16, kernels: {})"
+    named = {kernels_named(started.format(said)) for said in ("cpu (avx2)", "cpu (avx2); not amx, since there is none")}
+    assert named == {"cpu (avx2)"}
+    assert kernels_named(started.format("torch's, since no compiler was found")) == "torch's"
+    assert kernels_named("ready") == "unknown"
+
+
 def test_tokens_per_second_are_compared_as_ours_over_the_peers() -> None:
     ours, theirs = result(0.1, 1.37, 128, 1.28), result(0.1, 2.56, 128, 2.56)
-    row = Row("m", Workload(1), [ours], {"fast": [theirs]}, step_bytes=10**8, bandwidths=[2e10])
-    assert row.share_of_bandwidth == pytest.approx(0.5)
-    assert "| m | 1 | 100.0 | 50.0 (2.00×) | not installed | 10.00 | 100 | 50.0% |" in report(row)
+    row = Row("m", Workload(1), [ours], {"fast": [theirs]}, WORK, [CEILINGS])
+    assert row.limit_of_step == pytest.approx(0.5) and row.limit_of_load == pytest.approx((0.02 + 127 * 0.005) / 1.28)
+    figures = "100.0 | 50.0 (2.00×) | not installed | 10.00 | 100 | 51.2% | 50.0% | weights: memory, 80% |"
+    assert f"| m | 1 | {figures}" in report(row)
     sampled = replace(row, workload=Workload(1, is_sampled=True))
     assert "| m | 1, temperature 0.7, top_p 0.9 | 100.0 |" in report(sampled)
 
 
 def test_first_tokens_are_compared_as_the_peers_over_ours() -> None:
-    row = Row("m", PREFILL, [result(0.2, 0.2, 1, 0.2)], {"fast": [result(0.3, 0.3, 1, 0.4)]}, 1, [1.0])
+    row = Row("m", PREFILL, [result(0.2, 0.2, 1, 0.2)], {"fast": [result(0.3, 0.3, 1, 0.4)]}, WORK, [CEILINGS])
     table = report(row)
-    assert "| m | 1024 | 200 | 300 (1.50×) | not installed | 5120 |" in table
+    assert "| m | 1024 | 200 | 300 (1.50×) | not installed | 5120 | 10.0% | weights: products' peak, 100% |" in table
     assert "tokens in" not in table  # there is no empty table for the other kind of load
 
 
@@ -66,8 +79,15 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
     """Rounds in a slow minute, a fast one and a medium one: ours is twice as fast in each, except for one outlier."""
     ours = [result(0.1, 1, 128, wall) for wall in (4.0, 1.0, 9.0)]
     theirs = [result(0.1, 1, 128, wall) for wall in (8.0, 2.0, 4.0)]
-    row = Row("m", Workload(1), ours, {"fast": theirs}, 1, [1e9, 2e9, 3e9])
+    row = Row("m", Workload(1), ours, {"fast": theirs}, WORK, [CEILINGS] * 3)
     assert "| 32.0 | 32.0 (2.00×) |" in report(row)
+
+
+def test_a_share_of_the_limit_is_taken_with_the_ceilings_of_its_round() -> None:
+    """The step takes 10 ms in each round, and its least time is 5, 2.5 and 1.25 ms: the median share is 25 %."""
+    ours = [result(0.1, 1.37, 128, 1.37)] * 3
+    row = Row("m", Workload(1), ours, {}, WORK, [Ceilings(speed, 1e12) for speed in (2e10, 4e10, 8e10)])
+    assert row.limit_of_step == pytest.approx(0.25)
 
 
 def test_servers_take_turns_after_a_short_run_each() -> None:
@@ -86,7 +106,7 @@ def test_servers_take_turns_after_a_short_run_each() -> None:
 
 
 def test_an_absent_peer_is_named_with_the_way_to_install_it() -> None:
-    row = Row("m", Workload(1), [result(0, 1, 128, 1)], {}, 1, [1.0])
+    row = Row("m", Workload(1), [result(0, 1, 128, 1)], {}, WORK, [CEILINGS])
     table = report(row)
     assert ABSENT.note in table
     assert "| – | not installed |" in table  # the first peer is installed, and has no figure for this load

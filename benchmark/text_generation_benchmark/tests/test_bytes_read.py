@@ -1,4 +1,4 @@
-"""The bytes of a decode step: weights that it reads, of experts the chosen ones, and what windows leave to read."""
+"""The bytes of a step: weights that it reads, of experts the chosen ones, and what windows leave to read."""
 
 import json
 from dataclasses import replace
@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from text_generation_benchmark.bytes_read import kv_bytes, step_bytes, weight_bytes
+from text_generation_benchmark.bytes_read import kv_bytes, weight_bytes
 from text_generation_benchmark.checkpoint import write_without_weights
 from text_generation_benchmark.shapes import LlamaShape
-from text_generation_benchmark.workload import Workload
 from text_generation_server.models.architecture import ModelConfig, Moe
 from text_generation_server.models.config import read_config
 
@@ -26,11 +25,6 @@ def test_an_embedding_counts_where_it_is_the_head_too(tmp_path: Path) -> None:
     body = 2 * (2 * TINY.layer_weights + NORMS)
     assert weight_bytes(config_of(tmp_path, TINY)) == body + 2 * TINY.head_weights
     assert weight_bytes(config_of(tmp_path, replace(TINY, tied=False))) == body + 2 * TINY.head_weights
-
-
-def test_a_step_reads_the_weights_once_and_the_keys_of_each_row(tmp_path: Path) -> None:
-    weights = weight_bytes(config_of(tmp_path, TINY))
-    assert step_bytes(tmp_path, Workload(3, 10, 4)) == weights + 3 * 12 * TINY.kv_numbers * 2
 
 
 def test_a_window_hides_keys_of_its_layer_only(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from text_generation_benchmark.families.report import (
 )
 from text_generation_benchmark.load import LoadResult, StreamTimes
 from text_generation_benchmark.report import Peer, Row
+from text_generation_benchmark.roofline import Ceilings, Part, Work
 from text_generation_benchmark.workload import Workload
 
 FAST, BROKEN = Peer("fast", "1.0"), Peer("broken", "2.0")
@@ -22,19 +23,26 @@ def result(per_token_s: float) -> LoadResult:
 
 def row(model: str, per_token_s: list[float], step_bytes: int) -> Row:
     results = [result(each) for each in per_token_s]
-    return Row(model, Workload(16), results, {"fast": [result(0.2)] * len(results)}, step_bytes, [1e9] * len(results))
+    peers, work = {"fast": [result(0.2)] * len(results)}, Work([], [Part("weights", step_bytes)], 10)
+    return Row(model, Workload(16), results, peers, work, [Ceilings(1e9, 1e12)] * len(results))
 
 
 def test_a_share_is_compared_with_the_llama_of_its_round() -> None:
-    measured = BesideLlama(row("m", [0.1, 0.2, 0.5], 10**7), row("llama", [0.2, 0.2, 0.4], 2 * 10**7), 31.25)
+    measured = BesideLlama(row("m", [0.1, 0.2, 0.5], 10**7), row("llama", [0.2, 0.2, 0.4], 2 * 10**7), 31.25, "cpu (x)")
     assert measured.ratio == pytest.approx(0.5)  # rounds: 1, 0.5 and 0.4
-    line = llama_table("one core", [measured]).splitlines()[-1]
-    assert line == "| m | 16 | 31.2 | 10 | 20 | 200.00 | 200.00 | 5.0% | 10.0% | 0.50× |"
+    first, *_, line = llama_table("64 tokens in", [measured]).splitlines()
+    assert "; kernels: cpu (x); " in first and "memory reads 1.0 to 1.0 GB/s, products make 1,000 to 1,000" in first
+    assert line == "| m | 16 | 31.2 | 10 | 20 | 200.00 | 200.00 | 5.0% | 10.0% | weights: memory, 100% | 0.50× |"
 
 
 def test_a_peer_with_an_error_has_it_below_the_table() -> None:
-    text = peer_table("one core", [FAST, BROKEN], [BesidePeers(row("m", [0.1], 1), {"broken": "no bloom"})])
-    assert "| m | 16 | 10.0 | 5.0 (2.00×) | error | 100.00 | 200.00 (2.00×) | – |" in text
+    text = peer_table(
+        "64 tokens in", [FAST, BROKEN], [BesidePeers(row("m", [0.1], 10**7), {"broken": "no bloom"}, "cpu")]
+    )
+    assert (
+        "| m | 16 | 10.0 | 5.0 (2.00×) | error | 100.00 | 200.00 (2.00×) | – | 9.1% | 10.0% | weights: memory, 100% |"
+        in text
+    )
     assert text.endswith("- m on broken: `no bloom`")
 
 

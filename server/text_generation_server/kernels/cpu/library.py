@@ -135,7 +135,7 @@ def choose_target() -> Choice:
 
 def why_not(target: str) -> str | None:
     """The reason why a target's library cannot be used on this machine, or None if it can."""
-    if missing := NEEDS[target] - _processor_flags():
+    if missing := NEEDS[target] - processor_flags():
         return f"this processor has no {', '.join(sorted(missing))}"
     if not library_path(target).exists():
         return why_skipped().get(target, "it was not built; install the package again")
@@ -157,7 +157,7 @@ def _declared(library: ctypes.CDLL) -> str | None:
         return None
 
 
-def _processor_flags() -> set[str]:
+def processor_flags() -> set[str]:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

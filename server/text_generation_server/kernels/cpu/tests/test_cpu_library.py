@@ -112,7 +112,7 @@ def test_a_target_the_compiler_does_not_know_is_left_out(folder: Path, monkeypat
     needs_compiler()
     monkeypatch.setattr(build, "TARGETS", {"avx2": ["-march=no-such-processor"]})
     monkeypatch.setattr(library, "TARGETS", {"avx2": []})
-    monkeypatch.setattr(library, "_processor_flags", lambda: library.NEEDS["avx2"])
+    monkeypatch.setattr(library, "processor_flags", lambda: library.NEEDS["avx2"])
     monkeypatch.setattr(build, "FLAGS", ["-O0", *build.FLAGS[1:]])
     skipped = build.build()
     assert list(skipped) == ["avx2"] and "no-such-processor" in skipped["avx2"]
@@ -124,10 +124,10 @@ def test_a_target_the_compiler_does_not_know_is_left_out(folder: Path, monkeypat
 def test_the_best_library_that_the_processor_can_run_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     if not library.library_path("portable").exists():
         pytest.skip("needs a C compiler (cc) when the package is installed")
-    monkeypatch.setattr(library, "_processor_flags", lambda: library.NEEDS["avx2"])
+    monkeypatch.setattr(library, "processor_flags", lambda: library.NEEDS["avx2"])
     assert library.choose_target().target == "avx2" and library.why_not("portable") is None
     assert "; not avx512_bf16, since this processor has no avx512_bf16, avx512_vnni" in select_backend(CPU).name
-    monkeypatch.setattr(library, "_processor_flags", set)
+    monkeypatch.setattr(library, "processor_flags", set)
     assert library.choose_target().target == "portable"
 
 

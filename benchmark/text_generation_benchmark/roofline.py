@@ -1,0 +1,114 @@
+"""The least time that a step can take: what each of its parts has to read and to compute, and how fast the machine does
+both. A step's parts come one after the other, so their least times add up.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from text_generation_benchmark.bytes_read import NUMBER_BYTES, kv_bytes, matrix_numbers, weight_bytes
+from text_generation_benchmark.workload import Workload
+from text_generation_server.models.architecture import ModelConfig
+from text_generation_server.models.config import read_config
+
+LOGIT_BYTES = 4  # float32
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What all cores together were measured to reach."""
+
+    bandwidth: float  # bytes read per second
+    flops: float  # floating-point operations per second of matrix products; a product and a sum count as two
+
+    def higher(self, other: "Ceilings") -> "Ceilings":
+        return Ceilings(max(self.bandwidth, other.bandwidth), max(self.flops, other.flops))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a step: bytes that it has to read, and floating-point operations of its products."""
+
+    name: str
+    bytes: int
+    flops: int = 0
+
+    def least_s(self, ceilings: Ceilings) -> float:
+        return max(self.bytes / ceilings.bandwidth, self.flops / ceilings.flops)
+
+    def binds(self, ceilings: Ceilings) -> str:
+        """What the least time is spent with."""
+        return "memory" if self.bytes / ceilings.bandwidth >= self.flops / ceilings.flops else "products' peak"
+
+
+def mean_ceilings(measured: Sequence[Ceilings]) -> Ceilings:
+    return Ceilings(mean(each.bandwidth for each in measured), mean(each.flops for each in measured))
+
+
+def least_s(parts: Sequence[Part], ceilings: Ceilings) -> float:
+    return sum(part.least_s(ceilings) for part in parts)
+
+
+def bound_by(parts: Sequence[Part], ceilings: Ceilings) -> str:
+    """The part with the largest share of the least time, and what it is spent with."""
+    most = max(parts, key=lambda part: part.least_s(ceilings))
+    return f"{most.name}: {most.binds(ceilings)}, {most.least_s(ceilings) / least_s(parts, ceilings):.0%}"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the requests of a load need, all of them sent at once: one step with all prompts, which makes the first
+    tokens, and `steps` decode steps."""
+
+    prompts: Sequence[Part]
+    step: Sequence[Part]  # in the middle of the run
+    steps: int
+
+    def least_s(self, ceilings: Ceilings) -> float:
+        return least_s(self.prompts, ceilings) + self.steps * least_s(self.step, ceilings)
+
+
+def load_work(model: Path, workload: Workload, experts_read: float | None = None) -> Work:
+    """In bfloat16. `experts_read`: the experts of each layer that a decode step reads; None: all."""
+    config, rows = read_config(model), workload.concurrency
+    context = workload.input_tokens + workload.new_tokens // 2
+    prompts = step_parts(config, rows, workload.input_tokens, workload.input_tokens)
+    return Work(prompts, step_parts(config, rows, 1, context, experts_read), workload.new_tokens - 1)
+
+
+def step_parts(
+    config: ModelConfig, rows: int, tokens: int, context: int, experts_read: float | None = None
+) -> tuple[Part, ...]:
+    """A step that computes the last `tokens` tokens of each of `rows` rows of `context` tokens, and samples a token of
+    each row. A decode step computes one token of each row."""
+    head = config.vocab_size * config.hidden_size
+    chosen = None if config.moe is None else float(config.moe.chosen)
+    return (
+        Part(
+            "weights",
+            weight_bytes(config, experts_read) - head * NUMBER_BYTES,
+            2 * rows * tokens * (matrix_numbers(config, chosen) - head),
+        ),
+        attention_part(config, rows, tokens, context),
+        Part("head", head * NUMBER_BYTES, 2 * rows * head),
+        Part("sampling", rows * config.vocab_size * LOGIT_BYTES),
+    )
+
+
+def attention_part(config: ModelConfig, rows: int, tokens: int, context: int, number_bytes: int = NUMBER_BYTES) -> Part:
+    """Each key and value that a token of a row sees is read once for the row. A query is multiplied with each key that
+    it sees, and each value with its weight."""
+    pairs = sum(_pairs(tokens, context, context if rule.window is None else rule.window) for rule in config.rules)
+    flops = 4 * rows * config.num_heads * config.head_size * pairs
+    return Part("attention", rows * kv_bytes(config, context, tokens) * number_bytes // NUMBER_BYTES, flops)
+
+
+def _pairs(tokens: int, context: int, window: int) -> int:
+    """Pairs of one of the last `tokens` tokens of `context` and a token that it sees: itself, and those before it, but
+    `window` of them at most."""
+    full = min(max(context - window, 0), tokens)  # tokens that see `window` tokens
+    # The other tokens see first, first + 1, … tokens.
+    first = context - tokens + 1
+    return full * window + math.comb(first + tokens - full, 2) - math.comb(first, 2)

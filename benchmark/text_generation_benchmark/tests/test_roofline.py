@@ -1,0 +1,96 @@
+"""The least time of a step, computed by hand for small models, and which part takes most of it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from text_generation_benchmark.bytes_read import matrix_numbers
+from text_generation_benchmark.checkpoint import write_without_weights
+from text_generation_benchmark.roofline import (
+    Ceilings,
+    Part,
+    attention_part,
+    bound_by,
+    least_s,
+    load_work,
+    mean_ceilings,
+    step_parts,
+)
+from text_generation_benchmark.shapes import LlamaShape
+from text_generation_benchmark.workload import Workload
+from text_generation_server.models.architecture import ModelConfig
+from text_generation_server.models.config import read_config
+
+# 4 query heads of 16, 2 key heads; in each of 2 layers 64 x (64 + 32 + 32 + 64) + 3 x 64 x 96 = 30,720 weights.
+TINY = LlamaShape(hidden=64, intermediate=96, layers=2, heads=4, kv_heads=2, vocabulary=2112)
+WEIGHTS, NORMS, HEAD = 2 * 30_720, 5 * 64, 2112 * 64
+KV = 2 * 2 * 2 * 16  # numbers of one token: layers, keys and values, heads, head size
+
+
+def tiny(folder: Path) -> ModelConfig:
+    write_without_weights(folder, TINY)
+    return read_config(folder)
+
+
+def test_each_part_takes_what_is_slower_and_parts_add_up() -> None:
+    ceilings = Ceilings(bandwidth=10.0, flops=100.0)
+    parts = [Part("weights", 50, 400), Part("attention", 20, 900), Part("head", 10)]
+    assert least_s(parts, ceilings) == 5 + 9 + 1  # not max(80 / 10, 1300 / 100) = 13
+    assert bound_by(parts, ceilings) == "attention: products' peak, 60%"
+    assert bound_by(parts, Ceilings(5.0, 1000.0)) == "weights: memory, 62%"  # 10 of 10 + 4 + 2
+    assert ceilings.higher(Ceilings(20.0, 50.0)) == Ceilings(20.0, 100.0)
+    assert mean_ceilings([ceilings, Ceilings(20.0, 50.0)]) == Ceilings(15.0, 75.0)
+
+
+def test_a_decode_step_of_three_rows_of_a_hundred_tokens(tmp_path: Path) -> None:
+    assert step_parts(tiny(tmp_path), rows=3, tokens=1, context=100) == (
+        Part("weights", 2 * (WEIGHTS + NORMS), 2 * 3 * WEIGHTS),
+        Part("attention", 3 * 100 * KV * 2, 2 * 3 * 100 * 4 * 4 * 16),
+        Part("head", 2 * HEAD, 2 * 3 * HEAD),
+        Part("sampling", 3 * 2112 * 4),
+    )
+
+
+def test_a_prompt_of_four_tokens_behind_ten_others(tmp_path: Path) -> None:
+    """The tokens see 11 + 12 + 13 + 14 = 50 tokens; keys and values of 14 are read; one row needs the head."""
+    weights, attention, head, _ = step_parts(tiny(tmp_path), rows=1, tokens=4, context=14)
+    assert weights.flops == 2 * 4 * WEIGHTS
+    assert attention == Part("attention", 14 * KV * 2, 2 * 50 * 4 * 4 * 16)
+    assert head.flops == 2 * HEAD
+
+
+def test_a_window_limits_what_each_token_sees(tmp_path: Path) -> None:
+    """In one layer the tokens see 11 + 12 + 12 + 12 = 47 tokens, whose keys lie in the last 12 + 3 of 14 places."""
+    config = tiny(tmp_path)
+    windowed = replace(config, rules=(replace(config.rules[0], window=12), config.rules[1]))
+    part = attention_part(windowed, 1, 4, 14)
+    assert part.flops == (47 + 50) * 4 * 4 * 16 and part.bytes == 14 * KV * 2
+    narrow = replace(config, rules=(replace(config.rules[0], window=5), config.rules[1]))
+    assert attention_part(narrow, 1, 4, 14) == Part("attention", (8 + 14) * KV, (4 * 5 + 50) * 4 * 4 * 16)
+    assert attention_part(narrow, 1, 4, 14, number_bytes=4).bytes == 2 * (8 + 14) * KV
+
+
+def test_a_load_is_one_step_of_prompts_and_a_decode_step_for_each_further_token(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    work = load_work(tmp_path, Workload(3, 10, 4))
+    assert work.prompts == step_parts(config, 3, 10, 10)
+    assert work.step == step_parts(config, 3, 1, 12)
+    ceilings = Ceilings(1e6, 1e9)
+    assert work.least_s(ceilings) == pytest.approx(least_s(work.prompts, ceilings) + 3 * least_s(work.step, ceilings))
+
+
+def test_a_token_is_multiplied_with_its_own_experts_only(tmp_path: Path) -> None:
+    """Attention has 64 x (64 + 32 + 32 + 64) weights, the router 8 x 64, each of the 8 experts 3 x 64 x 32."""
+    fields = {"model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    fields |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 2112, "tie_word_embeddings": False}
+    fields |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "intermediate_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"dtype": "bfloat16"}))
+    config = read_config(tmp_path)
+    body = 64 * 192 + 8 * 64
+    assert matrix_numbers(config, 2) == body + 2 * 3 * 64 * 32 + HEAD
+    weights = step_parts(config, rows=5, tokens=1, context=1, experts_read=6.0)[0]
+    assert weights.flops == 2 * 5 * (body + 2 * 3 * 64 * 32)
+    norms = 3 * 64 + 2 * 16
+    assert weights.bytes == 2 * (body + norms + 6 * 3 * 64 * 32)
