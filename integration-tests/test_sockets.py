@@ -54,5 +54,6 @@ def test_a_server_has_a_folder_of_its_port_where_others_find_its_shards() -> Non
 
 def assert_private(server: ServerProcess, num_shard: int) -> None:
     for rank in range(num_shard):
-        status = Path(f"{server.uds_path}-{rank}").stat()
-        assert stat.S_ISSOCK(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o600
+        for end in ("", ".steps"):
+            status = Path(f"{server.uds_path}-{rank}{end}").stat()
+            assert stat.S_ISSOCK(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o600

@@ -37,7 +37,7 @@ class ServerPlace:
         return socket_path(self.prefix, rank)
 
     def check_length(self, num_shard: int) -> None:
-        longest = self.socket(num_shard - 1)
+        longest = steps_path(self.socket(num_shard - 1))
         if len(os.fsencode(longest)) > MAX_SOCKET_PATH_BYTES:
             raise ArgumentValidation(
                 f"the socket path {longest} has more than {MAX_SOCKET_PATH_BYTES} bytes: {self.advice}"
@@ -89,7 +89,7 @@ class ServerPlace:
     def _files(self) -> Iterator[str]:
         """Paths of this server's files. Files of another server whose prefix begins with this prefix are left out."""
         folder, name = os.path.split(self.prefix)
-        ours = re.compile(re.escape(name) + r"-\d+(\.rendezvous)?")
+        ours = re.compile(re.escape(name) + r"-\d+(\.rendezvous|\.steps)?")
         with suppress(OSError):
             yield from (os.path.join(folder, found) for found in os.listdir(folder) if ours.fullmatch(found))
 
@@ -113,6 +113,11 @@ class ServerPlace:
 
 def socket_path(prefix: str, rank: int) -> str:
     return f"{prefix}-{rank}"
+
+
+def steps_path(socket: str) -> str:
+    """Path of the socket on which a shard takes frames with steps (`frames.py`), beside its socket for gRPC."""
+    return f"{socket}.steps"
 
 
 def chosen(prefix: str) -> ServerPlace:

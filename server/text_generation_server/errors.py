@@ -1,6 +1,6 @@
 """Errors of a shard's options, weights, memory and steps, in one small tree. `cli.py` prints an error as one line.
 
-`server.py` turns an error of a call into the gRPC status to the right of the error's name.
+`step_requests.py` turns an error of a call into the gRPC status to the right of the error's name.
 
     ShardError                      INTERNAL where no status follows
     ├── OptionError
@@ -8,6 +8,7 @@
     │   └── NetworkError
     ├── ModelError
     ├── MemoryLimitError            RESOURCE_EXHAUSTED
+    ├── ShardLoading                UNAVAILABLE
     ├── StepError                   INVALID_ARGUMENT from Warmup; a step that raises it becomes a StepFailed
     ├── StepRefused                 FAILED_PRECONDITION
     ├── StepAborted                 ABORTED
@@ -38,6 +39,10 @@ class ModelError(ShardError):
 
 class MemoryLimitError(ShardError):
     """The KV cache that the user asked for, or the largest step, does not fit into memory."""
+
+
+class ShardLoading(ShardError):
+    """The shard has not loaded its weights yet."""
 
 
 class StepError(ShardError):

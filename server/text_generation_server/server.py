@@ -1,5 +1,5 @@
-"""The gRPC servicer of one shard: turns protobuf calls into the worker's steps. The only file of the shard that uses
-protobuf.
+"""The gRPC servicer of one shard, and the server that answers on its sockets. This file and `step_requests.py` are the
+only ones of the shard that use protobuf.
 """
 
 import asyncio
@@ -8,33 +8,25 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Never, Protocol, TypeVar
 
 import grpc
-import numpy as np
 import torch
 
-from text_generation_common import sampling_wire
+from text_generation_common.places import socket_path, steps_path
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_server.config import ShardConfig
-from text_generation_server.errors import (
-    MemoryLimitError,
-    ShardError,
-    StepAborted,
-    StepError,
-    StepFailed,
-    StepRefused,
-)
+from text_generation_server.errors import ShardError, StepRefused
 from text_generation_server.load import Shard, load_shard
-from text_generation_server.runner import Capacity, ModelRunner
-from text_generation_server.step.log import StepLoad, StepLog, measure
-from text_generation_server.step.results import Pending, StepOutput
-from text_generation_server.step.rows import PromptChunk, StepBatch
-from text_generation_server.worker import StepClock, Worker
+from text_generation_server.runner import Capacity
+from text_generation_server.step.log import StepLog
+from text_generation_server.step_requests import StepRequests, status
+from text_generation_server.step_socket import StepSocket
+from text_generation_server.worker import Worker
 
 logger = logging.getLogger("text_generation_server")
 
@@ -44,18 +36,8 @@ CLOSE_S = 3.0
 # Seconds after which a thread gives the interpreter to a thread that waits for it, in a shard of a GPU.
 SWITCH_S = 5e-4
 MAX_DETAILS = 2000  # most characters of an error's text; gRPC replaces an answer of more than 16 KiB by another error
-STATUS = {
-    StepRefused: grpc.StatusCode.FAILED_PRECONDITION,
-    StepAborted: grpc.StatusCode.ABORTED,
-    StepFailed: grpc.StatusCode.INTERNAL,
-    MemoryLimitError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    StepError: grpc.StatusCode.INVALID_ARGUMENT,
-}
-
-
-StepRequest = pb.PrefillRequest | pb.DecodeRequest | pb.FilterBatchRequest | pb.ClearCacheRequest
-Response = TypeVar("Response", pb.PrefillResponse, pb.DecodeResponse)
-T = TypeVar("T")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
 
 
 class CallContext(Protocol):
@@ -70,21 +52,21 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
     def __init__(self, urls: list[str], worker: Worker, step_log: StepLog | None = None) -> None:
         self._urls = urls
         self._worker = worker
-        self._step_log = step_log
-        self._loaded: Shard | None = None
+        self.steps = StepRequests(worker, step_log)
         self._slots = 0  # 0: no Warmup yet
 
     def serve(self, shard: Shard) -> None:
-        self._loaded = shard
+        self.steps.shard = shard
         self._worker.phase = "ready"
 
     async def _shard(self, context: CallContext) -> Shard:
-        if self._loaded is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the shard is loading its weights")
-        return self._loaded
+        try:
+            return self.steps.loaded()
+        except ShardError as error:
+            await context.abort(*status(error))
 
     async def Health(self, request: pb.HealthRequest, context: CallContext) -> pb.HealthResponse:
-        worker, shard = self._worker, self._loaded
+        worker, shard = self._worker, self.steps.shard
         return pb.HealthResponse(
             epoch=worker.epoch,
             phase=worker.phase,
@@ -123,7 +105,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
     async def Warmup(self, request: pb.WarmupRequest, context: CallContext) -> pb.WarmupResponse:
         runner = (await self._shard(context)).runner
         if request.epoch != self._worker.epoch:
-            await context.abort(STATUS[StepRefused], f"epoch {request.epoch} is over")
+            await context.abort(*status(StepRefused(f"epoch {request.epoch} is over")))
 
         def warmup() -> Capacity:
             with self._worker.during("warmup"):
@@ -136,109 +118,32 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
                 )
 
         self._slots = 0
-        capacity = await self._answer(self._worker.run_outside(warmup, restart_sequence=True), context)
+        try:
+            capacity = await asyncio.wrap_future(self._worker.run_outside(warmup, restart_sequence=True))
+        except ShardError as error:
+            await context.abort(*status(error))
         self._slots = capacity.slots
         return pb.WarmupResponse(max_supported_total_tokens=capacity.slots, max_total_tokens=capacity.max_total_tokens)
 
     async def ClearCache(self, request: pb.ClearCacheRequest, context: CallContext) -> pb.ClearCacheResponse:
-        batch_id = request.id if request.HasField("id") else None
-        runner = (await self._shard(context)).runner
-        await self._step(request, context, lambda clock: runner.clear(batch_id), clears=batch_id is None)
-        return pb.ClearCacheResponse()
+        return await self._step(self.steps.clear_cache, request, context)
 
     async def FilterBatch(self, request: pb.FilterBatchRequest, context: CallContext) -> pb.FilterBatchResponse:
-        runner, keep = (await self._shard(context)).runner, list(request.request_ids)
-        kept = await self._step(request, context, lambda clock: runner.filter(request.batch_id, keep))
-        return pb.FilterBatchResponse(batch=_cached_batch(request.batch_id, kept))
+        return await self._step(self.steps.filter_batch, request, context)
 
     async def Prefill(self, request: pb.PrefillRequest, context: CallContext) -> pb.PrefillResponse:
-        cached = [request.cached_batch] if request.HasField("cached_batch") else []
-        chunks = [_chunk(r) for r in request.batch.requests]
-        runner = (await self._shard(context)).runner
-        run = _runs_step(runner, request, cached, request.batch.id, chunks, pb.PrefillResponse, self._step_log)
-        return await self._step(request, context, run)
+        return await self._step(self.steps.prefill, request, context)
 
     async def Decode(self, request: pb.DecodeRequest, context: CallContext) -> pb.DecodeResponse:
-        runner = (await self._shard(context)).runner
-        run = _runs_step(runner, request, request.batches, 0, [], pb.DecodeResponse, self._step_log)
-        return await self._step(request, context, run)
+        return await self._step(self.steps.decode, request, context)
 
     async def _step(
-        self,
-        request: StepRequest,
-        context: CallContext,
-        run: Callable[[StepClock], Pending[T] | T],
-        clears: bool = False,
-    ) -> T:
-        future = self._worker.submit(request.epoch, request.step, run, clears)
-        return await self._answer(future, context)
-
-    async def _answer(self, future: Future[T], context: CallContext) -> T:
+        self, start: Callable[[Request], Future[Response]], request: Request, context: CallContext
+    ) -> Response:
         try:
-            return await asyncio.wrap_future(future)
+            return await asyncio.wrap_future(start(request))
         except ShardError as error:
-            await context.abort(STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error)[:MAX_DETAILS])
-
-
-def _runs_step(
-    runner: ModelRunner,
-    request: pb.PrefillRequest | pb.DecodeRequest,
-    batches: Iterable[pb.CachedBatch],
-    new_batch_id: int,
-    chunks: list[PromptChunk],
-    response: type[Response],
-    step_log: StepLog | None,
-) -> Callable[[StepClock], Pending[Response]]:
-    def run(clock: StepClock) -> Pending[Response]:
-        decoding = [StepBatch(batch.id, list(batch.request_ids)) for batch in batches]
-        launched = runner.step(decoding, _int32_tensor(request.slots), new_batch_id, chunks)
-        load = measure(runner.row_state.batches.rows, decoding, chunks) if step_log else None
-        return launched.then(lambda output: answer(output, clock, load))
-
-    def answer(output: StepOutput, clock: StepClock, load: StepLoad | None) -> Response:
-        if step_log and load:
-            step_log.write(request.step, load, output, clock.gap_ns)
-        return response(
-            batch=_cached_batch(output.batch_id, output.batch_request_ids),
-            forward_ns=output.forward_ns,
-            total_ns=output.forward_ns + output.sampling_ns,
-            result=_result(output, request, clock),
-        )
-
-    return run
-
-
-def _chunk(request: pb.Request) -> PromptChunk:
-    if not request.ids:
-        return PromptChunk(request.id, request.start, request.end, request.last)
-    ids, slots = _int32_tensor(request.ids), _int32_tensor(request.slots)
-    first = ids, slots, request.prompt_length, sampling_wire.from_pb(request)
-    return PromptChunk(request.id, request.start, request.end, request.last, *first)
-
-
-def _int32_tensor(data: bytes) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(data, dtype="<i4").copy())
-
-
-def _cached_batch(batch_id: int, request_ids: list[int]) -> pb.CachedBatch:
-    return pb.CachedBatch(id=batch_id, request_ids=request_ids, size=len(request_ids))
-
-
-def _result(output: StepOutput, request: pb.PrefillRequest | pb.DecodeRequest, clock: StepClock) -> pb.StepResult:
-    return pb.StepResult(
-        epoch=request.epoch,
-        step=request.step,
-        request_ids=np.array(output.request_ids, dtype="<u8").tobytes(),
-        token_ids=output.token_ids.numpy().astype("<i4").tobytes(),
-        logprobs=output.logprobs.numpy().astype("<f4").tobytes(),
-        top_counts=np.array(output.top_counts, dtype="<u4").tobytes(),
-        top_ids=output.top_ids.numpy().astype("<i4").tobytes(),
-        top_logprobs=output.top_logprobs.numpy().astype("<f4").tobytes(),
-        sampling_ns=output.sampling_ns,
-        gap_ns=clock.gap_ns,
-        successor_queued=clock.successor_queued(),
-        not_finite_ids=np.array(output.not_finite_ids, dtype="<u8").tobytes(),
-    )
+            await context.abort(*status(error))
 
 
 def serve(config: ShardConfig) -> None:
@@ -249,7 +154,8 @@ def serve(config: ShardConfig) -> None:
 async def _serve(config: ShardConfig) -> None:
     worker = Worker(config.epoch)
     step_log = StepLog(config.step_log) if config.step_log and config.rank == 0 else None
-    servicer = Servicer([f"unix://{config.uds_path}-{rank}" for rank in range(config.world_size)], worker, step_log)
+    urls = [f"unix://{socket_path(config.uds_path, rank)}" for rank in range(config.world_size)]
+    servicer = Servicer(urls, worker, step_log)
     stopping = asyncio.create_task(_signal())
     server = await listen(config, servicer)
     loading = asyncio.wrap_future(worker.run_outside(lambda: load_shard(config, worker)))
@@ -257,7 +163,7 @@ async def _serve(config: ShardConfig) -> None:
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
-            Path(f"{config.uds_path}-{config.rank}").unlink(missing_ok=True)
+            _remove_sockets(config)
             os._exit(0)  # the process exits at once, because loading cannot be interrupted
         shard = loading.result()
         _share_interpreter(shard.device)
@@ -272,7 +178,7 @@ async def _serve(config: ShardConfig) -> None:
         has_ended = worker.stop(CLOSE_S)
         if step_log is not None:
             step_log.close()
-        Path(f"{config.uds_path}-{config.rank}").unlink(missing_ok=True)
+        _remove_sockets(config)
     if not has_ended:
         logger.warning("the device or the group did not close within %.0f s: the process ends without it", CLOSE_S)
         logging.shutdown()
@@ -297,16 +203,36 @@ async def _signal() -> None:
     await received.wait()
 
 
-async def listen(config: ShardConfig, servicer: Servicer) -> grpc.aio.Server:
-    """Starts to answer on the shard's socket."""
+class ShardServer:
+    """Answers on the shard's two sockets: gRPC, and frames for steps."""
+
+    def __init__(self, calls: grpc.aio.Server, steps: StepSocket) -> None:
+        self._calls = calls
+        self._steps = steps
+
+    async def stop(self, grace: float | None) -> None:
+        self._steps.close()
+        await self._calls.stop(grace=grace)
+
+
+async def listen(config: ShardConfig, servicer: Servicer) -> ShardServer:
+    """Starts to answer on the shard's sockets."""
+    path = socket_path(config.uds_path, config.rank)
     server = grpc.aio.server(
         options=[("grpc.max_receive_message_length", MESSAGE_LIMIT), ("grpc.max_send_message_length", MESSAGE_LIMIT)]
     )
     pb_grpc.add_TextGenerationServiceServicer_to_server(servicer, server)
     with _only_for_owner():
-        server.add_insecure_port(f"unix://{config.uds_path}-{config.rank}")
+        steps = StepSocket(steps_path(path), servicer.steps.take)  # first: a client that finds `path` finds both
+        server.add_insecure_port(f"unix://{path}")
         await server.start()
-    return server
+    return ShardServer(server, steps)
+
+
+def _remove_sockets(config: ShardConfig) -> None:
+    path = socket_path(config.uds_path, config.rank)
+    for file in (path, steps_path(path)):
+        Path(file).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

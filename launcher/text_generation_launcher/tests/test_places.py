@@ -117,7 +117,7 @@ def test_a_prefix_that_the_user_chose_is_not_changed(tmp_path: Path, monkeypatch
 
 
 def test_a_socket_path_that_the_kernel_cannot_hold_is_refused(tmp_path: Path) -> None:
-    fits = "/tmp/" + "s" * 100  # 107 bytes with the "-0" of the first rank
+    fits = "/tmp/" + "s" * 94  # 107 bytes with the "-0.steps" of the first rank
     chosen(fits).check_length(10)
     for place in (chosen(fits + "s"), chosen(fits)):
         with pytest.raises(ArgumentValidation, match="has more than 107 bytes: choose another --shard-uds-path"):

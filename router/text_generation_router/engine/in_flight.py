@@ -14,7 +14,7 @@ from text_generation_router.scheduling.step import ForwardStep, Step
 @dataclass(slots=True)
 class StepInFlight:
     step: Step
-    answer: asyncio.Task[StepAnswer | None]
+    answer: asyncio.Future[StepAnswer | None]
     sent_s: float
 
     @property

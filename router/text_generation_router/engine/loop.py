@@ -73,7 +73,7 @@ class StepLoop:
 
     def _send(self, step: Step) -> None:
         now = time.perf_counter()
-        self._in_flight.add(StepInFlight(step, asyncio.create_task(self._shards.run(step)), now))
+        self._in_flight.add(StepInFlight(step, asyncio.ensure_future(self._shards.run(step)), now))
         if isinstance(step, ForwardStep):
             self._counts.sent(step, self._scheduler)
             self._requests.begin(step, now)

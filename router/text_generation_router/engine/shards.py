@@ -1,19 +1,22 @@
-"""The gRPC client for a group of shards: every rank gets every call, and rank 0's tokens are used. No other file of the
-router uses protobuf."""
+"""The client of a group of shards: every rank gets every call, and rank 0's tokens are used. Steps go as frames on the
+shards' sockets for steps, everything else as gRPC calls. No other file of the router uses protobuf."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
 import numpy.typing as npt
 
 from text_generation_common import faults, sampling_wire
+from text_generation_common.frames import Frame
+from text_generation_common.places import steps_path
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_router.engine.protocol import ModelInfo
+from text_generation_router.engine.step_connection import StepConnection
 from text_generation_router.errors import ShardsError, StepAbortedError, StepFailedError, WarmupRefusedError
 from text_generation_router.scheduling.step import BATCH_ID, Chunk, ClearStep, ForwardStep, Step
 
@@ -32,6 +35,7 @@ Stub = pb_grpc.TextGenerationServiceStub
 R = TypeVar("R")
 Errors = Mapping[grpc.StatusCode, type[ShardsError]]
 STEP_ERRORS: Errors = {grpc.StatusCode.INTERNAL: StepFailedError, grpc.StatusCode.ABORTED: StepAbortedError}
+CODES = {code.value[0]: code for code in grpc.StatusCode}
 WARMUP_ERRORS: Errors = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: WarmupRefusedError,
     grpc.StatusCode.INVALID_ARGUMENT: WarmupRefusedError,
@@ -72,15 +76,29 @@ class StepAnswer:
     not_finite_ids: list[int]  # requests whose logits had a NaN or an infinity: their tokens are invalid
 
 
+@dataclass(frozen=True, slots=True)
+class StepKind:
+    """How a step travels: the kind of its frame, or the gRPC call that does the same, and what the answer is."""
+
+    number: int
+    call: Callable[[Stub], Callable[[Any], Awaitable[Any]]]
+    response: Any
+    read: Callable[[Any], StepAnswer | None]
+
+
 class ShardedClient:
-    """A connection to the shards of one epoch, which owns its gRPC channels.
+    """A connection to the shards of one epoch, which owns its gRPC channels and the connections for steps.
 
     `lost` is done, with the reason, once the launcher has reported that the group is gone.
     """
 
-    def __init__(self, channels: list[grpc.aio.Channel], info: ModelInfo) -> None:
+    def __init__(
+        self, channels: list[grpc.aio.Channel], info: ModelInfo, connections: Sequence[StepConnection] = ()
+    ) -> None:
+        """`connections`: one for each rank; none: the shards take steps as gRPC calls only."""
         self._channels = channels
         self._stubs = [Stub(channel) for channel in channels]
+        self._connections = connections
         self.info = info
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -106,7 +124,19 @@ class ShardedClient:
                 f"Could not connect to Text Generation server: {master_uds_path}: {_reason(error)}"
             ) from None
         channels = [master, *(_channel(url) for url in found.urls[1:])]
-        return cls(channels, _model_info(info))
+        paths = [master_uds_path, *(url.removeprefix("unix://") for url in found.urls[1:])]
+        connections: list[StepConnection] = []
+        try:
+            for path in paths:
+                if (connection := await StepConnection.open(steps_path(path), CONNECT_S)) is not None:
+                    connections.append(connection)
+        except ShardsError:
+            await _close(channels, connections)
+            raise
+        if len(connections) < len(paths):
+            await _close([], connections)
+            connections = []
+        return cls(channels, _model_info(info), connections)
 
     async def warmup(
         self,
@@ -133,37 +163,27 @@ class ShardedClient:
             min(answer.max_total_tokens for answer in answers),
         )
 
-    async def run(self, step: Step) -> StepAnswer | None:
-        """Sends a step and waits for all ranks. StepFailedError: the step raised in a shard. StepAbortedError: the step
-        was not run. ShardsError: any other failure; the group cannot be used any more."""
+    def run(self, step: Step) -> "asyncio.Future[StepAnswer | None]":
+        """Sends a step; the future is done when all ranks have answered. StepFailedError: the step raised in a shard.
+        StepAbortedError: the step was not run. ShardsError: any other failure; the group cannot be used any more."""
         faults.point("router.rpc")
-        if isinstance(step, ForwardStep):
-            return await self._forward(step)
-        position = {"epoch": self.info.epoch, "step": step.number}
-        if isinstance(step, ClearStep):
-            clear = pb.ClearCacheRequest(**position)
-            await self._call(lambda stub: stub.ClearCache(clear))
-        elif step.keep:
-            keep = pb.FilterBatchRequest(batch_id=BATCH_ID, request_ids=step.keep, **position)
-            await self._call(lambda stub: stub.FilterBatch(keep))
-        else:
-            drop = pb.ClearCacheRequest(id=BATCH_ID, **position)
-            await self._call(lambda stub: stub.ClearCache(drop))
-        return None
+        request = _step_request(step, self.info.epoch)
+        kind = KINDS[type(request)]
+        if not self._connections:
+            return asyncio.ensure_future(self._run_as_call(kind, request))
+        message = request.SerializeToString()
 
-    async def _forward(self, step: ForwardStep) -> StepAnswer:
-        epoch, slots = self.info.epoch, step.decode_slots.tobytes()
-        running = pb.CachedBatch(id=BATCH_ID, request_ids=step.decode_ids, size=len(step.decode_ids))
-        if not step.chunks:
-            decode = pb.DecodeRequest(batches=[running], epoch=epoch, step=step.number, slots=slots)
-            decoded, *_ = await self._call(lambda stub: stub.Decode(decode))
-            return _answer(decoded)
-        batch = pb.Batch(id=BATCH_ID, requests=[_request(c) for c in step.chunks], size=len(step.chunks))
-        prefill = pb.PrefillRequest(batch=batch, epoch=epoch, step=step.number, slots=slots)
-        if step.decode_ids:
-            prefill.cached_batch.CopyFrom(running)
-        prefilled, *_ = await self._call(lambda stub: stub.Prefill(prefill))
-        return _answer(prefilled)
+        def read(frame: Frame) -> StepAnswer | None:
+            return _read(kind, frame)
+
+        if len(self._connections) == 1:
+            return self._connections[0].send(kind.number, step.number, message, read)
+        sent = [connection.send(kind.number, step.number, message, read) for connection in self._connections]
+        return asyncio.ensure_future(_first(sent))
+
+    async def _run_as_call(self, kind: StepKind, request: Any) -> StepAnswer | None:
+        first, *_ = await self._call(lambda stub: kind.call(stub)(request))
+        return kind.read(first)
 
     async def views(self) -> list[ShardView]:
         """Each rank's numbers of rows and slots. ShardsError if a rank cannot be reached."""
@@ -183,8 +203,7 @@ class ShardedClient:
         return True
 
     async def close(self) -> None:
-        for channel in self._channels:
-            await channel.close()
+        await _close(self._channels, self._connections)
 
     async def _call(self, call: Callable[[Stub], Awaitable[R]], kinds: Errors = STEP_ERRORS) -> list[R]:
         """Makes the same call on all ranks. `kinds` maps status codes to errors; other codes raise ShardsError."""
@@ -198,6 +217,19 @@ class ShardedClient:
 
 def _channel(url: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(url, options=OPTIONS)
+
+
+async def _close(channels: Sequence[grpc.aio.Channel], connections: Sequence[StepConnection]) -> None:
+    for connection in connections:
+        connection.close()
+    for channel in channels:
+        await channel.close()
+
+
+async def _first(answers: "list[asyncio.Future[StepAnswer | None]]") -> StepAnswer | None:
+    """The first rank's answer, when all ranks have answered."""
+    first, *_ = await asyncio.gather(*answers)
+    return first
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:
@@ -217,6 +249,28 @@ def _model_info(info: pb.InfoResponse) -> ModelInfo:
     )
 
 
+def _step_request(step: Step, epoch: int) -> Any:
+    if isinstance(step, ForwardStep):
+        return _forward_request(step, epoch)
+    if isinstance(step, ClearStep):
+        return pb.ClearCacheRequest(epoch=epoch, step=step.number)
+    if step.keep:
+        return pb.FilterBatchRequest(batch_id=BATCH_ID, request_ids=step.keep, epoch=epoch, step=step.number)
+    return pb.ClearCacheRequest(id=BATCH_ID, epoch=epoch, step=step.number)
+
+
+def _forward_request(step: ForwardStep, epoch: int) -> pb.PrefillRequest | pb.DecodeRequest:
+    slots = step.decode_slots.tobytes()
+    running = pb.CachedBatch(id=BATCH_ID, request_ids=step.decode_ids, size=len(step.decode_ids))
+    if not step.chunks:
+        return pb.DecodeRequest(batches=[running], epoch=epoch, step=step.number, slots=slots)
+    batch = pb.Batch(id=BATCH_ID, requests=[_request(c) for c in step.chunks], size=len(step.chunks))
+    prefill = pb.PrefillRequest(batch=batch, epoch=epoch, step=step.number, slots=slots)
+    if step.decode_ids:
+        prefill.cached_batch.CopyFrom(running)
+    return prefill
+
+
 def _request(chunk: Chunk) -> pb.Request:
     request = pb.Request(id=chunk.request_id, start=chunk.start, end=chunk.end, last=chunk.last)
     if chunk.first is None:
@@ -226,6 +280,14 @@ def _request(chunk: Chunk) -> pb.Request:
     request.prompt_length = chunk.first.prompt_length
     sampling_wire.to_pb(chunk.first.sampling, request)
     return request
+
+
+def _read(kind: StepKind, frame: Frame) -> StepAnswer | None:
+    """Reads the answer to a step, or raises the error that it is."""
+    if frame.kind:
+        code = CODES.get(frame.kind, grpc.StatusCode.UNKNOWN)
+        raise STEP_ERRORS.get(code, ShardsError)(frame.message.decode(errors="replace") or code.name)
+    return kind.read(kind.response.FromString(frame.message))
 
 
 def _answer(response: pb.PrefillResponse | pb.DecodeResponse) -> StepAnswer:
@@ -244,3 +306,11 @@ def _answer(response: pb.PrefillResponse | pb.DecodeResponse) -> StepAnswer:
         result.successor_queued,
         np.frombuffer(result.not_finite_ids, dtype="<u8").tolist(),
     )
+
+
+KINDS: Mapping[type, StepKind] = {
+    pb.PrefillRequest: StepKind(1, lambda stub: stub.Prefill, pb.PrefillResponse, _answer),
+    pb.DecodeRequest: StepKind(2, lambda stub: stub.Decode, pb.DecodeResponse, _answer),
+    pb.FilterBatchRequest: StepKind(3, lambda stub: stub.FilterBatch, pb.FilterBatchResponse, lambda _: None),
+    pb.ClearCacheRequest: StepKind(4, lambda stub: stub.ClearCache, pb.ClearCacheResponse, lambda _: None),
+}

@@ -1,11 +1,14 @@
 """The shard through its socket: the rules of proto/generate.proto."""
 
 import asyncio
+import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +21,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from text_generation_common.flags.kinds import Dtype
 from text_generation_common.flags.model import ComputeFlags
+from text_generation_common.frames import HEADER, Frame, FrameReader, pack
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_server.config import ShardConfig
 from text_generation_server.load import load_shard
 from text_generation_server.server import SWITCH_S, Servicer, _share_interpreter, listen
+from text_generation_server.step_requests import StepRequests
+from text_generation_server.step_socket import MAX_CONNECTIONS
 from text_generation_server.worker import Worker
 
 PROMPT = np.array([5, 6, 7, 8], dtype="<i4")
@@ -38,8 +44,55 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def with_shard(model: Path, folder: Path, use: Callable[[Any], Awaitable[None]]) -> None:
-    """Runs `use(stub)` against a shard of epoch 4 on its own socket."""
+class Refused(Exception):
+    """The answer to a frame that is an error."""
+
+
+class FrameStub:
+    """A stub whose steps are frames on the shard's socket for steps. Its other calls are gRPC calls."""
+
+    def __init__(self, stub: Any) -> None:
+        self._stub = stub
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+
+    async def connect(self, path: Path) -> None:
+        self._reader, self._writer = await asyncio.open_unix_connection(path)
+        self._task = asyncio.create_task(self._read())
+
+    async def close(self) -> None:
+        self._writer.close()
+        await self._task
+
+    async def _read(self) -> None:
+        frames = FrameReader()
+        while data := await self._reader.read(100):
+            for frame in frames.feed(data):
+                self._answers.pop(frame.step).set_result(frame)
+
+    def __getattr__(self, name: str) -> Any:
+        kinds = ("Prefill", "Decode", "FilterBatch", "ClearCache")
+        if name not in kinds:
+            return getattr(self._stub, name)
+        return lambda request: self._step(kinds.index(name) + 1, request, getattr(pb, f"{name}Response"))
+
+    async def _step(self, kind: int, request: Any, response: Any) -> Any:
+        answer = self._answers[request.step] = asyncio.get_running_loop().create_future()
+        self._writer.write(pack(kind, request.step, request.SerializeToString()))
+        frame = await answer
+        if frame.kind:
+            (code,) = [code for code in grpc.StatusCode if code.value[0] == frame.kind]
+            raise Refused(code, frame.message.decode())
+        return response.FromString(frame.message)
+
+
+@pytest.fixture(params=["frames", "calls"])
+def way(request: pytest.FixtureRequest) -> str:
+    """How steps are sent to the shard."""
+    return str(request.param)
+
+
+def with_shard(model: Path, folder: Path, use: Callable[[Any], Awaitable[None]], way: str = "calls") -> None:
+    """Runs `use(stub)` against a shard of epoch 4 on its own sockets."""
     config = ShardConfig(
         model_path=model, uds_path=str(folder / "s"), rank=0, world_size=1, epoch=4, max_total_tokens=256,
         compute=ComputeFlags(dtype=Dtype.float32),
@@ -52,7 +105,13 @@ def with_shard(model: Path, folder: Path, use: Callable[[Any], Awaitable[None]])
         servicer.serve(await asyncio.wrap_future(worker.run_outside(lambda: load_shard(config, worker))))
         try:
             async with grpc.aio.insecure_channel(f"unix://{folder}/s-0") as channel:
-                await asyncio.wait_for(use(pb_grpc.TextGenerationServiceStub(channel)), timeout=60)
+                stub: Any = pb_grpc.TextGenerationServiceStub(channel)
+                if way == "frames":
+                    stub = FrameStub(stub)
+                    await stub.connect(folder / "s-0.steps")
+                await asyncio.wait_for(use(stub), timeout=60)
+                if way == "frames":
+                    await stub.close()
         finally:
             await server.stop(grace=None)
             worker.stop()
@@ -88,12 +147,16 @@ def decode(step: int, *request_ids: int, slot: int = 200) -> Any:
 
 
 async def refusal(call: Awaitable[Any]) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.aio.AioRpcError) as error:
+    try:
         await call
-    return error.value.code(), error.value.details() or ""
+    except grpc.aio.AioRpcError as error:
+        return error.code(), error.details() or ""
+    except Refused as error:
+        return error.args
+    pytest.fail("the shard has not refused this")
 
 
-def test_a_request_goes_from_warmup_to_its_end(model: Path, tmp_path: Path) -> None:
+def test_a_request_goes_from_warmup_to_its_end(model: Path, tmp_path: Path, way: str) -> None:
     async def use(stub: Any) -> None:
         info = await stub.Info(pb.InfoRequest())
         assert (info.dtype, info.device_type, info.vocab_size) == ("torch.float32", "cpu", 320)
@@ -114,10 +177,12 @@ def test_a_request_goes_from_warmup_to_its_end(model: Path, tmp_path: Path) -> N
         health = await stub.Health(pb.HealthRequest())
         assert (health.epoch, health.phase, health.last_step) == (4, "ready", 3) and health.progress > 0
 
-    with_shard(model, tmp_path, use)
+    with_shard(model, tmp_path, use, way)
 
 
-def test_calls_that_overtake_each_other_run_in_the_order_of_their_numbers(model: Path, tmp_path: Path) -> None:
+def test_calls_that_overtake_each_other_run_in_the_order_of_their_numbers(
+    model: Path, tmp_path: Path, way: str
+) -> None:
     async def use(stub: Any) -> None:
         await stub.Warmup(warmup())
         late = [asyncio.ensure_future(stub.Decode(decode(step, 9, slot=200 + step))) for step in (4, 3, 2)]
@@ -127,10 +192,10 @@ def test_calls_that_overtake_each_other_run_in_the_order_of_their_numbers(model:
         assert sorted(answer.result.step for answer in answers) == [2, 3, 4]
         assert any(answer.result.successor_queued for answer in answers)
 
-    with_shard(model, tmp_path, use)
+    with_shard(model, tmp_path, use, way)
 
 
-def test_a_failed_step_says_so_and_the_shard_goes_on_after_a_clear(model: Path, tmp_path: Path) -> None:
+def test_a_failed_step_says_so_and_the_shard_goes_on_after_a_clear(model: Path, tmp_path: Path, way: str) -> None:
     async def use(stub: Any) -> None:
         await stub.Warmup(warmup())
         await stub.Prefill(prefill(1))
@@ -141,10 +206,10 @@ def test_a_failed_step_says_so_and_the_shard_goes_on_after_a_clear(model: Path, 
         await stub.ClearCache(pb.ClearCacheRequest(epoch=4, step=4))
         await stub.Prefill(prefill(5))
 
-    with_shard(model, tmp_path, use)
+    with_shard(model, tmp_path, use, way)
 
 
-def test_stale_steps_and_other_epochs_are_refused(model: Path, tmp_path: Path) -> None:
+def test_stale_steps_and_other_epochs_are_refused(model: Path, tmp_path: Path, way: str) -> None:
     async def use(stub: Any) -> None:
         code, _ = await refusal(stub.Warmup(pb.WarmupRequest(max_prefill_tokens=64, epoch=3)))
         assert code == grpc.StatusCode.FAILED_PRECONDITION
@@ -155,10 +220,10 @@ def test_stale_steps_and_other_epochs_are_refused(model: Path, tmp_path: Path) -
             assert code == grpc.StatusCode.FAILED_PRECONDITION
         await stub.Decode(decode(2, 9))
 
-    with_shard(model, tmp_path, use)
+    with_shard(model, tmp_path, use, way)
 
 
-def test_filters_keep_the_requests_they_name(model: Path, tmp_path: Path) -> None:
+def test_filters_keep_the_requests_they_name(model: Path, tmp_path: Path, way: str) -> None:
     async def use(stub: Any) -> None:
         await stub.Warmup(warmup())
         await stub.Prefill(prefill(1, 9))
@@ -171,7 +236,7 @@ def test_filters_keep_the_requests_they_name(model: Path, tmp_path: Path) -> Non
         code, _ = await refusal(stub.Decode(decode(4, 9)))
         assert code == grpc.StatusCode.INTERNAL
 
-    with_shard(model, tmp_path, use)
+    with_shard(model, tmp_path, use, way)
 
 
 def test_too_little_memory_is_an_error_that_names_the_flag(model: Path, tmp_path: Path) -> None:
@@ -184,13 +249,81 @@ def test_too_little_memory_is_an_error_that_names_the_flag(model: Path, tmp_path
     with_shard(model, tmp_path, use)
 
 
-def test_the_socket_is_the_owners_alone_and_tokens_counts(model: Path, tmp_path: Path) -> None:
+def test_the_sockets_are_the_owners_alone_and_tokens_counts(model: Path, tmp_path: Path) -> None:
     async def use(stub: Any) -> None:
-        mode = (tmp_path / "s-0").stat().st_mode
-        assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) & 0o077 == 0
+        for name in ("s-0", "s-0.steps"):
+            mode = (tmp_path / name).stat().st_mode
+            assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) & 0o077 == 0
         assert (await stub.Tokens(pb.TokensRequest(text="a fox a"))).ntokens == 3
 
     with_shard(model, tmp_path, use)
+
+
+@pytest.mark.parametrize(
+    "data", [HEADER.pack(2**32 - 1, 2, 1), pack(5, 1, b""), pack(2, 1, b"\xff\xff")], ids=["size", "kind", "message"]
+)
+def test_a_connection_that_sends_no_frames_of_steps_ends_and_the_others_go_on(
+    model: Path, tmp_path: Path, data: bytes
+) -> None:
+    async def use(stub: Any) -> None:
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "s-0.steps")
+        writer.write(data)
+        assert await reader.read() == b""
+        writer.close()
+        await stub.Warmup(warmup())
+        await stub.Prefill(prefill(1))
+
+    with_shard(model, tmp_path, use, "frames")
+
+
+def test_a_step_whose_client_has_gone_runs_and_the_next_client_goes_on(model: Path, tmp_path: Path) -> None:
+    async def use(stub: Any) -> None:
+        await stub.Warmup(warmup())
+        _, writer = await asyncio.open_unix_connection(tmp_path / "s-0.steps")
+        writer.write(pack(1, 1, prefill(1).SerializeToString()))
+        writer.close()
+        second = await stub.Decode(decode(2, 9))
+        assert np.frombuffer(second.result.request_ids, "<u8").tolist() == [9]
+
+    with_shard(model, tmp_path, use, "frames")
+
+
+def test_no_more_connections_for_steps_than_the_limit(model: Path, tmp_path: Path) -> None:
+    def ends(client: socket.socket) -> bool:
+        """Whether the shard ends the connection, or answers a step on it."""
+        with suppress(ConnectionError):
+            client.sendall(pack(1, 1, prefill(1).SerializeToString()))
+            return not client.recv(HEADER.size)
+        return True
+
+    def fill() -> None:
+        with ExitStack() as clients:
+            for _ in range(MAX_CONNECTIONS):
+                client = clients.enter_context(socket.socket(socket.AF_UNIX))
+                client.connect(str(tmp_path / "s-0.steps"))
+            assert ends(client)  # the stub has a connection too
+        while True:  # the shard notices a little later that the connections are closed
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(tmp_path / "s-0.steps"))
+                if not ends(client):
+                    return
+
+    async def use(stub: Any) -> None:
+        await stub.Warmup(warmup())
+        await asyncio.to_thread(fill)
+
+    with_shard(model, tmp_path, use, "frames")
+
+
+def test_steps_before_the_weights_are_loaded_are_refused_as_unavailable(tmp_path: Path) -> None:
+    worker, sent = Worker(epoch=4), []
+    steps = StepRequests(worker)
+    try:
+        steps.take(Frame(2, 1, decode(1, 9).SerializeToString()), sent.append)
+        (frame,) = FrameReader().feed(sent[0])
+        assert frame == (grpc.StatusCode.UNAVAILABLE.value[0], 1, b"the shard is loading its weights")
+    finally:
+        worker.stop()
 
 
 NEVER_CLOSES = """
@@ -218,10 +351,10 @@ def test_a_shard_ends_although_its_group_does_not_close(tmp_path: Path) -> None:
             assert shard.stderr is not None
             while "Server started" not in (line := shard.stderr.readline()):
                 assert line, "the shard ended"
-            assert (tmp_path / "s-0").exists()
+            assert sorted(os.listdir(tmp_path)) == ["s-0", "s-0.steps"]
             shard.send_signal(signal.SIGTERM)
             assert shard.wait(20) == 0
-            assert "did not close within" in shard.stderr.read() and not (tmp_path / "s-0").exists()
+            assert "did not close within" in shard.stderr.read() and not os.listdir(tmp_path)
         finally:
             shard.kill()
 

@@ -1,6 +1,7 @@
-"""The gRPC messages sent to a group of shards, and how the answers are read."""
+"""The messages sent to a group of shards, as frames and as gRPC calls, and how the answers are read."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ import grpc
 import numpy as np
 import pytest
 
+from text_generation_common.frames import HEADER, FrameReader, pack
 from text_generation_common.sampling import Sampling
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_router.engine.shards import ModelInfo, ShardedClient, ShardView, WarmupAnswer
+from text_generation_router.engine.step_connection import StepConnection
 from text_generation_router.errors import ShardsError, StepAbortedError, StepFailedError, WarmupRefusedError
 from text_generation_router.scheduling.step import BATCH_ID, Chunk, ClearStep, FilterStep, FirstChunk, ForwardStep
 
@@ -27,6 +30,7 @@ class Rank(pb_grpc.TextGenerationServiceServicer):
         self.asked: list[Any] = []
         self.refusal: grpc.StatusCode | None = None
         self.is_stuck = False
+        self.frames = 0  # number of steps that came as frames
         self.tops = 2  # number of top tokens in an answer
 
     async def _note(self, request: Any, context: Any) -> None:
@@ -83,16 +87,58 @@ class Rank(pb_grpc.TextGenerationServiceServicer):
         )  # fmt: skip
 
 
+class RefusedError(Exception):
+    pass
+
+
+class FrameContext:
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise RefusedError(code.value[0], details)
+
+
+KINDS = {1: ("Prefill", pb.PrefillRequest), 2: ("Decode", pb.DecodeRequest), 3: ("FilterBatch", pb.FilterBatchRequest),
+         4: ("ClearCache", pb.ClearCacheRequest)}  # fmt: skip
+
+
+async def listen_for_frames(rank: Rank, path: str) -> asyncio.Server:
+    """Lets a rank take steps as frames."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        frames = FrameReader()
+        while data := await reader.read(2**16):
+            for kind, step, message in frames.feed(data):
+                rank.frames += 1
+                name, request = KINDS[kind]
+                try:
+                    answer = await getattr(rank, name)(request.FromString(message), FrameContext())
+                    writer.write(pack(0, step, answer.SerializeToString()))
+                except RefusedError as error:
+                    writer.write(pack(error.args[0], step, error.args[1].encode()))
+        writer.close()
+
+    return await asyncio.start_unix_server(talk, path)
+
+
+@pytest.fixture(params=["frames", "calls"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder for sockets; its name says how the fake shards take steps."""
+    folder = tmp_path / str(request.param)
+    folder.mkdir()
+    return folder
+
+
 def over(path: Path, use: Callable[[ShardedClient, list[Rank]], Awaitable[None]], size: int = 2) -> None:
     async def run() -> None:
         urls = [f"unix://{path}/s-{rank}" for rank in range(size)]
         ranks = [Rank(rank, urls) for rank in range(size)]
-        servers = []
+        servers, sockets = [], []
         for rank, url in zip(ranks, urls, strict=True):
             servers.append(grpc.aio.server())
             pb_grpc.add_TextGenerationServiceServicer_to_server(rank, servers[-1])
             servers[-1].add_insecure_port(url)
             await servers[-1].start()
+            if path.name == "frames":
+                sockets.append(await listen_for_frames(rank, f"{path}/s-{rank.rank}.steps"))
         group = await ShardedClient.connect(f"{path}/s-0")
         for rank in ranks:
             rank.asked.clear()
@@ -102,6 +148,10 @@ def over(path: Path, use: Callable[[ShardedClient, list[Rank]], Awaitable[None]]
             await group.close()
             for server in servers:
                 await server.stop(grace=None)
+            for listening in sockets:
+                listening.close()
+                await listening.wait_closed()
+            await asyncio.sleep(0.01)  # the connections close
 
     asyncio.run(run())
 
@@ -110,17 +160,17 @@ def first(**sampling: Any) -> FirstChunk:
     return FirstChunk((3, 4, 5), np.array([30, 40, 50], np.int32), 2, Sampling(**sampling))
 
 
-def test_the_first_shard_says_what_the_model_is_and_where_the_others_are(tmp_path: Path) -> None:
+def test_the_first_shard_says_what_the_model_is_and_where_the_others_are(place: Path) -> None:
     async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         assert group.info == ModelInfo("torch.bfloat16", "cuda", 320, 512, (2, 7), "triton", 2, EPOCH)
         assert group.epoch == EPOCH
         assert await group.views() == [ShardView(3, 100), ShardView(4, 101)]
         assert await group.is_healthy() and [len(rank.asked) for rank in ranks] == [2, 2]
 
-    over(tmp_path, use)
+    over(place, use)
 
 
-def test_a_warm_up_asks_all_ranks_and_the_smallest_counts(tmp_path: Path) -> None:
+def test_a_warm_up_asks_all_ranks_and_the_smallest_counts(place: Path) -> None:
     async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         assert await group.warmup(64, 200, 16, 1000, 8) == WarmupAnswer(899, 200)
         assert await group.warmup(64, None, 16, None, None) == WarmupAnswer(899, 200)
@@ -133,10 +183,10 @@ def test_a_warm_up_asks_all_ranks_and_the_smallest_counts(tmp_path: Path) -> Non
             chosen = ("max_total_tokens", "max_batch_total_tokens", "max_batch_size")
             assert not any(least.HasField(name) for name in chosen)
 
-    over(tmp_path, use)
+    over(place, use)
 
 
-def test_a_step_with_chunks_carries_the_whole_request(tmp_path: Path) -> None:
+def test_a_step_with_chunks_carries_the_whole_request(place: Path) -> None:
     sampling = dict(
         temperature=0.5, top_k=7, top_p=0.25, typical_p=0.75, do_sample=True, seed=2**64 - 1, repetition_penalty=1.5,
         frequency_penalty=-0.5, watermark=True,
@@ -159,20 +209,20 @@ def test_a_step_with_chunks_carries_the_whole_request(tmp_path: Path) -> None:
             assert new.parameters == pb.NextTokenChooserParameters(**sampling)
             assert later == pb.Request(id=8, start=4, end=6, last=True)
 
-    over(tmp_path, use)
+    over(place, use)
 
 
-def test_a_step_without_running_requests_has_no_cached_batch(tmp_path: Path) -> None:
+def test_a_step_without_running_requests_has_no_cached_batch(place: Path) -> None:
     async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         chunk = Chunk(9, 0, 3, True, first())
         await group.run(ForwardStep(1, (), np.empty(0, np.int32), (chunk,)))
         asked = ranks[0].asked[0]
         assert not asked.batch.requests[0].parameters.do_sample and not asked.HasField("cached_batch")
 
-    over(tmp_path, use, size=1)
+    over(place, use, size=1)
 
 
-def test_a_decode_step_is_answered_by_the_first_rank(tmp_path: Path) -> None:
+def test_a_decode_step_is_answered_by_the_first_rank(place: Path) -> None:
     async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         answer = await group.run(ForwardStep(6, (9, 2**40), np.array([70, 80], np.int32), ()))
         assert answer is not None
@@ -187,10 +237,10 @@ def test_a_decode_step_is_answered_by_the_first_rank(tmp_path: Path) -> None:
             assert list(asked.batches) == [pb.CachedBatch(id=BATCH_ID, request_ids=[9, 2**40], size=2)]
             assert np.frombuffer(asked.slots, "<i4").tolist() == [70, 80]
 
-    over(tmp_path, use)
+    over(place, use)
 
 
-def test_rows_leave_by_a_filter_or_with_their_batch_or_all_together(tmp_path: Path) -> None:
+def test_rows_leave_by_a_filter_or_with_their_batch_or_all_together(place: Path) -> None:
     async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         for step in (FilterStep(1, (5, 6)), FilterStep(2, ()), ClearStep(3)):
             assert await group.run(step) is None
@@ -200,8 +250,9 @@ def test_rows_leave_by_a_filter_or_with_their_batch_or_all_together(tmp_path: Pa
                 pb.ClearCacheRequest(id=BATCH_ID, epoch=EPOCH, step=2),
                 pb.ClearCacheRequest(epoch=EPOCH, step=3),
             ]
+            assert rank.frames == (3 if place.name == "frames" else 0)
 
-    over(tmp_path, use)
+    over(place, use)
 
 
 CODES = grpc.StatusCode
@@ -213,7 +264,7 @@ WARMUP_ENDS = {
 
 
 @pytest.mark.parametrize("refusing", [0, 1])
-def test_a_refusal_of_any_rank_raises_the_error_that_belongs_to_its_status(tmp_path: Path, refusing: int) -> None:
+def test_a_refusal_of_any_rank_raises_the_error_that_belongs_to_its_status(place: Path, refusing: int) -> None:
     async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         for calls, ends in ((lambda: group.run(ClearStep(1)), STEP_ENDS), (warm_up(group), WARMUP_ENDS)):
             for ranks[refusing].refusal, kind in ends.items():
@@ -225,20 +276,20 @@ def test_a_refusal_of_any_rank_raises_the_error_that_belongs_to_its_status(tmp_p
     def warm_up(group: ShardedClient) -> Callable[[], Awaitable[Any]]:
         return lambda: group.warmup(64, None, 16, None, None)
 
-    over(tmp_path, use)
+    over(place, use)
 
 
-def test_a_group_is_lost_once_and_for_the_first_reason(tmp_path: Path) -> None:
+def test_a_group_is_lost_once_and_for_the_first_reason(place: Path) -> None:
     async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         group.lose("shard 1 was ended by signal 9")
         group.lose("the launcher has ended")
         assert await group.lost == "shard 1 was ended by signal 9"
 
-    over(tmp_path, use)
+    over(place, use)
 
 
 def test_a_health_check_is_false_when_the_group_is_closed_and_is_cancelled_when_its_task_is(
-    tmp_path: Path,
+    place: Path,
 ) -> None:
     async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         ranks[1].is_stuck = True
@@ -251,13 +302,66 @@ def test_a_health_check_is_false_when_the_group_is_closed_and_is_cancelled_when_
         await group.close()
         assert not await closed
 
-    over(tmp_path, use)
+    over(place, use)
 
 
-def test_an_answer_may_be_larger_than_grpcs_own_limit_of_4_megabytes(tmp_path: Path) -> None:
+def test_an_answer_may_be_larger_than_grpcs_own_limit_of_4_megabytes(place: Path) -> None:
     async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         ranks[0].tops = 1_200_000
         answer = await group.run(ForwardStep(6, (9, 2**40), np.array([70, 80], np.int32), ()))
         assert answer is not None and len(answer.top_ids) == ranks[0].tops
 
-    over(tmp_path, use, size=1)
+    over(place, use, size=1)
+
+
+def lost_by(place: Path, data: bytes) -> list[str]:
+    """The errors of two steps that a shard has not answered when it sends `data` and closes the connection, and of a
+    step after that."""
+    errors: list[str] = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while (await reader.readexactly(HEADER.size))[4] != 4:
+            pass
+        writer.write(data)
+        writer.close()
+
+    async def run() -> None:
+        server = await asyncio.start_unix_server(talk, place / "s")
+        connection = await StepConnection.open(str(place / "s"), 10)
+        assert connection is not None
+        sent = [connection.send(kind, step, b"", lambda frame: frame.step) for kind, step in ((2, 1), (4, 2))]
+        for answer in sent:
+            try:
+                errors.append(f"step {await answer}")
+            except ShardsError as error:
+                errors.append(str(error))
+        with pytest.raises(ShardsError) as late:
+            await connection.send(2, 3, b"", lambda frame: frame)
+        errors.append(str(late.value))
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    return errors
+
+
+def test_steps_without_an_answer_end_with_their_connection_and_answers_before_it_count(tmp_path: Path) -> None:
+    closed = f"the connection to {tmp_path}/s was closed"
+    assert lost_by(tmp_path, pack(0, 1, b"")) == ["step 1", closed, closed]
+    assert lost_by(tmp_path, pack(0, 2, b"")) == [closed, "step 2", closed]
+    assert lost_by(tmp_path, pack(0, 9, b"")) == [closed, closed, closed]
+
+
+def test_bytes_other_than_frames_end_the_connection(tmp_path: Path) -> None:
+    assert all("the largest has" in error for error in lost_by(tmp_path, HEADER.pack(2**32 - 1, 0, 1)))
+
+
+def test_a_shard_that_listens_no_more_is_an_error_and_one_without_the_socket_is_not(tmp_path: Path) -> None:
+    async def run() -> None:
+        assert await StepConnection.open(str(tmp_path / "none"), 10) is None
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(tmp_path / "s"))
+        with pytest.raises(ShardsError, match="could not connect to"):
+            await StepConnection.open(str(tmp_path / "s"), 10)
+
+    asyncio.run(run())
