@@ -67,13 +67,24 @@ def profile(
     model_id: Annotated[Path, typer.Option(help="Directory of the model.")],
     rows: Annotated[int, typer.Option(min=1, help="Rows that decode together.")] = 64,
     context: Annotated[int, typer.Option(min=1, help="Tokens of context of each row.")] = 1000,
+    prompt: Annotated[int | None, typer.Option(min=1, help="Tokens of a prompt, instead of rows that decode.")] = None,
+    depth: Annotated[int, typer.Option(min=0, help="Tokens before those of the prompt, computed earlier.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Measured steps.")] = 20,
     dtype: Annotated[str, typer.Option(help="Type of weights, keys and values.")] = "bfloat16",
 ) -> None:
-    """Prints where the time of a decode step goes, on a CPU."""
-    from text_generation_benchmark.step_profile import as_markdown, profile_step
+    """Prints where the time of a decode step, or of a prompt's step, goes on a CPU, and its share of the limit."""
+    import torch
 
-    typer.echo(as_markdown(profile_step(model_id, rows, context, steps, dtype)))
+    from text_generation_benchmark.ceilings import Meter
+    from text_generation_benchmark.step_profile import as_markdown, profile_prompt, profile_step
+
+    meter = Meter(getattr(torch, dtype))
+    before = meter.measure()
+    if prompt is None:
+        profiled = profile_step(model_id, rows, context, steps, dtype)
+    else:
+        profiled = profile_prompt(model_id, prompt, depth, steps, dtype)
+    typer.echo(as_markdown(profiled, before.higher(meter.measure())))
 
 
 @app.command()

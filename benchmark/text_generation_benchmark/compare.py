@@ -28,6 +28,7 @@ from text_generation_benchmark.workload import LONG_PREFILL, PREFILL, Run, Workl
 from text_generation_common.model_folder import demo_directory
 
 TRAINED = "demo"
+SLOW_ON_CPUS = ("m1b",)  # not measured with transformers, which would take minutes
 OURS = "this server"
 WORKLOADS = {
     TRAINED: (Workload(1), Workload(16), Workload(64)),
@@ -132,7 +133,8 @@ def compare(folders: Folders, only: Sequence[str] = ()) -> Report:
     if unknown := set(only) - set(WORKLOADS):
         raise ValueError(f"{', '.join(unknown)}: not one of the models {', '.join(WORKLOADS)}")
     exit_on_sigterm()
-    transformers = Contender(Peer("transformers", version("transformers")), running_transformers)
+    small = tuple(name for name in WORKLOADS if name not in SLOW_ON_CPUS)
+    transformers = Contender(Peer("transformers", version("transformers")), running_transformers, small)
     contenders = [*vllm(folders.vllm), llama_cpp(folders.llama_cpp), transformers]
     meter, compared = Meter(), []
     for name in only or WORKLOADS:

@@ -79,20 +79,22 @@ def load_work(model: Path, workload: Workload, experts_read: float | None = None
 
 
 def step_parts(
-    config: ModelConfig, rows: int, tokens: int, context: int, experts_read: float | None = None
+    config: ModelConfig,
+    rows: int,
+    tokens: int,
+    context: int,
+    experts_read: float | None = None,
+    number_bytes: int = NUMBER_BYTES,
 ) -> tuple[Part, ...]:
     """A step that computes the last `tokens` tokens of each of `rows` rows of `context` tokens, and samples a token of
-    each row. A decode step computes one token of each row."""
+    each row. A decode step computes one token of each row. `number_bytes`: of a weight, a key or a value."""
     head = config.vocab_size * config.hidden_size
     chosen = None if config.moe is None else float(config.moe.chosen)
+    weights = weight_bytes(config, experts_read) // NUMBER_BYTES - head
     return (
-        Part(
-            "weights",
-            weight_bytes(config, experts_read) - head * NUMBER_BYTES,
-            2 * rows * tokens * (matrix_numbers(config, chosen) - head),
-        ),
-        attention_part(config, rows, tokens, context),
-        Part("head", head * NUMBER_BYTES, 2 * rows * head),
+        Part("weights", weights * number_bytes, 2 * rows * tokens * (matrix_numbers(config, chosen) - head)),
+        attention_part(config, rows, tokens, context, number_bytes),
+        Part("head", head * number_bytes, 2 * rows * head),
         Part("sampling", rows * config.vocab_size * LOGIT_BYTES),
     )
 

@@ -1,9 +1,9 @@
-"""Where the time of a decode step goes on a CPU: one shard in this process, with a clock around each kernel."""
+"""Where the time of a step goes on a CPU: one shard in this process, with a clock around each kernel."""
 
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from text_generation_benchmark.output import table
+from text_generation_benchmark.roofline import Ceilings, Part, least_s, step_parts
 from text_generation_common.flags.kinds import Dtype
 from text_generation_common.flags.model import ComputeFlags
 from text_generation_common.sampling import Sampling
@@ -27,12 +28,14 @@ from text_generation_server.worker import Worker
 PREFILL_TOKENS = 4096
 WARM_STEPS = 3
 NO_SLOTS = torch.empty(0, dtype=torch.int32)
+PRODUCTS, ATTENTION, SAMPLING = "matrix products", "attention", "sampling"
 # Names of kernels, and the row of the table in which their time is counted.
 PARTS = {
-    "gemm": "matrix products",
-    "attend": "attention",
-    "attend_runs": "attention",
-    "attend_chunk": "attention",
+    "gemm": PRODUCTS,
+    "gemm_f32": PRODUCTS,
+    "attend": ATTENTION,
+    "attend_runs": ATTENTION,
+    "attend_chunk": ATTENTION,
     "rope_and_store": "rotary, storing keys and values",
     "rms_norm": "norms",
     "rms_norm_part": "norms",
@@ -45,24 +48,24 @@ PARTS = {
     "experts_up": "experts: products",
     "experts_down": "experts: products",
     "experts_sum": "experts: sums",
-    "check_finite": "sampling",
-    "draw": "sampling",
+    "check_finite": SAMPLING,
+    "draw": SAMPLING,
     "embed": "embedding, places, advance",
     "place": "embedding, places, advance",
     "advance": "embedding, places, advance",
 }
 REST = "everything else: Python, torch"
+# What each row of the table has to do, by the names of the roofline's parts.
+WORK = {PRODUCTS: ("weights", "head"), ATTENTION: ("attention",), SAMPLING: ("sampling",)}
 
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    kernels: str
-    rows: int
-    context: int
+    about: str  # what the step computes, and the kernels
     step_s: float  # mean seconds of a step
     parts: dict[str, float]  # mean seconds of a step, by the names in PARTS and REST
-    weight_bytes: int  # bytes that the matrix products of a step read
-    kv_bytes: int  # bytes that the attention of a step reads
+    work: tuple[Part, ...]  # what the step has to read and to compute
+    mixes_experts: bool  # whether the products of `work` are several parts of the table
 
 
 class TimedLibrary(Library):
@@ -71,7 +74,6 @@ class TimedLibrary(Library):
     def __init__(self, target: str) -> None:
         super().__init__(target)
         self.seconds: dict[str, float] = defaultdict(float)
-        self.weight_bytes = 0
         self._programs: dict[bytes, list[Call]] = {}
 
     def call(self, threads: int, kernel: str, /, **arguments: Word) -> None:
@@ -93,67 +95,113 @@ class TimedLibrary(Library):
             self._add(call, seconds)
 
     def _add(self, call: Call, seconds: float) -> None:
-        self.seconds[PARTS.get(call.kernel, REST)] += seconds
-        if call.kernel == "gemm":
-            of = call.arguments
-            self.weight_bytes += int(of["inputs"] * of["outputs"] * (1 if of["is_int8"] else 2))
+        self.seconds[PARTS.get(call.kernel, call.kernel)] += seconds
+
+
+class Profiled:
+    """A shard in this process with `rows` rows of up to `longest` tokens each. RuntimeError if no kernels were
+    compiled."""
+
+    def __init__(self, model: Path, rows: int, longest: int, dtype: str) -> None:
+        choice = choose_target()
+        if choice.target is None:
+            raise RuntimeError(f"no kernels to profile: {choice.reason}")
+        self._library = library = TimedLibrary(choice.target)
+
+        def select(device: torch.device) -> Backend:
+            kernels = CpuKernels(library, torch.get_num_threads())
+            return Backend(kernels.name, kernels)
+
+        config = ShardConfig(
+            model_path=model, uds_path="", rank=0, world_size=1, epoch=1, max_total_tokens=longest,
+            compute=ComputeFlags(dtype=Dtype(dtype)),
+        )  # fmt: skip
+        shard = load_shard(config, Worker(1), select)
+        self._config, self._dtype, self._kernels = read_config(model), shard.dtype, shard.kernels
+        self.runner: ModelRunner = shard.runner
+        self.runner.warmup(max(PREFILL_TOKENS, longest), longest, rows, rows * longest)
+
+    def measure(self, step: Callable[[int], object], steps: int) -> tuple[float, dict[str, float]]:
+        """Mean seconds of the middle half of some steps, and of their parts. `step` computes the step of a number."""
+        measured: list[tuple[float, dict[str, float]]] = []
+        for number in range(WARM_STEPS + steps):
+            self._library.seconds.clear()
+            started = time.perf_counter()
+            step(number)
+            measured.append((time.perf_counter() - started, dict(self._library.seconds)))
+        measured = sorted(measured[WARM_STEPS:], key=lambda step: step[0])
+        middle = measured[len(measured) // 4 : len(measured) - len(measured) // 4]
+        seconds = statistics.mean(step_s for step_s, _ in middle)
+        parts = {part: statistics.mean(of[part] for _, of in middle) for part in middle[0][1]}
+        parts[REST] = parts.get(REST, 0) + seconds - sum(parts.values())
+        return seconds, parts
+
+    def profile(self, what: str, measured: tuple[float, dict[str, float]], sizes: tuple[int, int, int]) -> StepProfile:
+        """`sizes`: rows, tokens of each row, and tokens of its context."""
+        rows, tokens, context = sizes
+        work = step_parts(self._config, rows, tokens, context, number_bytes=self._dtype.itemsize)
+        return StepProfile(f"{what}, kernels {self._kernels}", *measured, work, self._config.moe is not None)
 
 
 def profile_step(model: Path, rows: int, context: int, steps: int, dtype: str) -> StepProfile:
-    """The mean of the middle half of `steps` decode steps with `rows` rows of about `context` tokens each. RuntimeError
-    if no kernels were compiled."""
-    choice = choose_target()
-    if choice.target is None:
-        raise RuntimeError(f"no kernels to profile: {choice.reason}")
-    library = TimedLibrary(choice.target)
-
-    def select(device: torch.device) -> Backend:
-        kernels = CpuKernels(library, torch.get_num_threads())
-        return Backend(kernels.name, kernels)
-
+    """Decode steps with `rows` rows of about `context` tokens each. RuntimeError if no kernels were compiled."""
     longest = context + steps + WARM_STEPS + 2
-    config = ShardConfig(
-        model_path=model, uds_path="", rank=0, world_size=1, epoch=1, max_total_tokens=longest,
-        compute=ComputeFlags(dtype=Dtype(dtype)),
-    )  # fmt: skip
-    shard = load_shard(config, Worker(1), select)
-    shard.runner.warmup(max(PREFILL_TOKENS, longest), longest, rows, rows * longest)
+    shard = Profiled(model, rows, longest, dtype)
     first = [row * longest for row in range(rows)]
-    _prefill(shard.runner, first, context)
-    measured: list[tuple[float, dict[str, float]]] = []
-    for step in range(WARM_STEPS + steps):
-        library.seconds.clear()
-        library.weight_bytes = 0
-        slots = torch.tensor([slot + context + step for slot in first], dtype=torch.int32)
-        started = time.perf_counter()
-        shard.runner.step([StepBatch(0, list(range(rows)))], slots, 0, []).wait()
-        measured.append((time.perf_counter() - started, dict(library.seconds)))
-    measured = sorted(measured[WARM_STEPS:], key=lambda step: step[0])
-    middle = measured[len(measured) // 4 : len(measured) - len(measured) // 4]
-    seconds = statistics.mean(step_s for step_s, _ in middle)
-    parts = {part: statistics.mean(of[part] for _, of in middle) for part in middle[0][1]}
-    served = read_config(model)
-    kv_bytes = rows * context * served.num_layers * 2 * served.num_kv_heads * served.head_size * shard.dtype.itemsize
-    parts[REST] = parts.get(REST, 0) + seconds - sum(parts.values())
-    return StepProfile(shard.kernels, rows, context, seconds, parts, library.weight_bytes, kv_bytes)
-
-
-def _prefill(runner: ModelRunner, first: list[int], context: int) -> None:
-    ids = torch.randint(10, 1000, (context,), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
     for row, slot in enumerate(first):
-        slots = torch.arange(slot, slot + context, dtype=torch.int32)
-        chunk = PromptChunk(row, 0, context, True, ids, slots, context, Sampling())
-        runner.step([StepBatch(0, [])] if row else [], NO_SLOTS, 0, [chunk]).wait()
+        _compute(shard.runner, row, slot, 0, context)
+
+    def step(number: int) -> None:
+        slots = torch.tensor([slot + context + number for slot in first], dtype=torch.int32)
+        shard.runner.step([StepBatch(0, list(range(rows)))], slots, 0, []).wait()
+
+    return shard.profile(f"{rows} rows of {context} tokens", shard.measure(step, steps), (rows, 1, context))
 
 
-def as_markdown(profile: StepProfile) -> str:
-    reads = {"matrix products": profile.weight_bytes, "attention": profile.kv_bytes}
-    about = (
-        f"{profile.rows} rows of {profile.context} tokens, kernels {profile.kernels}:"
-        f" {profile.step_s * 1e3:.2f} ms a step."
-    )
+def profile_prompt(model: Path, prompt: int, depth: int, steps: int, dtype: str) -> StepProfile:
+    """Steps that compute `prompt` tokens of a row behind `depth` tokens, whose keys and values are there already.
+    RuntimeError if no kernels were compiled."""
+    shard = Profiled(model, 1, depth + prompt + 1, dtype)
+    if depth:
+        _compute(shard.runner, 0, 0, 0, depth)
+
+    def step(number: int) -> None:
+        shard.runner.clear(None)
+        _compute(shard.runner, 0, 0, depth, depth + prompt)
+
+    what = f"{prompt} tokens of a prompt behind {depth}"
+    return shard.profile(what, shard.measure(step, steps), (1, prompt, depth + prompt))
+
+
+def _compute(runner: ModelRunner, row: int, slot: int, start: int, end: int) -> None:
+    """Computes the tokens from `start` to `end` of a new request, whose slots begin with `slot`."""
+    ids = torch.randint(10, 1000, (end,), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
+    slots = torch.arange(slot, slot + end, dtype=torch.int32)
+    chunk = PromptChunk(row, start, end, True, ids, slots, end, Sampling())
+    runner.step([StepBatch(0, [])] if row else [], NO_SLOTS, 0, [chunk]).wait()
+
+
+def as_markdown(profile: StepProfile, ceilings: Ceilings) -> str:
+    about = f"{profile.about}: {profile.step_s * 1e3:.2f} ms a step."
+    about += f" Memory reads {ceilings.bandwidth / 1e9:.1f} GB/s, products make {ceilings.flops / 1e9:,.0f} GFLOPS."
     lines = []
     for part, seconds in sorted(profile.parts.items(), key=lambda item: -item[1]):
-        speed = f"{reads[part] / seconds / 1e9:.1f}" if part in reads else ""
-        lines.append((part, f"{seconds * 1e3:.2f}", f"{seconds / profile.step_s:.1%}", speed))
-    return f"{about}\n\n{table(('part', 'ms', 'share', 'reads GB/s'), lines)}"
+        work = [each for each in profile.work if each.name in WORK.get(part, ())]
+        if profile.mixes_experts and part == PRODUCTS:
+            work = []
+        lines.append(
+            (part, f"{seconds * 1e3:.2f}", f"{seconds / profile.step_s:.1%}", *_speeds(work, seconds, ceilings))
+        )
+    whole = _speeds(profile.work, profile.step_s, ceilings)
+    lines.append(("the step", f"{profile.step_s * 1e3:.2f}", "100.0%", *whole))
+    return f"{about}\n\n{table(('part', 'ms', 'share', 'reads GB/s', 'GFLOPS', 'of limit'), lines)}"
+
+
+def _speeds(work: Sequence[Part], seconds: float, ceilings: Ceilings) -> tuple[str, str, str]:
+    """Bytes and operations per second, and the share of the limit, of a part that took `seconds`."""
+    if not work:
+        return "", "", ""
+    flops = sum(part.flops for part in work)
+    made = f"{flops / seconds / 1e9:,.0f}" if flops else ""
+    read = sum(part.bytes for part in work) / seconds / 1e9
+    return f"{read:.1f}", made, f"{least_s(work, ceilings) / seconds:.1%}"
