@@ -67,10 +67,8 @@ class Shard:
         self.group.close()
 
 
-def load_shard(
-    config: ShardConfig, worker: Worker, select: Callable[[torch.device], Backend] = select_backend
-) -> Shard:
-    """Loads the model. ShardError if the model cannot be served.
+def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.device], Backend] | None = None) -> Shard:
+    """Loads the model. ShardError if the model cannot be served. `select` chooses other kernels than the flags do.
 
     Must be called in the worker's thread. torch keeps a pool of threads for each thread that computes, and the OpenMP
     runtime stops spinning at barriers when all pools together have more threads than there are cores: after loading in
@@ -94,7 +92,7 @@ def load_shard(
     kv_dtype = _choose_kv_dtype(config.compute.kv_cache_dtype, dtype, device)
     _check_quantize(config.compute.quantize, dtype, device)
     sum_products_in_float32(device)
-    backend = select(device)
+    backend = select_backend(device, flags.cpu_target) if select is None else select(device)
     rendezvous = Path(f"{config.uds_path}-{config.epoch}.rendezvous")
     use_own_stream(device)
     group = join_group(config.rank, config.world_size, device, rendezvous)
@@ -180,6 +178,8 @@ def _files(
 def _graphs(config: ShardConfig, device: torch.device, group: Group, backend: Backend) -> tuple[Graphs, DecodeGraphs]:
     """For decode steps, and for steps with prompt chunks."""
     if device.type == "cuda":
+        if config.shard.cpu_target is not None and config.rank == 0:
+            logger.info("--cpu-target has no effect: there is a GPU")
         sizes = DEFAULT_SIZES if config.graph_sizes is None else config.graph_sizes
         recorder = CudaRecorder()
         mixed_sizes = MIXED_SIZES if sizes else ()

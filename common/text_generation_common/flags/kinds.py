@@ -44,6 +44,16 @@ class RopeScalingKind(StrEnum):
     dynamic = "dynamic"
 
 
+class CpuTarget(StrEnum):
+    """Not in TGI: the processors for which the CPU's kernels are compiled, the best first."""
+
+    amx = "amx"
+    avx512_bf16 = "avx512_bf16"
+    avx512 = "avx512"
+    avx2 = "avx2"
+    portable = "portable"
+
+
 class UsageStats(StrEnum):
     on = "on"
     off = "off"

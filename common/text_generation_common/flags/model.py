@@ -5,7 +5,7 @@
 from dataclasses import dataclass
 
 from text_generation_common.flags.declaration import flag
-from text_generation_common.flags.kinds import Dtype, KvCacheDtype, LoadFormat, Quantize, RopeScalingKind
+from text_generation_common.flags.kinds import CpuTarget, Dtype, KvCacheDtype, LoadFormat, Quantize, RopeScalingKind
 
 DEMO_MODEL = "demo"
 
@@ -67,4 +67,9 @@ class ShardFlags:
     )
     cuda_memory_fraction: float = flag(
         1.0, "Share of a GPU's memory that a shard may use.", min=0, max=1, positive=True
+    )
+    # TGI has none like it.
+    cpu_target: CpuTarget | None = flag(
+        None,
+        "Kernels of a CPU: amx, avx512_bf16, avx512, avx2 or portable; the best that it can run when not given.",
     )

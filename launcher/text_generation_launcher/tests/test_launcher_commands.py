@@ -7,7 +7,7 @@ import pytest
 
 from text_generation_common.flags.declaration import with_flags
 from text_generation_common.flags.http import AccessFlags, HttpFlags
-from text_generation_common.flags.kinds import AdmissionMode, Dtype, LoadFormat, RopeScalingKind
+from text_generation_common.flags.kinds import AdmissionMode, CpuTarget, Dtype, LoadFormat, RopeScalingKind
 from text_generation_common.flags.model import CacheFlags, ComputeFlags, FileFlags, ShardFlags
 from text_generation_common.flags.process import ProcessFlags
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
@@ -99,6 +99,7 @@ def test_shard_gets_all_given_values():
         watermark_delta=1.5,
         cuda_graphs="1,2,4",
         cuda_memory_fraction=0.5,
+        cpu_target=CpuTarget.avx2,
         huggingface_hub_cache="/cache",
         weights_cache_override="/override",
     )
@@ -117,6 +118,7 @@ def test_shard_gets_all_given_values():
         "WATERMARK_DELTA": "1.5",
         "CUDA_GRAPHS": "1,2,4",
         "CUDA_MEMORY_FRACTION": "0.5",
+        "CPU_TARGET": "avx2",
         "HUGGINGFACE_HUB_CACHE": "/cache",
         "WEIGHTS_CACHE_OVERRIDE": "/override",
         "HF_TOKEN": "t",

@@ -48,6 +48,7 @@ TGI_FLAGS = {
     "weights-cache-override": None,
     "disable-custom-kernels": False,
     "cuda-memory-fraction": 1.0,
+    "cpu-target": None,
     "rope-scaling": None,
     "rope-factor": None,
     "json-output": False,

@@ -19,9 +19,11 @@ class Backend:
     kernels: Kernels
 
 
-def select_backend(device: torch.device) -> Backend:
+def select_backend(device: torch.device, cpu_target: str | None = None) -> Backend:
     """The kernels for a device: Triton on GPUs, compiled C on CPUs, torch where no C library is usable. The name says
-    why no better kernels were taken."""
+    why no better kernels were taken.
+
+    On CPUs, `cpu_target` asks for the library of one target. OptionError if this machine cannot use it."""
     from text_generation_server.kernels import reference
 
     if device.type == "cuda":
@@ -29,9 +31,9 @@ def select_backend(device: torch.device) -> Backend:
 
         return Backend("triton", cast(Kernels, triton))
     from text_generation_server.kernels.cpu import load_kernels
-    from text_generation_server.kernels.cpu.library import choose_target
+    from text_generation_server.kernels.cpu.library import choose_target, require_target
 
-    choice = choose_target()
+    choice = choose_target() if cpu_target is None else require_target(cpu_target)
     compiled = load_kernels(choice.target)
     if compiled is None:
         return Backend(f"torch's, since {choice.reason}", cast(Kernels, reference))

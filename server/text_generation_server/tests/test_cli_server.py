@@ -12,7 +12,7 @@ import typer
 from safetensors.torch import save_file
 
 import text_generation_server
-from text_generation_common.flags.kinds import Dtype, KvCacheDtype, Quantize, RopeScalingKind
+from text_generation_common.flags.kinds import CpuTarget, Dtype, KvCacheDtype, Quantize, RopeScalingKind
 from text_generation_common.flags.model import ComputeFlags, ShardFlags
 from text_generation_server import cli
 from text_generation_server.config import ShardConfig
@@ -102,7 +102,7 @@ def test_options_and_environment_become_one_config(model, monkeypatch, one_confi
     assert (default.compute, default.graph_sizes, default.watermark) == (ComputeFlags(), None, (0.5, 2.0))
     given = {"RANK": "0", "WORLD_SIZE": "1", "TGI_EPOCH": "7", "MAX_TOTAL_TOKENS": "100", "ROPE_SCALING": "linear"}
     given |= {"ROPE_FACTOR": "2.5", "WATERMARK_GAMMA": "0.25", "WATERMARK_DELTA": "3", "CUDA_GRAPHS": "0,8,2,8"}
-    for name, value in (given | {"CUDA_MEMORY_FRACTION": "0.5"}).items():
+    for name, value in (given | {"CUDA_MEMORY_FRACTION": "0.5", "CPU_TARGET": "avx512"}).items():
         monkeypatch.setenv(name, value)
     options = ["--sharded", "--speculate", "0", "--dtype", "bfloat16", "--uds-path", "/x/y", "--max-input-tokens", "99"]
     options += ["--quantize", "int8", "--kv-cache-dtype", "fp8_e4m3fn"]
@@ -122,6 +122,7 @@ def test_options_and_environment_become_one_config(model, monkeypatch, one_confi
             watermark_delta=3.0,
             cuda_graphs="0,8,2,8",
             cuda_memory_fraction=0.5,
+            cpu_target=CpuTarget.avx512,
         ),
     )
     assert (config.graph_sizes, config.watermark) == ((2, 8), (0.25, 3.0))

@@ -27,6 +27,7 @@ SOURCES = HERE / "csrc"
 TARGETS = {
     "amx": ["-march=sapphirerapids"],
     "avx512_bf16": ["-march=cooperlake"],
+    "avx512": ["-march=x86-64-v4"],
     "avx2": ["-march=x86-64-v3"],
 }
 PORTABLE: dict[str, list[str]] = {"portable": []}

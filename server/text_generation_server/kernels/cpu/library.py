@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from text_generation_server.errors import OptionError
 from text_generation_server.kernels.cpu.build import (
     CONSTANTS,
     DECLARED,
@@ -29,6 +30,7 @@ from text_generation_server.kernels.cpu.build import (
 NEEDS = {
     "amx": {"amx_bf16", "amx_tile", "avx512_bf16", "avx512_fp16", "avx512bw", "avx512dq", "avx512vl"},
     "avx512_bf16": {"avx512_bf16", "avx512_vnni", "avx512bw", "avx512dq", "avx512vl"},
+    "avx512": {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"},
     "avx2": {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"},
     "portable": set[str](),
 }
@@ -82,6 +84,10 @@ class Library:
         self._run = functions.run_calls
         self._run.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_void_p]
         self._run.restype = None
+        if hasattr(functions, "gemm_scratch"):
+            self.gemm_scratch = functions.gemm_scratch
+            self.gemm_scratch.argtypes = [ctypes.c_long] * 3 + [ctypes.c_int] * 2
+            self.gemm_scratch.restype = ctypes.c_long
         # Kernels whose instructions the target lacks are not in its library.
         self._packers = {
             name: Packer(ctypes.cast(getattr(functions, name), ctypes.c_void_p).value or 0, arguments)
@@ -131,6 +137,15 @@ def choose_target() -> Choice:
             return Choice(target, better, reason)
         better, reason = target, obstacle
     return Choice(None, better, reason)
+
+
+def require_target(target: str) -> Choice:
+    """The choice of this target. OptionError if its library cannot be used on this machine."""
+    if obstacle := why_not(target):
+        usable = ", ".join(other for other in (*TARGETS, *PORTABLE) if why_not(other) is None)
+        instead = f"leave it out, or choose one of {usable}" if usable else "leave it out"
+        raise OptionError(f"--cpu-target {target} cannot be used, since {obstacle}: {instead}")
+    return Choice(target, None, "")
 
 
 def why_not(target: str) -> str | None:

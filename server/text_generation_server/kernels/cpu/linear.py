@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from text_generation_server.device.arena import empty
-from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.library import TYPES, Library, Word
 
 PANEL = 16
@@ -59,6 +58,7 @@ class PackedLinear:
         self._is_int8 = weight.dtype == torch.int8
         self._scratch = scratch
         rows = self._weight.shape[0] * PANEL
+        self._rows = rows
         self._width = rows // 2 if gated else rows
         self._fixed: dict[str, Word] = {
             "inputs": self._inputs,
@@ -74,23 +74,13 @@ class PackedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         count = x.shape[0]
         x = x.contiguous()
-        self._scratch.reserve(self._scratch_numbers(count))
+        self._scratch.reserve(self._library.gemm_scratch(count, self._inputs, self._rows, self._is_int8, self._threads))
         y = torch.empty((count, self._width), dtype=self._dtype)
         self._library.call(
             self._threads, "gemm", x=x.data_ptr(), rows=count, y=y.data_ptr(), scratch=self._scratch.data_ptr(),
             **self._fixed,
         )  # fmt: skip
         return y if self._width == self._outputs else y[:, : self._outputs].contiguous()
-
-    def _scratch_numbers(self, count: int) -> int:
-        """The size of the scratch memory of `gemm`, in bfloat16 numbers; gemm.c explains it."""
-        rows = -(-count // BLOCK) * BLOCK
-        numbers = self._threads * 4 * BLOCK * self._inputs if self._is_int8 else 0
-        if count > CONSTANTS["FEW_ROWS"]:
-            numbers += rows * self._inputs
-            if self._inputs > CONSTANTS["UNDIVIDED_INPUTS"]:
-                numbers += 2 * self._weight.shape[0] * PANEL * min(rows, CONSTANTS["MAX_SUMMED_ROWS"])
-        return numbers
 
 
 class Float32Linear:

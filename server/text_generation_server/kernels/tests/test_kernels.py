@@ -42,6 +42,7 @@ GROUPS = [1, 3, 4, 7, 8]
 # Backends and types in which a row must get the same bits whatever other rows are computed with it.
 EXACT = [("reference", torch.float32), ("triton", torch.float32), ("triton", torch.float16)]
 EXACT += [(f"cpu_{target}", torch.float32) for target in NEEDS]
+EXACT += [(f"cpu_{target}", torch.bfloat16) for target in ("avx512", "avx2", "portable")]
 EXACT += [("triton", torch.bfloat16)] * GPU
 SMALL_NUMBERS = [("reference", torch.bfloat16), ("triton", torch.float16)]
 SMALL_NUMBERS += [("triton", torch.bfloat16)] * GPU

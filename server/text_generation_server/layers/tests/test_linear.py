@@ -22,7 +22,7 @@ ROWS = [1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 64, 70]
 SHAPES = [(32, 32), (64, 90), (256, 48)]
 
 
-@pytest.fixture(params=["amx", "avx512_bf16"])
+@pytest.fixture(params=[target for target in NEEDS if target != "portable"])
 def kernels(request: pytest.FixtureRequest) -> CpuKernels:
     kernels = load_kernels(request.param)
     if kernels is None:
@@ -148,12 +148,17 @@ def test_8_bits_round_to_the_nearest_of_255_steps() -> None:
 
 @pytest.mark.parametrize("weight_format", [dense, int8])
 def test_a_rows_result_does_not_depend_on_its_neighbours(kernels: CpuKernels, weight_format: WeightFormat) -> None:
-    """The property also holds in bfloat16, for numbers of rows that use the same instructions."""
-    linear, x = make_linear(kernels, weight_format(random(64, 256))), random(70, 256)
-    for rows in ([1, 2, 3, 4], [5, 16, 17, 33, 70]):
+    """With a matrix unit, products of up to 4 rows use other instructions than products of more rows."""
+    x = random(200, 2080)
+    linear = make_linear(kernels, weight_format(random(64, 2080)), dtype=torch.float32)
+    groups = [[1, 2, 3, 4], [5, 16, 17, 33, 200]]
+    if kernels.library.target != "amx":
+        groups = [[1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 16, 23, 24, 25, 31, 33, 63, 97, 200]]
+    for rows in groups:
         whole = linear(x[: rows[-1]])
         for count in rows:
             assert torch.equal(linear(x[:count]), whole[:count])
+            assert torch.equal(linear(x[rows[-1] - count : rows[-1]]), whole[rows[-1] - count :])
 
 
 @pytest.fixture(params=NEEDS)

@@ -14,12 +14,14 @@
 
 #include "vectors.h"
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 
 #include "product.h"
 #if defined(__AMX_BF16__)
 #include "tiles.h"
 #endif
+
+#if defined(__AVX512BF16__)
 
 #define PREFETCH_BYTES 2048 /* bytes between the weights in use and the weights that are prefetched */
 
@@ -50,7 +52,7 @@ INLINE void dot_1_to_4_rows(const struct product *g, long first, long rows, cons
   }
 #pragma GCC unroll 4
   for (long r = 0; r < rows; r++)
-    store_pair(g->y + (first + r) * g->y_stride, pair, (vf)(sums[0][r][0] + sums[0][r][1]),
+    store_pair(g->y + (first + r) * g->y_stride, pair, 0, (vf)(sums[0][r][0] + sums[0][r][1]),
                (vf)(sums[1][r][0] + sums[1][r][1]), &g->e);
 }
 
@@ -92,6 +94,8 @@ static void multiply_by_dot_products(const struct product *g, struct team *team,
   }
 }
 
+#endif
+
 #if defined(__AMX_BF16__)
 
 #define ARCH_REQ_XCOMP_PERM 0x1023
@@ -124,7 +128,7 @@ INLINE void multiply_pair_in_tiles(const struct product *g, const bf16 *w, long 
   _tile_stored(1, sums[1], 64);
   MEMORY_IS_WRITTEN;
   for (long r = 0; r < g->m; r++)
-    store_pair(g->y + r * g->y_stride, pair, load(sums[0][r], 0, F32), load(sums[1][r], 0, F32), &g->e);
+    store_pair(g->y + r * g->y_stride, pair, 0, load(sums[0][r], 0, F32), load(sums[1][r], 0, F32), &g->e);
 }
 
 static void multiply_few_rows(const struct product *g, struct team *team, int me) {
@@ -134,11 +138,25 @@ static void multiply_few_rows(const struct product *g, struct team *team, int me
 
 #endif
 
-/* `scratch` is fastest on huge pages. Its size in bfloat16 numbers, where M is m rounded up to a multiple of 32, is the
-   sum of
-     128 k for each thread, with int8 weights;
-     M k for x in tiles, with the matrix unit and m > FEW_ROWS;
-     2 n min(M, MAX_SUMMED_ROWS) for float32 sums, if furthermore k > UNDIVIDED_INPUTS. */
+/* The size of `scratch`, in bfloat16 numbers. It is fastest on huge pages. */
+EXPORT long gemm_scratch(long rows, long inputs, long outputs, int is_int8, int threads) {
+#if defined(__AVX512BF16__)
+  long numbers = is_int8 ? 4L * PAIR_OUTPUTS * inputs * threads : 0; /* converted weights */
+#if defined(__AMX_BF16__)
+  long filled = (rows + 31) / 32 * 32;
+  if (rows > FEW_ROWS) {
+    numbers += filled * inputs; /* x in tiles */
+    if (inputs > UNDIVIDED_INPUTS) numbers += 2 * outputs * (filled < MAX_SUMMED_ROWS ? filled : MAX_SUMMED_ROWS);
+  }
+#endif
+  (void)rows, (void)outputs;
+  return numbers;
+#else
+  (void)outputs, (void)is_int8;
+  return numbers_for_floats(rows, inputs, threads);
+#endif
+}
+
 EXPORT void gemm(const void *arguments, struct team *team, int me) {
   const struct gemm_arguments *a = arguments;
   struct product g = {
@@ -167,7 +185,11 @@ EXPORT void gemm(const void *arguments, struct team *team, int me) {
     return;
   }
 #endif
+#if defined(__AVX512BF16__)
   multiply_by_dot_products(&g, team, me);
+#else
+  multiply_in_floats(&g, team, me);
+#endif
 }
 
 #endif

@@ -148,12 +148,12 @@ INLINE void store_one_row(struct side_work *s) {
   strip_sums *sums = l->sums[l->set];
   vf first = load(sums[0][tile][r], 0, F32), second = load(sums[0][tile + 1][r], 0, F32);
   if (s->group == 2)
-    store_32_outputs(
-        l->y, l->pair * PANEL_OUTPUTS, gate_outputs(l->pair, first, second, &s->g->e),
-        gate_outputs(l->pair + 1, load(sums[1][tile][r], 0, F32), load(sums[1][tile + 1][r], 0, F32), &s->g->e),
+    store_two_vectors(
+        l->y, l->pair * PANEL_OUTPUTS, gate_outputs(l->pair, 0, first, second, &s->g->e),
+        gate_outputs(l->pair + 1, 0, load(sums[1][tile][r], 0, F32), load(sums[1][tile + 1][r], 0, F32), &s->g->e),
         &s->g->e);
   else
-    store_pair(l->y, l->pair, first, second, &s->g->e);
+    store_pair(l->y, l->pair, 0, first, second, &s->g->e);
   l->y += s->g->y_stride;
   l->at++;
 }

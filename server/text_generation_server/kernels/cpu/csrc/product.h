@@ -35,8 +35,8 @@ INLINE vf scale_and_add_bias(vf sum, const struct epilogue *e, long n) {
   return sum;
 }
 
-/* Stores the outputs n to n + 31 of a row of y. */
-INLINE void store_32_outputs(char *y_row, long n, vf first, vf second, const struct epilogue *e) {
+/* Stores LANES outputs of a row of y, from output n on, and LANES from output n + PANEL_OUTPUTS on. */
+INLINE void store_two_vectors(char *y_row, long n, vf first, vf second, const struct epilogue *e) {
 #if defined(__AMX_BF16__)
   if (e->bypasses_caches) {
     _mm512_stream_si512((__m512i *)((bf16 *)y_row + n), (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
@@ -47,27 +47,31 @@ INLINE void store_32_outputs(char *y_row, long n, vf first, vf second, const str
   store(y_row, n + PANEL_OUTPUTS, second, e->type);
 }
 
-/* The 16 outputs that a pair of gated panels makes. sums0 belong to the gate panel, sums1 to the up panel. */
-INLINE vf gate_outputs(long pair, vf sums0, vf sums1, const struct epilogue *e) {
-  return silu(scale_and_add_bias(sums0, e, pair * PAIR_OUTPUTS)) *
-         scale_and_add_bias(sums1, e, pair * PAIR_OUTPUTS + PANEL_OUTPUTS);
+/* The outputs that a pair of gated panels makes, from output `at` of the panels on. sums0 belong to the gate panel,
+   sums1 to the up panel. */
+INLINE vf gate_outputs(long pair, long at, vf sums0, vf sums1, const struct epilogue *e) {
+  return silu(scale_and_add_bias(sums0, e, pair * PAIR_OUTPUTS + at)) *
+         scale_and_add_bias(sums1, e, pair * PAIR_OUTPUTS + PANEL_OUTPUTS + at);
 }
 
-/* Computes the outputs of a pair of panels for one row from their sums, and stores them in that row of y. */
-INLINE void store_pair(char *y_row, long pair, vf sums0, vf sums1, const struct epilogue *e) {
+/* Computes outputs at … at + LANES - 1 of both panels of a pair for one row from their sums, and stores them in that
+   row of y. */
+INLINE void store_pair(char *y_row, long pair, long at, vf sums0, vf sums1, const struct epilogue *e) {
+  long n = pair * PAIR_OUTPUTS + at;
   if (e->gated)
-    store(y_row, pair * PANEL_OUTPUTS, gate_outputs(pair, sums0, sums1, e), e->type);
+    store(y_row, pair * PANEL_OUTPUTS + at, gate_outputs(pair, at, sums0, sums1, e), e->type);
   else
-    store_32_outputs(y_row, pair * PAIR_OUTPUTS, scale_and_add_bias(sums0, e, pair * PAIR_OUTPUTS),
-                     scale_and_add_bias(sums1, e, pair * PAIR_OUTPUTS + PANEL_OUTPUTS), e);
+    store_two_vectors(y_row, n, scale_and_add_bias(sums0, e, n), scale_and_add_bias(sums1, e, n + PANEL_OUTPUTS), e);
 }
 
+#if defined(__AVX512BF16__)
 /* Converts 32 int8 weights to bfloat16, which is exact. */
 INLINE void widen_32_weights(const int8_t *from, bf16 *to) {
   __m512 low = (__m512)load_i8(from), high = (__m512)load_i8(from + 16);
   __m512bh both = _mm512_cvtne2ps_pbh(high, low);
   memcpy(to, &both, 64);
 }
+#endif
 
 /* Number of bfloat16 numbers of x that are multiplied by all weights before the next numbers of x. They stay in the
    second-level cache while the weights are read once. */
@@ -75,3 +79,8 @@ INLINE void widen_32_weights(const int8_t *from, bf16 *to) {
 
 /* The product for more than FEW_ROWS rows on the matrix unit. */
 void multiply_many_rows(const struct product *g, struct team *team, int me);
+
+/* The product on processors without a dot-product instruction for bfloat16, and the size of its scratch memory, in
+   bfloat16 numbers. */
+void multiply_in_floats(const struct product *g, struct team *team, int me);
+long numbers_for_floats(long m, long k, int threads);

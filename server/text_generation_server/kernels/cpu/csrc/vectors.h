@@ -24,6 +24,7 @@
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef int16_t vi16 __attribute__((vector_size(2 * LANES)));
 typedef uint16_t vu16 __attribute__((vector_size(2 * LANES)));
 typedef int8_t vi8 __attribute__((vector_size(LANES)));
 typedef uint8_t vu8 __attribute__((vector_size(LANES)));

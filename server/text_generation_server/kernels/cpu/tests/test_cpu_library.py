@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from text_generation_common.flags.kinds import CpuTarget
+from text_generation_server.errors import OptionError
 from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.cpu import build, library, load_kernels
 
@@ -126,7 +128,7 @@ def test_the_best_library_that_the_processor_can_run_is_chosen(monkeypatch: pyte
         pytest.skip("needs a C compiler (cc) when the package is installed")
     monkeypatch.setattr(library, "processor_flags", lambda: library.NEEDS["avx2"])
     assert library.choose_target().target == "avx2" and library.why_not("portable") is None
-    assert "; not avx512_bf16, since this processor has no avx512_bf16, avx512_vnni" in select_backend(CPU).name
+    assert "; not avx512, since this processor has no avx512bw, avx512cd, avx512dq" in select_backend(CPU).name
     monkeypatch.setattr(library, "processor_flags", set)
     assert library.choose_target().target == "portable"
 
@@ -139,8 +141,19 @@ def test_a_library_built_from_other_arguments_is_not_used(monkeypatch: pytest.Mo
     assert library.why_not("portable") == "it was built from another arguments.h; install the package again"
 
 
-def test_every_target_says_what_it_needs() -> None:
-    assert set(library.NEEDS) == {*build.TARGETS, *build.PORTABLE}
+def test_every_target_says_what_it_needs_and_can_be_asked_for() -> None:
+    assert list(library.NEEDS) == [*build.TARGETS, *build.PORTABLE] == [*CpuTarget]
+
+
+def test_a_target_that_is_asked_for_is_used_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not library.library_path("portable").exists():
+        pytest.skip("needs a C compiler (cc) when the package is installed")
+    assert select_backend(CPU, "portable").name == "cpu (portable)"
+    monkeypatch.setattr(library, "processor_flags", lambda: library.NEEDS["avx512"] | library.NEEDS["avx2"])
+    assert library.choose_target().target == "avx512"
+    words = "--cpu-target amx cannot be used, since this processor has no amx_bf16, .*: leave it out, or choose one of"
+    with pytest.raises(OptionError, match=f"{words} avx512, avx2, portable"):
+        select_backend(CPU, "amx")
 
 
 def test_a_call_must_name_every_argument_and_no_other() -> None:
