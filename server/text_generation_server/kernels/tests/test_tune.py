@@ -135,16 +135,27 @@ TABLE_TILE = """
 import torch
 from text_generation_server.kernels.triton.candidates import fault, table_jobs
 from text_generation_server.kernels.triton.compiling import AttentionShape, compile_attention
-shape = AttentionShape(100, torch.bfloat16, torch.int8, 4, 96, options=("slopes_H",))
-(prefill,) = [job for job in table_jobs(shape) if job[0] == "attend_prefill"]
-print(fault(compile_attention(*prefill)))
+shape = AttentionShape({capability}, torch.{dtype}, torch.int8, 4, {head_size}, options=("{option}",))
+(job,) = [job for job in table_jobs(shape) if job[0] == "{kernel}"]
+print(fault(compile_attention(*job)))
 """
 
 
-def test_prompts_over_8_bit_keys_with_slopes_spill_no_register_where_tiles_are_largest() -> None:
-    """With 64 keys in a tile, 30 accesses to spilled registers were in the loops of this kernel."""
+@pytest.mark.parametrize(
+    ("kernel", "capability", "dtype", "head_size", "option"),
+    [
+        # With 64 keys in a tile, 30 accesses to spilled registers were in the loops of this kernel.
+        ("attend_prefill", 100, "bfloat16", 96, "slopes_H"),
+        # With 16 keys in a tile, the compiler gave this kernel 128 registers, and 2 accesses were in its loops.
+        ("attend_decode", 80, "float32", 64, "softcap"),
+    ],
+)
+def test_tiles_over_8_bit_keys_spill_no_register(
+    kernel: str, capability: int, dtype: str, head_size: int, option: str
+) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    code = TABLE_TILE.format(kernel=kernel, capability=capability, dtype=dtype, head_size=head_size, option=option)
     done = subprocess.run(
-        [sys.executable, "-c", TABLE_TILE], env=environ, timeout=120, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], env=environ, timeout=120, capture_output=True, text=True, check=True
     )
     assert done.stdout == "None\n"
