@@ -107,19 +107,6 @@ INLINE vi buckets(const struct search *s, vf x) {
   return __builtin_convertvector(smaller(away, splat(s->limit)) * s->scale, vi);
 }
 
-/* The lanes of a mask, one bit for each. */
-INLINE unsigned lane_bits(vi mask) {
-#if defined(__AVX512F__)
-  return _mm512_movepi32_mask((__m512i)mask);
-#elif defined(__AVX2__)
-  return (unsigned)_mm256_movemask_ps((__m256)mask);
-#else
-  unsigned bits = 0;
-  for (int i = 0; i < LANES; i++) bits |= (unsigned)(mask[i] & 1) << i;
-  return bits;
-#endif
-}
-
 /* Lanes that hold one of the tokens from `first` on. */
 INLINE unsigned lanes_inside(long first, long count) {
   return count - first < LANES ? (1u << (count - first)) - 1 : (1u << LANES) - 1;

@@ -28,6 +28,19 @@ INLINE long cut_words(long size) { return CUT_BUCKETS + 3 * size + 16; }
 /* The tokens that the cuts keep. They lie in `scratch`, which has cut_words(size) words. */
 struct tokens cut_row(const float *row, long size, const struct cuts *cuts, int64_t *scratch);
 
+/* The lanes of a mask, one bit for each. */
+INLINE unsigned lane_bits(vi mask) {
+#if defined(__AVX512F__)
+  return _mm512_movepi32_mask((__m512i)mask);
+#elif defined(__AVX2__)
+  return (unsigned)_mm256_movemask_ps((__m256)mask);
+#else
+  unsigned bits = 0;
+  for (int i = 0; i < LANES; i++) bits |= (unsigned)(mask[i] & 1) << i;
+  return bits;
+#endif
+}
+
 /* LANES logits from token i on; minus infinity past the end. */
 INLINE vf logits_from(const float *row, long i, long size) {
   if (i + LANES <= size) return load(row, i, F32);

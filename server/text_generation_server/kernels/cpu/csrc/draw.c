@@ -7,9 +7,10 @@
 #include "vectors.h"
 
 #define GOLDEN 0x9e3779b1u /* a prime near 2^32 / golden ratio: it spreads neighbouring tokens over all 32 bits */
-/* The noise is between these bounds, because v in gumbel_noise is at least 2^-33 and at most 1 - 2^-24. */
+/* No noise is below this bound, because v in gumbel_noise is at most 1 - 2^-24. */
 #define LEAST_NOISE -2.9f
-#define MOST_NOISE 22.9f
+/* More than all rounding errors of two scores that are compared by their exponentials. */
+#define ROUNDING 1.001f
 
 /* The last step of the hash function MurmurHash3, for 32 bits: https://github.com/aappleby/smhasher. */
 #define MIX(x) (x ^= x >> 16, x *= 0x85ebca6bu, x ^= x >> 13, x *= 0xc2b2ae35u, x ^= x >> 16)
@@ -33,8 +34,8 @@ INLINE vf log_of(vf x) {
   return m + y + e * 0.693359375f;
 }
 
-/* -log(-log(1 - v)), where v is evenly distributed in (0, 1) and made from the hash of key and token. */
-INLINE vf gumbel_noise(uint32_t key, vu tokens) {
+/* Numbers evenly distributed in (0, 1), made from the hash of key and token. */
+INLINE vf even_numbers(uint32_t key, vu tokens) {
   vu bits = (tokens * GOLDEN) ^ key;
   MIX(bits);
   bits += key;
@@ -43,7 +44,11 @@ INLINE vf gumbel_noise(uint32_t key, vu tokens) {
   vf high = __builtin_convertvector((vi)(bits >> 16), vf), low = __builtin_convertvector((vi)(bits & 0xffff), vf);
   vf v = (high * 65536.0f + low + 0.5f) * 0x1p-32f;
   const vf largest = splat(1 - 0x1p-24f);
-  v = blend(v < largest, v, largest);
+  return blend(v < largest, v, largest);
+}
+
+/* Gumbel noise made from even numbers: -log(-log(1 - v)). */
+INLINE vf gumbel_noise(vf v) {
   vf u = 1.0f - v;
   vf w = -(log_of(u) + (-v - (u - 1.0f)) / u); /* -log(1 - v), corrected by the error of rounding 1 - v */
   return -log_of(w);
@@ -70,25 +75,36 @@ INLINE void keep_better_token(const float *scores, long first, int count, struct
     if (scores[i] > best->score) *best = (struct best_token){scores[i], first + i};
 }
 
-/* The first token with the largest logit or, if `draws`, with the largest logit + noise, as an index within the tokens.
-   `peak` is the largest logit. A token is skipped if its logit plus the most noise is below `peak` plus the least
-   noise. The noise is made from `ids`, or from the index if there are none. */
-static long find_best_token(const struct tokens *tokens, float peak, int draws, uint32_t key) {
-  struct best_token best = {-INFINITY, 0};
-  const float *row = tokens->logits;
-  long size = tokens->count;
+/* The index, within the tokens, of the first one with the largest logit. */
+static long find_peak(const struct tokens *tokens, float peak) {
+  for (long i = 0; i < tokens->count; i += LANES) {
+    unsigned bits = lane_bits(logits_from(tokens->logits, i, tokens->count) == peak);
+    if (bits) return i + __builtin_ctz(bits);
+  }
+  return 0;
+}
+
+/* The index, within the tokens, of the first one with the largest logit + noise. The noise is made from `ids`, or from
+   the index if there are none. Adds e^(logit - peak) of each token to `sums`.
+
+   Noise above t comes from a number v = 1 - e^-(e^-t), which is below e^-t. So a token's score is above the best one
+   only if v < e^(logit - best). Few tokens pass this test, and two logarithms are computed for them alone. */
+static long find_best_token(const struct tokens *tokens, float peak, uint32_t key, vf *sums) {
+  struct best_token best = {peak + LEAST_NOISE, 0};
+  float reach = expf(peak - best.score) * ROUNDING;
   vu lanes;
   for (int i = 0; i < LANES; i++) lanes[i] = i;
-  float hopeless = draws ? peak + LEAST_NOISE - MOST_NOISE : peak;
-  for (long i = 0; i < size; i += LANES) {
-    vf x = logits_from(row, i, size);
-    if (lane_max(x) < hopeless) continue;
+  for (long i = 0; i < tokens->count; i += LANES) {
+    vf x = logits_from(tokens->logits, i, tokens->count), share = exp2_of((x - peak) * LOG2E);
+    *sums += share;
     vu ids = lanes + (uint32_t)i;
     if (tokens->ids) memcpy(&ids, tokens->ids + i, sizeof ids);
+    vf v = even_numbers(key, ids);
+    if (!lane_bits(v < share * reach)) continue;
     float scores[LANES];
-    store(scores, 0, draws ? x + gumbel_noise(key, ids) : x, F32);
-    keep_better_token(scores, i, size - i < LANES ? (int)(size - i) : LANES, &best);
-    if (!draws) break;
+    store(scores, 0, x + gumbel_noise(v), F32);
+    keep_better_token(scores, i, tokens->count - i < LANES ? (int)(tokens->count - i) : LANES, &best);
+    reach = expf(peak - best.score) * ROUNDING;
   }
   return best.place;
 }
@@ -96,12 +112,16 @@ static long find_best_token(const struct tokens *tokens, float peak, int draws, 
 /* Chooses one of a row's tokens. Its log-probability is taken from softmax(logits). */
 static void draw_token(const struct tokens *tokens, int draws, uint32_t key, int32_t *id, float *logprob) {
   const float *row = tokens->logits;
-  long size = tokens->count;
+  long size = tokens->count, place;
   vf peaks = splat(-INFINITY), sums = {};
   for (long i = 0; i < size; i += LANES) peaks = larger(logits_from(row, i, size), peaks);
   float peak = lane_max(peaks);
-  for (long i = 0; i < size; i += LANES) sums += exp2_of((logits_from(row, i, size) - peak) * LOG2E);
-  long place = find_best_token(tokens, peak, draws, key);
+  if (draws) {
+    place = find_best_token(tokens, peak, key, &sums);
+  } else {
+    for (long i = 0; i < size; i += LANES) sums += exp2_of((logits_from(row, i, size) - peak) * LOG2E);
+    place = find_peak(tokens, peak);
+  }
   *id = tokens->ids ? tokens->ids[place] : (int32_t)place;
   *logprob = row[place] - peak - logf(lane_sum(sums));
 }
