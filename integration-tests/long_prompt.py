@@ -120,8 +120,8 @@ class Streams:
         return max(arrivals[1] for arrivals in self.arrivals_s)
 
 
-def run(server: ServerProcess, log: Path, slowdown: float) -> Measured:
-    first, second = prompts(LONG_TOKENS, 2, seed=1)
+def run(server: ServerProcess, log: Path, slowdown: float, tokens: int) -> Measured:
+    first, second = prompts(tokens, 2, seed=1)
     known = len(log.read_text().splitlines())
     at_once(server.url, LongPrompt(first).ask)
     _, alone_s = cost_of(log, known)
@@ -134,10 +134,10 @@ def run(server: ServerProcess, log: Path, slowdown: float) -> Measured:
     return Measured(slowdown, alone_s, before, beside, steps // NUM_STREAMS, long.done_s - long.sent_s)
 
 
-def as_markdown(results: Sequence[Measured]) -> str:
+def as_markdown(results: Sequence[Measured], tokens: int) -> str:
     head = (
         f"`m100` with {POSITIONS:,} positions, bfloat16, {os.cpu_count()} cores, torch {version('torch')}; "
-        f"{NUM_STREAMS} streams; a prompt of {LONG_TOKENS:,} tokens. Milliseconds between two tokens of a stream; "
+        f"{NUM_STREAMS} streams; a prompt of {tokens:,} tokens. Milliseconds between two tokens of a stream; "
         "seconds of the prompt. *Own*: what the prompt takes alone, and as many decode steps as it was computed beside."
     )
     names = (
@@ -161,6 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, help="a Markdown file whose marked table is replaced")
     parser.add_argument("--slowdown", type=float, nargs="+", default=SLOWDOWNS)
+    parser.add_argument("--tokens", type=int, default=LONG_TOKENS, help="tokens of the long prompt")
     asked = parser.parse_args()
     results = []
     with tempfile.TemporaryDirectory() as folder:
@@ -170,9 +171,9 @@ def main() -> None:
             flags = ("--model-id", str(model), "--dtype", "bfloat16", "--max-prefill-slowdown", f"{slowdown:g}")
             log.write_text("")
             with ServerProcess(*flags, environ={"STEP_LOG": str(log)}) as server:
-                results.append(run(server, log, slowdown))
+                results.append(run(server, log, slowdown, asked.tokens))
             print(" | ".join(_row(results[-1])), flush=True)
-    table = as_markdown(results)
+    table = as_markdown(results, asked.tokens)
     print(table)
     if asked.write is not None:
         asked.write.write_text(replace_table(asked.write.read_text(), table, "long prompt"))

@@ -11,8 +11,8 @@ from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.step import Chunk
 
 # A step beside streams carries at least this many prompt tokens, whatever they cost: fewer would each cost much more,
-# because a chunk's keys are read once for all its tokens.
-FEWEST_TOKENS = 32
+# because a chunk's keys are read once for all its tokens. The CPU kernels compute shorter chunks token by token.
+FEWEST_TOKENS = 8
 # Steps without chunks are alike: the costs are learned from one of this many.
 SAMPLED_DECODE_STEPS = 8
 

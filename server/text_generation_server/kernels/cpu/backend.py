@@ -28,6 +28,13 @@ LANES = 16
 MAX_HEAD_SIZE = CONSTANTS["MAX_HEAD_SIZE"]
 # Least number of tokens of a prompt chunk that is computed in blocks of queries, not token by token.
 SHORTEST_CHUNK = 8
+# Such a chunk is computed split by split if it has at most this many queries of one key head, there are at least
+# LEAST_SPLITS for each thread, and the states of all such chunks of a step fit into MOST_STATE_BYTES.
+MOST_SPLIT_QUERIES = 256
+LEAST_SPLITS = 4
+MOST_STATE_BYTES = 128 << 20
+QUERIES_OF_BLOCK = 32
+SPLIT_KEYS = CONSTANTS["SPLIT_KEYS"]
 # Most numbers that one thread alone computes: a smaller kernel is finished before other threads would be awake.
 WORTH_THREADS = 32768
 CHUNK_KEYS = CONSTANTS["CHUNK_KEYS"]
@@ -189,18 +196,30 @@ class CpuKernels:
         self, q_THD: Tensor, kv: KvLayer, table: Tensor, runs: list[Run], options: AttentionOptions, out: Tensor
     ) -> None:
         _, heads, size = q_THD.shape
-        placed, first = [], 0
+        placed, first, states = [], 0, 0
         for row, start, end in runs:
-            placed.append((row, start, end, first))
-            first += end - start
+            queries = self._split_queries(start, end, heads // kv.kv_heads, kv.kv_heads, options)
+            if 4 * (states + queries) * (2 + size) > MOST_STATE_BYTES:
+                queries = 0
+            placed.append((row, start, end, first, states if queries else -1))
+            first, states = first + end - start, states + queries
+        self._scratch.reserve(2 * states * (2 + size))
         # The longest items of the work come first, so that those taken last are short.
         longest_first = torch.tensor(sorted(placed, key=lambda run: -run[2]), dtype=torch.int32)
         self.library.call(
             self.threads, "attend_runs", q=q_THD.data_ptr(), q_stride=q_THD.stride(0), q_type=TYPES[q_THD.dtype],
             out=out.data_ptr(), heads=heads, kv=kv.heads.data_ptr(), kv_scales=_scales(kv), kv_heads=kv.kv_heads,
             head_size=size, kv_type=TYPES[kv.heads.dtype], table=table.data_ptr(), table_stride=table.stride(0),
-            runs=longest_first.data_ptr(), count=len(runs), **_words(options),
+            runs=longest_first.data_ptr(), count=len(runs), states=self._scratch.data_ptr(), **_words(options),
         )  # fmt: skip
+
+    def _split_queries(self, start: int, end: int, group: int, kv_heads: int, options: AttentionOptions) -> int:
+        """The number of states that a run of positions start … end - 1 needs if it is computed split by split: one for
+        each query in each split. 0 if it is not."""
+        queries = -(-(end - start) * group // QUERIES_OF_BLOCK) * QUERIES_OF_BLOCK
+        splits = -(-end // SPLIT_KEYS) - options.first_seen(start) // SPLIT_KEYS
+        is_split = queries <= MOST_SPLIT_QUERIES and splits >= LEAST_SPLITS * self.threads
+        return queries * kv_heads * splits if is_split else 0
 
     def _attend_chunks(
         self, q_THD: Tensor, kv: KvLayer, table: Tensor, runs: list[Run], options: AttentionOptions, out: Tensor

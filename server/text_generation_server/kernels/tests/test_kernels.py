@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from text_generation_server.kernels import reference
+from text_generation_server.kernels.cpu import CpuKernels, backend
 from text_generation_server.kernels.cpu.library import NEEDS
 from text_generation_server.kernels.interface import (
     Activation,
@@ -466,6 +467,31 @@ def test_a_long_run_has_the_bits_of_any_cut_and_of_decode_rows(subject: Subject,
     if (subject.backend, subject.dtype) not in IN_PAIRS:
         for i in (0, 11, 12, 75, 76, 199):
             assert torch.equal(pool.prefill(subject, q[i : i + 1], [(1, 500 + i, 501 + i)])[0], whole[i])
+
+
+@pytest.mark.parametrize(
+    "subject", [(f"cpu_{t}", d) for t in NEEDS if t != "amx" for d in (torch.float32, torch.bfloat16)],
+    indirect=True, ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["plain", "int8", "options"])
+def test_a_run_computed_split_by_split_has_the_bits_of_a_long_run(
+    subject: Subject, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "LEAST_SPLITS", 0)
+    options = make_options(subject, 3 * KV_HEADS, **OPTIONS["all"]) if name == "options" else AttentionOptions(1.0)
+    options = replace(options, window=1000 if name == "options" else None)
+    pool = Pool(subject, [1600, 5, 600], 64, INT8 if name == "int8" else None, options=options)
+    q = queries(subject, 200, 3, 64)
+    whole = pool.prefill(subject, q, [(0, 1400, 1600)])
+    assert isinstance(subject.kernels, CpuKernels)
+    runs = [(0, 1400, 1410), (0, 1410, 1495), (2, 500, 600), (0, 1495, 1508), (1, 2, 5), (0, 1508, 1590)]
+    split = [subject.kernels._split_queries(start, end, 3, KV_HEADS, options) > 0 for _, start, end in runs]
+    assert split == [True, True, False, True, True, True]
+    parts = [q[:95], q[:100], q[95:108], q[:3], q[108:190]]
+    together = pool.prefill(subject, torch.cat(parts), runs)
+    assert torch.equal(together[:95], whole[:95]) and torch.equal(together[195:208], whole[95:108])
+    assert torch.equal(together[211:], whole[108:190])
+    assert torch.equal(together[95:195], pool.prefill(subject, q[:100], [(2, 500, 600)]))
 
 
 def test_a_product_in_order_has_the_same_bits_in_any_shape() -> None:

@@ -24,6 +24,7 @@ enum {
   FEW_ROWS = 16,           /* gemm: most rows of x that are read in place; more rows are packed into tiles first */
   UNDIVIDED_INPUTS = 2048, /* gemm: most inputs of a product that is not divided into parts */
   MAX_SUMMED_ROWS = 576,   /* gemm: most rows whose unfinished sums are kept between two parts */
+  SPLIT_KEYS = 512,        /* attend, attend_runs: keys after which a new state begins */
   CHUNK_KEYS = 128,        /* attend_chunk: positions in a block of a row */
   CUT_BUCKETS = 2048,      /* draw: buckets of tokens in the search for the end of a cut */
 };
@@ -194,13 +195,16 @@ struct attend_runs_arguments {
   long kv_type;         /* any type */
   const int32_t *table; /* [rows, positions]: the slot of each position of each row, rows table_stride apart */
   long table_stride;
-  const int32_t *runs; /* [count, 4]: row, first position, position after the last, index of the first token in q */
+  const int32_t *runs; /* [count, 5]: row, first position, position after the last, index of the first token in q; and
+                          where its states begin, a multiple of 32 queries, or -1 if it is not computed by splits */
   long count;
   double scale;
   double softcap;
   const float *slopes; /* [heads], or null */
   const float *sinks;  /* [heads], or null */
   long window;
+  void *states; /* for each run that is computed by splits [splits, kv_heads, queries, 2 + head_size] float32, where
+                   queries are those of a key head, rounded up to a multiple of 32 */
 };
 
 /* Begins a decode step. The newest position of row rows[r] gets slot slots[r]: table[row, length - 1] = slot.

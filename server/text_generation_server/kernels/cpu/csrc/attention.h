@@ -6,8 +6,7 @@
 #include "scores.h"
 #include "team.h"
 
-#define TILE_KEYS 64   /* keys that attention.c and runs.c take at a time */
-#define SPLIT_KEYS 512 /* keys after which they begin a new state */
+#define TILE_KEYS 64 /* keys that attention.c and runs.c take at a time */
 
 /* Keys and values of all slots. */
 struct kv_cache {

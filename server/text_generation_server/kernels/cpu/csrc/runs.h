@@ -11,6 +11,8 @@
 struct run {
   int32_t row, start, end; /* positions start … end - 1 */
   int32_t token;           /* index of the token at `start` in q and out */
+  int32_t states;          /* where the run is computed split by split: number of queries before it in run_job.states;
+                              otherwise -1 */
 };
 
 /* The arguments of `attend_runs`. */
@@ -24,6 +26,7 @@ struct run_job {
   const int32_t *table; /* [rows, positions]: slots; rows are table_stride apart */
   long table_stride;
   struct score_rule rule;
+  char *states; /* for each run that is computed split by split: [splits, kv_heads, blocks], of state_bytes each */
 };
 
 /* The keys and values of TILE_KEYS positions, one key head. */
@@ -40,6 +43,9 @@ struct lane_state {
   float sums[QUERY_LANES];  /* sums of the weights */
   float out[MAX_HEAD_SIZE][QUERY_LANES];
 } __attribute__((aligned(64)));
+
+/* The part of a lane_state that is used. */
+INLINE long state_bytes(long size) { return (2 + size) * QUERY_LANES * (long)sizeof(float); }
 
 /* Queries of one key head, numbered position by position: first all query heads of the key head at the run's first
    position, then those at the next. */
@@ -59,10 +65,10 @@ static inline void empty_state(struct lane_state *s, long size) {
   memset(s->out, 0, size * sizeof s->out[0]);
 }
 
-/* Merges the current split into the splits before it. A query that has seen no key yet has the peak minus infinity. */
-static void merge_split(struct lane_block *b, long size) {
-  struct lane_state *into = &b->whole, *from = &b->split;
-  for (int v = 0; b->has_split && v < QUERY_LANES; v += LANES) {
+/* Merges the state after some keys into the state after keys before them. A query that has seen no key yet has the peak
+   minus infinity. */
+static void merge_states(struct lane_state *into, const struct lane_state *from, long size) {
+  for (int v = 0; v < QUERY_LANES; v += LANES) {
     vf before = load(into->peaks, v, F32), after = load(from->peaks, v, F32), peaks = larger(before, after);
     vf base = blend(peaks == -INFINITY, (vf){}, peaks), x = exp2_of(before - base), y = exp2_of(after - base);
     store(into->sums, v, load(into->sums, v, F32) * x + load(from->sums, v, F32) * y, F32);
@@ -70,6 +76,11 @@ static void merge_split(struct lane_block *b, long size) {
       store(into->out[d], v, load(into->out[d], v, F32) * x + load(from->out[d], v, F32) * y, F32);
     store(into->peaks, v, peaks, F32);
   }
+}
+
+/* Merges the current split into the splits before it. */
+static void merge_split(struct lane_block *b, long size) {
+  if (b->has_split) merge_states(&b->whole, &b->split, size);
 }
 
 /* Begins the split that holds position `start`. Sinks are keys of a query's first split. */
@@ -84,41 +95,56 @@ static void begin_split(struct lane_block *b, const struct score_rule *r, long s
     }
 }
 
-/* Scores of keys from … to - 1 of a tile. */
+/* The keys and values that are prefetched while other positions are computed. */
+struct ahead {
+  struct prefetch next;
+  long heads; /* number of heads that are prefetched for COLUMNS_AT_ONCE keys of a block */
+};
+
+/* Scores of keys from … to - 1 of a tile. Meanwhile prefetches keys and values that are used later. peaks[i] becomes
+   the largest score of each query in vector i. */
 INLINE void score_positions(struct lane_block *b, const struct position_tile *t, int from, int to, long words,
-                            int pairs) {
+                            int pairs, struct ahead *ahead, vf peaks[2]) {
+  peaks[0] = peaks[1] = splat(-INFINITY);
   for (int i = from; i < to; i += COLUMNS_AT_ONCE) {
     vf sums[COLUMNS_AT_ONCE][2];
+    prefetch_heads(&ahead->next, ahead->heads, ahead->next.cache->type, ahead->next.cache->size);
     multiply_keys(sums, b->q[0], t->keys[i], ROW_WORDS, words, pairs);
 #pragma GCC unroll 8
-    for (int j = 0; j < COLUMNS_AT_ONCE; j++) {
-      store(b->scores[i + j], 0, sums[j][0] * t->key_scales[i + j], F32);
-      store(b->scores[i + j], LANES, sums[j][1] * t->key_scales[i + j], F32);
-    }
+    for (int j = 0; j < COLUMNS_AT_ONCE; j++)
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; v++) {
+        vf scores = sums[j][v] * t->key_scales[i + j];
+        store(b->scores[i + j], v * LANES, scores, F32);
+        peaks[v] = larger(peaks[v], scores);
+      }
   }
 }
 
-/* Alters scores, if the rule does, and hides keys that a query does not see. `first`: position of the tile. */
-NOT_INLINED void alter_positions(struct lane_block *b, const struct score_rule *r, long first, int from, int to) {
-  for (int v = 0; v < QUERY_LANES; v += LANES) {
+/* Alters scores, if the rule does, and hides keys that a query does not see. `first`: position of the tile. peaks: as
+   in score_positions. */
+NOT_INLINED void alter_positions(struct lane_block *b, const struct score_rule *r, long first, int from, int to,
+                                 vf peaks[2]) {
+  for (int v = 0; v < 2; v++) {
     vi positions, seen;
-    memcpy(&positions, b->positions + v, sizeof positions);
-    memcpy(&seen, b->seen + v, sizeof seen);
-    vf slopes = load(b->slopes, v, F32);
+    memcpy(&positions, b->positions + v * LANES, sizeof positions);
+    memcpy(&seen, b->seen + v * LANES, sizeof seen);
+    vf slopes = load(b->slopes, v * LANES, F32);
+    peaks[v] = splat(-INFINITY);
     for (int i = from; i < to; i++) {
       vi distances = (int32_t)(first + i) - positions;
-      vf scores = load(b->scores[i], v, F32);
+      vf scores = load(b->scores[i], v * LANES, F32);
       if (alters(r)) scores = altered(scores, r, slopes, __builtin_convertvector(distances, vf));
       scores = blend((distances <= 0) & (seen <= (int32_t)(first + i)), scores, splat(-INFINITY));
-      store(b->scores[i], v, scores, F32);
+      store(b->scores[i], v * LANES, scores, F32);
+      peaks[v] = larger(peaks[v], scores);
     }
   }
 }
 
-/* Raises the peaks of one vector of queries, v or v + 1 … v + LANES - 1, to the scores of a tile. */
-INLINE vf raise_peaks(struct lane_block *b, int v, int from, int to, long size) {
-  vf old = load(b->split.peaks, v, F32), peaks = load(b->scores[from], v, F32);
-  for (int i = from + 1; i < to; i++) peaks = larger(peaks, load(b->scores[i], v, F32));
+/* Raises the peaks of one vector of queries, v … v + LANES - 1, to the largest scores of a tile. */
+INLINE vf raise_peaks(struct lane_block *b, int v, vf peaks, long size) {
+  vf old = load(b->split.peaks, v, F32);
   vi raised = peaks > old;
   if (!any_lane(raised)) return old;
   vf sums = load(b->split.sums, v, F32);
@@ -140,11 +166,7 @@ INLINE void weigh_positions(struct lane_block *b, const struct position_tile *t,
 #pragma GCC unroll 2
     for (int j = 0; j < 2; j++) {
       vf score = load(b->scores[i + j], v, F32) - base;
-#if defined(__AVX512BF16__)
-      w[j] = pairs ? exp2_of_negative(score) : exp2_of(score);
-#else
-      w[j] = exp2_of(score);
-#endif
+      w[j] = pairs ? exp2_for_bf16(score) : exp2_up_to_1(score);
       sums[pairs ? j : (i + j) % LANES] += w[j];
       if (scaled) w[j] *= t->value_scales[i + j];
       if (!pairs) store(b->scores[i + j], v, w[j], F32);
@@ -177,21 +199,22 @@ INLINE void add_position_values(struct lane_block *b, const struct position_tile
 }
 
 INLINE void attend_words(const struct run_job *job, const struct position_tile *t, long first, int from, int to,
-                         int pairs, struct lane_block *b) {
+                         int pairs, struct ahead *ahead, struct lane_block *b) {
   long size = job->cache.size;
   int scaled = job->cache.type == I8 || job->cache.type == F8;
-  score_positions(b, t, from, to, pairs ? size / 2 : size, pairs);
+  vf peaks[2];
+  score_positions(b, t, from, to, pairs ? size / 2 : size, pairs, ahead, peaks);
   int all_seen = first >= b->seen[QUERY_LANES - 1] && first + to - 1 <= b->positions[0];
-  if (!all_seen || alters(&job->rule)) alter_positions(b, &job->rule, first, from, to);
-  for (int v = 0; v < QUERY_LANES; v += LANES) {
-    vf peaks = raise_peaks(b, v, from, to, size), base = blend(peaks == -INFINITY, (vf){}, peaks);
-    weigh_positions(b, t, v, from, to, base, scaled, pairs);
+  if (!all_seen || alters(&job->rule)) alter_positions(b, &job->rule, first, from, to, peaks);
+  for (int v = 0; v < 2; v++) {
+    vf raised = raise_peaks(b, v * LANES, peaks[v], size), base = blend(raised == -INFINITY, (vf){}, raised);
+    weigh_positions(b, t, v * LANES, from, to, base, scaled, pairs);
   }
   add_position_values(b, t, from, to, size, pairs);
 }
 
 /* Adds the tile of positions from `first` on to the state of a block. */
-static void attend_positions(const struct run_job *job, const struct position_tile *t, long first,
+static void attend_positions(const struct run_job *job, const struct position_tile *t, long first, struct ahead *ahead,
                              struct lane_block *b) {
   long last = b->positions[QUERY_LANES - 1], seen = b->seen[0];
   if (first > last || first + TILE_KEYS <= seen) return;
@@ -200,9 +223,9 @@ static void attend_positions(const struct run_job *job, const struct position_ti
   int to = (int)min(TILE_KEYS, (last - first) / COLUMNS_AT_ONCE * COLUMNS_AT_ONCE + COLUMNS_AT_ONCE);
 #if defined(__AVX512BF16__)
   if (job->pairs) {
-    attend_words(job, t, first, from, to, 1, b);
+    attend_words(job, t, first, from, to, 1, ahead, b);
     return;
   }
 #endif
-  attend_words(job, t, first, from, to, 0, b);
+  attend_words(job, t, first, from, to, 0, ahead, b);
 }

@@ -44,12 +44,20 @@ INLINE vu vu_bits(vf f) {
 }
 
 /* a where the mask is -1, b where it is 0. */
-INLINE vf blend(vi mask, vf a, vf b) { return vf_bits(((vu)mask & vu_bits(a)) | (~(vu)mask & vu_bits(b))); }
+INLINE vf blend(vi mask, vf a, vf b) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return (vf)_mm256_blendv_ps((__m256)b, (__m256)a, (__m256)mask);
+#else
+  return vf_bits(((vu)mask & vu_bits(a)) | (~(vu)mask & vu_bits(b)));
+#endif
+}
 
 /* The larger of a and b; b where a is NaN. */
 INLINE vf larger(vf a, vf b) {
 #if defined(__AVX512F__)
   return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (vf)_mm256_max_ps((__m256)a, (__m256)b);
 #else
   return blend(a > b, a, b);
 #endif
@@ -59,6 +67,8 @@ INLINE vf larger(vf a, vf b) {
 INLINE vf smaller(vf a, vf b) {
 #if defined(__AVX512F__)
   return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (vf)_mm256_min_ps((__m256)a, (__m256)b);
 #else
   return blend(a < b, a, b);
 #endif
@@ -219,22 +229,49 @@ INLINE float lane_max(vf x) {
   return a[0];
 }
 
-/* 2^x for x up to 128, and 0 for x below -126. The whole part of x becomes the exponent's bits; the fraction goes
-   through a polynomial with a relative error of 2e-7. */
-INLINE vf exp2_of(vf x) {
-  vf clamped = larger(x, splat(-126.0f));
-  vf whole = (clamped + 0x1.8p23f) - 0x1.8p23f;
-  vf f = clamped - whole;
+/* 2^f for f from -0.5 to 0.5, by a polynomial with a relative error of 2e-7. */
+INLINE vf exp2_of_fraction(vf f) {
   vf y = splat(1.5403530e-4f);
   y = y * f + 1.3333558e-3f;
   y = y * f + 9.6181291e-3f;
   y = y * f + 5.5504109e-2f;
   y = y * f + 2.4022651e-1f;
   y = y * f + 6.9314718e-1f;
-  y = y * f + 1.0f;
+  return y * f + 1.0f;
+}
+
+#define ROUNDING 0x1.8p23f /* a sum with it is rounded to a whole number, which is in the sum's lowest bits */
+
+/* 2^x for x up to 128, and 0 for x below -126. The whole part of x becomes the exponent's bits. */
+INLINE vf exp2_of(vf x) {
+  vf clamped = larger(x, splat(-126.0f));
+  vf whole = (clamped + ROUNDING) - ROUNDING;
+  vf y = exp2_of_fraction(clamped - whole);
   vi exponent = __builtin_convertvector(whole, vi);
   vf power = vf_bits((vu)((exponent + 127) << 23));
   return blend(x == x, blend(x >= -126.0f, y * power, (vf){}), x);
+}
+
+/* The bits of exp2_of(x), for x up to 0, in fewer instructions: adds the whole part to the exponent's bits. */
+INLINE vf exp2_up_to_1(vf x) {
+  vf clamped = larger(splat(-126.0f), x), shifted = clamped + ROUNDING;
+  vf y = vf_bits(vu_bits(exp2_of_fraction(clamped - (shifted - ROUNDING))) + (vu_bits(shifted) << 23));
+#if defined(__AVX512F__)
+  return (vf)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126), _CMP_NLT_UQ), (__m512)y);
+#else
+  return blend(x < -126.0f, (vf){}, y);
+#endif
+}
+
+/* 2^x for x up to 0, with a relative error of 1e-4, a twentieth of what rounding to bfloat16 adds. Where x is at most
+   -127 the polynomial is 1, whose exponent bits become those of 0. NaN stays NaN. */
+INLINE vf exp2_for_bf16(vf x) {
+  vf clamped = larger(splat(-127.0f), x), shifted = clamped + ROUNDING, f = clamped - (shifted - ROUNDING);
+  vf y = splat(0.0550090596f);
+  y = y * f + 0.242210969f;
+  y = y * f + 0.693282902f;
+  y = y * f + 1.0f;
+  return vf_bits(vu_bits(y) + (vu_bits(shifted) << 23));
 }
 
 #if defined(__AVX512F__)
