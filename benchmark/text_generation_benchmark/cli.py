@@ -139,5 +139,23 @@ def detokenize(rounds: Annotated[int, typer.Option(min=1, help="Rounds; the best
     typer.echo(as_markdown(measure(demo_directory(), rounds)))
 
 
+@app.command()
+def router(
+    streams: Annotated[list[int] | None, typer.Option(min=1, help="Streams at a time; repeatable.")] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="How long to measure each number of streams.")] = 5,
+    step_ms: Annotated[float, typer.Option(min=0, help="What the shard takes for a step.")] = 0,
+    route: Annotated[str, typer.Option(help="generate or chat.")] = "generate",
+    write: Annotated[Path | None, typer.Option(help="A Markdown file; its marked table is replaced.")] = None,
+) -> None:
+    """Processor time of the router per token, without a model, beside a program that only writes the same bytes."""
+    from text_generation_benchmark.router.speed import STREAMS, as_markdown, measure
+    from text_generation_benchmark.turns import DIALECTS
+
+    if route not in DIALECTS:
+        raise typer.BadParameter(f"{route} is not one of {', '.join(DIALECTS)}", param_hint="--route")
+    times = measure(demo_directory(), streams or STREAMS, seconds, DIALECTS[route], step_ms / 1000)
+    show_table(as_markdown(times), write, "router")
+
+
 def main() -> None:
     app()

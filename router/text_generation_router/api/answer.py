@@ -17,6 +17,7 @@ from text_generation_router.api.headers import stream_headers, timing_headers
 from text_generation_router.api.schemas import OpenAIRequest
 from text_generation_router.api.services import Services
 from text_generation_router.http.caller import Caller
+from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.disconnect import unless_disconnected
 from text_generation_router.http.encoding import json_response
 from text_generation_router.http.sse import EventStream
@@ -40,8 +41,8 @@ class AnswerDialect(Protocol[A]):
         disconnects.
         """
 
-    def events(self, asked: A, generations: Sequence[Generation]) -> AsyncGenerator[bytes, None]:
-        """All events of the stream. An error of a generation becomes an event."""
+    def events(self, asked: A, generations: Sequence[Generation], writer: DirectWriter) -> AsyncGenerator[bytes, None]:
+        """All events of the stream but those that went to `writer`. An error of a generation becomes an event."""
 
     async def answer(self, asked: A, results: Sequence[Result]) -> dict[str, Any]: ...
 
@@ -74,18 +75,24 @@ class Answers:
         return json_response(answer, timing_headers(self._services.config.compute_type, timings))
 
     def stream(
-        self, events: AsyncGenerator[bytes, None], characters: int, close: Callable[[], None] = lambda: None
+        self,
+        events: AsyncGenerator[bytes, None],
+        characters: int,
+        close: Callable[[], None] = lambda: None,
+        writer: DirectWriter | None = None,
     ) -> Response:
         """Answers with a stream. `characters`: number of characters of all prompts. `close` is always called at the
-        end, as by EventStream.
+        end, as by EventStream. `writer`: the writer of events that `events` does not yield.
         """
-        return EventStream(events, stream_headers(self._services.config.compute_type, characters), close)
+        return EventStream(events, stream_headers(self._services.config.compute_type, characters), close, writer)
 
     async def _streamed(self, dialect: AnswerDialect[A], asked: A, caller: Caller, started_s: float) -> Response:
         prompts = await self._prompts(dialect, asked, caller)
         generations = await self._inference.start(prompts, caller, started_s)
         characters = sum(len(prompt.inputs) for prompt in prompts)
-        return self.stream(dialect.events(asked, generations), characters, partial(close_all, generations))
+        writer = DirectWriter()
+        events = dialect.events(asked, generations, writer)
+        return self.stream(events, characters, partial(close_all, generations), writer)
 
     async def _complete(self, dialect: AnswerDialect[A], asked: A, caller: Caller, started_s: float) -> Response:
         prompts = await self._prompts(dialect, asked, caller)

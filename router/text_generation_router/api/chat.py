@@ -10,15 +10,18 @@ from text_generation_router.api.asking import CHAT
 from text_generation_router.api.generation import Generation, Result
 from text_generation_router.api.openai import (
     all_chat_logprobs,
-    as_events,
     chat_logprobs,
     chunk_json,
     finish_reason,
+    start_of_choices,
+    until_done,
     usage_json,
 )
 from text_generation_router.api.schemas import ChatOptions, ChatRequest, RenderedChat
 from text_generation_router.api.services import Services
 from text_generation_router.errors import TemplateError, ValidationError
+from text_generation_router.http.direct import DirectWriter
+from text_generation_router.http.encoding import to_event, to_event_with
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.events import TokenEvent
 from text_generation_router.text.validation import Prompt
@@ -57,9 +60,11 @@ class ChatRoutes:
             raise TemplateError("template not found")
         return await self._services.renderer.render(asked.conversation(), share)
 
-    def events(self, asked: ChatOptions, generations: Sequence[Generation]) -> AsyncGenerator[bytes, None]:
+    def events(
+        self, asked: ChatOptions, generations: Sequence[Generation], writer: DirectWriter
+    ) -> AsyncGenerator[bytes, None]:
         [generation] = generations
-        return as_events(self._chunks(asked, generation))
+        return until_done(self._chunks(asked, generation, writer))
 
     async def answer(self, asked: ChatOptions, results: Sequence[Result]) -> dict[str, Any]:
         [result] = results
@@ -76,13 +81,21 @@ class ChatRoutes:
         model = served if asked.model in (None, "tgi") else asked.model
         return chunk_json(kind, model, self._services.system_fingerprint)
 
-    async def _chunks(self, asked: ChatOptions, generation: Generation) -> AsyncGenerator[dict[str, Any], None]:
+    async def _chunks(
+        self, asked: ChatOptions, generation: Generation, writer: DirectWriter
+    ) -> AsyncGenerator[bytes, None]:
         head = self._head(f"{KIND}.chunk", asked)
+        start = start_of_choices(head)
+
+        def encode(event: TokenEvent) -> bytes:
+            return to_event_with(start, _chunk_choice(event, asked), b'],"usage":null}')
+
+        generation.write_through(writer, encode)
         try:
             async for event in generation:
-                yield head | {"choices": [_chunk_choice(event, asked)], "usage": None}
+                yield encode(event)
             if asked.include_usage and generation.timing is not None:
-                yield head | {"choices": [], "usage": usage_json([generation.timing])}
+                yield to_event(head | {"choices": [], "usage": usage_json([generation.timing])})
         finally:
             generation.close()
 

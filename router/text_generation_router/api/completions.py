@@ -1,6 +1,7 @@
 """POST /v1/completions."""
 
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -10,15 +11,18 @@ from text_generation_router.api.asking import COMPLETION
 from text_generation_router.api.generation import Generation, Result, close_all
 from text_generation_router.api.openai import (
     all_completion_logprobs,
-    as_events,
     chunk_json,
     completion_logprobs,
     finish_reason,
     merged,
+    start_of_choices,
+    until_done,
     usage_json,
 )
 from text_generation_router.api.schemas import CompletionRequest
 from text_generation_router.api.services import Services
+from text_generation_router.http.direct import DirectWriter
+from text_generation_router.http.encoding import to_event, to_event_with
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.events import TokenEvent
 from text_generation_router.text.validation import Prompt
@@ -47,8 +51,10 @@ class CompletionRoutes:
         parameters = asked.sampling_parameters(asked.max_tokens, asked.logprobs)
         return [Prompt(text, parameters) for text in asked.prompt]
 
-    def events(self, asked: CompletionRequest, generations: Sequence[Generation]) -> AsyncGenerator[bytes, None]:
-        return as_events(self._chunks(asked, generations))
+    def events(
+        self, asked: CompletionRequest, generations: Sequence[Generation], writer: DirectWriter
+    ) -> AsyncGenerator[bytes, None]:
+        return until_done(self._chunks(asked, generations, writer))
 
     async def answer(self, asked: CompletionRequest, results: Sequence[Result]) -> dict[str, Any]:
         return self._head() | {
@@ -60,26 +66,30 @@ class CompletionRoutes:
         return chunk_json(KIND, self._services.config.tokenizer_name, self._services.system_fingerprint)
 
     async def _chunks(
-        self, asked: CompletionRequest, generations: Sequence[Generation]
-    ) -> AsyncGenerator[dict[str, Any], None]:
+        self, asked: CompletionRequest, generations: Sequence[Generation], writer: DirectWriter
+    ) -> AsyncGenerator[bytes, None]:
         head = self._head()
+        start = start_of_choices(head)
         offsets = [0] * len(generations)
+
+        def encode(index: int, event: TokenEvent) -> bytes:
+            choice = _chunk_choice(index, event, asked, offsets[index])
+            offsets[index] += len(choice["text"])
+            timing = generations[index].timing
+            if event.finish is None or timing is None:
+                return to_event_with(start, choice, b"]}")
+            # TGI sends each prompt's usage in its last chunk. OpenAI's `include_usage` asks for one final sum.
+            usage = None if asked.include_usage else usage_json([timing])
+            return to_event(head | {"choices": [choice], "usage": usage})
+
+        if len(generations) == 1:  # the events of several prompts are put in order by `merged`
+            generations[0].write_through(writer, partial(encode, 0))
         try:
             async for index, event in merged(generations):
-                choice = _chunk_choice(index, event, asked, offsets[index])
-                offsets[index] += len(choice["text"])
-                timing = generations[index].timing
-                if event.finish is None or timing is None:
-                    yield head | {"choices": [choice]}
-                else:
-                    # TGI sends each prompt's usage in its last chunk. OpenAI's `include_usage` asks for one final sum.
-                    yield head | {
-                        "choices": [choice],
-                        "usage": None if asked.include_usage else usage_json([timing]),
-                    }
+                yield encode(index, event)
             if asked.include_usage:
                 timings = [generation.timing for generation in generations if generation.timing is not None]
-                yield head | {"choices": [], "usage": usage_json(timings)}
+                yield to_event(head | {"choices": [], "usage": usage_json(timings)})
         finally:
             close_all(generations)
 

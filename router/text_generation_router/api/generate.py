@@ -21,8 +21,9 @@ from text_generation_router.errors import (
     ValidationError,
 )
 from text_generation_router.http.dialects import NATIVE
+from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.disconnect import unless_disconnected
-from text_generation_router.http.encoding import rows_json, to_event
+from text_generation_router.http.encoding import rows_json, text_json, to_event, to_json
 from text_generation_router.text.events import Finish, Token, TokenEvent
 from text_generation_router.text.validation import Prompt
 
@@ -85,9 +86,13 @@ class GenerateRoutes:
         return answer, best
 
     def _stream(self, request: Request, asked: GenerateRequest, full_text: bool) -> Response:
-        return self._answers.stream(self._events(request, asked, full_text), len(asked.inputs))
+        writer = DirectWriter()
+        events = self._events(request, asked, full_text, writer)
+        return self._answers.stream(events, len(asked.inputs), writer=writer)
 
-    async def _events(self, request: Request, asked: GenerateRequest, full_text: bool) -> AsyncGenerator[bytes, None]:
+    async def _events(
+        self, request: Request, asked: GenerateRequest, full_text: bool, writer: DirectWriter
+    ) -> AsyncGenerator[bytes, None]:
         started_s = time.perf_counter()
         self._services.metrics.request_count.inc(REQUESTS)
         generations: list[Generation] = []
@@ -97,10 +102,11 @@ class GenerateRoutes:
                 refuse_unsupported(asked.parameters)
                 caller = self._services.callers.caller_of(request)
             generations = await self._inference.start([native_prompt(asked)], caller, started_s)
-            index = 0
-            async for event in generations[0]:
-                index += 1
-                yield to_event(event_json(index, event, asked, generations[0].prompt_tokens, full_text))
+            [generation] = generations
+            encode = EventEncoder(asked, generation.prompt_tokens, full_text)
+            generation.write_through(writer, encode)
+            async for event in generation:
+                yield encode(event)
         except IncompleteGenerationError:
             yield NATIVE.event(IncompleteStreamError())
         except InferenceError as error:
@@ -129,10 +135,35 @@ def refuse_unsupported(asked: GenerateParameters) -> None:
         raise ValidationError("`decoder_input_details` is not supported yet")
 
 
+class EventEncoder:
+    """Encodes the events of one stream."""
+
+    def __init__(self, asked: GenerateRequest, prompt_tokens: int, full_text: bool) -> None:
+        self._asked = asked
+        self._prompt_tokens = prompt_tokens
+        self._full_text = full_text
+        self._index = 0
+
+    def __call__(self, event: TokenEvent) -> bytes:
+        self._index += 1
+        token, _, top_tokens, finish = event
+        if token is None or top_tokens or finish is not None:
+            return to_event(event_json(self._index, event, self._asked, self._prompt_tokens, self._full_text))
+        special = b"true" if token.special else b"false"
+        logprob = to_json(np.float32(token.logprob))
+        return PLAIN_EVENT % (self._index, token.id, text_json(token.text), logprob, special)
+
+
+# `event_json` of a token without anything else, as bytes: made for nearly every token, in a third of the time.
+PLAIN_EVENT = (
+    b'data: {"index":%d,"token":{"id":%d,"text":%b,"logprob":%b,"special":%b},"generated_text":null,"details":null}\n\n'
+)
+
+
 def event_json(
     index: int, event: TokenEvent, asked: GenerateRequest, prompt_tokens: int, full_text: bool
 ) -> dict[str, Any]:
-    """The JSON of one event. Called once per token, so it must be fast."""
+    """The JSON of one event."""
     value: dict[str, Any] = {"index": index, "token": token_json(event.token or deadline_token(event.text))}
     if event.top_tokens:
         value["top_tokens"] = [token_json(token) for token in event.top_tokens]

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from text_generation_router.api.generation_stream import GenerationStream
+from text_generation_router.api.generation_stream import Encode, GenerationStream
 from text_generation_router.api.permits import Permit
+from text_generation_router.http.direct import DirectWriter
 from text_generation_router.metrics import Metrics
 from text_generation_router.text.events import Finish, Token, TokenEvent
 
@@ -61,17 +62,24 @@ class Generation:
     # time.perf_counter when the engine has accepted the request
     queued_s: float = field(default_factory=time.perf_counter)
     timing: Timing | None = None  # None until the generation has finished
+    _through: tuple[DirectWriter, Encode] | None = None
     _has_begun: bool = False
     _is_closed: bool = False
 
     def __aiter__(self) -> Self:
         return self
 
+    def write_through(self, writer: DirectWriter, encode: Encode) -> None:
+        """See GenerationStream. The first event goes to the reader."""
+        self._through = writer, encode
+
     async def __anext__(self) -> TokenEvent:
         event = await self.stream.__anext__()
         if not self._has_begun:
             self._has_begun = True
             self.metrics.time_to_first_token.observe(time.perf_counter() - self.started_s)
+            if self._through is not None:
+                self.stream.write_through(*self._through)
         if event.finish is not None:
             self._finish(event.finish)
         return event

@@ -1,8 +1,9 @@
 """One request's stream of events: the sink that the engine gives token ids to, and the iterator that a route reads."""
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from text_generation_router.engine.protocol import Ended, Engine, TokenLimits, Tokens
 from text_generation_router.errors import (
@@ -15,6 +16,7 @@ from text_generation_router.errors import (
     RefusedError,
     ValidationError,
 )
+from text_generation_router.http.direct import DirectWriter
 from text_generation_router.loop_turns import LoopTurns
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
@@ -22,9 +24,12 @@ from text_generation_router.text.detokenization import Vocabulary
 from text_generation_router.text.events import FinishReason, TokenEvent
 from text_generation_router.text.output import TextOutput
 
+logger = logging.getLogger(__name__)
+
 # Most unread tokens of a stream (top_n_tokens included), about 100 KB. At this number the request pauses until half of
 # them are read. The HTTP server's write deadline disconnects a client that does not read at all.
 CREDITS = 512
+Encode = Callable[[TokenEvent], bytes]
 # The reasons why a request ended that follow from its token ids alone.
 FINISH_REASONS = {EndReason.LENGTH: FinishReason.LENGTH, EndReason.EOS_TOKEN: FinishReason.EOS_TOKEN}
 
@@ -56,6 +61,8 @@ class GenerationStream:
         self._wakes = wakes
         self._is_waking = False  # `wakes` will wake the reader
         self._changed = asyncio.Event()
+        self._reader_waits = False  # the reader has sent all events that it got
+        self._through: tuple[DirectWriter, Encode] | None = None
         self._credits = CREDITS  # number of tokens that the engine may still send
         self._read = 0  # number of tokens read since the last credit
         try:
@@ -73,12 +80,24 @@ class GenerationStream:
             if self._finished:
                 raise StopAsyncIteration
             self._changed.clear()
-            await self._changed.wait()
+            self._reader_waits = True
+            try:
+                await self._changed.wait()
+            finally:
+                self._reader_waits = False
+        return self._next_event()
+
+    def _next_event(self) -> TokenEvent:
         event = self._events.popleft()
         self._read += 1 + len(event.top_tokens)
         if self._credits <= 0 and CREDITS - self._credits - self._read <= CREDITS // 2:
             self._give_credit()
         return event
+
+    def write_through(self, writer: DirectWriter, encode: Encode) -> None:
+        """From now on, events go to `writer` without waking the reader. The reader gets an event if the writer is
+        closed, and the last event in any case."""
+        self._through = writer, encode
 
     def cancel(self) -> None:
         """Ends an unfinished request, because the reader wants no more events. May be called at any time, and more than
@@ -157,12 +176,27 @@ class GenerationStream:
     def _wake(self) -> None:
         if not self._is_waking:
             self._is_waking = True
-            self._wakes.put(self._owner, self._set_changed)
+            self._wakes.put(self._owner, self._deliver)
 
-    def _set_changed(self) -> bool:
+    def _deliver(self) -> bool:
         self._is_waking = False
-        self._changed.set()
+        if self._reader_waits and self._through is not None and self._through[0].is_open:
+            self._write_through(*self._through)
+        if self._events or self._finished:
+            self._changed.set()
         return True
+
+    def _write_through(self, writer: DirectWriter, encode: Encode) -> None:
+        events, encoded = self._events, []
+        try:
+            while events and events[0].finish is None:
+                encoded.append(encode(self._next_event()))
+            if encoded:
+                writer.write(encoded)
+        except Exception as error:  # no task awaits this call, so the reader has to tell the client
+            logger.exception("an event could not be written, so its request fails")
+            self._through = None
+            self._give_up(GenerationError(f"Server error: {type(error).__name__}"), GenerationError.label)
 
 
 def _error_of(refused: RefusedError, request: GenerationRequest, limits: TokenLimits) -> InferenceError:

@@ -12,7 +12,7 @@ from text_generation_common.tasks import cancelled
 from text_generation_router.api.generation import Generation, Row, Timing
 from text_generation_router.errors import InferenceError
 from text_generation_router.http.dialects import OPENAI
-from text_generation_router.http.encoding import DONE, rows_json, to_event
+from text_generation_router.http.encoding import DONE, rows_json, to_json
 from text_generation_router.text.events import FinishReason, Token, TokenEvent
 
 
@@ -35,6 +35,11 @@ def usage_json(timings: Sequence[Timing]) -> dict[str, Any]:
 def chunk_json(kind: str, model: str, fingerprint: str) -> dict[str, Any]:
     """The first fields of every answer. `id` is empty, as in TGI."""
     return {"object": kind, "id": "", "created": int(time.time()), "model": model, "system_fingerprint": fingerprint}
+
+
+def start_of_choices(head: dict[str, Any]) -> bytes:
+    """The bytes of a chunk up to its choice, which are the same for a whole stream."""
+    return to_json(head)[:-1] + b',"choices":['
 
 
 def chat_logprobs(row: Row) -> dict[str, Any]:
@@ -81,15 +86,15 @@ COMPLETION_ARRAYS: dict[str, Callable[[Row], Any]] = {
 }
 
 
-async def as_events(values: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
-    """Encodes values as server-sent events. An error becomes an event, and `[DONE]` ends the stream in every case."""
+async def until_done(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """A whole stream: `events`, of which an error becomes another event, and `[DONE]` in every case."""
     try:
-        async for value in values:
-            yield to_event(value)
+        async for event in events:
+            yield event
     except InferenceError as error:
         yield OPENAI.event(error)
     finally:
-        await values.aclose()
+        await events.aclose()
     yield DONE
 
 

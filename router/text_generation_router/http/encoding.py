@@ -20,9 +20,17 @@ def to_json(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
+text_json: Callable[[str], bytes] = orjson.dumps  # a text needs no options
+
+
 def to_event(value: Any) -> bytes:
     """One server-sent event. The space behind the colon is part of the contract: clients compare whole lines."""
     return b"data: %b\n\n" % orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def to_event_with(start: bytes, value: Any, end: bytes) -> bytes:
+    """The event of an object whose first and last fields are encoded already: `start` and `end`, around `value`."""
+    return b"data: %b%b%b\n\n" % (start, orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), end)
 
 
 async def rows_json(rows: Sequence[T], json_of: Callable[[T], Any]) -> orjson.Fragment:

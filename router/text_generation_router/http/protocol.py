@@ -24,6 +24,7 @@ from text_generation_router.errors import (
 )
 from text_generation_router.http.closing import LINGER_S
 from text_generation_router.http.deadlines import Deadline, WriteDeadline
+from text_generation_router.http.direct import extensions_of
 from text_generation_router.http.errors import error_bytes, error_response
 from text_generation_router.http.limits import ConnectionLimits, LimitHits
 from text_generation_router.http.rules import problem_of
@@ -127,6 +128,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         self._cycles.append(self.cycle)
+        self.cycle.scope["extensions"] = extensions_of(self.cycle)
         if len(self._cycles) > self._limits.pipelined_requests:
             self._hits.count(Limit.PIPELINE)
             self.transport.abort()

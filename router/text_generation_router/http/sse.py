@@ -1,4 +1,6 @@
-"""Server-sent events over plain ASGI: one send per event; the generation ends when its client disconnects."""
+"""Server-sent events over plain ASGI: one send per event that was not written directly. The generation ends when its
+client disconnects.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -6,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.disconnect import send_unless_disconnected
 
 KEEP_ALIVE_S = 15.0
@@ -21,8 +24,10 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         headers: dict[str, str],
         close: Callable[[], None] = lambda: None,
+        writer: DirectWriter | None = None,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
+        """`writer`: the writer of events that `events` does not yield."""
         self.status_code = 200
         self.media_type = None
         self.background = None
@@ -30,23 +35,22 @@ class EventStream(Response):
         self._events = events
         self._close = close
         self._keep_alive_s = keep_alive_s
-        self._last_sent_s = 0.0
+        self._writer = writer or DirectWriter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await send_unless_disconnected(receive, self._events, self._send_all(send))
+            await send_unless_disconnected(receive, self._events, self._send_all(scope, send))
         finally:
             self._close()
 
-    async def _send_all(self, send: Send) -> None:
-        clock = asyncio.get_running_loop().time
+    async def _send_all(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        self._last_sent_s = clock()
+        self._writer.start(scope)
         keeper = asyncio.create_task(self._keep_alive(send))
         try:
             async for event in self._events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
-                self._last_sent_s = clock()
+                self._writer.note_sent()
         finally:
             keeper.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -55,8 +59,9 @@ class EventStream(Response):
         """Sends an empty comment after `keep_alive_s` seconds without an event, so that proxies keep the connection."""
         clock = asyncio.get_running_loop().time
         while True:
-            silence_s = clock() - self._last_sent_s
+            silence_s = clock() - self._writer.last_sent_s
             if silence_s >= self._keep_alive_s:
                 await send({"type": "http.response.body", "body": b":\n\n", "more_body": True})
-                self._last_sent_s, silence_s = clock(), 0.0
+                self._writer.note_sent()
+                silence_s = 0.0
             await asyncio.sleep(self._keep_alive_s - silence_s)

@@ -42,6 +42,13 @@ class Piece(NamedTuple):
 
 def decode_utf8(data: bytes) -> tuple[str, bytes]:
     """Splits bytes into (the text of all complete characters, the bytes of an incomplete last character)."""
+    try:
+        return data.decode(), b""  # most tokens end with a character
+    except UnicodeDecodeError:
+        return _decode_open(data)
+
+
+def _decode_open(data: bytes) -> tuple[str, bytes]:
     text, used = codecs.utf_8_decode(data, "replace", False)
     if used == len(data):
         return text, b""
@@ -67,6 +74,8 @@ class TextStream:
 
     def __init__(self, vocabulary: Vocabulary, input_ids: Sequence[int], stop: Sequence[str]) -> None:
         self._vocabulary = vocabulary
+        self._special_ids = vocabulary.special_ids
+        self._bytes_of = vocabulary.token_bytes.of
         self._stop = stop
         self._longest_stop = max(map(len, stop), default=0)
         self._tail = ""  # the last characters of the returned text, in which a stop string may begin
@@ -78,13 +87,14 @@ class TextStream:
 
     def push(self, token_id: int) -> Piece:
         """Adds a token. The texts of the returned piece are "" while a character is incomplete."""
-        if token_id in self._vocabulary.special_ids:
+        if token_id in self._special_ids:
             plain = self._held_back()
             shown = plain + self._vocabulary.text_of(token_id)
         else:
-            data = self._vocabulary.token_bytes.of(token_id, self._previous)
+            data = self._bytes_of(token_id, self._previous)
             self._previous = token_id
-            self._has_bytes = self._has_bytes or bool(data)
+            if data:
+                self._has_bytes = True
             plain, self._open = decode_utf8(self._open + data)
             shown = plain
         stopped = False

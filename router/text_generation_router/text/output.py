@@ -11,6 +11,7 @@ class TextOutput:
     def __init__(self, vocabulary: Vocabulary, request: GenerationRequest, stop: Sequence[str]) -> None:
         self.num_tokens = 0
         self._vocabulary = vocabulary
+        self._special_ids = vocabulary.special_ids
         self._text = TextStream(vocabulary, request.input_ids, stop)
         self._seed = request.sampling.seed if request.sampling.do_sample else None
         self._queue_s = 0.0
@@ -33,20 +34,19 @@ class TextOutput:
         if the token is the last. `tops`: (id, log-probability) of the most likely tokens.
         """
         self.num_tokens += 1
-        special_ids = self._vocabulary.special_ids
         shown, plain, stopped = self._text.push(token_id)
         if stopped:
             reason = reason or FinishReason.STOP_SEQUENCE
         elif reason is not None:
             held_back = self._text.flush()
             shown, plain = shown + held_back, plain + held_back
-        token = Token(token_id, shown, logprob, token_id in special_ids)
+        token = Token(token_id, shown, logprob, token_id in self._special_ids)
         top_tokens = tuple([self._top_token(i, top) for i, top in tops]) if tops else ()
         return TokenEvent(token, plain, top_tokens, self._finish(reason, inference_s) if reason else None)
 
     def _top_token(self, token_id: int, logprob: float) -> Token:
         vocabulary = self._vocabulary
-        return Token(token_id, vocabulary.text_of(token_id), logprob, token_id in vocabulary.special_ids)
+        return Token(token_id, vocabulary.text_of(token_id), logprob, token_id in self._special_ids)
 
     def expire(self, inference_s: float) -> TokenEvent:
         """The last event of a request whose time ran out. It carries the text that was held back."""

@@ -98,13 +98,13 @@ class TokenBytes:
     def of(self, token_id: int, previous: int | None) -> bytes:
         """The bytes that a token adds after the token `previous` (None: the token is the text's first). Neither may be
         a special token. An id that the tokenizer does not know adds no bytes."""
+        if previous is not None and (known := self._bytes.get(token_id)) is not None:
+            return known
         if self._layout is None:
             return self._difference(token_id, previous)
         if previous is None:
             return self._layout.bytes_of(self._token(token_id), is_first=True)
-        data = self._bytes.get(token_id)
-        if data is None:
-            data = self._bytes[token_id] = self._layout.bytes_of(self._token(token_id), is_first=False)
+        data = self._bytes[token_id] = self._layout.bytes_of(self._token(token_id), is_first=False)
         return data
 
     def _token(self, token_id: int) -> str:

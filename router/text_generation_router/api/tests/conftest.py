@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -31,6 +32,7 @@ from text_generation_router.engine.protocol import (
 )
 from text_generation_router.errors import RefusedError
 from text_generation_router.http.caller import Callers
+from text_generation_router.http.direct import EXTENSION
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import LimitHits
 from text_generation_router.metrics import Metrics
@@ -63,6 +65,7 @@ class Script:
     expires: bool = False  # whether the deadline passes after the last token
     cached_tokens: int = 0
     begins: bool = True  # False: the request stays in the queue
+    turns: int = 1  # turns of the event loop before each token
 
 
 class ScriptedVocabulary:
@@ -139,7 +142,8 @@ class FakeEngine:
     async def _play(self, asked: Asked) -> None:
         script = asked.script
         for number in range(len(script.texts) + 1):
-            await asyncio.sleep(0)
+            for _ in range(script.turns):
+                await asyncio.sleep(0)
             if number == script.hang_after:
                 await asked.over.wait()
             if asked.end is not None:
@@ -254,10 +258,32 @@ class InProcess:
         return self.handlers[name](content)
 
 
+class OpenResponse:
+    """A response whose events may be written directly: each chunk goes to `take`."""
+
+    disconnected = response_complete = False
+    chunked_encoding = True
+
+    def __init__(self, take: Callable[[bytes], None]) -> None:
+        self.flow = SimpleNamespace(write_paused=False)
+        self.transport = self
+        self._take = take
+
+    def write(self, chunks: bytes) -> None:
+        while chunks:
+            size, _, rest = chunks.partition(b"\r\n")
+            end = int(size, 16)
+            assert end and rest[end : end + 2] == b"\r\n"
+            self._take(rest[:end])
+            chunks = rest[end + 2 :]
+
+
 class Server:
     """The application and its parts. `leave_after`: number of body messages after which the client disconnects; if 0,
     it disconnects 0.3 s after the call.
     """
+
+    writes_directly = True  # whether events may be written past ASGI, as in `Connection`
 
     def __init__(self, tokenizer: Tokenizer, **config: Any) -> None:
         self.engine, self.metrics = FakeEngine(), Metrics()
@@ -334,9 +360,12 @@ class Server:
                 answer.status = message["status"]
                 answer.headers = {key.decode(): value.decode() for key, value in message["headers"]}
             elif message.get("body"):
-                answer.chunks.append(message["body"])
-                if leave_after is not None and len(answer.chunks) >= leave_after:
-                    gone.set()
+                take(message["body"])
+
+        def take(chunk: bytes) -> None:
+            answer.chunks.append(chunk)
+            if leave_after is not None and len(answer.chunks) >= leave_after:
+                gone.set()
 
         raw_headers = [(key.encode(), value.encode()) for key, value in headers.items()]
         scope = {
@@ -350,6 +379,7 @@ class Server:
             "http_version": "1.1",
             "scheme": "http",
             "server": ("127.0.0.1", 80),
+            "extensions": {EXTENSION: OpenResponse(take)} if self.writes_directly else {},
         }
         await asyncio.wait_for(self.app(scope, receive, send), 20)
         return answer

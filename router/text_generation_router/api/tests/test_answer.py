@@ -11,6 +11,7 @@ from text_generation_router.api.asking import COMPLETION
 from text_generation_router.api.generation import Generation, Result
 from text_generation_router.api.schemas import CompletionRequest
 from text_generation_router.errors import TemplateError
+from text_generation_router.http.direct import DirectWriter
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.validation import Prompt
 
@@ -37,7 +38,7 @@ class Loud:
         parameters = asked.sampling_parameters(asked.max_tokens, None)
         return [Prompt(text.upper(), parameters) for text in asked.prompt]
 
-    async def events(self, asked: CompletionRequest, generations: Sequence[Generation]):
+    async def events(self, asked: CompletionRequest, generations: Sequence[Generation], writer: DirectWriter):
         for generation in generations:
             async for event in generation:
                 yield event.text.upper().encode() + b"\n"

@@ -1,7 +1,7 @@
 """One request's stream between an engine and a reader: events, credits, failures."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 
 import pytest
@@ -268,3 +268,94 @@ def test_readers_of_one_step_get_their_tokens_in_several_turns_of_the_event_loop
         await asyncio.gather(*reading)
 
     asyncio.run(use())
+
+
+class Page:
+    """A fake DirectWriter that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.text = ""
+
+    def write(self, events: Sequence[bytes]) -> None:
+        self.text += b"".join(events).decode()
+
+
+async def begin_reading(world: World, page: Page) -> tuple["asyncio.Task[None]", list[TokenEvent]]:
+    """A reader that waits for events, and the events that it gets."""
+    got: list[TokenEvent] = []
+
+    async def read_all() -> None:
+        async for event in world.stream:
+            got.append(event)
+            await asyncio.sleep(0)
+
+    world.stream.write_through(page, lambda event: event.text.encode())  # type: ignore[arg-type]
+    reading = asyncio.create_task(read_all())
+    await asyncio.sleep(0)
+    return reading, got
+
+
+def test_events_are_written_at_once_and_only_the_last_one_wakes_the_reader() -> None:
+    async def use(world: World) -> None:
+        page = Page()
+        reading, got = await begin_reading(world, page)
+        world.take(2, 3)
+        assert page.text == "cd"
+        await asyncio.sleep(0)
+        world.take(4)
+        await asyncio.sleep(0.01)
+        assert not got and world.stream._credits + world.stream._read == 512
+        world.take(5, ended=Ended(EndReason.LENGTH))
+        await reading
+        assert [event.text for event in got] == ["f"] and page.text in ("cd", "cde")
+
+    run(use)
+
+
+def test_a_reader_behind_a_closed_writer_gets_the_events_in_their_order() -> None:
+    async def use(world: World) -> None:
+        page = Page()
+        reading, got = await begin_reading(world, page)
+        page.is_open = False
+        world.take(2)
+        await asyncio.sleep(0)
+        page.is_open = True  # the reader still holds an event that is older than the next one
+        world.take(3)
+        assert page.text == ""
+        await asyncio.sleep(0.01)
+        world.take(4)
+        assert page.text == "e" and [event.text for event in got] == ["c", "d"]
+        world.take(5, ended=Ended(EndReason.LENGTH))
+        await reading
+
+    run(use)
+
+
+def test_an_event_that_cannot_be_written_fails_its_request() -> None:
+    async def use(world: World) -> None:
+        page = Page()
+        reading, _ = await begin_reading(world, page)
+        world.stream.write_through(page, lambda event: b"" + None)  # type: ignore
+        world.take(2)
+        with pytest.raises(GenerationError, match="TypeError"):
+            await reading
+        assert world.engine.calls == [("cancel", 7)] and world.failures == {"generation": 1}
+
+    run(use)
+
+
+def test_written_events_give_their_credits_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("text_generation_router.api.generation_stream.CREDITS", 4)
+
+    async def use(world: World) -> None:
+        page = Page()
+        reading, _ = await begin_reading(world, page)
+        for letter in range(8):
+            world.take(letter)
+            await asyncio.sleep(0)
+        given = sum(count for call, count in world.engine.calls if call == "credit")
+        assert given >= 4 and page.text == "abcdefgh"
+        reading.cancel()
+
+    run(use)

@@ -1,0 +1,85 @@
+"""A shard without a model: it answers every step after a fixed time, with random tokens of a model's vocabulary.
+
+Run as `python -m text_generation_benchmark.router.shard MODEL_FOLDER UDS_PATH STEP_S`; listens on unix://UDS_PATH-0.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from text_generation_server.config import ShardConfig
+from text_generation_server.runner import Capacity
+from text_generation_server.server import Servicer, listen
+from text_generation_server.step.results import Pending, StepOutput, completed
+from text_generation_server.step.rows import PromptChunk, StepBatch
+from text_generation_server.worker import Worker
+
+SLOTS, MAX_TOTAL_TOKENS = 2**23, 2**15
+TOKENS = 2**18  # number of random tokens; after the last, the first follows
+NOTHING = torch.zeros(0)
+
+
+class TimedRunner:
+    """The methods of ModelRunner that a shard without a step log calls."""
+
+    num_rows = 0
+    longest_pause_s = 0.0
+
+    def __init__(self, step_s: float, token_ids: Sequence[int]) -> None:
+        self._step_s = step_s
+        chosen = torch.randint(len(token_ids), (TOKENS,), generator=torch.Generator().manual_seed(0))
+        self._tokens = torch.tensor(token_ids, dtype=torch.int32)[chosen]
+        self._logprobs = -torch.rand(TOKENS, generator=torch.Generator().manual_seed(1))
+        self._at = 0
+
+    def warmup(self, *_: int | None) -> Capacity:
+        return Capacity(SLOTS, MAX_TOTAL_TOKENS)
+
+    def clear(self, batch_id: int | None) -> None:
+        pass
+
+    def filter(self, batch_id: int, keep: list[int]) -> list[int]:
+        return keep
+
+    def step(
+        self, decoding: list[StepBatch], slots: torch.Tensor, new_batch_id: int, chunks: list[PromptChunk]
+    ) -> Pending[StepOutput]:
+        ids = [i for batch in decoding for i in batch.request_ids] + [c.request_id for c in chunks if c.last]
+        if self._step_s:
+            time.sleep(self._step_s)
+        at = self._at if self._at + len(ids) <= TOKENS else 0
+        self._at = at + len(ids)
+        here = slice(at, at + len(ids))
+        logprobs = self._logprobs[here]
+        output = StepOutput(new_batch_id, ids, ids, self._tokens[here], logprobs, [], NOTHING, NOTHING, [], 1, 1)
+        return completed(output)
+
+
+async def serve(model: Path, uds_path: str, step_s: float) -> None:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    runner = TimedRunner(step_s, [i for i in range(tokenizer.get_vocab_size()) if i not in special])
+    facts = SimpleNamespace(vocab_size=tokenizer.get_vocab_size(), max_positions=MAX_TOTAL_TOKENS, eos_token_ids=())
+    shard: Any = SimpleNamespace(
+        runner=runner, tokenizer=tokenizer, model_config=facts, dtype=torch.float32, device=torch.device("cpu"),
+        kernels="none",
+    )  # fmt: skip
+    worker = Worker(epoch=1)
+    servicer = Servicer([f"unix://{uds_path}-0"], worker)
+    server = await listen(ShardConfig(model_path=model, uds_path=uds_path, rank=0, world_size=1, epoch=1), servicer)
+    servicer.serve(shard)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await server.stop(grace=None)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])))
