@@ -9,6 +9,7 @@ from text_generation_benchmark.families.report import Against
 from text_generation_benchmark.output import show_table
 from text_generation_benchmark.shards.cli import benchmark_shards
 from text_generation_benchmark.simulation.cli import replay, simulate
+from text_generation_common.flags.kinds import CpuTarget
 from text_generation_common.model_folder import demo_directory
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
@@ -71,6 +72,7 @@ def profile(
     depth: Annotated[int, typer.Option(min=0, help="Tokens before those of the prompt, computed earlier.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Measured steps.")] = 20,
     dtype: Annotated[str, typer.Option(help="Type of weights, keys and values.")] = "bfloat16",
+    cpu_target: Annotated[CpuTarget | None, typer.Option(help="Kernels; default: the best.")] = None,
 ) -> None:
     """Prints where the time of a decode step, or of a prompt's step, goes on a CPU, and its share of the limit."""
     import torch
@@ -81,9 +83,9 @@ def profile(
     meter = Meter(getattr(torch, dtype))
     before = meter.measure()
     if prompt is None:
-        profiled = profile_step(model_id, rows, context, steps, dtype)
+        profiled = profile_step(model_id, rows, context, steps, dtype, cpu_target)
     else:
-        profiled = profile_prompt(model_id, prompt, depth, steps, dtype)
+        profiled = profile_prompt(model_id, prompt, depth, steps, dtype, cpu_target)
     typer.echo(as_markdown(profiled, before.higher(meter.measure())))
 
 

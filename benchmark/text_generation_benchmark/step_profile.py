@@ -18,7 +18,7 @@ from text_generation_common.sampling import Sampling
 from text_generation_server.config import ShardConfig
 from text_generation_server.kernels import Backend
 from text_generation_server.kernels.cpu.backend import CpuKernels
-from text_generation_server.kernels.cpu.library import Call, Library, Word, choose_target
+from text_generation_server.kernels.cpu.library import Call, Library, Word, choose_target, require_target
 from text_generation_server.load import load_shard
 from text_generation_server.models.config import read_config
 from text_generation_server.runner import ModelRunner
@@ -51,6 +51,7 @@ PARTS = {
     "check_finite": SAMPLING,
     "draw": SAMPLING,
     "embed": "embedding, places, advance",
+    "embed_panels": "embedding, places, advance",
     "place": "embedding, places, advance",
     "advance": "embedding, places, advance",
 }
@@ -102,8 +103,8 @@ class Profiled:
     """A shard in this process with `rows` rows of up to `longest` tokens each. RuntimeError if no kernels were
     compiled."""
 
-    def __init__(self, model: Path, rows: int, longest: int, dtype: str) -> None:
-        choice = choose_target()
+    def __init__(self, model: Path, rows: int, longest: int, dtype: str, target: str | None) -> None:
+        choice = choose_target() if target is None else require_target(target)
         if choice.target is None:
             raise RuntimeError(f"no kernels to profile: {choice.reason}")
         self._library = library = TimedLibrary(choice.target)
@@ -143,10 +144,13 @@ class Profiled:
         return StepProfile(f"{what}, kernels {self._kernels}", *measured, work, self._config.moe is not None)
 
 
-def profile_step(model: Path, rows: int, context: int, steps: int, dtype: str) -> StepProfile:
-    """Decode steps with `rows` rows of about `context` tokens each. RuntimeError if no kernels were compiled."""
+def profile_step(
+    model: Path, rows: int, context: int, steps: int, dtype: str, target: str | None = None
+) -> StepProfile:
+    """Decode steps with `rows` rows of about `context` tokens each. target: the kernels; None: the best. RuntimeError
+    if no kernels were compiled."""
     longest = context + steps + WARM_STEPS + 2
-    shard = Profiled(model, rows, longest, dtype)
+    shard = Profiled(model, rows, longest, dtype, target)
     first = [row * longest for row in range(rows)]
     for row, slot in enumerate(first):
         _compute(shard.runner, row, slot, 0, context)
@@ -158,10 +162,12 @@ def profile_step(model: Path, rows: int, context: int, steps: int, dtype: str) -
     return shard.profile(f"{rows} rows of {context} tokens", shard.measure(step, steps), (rows, 1, context))
 
 
-def profile_prompt(model: Path, prompt: int, depth: int, steps: int, dtype: str) -> StepProfile:
+def profile_prompt(
+    model: Path, prompt: int, depth: int, steps: int, dtype: str, target: str | None = None
+) -> StepProfile:
     """Steps that compute `prompt` tokens of a row behind `depth` tokens, whose keys and values are there already.
     RuntimeError if no kernels were compiled."""
-    shard = Profiled(model, 1, depth + prompt + 1, dtype)
+    shard = Profiled(model, 1, depth + prompt + 1, dtype, target)
     if depth:
         _compute(shard.runner, 0, 0, 0, depth)
 

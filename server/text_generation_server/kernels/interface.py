@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -51,6 +51,18 @@ class ExpertWeights:
     gate_up_bias: Tensor | None = None  # [E, 2I]
     down_bias: Tensor | None = None  # [E, H]
     clamped: ClampedGate | None = None
+
+
+@runtime_checkable
+class HoldsRows(Protocol):
+    """A linear layer from which its weight can be read, so that an embedding that is the same weight needs no copy."""
+
+    @property
+    def has_rows(self) -> bool: ...
+
+    def rows(self, ids_T: Tensor) -> Tensor:
+        """Rows of the weight, to the bit. ids are int32. To be called only if `has_rows`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

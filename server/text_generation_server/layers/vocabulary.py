@@ -1,13 +1,18 @@
 """Embedding (ids to hidden states) and head (hidden states to logits) of a model, split over the ranks by token id."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from text_generation_server.distributed import Group
-from text_generation_server.kernels.interface import Kernels
+from text_generation_server.kernels.interface import HoldsRows, Kernels
 from text_generation_server.layers.linear import make_linear
 from text_generation_server.layers.weights import dense
+
+# Rows of an embedding table, by their numbers (int32).
+LookUp = Callable[[Tensor], Tensor]
 
 
 class Embedding:
@@ -15,18 +20,17 @@ class Embedding:
     sum over ranks has every row.
     """
 
-    def __init__(self, weight: Tensor, ids: range, kernels: Kernels, group: Group) -> None:
-        self._weight = weight
+    def __init__(self, look_up: LookUp, ids: range, group: Group) -> None:
+        self._look_up = look_up
         self._ids = ids
-        self._kernels = kernels
         self._group = group
 
     def __call__(self, ids_T: Tensor) -> Tensor:
         if self._group.size == 1:
-            return self._kernels.embed(ids_T, self._weight)
+            return self._look_up(ids_T)
         elsewhere_T = (ids_T < self._ids.start) | (ids_T >= self._ids.stop)
         local_T = (ids_T - self._ids.start).masked_fill_(elsewhere_T, 0)
-        x_TH = self._kernels.embed(local_T, self._weight)
+        x_TH = self._look_up(local_T)
         return self._group.all_reduce(x_TH.masked_fill_(elsewhere_T.unsqueeze(1), 0))
 
 
@@ -55,6 +59,11 @@ class Head:
             return None
         logits_TV = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))[:, : self._vocab_size]
         return logits_TV if self._keeps_padding else logits_TV.contiguous()
+
+    def look_up(self) -> LookUp | None:
+        """Reads rows of the weight; None if the head does not keep the weight in another form."""
+        linear = self._linear
+        return linear.rows if isinstance(linear, HoldsRows) and linear.has_rows else None
 
     def of_part(self, hidden_TH: Tensor) -> Tensor:
         """The logits of this rank's ids, and after them columns of padding."""

@@ -129,7 +129,6 @@ class Decoder:
         self._kernels = kernels
         self._kv_shapes = [KvShape(2 * len(split.kv_heads), config.head_size)] * config.num_layers
         embedding = vocabulary_part(f"{names.embedding}.weight")
-        self._embed = Embedding(embedding, split.vocabulary, kernels, group)
         self._embedding_norm = parts.norm(names.embedding_norm) if config.embedding_norm else None
         self._positions: Tensor | None = None
         if config.learned_positions:
@@ -146,6 +145,9 @@ class Decoder:
         head_bias = vocabulary_part(f"{names.head}.bias") if config.biases.head else None
         logits = config.multipliers.logits, config.logits_softcap
         self._head = Head(head, head_bias, config.vocab_size, kernels, group, *logits)
+        # Where the head is the embedding, and holds it in another form, this form is the only one that is kept.
+        look_up = self._head.look_up() if head is embedding else None
+        self._embed = Embedding(look_up or (lambda ids_T: kernels.embed(ids_T, embedding)), split.vocabulary, group)
         tables = {
             rope: rotary_tables(rope, config.head_size, max_total_tokens, platform.device)
             for rope in dict.fromkeys(rule.rope for rule in config.rules)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from family_checkpoints import make_family
 from shard_tools import CPU, SAMPLED, Client, make_checkpoint, make_runner, random_ids, scattered_slots
+from torch import Tensor
 
 import text_generation_server
 from text_generation_common.flags.kinds import Dtype
@@ -16,14 +17,17 @@ from text_generation_common.sampling import Sampling
 from text_generation_server.config import ShardConfig
 from text_generation_server.device.graphs import no_graphs
 from text_generation_server.kernels import select_backend
+from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.programs import DecodePrograms
+from text_generation_server.layers.vocabulary import Head
 from text_generation_server.layers.weights import WeightFormat, dense, int8
 from text_generation_server.load import load_shard
 from text_generation_server.runner import ModelRunner
 from text_generation_server.step.results import StepOutput
 from text_generation_server.worker import Worker
 
+NEEDS_PRODUCTS = "needs compiled matrix products: a C compiler (cc) at install and a processor with AVX2"
 DEMO_MODEL = Path(text_generation_server.__file__).parent / "demo_model"
 
 
@@ -56,18 +60,25 @@ def said(outputs: list[StepOutput]) -> list[tuple[list[int], list[int], list[flo
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "weight_format"), [(torch.bfloat16, dense), (torch.bfloat16, int8), (torch.int8, dense)]
+    ("target", "kv_dtype", "weight_format"),
+    [
+        (None, torch.bfloat16, dense),
+        (None, torch.bfloat16, int8),
+        (None, torch.int8, dense),
+        ("avx512", torch.bfloat16, dense),
+        ("avx2", torch.bfloat16, dense),
+    ],
 )
 def test_steps_by_program_give_the_same_results_as_kernel_by_kernel(
-    tmp_path: Path, kv_dtype: torch.dtype, weight_format: WeightFormat
+    tmp_path: Path, target: str | None, kv_dtype: torch.dtype, weight_format: WeightFormat
 ) -> None:
-    kernels = select_backend(CPU).kernels
-    if not isinstance(kernels, CpuKernels) or not kernels.library.has("gemm"):
-        pytest.skip("needs compiled matrix products: a C compiler (cc) at install and a processor with avx512_bf16")
+    kernels = load_kernels(target)
+    if kernels is None or not kernels.library.has("gemm"):
+        pytest.skip(f"{NEEDS_PRODUCTS}; target: {target}")
     make_checkpoint(tmp_path)
     programs = DecodePrograms(kernels.library, kernels.threads)
     types = {"weight_format": weight_format, "kv_dtype": kv_dtype}
-    plain = make_runner(tmp_path, torch.bfloat16, graphs=no_graphs(), **types)
+    plain = make_runner(tmp_path, torch.bfloat16, graphs=no_graphs(), kernels=kernels, **types)
     fast = make_runner(tmp_path, torch.bfloat16, graphs=programs, kernels=kernels, **types)
     assert said(steps_of(fast)) == said(steps_of(plain))
     assert set(programs._programs) == {1, 2, 3, 8, 19, 20}
@@ -77,7 +88,7 @@ def test_steps_by_program_give_the_same_results_as_kernel_by_kernel(
 def test_the_choice_of_experts_is_part_of_a_program(tmp_path: Path, variant: str) -> None:
     kernels = select_backend(CPU).kernels
     if not isinstance(kernels, CpuKernels) or not kernels.library.has("gemm"):
-        pytest.skip("needs compiled matrix products: a C compiler (cc) at install and a processor with avx512_bf16")
+        pytest.skip(NEEDS_PRODUCTS)
     make_family(tmp_path, variant)
     programs = DecodePrograms(kernels.library, kernels.threads)
     fast = make_runner(tmp_path, torch.bfloat16, graphs=programs, kernels=kernels)
@@ -90,13 +101,30 @@ def test_the_choice_of_experts_is_part_of_a_program(tmp_path: Path, variant: str
 def test_an_mlp_whose_size_fills_no_panel_is_part_of_a_program(tmp_path: Path, activation: str) -> None:
     kernels = select_backend(CPU).kernels
     if not isinstance(kernels, CpuKernels) or not kernels.library.has("gemm"):
-        pytest.skip("needs compiled matrix products: a C compiler (cc) at install and a processor with avx512_bf16")
+        pytest.skip(NEEDS_PRODUCTS)
     make_checkpoint(tmp_path, hidden_act=activation, intermediate_size=40, mlp_bias=True)
     programs = DecodePrograms(kernels.library, kernels.threads)
     fast = make_runner(tmp_path, torch.bfloat16, graphs=programs, kernels=kernels)
     plain = make_runner(tmp_path, torch.bfloat16, graphs=no_graphs())
     assert said(_round(fast, 128)) == said(_round(plain, 128))
     assert set(programs._programs) == {1, 2, 3, 8, 19, 20}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tied_embedding_is_read_from_the_head_which_alone_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    kernels = load_kernels()
+    if kernels is None or not kernels.library.has("gemm"):
+        pytest.skip(NEEDS_PRODUCTS)
+    make_checkpoint(tmp_path, tie_word_embeddings=True)
+    kept: list[Tensor] = []
+    monkeypatch.setattr(kernels, "embed", lambda _, weight: kept.append(weight))
+    tied = said(steps_of(make_runner(tmp_path, dtype, kernels=kernels)))
+    assert not kept
+    monkeypatch.undo()
+    monkeypatch.setattr(Head, "look_up", lambda _: None)
+    assert tied == said(steps_of(make_runner(tmp_path, dtype, kernels=kernels)))
 
 
 def test_where_torch_computes_the_products_steps_run_kernel_by_kernel(tmp_path: Path) -> None:

@@ -82,6 +82,13 @@ class PackedLinear:
         )  # fmt: skip
         return y if self._width == self._outputs else y[:, : self._outputs].contiguous()
 
+    @property
+    def has_rows(self) -> bool:
+        return not self._gated and not self._is_int8
+
+    def rows(self, ids_T: Tensor) -> Tensor:
+        return _rows(self._library, self._threads, self._weight, ids_T, self._inputs)
+
 
 class Float32Linear:
     """y = x Wᵀ + b in float32. A row of y has the same bits whatever the other rows are, and for any number of
@@ -104,6 +111,22 @@ class Float32Linear:
             weights=self._weight.data_ptr(), outputs=self._outputs, bias=_pointer(self._bias), y=y.data_ptr(),
         )  # fmt: skip
         return y
+
+    has_rows = True
+
+    def rows(self, ids_T: Tensor) -> Tensor:
+        return _rows(self._library, self._threads, self._weight, ids_T, self._inputs)
+
+
+def _rows(library: Library, threads: int, panels: Tensor, ids_T: Tensor, inputs: int) -> Tensor:
+    """Rows of the weight [N, inputs] in panels. A panel has the words, 4 bytes each, of its outputs in turns."""
+    words = inputs * panels.element_size() // 4
+    out = torch.empty((len(ids_T), inputs), dtype=panels.dtype)
+    library.call(
+        threads if len(ids_T) > 1 else 1, "embed_panels", ids=ids_T.data_ptr(), tokens=len(ids_T),
+        panels=panels.data_ptr(), outputs=panels[0].nbytes // (4 * words), words=words, out=out.data_ptr(),
+    )  # fmt: skip
+    return out
 
 
 def can_pack(weight: Tensor, gated: bool) -> bool:

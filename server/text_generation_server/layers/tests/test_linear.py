@@ -10,6 +10,7 @@ from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.library import NEEDS
 from text_generation_server.kernels.cpu.linear import Float32Linear, PackedLinear, Scratch
+from text_generation_server.kernels.interface import HoldsRows
 from text_generation_server.layers.linear import make_linear
 from text_generation_server.layers.weights import Weight, WeightFormat, dense, int8
 
@@ -184,6 +185,26 @@ def test_float32_products_are_those_of_the_weights(
     for rows in ROWS:
         x = random(rows, inputs).float()
         torch.testing.assert_close(linear(x).double(), exact(x, weight, bias), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("outputs", [64, 90])
+def test_rows_of_the_weight_can_be_read_from_its_panels(
+    exact_kernels: CpuKernels, outputs: int, dtype: torch.dtype
+) -> None:
+    weight = random(outputs, 96).to(dtype)
+    linear = make_linear(exact_kernels, dense(weight), dtype=torch.float32)
+    if not isinstance(linear, HoldsRows):
+        assert dtype == torch.bfloat16 and exact_kernels.library.target == "portable"
+        return
+    ids = torch.tensor([0, 15, 16, 17, 31, 32, 33, outputs - 1, 7, 7], dtype=torch.int32)
+    assert linear.has_rows and torch.equal(linear.rows(ids), weight[ids])
+
+
+def test_weights_in_another_order_or_type_hold_no_rows(kernels: CpuKernels) -> None:
+    for weight, gated in ((dense(random(64, 64)), True), (int8(random(64, 64)), False)):
+        linear = make_linear(kernels, weight, gated=gated)
+        assert isinstance(linear, HoldsRows) and not linear.has_rows
 
 
 def test_float32_gates_and_ups_meet(exact_kernels: CpuKernels) -> None:

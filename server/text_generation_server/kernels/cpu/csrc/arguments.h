@@ -38,6 +38,16 @@ struct embed_arguments {
   void *out;          /* [T, row_bytes] */
 };
 
+/* Copies the embeddings of tokens out of the panels of a matrix product. A word is one float32 or two bfloat16. */
+struct embed_panels_arguments {
+  const int32_t *ids; /* [T] */
+  long tokens;        /* T */
+  const void *panels; /* [vocabulary / outputs, words, outputs] */
+  long outputs;       /* outputs of a panel: 16 for BF16, 32 for F32 */
+  long words;         /* words of one embedding */
+  void *out;          /* [T, words] */
+};
+
 /* out = x / sqrt(mean(x²) + eps) * weight for each token. With a residual, residual += x is computed first, and then
    the residual takes the place of x. */
 struct rms_norm_arguments {

@@ -10,7 +10,7 @@
 /* No noise is below this bound, because v in gumbel_noise is at most 1 - 2^-24. */
 #define LEAST_NOISE -2.9f
 /* More than all rounding errors of two scores that are compared by their exponentials. */
-#define ROUNDING 1.001f
+#define SLACK 1.001f
 
 /* The last step of the hash function MurmurHash3, for 32 bits: https://github.com/aappleby/smhasher. */
 #define MIX(x) (x ^= x >> 16, x *= 0x85ebca6bu, x ^= x >> 13, x *= 0xc2b2ae35u, x ^= x >> 16)
@@ -91,7 +91,7 @@ static long find_peak(const struct tokens *tokens, float peak) {
    only if v < e^(logit - best). Few tokens pass this test, and two logarithms are computed for them alone. */
 static long find_best_token(const struct tokens *tokens, float peak, uint32_t key, vf *sums) {
   struct best_token best = {peak + LEAST_NOISE, 0};
-  float reach = expf(peak - best.score) * ROUNDING;
+  float reach = expf(peak - best.score) * SLACK;
   vu lanes;
   for (int i = 0; i < LANES; i++) lanes[i] = i;
   for (long i = 0; i < tokens->count; i += LANES) {
@@ -104,7 +104,7 @@ static long find_best_token(const struct tokens *tokens, float peak, uint32_t ke
     float scores[LANES];
     store(scores, 0, x + gumbel_noise(v), F32);
     keep_better_token(scores, i, tokens->count - i < LANES ? (int)(tokens->count - i) : LANES, &best);
-    reach = expf(peak - best.score) * ROUNDING;
+    reach = expf(peak - best.score) * SLACK;
   }
   return best.place;
 }

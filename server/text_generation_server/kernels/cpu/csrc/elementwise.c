@@ -14,6 +14,19 @@ EXPORT void embed(const void *arguments, struct team *team, int me) {
   FOR_EACH_ITEM(t, tokens, TOKENS_AT_ONCE, team) memcpy(out + t * bytes, weight + ids[t] * bytes, bytes);
 }
 
+EXPORT void embed_panels(const void *arguments, struct team *team, int me) {
+  (void)me;
+  const struct embed_panels_arguments *a = arguments;
+  const int32_t *ids = a->ids;
+  long tokens = a->tokens, outputs = a->outputs, words = a->words;
+  const uint32_t *panels = a->panels;
+  uint32_t *out = a->out;
+  FOR_EACH_ITEM(t, tokens, TOKENS_AT_ONCE, team) {
+    const uint32_t *from = panels + ids[t] / outputs * words * outputs + ids[t] % outputs;
+    for (long i = 0; i < words; i++) out[t * words + i] = from[i * outputs];
+  }
+}
+
 /* x, rounded to bfloat16 if the model computes in bfloat16. */
 INLINE vf round_to_type(vf x, enum type type) {
   if (type != BF16) return x;

@@ -9,8 +9,8 @@
 #include "team.h"
 #include "vectors.h"
 
-#define PAIRS_AT_ONCE 4    /* tokens and ... */
-#define SUMS_AT_ONCE 4     /* ... outputs whose sums fit the registers */
+#define PAIRS_AT_ONCE (LANES == 16 ? 4 : 2) /* tokens and ... */
+#define SUMS_AT_ONCE 4                      /* ... outputs whose sums fit the registers */
 #define OUTPUTS_OF_ITEM 16 /* outputs of one expert that a thread takes at a time; all sizes are multiples of it */
 
 INLINE float number_at(const void *p, long i, enum type type) {
@@ -75,6 +75,20 @@ EXPORT void route(const void *arguments, struct team *team, int me) {
   }
 }
 
+#if defined(__AVX2__) && !defined(__AVX512BF16__)
+/* LANES words of two bfloat16 numbers; zeros after the last `bytes`. */
+INLINE vu load_pairs(const char *p, long bytes) {
+#if defined(__AVX512F__)
+  return (vu)_mm512_maskz_loadu_epi32(bytes < 64 ? 0xff : 0xffff, p);
+#else
+  (void)bytes;
+  vu words;
+  memcpy(&words, p, sizeof words);
+  return words;
+#endif
+}
+#endif
+
 /* Up to PAIRS_AT_ONCE vectors, and the vectors of OUTPUTS_OF_ITEM outputs: LANES partial sums of each product. */
 typedef vf partial_sums[PAIRS_AT_ONCE][OUTPUTS_OF_ITEM];
 
@@ -99,6 +113,27 @@ INLINE void multiply(const char *const x[PAIRS_AT_ONCE], int pairs, const char *
       __m512bh number = (__m512bh)_mm512_maskz_loadu_epi16(there, x[p] + i);
 #pragma GCC unroll 4
       for (int j = 0; j < SUMS_AT_ONCE; j++) sums[p][j] = (vf)_mm512_dpbf16_ps((__m512)sums[p][j], number, weights[j]);
+    }
+  }
+  if (type == BF16) size = 0;
+#elif defined(__AVX2__)
+  /* A word holds two numbers: the even one becomes float32 by a shift, the odd one by a mask. */
+  for (long i = 0; type == BF16 && i < bytes; i += 4 * LANES) {
+    vf even[PAIRS_AT_ONCE], odd[PAIRS_AT_ONCE];
+#pragma GCC unroll 4
+    for (int p = 0; p < pairs; p++) {
+      vu words = load_pairs(x[p] + i, bytes - i);
+      even[p] = vf_bits(words << 16);
+      odd[p] = vf_bits(words & 0xffff0000);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < SUMS_AT_ONCE; j++) {
+      vu words = load_pairs(w + j * bytes + i, bytes - i);
+      vf first = vf_bits(words << 16), second = vf_bits(words & 0xffff0000);
+      if (next) _mm_prefetch(next + j * bytes + i, _MM_HINT_T0);
+#pragma GCC unroll 4
+      for (int p = 0; p < pairs; p++)
+        sums[p][j] = multiply_add(odd[p], second, multiply_add(even[p], first, sums[p][j]));
     }
   }
   if (type == BF16) size = 0;
@@ -142,14 +177,18 @@ static void multiply_pairs(const char *const x[PAIRS_AT_ONCE], int pairs, const 
   if (type == BF16) switch (pairs) {
       case 1: MULTIPLY(1, BF16); return;
       case 2: MULTIPLY(2, BF16); return;
+#if LANES == 16
       case 3: MULTIPLY(3, BF16); return;
       default: MULTIPLY(4, BF16); return;
+#endif
     }
   switch (pairs) {
     case 1: MULTIPLY(1, F32); return;
     case 2: MULTIPLY(2, F32); return;
+#if LANES == 16
     case 3: MULTIPLY(3, F32); return;
     default: MULTIPLY(4, F32); return;
+#endif
   }
 #undef MULTIPLY
 }
