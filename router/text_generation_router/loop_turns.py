@@ -22,7 +22,9 @@ class LoopTurns:
     def put(self, owner: str, action: Action) -> None:
         """Calls `action` at once if fewer than `per_turn` things were done in this turn, else in a later turn."""
         if self._num_done >= self._per_turn:
-            self._lines.setdefault(owner, deque()).append(action)
+            if (line := self._lines.get(owner)) is None:
+                line = self._lines[owner] = deque()
+            line.append(action)
         elif action():
             if not self._num_done:
                 asyncio.get_running_loop().call_soon(self._begin_turn)

@@ -50,5 +50,6 @@ class DirectWriter:
     def write(self, events: Sequence[bytes]) -> None:
         """Writes each event as a chunk of its own. May be called only while `is_open`."""
         assert self._cycle is not None
-        self._cycle.transport.write(b"".join([b"%x\r\n%b\r\n" % (len(event), event) for event in events]))
+        chunks = [b"%x\r\n%b\r\n" % (len(event), event) for event in events]
+        self._cycle.transport.write(chunks[0] if len(chunks) == 1 else b"".join(chunks))
         self.last_sent_s = self._clock()

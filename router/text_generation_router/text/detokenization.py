@@ -76,6 +76,7 @@ class TextStream:
         self._vocabulary = vocabulary
         self._special_ids = vocabulary.special_ids
         self._bytes_of = vocabulary.token_bytes.of
+        self._whole_texts = vocabulary.token_bytes.whole_texts
         self._stop = stop
         self._longest_stop = max(map(len, stop), default=0)
         self._tail = ""  # the last characters of the returned text, in which a stop string may begin
@@ -87,6 +88,12 @@ class TextStream:
 
     def push(self, token_id: int) -> Piece:
         """Adds a token. The texts of the returned piece are "" while a character is incomplete."""
+        text = self._whole_texts.get(token_id)
+        if text and not self._open and self._previous is not None and not self._stop:  # nearly every token
+            self._previous = token_id
+            self._has_bytes = True
+            self._plain.append(text)
+            return Piece(text, text, False)
         if token_id in self._special_ids:
             plain = self._held_back()
             shown = plain + self._vocabulary.text_of(token_id)

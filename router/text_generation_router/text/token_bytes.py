@@ -3,6 +3,7 @@ character.
 """
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +95,8 @@ class TokenBytes:
         state = None if tokenizer.decoder is None else tokenizer.decoder.__getstate__()
         self._layout = read_layout(None if state is None else orjson.loads(state))
         self._bytes: dict[int, bytes] = {}
+        # Texts of tokens whose bytes are whole characters, whatever the token before is.
+        self.whole_texts: dict[int, str] = {}
 
     def of(self, token_id: int, previous: int | None) -> bytes:
         """The bytes that a token adds after the token `previous` (None: the token is the text's first). Neither may be
@@ -105,6 +108,8 @@ class TokenBytes:
         if previous is None:
             return self._layout.bytes_of(self._token(token_id), is_first=True)
         data = self._bytes[token_id] = self._layout.bytes_of(self._token(token_id), is_first=False)
+        with suppress(UnicodeDecodeError):
+            self.whole_texts[token_id] = data.decode()
         return data
 
     def _token(self, token_id: int) -> str:

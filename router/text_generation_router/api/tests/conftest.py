@@ -78,6 +78,7 @@ class ScriptedVocabulary:
     def __init__(self) -> None:
         self.special_ids: set[int] = set()
         self.token_bytes = self
+        self.whole_texts: dict[int, str] = {}
         self._tokens: list[bytes] = []
 
     def id_of(self, token: bytes, special: bool) -> int:

@@ -30,6 +30,7 @@ class LetterVocabulary:
 
     def __init__(self) -> None:
         self.token_bytes = self
+        self.whole_texts: dict[int, str] = {}
 
     def of(self, token_id: int, previous: int | None) -> bytes:
         return self.text_of(token_id).encode()

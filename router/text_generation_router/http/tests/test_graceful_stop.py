@@ -136,15 +136,17 @@ def test_running_requests_finish_and_new_ones_are_refused_by_a_server_that_liste
     asyncio.run(run())
 
 
-def test_objects_are_frozen_while_the_server_runs_and_not_later():
+def test_objects_are_frozen_and_collections_are_rare_while_the_server_runs_and_not_later():
+    usual = gc.get_threshold()
+
     async def run() -> None:
         async with serving() as router:
             assert (await router.ask("/health", "GET")).startswith(b"HTTP/1.1 200 ")
-            assert gc.get_freeze_count() > 0
+            assert gc.get_freeze_count() > 0 and gc.get_threshold()[0] > usual[0]
             terminate()
 
     asyncio.run(run())
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() == 0 and gc.get_threshold() == usual
 
 
 def test_what_does_not_finish_in_time_gets_a_clean_end():
