@@ -35,6 +35,13 @@ class FrameReader:
     def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames that `data` completes. FrameError: a message is too large; the connection cannot be used any
         more."""
+        if not self._bytes and len(data) >= HEADER.size:
+            size, kind, step = HEADER.unpack_from(data)
+            if HEADER.size + size == len(data):  # exactly one frame: nearly always
+                return iter((Frame(kind, step, data[HEADER.size :]),))
+        return self._cut(data)
+
+    def _cut(self, data: bytes) -> Iterator[Frame]:
         self._bytes += data
         while len(self._bytes) >= HEADER.size:
             size, kind, step = HEADER.unpack_from(self._bytes)

@@ -4,16 +4,14 @@ prometheus_client holds the values; `render` prints them, because its own printe
 Every series exists from the start, at zero.
 """
 
-import bisect
-import itertools
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
+
+from text_generation_router.step_histogram import PlainStepHistogram, StepHistogram
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 METHODS = ("prefill", "decode")
@@ -49,27 +47,6 @@ def hundredths(maximum: int) -> list[float]:
 # step's budget of prompt tokens, or a prefix that is being computed for another request.
 WAITS = ("turn", "rule", "rows", "memory", "budget", "prefix")
 RATIOS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
-
-
-class StepHistogram(Collector):
-    """A histogram of durations. `observe` adds one duration for `count` requests at once."""
-
-    def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
-        self._name, self._text = name, text
-        self._bounds = duration_buckets()
-        self._counts = [0.0] * (len(self._bounds) + 1)
-        self._sum = 0.0
-        registry.register(self)
-
-    def observe(self, value: float, count: int) -> None:
-        self._counts[bisect.bisect_left(self._bounds, value)] += count
-        self._sum += value * count
-
-    def collect(self) -> Iterator[Metric]:
-        names = [*map(str, self._bounds), "+Inf"]
-        family = HistogramMetricFamily(self._name, self._text)
-        family.add_metric([], list(zip(names, itertools.accumulate(self._counts), strict=True)), self._sum)
-        yield family
 
 
 class Metrics:
@@ -116,8 +93,8 @@ class Metrics:
             "tgi_request_mean_time_per_token_duration", "Mean seconds per generated token of a request"
         )
         # In TGI this metric is a summary, but TGI's dashboard queries it as a histogram.
-        self.request_skipped_tokens = self._histogram(
-            "tgi_request_skipped_tokens", "Speculated tokens accepted per generation message", [0.0]
+        self.request_skipped_tokens = PlainStepHistogram(
+            "tgi_request_skipped_tokens", "Speculated tokens accepted per generation message", [0.0], self.registry
         )
         self.queue_size = self._gauge("tgi_queue_size", "Requests waiting in the queue")
 
@@ -134,14 +111,14 @@ class Metrics:
         self.batch_inference_count = self._counter("tgi_batch_inference_count", "Steps sent", method=METHODS)
         self.batch_inference_success = self._counter("tgi_batch_inference_success", "Steps answered", method=METHODS)
         self.batch_inference_failure = self._counter("tgi_batch_inference_failure", "", method=METHODS)
-        self.batch_inference_duration = self._duration(
-            "tgi_batch_inference_duration", "Seconds from sending a step to its tokens being sent on", METHODS
+        self.batch_inference_duration = self._step_duration(
+            "tgi_batch_inference_duration", "Seconds from sending a step to its tokens being sent on"
         )
-        self.batch_forward_duration = self._duration(
-            "tgi_batch_forward_duration", "Seconds a shard computes a step, sampling included", METHODS
+        self.batch_forward_duration = self._step_duration(
+            "tgi_batch_forward_duration", "Seconds a shard computes a step, sampling included"
         )
-        self.batch_decode_duration = self._duration(
-            "tgi_batch_decode_duration", "Seconds from ids to text and stop checks", METHODS
+        self.batch_decode_duration = self._step_duration(
+            "tgi_batch_decode_duration", "Seconds from ids to text and stop checks"
         )
         self.batch_filter_duration = self._duration(
             "tgi_batch_filter_duration", "Seconds to send tokens on and to filter the batch", METHODS
@@ -154,7 +131,7 @@ class Metrics:
         self.shard_overlapped_steps = self._counter(
             "tgi_shard_overlapped_steps", "Decode steps whose successor was queued when they ended"
         )
-        self.shard_step_gap_duration = self._duration(
+        self.shard_step_gap_duration = self._plain_step_duration(
             "tgi_shard_step_gap_duration", "Seconds the shard had nothing to run before a step"
         )
         self.shard_losses = self._counter("tgi_shard_losses", "Groups of shards that died, hung or were given up")
@@ -193,8 +170,8 @@ class Metrics:
         self.time_to_first_token = self._duration(
             "tgi_request_time_to_first_token_duration", "Seconds from receipt to the first token"
         )
-        self.time_between_tokens = StepHistogram(
-            "tgi_request_time_between_tokens_duration", "Seconds from a token of a request to its next", self.registry
+        self.time_between_tokens = self._plain_step_duration(
+            "tgi_request_time_between_tokens_duration", "Seconds from a token of a request to its next"
         )
         self.books_errors = self._counter("tgi_books_errors", "Times that token slots or rows did not add up")
 
@@ -218,6 +195,12 @@ class Metrics:
         for method in methods:
             histogram.labels(method=method)
         return histogram
+
+    def _step_duration(self, name: str, text: str) -> StepHistogram:
+        return StepHistogram(name, text, duration_buckets(), METHODS, self.registry)
+
+    def _plain_step_duration(self, name: str, text: str) -> PlainStepHistogram:
+        return PlainStepHistogram(name, text, duration_buckets(), self.registry)
 
 
 def render(registry: CollectorRegistry) -> str:

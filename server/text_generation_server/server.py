@@ -35,7 +35,6 @@ MESSAGE_LIMIT = 64 * 2**20
 CLOSE_S = 3.0
 # Seconds after which a thread gives the interpreter to a thread that waits for it, in a shard of a GPU.
 SWITCH_S = 5e-4
-MAX_DETAILS = 2000  # most characters of an error's text; gRPC replaces an answer of more than 16 KiB by another error
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 

@@ -20,6 +20,7 @@ logger = logging.getLogger("text_generation_server")
 READ_BYTES = 2**18
 MAX_CONNECTIONS = 8  # a router has one, a benchmark another
 JOIN_S = 1.0
+AGAIN_S = 0.2  # seconds after which a connection that was not accepted is tried again
 
 Send = Callable[[bytes], None]
 # Takes a frame, and sends the answer later, from any thread. FrameError: the frame makes no sense.
@@ -82,7 +83,12 @@ class StepSocket:
 
     async def _accept(self) -> None:
         while True:
-            client, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+            try:
+                client, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+            except OSError as error:  # too many open files, for example
+                logger.error("the socket for steps does not accept a connection: %s", error)
+                await asyncio.sleep(AGAIN_S)
+                continue
             client.setblocking(True)
             self._connections = [connection for connection in self._connections if connection.is_open]
             if len(self._connections) < MAX_CONNECTIONS:

@@ -15,6 +15,14 @@ def test_frames_are_the_same_in_pieces_of_every_size(size: int) -> None:
     assert found == FRAMES
 
 
+def test_a_piece_is_not_a_frame_because_it_looks_like_one() -> None:
+    whole, reader = pack(1, 7, pack(2, 8, b"abc")), FrameReader()
+    assert list(reader.feed(whole)) == [Frame(1, 7, pack(2, 8, b"abc"))]
+    assert list(reader.feed(whole[: HEADER.size])) == []
+    assert list(reader.feed(whole[HEADER.size :])) == [Frame(1, 7, pack(2, 8, b"abc"))]
+    assert list(reader.feed(whole)) == [Frame(1, 7, pack(2, 8, b"abc"))]
+
+
 def test_the_header_is_thirteen_bytes_of_little_endian_numbers() -> None:
     assert pack(4, 258, b"xy") == b"\x02\x00\x00\x00" + b"\x04" + b"\x02\x01" + bytes(6) + b"xy"
 

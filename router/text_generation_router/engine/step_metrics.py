@@ -5,20 +5,32 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from text_generation_router.engine.shards import StepAnswer
-from text_generation_router.metrics import Metrics
+from text_generation_router.metrics import METHODS, Metrics
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler, SchedulerCounters
 from text_generation_router.scheduling.step import ForwardStep
 
 
+class MethodMetrics:
+    """The metrics of forward steps with the label `method`: looked up once, because every step changes them."""
+
+    def __init__(self, metrics: Metrics, method: str) -> None:
+        self.sent = metrics.batch_inference_count.labels(method=method)
+        self.answered = metrics.batch_inference_success.labels(method=method)
+        self.inference = metrics.batch_inference_duration.labels(method=method)
+        self.forward = metrics.batch_forward_duration.labels(method=method)
+        self.decode = metrics.batch_decode_duration.labels(method=method)
+
+
 class StepMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._by_method = {method: MethodMetrics(metrics, method) for method in METHODS}
         self._before = SchedulerCounters()
 
     def sent(self, step: ForwardStep, scheduler: Scheduler) -> None:
         metrics = self._metrics
-        metrics.batch_inference_count.labels(method=step.method).inc()
+        self._by_method[step.method].sent.inc()
         metrics.batch_current_size.set(scheduler.active.num_running)
         metrics.batch_current_max_tokens.set(scheduler.active.num_reserved)
         self._set_slots(scheduler)
@@ -30,11 +42,12 @@ class StepMetrics:
             metrics.batch_concat.labels(reason=step.concat_reason).inc()
 
     def answered(self, step: ForwardStep, answer: StepAnswer, sent_s: float, received_s: float) -> None:
-        metrics, method = self._metrics, step.method
-        metrics.batch_inference_success.labels(method=method).inc()
-        metrics.batch_inference_duration.labels(method=method).observe(time.perf_counter() - sent_s)
-        metrics.batch_forward_duration.labels(method=method).observe(answer.total_ns / 1e9)
-        metrics.batch_decode_duration.labels(method=method).observe(time.perf_counter() - received_s)
+        metrics, method, now = self._metrics, step.method, time.perf_counter()
+        of_method = self._by_method[method]
+        of_method.answered.inc()
+        of_method.inference.observe(now - sent_s)
+        of_method.forward.observe(answer.total_ns / 1e9)
+        of_method.decode.observe(now - received_s)
         metrics.request_skipped_tokens.observe(0)
         if method == "decode":
             metrics.shard_decode_steps.inc()

@@ -1,6 +1,7 @@
 """The shard through its socket: the rules of proto/generate.proto."""
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -28,7 +29,7 @@ from text_generation_server.config import ShardConfig
 from text_generation_server.load import load_shard
 from text_generation_server.server import SWITCH_S, Servicer, _share_interpreter, listen
 from text_generation_server.step_requests import StepRequests
-from text_generation_server.step_socket import MAX_CONNECTIONS
+from text_generation_server.step_socket import MAX_CONNECTIONS, StepSocket
 from text_generation_server.worker import Worker
 
 PROMPT = np.array([5, 6, 7, 8], dtype="<i4")
@@ -313,6 +314,32 @@ def test_no_more_connections_for_steps_than_the_limit(model: Path, tmp_path: Pat
         await asyncio.to_thread(fill)
 
     with_shard(model, tmp_path, use, "frames")
+
+
+def test_a_connection_that_cannot_be_accepted_at_once_is_accepted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use() -> None:
+        loop, taken = asyncio.get_running_loop(), asyncio.Event()
+        accept, failures = loop.sock_accept, [OSError(errno.EMFILE, "Too many open files")]
+
+        async def fail_once(listener: socket.socket) -> Any:
+            if failures:
+                raise failures.pop()
+            return await accept(listener)
+
+        def note() -> None:
+            loop.call_soon_threadsafe(taken.set)
+
+        monkeypatch.setattr(loop, "sock_accept", fail_once)
+        steps = StepSocket(str(tmp_path / "s"), lambda *_: note())
+        _, writer = await asyncio.open_unix_connection(tmp_path / "s")
+        writer.write(pack(2, 1, b""))
+        await asyncio.wait_for(taken.wait(), timeout=20)
+        writer.close()
+        steps.close()
+
+    asyncio.run(use())
 
 
 def test_steps_before_the_weights_are_loaded_are_refused_as_unavailable(tmp_path: Path) -> None:

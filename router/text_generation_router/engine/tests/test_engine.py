@@ -31,8 +31,8 @@ def test_every_request_gets_its_own_tokens_with_two_steps_in_flight() -> None:
         assert await all_ids(listeners) == [expected_tokens(prompt(i), 5 + i) for i in range(12)]
 
         assert world.groups.made[0].most_in_flight == 2
-        between_tokens = world.metrics.time_between_tokens
-        assert sum(between_tokens._counts) == sum(4 + i for i in range(12)) and 0 < between_tokens._sum < 60 * 12
+        between_tokens = world.metrics.time_between_tokens.series
+        assert sum(between_tokens.counts) == sum(4 + i for i in range(12)) and 0 < between_tokens.sum < 60 * 12
 
     serve(use)
 
