@@ -15,6 +15,7 @@ GPU_PACKAGES := fastapi httptools httpx orjson pytest uvicorn uvloop
 PLAN ?= a
 # The checkout that bench-guard compares this one with, after a `make install` in it.
 BEFORE ?= ../before
+PACKAGES := benchmark clients common router server tools
 QUIET := --quiet --disable-pip-version-check
 LOCK := .venv/tools/bin/uv pip compile --quiet --universal --upgrade --python-version 3.11 --generate-hashes --no-config \
 	--no-header
@@ -60,8 +61,15 @@ install: .venv/installed
 run: install
 	$(BIN)/text-generation-launcher $(ARGS)
 
+# All tests: first those of single packages, one process for each core, then those that start whole servers, whose time
+# limits need the cores. With ARGS pytest gets these, and runs in one process.
 test: install
+ifeq ($(ARGS),)
+	$(BIN)/pytest --numprocesses logical --maxprocesses 4 --dist loadfile $(PACKAGES)
+	$(BIN)/pytest launcher integration-tests
+else
 	$(BIN)/pytest $(ARGS)
+endif
 
 # All tests of models: an hour and more. Writes their results into docs/models.md, also those of a part: ARGS="-k bloom".
 # Results of the other tests stay. ARGS=--missing runs those that have not passed; ARGS=--collect-only runs none, and
