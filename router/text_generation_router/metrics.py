@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
-from text_generation_router.step_histogram import PlainStepHistogram, StepHistogram
+from text_generation_router.step_instruments import PlainStepCounter, PlainStepHistogram, StepCounter, StepHistogram
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 METHODS = ("prefill", "decode")
@@ -108,8 +108,8 @@ class Metrics:
         )
         self.batch_max_total_tokens = self._gauge("tgi_batch_max_total_tokens", "Tokens all running requests may hold")
         self.batch_concat = self._counter("tgi_batch_concat", "", reason=("backpressure", "wait_exceeded", "chunking"))
-        self.batch_inference_count = self._counter("tgi_batch_inference_count", "Steps sent", method=METHODS)
-        self.batch_inference_success = self._counter("tgi_batch_inference_success", "Steps answered", method=METHODS)
+        self.batch_inference_count = self._step_counter("tgi_batch_inference_count", "Steps sent")
+        self.batch_inference_success = self._step_counter("tgi_batch_inference_success", "Steps answered")
         self.batch_inference_failure = self._counter("tgi_batch_inference_failure", "", method=METHODS)
         self.batch_inference_duration = self._step_duration(
             "tgi_batch_inference_duration", "Seconds from sending a step to its tokens being sent on"
@@ -127,8 +127,10 @@ class Metrics:
 
     def _add_shard_metrics(self) -> None:
         """Metrics about shards, which TGI does not have."""
-        self.shard_decode_steps = self._counter("tgi_shard_decode_steps", "Decode steps answered by the shards")
-        self.shard_overlapped_steps = self._counter(
+        self.shard_decode_steps = self._plain_step_counter(
+            "tgi_shard_decode_steps", "Decode steps answered by the shards"
+        )
+        self.shard_overlapped_steps = self._plain_step_counter(
             "tgi_shard_overlapped_steps", "Decode steps whose successor was queued when they ended"
         )
         self.shard_step_gap_duration = self._plain_step_duration(
@@ -150,12 +152,14 @@ class Metrics:
         self.slots_used = self._gauge("tgi_slots_used", "Token slots that requests hold, each shared slot counted once")
         self.slots_cached = self._gauge("tgi_slots_cached", "Token slots of cached prefixes that no request holds")
         self.slots_free = self._gauge("tgi_slots_free", "Token slots that are neither held nor cached")
-        self.prefix_hit_tokens = self._counter(
+        self.prefix_hit_tokens = self._plain_step_counter(
             "tgi_prefix_hit_tokens", "Tokens of prompts that were found in the prefix cache"
         )
-        self.prefilled_tokens = self._counter("tgi_prefilled_tokens", "Tokens of prompts that were computed")
-        self.preemptions = self._counter("tgi_request_preemptions", "Times that a running request was preempted")
-        self.recomputed_tokens = self._counter(
+        self.prefilled_tokens = self._plain_step_counter("tgi_prefilled_tokens", "Tokens of prompts that were computed")
+        self.preemptions = self._plain_step_counter(
+            "tgi_request_preemptions", "Times that a running request was preempted"
+        )
+        self.recomputed_tokens = self._plain_step_counter(
             "tgi_recomputed_tokens", "Tokens that were computed again after a preemption or the loss of a shard"
         )
         self.queue_waits = self._counter(
@@ -195,6 +199,12 @@ class Metrics:
         for method in methods:
             histogram.labels(method=method)
         return histogram
+
+    def _step_counter(self, name: str, text: str) -> StepCounter:
+        return StepCounter(name, text, METHODS, self.registry)
+
+    def _plain_step_counter(self, name: str, text: str) -> PlainStepCounter:
+        return PlainStepCounter(name, text, self.registry)
 
     def _step_duration(self, name: str, text: str) -> StepHistogram:
         return StepHistogram(name, text, duration_buckets(), METHODS, self.registry)

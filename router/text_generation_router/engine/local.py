@@ -36,7 +36,7 @@ class LocalEngine:
         self._scheduler = Scheduler(
             Limits(0, config.max_concurrent_requests, config.tokens.prefill_budget, config.scheduling)
         )
-        counts = StepMetrics(metrics)
+        counts = StepMetrics(metrics, self._scheduler)
         self._overload = Overload(self._scheduler, config.scheduling.max_queued_tokens)
         self._requests = Requests(self._scheduler, counts, work)
 

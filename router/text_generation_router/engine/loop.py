@@ -75,7 +75,7 @@ class StepLoop:
         now = time.perf_counter()
         self._in_flight.add(StepInFlight(step, asyncio.ensure_future(self._shards.run(step)), now))
         if isinstance(step, ForwardStep):
-            self._counts.sent(step, self._scheduler)
+            self._counts.sent(step)
             self._requests.begin(step, now)
 
     async def _receive(self) -> None:
@@ -122,7 +122,6 @@ class StepLoop:
         self._send(self._scheduler.clear())
 
     def _rest(self) -> None:
-        self._counts.resting(self._scheduler)
         if self._scheduler.is_idle:
             self._audit.note_idle(self._scheduler, self._shards)
 

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -56,7 +55,7 @@ class Requests:
         running = self._scheduler.add(request)
         self._open[running.id] = OpenRequest(running, sink, credits, time.perf_counter())
         self._deadlines.set(running.id, request.timeout_s)
-        self._note_change()
+        self._work.set()
         return running.id
 
     def complete(self, index: int, num_tokens: int) -> None:
@@ -65,7 +64,7 @@ class Requests:
             self._scheduler.end(index, num_tokens)
             self._counts.finished(request.running)
             self._close(index, EndReason.STOPPED)
-            self._note_change()
+            self._work.set()
 
     def cancel(self, index: int) -> None:
         self._end_early(index, EndReason.CANCELLED)
@@ -74,11 +73,7 @@ class Requests:
         if index in self._open:
             self._scheduler.cancel(index)
             self._close(index, reason, cause)
-            self._note_change()
-
-    def _note_change(self) -> None:
-        self._counts.waiting(self._scheduler)
-        self._work.set()
+            self._work.set()
 
     def credit(self, index: int, tokens: int) -> None:
         if (request := self._open.get(index)) is not None:
@@ -103,20 +98,20 @@ class Requests:
         """Gives the tokens of a step to the sinks. `applied`: what the scheduler has made of the answer."""
         for index in applied.not_finite:
             self._close(index, EndReason.FAILED, NOT_FINITE)
-        gaps_s: Counter[float] = Counter()  # time since a request's previous tokens: number of requests
-        logprobs = answer.logprobs.tolist()
+        gaps_s: dict[float, int] = {}  # time since a request's previous tokens: number of requests
         tops = _tops(answer)
-        for i, (index, ids) in enumerate(zip(answer.request_ids, applied.taken, strict=True)):
+        for i, (index, ids, logprob) in enumerate(zip(answer.request_ids, applied.taken, answer.logprobs, strict=True)):
             request = self._open.get(index)
             if not ids or request is None:
                 continue  # the request ended while this step was in flight, or its logits are not finite
             first = None
             if request.tokens_s:
-                gaps_s[now - request.tokens_s] += 1
+                gap_s = now - request.tokens_s
+                gaps_s[gap_s] = gaps_s.get(gap_s, 0) + 1
             else:
                 first = FirstStep(request.begun_s - request.queued_s, request.running.cached_tokens)
             request.tokens_s = now
-            tokens = Tokens(ids, (logprobs[i],), tops[i] if tops else (), now - request.begun_s, first)
+            tokens = Tokens(ids, (logprob,), tops[i] if tops else (), now - request.begun_s, first)
             ended = self._end(index, request, applied.ended[index], tokens) if index in applied.ended else None
             request.credits -= len(ids) + (sum(map(len, tokens.tops)) if tops else 0)
             try:
@@ -153,7 +148,6 @@ class Requests:
         for request in given_up:
             self._close(request.id, EndReason.FAILED, f"Server error: {LOST_TOO_OFTEN}: {reason}")
         self._counts.resumed(running - len(given_up))
-        self._counts.waiting(self._scheduler)
         return len(given_up)
 
     def begin_epoch(self, slots: int, eos_token_ids: Iterable[int]) -> None:
@@ -190,5 +184,5 @@ def _tops(answer: StepAnswer) -> list[tuple[tuple[TopToken, ...], ...]] | None:
     """The top tokens of each row of the answer; None if no row has any."""
     if not answer.top_ids:
         return None
-    pairs = zip(answer.top_ids, answer.top_logprobs.tolist(), strict=True)
+    pairs = zip(answer.top_ids, answer.top_logprobs, strict=True)
     return [(tuple(islice(pairs, count)),) if count else () for count in answer.top_counts]

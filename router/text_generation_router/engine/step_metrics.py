@@ -1,13 +1,13 @@
-"""Updates the metrics of steps: when a step is sent, when it has answered, and when the engine is idle."""
+"""Updates the metrics of steps when a step is sent and when it has answered. What the scheduler knows is read from it
+when the metrics page is made."""
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 
 from text_generation_router.engine.shards import StepAnswer
 from text_generation_router.metrics import METHODS, Metrics
 from text_generation_router.scheduling.running import Running
-from text_generation_router.scheduling.scheduler import Scheduler, SchedulerCounters
+from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import ForwardStep
 
 
@@ -23,21 +23,26 @@ class MethodMetrics:
 
 
 class StepMetrics:
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, scheduler: Scheduler) -> None:
         self._metrics = metrics
         self._by_method = {method: MethodMetrics(metrics, method) for method in METHODS}
-        self._before = SchedulerCounters()
+        counters = scheduler.counters
+        metrics.preemptions.set_function(lambda: counters.preemptions)
+        metrics.recomputed_tokens.set_function(lambda: counters.recomputed_tokens)
+        metrics.prefix_hit_tokens.set_function(lambda: counters.prefix_hit_tokens)
+        metrics.prefilled_tokens.set_function(lambda: counters.prefilled_tokens)
+        metrics.queue_size.set_function(lambda: len(scheduler.queue))
+        metrics.batch_current_size.set_function(lambda: scheduler.active.num_running)
+        metrics.batch_current_max_tokens.set_function(lambda: scheduler.active.num_reserved)
+        metrics.slots_used.set_function(lambda: scheduler.memory.num_held)
+        metrics.slots_cached.set_function(lambda: scheduler.memory.cache.num_evictable)
+        metrics.slots_free.set_function(lambda: scheduler.memory.slots.num_free)
 
-    def sent(self, step: ForwardStep, scheduler: Scheduler) -> None:
+    def sent(self, step: ForwardStep) -> None:
         metrics = self._metrics
         self._by_method[step.method].sent.inc()
-        metrics.batch_current_size.set(scheduler.active.num_running)
-        metrics.batch_current_max_tokens.set(scheduler.active.num_reserved)
-        self._set_slots(scheduler)
-        self._add_counts(scheduler.counters)
         if step.joined:
             metrics.batch_next_size.observe(step.joined)
-            metrics.queue_size.set(len(scheduler.queue))
         if step.concat_reason:
             metrics.batch_concat.labels(reason=step.concat_reason).inc()
 
@@ -60,15 +65,6 @@ class StepMetrics:
     def failed(self, step: ForwardStep) -> None:
         self._metrics.batch_inference_failure.labels(method=step.method).inc()
 
-    def waiting(self, scheduler: Scheduler) -> None:
-        self._metrics.queue_size.set(len(scheduler.queue))
-
-    def resting(self, scheduler: Scheduler) -> None:
-        self._metrics.batch_current_size.set(0)
-        self._metrics.batch_current_max_tokens.set(0)
-        self._set_slots(scheduler)
-        self._add_counts(scheduler.counters)
-
     def began(self, request: Running, queue_s: float) -> None:
         reason = request.waited_for or "turn"
         self._metrics.queue_waits.labels(reason=reason).inc()
@@ -84,20 +80,3 @@ class StepMetrics:
     def waited_between_tokens(self, gaps_s: Mapping[float, int]) -> None:
         for gap_s, count in gaps_s.items():
             self._metrics.time_between_tokens.observe(gap_s, count)
-
-    def _set_slots(self, scheduler: Scheduler) -> None:
-        metrics = self._metrics
-        metrics.slots_used.set(scheduler.memory.num_held)
-        metrics.slots_cached.set(scheduler.memory.cache.num_evictable)
-        metrics.slots_free.set(scheduler.memory.slots.num_free)
-
-    def _add_counts(self, counters: SchedulerCounters) -> None:
-        """Adds the scheduler's counts since the previous call to the metrics."""
-        metrics, before = self._metrics, self._before
-        if counters == before:
-            return
-        metrics.preemptions.inc(counters.preemptions - before.preemptions)
-        metrics.recomputed_tokens.inc(counters.recomputed_tokens - before.recomputed_tokens)
-        metrics.prefix_hit_tokens.inc(counters.prefix_hit_tokens - before.prefix_hit_tokens)
-        metrics.prefilled_tokens.inc(counters.prefilled_tokens - before.prefilled_tokens)
-        self._before = replace(counters)

@@ -3,6 +3,7 @@ order of `number`."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from text_generation_common.sampling import Sampling
 from text_generation_router.scheduling.memory.slots import Slots
@@ -35,8 +36,7 @@ class Chunk:
     first: FirstChunk | None
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardStep:
+class ForwardStep(NamedTuple):
     """A step that decodes one token for each request of `decode_ids`, and computes chunks of prompts. `decode_slots`:
     for each of these requests, the slot of its input token.
     """
@@ -77,8 +77,7 @@ class ClearStep:
 Step = ForwardStep | FilterStep | ClearStep
 
 
-@dataclass(frozen=True, slots=True)
-class StepTokens:
+class StepTokens(NamedTuple):
     """The tokens that step `number` made: `tokens[i]` for request `request_ids[i]`, exactly one, because a step sends
     one token and one slot for each row. A step that only drops rows makes no tokens. The tokens of the requests in
     `not_finite_ids` are invalid: their logits had a NaN or an infinity. `seconds`: how long the shards took; 0 if that

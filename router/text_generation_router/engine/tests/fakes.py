@@ -4,8 +4,6 @@ before it."""
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import numpy as np
-
 from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
 from text_generation_router.engine.config import EngineConfig
 from text_generation_router.engine.local import LocalEngine
@@ -89,11 +87,11 @@ class FakeShards:
         for request_id in ids:
             tokens.append(next_token(self.histories[request_id]))
             self.histories[request_id].append(tokens[-1])
-        zeros = np.zeros(len(ids), dtype=np.float32)
+        zeros = [0.0] * len(ids)
         poisoned = [i for i in ids if i in self.poisoned]
         counts = [self.top_counts.get(i, 0) for i in ids]
         tops = [top_id(i, rank) for i, count in zip(ids, counts, strict=True) for rank in range(count)]
-        top_logprobs = np.zeros(len(tops), dtype=np.float32)
+        top_logprobs = [0.0] * len(tops)
         return StepAnswer(step.number, ids, tokens, zeros, counts, tops, top_logprobs, 1, 1, 1, True, poisoned)
 
     async def warmup(self, *wanted: int | None) -> WarmupAnswer:

@@ -21,6 +21,7 @@ from text_generation_router.engine.tests.fakes import (
     top_id,
 )
 from text_generation_router.errors import Refusal, RefusedError, StepFailedError, WarmupRefusedError
+from text_generation_router.metrics import render
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.scheduling.step import ForwardStep, Step
 
@@ -182,8 +183,8 @@ def test_the_first_tokens_say_how_long_the_request_waited_and_what_was_cached() 
             times = [tokens.inference_s for tokens in listener.given]
             assert times[0] > 0 and times == sorted(times)
             assert listener.end is not None and listener.end.inference_s == times[-1]
-        assert world.metrics.prefix_hit_tokens._value.get() == 49
-        assert world.metrics.prefilled_tokens._value.get() == 51
+        page = render(world.metrics.registry)
+        assert "\ntgi_prefix_hit_tokens 49\n" in page and "\ntgi_prefilled_tokens 51\n" in page
 
     serve(use)
 

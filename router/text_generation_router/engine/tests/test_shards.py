@@ -227,8 +227,8 @@ def test_a_decode_step_is_answered_by_the_first_rank(place: Path) -> None:
         answer = await group.run(ForwardStep(6, (9, 2**40), np.array([70, 80], np.int32), ()))
         assert answer is not None
         assert (answer.number, answer.request_ids, answer.token_ids) == (6, [9, 2**40], [17, 18])
-        assert (answer.logprobs.tolist(), answer.top_counts) == ([-0.5, -1.5], [0, 2])
-        assert (answer.top_ids, answer.top_logprobs.tolist()) == ([0, 1], [0.0, -1.0])
+        assert (answer.logprobs, answer.top_counts) == ([-0.5, -1.5], [0, 2])
+        assert (answer.top_ids, answer.top_logprobs) == ([0, 1], [0.0, -1.0])
         assert (answer.forward_ns, answer.total_ns, answer.gap_ns) == (10, 20, 6)
         assert answer.successor_queued and answer.not_finite_ids == [9]
         for rank in ranks:

@@ -23,8 +23,7 @@ def step(chunks: int = 0, joined: int = 0, concat_reason: str | None = None) -> 
 
 
 def answer(successor_queued: bool = True) -> StepAnswer:
-    none = np.empty(0, np.float32)
-    return StepAnswer(1, [], [], none, [], [], none, 10**9, 2 * 10**9, 3 * 10**9, successor_queued, [])
+    return StepAnswer(1, [], [], [], [], [], [], 10**9, 2 * 10**9, 3 * 10**9, successor_queued, [])
 
 
 class Page:
@@ -59,31 +58,31 @@ def make_scheduler() -> Scheduler:
 def test_a_step_that_is_sent_shows_what_the_scheduler_holds_and_what_has_happened_since(
     metrics: Metrics, page: Page
 ) -> None:
-    counts, scheduler = StepMetrics(metrics), make_scheduler()
+    scheduler = make_scheduler()
+    counts = StepMetrics(metrics, scheduler)
     for _ in range(2):
         scheduler.add(GenerationRequest((1, 2, 3, 4), 5))
-    counts.waiting(scheduler)
     page.shows(queue_size=2)
     sent = scheduler.next_step()
     assert isinstance(sent, ForwardStep)
-    counts.sent(sent, scheduler)
+    counts.sent(sent)
     page.shows(batch_current_size=1, batch_current_max_tokens=8, queue_size=1, batch_next_size_sum=1)
     page.shows(slots_used=4, slots_free=496, slots_cached=0, prefilled_tokens=4, request_preemptions=0)
-    counts.sent(sent, scheduler)
+    counts.sent(sent)
     assert page.of("batch_inference_count", method="prefill") == 2
     page.shows(prefilled_tokens=4)
     page.shows(batch_next_size_count=2)
-    counts.resting(scheduler)
+    scheduler.cancel(1)
     page.shows(batch_current_size=0, batch_current_max_tokens=0, slots_used=4)
 
 
 def test_every_counter_of_the_scheduler_grows_by_what_is_new(metrics: Metrics, page: Page) -> None:
-    counts, scheduler = StepMetrics(metrics), make_scheduler()
+    scheduler = make_scheduler()
+    StepMetrics(metrics, scheduler)
     counters = scheduler.counters
     for times in (1, 2):
         counters.preemptions, counters.recomputed_tokens = 1 * times, 20 * times
         counters.prefix_hit_tokens, counters.prefilled_tokens = 300 * times, 4000 * times
-        counts.resting(scheduler)
         page.shows(
             request_preemptions=1 * times, recomputed_tokens=20 * times, prefix_hit_tokens=300 * times,
             prefilled_tokens=4000 * times,
@@ -91,10 +90,11 @@ def test_every_counter_of_the_scheduler_grows_by_what_is_new(metrics: Metrics, p
 
 
 def test_the_next_batch_counts_only_requests_that_begin(metrics: Metrics, page: Page) -> None:
-    counts, scheduler = StepMetrics(metrics), make_scheduler()
-    counts.sent(step(), scheduler)
+    scheduler = make_scheduler()
+    counts = StepMetrics(metrics, scheduler)
+    counts.sent(step())
     page.shows(batch_next_size_count=0)
-    counts.sent(step(chunks=2, joined=2, concat_reason="backpressure"), scheduler)
+    counts.sent(step(chunks=2, joined=2, concat_reason="backpressure"))
     page.shows(batch_next_size_count=1, batch_next_size_sum=2)
     assert page.of("batch_concat", reason="backpressure") == 1
 
@@ -102,7 +102,7 @@ def test_the_next_batch_counts_only_requests_that_begin(metrics: Metrics, page: 
 def test_an_answer_is_timed_from_its_sending_and_its_gap_counts_where_nothing_else_ran(
     metrics: Metrics, page: Page
 ) -> None:
-    counts, now = StepMetrics(metrics), time.perf_counter()
+    counts, now = StepMetrics(metrics, make_scheduler()), time.perf_counter()
     counts.answered(step(chunks=1), answer(), now - 20, now - 5)
     page.shows(shard_decode_steps=0, shard_overlapped_steps=0, shard_step_gap_duration_count=0)
     for queued in (True, False):
@@ -118,7 +118,7 @@ def test_an_answer_is_timed_from_its_sending_and_its_gap_counts_where_nothing_el
 
 
 def test_filters_failures_and_gaps_between_tokens_have_their_own_numbers(metrics: Metrics, page: Page) -> None:
-    counts = StepMetrics(metrics)
+    counts = StepMetrics(metrics, make_scheduler())
     counts.filtered(10.0, 10.5)
     counts.failed(step(chunks=1))
     counts.waited_between_tokens({0.5: 3, 2.0: 1})
@@ -130,7 +130,7 @@ def test_filters_failures_and_gaps_between_tokens_have_their_own_numbers(metrics
 def test_a_request_counts_by_what_it_waited_for_and_how_well_its_length_was_guessed(
     metrics: Metrics, page: Page
 ) -> None:
-    counts = StepMetrics(metrics)
+    counts = StepMetrics(metrics, make_scheduler())
     running = Running(1, GenerationRequest((1, 2), 9))
     counts.began(running, 1.5)
     running.waited_for = "memory"

@@ -14,34 +14,32 @@ LARGE, LOOKED_AT = 16, 4
 
 
 class TokenSlots:
-    """The slots 0 … capacity - 1. Free slots are a stack, whose top is sorted before a large allocation, so that
-    prompts get runs of adjacent slots where there are any.
+    """The slots 0 … capacity - 1. Free slots are a stack whose top comes first. The top is sorted before a large
+    allocation, so that prompts get runs of adjacent slots where there are any.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        # Slots are taken from the end of this array. It is in descending order, so that allocated slots ascend.
-        self._free = np.arange(capacity - 1, -1, -1, dtype=np.int32)
-        self._num_free = capacity
+        self._stack = np.arange(capacity, dtype=np.int32)  # the free slots, from `_top` to the end
+        self._top = 0
         self._is_free = np.ones(capacity, dtype=np.bool_)
         self._in_order = True
 
     @property
     def num_free(self) -> int:
-        return self._num_free
+        return self.capacity - self._top
 
     @property
     def num_used(self) -> int:
-        return self.capacity - self._num_free
+        return self._top
 
     def allocate(self, count: int) -> Slots:
         """Takes `count` slots. At least `count` must be free."""
-        assert count <= self._num_free, f"{count} slots wanted, {self._num_free} free: admission is wrong"
+        assert count <= self.num_free, f"{count} slots wanted, {self.num_free} free: admission is wrong"
         if count >= LARGE and not self._in_order:
             self._sort_top(count * LOOKED_AT)
-        first = self._num_free - count
-        slots = self._free[first : self._num_free][::-1].copy()
-        self._num_free = first
+        slots = self._stack[self._top : self._top + count].copy()
+        self._top += count
         self._is_free[slots] = False
         return slots
 
@@ -49,12 +47,11 @@ class TokenSlots:
         """Frees slots. They must be distinct and in use."""
         assert not self._is_free[slots].any(), "a slot was released twice"
         self._is_free[slots] = True
-        self._free[self._num_free : self._num_free + len(slots)] = slots[::-1]
-        self._num_free += len(slots)
-        self._in_order = self._num_free == self.capacity
+        self._top -= len(slots)
+        self._stack[self._top : self._top + len(slots)] = slots
+        self._in_order = not self._top
         if self._in_order:
-            self._free[:] = np.arange(self.capacity - 1, -1, -1, dtype=np.int32)
+            self._stack[:] = np.arange(self.capacity, dtype=np.int32)
 
     def _sort_top(self, count: int) -> None:
-        top = self._free[max(0, self._num_free - count) : self._num_free]
-        top[:] = np.sort(top)[::-1]
+        self._stack[self._top : self._top + count].sort()

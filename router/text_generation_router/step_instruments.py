@@ -1,12 +1,12 @@
-"""Histograms that every step updates, in 0.14 us a value. prometheus_client's take 2.7 us: they look up labels and take
-two locks."""
+"""Histograms and counters that every step updates, in 0.14 us a value. prometheus_client's histograms take 2.7 us and
+its counters 0.7: they look up labels and take locks."""
 
 import bisect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -64,3 +64,51 @@ class PlainStepHistogram(Collector):
         family = HistogramMetricFamily(self._name, self._text)
         self.series.add_to(family, ())
         yield family
+
+
+class StepCount:
+    """The value of a counter with one label. Belongs to one thread."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, count: int = 1) -> None:
+        self.value += count
+
+
+class StepCounter(Collector):
+    """A counter with a series for each of `methods`."""
+
+    def __init__(self, name: str, text: str, methods: Sequence[str], registry: CollectorRegistry) -> None:
+        self._name, self._text = name, text
+        self._counts = {method: StepCount() for method in methods}
+        registry.register(self)
+
+    def labels(self, method: str) -> StepCount:
+        return self._counts[method]
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(self._name, self._text, labels=("method",))
+        for method, count in self._counts.items():
+            family.add_metric((method,), count.value)
+        yield family
+
+
+class PlainStepCounter(Collector):
+    """A counter without labels."""
+
+    def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
+        self._name, self._text = name, text
+        self._count = StepCount()
+        self._read: Callable[[], float] = lambda: self._count.value
+        self.inc = self._count.inc
+        registry.register(self)
+
+    def set_function(self, read: Callable[[], float]) -> None:
+        """From now on `read` returns the counter's value. It is called when the page is made."""
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(self._name, self._text, value=float(self._read()))
