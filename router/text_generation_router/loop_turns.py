@@ -16,7 +16,7 @@ class LoopTurns:
     def __init__(self, per_turn: int) -> None:
         """`per_turn`: most things in one turn of the event loop."""
         self._per_turn = per_turn
-        self._num_done = 0  # things done in this turn
+        self._num_done = 0  # things done since `_begin_turn`, at most `per_turn`
         self._lines: OrderedDict[str, deque[Action]] = OrderedDict()  # waiting things by owner; the first owner is next
 
     def put(self, owner: str, action: Action) -> None:
@@ -26,18 +26,21 @@ class LoopTurns:
                 line = self._lines[owner] = deque()
             line.append(action)
         elif action():
-            if not self._num_done:
-                asyncio.get_running_loop().call_soon(self._begin_turn)
-            self._num_done += 1
+            self._count()
+
+    def _count(self) -> None:
+        """Counts a thing that was done. Few things in each turn need no callback of the loop."""
+        self._num_done += 1
+        if self._num_done == self._per_turn:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
 
     def _begin_turn(self) -> None:
-        """Called once per turn, from the turn after the first action until a turn without actions."""
+        """Called in the turn after `per_turn` things were done, in one turn or in several."""
         self._num_done = 0
         while self._lines and self._num_done < self._per_turn:
             owner, line = self._lines.popitem(last=False)
             action = line.popleft()
             if line:
                 self._lines[owner] = line
-            self._num_done += action()
-        if self._num_done:
-            asyncio.get_running_loop().call_soon(self._begin_turn)
+            if action():
+                self._count()

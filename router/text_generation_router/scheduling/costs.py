@@ -5,9 +5,9 @@ A token of a prompt costs the more, the more tokens come before it. How much dep
 
 from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import astuple, dataclass
+from operator import add
 from statistics import median
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +26,7 @@ LAST_STEPS = 5
 RIDGE = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
+class StepWork(NamedTuple):
     rows: int = 0  # number of decoding rows
     keys: int = 0  # number of tokens that the rows attend to
     prompt_tokens: int = 0  # number of tokens in chunks
@@ -48,7 +47,7 @@ class StepWork:
 
     def beside(self, other: "StepWork") -> "StepWork":
         """The work of a step that does both."""
-        return StepWork(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+        return StepWork(*map(add, self, other))
 
     @property
     def kind(self) -> tuple[int, int, int]:
@@ -60,7 +59,7 @@ class StepWork:
     def columns(self) -> tuple[float, ...]:
         """The step as such, the same once more if it has chunks (such steps are not recorded on CPUs), and its
         numbers."""
-        return 1.0, float(self.prompt_tokens > 0), *astuple(self)
+        return 1.0, float(self.prompt_tokens > 0), *self
 
 
 def keys_of(start: int, end: int) -> int:

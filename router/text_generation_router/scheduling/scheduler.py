@@ -187,10 +187,8 @@ class Scheduler:
         if not (prefilling or decoding):
             return None
         number = self.steps.next_number()
-        most_of_owner = self.joining.parts.most(self.joining.times.num_forwards)
-        chunks = next_chunks(prefilling, self._budget.choose(decoding, prefilling), most_of_owner, number)
+        chunks = self._chunks(number, prefilling, decoding) if prefilling else ()
         self._budget.note_sent(number, decoding, chunks)
-        self.counters.prefilled_tokens += sum(chunk.end - chunk.start for chunk in chunks)
         slots = self.memory.take_one_each(decoding)
         send_tokens(decoding, 1, number)
         self.joining.times.note_forward(1, decodes=bool(decoding))
@@ -199,6 +197,12 @@ class Scheduler:
         step = ForwardStep(number, decode_ids, slots, chunks, joined, self._reason if joined else None)
         self.steps.send(step)
         return step
+
+    def _chunks(self, number: int, prefilling: list[Running], decoding: list[Running]) -> tuple[Chunk, ...]:
+        most_of_owner = self.joining.parts.most(self.joining.times.num_forwards)
+        chunks = next_chunks(prefilling, self._budget.choose(decoding, prefilling), most_of_owner, number)
+        self.counters.prefilled_tokens += sum(chunk.end - chunk.start for chunk in chunks)
+        return chunks
 
     def _with_room(self, decoding: list[Running]) -> list[Running]:
         """The requests of `decoding` that get a slot for their next token. If the slots that leaving and ending
