@@ -210,7 +210,7 @@ def ask_as_greedy(prompt: str, new_tokens: int) -> Any:
 def modest_waits(server: ServerProcess) -> list[tuple[int, int]]:
     """Waits of a client that sends one request at a time, for one token."""
     with httpx.Client(base_url=server.url, headers={"X-Tenant": "modest"}, timeout=60) as client:
-        return [waits_of(client.post("/generate", json=body_of(f"{i} and no more", 1))) for i in range(16)]
+        return [waits_of(client.post("/generate", json=body_of(f"{i} and no more", 1))) for i in range(12)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ def test_a_client_with_many_requests_does_not_crowd_out_another(narrow: ServerPr
 
     alone, alone_total = map(statistics.median, zip(*modest_waits(narrow), strict=True))
     # Texts of different lengths, so that a text ends in nearly every step.
-    many = [ask_as_greedy(f"{i} of many", 32 + i % 16) for i in range(200 + ROWS)]
+    many = [ask_as_greedy(f"{i} of many", 64 + i % 16) for i in range(200 + ROWS)]
     *others, seen = at_once(narrow.url, *many, beside)
     wait, total = map(statistics.median, zip(*seen.waits, strict=True))
     theirs = statistics.median(queued for queued, _ in others)

@@ -8,7 +8,7 @@ from statistics import median
 from text_generation_benchmark.load import LoadResult
 from text_generation_benchmark.ours import Overlap
 from text_generation_benchmark.output import table
-from text_generation_benchmark.roofline import Ceilings, Part, Work, bound_by, least_s, mean_ceilings
+from text_generation_benchmark.roofline import Ceilings, LoadWork, StepPart, bound_by, least_s, mean_ceilings
 from text_generation_benchmark.workload import ROUNDS, SAMPLING, Workload
 
 NO_FIGURE = "–"
@@ -41,7 +41,7 @@ class Row:
     workload: Workload
     ours: Sequence[LoadResult]
     peers: Mapping[str, Sequence[LoadResult]]
-    work: Work  # what the load has to read and to compute
+    work: LoadWork  # what the load has to read and to compute
     ceilings: Sequence[Ceilings]
 
     @property
@@ -64,7 +64,7 @@ class Row:
         """The least time of all prompts ÷ the time to the first token."""
         return self._median(lambda ours, ceilings: least_s(self.work.prompts, ceilings) / ours.first_token_s)
 
-    def bound(self, parts: Sequence[Part]) -> str:
+    def bound(self, parts: Sequence[StepPart]) -> str:
         return bound_by(parts, mean_ceilings(self.ceilings))
 
     def _median(self, share: Callable[[LoadResult, Ceilings], float]) -> float:

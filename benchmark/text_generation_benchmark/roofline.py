@@ -28,7 +28,7 @@ class Ceilings:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StepPart:
     """A part of a step: bytes that it has to read, and floating-point operations of its products."""
 
     name: str
@@ -47,35 +47,35 @@ def mean_ceilings(measured: Sequence[Ceilings]) -> Ceilings:
     return Ceilings(mean(each.bandwidth for each in measured), mean(each.flops for each in measured))
 
 
-def least_s(parts: Sequence[Part], ceilings: Ceilings) -> float:
+def least_s(parts: Sequence[StepPart], ceilings: Ceilings) -> float:
     return sum(part.least_s(ceilings) for part in parts)
 
 
-def bound_by(parts: Sequence[Part], ceilings: Ceilings) -> str:
+def bound_by(parts: Sequence[StepPart], ceilings: Ceilings) -> str:
     """The part with the largest share of the least time, and what it is spent with."""
     most = max(parts, key=lambda part: part.least_s(ceilings))
     return f"{most.name}: {most.binds(ceilings)}, {most.least_s(ceilings) / least_s(parts, ceilings):.0%}"
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LoadWork:
     """What the requests of a load need, all of them sent at once: one step with all prompts, which makes the first
     tokens, and `steps` decode steps."""
 
-    prompts: Sequence[Part]
-    step: Sequence[Part]  # in the middle of the run
+    prompts: Sequence[StepPart]
+    step: Sequence[StepPart]  # in the middle of the run
     steps: int
 
     def least_s(self, ceilings: Ceilings) -> float:
         return least_s(self.prompts, ceilings) + self.steps * least_s(self.step, ceilings)
 
 
-def load_work(model: Path, workload: Workload, experts_read: float | None = None) -> Work:
+def load_work(model: Path, workload: Workload, experts_read: float | None = None) -> LoadWork:
     """In bfloat16. `experts_read`: the experts of each layer that a decode step reads; None: all."""
     config, rows = read_config(model), workload.concurrency
     context = workload.input_tokens + workload.new_tokens // 2
     prompts = step_parts(config, rows, workload.input_tokens, workload.input_tokens)
-    return Work(prompts, step_parts(config, rows, 1, context, experts_read), workload.new_tokens - 1)
+    return LoadWork(prompts, step_parts(config, rows, 1, context, experts_read), workload.new_tokens - 1)
 
 
 def step_parts(
@@ -85,26 +85,28 @@ def step_parts(
     context: int,
     experts_read: float | None = None,
     number_bytes: int = NUMBER_BYTES,
-) -> tuple[Part, ...]:
+) -> tuple[StepPart, ...]:
     """A step that computes the last `tokens` tokens of each of `rows` rows of `context` tokens, and samples a token of
     each row. A decode step computes one token of each row. `number_bytes`: of a weight, a key or a value."""
     head = config.vocab_size * config.hidden_size
     chosen = None if config.moe is None else float(config.moe.chosen)
     weights = weight_bytes(config, experts_read) // NUMBER_BYTES - head
     return (
-        Part("weights", weights * number_bytes, 2 * rows * tokens * (matrix_numbers(config, chosen) - head)),
+        StepPart("weights", weights * number_bytes, 2 * rows * tokens * (matrix_numbers(config, chosen) - head)),
         attention_part(config, rows, tokens, context, number_bytes),
-        Part("head", head * number_bytes, 2 * rows * head),
-        Part("sampling", rows * config.vocab_size * LOGIT_BYTES),
+        StepPart("head", head * number_bytes, 2 * rows * head),
+        StepPart("sampling", rows * config.vocab_size * LOGIT_BYTES),
     )
 
 
-def attention_part(config: ModelConfig, rows: int, tokens: int, context: int, number_bytes: int = NUMBER_BYTES) -> Part:
+def attention_part(
+    config: ModelConfig, rows: int, tokens: int, context: int, number_bytes: int = NUMBER_BYTES
+) -> StepPart:
     """Each key and value that a token of a row sees is read once for the row. A query is multiplied with each key that
     it sees, and each value with its weight."""
     pairs = sum(_pairs(tokens, context, context if rule.window is None else rule.window) for rule in config.rules)
     flops = 4 * rows * config.num_heads * config.head_size * pairs
-    return Part("attention", rows * kv_bytes(config, context, tokens) * number_bytes // NUMBER_BYTES, flops)
+    return StepPart("attention", rows * kv_bytes(config, context, tokens) * number_bytes // NUMBER_BYTES, flops)
 
 
 def _pairs(tokens: int, context: int, window: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from text_generation_benchmark.output import table
-from text_generation_benchmark.roofline import Ceilings, Part, least_s, step_parts
+from text_generation_benchmark.roofline import Ceilings, StepPart, least_s, step_parts
 from text_generation_common.flags.kinds import Dtype
 from text_generation_common.flags.model import ComputeFlags
 from text_generation_common.sampling import Sampling
@@ -65,7 +65,7 @@ class StepProfile:
     about: str  # what the step computes, and the kernels
     step_s: float  # mean seconds of a step
     parts: dict[str, float]  # mean seconds of a step, by the names in PARTS and REST
-    work: tuple[Part, ...]  # what the step has to read and to compute
+    work: tuple[StepPart, ...]  # what the step has to read and to compute
     mixes_experts: bool  # whether the products of `work` are several parts of the table
 
 
@@ -203,7 +203,7 @@ def as_markdown(profile: StepProfile, ceilings: Ceilings) -> str:
     return f"{about}\n\n{table(('part', 'ms', 'share', 'reads GB/s', 'GFLOPS', 'of limit'), lines)}"
 
 
-def _speeds(work: Sequence[Part], seconds: float, ceilings: Ceilings) -> tuple[str, str, str]:
+def _speeds(work: Sequence[StepPart], seconds: float, ceilings: Ceilings) -> tuple[str, str, str]:
     """Bytes and operations per second, and the share of the limit, of a part that took `seconds`."""
     if not work:
         return "", "", ""

@@ -27,7 +27,7 @@ Send = Callable[[bytes], None]
 Take = Callable[[Frame, Send], None]
 
 
-class StepConnection:
+class RouterConnection:
     """One client's connection. `send` may be called from any thread."""
 
     def __init__(self, client: socket.socket, take: Take) -> None:
@@ -72,7 +72,7 @@ class StepSocket:
 
     def __init__(self, path: str, take: Take) -> None:
         self._take = take
-        self._connections: list[StepConnection] = []
+        self._connections: list[RouterConnection] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         if os.path.lexists(path) and stat.S_ISSOCK(os.lstat(path).st_mode):
@@ -92,7 +92,7 @@ class StepSocket:
             client.setblocking(True)
             self._connections = [connection for connection in self._connections if connection.is_open]
             if len(self._connections) < MAX_CONNECTIONS:
-                self._connections.append(StepConnection(client, self._take))
+                self._connections.append(RouterConnection(client, self._take))
             else:
                 logger.error("the socket for steps has %d connections already: another one is closed", MAX_CONNECTIONS)
                 client.close()

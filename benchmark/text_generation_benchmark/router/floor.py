@@ -21,14 +21,14 @@ async def write_steps(port: int, num_streams: int, pace_s: float, events: list[b
     transports: list[asyncio.Transport] = []
     complete = asyncio.Event()
 
-    class Connection(asyncio.Protocol):
+    class StreamWriter(asyncio.Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             transports.append(transport)
             if len(transports) == num_streams:
                 complete.set()
 
     loop = asyncio.get_running_loop()
-    await loop.create_server(Connection, "127.0.0.1", port)
+    await loop.create_server(StreamWriter, "127.0.0.1", port)
     await complete.wait()
     next_event = itertools.cycle(events)
     due_s = loop.time()

@@ -8,7 +8,7 @@ from text_generation_benchmark.load import LoadResult, StreamTimes
 from text_generation_benchmark.ours import Overlap, kernels_named, read_overlap
 from text_generation_benchmark.output import END, START, replace_table
 from text_generation_benchmark.report import Peer, Report, Row
-from text_generation_benchmark.roofline import Ceilings, Part, Work
+from text_generation_benchmark.roofline import Ceilings, LoadWork, StepPart
 from text_generation_benchmark.workload import PREFILL, Run, Workload, take_turns
 
 PAGE = """\
@@ -22,7 +22,9 @@ tgi_batch_forward_duration_count{{method="decode"}} {steps}
 """
 CEILINGS = Ceilings(bandwidth=2e10, flops=1e12)
 # One step with the prompt takes 20 ms at least, a decode step 5 ms, of which 4 ms are weights.
-WORK = Work([Part("weights", 10**8, 2 * 10**10)], [Part("weights", 8 * 10**7), Part("head", 2 * 10**7)], steps=127)
+WORK = LoadWork(
+    [StepPart("weights", 10**8, 2 * 10**10)], [StepPart("weights", 8 * 10**7), StepPart("head", 2 * 10**7)], steps=127
+)
 FAST = Peer("fast", "1.0")
 ABSENT = Peer("absent", "", "absent is not installed in .venv-absent, `make bench-peers` installs it")
 

@@ -10,7 +10,7 @@ from text_generation_benchmark.bytes_read import matrix_numbers
 from text_generation_benchmark.checkpoint import write_without_weights
 from text_generation_benchmark.roofline import (
     Ceilings,
-    Part,
+    StepPart,
     attention_part,
     bound_by,
     least_s,
@@ -36,7 +36,7 @@ def tiny(folder: Path) -> ModelConfig:
 
 def test_each_part_takes_what_is_slower_and_parts_add_up() -> None:
     ceilings = Ceilings(bandwidth=10.0, flops=100.0)
-    parts = [Part("weights", 50, 400), Part("attention", 20, 900), Part("head", 10)]
+    parts = [StepPart("weights", 50, 400), StepPart("attention", 20, 900), StepPart("head", 10)]
     assert least_s(parts, ceilings) == 5 + 9 + 1  # not max(80 / 10, 1300 / 100) = 13
     assert bound_by(parts, ceilings) == "attention: products' peak, 60%"
     assert bound_by(parts, Ceilings(5.0, 1000.0)) == "weights: memory, 62%"  # 10 of 10 + 4 + 2
@@ -46,10 +46,10 @@ def test_each_part_takes_what_is_slower_and_parts_add_up() -> None:
 
 def test_a_decode_step_of_three_rows_of_a_hundred_tokens(tmp_path: Path) -> None:
     assert step_parts(tiny(tmp_path), rows=3, tokens=1, context=100) == (
-        Part("weights", 2 * (WEIGHTS + NORMS), 2 * 3 * WEIGHTS),
-        Part("attention", 3 * 100 * KV * 2, 2 * 3 * 100 * 4 * 4 * 16),
-        Part("head", 2 * HEAD, 2 * 3 * HEAD),
-        Part("sampling", 3 * 2112 * 4),
+        StepPart("weights", 2 * (WEIGHTS + NORMS), 2 * 3 * WEIGHTS),
+        StepPart("attention", 3 * 100 * KV * 2, 2 * 3 * 100 * 4 * 4 * 16),
+        StepPart("head", 2 * HEAD, 2 * 3 * HEAD),
+        StepPart("sampling", 3 * 2112 * 4),
     )
 
 
@@ -57,7 +57,7 @@ def test_a_prompt_of_four_tokens_behind_ten_others(tmp_path: Path) -> None:
     """The tokens see 11 + 12 + 13 + 14 = 50 tokens; keys and values of 14 are read; one row needs the head."""
     weights, attention, head, _ = step_parts(tiny(tmp_path), rows=1, tokens=4, context=14)
     assert weights.flops == 2 * 4 * WEIGHTS
-    assert attention == Part("attention", 14 * KV * 2, 2 * 50 * 4 * 4 * 16)
+    assert attention == StepPart("attention", 14 * KV * 2, 2 * 50 * 4 * 4 * 16)
     assert head.flops == 2 * HEAD
 
 
@@ -68,7 +68,7 @@ def test_a_window_limits_what_each_token_sees(tmp_path: Path) -> None:
     part = attention_part(windowed, 1, 4, 14)
     assert part.flops == (47 + 50) * 4 * 4 * 16 and part.bytes == 14 * KV * 2
     narrow = replace(config, rules=(replace(config.rules[0], window=5), config.rules[1]))
-    assert attention_part(narrow, 1, 4, 14) == Part("attention", (8 + 14) * KV, (4 * 5 + 50) * 4 * 4 * 16)
+    assert attention_part(narrow, 1, 4, 14) == StepPart("attention", (8 + 14) * KV, (4 * 5 + 50) * 4 * 4 * 16)
     assert attention_part(narrow, 1, 4, 14, number_bytes=4).bytes == 2 * (8 + 14) * KV
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from text_generation_benchmark.roofline import Ceilings, Part
+from text_generation_benchmark.roofline import Ceilings, StepPart
 from text_generation_benchmark.step_profile import (
     ATTENTION,
     PARTS,
@@ -19,7 +19,7 @@ from text_generation_common.model_folder import demo_directory
 KEYS = 5 * 2 * 4 * 32 * 2  # bytes of a token: layers, keys and values, heads, numbers of a head, bytes of a number
 
 
-def part(profile: StepProfile, name: str) -> Part:
+def part(profile: StepProfile, name: str) -> StepPart:
     return next(part for part in profile.work if part.name == name)
 
 
@@ -43,7 +43,7 @@ def test_a_prompt_behind_other_tokens_is_computed_again_in_each_step() -> None:
 def test_each_part_of_the_table_has_its_share_of_its_limit() -> None:
     """Products: 1 GB in 50 ms at 40 GB/s. Attention: 2 GFLOP in 4 ms at 1,000 GFLOPS."""
     seconds = {PRODUCTS: 0.05, ATTENTION: 0.004, SAMPLING: 0.002, REST: 0.004}
-    work = (Part("weights", 8 * 10**8, 10**9), Part("attention", 10**6, 2 * 10**9), Part("head", 2 * 10**8))
+    work = (StepPart("weights", 8 * 10**8, 10**9), StepPart("attention", 10**6, 2 * 10**9), StepPart("head", 2 * 10**8))
     text = as_markdown(StepProfile("m", 0.06, seconds, work, False), Ceilings(4e10, 1e12))
     assert text.startswith("m: 60.00 ms a step. Memory reads 40.0 GB/s, products make 1,000 GFLOPS.")
     assert "| matrix products | 50.00 | 83.3% | 20.0 | 20 | 50.0% |" in text

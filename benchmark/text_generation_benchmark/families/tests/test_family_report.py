@@ -11,7 +11,7 @@ from text_generation_benchmark.families.report import (
 )
 from text_generation_benchmark.load import LoadResult, StreamTimes
 from text_generation_benchmark.report import Peer, Row
-from text_generation_benchmark.roofline import Ceilings, Part, Work
+from text_generation_benchmark.roofline import Ceilings, LoadWork, StepPart
 from text_generation_benchmark.workload import Workload
 
 FAST, BROKEN = Peer("fast", "1.0"), Peer("broken", "2.0")
@@ -23,7 +23,7 @@ def result(per_token_s: float) -> LoadResult:
 
 def row(model: str, per_token_s: list[float], step_bytes: int) -> Row:
     results = [result(each) for each in per_token_s]
-    peers, work = {"fast": [result(0.2)] * len(results)}, Work([], [Part("weights", step_bytes)], 10)
+    peers, work = {"fast": [result(0.2)] * len(results)}, LoadWork([], [StepPart("weights", step_bytes)], 10)
     return Row(model, Workload(16), results, peers, work, [Ceilings(1e9, 1e12)] * len(results))
 
 
