@@ -1,5 +1,6 @@
 """Makes large CPU tensors in separate mappings, on huge pages where the system gives them."""
 
+import math
 import mmap
 from contextlib import suppress
 
@@ -7,6 +8,8 @@ import torch
 from torch import Tensor
 
 HUGE_PAGE = 1 << 21
+SHARED_BYTES = 16 * HUGE_PAGE
+LINE = 64
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -24,6 +27,25 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     everything = torch.frombuffer(pages, dtype=torch.uint8)
     offset = -everything.data_ptr() % HUGE_PAGE
     return everything[offset : offset + size].view(dtype).view(shape)
+
+
+class SharedPages:
+    """Gives tensors that are smaller than a huge page parts of mappings that they share, so that they lie on huge pages
+    too. A mapping is kept as long as one of its tensors."""
+
+    def __init__(self) -> None:
+        self._left = torch.empty(0, dtype=torch.uint8)  # what is left of the newest mapping
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Like `empty` on a CPU. The tensor begins at a cache line."""
+        size = math.prod(shape) * dtype.itemsize
+        if size >= HUGE_PAGE:
+            return empty(shape, dtype, torch.device("cpu"))
+        taken = -(-size // LINE) * LINE
+        if taken > len(self._left):
+            self._left = empty((SHARED_BYTES,), torch.uint8, torch.device("cpu"))
+        tensor, self._left = self._left[:size], self._left[taken:]
+        return tensor.view(dtype).view(shape)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

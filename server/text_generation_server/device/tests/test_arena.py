@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from text_generation_server.device.arena import HUGE_PAGE, empty, zeros
+from text_generation_server.device.arena import HUGE_PAGE, SHARED_BYTES, SharedPages, empty, zeros
 
 CPU = torch.device("cpu")
 
@@ -46,6 +46,18 @@ def test_the_system_may_put_them_on_huge_pages() -> None:
     mappings = Path("/proc/self/smaps").read_text().split("VmFlags")
     (own,) = [text for text in mappings if _holds(text, tensor.data_ptr())]
     assert re.search(r"THPeligible:\s+1$", own, re.MULTILINE), own
+
+
+def test_small_tensors_share_a_mapping_and_no_bytes() -> None:
+    pages = SharedPages()
+    sizes = [(3,), (1000, 7), (64,), (HUGE_PAGE // 4 - 1,), (2 * HUGE_PAGE,), (SHARED_BYTES // HUGE_PAGE, 5)]
+    tensors = [pages.empty(sizes[i % len(sizes)], torch.float32) for i in range(60)]
+    for i, tensor in enumerate(tensors):
+        assert tensor.shape == sizes[i % len(sizes)] and tensor.is_contiguous() and tensor.data_ptr() % 64 == 0
+        tensor.fill_(i)
+    gc.collect()
+    assert all(bool((tensor == i).all()) for i, tensor in enumerate(tensors))
+    assert tensors[1].data_ptr() - tensors[0].data_ptr() == 64
 
 
 def _holds(mapping: str, address: int) -> bool:

@@ -8,6 +8,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from text_generation_server.device.arena import SharedPages
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.library import TYPES, Library, Word
@@ -53,17 +54,20 @@ class CpuKernels:
         self.library = library
         self.threads = threads
         self._scratch = Scratch()
+        self._pages = SharedPages()
         self._cut_scratch = torch.empty(0, dtype=torch.int64)
 
     def linear(
         self, weight: Tensor, bias: Tensor | None, scales_N: Tensor | None, gated: bool, dtype: torch.dtype
     ) -> Callable[[Tensor], Tensor] | None:
         if weight.dtype == dtype == torch.float32 and self.library.has("gemm_f32"):
-            linear = Float32Linear(self.library, self.threads, weight, bias)
+            linear = Float32Linear(self.library, self.threads, self._pages, weight, bias)
             return (lambda x: self.silu_mul(linear(x))) if gated else linear
         if not self.library.has("gemm") or weight.dtype == torch.float32 or not can_pack(weight, gated):
             return None
-        return PackedLinear(self.library, self.threads, self._scratch, weight, bias, scales_N, gated, dtype)
+        return PackedLinear(
+            self.library, self.threads, self._scratch, self._pages, weight, bias, scales_N, gated, dtype
+        )
 
     def embed(self, ids_T: Tensor, weight_VH: Tensor) -> Tensor:
         out = torch.empty((len(ids_T), weight_VH.shape[1]), dtype=weight_VH.dtype)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from text_generation_server.device.arena import empty
+from text_generation_server.device.arena import SharedPages, empty
 from text_generation_server.kernels.cpu.library import TYPES, Library, Word
 
 PANEL = 16
@@ -38,6 +38,7 @@ class PackedLinear:
         library: Library,
         threads: int,
         scratch: "Scratch",
+        pages: SharedPages,
         weight: Tensor,
         bias: Tensor | None,
         scales_N: Tensor | None,
@@ -52,7 +53,7 @@ class PackedLinear:
         self._gated = gated
         self._dtype = dtype
         order = _interleaved(outputs) if gated else None
-        self._weight = _panels(weight if order is None else weight[order])
+        self._weight = _panels(weight if order is None else weight[order], pages)
         self._scales = _aligned(scales_N, order)
         self._bias = _aligned(bias, order)
         self._is_int8 = weight.dtype == torch.int8
@@ -95,12 +96,12 @@ class Float32Linear:
     threads.
     """
 
-    def __init__(self, library: Library, threads: int, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, library: Library, threads: int, pages: SharedPages, weight: Tensor, bias: Tensor | None) -> None:
         """weight [N, K]"""
         self._outputs, self._inputs = weight.shape
         self._library = library
         self._threads = threads
-        self._weight = _wide_panels(weight)
+        self._weight = _wide_panels(weight, pages)
         self._bias = None if bias is None else bias.contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -135,19 +136,19 @@ def can_pack(weight: Tensor, gated: bool) -> bool:
     return inputs % BLOCK == 0 and (not gated or outputs % BLOCK == 0)
 
 
-def _panels(weight: Tensor) -> Tensor:
+def _panels(weight: Tensor, pages: SharedPages) -> Tensor:
     """The weight as [N / 16, K / 2, 16, 2]. Rows of zeros fill the last pair of panels."""
     missing = -weight.shape[0] % BLOCK
     weight = F.pad(weight, (0, 0, 0, missing)) if missing else weight
     outputs, inputs = weight.shape
-    packed = empty((outputs // PANEL, inputs // 2, PANEL, 2), weight.dtype, weight.device)
+    packed = pages.empty((outputs // PANEL, inputs // 2, PANEL, 2), weight.dtype)
     return packed.copy_(weight.view(outputs // PANEL, PANEL, inputs // 2, 2).permute(0, 2, 1, 3))
 
 
-def _wide_panels(weight: Tensor) -> Tensor:
+def _wide_panels(weight: Tensor, pages: SharedPages) -> Tensor:
     """The weight as [N / 32, K, 32]. Zeros fill the last panel."""
     outputs, inputs = weight.shape
-    packed = empty((-(-outputs // BLOCK), inputs, BLOCK), weight.dtype, weight.device)
+    packed = pages.empty((-(-outputs // BLOCK), inputs, BLOCK), weight.dtype)
     whole = outputs // BLOCK
     packed[:whole].copy_(weight[: whole * BLOCK].view(whole, BLOCK, inputs).transpose(1, 2))
     if rest := outputs % BLOCK:
