@@ -2,12 +2,10 @@
 are laid out in new tensors.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from text_generation_server.device.graphs import Forward, Signal
+from text_generation_server.device.graphs import Forward, Head, Signal
 from text_generation_server.kernels.interface import KvLayer
 from text_generation_server.models.model import Model
 from text_generation_server.platforms import Platform
@@ -37,16 +35,14 @@ class ForwardPass:
         is_exact = platform.device.type == "cpu" and model.dtype == torch.float32
         self._min_tokens = MIN_EXACT_ROWS if is_exact else 1
 
-    def __call__(
-        self, step: PreparedStep, on_layer: Signal, head: Callable[[Tensor], Tensor | None]
-    ) -> tuple[Tensor | None, Tensor]:
+    def __call__(self, step: PreparedStep, on_layer: Signal, head: Head) -> tuple[Tensor | None, Tensor]:
         """Returns what `head` makes of the hidden states of the rows that get a token, and these rows as int32. The
         first is None when no row gets a token.
         """
         count = len(step.sampled.rows)
         if not step.chunks:
-            logits = head(self._decode(step.decode.rows_R, step.slots_R, on_layer))
-            return None if logits is None else logits[:count], self._inputs.rows_R(count)
+            logits = self._decode(step.decode.rows_R, step.slots_R, on_layer, head)
+            return None if logits is None else _first(logits, count), self._inputs.rows_R(count)
         hidden, sampled_tokens, rows_R = self._mixed(step, on_layer)
         logits = head(hidden[sampled_tokens]) if count else None
         return None if logits is None else logits[:count], rows_R
@@ -60,12 +56,12 @@ class ForwardPass:
             self._mixed_graphs.record(size, self._mixed_forward(size), on_layer)
         for size in self._graphs.sizes_to_record(self._rows.count):
             self._inputs.fill(NO_ROWS, NO_ROWS, size)
-            self._graphs.record(size, self._decode_forward(size), on_layer)
+            self._graphs.record_with_head(size, self._decode_forward(size), self._model.logits, on_layer)
 
-    def _decode(self, rows_R: Int32s, slots_R: Int32s, on_layer: Signal) -> Tensor:
+    def _decode(self, rows_R: Int32s, slots_R: Int32s, on_layer: Signal, head: Head) -> Tensor | None:
         size = self._graphs.size(len(rows_R))
         self._inputs.fill(rows_R, slots_R, size)
-        return self._graphs.run(size, self._decode_forward(size), on_layer)
+        return self._graphs.run_with_head(size, self._decode_forward(size), head, on_layer)
 
     def _decode_forward(self, size: int) -> Forward:
         """The forward pass of a decode step of `size` rows, which reads and writes the same addresses in every call."""
@@ -94,3 +90,7 @@ class ForwardPass:
             return self._model.forward(self._mixed_inputs.step_input(self._kernels, size), self._cache, on_layer)
 
         return forward
+
+
+def _first(rows: Tensor, count: int) -> Tensor:
+    return rows if len(rows) == count else rows[:count]

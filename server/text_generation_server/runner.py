@@ -245,7 +245,7 @@ class ModelRunner:
             sampled = self._sampler(logits, rows, index, newest)
         ids_R = self._group.broadcast(torch.empty_like(rows_R) if sampled is None else sampled.ids_R)
         self._kernels.advance(rows.history, rows.lengths, rows_R, ids_R)
-        rows.note_tokens(step.sampled.rows_R)
+        rows.note_tokens(step.sampled.rows)
         return sampled or NOTHING_SAMPLED
 
     def filter(self, batch_id: int, keep: list[int]) -> list[int]:

@@ -29,6 +29,7 @@ logger = logging.getLogger("text_generation_server")
 
 Signal = Callable[[], None]
 Forward = Callable[[Signal], Tensor]
+Head = Callable[[Tensor], Tensor | None]
 
 
 class Recording(Protocol):
@@ -50,9 +51,11 @@ class Graphs(Protocol):
         """Sizes that a warm-up records, where a step has at most `rows` rows."""
         ...
 
-    def record(self, size: int, forward: Forward, on_layer: Signal) -> None: ...
+    def record_with_head(self, size: int, forward: Forward, head: Head, on_layer: Signal) -> None: ...
 
-    def run(self, size: int, forward: Forward, on_layer: Signal) -> Tensor: ...
+    def run_with_head(self, size: int, forward: Forward, head: Head, on_layer: Signal) -> Tensor | None:
+        """What `head` makes of the output of `forward` for `size` rows. Valid until the next run."""
+        ...
 
     def clear(self) -> None: ...
 
@@ -165,6 +168,13 @@ class DecodeGraphs:
             on_layer()
             return recording.output
         return forward(on_layer)
+
+    def record_with_head(self, size: int, forward: Forward, head: Head, on_layer: Signal) -> None:
+        """Records `forward` alone."""
+        self.record(size, forward, on_layer)
+
+    def run_with_head(self, size: int, forward: Forward, head: Head, on_layer: Signal) -> Tensor | None:
+        return head(self.run(size, forward, on_layer))
 
     def clear(self) -> None:
         """Drops all graphs. To be called when the addresses that they use have become invalid."""

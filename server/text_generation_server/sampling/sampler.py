@@ -17,6 +17,7 @@ from text_generation_server.step.results import Pending
 from text_generation_server.step.rows import Rows
 
 NO_TOP_IDS, NO_TOP_LOGPROBS = torch.empty((0, 0), dtype=torch.int32), torch.empty((0, 0))
+NO_IDS, NO_LOGPROBS = torch.empty(0, dtype=torch.int32), torch.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,10 @@ class SampledOnHost:
 def read_out(sampled: Sampled) -> SampledOnHost:
     """Converts a result whose tensors are on the host. Leaves out most likely tokens that were excluded."""
     top_counts = list(sampled.top_counts)
-    top_ids, top_logprobs = sampled.top_ids_AK.flatten(), sampled.top_logprobs_AK.flatten()
+    top_ids, top_logprobs = NO_IDS, NO_LOGPROBS
     asking = [i for i, count in enumerate(top_counts) if count]
     if asking:
+        top_ids, top_logprobs = sampled.top_ids_AK.flatten(), sampled.top_logprobs_AK.flatten()
         possible = sampled.top_logprobs_AK.isfinite().sum(dim=1).tolist()
         for i, most in zip(asking, possible, strict=True):
             top_counts[i] = min(top_counts[i], most)

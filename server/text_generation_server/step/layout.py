@@ -33,15 +33,23 @@ class DecodeInputs:
         self._padding_slot = padding_slot
         width = -(-most // ALIGNED_WORDS) * ALIGNED_WORDS
         self._there = torch.zeros((2, width), dtype=torch.int32, device=rows.device)
+        # A CPU has computed all earlier steps, so that the tensors themselves can be written.
+        self._words = self._there.numpy() if rows.device.type == "cpu" else None
 
     def fill(self, rows_R: Int32s, slots_R: Int32s, size: int) -> None:
         """Writes the rows `rows_R` and their slots into the fixed tensors, padded to `size` rows."""
-        count = len(rows_R)
+        if self._words is not None:
+            self._write(self._words, rows_R, slots_R, size)
+            return
         host = host_words(self._there.numel(), self._rows.device).view_as(self._there)
-        words = host.numpy()
-        words[0, :count], words[0, count:size] = rows_R, self._rows.padding
-        words[1, :count], words[1, count:size] = slots_R, self._padding_slot
+        self._write(host.numpy(), rows_R, slots_R, size)
         self._there.copy_(host, non_blocking=True)
+
+    def _write(self, words: Int32s, rows_R: Int32s, slots_R: Int32s, size: int) -> None:
+        count = len(rows_R)
+        words[0, :count], words[1, :count] = rows_R, slots_R
+        if count < size:
+            words[0, count:size], words[1, count:size] = self._rows.padding, self._padding_slot
 
     def step_input(self, kernels: Kernels, size: int, tokens: int) -> StepInput:
         """The input of a step of the first `size` rows, padded to at least `tokens` tokens. Uses the device only, not

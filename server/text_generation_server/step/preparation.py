@@ -100,12 +100,11 @@ class Planner:
             raise StepError(f"{len(decode.rows)} rows came with {len(slots)} slots")
         if not decode.rows and not chunks:
             raise StepError("a step must carry at least one row or chunk")
-        if not _within(slots, limits.slots):
+        if decode.rows and not 0 <= min(of_rows := slots.tolist()) <= max(of_rows) < limits.slots:
             raise StepError(f"the rows came with a slot that is not one of the {limits.slots}")
-        known_R = rows.known[decode.rows_R]
-        if decode.rows and known_R.max() >= rows.length:
-            i = int(known_R.argmax())
-            _check_room(rows, decode.request_ids[i], int(known_R[i]))
+        known = rows.known[decode.rows_R].tolist()
+        if known and (most := max(known)) >= rows.length:
+            _check_room(rows, decode.request_ids[known.index(most)], most)
         for chunk in chunks:
             _check_chunk(rows, limits, chunk)
         return decode

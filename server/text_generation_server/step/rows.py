@@ -4,11 +4,10 @@ A request keeps its row from join to leave. A batch is a list of request ids, so
 data. A request ends only when the router says so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -115,9 +114,10 @@ class Rows:
         """The token ids of the chunks `chunks`, read back from the device."""
         return [i for c in chunks for i in self.history[self.row(c.request_id), c.start : c.end].tolist()]
 
-    def note_tokens(self, rows_R: npt.NDArray[np.int32]) -> None:
-        """Counts one more token in each of the rows `rows_R`. A step has appended the tokens on the device."""
-        self.known[rows_R] += 1
+    def note_tokens(self, rows: Iterable[int]) -> None:
+        """Counts one more token in each of the rows. A step has appended the tokens on the device."""
+        for row in rows:
+            self.known[row] += 1
 
     def leave(self, request_id: int) -> None:
         self._free.append(self._row_of.pop(request_id))

@@ -6,7 +6,7 @@ arena that all programs share; two tensors of a step share bytes if they are not
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from text_generation_server.device.arena import empty
-from text_generation_server.device.graphs import Signal
+from text_generation_server.device.graphs import Forward, Head, Signal
 from text_generation_server.kernels.cpu.build import KERNELS, POINTER
 from text_generation_server.kernels.cpu.library import Call, Library, Word
 
@@ -112,6 +112,7 @@ def _share_memory(result: Any, argument: Tensor) -> bool:
 class Program:
     packed: tuple[bytes, ...]  # groups of calls, each of some layers; progress is reported after each group
     output: Tensor  # a view of the arena, which keeps the arena alive
+    has_head: bool  # whether the output is what the head has made
 
 
 class DecodePrograms:
@@ -134,24 +135,24 @@ class DecodePrograms:
         """One row: programs of other sizes are recorded at their first step, which costs no more than the step."""
         return (1,)
 
-    def record(self, size: int, forward: Callable[[Signal], Tensor], on_layer: Signal) -> None:
-        self.run(size, forward, on_layer)
+    def record_with_head(self, size: int, forward: Forward, head: Head, on_layer: Signal) -> None:
+        self.run_with_head(size, forward, head, on_layer)
 
-    def run(self, size: int, forward: Callable[[Signal], Tensor], on_layer: Signal) -> Tensor:
-        """Output of `forward` for `size` rows. Valid until the next run."""
+    def run_with_head(self, size: int, forward: Forward, head: Head, on_layer: Signal) -> Tensor | None:
+        """What `head` makes of the output of `forward` for `size` rows. Valid until the next run."""
         if program := self._programs.get(size):
             for packed in program.packed:
                 self._library.run(packed, self._threads)
                 on_layer()
-            return program.output
-        return forward(on_layer) if self._gave_up else self._record(size, forward, on_layer)
+            return program.output if program.has_head else head(program.output)
+        return head(forward(on_layer)) if self._gave_up else self._record(size, forward, head, on_layer)
 
     def clear(self) -> None:
         """Drops all programs. To be called when the addresses that they read have become invalid."""
         self._programs.clear()
         self._gave_up = False
 
-    def _record(self, size: int, forward: Callable[[Signal], Tensor], on_layer: Signal) -> Tensor:
+    def _record(self, size: int, forward: Forward, head: Head, on_layer: Signal) -> Tensor | None:
         recorder = Recorder()
 
         def layer_ended() -> None:
@@ -161,19 +162,30 @@ class DecodePrograms:
         self._library.observer = recorder
         try:
             with recorder:
-                output = forward(layer_ended)
+                hidden = forward(layer_ended)
+                calls, missed = len(recorder.calls), recorder.missed
+                made_at = recorder.address_in_step(hidden.data_ptr())
+                logits = head(hidden)
         finally:
             self._library.observer = None
-        made_at = recorder.address_in_step(output.data_ptr())
-        if recorder.missed is None and made_at is not None:
-            self._programs[size] = self._program(recorder, output, made_at)
-        else:
+        if missed is not None or made_at is None:
             self._gave_up = True
-            logger.info("decode steps run kernel by kernel: %s is not one of ours", recorder.missed or "their result")
-        return output
+            logger.info("decode steps run kernel by kernel: %s is not one of ours", missed or "their result")
+            return logits
+        output, has_head = hidden, False
+        if logits is not None and recorder.missed is None and logits.is_contiguous():
+            logits_at = recorder.address_in_step(logits.data_ptr())
+            if logits_at is not None:
+                output, has_head, made_at, calls = logits, True, logits_at, len(recorder.calls)
+        self._programs[size] = self._program(recorder, calls, output, made_at, has_head)
+        return logits
 
-    def _program(self, recorder: Recorder, output: Tensor, made_at: TensorAddress) -> Program:
-        offsets, size = plan(recorder.calls, recorder.sizes, made_at.tensor)
+    def _program(
+        self, recorder: Recorder, count: int, output: Tensor, made_at: TensorAddress, has_head: bool
+    ) -> Program:
+        """The program of the first `count` recorded calls."""
+        recorded = recorder.calls[:count]
+        offsets, size = plan(recorded, recorder.sizes, made_at.tensor)
         if size > len(self._arena):
             # Older programs keep the smaller arena alive, so it grows in large steps.
             self._arena = empty((2 * size,), torch.uint8, torch.device("cpu"))
@@ -187,13 +199,13 @@ class DecodePrograms:
             Call(
                 call.kernel, {n: in_arena(w) if isinstance(w, TensorAddress) else w for n, w in call.arguments.items()}
             )
-            for call in recorder.calls
+            for call in recorded
         ]
         cuts = [*recorder.ends_of_layers[LAYERS_AT_ONCE - 1 : -1 : LAYERS_AT_ONCE], len(calls)]
         packed = [self._library.pack(calls[a:b]) for a, b in zip([0, *cuts], cuts, strict=False)]
         first = in_arena(made_at) - self._arena.data_ptr()
         there = self._arena[first : first + output.nbytes].view(output.dtype).view(output.shape)
-        return Program(tuple(packed), there)
+        return Program(tuple(packed), there, has_head)
 
 
 def plan(calls: Sequence[RecordedCall], sizes: Sequence[int], output: int) -> tuple[dict[int, int], int]:

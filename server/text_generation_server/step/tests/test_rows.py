@@ -105,8 +105,8 @@ def test_tokens_are_counted_for_the_rows_that_got_one() -> None:
     rows = make_rows()
     for i in range(3):
         rows.join(chunk(i, [3, 4]))
-    rows.note_tokens(np.array([0, 2], dtype=np.int32))
-    rows.note_tokens(np.array([2], dtype=np.int32))
+    rows.note_tokens([0, 2])
+    rows.note_tokens([2])
     assert rows.known.tolist() == [3, 2, 4]
 
 
@@ -285,7 +285,7 @@ def test_a_step_that_does_not_fit_is_refused_before_anything_has_changed(name: s
 
 def test_a_row_that_is_full_is_refused_by_its_requests_name() -> None:
     planner = ready(LENGTH - 1)
-    planner._batches.rows.note_tokens(np.array([0], dtype=np.int32))
+    planner._batches.rows.note_tokens([0])
     with pytest.raises(StepError, match=f"request 1: no room for another token after {LENGTH} of {LENGTH}"):
         planner.prepare([StepBatch(4, [2, 1])], int32(40, 41), 9, [])
     planner.prepare([StepBatch(4, [2])], int32(40), 9, [])
@@ -317,7 +317,7 @@ def test_a_mixed_step_is_laid_out_as_decode_rows_chunks_and_padding() -> None:
     planner.prepare([], NO_SLOTS, 4, [chunk(1, [3, 4], [20, 21]), chunk(2, [5, 6, 7, 8], [30, 31, 32, 33], end=1)])
     rows = planner._batches.rows
     rows.history[0, 2], rows.lengths[0] = 9, 3  # as a step does: appends the row's new token
-    rows.note_tokens(np.array([0], dtype=np.int32))
+    rows.note_tokens([0])
     more = [PromptChunk(2, 1, 3, False), chunk(3, [11, 12], [50, 51])]
     step = planner.prepare([StepBatch(4, [1])], int32(40), 9, more)
     mixed = lay_out(step, rows, kernels, min_tokens=7)  # type: ignore[arg-type]
@@ -337,7 +337,7 @@ def test_recorded_mixed_steps_read_the_same_numbers_at_the_same_addresses_then_p
     planner.prepare([], NO_SLOTS, 4, [chunk(1, [3, 4], [20, 21]), chunk(2, [5, 6, 7, 8], [30, 31, 32, 33], end=1)])
     rows = planner._batches.rows
     rows.lengths[0] = 3
-    rows.note_tokens(np.array([0], dtype=np.int32))
+    rows.note_tokens([0])
     inputs, addresses = MixedInputs(8, rows, PADDING_SLOT), set()
     steps = [([StepBatch(4, [1])], int32(40), [PromptChunk(2, 1, 3, False), chunk(3, [11, 12], [50, 51])])]
     steps.append(([], NO_SLOTS, [PromptChunk(2, 3, 4, True)]))

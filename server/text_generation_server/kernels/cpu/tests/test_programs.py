@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from text_generation_server.device.graphs import Signal
+from text_generation_server.device.graphs import Forward, Head, Signal
 from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.programs import (
@@ -40,6 +40,17 @@ def programs(kernels: CpuKernels) -> DecodePrograms:
     return DecodePrograms(kernels.library, kernels.threads)
 
 
+def nothing() -> None: ...
+
+
+def run(
+    programs: DecodePrograms, size: int, forward: Forward, on_layer: Signal = nothing, head: Head = lambda x: x
+) -> Tensor:
+    result = programs.run_with_head(size, forward, head, on_layer)
+    assert result is not None
+    return result
+
+
 def forward_of(kernels: CpuKernels, ids_T: Tensor, layers: int) -> Callable[[Signal], Tensor]:
     """A forward pass of layers whose tensors are needed for different times: x is made anew, the residual is
     overwritten in place.
@@ -64,12 +75,12 @@ def by_hand(kernels: CpuKernels, ids: list[int], layers: int) -> Tensor:
 def test_a_program_computes_what_its_inputs_say_now(kernels: CpuKernels, programs: DecodePrograms) -> None:
     ids = torch.tensor([1, 2, 3], dtype=torch.int32)
     forward = forward_of(kernels, ids, 5)
-    first = programs.run(3, forward, lambda: None).clone()
+    first = run(programs, 3, forward).clone()
     assert torch.equal(first, by_hand(kernels, [1, 2, 3], 5))
     for now in ([1, 2, 3], [90, 7, 7], [5, 6, 99]):
         ids.copy_(torch.tensor(now))
         asked: list[int] = []
-        assert torch.equal(programs.run(3, never(asked), lambda: None), by_hand(kernels, now, 5))
+        assert torch.equal(run(programs, 3, never(asked)), by_hand(kernels, now, 5))
         assert not asked
 
 
@@ -81,13 +92,35 @@ def never(asked: list[int]) -> Callable[[Signal], Tensor]:
     return forward
 
 
+def test_the_head_is_part_of_the_program_if_kernels_compute_it(kernels: CpuKernels, programs: DecodePrograms) -> None:
+    ids, asked = torch.tensor([1, 2], dtype=torch.int32), []
+
+    def head(hidden: Tensor) -> Tensor:
+        asked.append("kernel")
+        return kernels.rms_norm(hidden, NORM, 1.0)
+
+    def head_of_torch(hidden: Tensor) -> Tensor:
+        asked.append("torch")
+        return kernels.rms_norm(hidden, NORM, 1.0) * 2
+
+    for size, of, times in ((2, head, 1), (1, head_of_torch, 2)):
+        asked.clear()
+        forward = forward_of(kernels, ids[:size], 3)
+        for now in ([1, 2], [9, 4]):
+            ids.copy_(torch.tensor(now))
+            said = run(programs, size, forward if now[0] == 1 else never([]), head=of).clone()
+            assert torch.equal(said, of(by_hand(kernels, now[:size], 3)))
+            asked.pop()
+        assert len(asked) == times
+
+
 def test_programs_of_all_sizes_share_an_arena_that_grows(kernels: CpuKernels, programs: DecodePrograms) -> None:
     inputs = {rows: torch.arange(rows, dtype=torch.int32) for rows in (1, 40, 3, 90)}
     for rows, ids in inputs.items():
-        programs.run(rows, forward_of(kernels, ids, 3), lambda: None)
+        run(programs, rows, forward_of(kernels, ids, 3))
     for rows, ids in inputs.items():
         ids += 7
-        said = programs.run(rows, never([]), lambda: None)
+        said = run(programs, rows, never([]))
         assert torch.equal(said, by_hand(kernels, ids.tolist(), 3))
 
 
@@ -95,10 +128,10 @@ def test_a_sign_of_life_comes_after_every_few_layers(kernels: CpuKernels, progra
     signs: list[int] = []
     layers = 2 * LAYERS_AT_ONCE + 3
     forward = forward_of(kernels, torch.tensor([4], dtype=torch.int32), layers)
-    programs.run(1, forward, lambda: signs.append(1))
+    run(programs, 1, forward, lambda: signs.append(1))
     assert len(signs) == layers
     signs.clear()
-    programs.run(1, never([]), lambda: signs.append(1))
+    run(programs, 1, never([]), lambda: signs.append(1))
     assert len(signs) == 3
 
 
@@ -111,10 +144,10 @@ def test_a_step_in_which_torch_computes_is_never_replayed(
         return kernels.embed(ids + 1, WEIGHT)
 
     with caplog.at_level("INFO"):
-        programs.run(2, forward, lambda: None)
+        run(programs, 2, forward)
     assert "aten::add" in caplog.text
     ids.fill_(8)
-    assert torch.equal(programs.run(2, forward, lambda: None), WEIGHT[[9, 9]])
+    assert torch.equal(run(programs, 2, forward), WEIGHT[[9, 9]])
 
 
 def test_after_a_failure_nothing_is_kept_and_the_next_step_is_recorded(
@@ -127,16 +160,16 @@ def test_after_a_failure_nothing_is_kept_and_the_next_step_is_recorded(
         raise RuntimeError("a fault")
 
     with pytest.raises(RuntimeError, match="a fault"):
-        programs.run(2, failing, lambda: None)
+        run(programs, 2, failing)
     assert kernels.library.observer is None
-    programs.run(2, forward_of(kernels, ids, 1), lambda: None)
-    assert torch.equal(programs.run(2, never([]), lambda: None), by_hand(kernels, [1, 2], 1))
+    run(programs, 2, forward_of(kernels, ids, 1))
+    assert torch.equal(run(programs, 2, never([])), by_hand(kernels, [1, 2], 1))
 
 
 def test_after_clear_the_addresses_are_forgotten(kernels: CpuKernels, programs: DecodePrograms) -> None:
-    programs.run(1, forward_of(kernels, torch.tensor([1], dtype=torch.int32), 1), lambda: None)
+    run(programs, 1, forward_of(kernels, torch.tensor([1], dtype=torch.int32), 1))
     programs.clear()
-    said = programs.run(1, forward_of(kernels, torch.tensor([2], dtype=torch.int32), 1), lambda: None)
+    said = run(programs, 1, forward_of(kernels, torch.tensor([2], dtype=torch.int32), 1))
     assert torch.equal(said, by_hand(kernels, [2], 1))
 
 
@@ -157,9 +190,9 @@ def test_a_copy_that_torch_calls_a_view_is_not_part_of_a_program(
         )
 
     with torch.inference_mode():
-        programs.run(2, forward, lambda: None)
+        run(programs, 2, forward)
         ids.fill_(8)
-        assert torch.equal(programs.run(2, forward, lambda: None), forward(lambda: None))
+        assert torch.equal(run(programs, 2, forward), forward(lambda: None))
 
 
 def test_one_thread_and_all_make_the_same(kernels: CpuKernels) -> None:
@@ -167,8 +200,8 @@ def test_one_thread_and_all_make_the_same(kernels: CpuKernels) -> None:
     forward = forward_of(kernels, ids, 3)
     for threads in (1, kernels.threads, kernels.threads + 3):
         programs = DecodePrograms(kernels.library, threads)
-        programs.run(50, forward, lambda: None)
-        assert torch.equal(programs.run(50, never([]), lambda: None), by_hand(kernels, ids.tolist(), 3))
+        run(programs, 50, forward)
+        assert torch.equal(run(programs, 50, never([])), by_hand(kernels, ids.tolist(), 3))
 
 
 @st.composite
