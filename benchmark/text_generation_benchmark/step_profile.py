@@ -111,7 +111,7 @@ class Profiled:
 
         def select(device: torch.device) -> Backend:
             kernels = CpuKernels(library, torch.get_num_threads())
-            return Backend(kernels.name, kernels)
+            return Backend(kernels.name, kernels, library.wake)
 
         config = ShardConfig(
             model_path=model, uds_path="", rank=0, world_size=1, epoch=1, max_total_tokens=longest,

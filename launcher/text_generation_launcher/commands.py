@@ -68,8 +68,8 @@ def shard(
         testing=plan.process.testing,
     )
     options += _flags(plan.compute) + _load_format(plan)
-    # The user's environment comes after these defaults, and so overrides them. GOMP_SPINCOUNT is short: a thread that
-    # waits for another soon gives its core away, because the other thread may be waiting for a core itself.
+    # The user's environment comes after these defaults, and so overrides them. GOMP_SPINCOUNT is short: a thread of
+    # torch that waits for another soon gives its core away, because the other may be waiting for a core itself.
     env = {"OMP_NUM_THREADS": str(max(1, cores // plan.num_shard)), "GOMP_SPINCOUNT": "1000"}
     env |= _server_env(plan, environ) | _variables(values_of(plan.shard))
     env |= _variables({"max_total_tokens": plan.tokens.max_total_tokens})

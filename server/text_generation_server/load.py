@@ -98,7 +98,7 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     group = join_group(config.rank, config.world_size, device, rendezvous)
     is_ours = isinstance(model_config, ModelConfig)
     graphs, mixed_graphs = _graphs(config, device, group, backend) if is_ours else (no_graphs(), no_graphs())
-    platform = Platform(device, backend.kernels, group, graphs, moments_of(device), mixed_graphs)
+    platform = Platform(device, backend.kernels, group, graphs, moments_of(device), mixed_graphs, backend.wake)
     files = _files(config, model_config, device, dtype)
     quantize = config.compute.quantize
     model = get_model(files, model_config, platform, dtype, longest, worker.advance_progress, FORMATS[quantize])

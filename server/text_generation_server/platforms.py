@@ -22,6 +22,7 @@ class Platform:
     # Marks the moment when the device has completed all work given to it until now.
     mark: Callable[[], Moment] = HostMoment
     mixed_graphs: DecodeGraphs = field(default_factory=no_graphs)  # for steps with prompt chunks, by number of tokens
+    wake: Callable[[], None] = lambda: None  # wakes the threads of the kernels, because a step begins
 
     def clear_graphs(self) -> None:
         self.graphs.clear()

@@ -173,6 +173,7 @@ class ModelRunner:
 
         Joins the batches of `decoding`. New requests join this batch, or make the batch `new_batch_id`.
         """
+        self._platform.wake()
         started = self._mark()
         state = self.row_state
         with self._group.agreement("prepare the step"):

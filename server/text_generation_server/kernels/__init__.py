@@ -5,6 +5,7 @@ sampler receive a backend and never ask which backend it is.
 Shapes: T tokens of a step, R rows, H query heads, G key/value heads, D head size, S slots, V vocabulary, L positions.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,6 +18,7 @@ from text_generation_server.kernels.interface import Kernels
 class Backend:
     name: str
     kernels: Kernels
+    wake: Callable[[], None] = lambda: None  # wakes idle threads, because kernels will be called soon
 
 
 def select_backend(device: torch.device, cpu_target: str | None = None) -> Backend:
@@ -38,4 +40,4 @@ def select_backend(device: torch.device, cpu_target: str | None = None) -> Backe
     if compiled is None:
         return Backend(f"torch's, since {choice.reason}", cast(Kernels, reference))
     better = f"; not {choice.better}, since {choice.reason}" if choice.better else ""
-    return Backend(f"{compiled.name}{better}", compiled)
+    return Backend(f"{compiled.name}{better}", compiled, compiled.library.wake)

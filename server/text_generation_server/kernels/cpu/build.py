@@ -31,13 +31,13 @@ TARGETS = {
     "avx2": ["-march=x86-64-v3"],
 }
 PORTABLE: dict[str, list[str]] = {"portable": []}
-FLAGS = ["-O2", "-std=gnu11", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden", "-Wno-psabi"]
+FLAGS = ["-O2", "-std=gnu11", "-pthread", "-fPIC", "-shared", "-fvisibility=hidden", "-Wno-psabi"]
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 # A test program for a target. A compiler that cannot build it lacks something that the target needs, so the target is
 # left out. A compiler that can build it must build csrc/ too.
 PROBE = """
 #include <math.h>
-#include <omp.h>
+#include <pthread.h>
 #include <stdatomic.h>
 _Static_assert(sizeof(long) == 8 && sizeof(void *) == 8, "the kernels need 64-bit numbers and pointers");
 #if defined(__x86_64__)

@@ -5,7 +5,7 @@ csrc/arguments.h declares the arguments of each kernel; here they are passed by 
 
 import ctypes
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -77,7 +77,6 @@ class Library:
     """The compiled functions of csrc/ for one target."""
 
     def __init__(self, target: str) -> None:
-        # torch has already loaded the OpenMP runtime of the same name, so its threads run these kernels too.
         functions = ctypes.CDLL(str(library_path(target)))
         self.target = target
         self.observer: CallObserver | None = None
@@ -88,6 +87,8 @@ class Library:
             self.gemm_scratch = functions.gemm_scratch
             self.gemm_scratch.argtypes = [ctypes.c_long] * 3 + [ctypes.c_int] * 2
             self.gemm_scratch.restype = ctypes.c_long
+        self.wake: Callable[[], None] = functions.wake_team
+        functions.wake_team.restype = None
         # Kernels whose instructions the target lacks are not in its library.
         self._packers = {
             name: Packer(ctypes.cast(getattr(functions, name), ctypes.c_void_p).value or 0, arguments)
@@ -156,7 +157,7 @@ def why_not(target: str) -> str | None:
         return why_skipped().get(target, "it was not built; install the package again")
     try:
         library = ctypes.CDLL(str(library_path(target)))
-    except OSError as error:  # a library that was built on another machine may lack its OpenMP runtime here
+    except OSError as error:  # a library that was built on another machine may need a newer C library
         return f"it cannot be loaded: {error}"
     if _declared(library) != DECLARED:
         return "it was built from another arguments.h; install the package again"

@@ -23,20 +23,24 @@
 
 #if defined(__AVX512BF16__)
 
-#define PREFETCH_BYTES 2048 /* bytes between the weights in use and the weights that are prefetched */
+#define INPUTS_AHEAD 64  /* inputs between the weights in use and the weights that are prefetched */
+#define FIRST_BYTES 8192 /* bytes of a panel that are prefetched before a product begins */
+#define PREFETCH_BYTES (INPUTS_AHEAD * PANEL_OUTPUTS * (long)sizeof(bf16))
 
-/* Multiplies `rows` (1 to 4) rows of x by a pair of panels with dot-product instructions. `w` is the first panel. Two
-   sums for each row and panel, over alternating inputs, keep the instructions independent of each other. */
-INLINE void dot_1_to_4_rows(const struct product *g, long first, long rows, const bf16 *w, long pair) {
-  long k = g->k;
-  __m512 sums[2][4][2] = {};
-  const bf16 *x = g->x + first * k, *w0 = w, *w1 = w + k * PANEL_OUTPUTS;
-  for (long i = 0; i < k; i += 4) {
+/* Sums of up to 4 rows and the two panels of a pair, over alternating inputs, so that the instructions are independent
+   of each other: [panel][row][input % 4 / 2]. */
+typedef __m512 pair_sums[2][4][2];
+
+/* Adds the products of inputs [from, to) to the sums of `rows` (1 to 4) rows of x. For each line of w0 and w1 it
+   prefetches a line of ahead0 and ahead1. */
+INLINE void add_dot_products(pair_sums sums, const bf16 *x, long k, long rows, const bf16 *w0, const bf16 *w1,
+                             const bf16 *ahead0, const bf16 *ahead1, long from, long to) {
+  for (long i = from; i < to; i += 4) {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
       long at = i + 2 * half;
-      _mm_prefetch((const char *)(w0 + at * PANEL_OUTPUTS) + PREFETCH_BYTES, _MM_HINT_T0);
-      _mm_prefetch((const char *)(w1 + at * PANEL_OUTPUTS) + PREFETCH_BYTES, _MM_HINT_T0);
+      _mm_prefetch((const char *)(ahead0 + (at - from) * PANEL_OUTPUTS), _MM_HINT_T0);
+      _mm_prefetch((const char *)(ahead1 + (at - from) * PANEL_OUTPUTS), _MM_HINT_T0);
       __m512bh a, b;
       memcpy(&a, w0 + at * PANEL_OUTPUTS, 64);
       memcpy(&b, w1 + at * PANEL_OUTPUTS, 64);
@@ -50,6 +54,17 @@ INLINE void dot_1_to_4_rows(const struct product *g, long first, long rows, cons
       }
     }
   }
+}
+
+/* Multiplies `rows` (1 to 4) rows of x by a pair of panels with dot-product instructions. `w` is the first panel, and
+   `next` the first panel of the pair that follows: its first lines are prefetched towards the end of this pair. */
+INLINE void dot_1_to_4_rows(const struct product *g, long first, long rows, const bf16 *w, const bf16 *next,
+                            long pair) {
+  long k = g->k, panel = k * PANEL_OUTPUTS, last = k > INPUTS_AHEAD ? k - INPUTS_AHEAD : 0;
+  pair_sums sums = {};
+  const bf16 *x = g->x + first * k, *ahead = w + INPUTS_AHEAD * PANEL_OUTPUTS;
+  add_dot_products(sums, x, k, rows, w, w + panel, ahead, ahead + panel, 0, last);
+  add_dot_products(sums, x, k, rows, w, w + panel, next, next + panel, last, k);
 #pragma GCC unroll 4
   for (long r = 0; r < rows; r++)
     store_pair(g->y + (first + r) * g->y_stride, pair, 0, (vf)(sums[0][r][0] + sums[0][r][1]),
@@ -58,12 +73,13 @@ INLINE void dot_1_to_4_rows(const struct product *g, long first, long rows, cons
 
 /* Multiplies rows [first, end), four at a time. The compiler makes a copy of dot_1_to_4_rows for each number of
    rows. */
-static void dot_rows_by_pair(const struct product *g, long first, long end, const bf16 *w, long pair) {
-  for (; first + 4 <= end; first += 4) dot_1_to_4_rows(g, first, 4, w, pair);
+static void dot_rows_by_pair(const struct product *g, long first, long end, const bf16 *w, const bf16 *next,
+                             long pair) {
+  for (; first + 4 <= end; first += 4) dot_1_to_4_rows(g, first, 4, w, next, pair);
   switch (end - first) {
-    case 1: dot_1_to_4_rows(g, first, 1, w, pair); break;
-    case 2: dot_1_to_4_rows(g, first, 2, w, pair); break;
-    case 3: dot_1_to_4_rows(g, first, 3, w, pair); break;
+    case 1: dot_1_to_4_rows(g, first, 1, w, next, pair); break;
+    case 2: dot_1_to_4_rows(g, first, 2, w, next, pair); break;
+    case 3: dot_1_to_4_rows(g, first, 3, w, next, pair); break;
   }
 }
 
@@ -87,10 +103,32 @@ static long pairs_at_a_time(const struct product *g) { return g->n > 4096 ? 4 : 
 static void multiply_by_dot_products(const struct product *g, struct team *team, int me) {
   long block = X_NUMBERS_IN_L2 / g->k / 4 * 4 /* rows */, pairs = g->n / PAIR_OUTPUTS;
   if (block < 4) block = 4;
-  long blocks = (g->m + block - 1) / block;
-  FOR_EACH_ITEM(item, blocks * pairs, g->m > 64 ? 1 : pairs_at_a_time(g), team) {
-    long first = item / pairs * block, end = first + block < g->m ? first + block : g->m, pair = item % pairs;
-    dot_rows_by_pair(g, first, end, weights_of_pair(g, pair, me), pair);
+  long items = (g->m + block - 1) / block * pairs, grain = g->m > 64 ? 1 : pairs_at_a_time(g);
+  /* Each thread takes its next items before it computes the current ones, to prefetch their weights. */
+  for (long from = me * grain, after; from < items; from = after) {
+    after = take_items(team, grain) + team->threads * grain;
+    for (long item = from; item < from + grain && item < items; item++) {
+      long first = item / pairs * block, end = first + block < g->m ? first + block : g->m, pair = item % pairs;
+      long next = item + 1 < from + grain ? item + 1 : after;
+      const bf16 *w = weights_of_pair(g, pair, me), *ahead = w;
+      if (next < items && !g->is_int8) ahead = (const bf16 *)g->weights + next % pairs * PAIR_OUTPUTS * g->k;
+      dot_rows_by_pair(g, first, end, w, ahead, pair);
+    }
+  }
+}
+
+/* Prefetches the weights with which thread `me` begins a product, into the second-level cache. */
+void prefetch_product(const struct gemm_arguments *a, int me) {
+#if defined(__AMX_BF16__)
+  if (a->rows > 4) return; /* items are taken in another order */
+#endif
+  struct product g = {.n = a->outputs};
+  long panel = a->inputs * PANEL_OUTPUTS * (a->is_int8 ? 1 : (long)sizeof(bf16)), pair = me * pairs_at_a_time(&g);
+  if (pair >= a->outputs / PAIR_OUTPUTS) return;
+  const char *w = (const char *)a->weights + 2 * pair * panel;
+  for (long line = 0; line < FIRST_BYTES && line < panel; line += 64) {
+    _mm_prefetch(w + line, _MM_HINT_T1);
+    _mm_prefetch(w + panel + line, _MM_HINT_T1);
   }
 }
 

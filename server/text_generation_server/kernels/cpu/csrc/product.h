@@ -84,3 +84,7 @@ void multiply_many_rows(const struct product *g, struct team *team, int me);
    bfloat16 numbers. */
 void multiply_in_floats(const struct product *g, struct team *team, int me);
 long numbers_for_floats(long m, long k, int threads);
+
+/* Prefetches the weights with which thread `me` begins the product. To be called before the threads meet, so that
+   memory is read while they wait. */
+void prefetch_product(const struct gemm_arguments *a, int me);

@@ -12,12 +12,13 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
+/* What threads write often, and what they read in loops, have cache lines of their own. */
 struct team {
   int threads;
-  atomic_long next;     /* index of the first item that no thread has taken */
-  atomic_int arrived;   /* number of threads that wait at the barrier */
-  atomic_int asleep;    /* number of threads that sleep in the system call, which another system call must wake */
-  atomic_uint barriers; /* number of barriers that all threads have passed */
+  atomic_long next __attribute__((aligned(64)));   /* index of the first item that no thread has taken */
+  atomic_int arrived __attribute__((aligned(64))); /* number of threads that wait at the barrier */
+  atomic_int asleep; /* number of threads that sleep in the system call, which another system call must wake */
+  atomic_uint barriers __attribute__((aligned(64))); /* number of barriers that all threads have passed */
 };
 
 /* `arguments` points to the kernel's struct of arguments.h. `me` is the thread's index in its team. */
