@@ -32,8 +32,10 @@ POSITIONS = 32_768
 LONG_TOKENS = 30_000
 NUM_STREAMS = 32
 HEAD_TOKENS = 64  # tokens of each stream before the long prompt is sent
-# A stream goes on until the long prompt is done, or this many tokens, about as many as the slots allow, are made.
+# A stream goes on until it has TAIL_TOKENS after the long prompt is done, or this many tokens in all, about as many as
+# the slots allow.
 MOST_TOKENS = 4_096
+TAIL_TOKENS = 24
 SLOWDOWNS = (2.0, 4.0, 8.0, 0.0)
 
 
@@ -43,13 +45,15 @@ class Measured:
     alone_s: float  # seconds that the steps of such a prompt take when no stream runs
     before: list[float]  # seconds between tokens, as the clients of all streams measure them
     beside: list[float]  # the same while the long prompt is computed
+    after: list[float]  # the same when it is done: the streams have longer contexts by then
     steps: int  # number of steps with chunks of the long prompt
     prompt_s: float  # seconds from sending the long prompt to its token
 
     @property
     def own_s(self) -> float:
-        """What the prompt and the streams' tokens take one after the other."""
-        return self.alone_s + self.steps * median(self.before)
+        """What the prompt and the streams' tokens take one after the other. The streams' contexts grow from step to
+        step, and the time of a step without chunks with them."""
+        return self.alone_s + self.steps * (median(self.before) + median(self.after)) / 2
 
 
 def cost_of(log: Path, known: int) -> tuple[int, float]:
@@ -92,9 +96,11 @@ class Streams:
         async def call(client: httpx.AsyncClient) -> None:
             body = {"inputs": prompt, "parameters": {"max_new_tokens": MOST_TOKENS, "ignore_eos_token": True}}
             async with client.stream("POST", "/generate_stream", json=body, timeout=900) as response:
+                left = TAIL_TOKENS
                 async for _ in events_of(response):
                     self.arrivals_s[i].append(time.perf_counter())
-                    if self._long.done_s:
+                    left -= self._long.done_s > 0
+                    if not left:
                         break
 
         return call
@@ -130,18 +136,22 @@ def run(server: ServerProcess, log: Path, slowdown: float, tokens: int) -> Measu
     calls = [streams.receive(i, prompt) for i, prompt in enumerate(prompts(48, NUM_STREAMS, seed=3))]
     at_once(server.url, *calls, streams.then_long)
     before, beside = streams.gaps(streams.all_run_s, long.sent_s), streams.gaps(long.sent_s, long.done_s)
+    # The first streams that end make the last steps of the others shorter.
+    after = streams.gaps(long.done_s, min(arrivals[-1] for arrivals in streams.arrivals_s))
     steps = sum(len([s for s in arrivals if long.sent_s < s <= long.done_s]) for arrivals in streams.arrivals_s)
-    return Measured(slowdown, alone_s, before, beside, steps // NUM_STREAMS, long.done_s - long.sent_s)
+    return Measured(slowdown, alone_s, before, beside, after, steps // NUM_STREAMS, long.done_s - long.sent_s)
 
 
 def as_markdown(results: Sequence[Measured], tokens: int) -> str:
     head = (
         f"`m100` with {POSITIONS:,} positions, bfloat16, {os.cpu_count()} cores, torch {version('torch')}; "
         f"{NUM_STREAMS} streams; a prompt of {tokens:,} tokens. Milliseconds between two tokens of a stream; "
-        "seconds of the prompt. *Own*: what the prompt takes alone, and as many decode steps as it was computed beside."
+        "seconds of the prompt. *Own*: what the prompt takes alone, and as many decode steps as it was computed "
+        "beside, each as long as the mean of those before and after."
     )
     names = (
-        "`--max-prefill-slowdown`", "before", "beside", "p99", "p99 / bound", "prompt", "own", "prompt / own", "alone",
+        "`--max-prefill-slowdown`", "before", "after", "beside", "p99", "p99 / bound", "prompt", "own", "prompt / own",
+        "alone",
     )  # fmt: skip
     return f"{head}\n\n{aligned_table([names, *map(_row, results)])}"
 
@@ -151,7 +161,8 @@ def _row(measured: Measured) -> tuple[str, ...]:
     bound = f"{late / (measured.slowdown * usual):.2f}" if measured.slowdown else "–"
     return (
         f"{measured.slowdown:g}" if measured.slowdown else "0 (no bound)",
-        f"{1000 * usual:.1f}", f"{1000 * median(measured.beside):.1f}", f"{1000 * late:.1f}", bound,
+        f"{1000 * usual:.1f}", f"{1000 * median(measured.after):.1f}", f"{1000 * median(measured.beside):.1f}",
+        f"{1000 * late:.1f}", bound,
         f"{measured.prompt_s:.1f}", f"{measured.own_s:.1f}", f"{measured.prompt_s / measured.own_s:.2f}",
         f"{measured.alone_s:.1f}",
     )  # fmt: skip

@@ -60,6 +60,8 @@ class Shard:
     dtype: torch.dtype
     device: torch.device
     kernels: str  # name of the kernels' backend
+    block_queries: int = 1  # queries of one key head that attention of a chunk computes at a time
+    queries_per_token: int = 1  # query heads for each key head; 1 where blocks are of 1 query
 
     def close(self) -> None:
         """Leaves the group. Must be called in the worker's thread."""
@@ -106,7 +108,16 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     memory_fraction = config.shard.cuda_memory_fraction
     runner = ModelRunner(model, platform, sampler, worker.advance_progress, kv_dtype, memory_fraction)
     tokenizer = _read_tokenizer(config.model_path / "tokenizer.json")
-    return Shard(runner, group, tokenizer, model_config, dtype, device, backend.name)
+    blocks = _query_blocks(backend, model_config)
+    return Shard(runner, group, tokenizer, model_config, dtype, device, backend.name, *blocks)
+
+
+def _query_blocks(backend: Backend, config: ModelConfig | FallbackConfig) -> tuple[int, int]:
+    """Queries of a block of attention, and queries of a token. Blocks matter where they are computed one after the
+    other, on CPUs; each layer of the fallback's models may have other heads."""
+    if isinstance(backend.kernels, CpuKernels) and isinstance(config, ModelConfig):
+        return backend.kernels.block_queries, config.num_heads // config.num_kv_heads
+    return 1, 1
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:

@@ -89,6 +89,8 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
             kernels=shard.kernels,
             slots=self._slots,
             rows=shard.runner.num_rows,
+            block_queries=shard.block_queries,
+            queries_per_token=shard.queries_per_token,
         )
 
     async def ServiceDiscovery(

@@ -69,7 +69,7 @@ async def serve(model: Path, uds_path: str, step_s: float) -> None:
     facts = SimpleNamespace(vocab_size=tokenizer.get_vocab_size(), max_positions=MAX_TOTAL_TOKENS, eos_token_ids=())
     shard: Any = SimpleNamespace(
         runner=runner, tokenizer=tokenizer, model_config=facts, dtype=torch.float32, device=torch.device("cpu"),
-        kernels="none",
+        kernels="none", block_queries=1, queries_per_token=1,
     )  # fmt: skip
     worker = Worker(epoch=1)
     servicer = Servicer([f"unix://{uds_path}-0"], worker)

@@ -78,7 +78,7 @@ class Lifecycle:
         token_limits = TokenLimits(config.tokens.max_input_tokens or max_total - 1, max_total, capacity.slots)
         self.snapshot = Snapshot(shards.info, token_limits)
         self._metrics.batch_max_total_tokens.set(capacity.slots)
-        self._requests.begin_epoch(capacity.slots, shards.info.eos_token_ids)
+        self._requests.begin_epoch(capacity.slots, shards.info.eos_token_ids, shards.info.query_blocks)
         if self._lost_s is not None:
             self._metrics.shard_recovery_duration.observe(time.perf_counter() - self._lost_s)
             self._lost_s = None

@@ -8,6 +8,7 @@ one RefusedError or one Ended.
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from text_generation_router.scheduling.costs import SINGLE_QUERIES, QueryBlocks
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 
 
@@ -21,6 +22,7 @@ class ModelInfo:
     kernels: str
     world_size: int
     epoch: int
+    query_blocks: QueryBlocks = SINGLE_QUERIES
 
 
 @dataclass(frozen=True, slots=True)

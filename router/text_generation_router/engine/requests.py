@@ -12,6 +12,7 @@ from text_generation_router.engine.protocol import Ended, FirstStep, Sink, Token
 from text_generation_router.engine.shards import StepAnswer
 from text_generation_router.engine.step_metrics import StepMetrics
 from text_generation_router.scheduling.blame import MAX_COUNTS, MAX_LOSSES
+from text_generation_router.scheduling.costs import SINGLE_QUERIES, QueryBlocks
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
@@ -150,11 +151,11 @@ class Requests:
         self._counts.resumed(running - len(given_up))
         return len(given_up)
 
-    def begin_epoch(self, slots: int, eos_token_ids: Iterable[int]) -> None:
+    def begin_epoch(self, slots: int, eos_token_ids: Iterable[int], query_blocks: QueryBlocks = SINGLE_QUERIES) -> None:
         """To be called when new shards with `slots` token slots are ready: requests that do not fit into the slots
         fail.
         """
-        for request in self._scheduler.begin_epoch(slots, frozenset(eos_token_ids)):
+        for request in self._scheduler.begin_epoch(slots, frozenset(eos_token_ids), query_blocks):
             cause = f"Server error: the shards came back with room for {slots} tokens only"
             self._close(request.id, EndReason.FAILED, cause)
 

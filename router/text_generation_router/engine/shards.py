@@ -17,6 +17,7 @@ from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_router.engine.protocol import ModelInfo
 from text_generation_router.engine.step_connection import StepConnection
 from text_generation_router.errors import ShardsError, StepAbortedError, StepFailedError, WarmupRefusedError
+from text_generation_router.scheduling.costs import QueryBlocks
 from text_generation_router.scheduling.step import BATCH_ID, Chunk, ClearStep, ForwardStep, Step
 
 MESSAGE_LIMIT = 64 * 2**20
@@ -245,6 +246,7 @@ def _model_info(info: pb.InfoResponse) -> ModelInfo:
         info.kernels,
         info.world_size,
         info.epoch,
+        QueryBlocks(info.block_queries or 1, info.queries_per_token or 1),
     )
 
 

@@ -5,6 +5,7 @@ A token of a prompt costs the more, the more tokens come before it. How much dep
 
 from collections import deque
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from operator import add
 from statistics import median
 from typing import NamedTuple, Protocol
@@ -22,26 +23,56 @@ MAX_KINDS = 64
 # Costs are not quite linear (keys that fit into a cache are read faster), so what is foretold for a step with chunks is
 # multiplied by the median error of this many last ones.
 LAST_STEPS = 5
+# Steps without chunks that are remembered for each size. They are many, because the text of a long prompt is tokenized
+# just before its first chunk, which makes the last of them slower on a CPU.
+DECODE_STEPS = 25
 # Keeps equations solvable when the samples do not tell two columns apart. Their columns have length 1.
 RIDGE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class QueryBlocks:
+    """Attention of a chunk computes whole blocks of queries: a chunk that fills its last block in part costs as much as
+    one that fills it."""
+
+    queries: int = 1  # number of queries of a block, all of one key head
+    per_token: int = 1  # number of queries of a token: query heads for each key head
+
+    @property
+    def tokens(self) -> int:
+        """The most tokens whose queries fit into one block, at least 1."""
+        return max(1, self.queries // self.per_token)
+
+    def tokens_computed(self, tokens: int) -> float:
+        """The number of tokens that fill the blocks of a chunk of `tokens` tokens."""
+        return -(-tokens * self.per_token // self.queries) * self.queries / self.per_token
+
+
+SINGLE_QUERIES = QueryBlocks()
 
 
 class StepWork(NamedTuple):
     rows: int = 0  # number of decoding rows
     keys: int = 0  # number of tokens that the rows attend to
     prompt_tokens: int = 0  # number of tokens in chunks
-    prompt_keys: int = 0  # number of tokens that the tokens in chunks attend to, counted for each of them
+    # number of tokens that the tokens in chunks attend to, counted for each token that their blocks have room for
+    prompt_keys: int = 0
     prompt_contexts: int = 0  # the same, counted once for each chunk: keys are read once for several tokens
 
     @classmethod
-    def of(cls, decoding: Collection[Running], chunks: Iterable[tuple[int, int]] = ()) -> "StepWork":
+    def of(
+        cls,
+        decoding: Collection[Running],
+        chunks: Iterable[tuple[int, int]] = (),
+        blocks: QueryBlocks = SINGLE_QUERIES,
+    ) -> "StepWork":
         """The work of a step that carries one token of each of `decoding`, and the positions start … end - 1 of each of
         `chunks`."""
         keys = sum(len(r.request.input_ids) + r.num_sent for r in decoding)
         tokens = prompt_keys = contexts = 0
         for start, end in chunks:
             tokens += end - start
-            prompt_keys += keys_of(start, end)
+            prompt_keys += round(keys_of(start, end) * blocks.tokens_computed(end - start) / (end - start))
             contexts += end
         return cls(len(decoding), keys, tokens, prompt_keys, contexts)
 
@@ -91,7 +122,7 @@ class LearnedCosts:
         if work.prompt_tokens and (foretold := self._linear(work)):
             self._errors.append(seconds / foretold)
         if not work.prompt_tokens:
-            self._decoded.setdefault(work.rows.bit_length(), deque(maxlen=LAST_STEPS)).append((work, seconds))
+            self._decoded.setdefault(work.rows.bit_length(), deque(maxlen=DECODE_STEPS)).append((work, seconds))
         of_kind = self._samples.pop(work.kind, None) or deque(maxlen=SAMPLES_OF_A_KIND)
         of_kind.append((*work.columns, seconds))
         self._samples[work.kind] = of_kind

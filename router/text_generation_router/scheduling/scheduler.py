@@ -15,7 +15,7 @@ from text_generation_router.scheduling.admission import AdmissionControl
 from text_generation_router.scheduling.blame import reaches
 from text_generation_router.scheduling.chunk_budget import ChunkBudget
 from text_generation_router.scheduling.chunks import next_chunks
-from text_generation_router.scheduling.costs import LearnedCosts, StepCosts
+from text_generation_router.scheduling.costs import SINGLE_QUERIES, LearnedCosts, QueryBlocks, StepCosts
 from text_generation_router.scheduling.joining import Joining
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.look_ahead import steps_until_start
@@ -85,13 +85,16 @@ class Scheduler:
         self.memory = Memory(limits.capacity, limits.policy.prefix_caching)
         self.joining = Joining(limits, self.memory, self.queue, self._admission, self._budget)
 
-    def begin_epoch(self, capacity: int, end_tokens: frozenset[int] = NO_TOKENS) -> list[Running]:
-        """Starts with new, empty shards of `capacity` token slots, whose model ends texts with `end_tokens`. All
-        requests must be waiting (see `put_back`).
+    def begin_epoch(
+        self, capacity: int, end_tokens: frozenset[int] = NO_TOKENS, query_blocks: QueryBlocks = SINGLE_QUERIES
+    ) -> list[Running]:
+        """Starts with new, empty shards of `capacity` token slots, whose model ends texts with `end_tokens`, and whose
+        attention computes chunks in `query_blocks`. All requests must be waiting (see `put_back`).
 
         Ends and returns the waiting requests that do not fit into the new capacity.
         """
         assert not self.active, "rows of the last epoch"
+        self._budget.begin_epoch(query_blocks)
         self._begin(replace(self.limits, capacity=capacity), end_tokens)
         given_up = [request for request in self.queue.waiting() if request.most_slots > capacity]
         for request in given_up:

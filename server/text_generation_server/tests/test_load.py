@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, Never, cast
 
 import pytest
 import torch
@@ -15,8 +15,10 @@ from text_generation_common.flags.kinds import Dtype, LoadFormat
 from text_generation_common.flags.model import ComputeFlags
 from text_generation_server.config import ShardConfig
 from text_generation_server.errors import ModelError
-from text_generation_server.kernels import Backend, select_backend
-from text_generation_server.load import MAX_MENTIONED, load_shard
+from text_generation_server.kernels import Backend, reference, select_backend
+from text_generation_server.kernels.cpu.backend import CpuKernels
+from text_generation_server.kernels.interface import Kernels
+from text_generation_server.load import MAX_MENTIONED, Shard, load_shard
 from text_generation_server.worker import Worker
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
@@ -27,13 +29,13 @@ def load(
     max_total_tokens: int | None = 256,
     select: Callable[[torch.device], Backend] = select_backend,
     **options: Any,
-) -> None:
+) -> Shard:
     config = ShardConfig(
         model_path=folder, uds_path=str(folder / "s"), rank=0, world_size=1, epoch=1, max_total_tokens=max_total_tokens,
         compute=ComputeFlags(dtype=Dtype.float32),
     )  # fmt: skip
     config = replace(config, **options)
-    load_shard(config, Worker(1), select)
+    return load_shard(config, Worker(1), select)
 
 
 class Selected(Exception):
@@ -122,3 +124,16 @@ def test_a_model_of_another_type_is_named_in_the_log_and_has_one_shard(
     for change, reason in (({"world_size": 2}, "--num-shard 2"), ({"load_format": LoadFormat.dummy}, "--load-format")):
         with pytest.raises(ModelError, match=f"{reason}.* is not supported for model type llama"):
             load(tmp_path, 128, with_families=False, **change)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_shard_says_in_which_blocks_attention_computes_queries(tmp_path: Path, compiled: bool) -> None:
+    make(tmp_path)
+    backend = select_backend(torch.device("cpu")) if compiled else Backend("torch", cast(Kernels, reference))
+    shard = load(tmp_path, 128, lambda device: backend)
+    config = json.loads((tmp_path / "config.json").read_text())
+    group = config["num_attention_heads"] // config["num_key_value_heads"]
+    if isinstance(backend.kernels, CpuKernels):
+        assert shard.block_queries in (16, 32) and shard.queries_per_token == group > 1
+    else:
+        assert (shard.block_queries, shard.queries_per_token) == (1, 1)

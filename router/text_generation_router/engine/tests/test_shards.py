@@ -17,6 +17,7 @@ from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_router.engine.shards import ModelInfo, ShardedClient, ShardView, WarmupAnswer
 from text_generation_router.engine.step_connection import StepConnection
 from text_generation_router.errors import ShardsError, StepAbortedError, StepFailedError, WarmupRefusedError
+from text_generation_router.scheduling.costs import QueryBlocks
 from text_generation_router.scheduling.step import BATCH_ID, Chunk, ClearStep, FilterStep, FirstChunk, ForwardStep
 
 EPOCH = 4
@@ -47,6 +48,7 @@ class Rank(pb_grpc.TextGenerationServiceServicer):
         return pb.InfoResponse(
             dtype="torch.bfloat16", device_type="cuda", epoch=EPOCH, world_size=2, vocab_size=320,
             max_positions=512, eos_token_ids=[2, 7], kernels="triton", slots=100 + self.rank, rows=3 + self.rank,
+            block_queries=32, queries_per_token=4,
         )  # fmt: skip
 
     async def Health(self, request: Any, context: Any) -> Any:
@@ -162,7 +164,8 @@ def first(**sampling: Any) -> FirstChunk:
 
 def test_the_first_shard_says_what_the_model_is_and_where_the_others_are(place: Path) -> None:
     async def use(group: ShardedClient, ranks: list[Rank]) -> None:
-        assert group.info == ModelInfo("torch.bfloat16", "cuda", 320, 512, (2, 7), "triton", 2, EPOCH)
+        blocks = QueryBlocks(32, 4)
+        assert group.info == ModelInfo("torch.bfloat16", "cuda", 320, 512, (2, 7), "triton", 2, EPOCH, blocks)
         assert group.epoch == EPOCH
         assert await group.views() == [ShardView(3, 100), ShardView(4, 101)]
         assert await group.is_healthy() and [len(rank.asked) for rank in ranks] == [2, 2]

@@ -109,7 +109,8 @@ def test_costs_are_learned_from_the_steps_that_were_sent() -> None:
     assert learned == [
         (StepWork(0, 0, 64, 64 * 65 // 2, 64), 1.0),
         (StepWork(0, 0, 36, 100 * 101 // 2 - 64 * 65 // 2, 100), 2.0),
-        (StepWork(1, 106), 8.0),
+        (StepWork(1, 103), 5.0),
+        (StepWork(1, 108), 10.0),
     ]
 
 

@@ -95,6 +95,15 @@ def test_a_step_that_something_held_up_teaches_little() -> None:
     assert costs.seconds(work) == pytest.approx(seconds(work), rel=0.2)
 
 
+def test_a_few_steps_that_a_long_text_held_up_do_not_stretch_the_bound() -> None:
+    """A long prompt is tokenized beside the last steps before its first chunk."""
+    costs, decode = LearnedCosts(), StepWork(32, 32 * 100)
+    for number in range(60):
+        costs.learn(decode, seconds(decode) * (1.4 if number >= 52 else 1.0))
+    costs.learn(chunk(512, 0), seconds(chunk(512, 0)))
+    assert costs.seconds(decode) == pytest.approx(seconds(decode), rel=0.01)
+
+
 def test_nothing_is_foretold_before_steps_of_both_sorts_were_seen() -> None:
     costs, decode, prompt = LearnedCosts(), StepWork(4, 400), chunk(512, 0)
     assert costs.seconds(decode) is None

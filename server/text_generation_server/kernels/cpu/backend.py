@@ -53,6 +53,8 @@ class CpuKernels:
         self.name = f"cpu ({library.target})"
         self.library = library
         self.threads = threads
+        # QUERY_LANES of words.h, and BLOCK_QUERIES of chunk.c
+        self.block_queries = 32 if library.target.startswith(("avx512", "amx")) else 16
         self._scratch = Scratch()
         self._pages = SharedPages()
         self._cut_scratch = torch.empty(0, dtype=torch.int64)
