@@ -380,6 +380,40 @@ def test_scales_of_an_8_bit_cache_are_not_read_before_the_window(subject: Subjec
         close(out[i], pool.attend(row, q[i], position), subject.dtype)
 
 
+# Heads whose sizes are multiples of 32 are computed by dot products, where the processor has them.
+@pytest.mark.parametrize("subject", [(f"cpu_{t}", torch.bfloat16) for t in NEEDS], indirect=True, ids=str)
+@pytest.mark.parametrize("cache", [INT8, FP8], ids=["int8", "fp8"])
+@pytest.mark.parametrize(
+    ("name", "group", "size"), [("window", 3, 64), ("all", 5, 96), ("sinks", 1, 32), ("slopes", 4, 128)]
+)
+def test_rows_over_an_8_bit_cache_attend_alike_alone_and_together(
+    subject: Subject, cache: torch.dtype, name: str, group: int, size: int
+) -> None:
+    lengths = [1, 15, 16, 17, 85, 86, 700]
+    options = make_options(subject, group * KV_HEADS, **OPTIONS[name])
+    pool = Pool(subject, lengths, size, cache, options=options)
+    for row, length in enumerate(lengths):
+        pool.forget(row, options.first_seen(length - 1))
+    q = queries(subject, len(lengths), group, size)
+    out = pool.decode(subject, q, list(range(len(lengths))))
+    for row, length in enumerate(lengths):
+        close(out[row], pool.attend(row, q[row], length - 1), subject.dtype)
+        assert torch.equal(pool.decode(subject, q[row : row + 1], [row])[0], out[row])
+
+
+@pytest.mark.parametrize("cache", [INT8, FP8], ids=["int8", "fp8"])
+def test_large_values_count_where_all_weights_are_small(subject: Subject, cache: torch.dtype) -> None:
+    options = AttentionOptions(1.0, sinks_H=torch.full((KV_HEADS,), 12.0, device=subject.device))
+    pool = Pool(subject, [20], 32, cache, options=options)
+    assert pool.kv.scales is not None
+    pool.kv.scales.mul_(1e5)
+    pool.states.mul_(1e5)
+    q = torch.zeros_like(queries(subject, 1, 1, 32))
+    out = pool.decode(subject, q, [0])
+    assert out.abs().max() > 0.1
+    close(out[0], pool.attend(0, q[0], 19), subject.dtype)
+
+
 @pytest.mark.parametrize("subject", EXACT, indirect=True, ids=str)
 @pytest.mark.usefixtures("ordered_products")
 def test_with_options_a_row_depends_on_no_other_row_and_on_no_cut(subject: Subject) -> None:

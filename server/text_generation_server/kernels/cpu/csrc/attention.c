@@ -128,25 +128,15 @@ INLINE void add_weighted_values(const struct kv_cache *c, enum type type, long s
   }
 }
 
-/* Up to TILE_KEYS keys of one head, and the queries that attend to them. */
-struct key_tile {
-  const int32_t *slots;
-  int hidden, count; /* the first `hidden` of `count` keys lie before the window */
-  long kv_head;
-  long query_head; /* the first of the query heads */
-  long distance;   /* position of the first key - position of the query */
-  const struct score_rule *rule;
-};
-
-NOT_INLINED void alter_scores(const struct key_tile *t, int queries, float scores[QUERIES_AT_ONCE][TILE_KEYS]) {
-  for (int j = 0; j < queries; j++) {
+void alter_scores(const struct key_tile *t, int queries, float *scores, int keys) {
+  for (int j = 0; j < queries; j++, scores += keys) {
     vf slopes = splat(slope_of(t->rule, t->query_head + j));
-    for (int i = 0; i < TILE_KEYS; i += LANES) {
+    for (int i = 0; alters(t->rule) && i < keys; i += LANES) {
       vf distances = lane_numbers() + (float)(t->distance + i);
-      store(scores[j], i, altered(load(scores[j], i, F32), t->rule, slopes, distances), F32);
+      store(scores, i, altered(load(scores, i, F32), t->rule, slopes, distances), F32);
     }
-    for (int i = 0; i < t->hidden; i++) scores[j][i] = -INFINITY;
-    for (int i = t->count; i < TILE_KEYS; i++) scores[j][i] = -INFINITY;
+    for (int i = 0; i < t->hidden; i++) scores[i] = -INFINITY;
+    for (int i = t->count; i < keys; i++) scores[i] = -INFINITY;
   }
 }
 
@@ -156,7 +146,7 @@ INLINE void attend_tile(const float *q, int queries, const struct kv_cache *c, e
                         const struct key_tile *t, struct prefetch *next, struct partial_attention *states) {
   float scores[QUERIES_AT_ONCE][TILE_KEYS] __attribute__((aligned(64)));
   score_keys(q, queries, c, type, size, t->kv_head, t->rule->scale, t->slots, t->count, next, scores);
-  if (t->hidden || alters(t->rule)) alter_scores(t, queries, scores);
+  if (t->hidden || alters(t->rule)) alter_scores(t, queries, scores[0], TILE_KEYS);
   for (int j = 0; j < queries; j++) weigh_scores(scores[j], &states[j], size);
   if (type == I8 || type == F8)
     for (int i = t->hidden; i < t->count; i++) {
@@ -238,7 +228,7 @@ static void attend_split(const float *blocks, const struct attention *job, const
     }
   }
   for (long i = start; i < min(split_after(start), s->length); i += TILE_KEYS) {
-    struct prefetch next = prefetch_after(job, s, i + TILE_KEYS, TILE_KEYS, team);
+    struct prefetch next = prefetch_after(job, s, i + TILE_KEYS, TILE_KEYS, next_item(team));
     const float *q = blocks;
     for (long head = 0; head < s->count; head++)
       for (long j = 0; j < s->group; j += QUERIES_AT_ONCE) {
@@ -309,6 +299,12 @@ EXPORT void attend(const void *arguments, struct team *team, int me) {
 #if defined(__AMX_BF16__)
   if (job.type == BF16 && job.cache.type == BF16 && job.cache.size % 32 == 0) {
     attend_on_matrix_unit(&job, team);
+    return;
+  }
+#endif
+#if defined(__AVX512BF16__)
+  if (job.type == BF16 && job.cache.type != F32 && job.cache.size % 32 == 0) {
+    attend_by_dot_products(&job, team, me);
     return;
   }
 #endif

@@ -41,6 +41,7 @@ static inline void prefetch_next_heads(struct prefetch *s) {
   s->end = s->at + (both ? 2 : 1) * s->count * c->size * bytes_of(c->type);
   s->values = !both && !s->values;
   if (!s->values) {
+    if (c->scales) __builtin_prefetch(c->scales + *s->slots * 2L * c->kv_heads + s->first, 0, 2);
     s->slots++;
     s->left--;
   }
@@ -97,14 +98,12 @@ INLINE struct decode_item item_at(const struct attention *job, long item) {
 }
 
 /* A cursor over the keys that are read after the current `tile` keys: the item's keys from position `start` on or,
-   at the end of the item, the first keys of the next item. If another thread takes that item, this prefetch is
-   useless. */
+   at the end of the item, the first keys of item number `item`. */
 INLINE struct prefetch prefetch_after(const struct attention *job, const struct decode_item *s, long start, long tile,
-                                      struct team *team) {
+                                      long item) {
   struct prefetch next = {.cache = &job->cache, .slots = s->slots + start, .first = s->first, .count = s->count};
   next.left = min(s->length - start, tile);
   if (next.left > 0) return next;
-  long item = atomic_load_explicit(&team->next, memory_order_relaxed);
   if (item >= count_items(job)) return next;
   struct decode_item n = item_at(job, item);
   long begin = n.seen / tile * tile;
@@ -114,6 +113,27 @@ INLINE struct prefetch prefetch_after(const struct attention *job, const struct 
   return next;
 }
 
+/* The next item, if no other thread takes it. */
+INLINE long next_item(struct team *team) { return atomic_load_explicit(&team->next, memory_order_relaxed); }
+
+/* Some keys of one head that follow each other, and the queries that attend to them. */
+struct key_tile {
+  const int32_t *slots;
+  int hidden, count; /* the first `hidden` of `count` keys lie before the window */
+  long kv_head;
+  long query_head; /* the first of the query heads */
+  long distance;   /* position of the first key - position of the query */
+  const struct score_rule *rule;
+};
+
+/* Alters scores [queries, keys] as the layer's rule says; keys that are hidden or missing get minus infinity. `keys` is
+   a multiple of LANES. */
+void alter_scores(const struct key_tile *t, int queries, float *scores, int keys);
+
+#if defined(__AVX512BF16__)
+/* `attend` for queries in bfloat16, keys and values in bfloat16 or 8 bits, and head sizes that are multiples of 32. */
+void attend_by_dot_products(const struct attention *job, struct team *team, int me);
+#endif
 #if defined(__AMX_BF16__)
 /* `attend` on the matrix unit, for queries, keys and values in bfloat16 and head sizes that are multiples of 32. */
 void attend_on_matrix_unit(const struct attention *job, struct team *team);

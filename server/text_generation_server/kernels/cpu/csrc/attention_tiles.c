@@ -268,7 +268,7 @@ INLINE void attend_item_in_tiles(const struct attention *job, const struct decod
     const int32_t *slots = s->slots + start;
     int keys = (int)min(s->length - start, STEP_KEYS), hidden = s->seen > start ? (int)(s->seen - start) : 0;
     int is_altered = hidden || alters(rule);
-    struct prefetch next = prefetch_after(job, s, start + STEP_KEYS, STEP_KEYS, team);
+    struct prefetch next = prefetch_after(job, s, start + STEP_KEYS, STEP_KEYS, next_item(team));
     pair_values_of_step(c, size, s->first, s->count, slots, hidden, keys, &next, values);
     for (long i = 0; i < count; i++)
       score_keys_in_tiles(q + i * size / 2 * TILE_QUERIES, c, size, s->first + i / each, slots, keys, &next,
