@@ -34,6 +34,8 @@ INLINE unsigned lane_bits(vi mask) {
   return _mm512_movepi32_mask((__m512i)mask);
 #elif defined(__AVX2__)
   return (unsigned)_mm256_movemask_ps((__m256)mask);
+#elif defined(__SSE2__)
+  return (unsigned)_mm_movemask_ps((__m128)mask);
 #else
   unsigned bits = 0;
   for (int i = 0; i < LANES; i++) bits |= (unsigned)(mask[i] & 1) << i;

@@ -14,7 +14,7 @@
 
 #include "vectors.h"
 
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 
 #include "product.h"
 #if defined(__AMX_BF16__)

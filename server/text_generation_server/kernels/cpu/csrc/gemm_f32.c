@@ -5,9 +5,8 @@
 #include "team.h"
 #include "vectors.h"
 
-#define WIDE_PANEL 32               /* outputs of a panel */
-#define OUTPUTS_AT_ONCE (2 * LANES) /* outputs whose sums, for ROWS_AT_ONCE rows, fit the registers */
-#define ROWS_AT_ONCE (LANES == 16 ? 8 : 4)
+#define WIDE_PANEL 32 /* outputs of a panel */
+#define ROWS_AT_ONCE (LANES == 16 ? 12 : LANES == 8 ? 6 : 3)
 #define INPUTS_AT_ONCE 512 /* inputs of a block: its part of a panel stays in the second-level cache for all rows */
 
 /* One panel of the product. */
@@ -20,43 +19,69 @@ struct f32_panel {
   long n;            /* number of outputs in a row of y */
 };
 
-/* Adds inputs [from, to) to rows [row, row + rows) of y. Computes OUTPUTS_AT_ONCE outputs, beginning with the
+/* The number of outputs, a power of two of vectors, whose sums fit the registers for `rows` rows. */
+INLINE int outputs_at_once(int rows) {
+  int count = WIDE_PANEL / LANES;
+  while (count * rows > SUM_VECTORS) count /= 2;
+  return count * LANES;
+}
+
+/* Adds inputs [from, to) to rows [row, row + rows) of y. Computes outputs_at_once(rows) outputs, beginning with the
    panel's output `at`; only the first `there` of them exist. The first block of inputs is added to the bias. */
-INLINE void add_inputs(const struct f32_panel *s, long row, long rows, long from, long to, long at, long there) {
-  vf sums[ROWS_AT_ONCE][2] = {};
+INLINE void add_inputs(const struct f32_panel *s, long row, int rows, long from, long to, long at, long there) {
+  int vectors = outputs_at_once(rows) / LANES;
+  vf sums[ROWS_AT_ONCE][WIDE_PANEL / LANES] = {};
   const float *w = s->w + at, *x = s->x + row * s->k;
   for (long i = from; i < to; i++) {
-    vf w0 = load(w, i * WIDE_PANEL, F32), w1 = load(w, i * WIDE_PANEL + LANES, F32);
+    vf weights[WIDE_PANEL / LANES];
 #pragma GCC unroll 8
+    for (int v = 0; v < vectors; v++) weights[v] = load(w, i * WIDE_PANEL + v * LANES, F32);
+#pragma GCC unroll 12
     for (long r = 0; r < rows; r++) {
       vf number = splat(x[r * s->k + i]);
-      sums[r][0] = multiply_add(number, w0, sums[r][0]);
-      sums[r][1] = multiply_add(number, w1, sums[r][1]);
+#pragma GCC unroll 8
+      for (int v = 0; v < vectors; v++) sums[r][v] = multiply_add(number, weights[v], sums[r][v]);
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (long r = 0; r < rows; r++) {
-    float *y = s->y + (row + r) * s->n + at, out[OUTPUTS_AT_ONCE];
-    memcpy(out, sums[r], sizeof out);
+    float *y = s->y + (row + r) * s->n + at, out[WIDE_PANEL];
+    /* Copied vector by vector: the compiler would keep an array that is copied as a whole in memory. */
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; v++) store(out, v * LANES, sums[r][v], F32);
     for (long j = 0; j < there; j++) y[j] = (from ? y[j] : s->bias ? s->bias[at + j] : 0.0f) + out[j];
   }
 }
 
-/* Calls add_inputs; the compiler makes a copy of it for each number of rows. */
-static void add_inputs_to_rows(const struct f32_panel *s, long row, long rows, long from, long to, long at,
-                               long there) {
+/* Adds inputs [from, to) to rows [row, row + rows) of y, for the first `here` outputs of the panel. */
+INLINE void add_inputs_of_panel(const struct f32_panel *s, long row, int rows, long from, long to, long here) {
+  int each = outputs_at_once(rows);
+  for (long at = 0; at < here; at += each) add_inputs(s, row, rows, from, to, at, here - at < each ? here - at : each);
+}
+
+/* Calls add_inputs_of_panel; the compiler makes a copy of it for each number of rows. */
+static void add_inputs_to_rows(const struct f32_panel *s, long row, long rows, long from, long to, long here) {
+#define ADD_TO(ROWS) \
+  case ROWS: add_inputs_of_panel(s, row, ROWS, from, to, here); break
   switch (rows) {
-    case 1: add_inputs(s, row, 1, from, to, at, there); break;
-    case 2: add_inputs(s, row, 2, from, to, at, there); break;
-    case 3: add_inputs(s, row, 3, from, to, at, there); break;
-    case 4: add_inputs(s, row, 4, from, to, at, there); break;
+    ADD_TO(1);
+    ADD_TO(2);
+    ADD_TO(3);
+#if LANES >= 8
+    ADD_TO(4);
+    ADD_TO(5);
+    ADD_TO(6);
+#endif
 #if LANES == 16
-    case 5: add_inputs(s, row, 5, from, to, at, there); break;
-    case 6: add_inputs(s, row, 6, from, to, at, there); break;
-    case 7: add_inputs(s, row, 7, from, to, at, there); break;
-    case 8: add_inputs(s, row, 8, from, to, at, there); break;
+    ADD_TO(7);
+    ADD_TO(8);
+    ADD_TO(9);
+    ADD_TO(10);
+    ADD_TO(11);
+    ADD_TO(12);
 #endif
   }
+#undef ADD_TO
 }
 
 EXPORT void gemm_f32(const void *arguments, struct team *team, int me) {
@@ -71,9 +96,7 @@ EXPORT void gemm_f32(const void *arguments, struct team *team, int me) {
     for (long from = 0; from < k; from += INPUTS_AT_ONCE) {
       long to = from + INPUTS_AT_ONCE < k ? from + INPUTS_AT_ONCE : k;
       for (long row = 0; row < m; row += ROWS_AT_ONCE)
-        for (long at = 0; at < here; at += OUTPUTS_AT_ONCE)
-          add_inputs_to_rows(&s, row, m - row < ROWS_AT_ONCE ? m - row : ROWS_AT_ONCE, from, to, at,
-                             here - at < OUTPUTS_AT_ONCE ? here - at : OUTPUTS_AT_ONCE);
+        add_inputs_to_rows(&s, row, m - row < ROWS_AT_ONCE ? m - row : ROWS_AT_ONCE, from, to, here);
     }
   }
 }

@@ -9,17 +9,17 @@
    [inputs][rows of the group]. */
 #include "vectors.h"
 
-#if defined(__AVX2__) && !defined(__AVX512BF16__)
+#if defined(__SSE2__) && !defined(__AVX512BF16__)
 
 #include "product.h"
 #include "words.h"
 
 #define PANEL_VECTORS (PANEL_OUTPUTS / LANES)
-#define GROUP_ROWS (LANES == 16 ? 12 : 6)            /* most rows of a group */
-#define ROWS_OF_PAIRS (LANES == 16 ? GROUP_ROWS : 3) /* most rows whose sums fit for a pair of panels */
-#define LEAST_BLOCK 24                               /* rows of a block: at least, if there are as many ... */
-#define MOST_BLOCK 96                                /* ... and at most */
-#define BLOCK_NUMBERS 65536                          /* numbers of x in a block, unless it is the smallest */
+#define GROUP_ROWS (LANES == 16 ? 12 : LANES == 8 ? 6 : 3) /* most rows of a group */
+#define SQUARES ((GROUP_ROWS + LANES - 1) / LANES)         /* squares of LANES rows by LANES inputs in a group */
+#define LEAST_BLOCK 24                                     /* rows of a block: at least, if there are as many ... */
+#define MOST_BLOCK 96                                      /* ... and at most */
+#define BLOCK_NUMBERS 65536                                /* numbers of x in a block, unless it is the smallest */
 #define INPUTS_OF_PART 1024 /* inputs of some panels that all groups of a block use before the next inputs */
 #define AHEAD_BYTES 2048    /* bytes between the weights in use and the weights that are prefetched */
 
@@ -31,69 +31,67 @@ struct row_block {
 
 INLINE long first_of_group(const struct row_block *b, long group) { return group * b->rows / b->groups; }
 
-/* One line of a panel as float32: vectors of PANEL_OUTPUTS weights of an even input, and of the odd input after it. */
-INLINE void widen_line(const char *line, int is_int8, vf even[PANEL_VECTORS], vf odd[PANEL_VECTORS]) {
-#pragma GCC unroll 2
-  for (int v = 0; v < PANEL_VECTORS; v++) {
-    if (is_int8) {
-      vi16 two;
-      memcpy(&two, line + v * sizeof two, sizeof two);
-      vi both = __builtin_convertvector(two, vi);
-      even[v] = __builtin_convertvector(both << 24 >> 24, vf);
-      odd[v] = __builtin_convertvector(both >> 8, vf);
-    } else {
-      vu both;
-      memcpy(&both, line + v * sizeof both, sizeof both);
-      even[v] = vf_bits(both << 16);
-      odd[v] = vf_bits(both & 0xffff0000);
-    }
+/* LANES words of a line of a panel as float32: LANES weights of an even input, and of the odd input after it. */
+INLINE void widen_words(const char *words, int is_int8, vf *even, vf *odd) {
+  if (is_int8) {
+    vi both = load_i16(words);
+    *even = __builtin_convertvector(both << 24 >> 24, vf);
+    *odd = __builtin_convertvector(both >> 8, vf);
+  } else {
+    vu both;
+    memcpy(&both, words, sizeof both);
+    *even = vf_bits(both << 16);
+    *odd = vf_bits(both & 0xffff0000);
   }
 }
 
-/* sums += `inputs` inputs of `rows` rows of x times as many of `panels` panels, which are panel_bytes apart. The
-   weights `ahead` bytes further are prefetched. */
-INLINE void add_inputs_of_panels(const float *x, int rows, const char *w, int panels, long panel_bytes, long inputs,
-                                 int is_int8, long ahead, float sums[][PAIR_OUTPUTS]) {
+/* sums += `inputs` inputs of `rows` rows of x times as many of `count` vectors of outputs, from the vector `first` of a
+   pair of panels on, which are panel_bytes apart. The weights `ahead` bytes further are prefetched. */
+INLINE void add_inputs_of_vectors(const float *x, int rows, const char *w, int first, int count, long panel_bytes,
+                                  long inputs, int is_int8, long ahead, float sums[][PAIR_OUTPUTS]) {
   vf in_registers[GROUP_ROWS][2 * PANEL_VECTORS];
-  long line = is_int8 ? 32 : 64;
+  long word = is_int8 ? 2 : 4, line = word * PANEL_OUTPUTS;
 #pragma GCC unroll 12
   for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-    for (int v = 0; v < panels * PANEL_VECTORS; v++) in_registers[r][v] = load(sums[r], v * LANES, F32);
+#pragma GCC unroll 8
+    for (int v = 0; v < count; v++) in_registers[r][v] = load(sums[r], (first + v) * LANES, F32);
   for (long i = 0; i < inputs; i += 2, w += line, x += 2 * rows) {
     vf even[2 * PANEL_VECTORS], odd[2 * PANEL_VECTORS];
-#pragma GCC unroll 2
-    for (int p = 0; p < panels; p++) {
-      _mm_prefetch(w + p * panel_bytes + ahead, _MM_HINT_T0);
-      widen_line(w + p * panel_bytes, is_int8, even + p * PANEL_VECTORS, odd + p * PANEL_VECTORS);
+#pragma GCC unroll 8
+    for (int v = 0; v < count; v++) {
+      const char *panel = w + (first + v) / PANEL_VECTORS * panel_bytes;
+      if ((first + v) % PANEL_VECTORS == 0) __builtin_prefetch(panel + ahead);
+      widen_words(panel + (first + v) % PANEL_VECTORS * LANES * word, is_int8, &even[v], &odd[v]);
     }
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-      for (int v = 0; v < panels * PANEL_VECTORS; v++)
-        in_registers[r][v] = multiply_add(splat(x[r]), even[v], in_registers[r][v]);
+#pragma GCC unroll 8
+      for (int v = 0; v < count; v++) in_registers[r][v] = multiply_add(splat(x[r]), even[v], in_registers[r][v]);
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-      for (int v = 0; v < panels * PANEL_VECTORS; v++)
-        in_registers[r][v] = multiply_add(splat(x[rows + r]), odd[v], in_registers[r][v]);
+#pragma GCC unroll 8
+      for (int v = 0; v < count; v++) in_registers[r][v] = multiply_add(splat(x[rows + r]), odd[v], in_registers[r][v]);
   }
 #pragma GCC unroll 12
   for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-    for (int v = 0; v < panels * PANEL_VECTORS; v++) store(sums[r], v * LANES, in_registers[r][v], F32);
+#pragma GCC unroll 8
+    for (int v = 0; v < count; v++) store(sums[r], (first + v) * LANES, in_registers[r][v], F32);
+}
+
+/* The number of vectors of a pair of panels, a power of two, whose sums fit the registers for `rows` rows. */
+INLINE int vectors_at_once(int rows) {
+  int count = 2 * PANEL_VECTORS;
+  while (count > 1 && count * rows > SUM_VECTORS) count /= 2;
+  return count;
 }
 
 /* The same for a pair of panels and a known number of rows. */
 INLINE void add_inputs_of_pair(const float *x, int rows, const char *w, long panel_bytes, long inputs, int is_int8,
                                long ahead, float sums[][PAIR_OUTPUTS]) {
-  if (rows <= ROWS_OF_PAIRS) {
-    add_inputs_of_panels(x, rows, w, 2, panel_bytes, inputs, is_int8, ahead, sums);
-    return;
-  }
-  add_inputs_of_panels(x, rows, w, 1, panel_bytes, inputs, is_int8, ahead, sums);
-  add_inputs_of_panels(x, rows, w + panel_bytes, 1, panel_bytes, inputs, is_int8, ahead,
-                       (float (*)[PAIR_OUTPUTS])(sums[0] + PANEL_OUTPUTS));
+  int count = vectors_at_once(rows);
+#pragma GCC unroll 4
+  for (int first = 0; first < 2 * PANEL_VECTORS; first += count)
+    add_inputs_of_vectors(x, rows, w, first, count, panel_bytes, inputs, is_int8, ahead, sums);
 }
 
 /* Calls add_inputs_of_pair; the compiler makes a copy of it for each number of rows and each type of weights. */
@@ -110,9 +108,11 @@ static void add_inputs_of_group(const float *x, long rows, const char *w, long p
     ADD(1);
     ADD(2);
     ADD(3);
+#if LANES >= 8
     ADD(4);
     ADD(5);
     ADD(6);
+#endif
 #if LANES == 16
     ADD(7);
     ADD(8);
@@ -125,22 +125,27 @@ static void add_inputs_of_group(const float *x, long rows, const char *w, long p
 #undef ADD
 }
 
-/* Copies a block of x as float32, group by group. Writes up to LANES numbers past the end of the copy. */
+/* Copies LANES inputs of `rows` rows of x, which are k apart, as float32: input by input. Writes up to LANES numbers
+   past the last one. */
+INLINE void widen_inputs(const bf16 *x, long k, long rows, float *to) {
+  vf numbers[SQUARES][LANES] = {};
+  for (long r = 0; r < rows; r++) numbers[r / LANES][r % LANES] = load_bf16(x + r * k);
+  if (rows == 1) {
+    store(to, 0, numbers[0][0], F32);
+    return;
+  }
+  for (long square = 0; square * LANES < rows; square++) transpose(numbers[square]);
+  for (long j = 0; j < LANES; j++)
+    for (long square = 0; square * LANES < rows; square++)
+      store(to, j * rows + square * LANES, numbers[square][j], F32);
+}
+
+/* Copies a block of x as float32, group by group. */
 static void widen_block(const struct product *g, const struct row_block *b) {
   for (long group = 0; group < b->groups; group++) {
     long from = first_of_group(b, group), rows = first_of_group(b, group + 1) - from;
-    const bf16 *x = g->x + (b->first + from) * g->k;
-    float *to = b->x + from * g->k;
-    for (long i = 0; i < g->k; i += LANES) {
-      vf numbers[LANES] = {};
-      for (long r = 0; r < rows; r++) numbers[r] = load_bf16(x + r * g->k + i);
-      if (rows == 1) {
-        store(to, i, numbers[0], F32);
-        continue;
-      }
-      transpose(numbers);
-      for (long j = 0; j < LANES; j++) store(to, (i + j) * rows, numbers[j], F32);
-    }
+    for (long i = 0; i < g->k; i += LANES)
+      widen_inputs(g->x + (b->first + from) * g->k + i, g->k, rows, b->x + from * g->k + i * rows);
   }
 }
 

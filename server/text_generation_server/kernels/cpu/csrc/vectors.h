@@ -7,17 +7,21 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
 #include "arguments.h"
 
+/* Wider vectors than the processor has would lie in memory, and each operation would load and store them. */
 #if defined(__AVX512F__)
 #define LANES 16
-#else
+#elif defined(__AVX2__)
 #define LANES 8
+#else
+#define LANES 4
 #endif
+#define SUM_VECTORS (LANES == 16 ? 24 : 12) /* vectors of sums that fit the registers, beside what is multiplied */
 #define INLINE static inline __attribute__((always_inline))
 
 /* Vectors of LANES floats, and of LANES signed and unsigned integers of 32, 16 and 8 bits. */
@@ -58,6 +62,8 @@ INLINE vf larger(vf a, vf b) {
   return (vf)_mm512_max_ps((__m512)a, (__m512)b);
 #elif defined(__AVX2__)
   return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+  return (vf)_mm_max_ps((__m128)a, (__m128)b);
 #else
   return blend(a > b, a, b);
 #endif
@@ -69,6 +75,8 @@ INLINE vf smaller(vf a, vf b) {
   return (vf)_mm512_min_ps((__m512)a, (__m512)b);
 #elif defined(__AVX2__)
   return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+  return (vf)_mm_min_ps((__m128)a, (__m128)b);
 #else
   return blend(a < b, a, b);
 #endif
@@ -81,6 +89,8 @@ INLINE vf multiply_add(vf a, vf b, vf sum) {
   return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
 #elif defined(__AVX2__) && defined(__FMA__)
   return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#elif defined(__SSE2__) && !defined(__FMA__)
+  return a * b + sum;
 #else
   vf product = a * b;
   __asm__("" : "+m"(product)); /* the compiler must not fuse across this line */
@@ -93,6 +103,8 @@ INLINE vf load_bf16(const bf16 *p) {
   return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
 #elif defined(__AVX2__)
   return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#elif defined(__SSE2__)
+  return (vf)_mm_unpacklo_epi16(_mm_setzero_si128(), _mm_loadl_epi64((const __m128i *)p));
 #else
   vu16 h;
   memcpy(&h, p, sizeof h);
@@ -108,8 +120,14 @@ INLINE void store_bf16(bf16 *p, vf x) {
 #else
   vu u = vu_bits(x);
   vu rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-  vu16 h = __builtin_convertvector(vu_bits(blend(x == x, vf_bits(rounded), vf_bits((vu){} + 0x7fc0))), vu16);
+  rounded = vu_bits(blend(x == x, vf_bits(rounded), vf_bits((vu){} + 0x7fc0)));
+#if defined(__SSE2__) && LANES == 4
+  /* Packing saturates signed numbers, and changes none whose upper half repeats the sign. */
+  _mm_storel_epi64((__m128i *)p, _mm_packs_epi32((__m128i)((vi)rounded << 16 >> 16), _mm_setzero_si128()));
+#else
+  vu16 h = __builtin_convertvector(rounded, vu16);
   memcpy(p, &h, sizeof h);
+#endif
 #endif
 }
 
@@ -144,10 +162,25 @@ INLINE vf load_i8(const int8_t *p) {
   return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 #elif defined(__AVX2__)
   return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+#elif defined(__SSE2__)
+  __m128i b = _mm_loadu_si32(p), twice = _mm_unpacklo_epi8(b, b);
+  return __builtin_convertvector((vi)_mm_unpacklo_epi16(twice, twice) >> 24, vf);
 #else
   vi8 b;
   memcpy(&b, p, sizeof b);
   return __builtin_convertvector(__builtin_convertvector(b, vi), vf);
+#endif
+}
+
+/* LANES signed numbers of 16 bits. */
+INLINE vi load_i16(const void *p) {
+#if defined(__SSE2__) && LANES == 4
+  __m128i h = _mm_loadl_epi64(p);
+  return (vi)_mm_unpacklo_epi16(h, h) >> 16;
+#else
+  vi16 h;
+  memcpy(&h, p, sizeof h);
+  return __builtin_convertvector(h, vi);
 #endif
 }
 
@@ -210,6 +243,11 @@ INLINE vf lane_sums(const vf x[LANES]) {
   __m512 sums = _mm512_add_ps(_mm512_shuffle_ps(c[0], c[1], 0x88), _mm512_shuffle_ps(c[0], c[1], 0xdd));
   const __m512i order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
   return (vf)_mm512_permutexvar_ps(order, sums);
+#elif LANES == 4
+  const vi lower = {0, 4, 1, 5}, upper = {2, 6, 3, 7}, left = {0, 1, 4, 5}, right = {2, 3, 6, 7};
+  vf a = __builtin_shuffle(x[0], x[1], lower) + __builtin_shuffle(x[0], x[1], upper);
+  vf b = __builtin_shuffle(x[2], x[3], lower) + __builtin_shuffle(x[2], x[3], upper);
+  return __builtin_shuffle(a, b, left) + __builtin_shuffle(a, b, right);
 #else
   vf sums = {};
   for (int i = 0; i < LANES; i++) sums[i] = lane_sum(x[i]);

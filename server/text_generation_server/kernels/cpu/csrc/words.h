@@ -117,6 +117,12 @@ INLINE void transpose(vf x[LANES]) {
       x[i + side] = (vf)_mm512_permutex2var_ps(a, lower, b);
     }
   }
+#elif LANES == 4
+  const vi even = {0, 4, 2, 6}, odd = {1, 5, 3, 7}, left = {0, 1, 4, 5}, right = {2, 3, 6, 7};
+  vf a = __builtin_shuffle(x[0], x[1], even), b = __builtin_shuffle(x[0], x[1], odd);
+  vf c = __builtin_shuffle(x[2], x[3], even), d = __builtin_shuffle(x[2], x[3], odd);
+  x[0] = __builtin_shuffle(a, c, left), x[1] = __builtin_shuffle(b, d, left);
+  x[2] = __builtin_shuffle(a, c, right), x[3] = __builtin_shuffle(b, d, right);
 #else
   float from[LANES][LANES], to[LANES][LANES];
   memcpy(from, x, sizeof from);
@@ -131,6 +137,8 @@ INLINE int any_lane(vi mask) {
   return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
 #elif defined(__AVX2__)
   return _mm256_movemask_ps((__m256)mask) != 0;
+#elif defined(__SSE2__)
+  return _mm_movemask_ps((__m128)mask) != 0;
 #else
   int any = 0;
   for (int i = 0; i < LANES; i++) any |= mask[i];
