@@ -8,6 +8,7 @@ built, the shard computes with torch alone, and built/skipped.json says why.
     python build.py --check    # compiles with warnings as errors, and keeps nothing
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -78,8 +79,15 @@ def _argument(declaration: str) -> tuple[str, str]:
 
 
 KERNELS, CONSTANTS = read_declarations((SOURCES / "arguments.h").read_text())
-# Compiled into each library. A library is used only with the arguments and constants that it was built with.
-DECLARED = json.dumps([KERNELS, CONSTANTS])
+
+
+def sources_digest() -> str:
+    """SHA-256 of all C sources, which a library carries in itself: one that was built from others is not used."""
+    files = sorted(SOURCES.glob("*.[ch]"))
+    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
+
+
+SOURCES_DIGEST = sources_digest()
 
 
 def library_path(target: str) -> Path:
@@ -178,7 +186,7 @@ def _assertions() -> str:
         size = f"sizeof(struct {kernel}_arguments) == {len(arguments) * WORD_BYTES}"
         fits = f"{len(arguments)} <= MAX_ARGUMENTS"
         lines.append(f'_Static_assert({size} && {fits}, "{kernel}: not as large as Python expects");')
-    lines.append(f"EXPORT const char declared_arguments[] = {json.dumps(DECLARED)};")
+    lines.append(f'EXPORT const char sources_digest[] = "{SOURCES_DIGEST}";')
     return "\n".join(lines) + "\n"
 
 

@@ -16,9 +16,9 @@ import torch
 from text_generation_server.errors import OptionError
 from text_generation_server.kernels.cpu.build import (
     CONSTANTS,
-    DECLARED,
     KERNELS,
     PORTABLE,
+    SOURCES_DIGEST,
     TARGETS,
     WORD_BYTES,
     Arguments,
@@ -159,16 +159,16 @@ def why_not(target: str) -> str | None:
         library = ctypes.CDLL(str(library_path(target)))
     except OSError as error:  # a library that was built on another machine may need a newer C library
         return f"it cannot be loaded: {error}"
-    if _declared(library) != DECLARED:
-        return "it was built from another arguments.h; install the package again"
+    if _digest_in(library) != SOURCES_DIGEST:
+        return "it was built from other C sources; install the package again"
     if target == "amx" and library.request_matrix_unit() != 0:
         return "the system refuses the use of the matrix unit"
     return None
 
 
-def _declared(library: ctypes.CDLL) -> str | None:
+def _digest_in(library: ctypes.CDLL) -> str | None:
     try:
-        return ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, "declared_arguments"))).decode()
+        return ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, "sources_digest"))).decode()
     except ValueError:  # the library has no such symbol
         return None
 

@@ -133,12 +133,12 @@ def test_the_best_library_that_the_processor_can_run_is_chosen(monkeypatch: pyte
     assert library.choose_target().target == "portable"
 
 
-def test_a_library_built_from_other_arguments_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_built_from_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     if not library.library_path("portable").exists():
         pytest.skip("needs a C compiler (cc) when the package is installed")
-    monkeypatch.setattr(library, "DECLARED", library.DECLARED + " ")
+    monkeypatch.setattr(library, "SOURCES_DIGEST", "of other sources")
     assert load_kernels() is None
-    assert library.why_not("portable") == "it was built from another arguments.h; install the package again"
+    assert library.why_not("portable") == "it was built from other C sources; install the package again"
 
 
 def test_every_target_says_what_it_needs_and_can_be_asked_for() -> None:
