@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from text_generation_benchmark.metrics import metric
 from text_generation_benchmark.process import get
 
-PAUSE_S = 0.25
+# Pauses between two readings: a short load is read a few times, and a long one is not read often.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.04, 0.32
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Window:
 
 
 class Watch:
-    """Reads the metrics every PAUSE_S seconds while a load runs."""
+    """Reads the metrics again and again while a load runs."""
 
     def __init__(self, port: int) -> None:
         self.pages: list[Page] = []
@@ -66,7 +67,9 @@ class Watch:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._done.wait(PAUSE_S):
+        pause_s = FIRST_PAUSE_S
+        while not self._done.wait(pause_s):
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             asked_s = time.perf_counter()
             text = get(self._port, "/metrics")
             self.pages.append(Page((asked_s + time.perf_counter()) / 2, text))
