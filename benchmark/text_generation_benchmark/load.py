@@ -98,11 +98,13 @@ class Completions:
         return fixed | self.options | dict(sampling)
 
     def read(self, event: dict[str, Any], new_tokens: int) -> Event:
-        choices = event.get("choices") or [{}]
-        total = new_tokens if choices[0].get("finish_reason") == "length" else None
+        choice = (event.get("choices") or [{"finish_reason": "none"}])[0]
+        finish_reason = choice.get("finish_reason")
+        total = new_tokens if finish_reason == "length" else None
         if event.get("usage"):
             total = event["usage"]["completion_tokens"]
-        return Event(tokens=1 if choices[0].get("text") else 0, total=total)
+        # A token that ends within a character has no text yet. The last event has no token of its own at some servers.
+        return Event(tokens=1 if choice.get("text") or finish_reason is None else 0, total=total)
 
 
 async def stream_once(

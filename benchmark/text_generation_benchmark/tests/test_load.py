@@ -56,6 +56,11 @@ def test_an_event_without_text_is_not_the_last_token() -> None:
     assert times.first == times.last
 
 
+def test_tokens_without_text_count_when_all_end_within_a_character() -> None:
+    usage = 'data: {"choices": [], "usage": {"completion_tokens": 2}}'
+    assert len(ask(OPENAI, 2, piece(""), piece(""), usage).gaps) == 1
+
+
 @pytest.mark.parametrize(
     ("dialect", "lines", "made"),
     [
