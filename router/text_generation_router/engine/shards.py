@@ -292,7 +292,8 @@ def _read(kind: StepKind, frame: Frame) -> StepAnswer | None:
 
 
 def _integers(packed: bytes, code: Literal["Q", "i", "I"]) -> list[int]:
-    """The numbers of a packed array; `code` is their type, as in the module struct."""
+    """The numbers of a packed array; `code` is their type, as in the module struct. They are little-endian, as are all
+    processors that shards and routers run on."""
     return list(memoryview(packed).cast(code)) if packed else []
 
 
