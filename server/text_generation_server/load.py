@@ -74,7 +74,7 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
 
     Must be called in the worker's thread. torch keeps a pool of threads for each thread that computes, and the OpenMP
     runtime stops spinning at barriers when all pools together have more threads than there are cores: after loading in
-    the main thread, steps took 2.5 times as long.
+    the main thread, steps of OpenMP's threads took 2.5 times as long. Torch's operations still run on them.
     """
     torch.set_num_threads(max(1, usable_cores() // config.world_size))
     device = _choose_device(config)
