@@ -161,8 +161,9 @@ def as_markdown(results: Sequence[Measured], tokens: int) -> str:
         f"`m100` with {POSITIONS:,} positions, bfloat16, {os.cpu_count()} cores, torch {version('torch')}; "
         f"{NUM_STREAMS} streams; a prompt of {tokens:,} tokens. Milliseconds between two tokens of a stream; "
         "seconds of the prompt. *Own*: what the prompt takes alone, and as many decode steps as it was computed "
-        "beside, each as long as the mean of those before and after. *p99 / bound*: of each gap, divided by the bound at "
-        "that moment: the value of the flag times a decode step, which grows with the contexts from *before* to *after*."
+        "beside, each as long as the mean of those before and after. *p99 / bound*: of each gap, divided by the bound "
+        "at that moment: the value of the flag times a decode step, which grows with the contexts from *before* to "
+        "*after*."
     )
     names = (
         "`--max-prefill-slowdown`", "before", "after", "beside", "p99", "p99 / bound", "prompt", "own", "prompt / own",
@@ -176,7 +177,8 @@ def _row(measured: Measured) -> tuple[str, ...]:
     bound = f"{np.percentile(measured.shares, 99) / measured.slowdown:.2f}" if measured.slowdown else "–"
     return (
         f"{measured.slowdown:g}" if measured.slowdown else "0 (no bound)",
-        f"{1000 * median(measured.before):.1f}", f"{1000 * median(measured.after):.1f}", f"{1000 * median(measured.beside):.1f}",
+        f"{1000 * median(measured.before):.1f}", f"{1000 * median(measured.after):.1f}",
+        f"{1000 * median(measured.beside):.1f}",
         f"{1000 * late:.1f}", bound,
         f"{measured.prompt_s:.1f}", f"{measured.own_s:.1f}", f"{measured.prompt_s / measured.own_s:.2f}",
         f"{measured.alone_s:.1f}",
