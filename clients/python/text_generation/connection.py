@@ -7,10 +7,12 @@ from contextlib import contextmanager
 
 import httpx
 
-from text_generation.errors import ServerConnectionError, TimeoutExceededError
+from text_generation.address import shown_host
+from text_generation.errors import ServerConnectionError, TextGenerationError, TimeoutExceededError
 from text_generation.parse import answer_error
+from text_generation.retries import Call, retry_after_s
 from text_generation.sse import EventDecoder
-from text_generation.timeouts import Stopwatch, Timeout
+from text_generation.timeouts import Timeout
 
 # Requests never wait for a connection. An idle connection is closed before uvicorn closes it, which happens after 5 s.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=4.0)
@@ -35,31 +37,35 @@ class Connection:
         )
         self._closed = False
 
-    async def post(self, url: str, body: bytes) -> bytes:
+    async def post(self, url: str, body: bytes, call: Call) -> bytes:
         """Sends a POST request. Returns the body of an answer with status 200, and raises the server's error for any
         other status.
         """
+        call.request_id = None
         with _transport_errors(url, self._timeout):
-            response = await Stopwatch(self._timeout).answer(lambda: self._pool().post(url, content=body))
+            response = await call.watch.answer(lambda: self._pool().post(url, content=body))
+        _note_id(call, response)
         if response.status_code != httpx.codes.OK:
-            raise answer_error(response.status_code, response.content)
+            raise _refusal(response)
         return response.content
 
-    async def stream(self, url: str, body: bytes) -> AsyncGenerator[str, None]:
+    async def stream(self, url: str, body: bytes, call: Call) -> AsyncGenerator[str, None]:
         """Yields the data of each server-sent event. Closing the iterator early closes the connection."""
-        watch = Stopwatch(self._timeout)
+        call.request_id = None
         with _transport_errors(url, self._timeout):
             request = self._pool().build_request("POST", url, content=body)
-            response = await watch.first_token(lambda: self._pool().send(request, stream=True))
+            response = await call.watch.first_token(lambda: self._pool().send(request, stream=True))
             try:
+                _note_id(call, response)
                 if response.status_code != httpx.codes.OK:
-                    raise answer_error(response.status_code, await watch.answer(response.aread))
+                    await call.watch.answer(response.aread)
+                    raise _refusal(response)
                 events = _Events(response)
-                wait = watch.first_token
+                wait = call.watch.first_token
                 while batch := await wait(events.next_batch):
                     for data in batch:
                         yield data
-                    wait = watch.next_token
+                    wait = call.watch.next_token
             finally:
                 await response.aclose()
 
@@ -99,24 +105,31 @@ class _Events:
         return self._decoder.end()
 
 
+def _note_id(call: Call, response: httpx.Response) -> None:
+    call.request_id = response.headers.get("x-request-id")
+
+
+def _refusal(response: httpx.Response) -> TextGenerationError:
+    error = answer_error(response.status_code, response.content)
+    error.retry_after_s = retry_after_s(response.headers.get("retry-after"))
+    return error
+
+
 @contextmanager
 def _transport_errors(url: str, timeout: Timeout) -> Iterator[None]:
-    """Turns errors of httpx into errors of this package. They name the URL without user, password and query."""
+    """Turns errors of httpx into errors of this package."""
     try:
         yield
     except httpx.ConnectTimeout as error:
         if timeout.connect is None:
-            raise _connection_error(url, error) from error
-        raise TimeoutExceededError("connect", timeout.connect) from error
+            raise _connection_error(url, error) from None
+        raise TimeoutExceededError("connect", timeout.connect) from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise _connection_error(url, error) from error
+        raise _connection_error(url, error) from None
 
 
 def _connection_error(url: str, error: Exception) -> ServerConnectionError:
-    try:
-        where = f"{httpx.URL(url).scheme}://{httpx.URL(url).netloc.decode('ascii')}"
-    except httpx.InvalidURL:
-        where = "the given URL"
-    return ServerConnectionError(
-        f"no answer from {where}: {str(error) or type(error).__name__}; check that the server runs there"
-    )
+    reason = str(error) or type(error).__name__
+    broken = ServerConnectionError(f"no answer from {shown_host(url)}: {reason}; check that the server runs there")
+    broken.connected = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+    return broken

@@ -11,6 +11,7 @@ TextGenerationError
 ├── NotFoundError
 ├── RateLimitExceededError
 ├── UnknownError
+├── NotSupportedError           of the clients of the hosted Inference API
 ├── ServerConnectionError       also a ConnectionError
 └── TimeoutExceededError        also a TimeoutError
 """
@@ -23,6 +24,13 @@ Wait = Literal["connect", "first_token", "between_tokens", "total"]
 
 class TextGenerationError(Exception):
     """Base of all errors of this package. Its text is the server's own text if the server sent one."""
+
+    status: int | None = None  # the server's HTTP status; in a stream, the status that its error event names
+    request_id: str | None = None  # the `X-Request-Id` of the server's answer
+    retry_after_s: float | None = None  # seconds after which the server wants to be asked again
+    # OpenAI routes only: a word for the reason, such as "context_length_exceeded", and the parameter that is wrong.
+    code: str | None = None
+    param: str | None = None
 
 
 class ValidationError(TextGenerationError):
@@ -65,8 +73,17 @@ class UnknownError(TextGenerationError):
     """The server's error has no class of its own, or its answer could not be understood."""
 
 
+class NotSupportedError(TextGenerationError):
+    """The hosted Inference API does not serve this model with text-generation-inference."""
+
+    def __init__(self, model_id: str) -> None:
+        super().__init__(f"the Inference API does not serve the model `{model_id}` with text-generation-inference")
+
+
 class ServerConnectionError(TextGenerationError, ConnectionError):
     """The server could not be reached, or the connection broke."""
+
+    connected = True  # False: no connection could be made, so nothing was sent
 
 
 class TimeoutExceededError(TextGenerationError, TimeoutError):
@@ -104,17 +121,32 @@ _BY_STATUS: Mapping[int, type[TextGenerationError]] = {
 
 
 def parse_error(status_code: int, payload: Mapping[str, Any]) -> TextGenerationError:
-    """The error for a payload `{"error", "error_type"}`, or OpenAI's `{"error": {"message", ...}}`.
+    """The error for a payload `{"error", "error_type"}`, or OpenAI's `{"error": {"message", ...}}`, with or without an
+    `error_type` beside it.
 
     `error_type` decides first, then the status: the status of the HTTP answer, or the status that an event names inside
     a stream, whose answer began with a 200.
     """
     detail = payload.get("error")
-    error_type = payload.get("error_type")
-    if isinstance(detail, Mapping):
-        error_type = error_type or detail.get("error_type") or detail.get("type")
-        if status_code < 400:
-            status_code = detail.get("http_status_code") or status_code
-        detail = detail.get("message", detail)
-    kind = _BY_ERROR_TYPE.get(error_type) if isinstance(error_type, str) else None
-    return (kind or _BY_STATUS.get(status_code, UnknownError))(str(detail))
+    inner: Mapping[str, Any] = detail if isinstance(detail, Mapping) else {}
+    status = status_code if status_code >= 400 else _named_status(inner)
+    kind = _kind(payload.get("error_type") or inner.get("error_type") or inner.get("type"), status)
+    error = kind(str(inner.get("message", detail)))
+    error.status = status
+    error.code, error.param = _text(inner.get("code")), _text(inner.get("param"))
+    return error
+
+
+def _kind(error_type: object, status: int | None) -> type[TextGenerationError]:
+    by_type = _BY_ERROR_TYPE.get(error_type) if isinstance(error_type, str) else None
+    return by_type or (_BY_STATUS.get(status) if status is not None else None) or UnknownError
+
+
+def _named_status(inner: Mapping[str, Any]) -> int | None:
+    """The status that an error event names: `http_status_code` is TGI's, a number as `code` other servers'."""
+    numbers = (inner.get("http_status_code"), inner.get("code"))
+    return next((number for number in numbers if isinstance(number, int) and number >= 400), None)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

@@ -8,6 +8,8 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from text_generation.errors import TextGenerationError
+
 T = TypeVar("T")
 
 
@@ -29,7 +31,9 @@ class LoopThread:
         self._stop: Callable[[], object] = lambda: None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs the coroutine in the loop and waits for its result. Interrupting the wait cancels the coroutine."""
+        """Runs the coroutine in the loop and waits for its result. Interrupting the wait cancels the coroutine. An
+        error of this package is raised without the frames of the loop, which say nothing about the caller's program.
+        """
         try:
             with self._lock:
                 future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
@@ -40,6 +44,8 @@ class LoopThread:
             return future.result()
         except CancelledError:
             raise RuntimeError("this client was closed during the call") from None
+        except TextGenerationError as error:
+            raise error.with_traceback(None) from None
         finally:
             future.cancel()
 

@@ -17,13 +17,24 @@ MAX_QUOTED_CHARACTERS = 1000
 
 def parse_answer(model: type[M], body: bytes) -> M:
     """Parses a whole answer with status 200. `POST /` wraps the answer in a list of one."""
-    try:
-        payload = json.loads(body)
-    except ValueError:
-        raise UnknownError(f"the server's answer is not JSON: {_quote(body)}") from None
+    payload = parse_json(body)
     if isinstance(payload, list) and payload:
         payload = payload[0]
     return _validate(model, payload, quoted=body)
+
+
+def parse_list(model: type[M], body: bytes) -> list[M]:
+    """Parses an answer that is a list."""
+    payload = parse_json(body)
+    items = payload if isinstance(payload, list) else [payload]
+    return [_validate(model, item, quoted=body) for item in items]
+
+
+def parse_json(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        raise UnknownError(f"the server's answer is not JSON: {_quote(body)}") from None
 
 
 def parse_event(model: type[M], data: str) -> M:
@@ -55,7 +66,7 @@ def _validate(model: type[M], payload: Any, quoted: bytes) -> M:
     except pydantic.ValidationError as error:
         raise UnknownError(
             f"the server's answer is not a valid {model.__name__} ({explain(error)}): {_quote(quoted)}"
-        ) from error
+        ) from None
 
 
 def explain(error: pydantic.ValidationError) -> str:

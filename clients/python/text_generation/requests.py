@@ -1,7 +1,8 @@
 """Turns the arguments of a client's method into the body that is sent."""
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import pydantic
 
@@ -16,66 +17,58 @@ MODEL = "tgi"
 
 Messages = Sequence[Message] | Sequence[Mapping[str, Any]]
 Tools = Sequence[Tool] | Sequence[Mapping[str, Any]]
+Arguments = Mapping[str, Any]
 
 
-class ChatOptions(TypedDict, total=False):
-    """The parameters of `chat` by keyword, for the overloads that tell a stream from an answer."""
-
-    repetition_penalty: float | None
-    frequency_penalty: float | None
-    logit_bias: list[float] | None
-    logprobs: bool | None
-    top_logprobs: int | None
-    max_tokens: int | None
-    n: int | None
-    presence_penalty: float | None
-    seed: int | None
-    temperature: float | None
-    top_p: float | None
-    tools: Tools | None
-    tool_prompt: str | None
-    tool_choice: str | None
-    stop: list[str] | None
+def arguments_of(scope: Arguments) -> dict[str, Any]:
+    """The arguments of a method by name. `scope`: its `locals()` before the method assigns anything."""
+    return {name: value for name, value in scope.items() if name != "self"}
 
 
-class CompletionOptions(TypedDict, total=False):
-    """The parameters of `completion` by keyword, for the overloads that tell a stream from an answer."""
-
-    frequency_penalty: float | None
-    max_tokens: int | None
-    repetition_penalty: float | None
-    seed: int | None
-    temperature: float | None
-    top_p: float | None
-    stop: list[str] | None
+def generate_request(arguments: Arguments, *, stream: bool) -> Request:
+    """The body of `generate`. `arguments`: `prompt`, `stop_sequences`, and fields of `Parameters`. ValidationError if a
+    value is wrong.
+    """
+    fields = {name: value for name, value in arguments.items() if name not in ("prompt", "stop_sequences")}
+    parameters = _checked(Parameters, {"stop": arguments["stop_sequences"] or [], "details": True} | fields)
+    return _checked(Request, {"inputs": arguments["prompt"], "parameters": parameters, "stream": stream})
 
 
-def generate_request(prompt: str, stop_sequences: list[str] | None, stream: bool, **fields: Any) -> Request:
-    """The body of `generate`. `fields` are fields of `Parameters`. ValidationError if a value is wrong."""
-    parameters = _checked(Parameters, stop=stop_sequences or [], details=True, **fields)
-    return _checked(Request, inputs=prompt, parameters=parameters, stream=stream)
+def chat_request(arguments: Arguments) -> ChatRequest:
+    """The body of `chat`, whose arguments have the names of the fields. ValidationError if a value is wrong."""
+    return _openai(ChatRequest, arguments)
 
 
-def chat_request(messages: Messages, **fields: Any) -> ChatRequest:
-    """The body of `chat`. ValidationError if a value is wrong."""
-    return _checked(ChatRequest, model=MODEL, messages=messages, **fields)
-
-
-def completion_request(prompt: str, **fields: Any) -> CompletionRequest:
-    """The body of `completion`. ValidationError if a value is wrong."""
-    return _checked(CompletionRequest, model=MODEL, prompt=prompt, **fields)
+def completion_request(arguments: Arguments) -> CompletionRequest:
+    """The body of `completion`, whose arguments have the names of the fields. ValidationError if a value is wrong."""
+    return _openai(CompletionRequest, arguments)
 
 
 def to_json(request: pydantic.BaseModel) -> bytes:
     """The JSON of a body. Parameters that are None are left out, so that the server's defaults apply."""
-    return request.model_dump_json(exclude_none=True).encode()
+    body = request.model_dump(mode="json", exclude_none=True)
+    body |= body.pop("extra_body", {})
+    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _checked(kind: type[M], /, **fields: Any) -> M:
+def _openai(kind: type[M], arguments: Arguments) -> M:
+    extra = arguments["extra_body"] or {}
+    if doubled := sorted(set(extra) & set(arguments)):
+        raise ValidationError(f"`extra_body` must not contain `{doubled[0]}`, which is a parameter of its own")
+    try:
+        json.dumps(extra, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValidationError(f"`extra_body` cannot be written as JSON: {error}") from None
+    return _checked(kind, {"model": MODEL, **arguments})
+
+
+def _checked(kind: type[M], fields: Arguments) -> M:
     """A checked value. Raises our ValidationError for a wrong type too, so that callers need to catch one class
     only.
     """
     try:
         return kind(**fields)
     except pydantic.ValidationError as error:
-        raise ValidationError(explain(error)) from error
+        raise ValidationError(explain(error)) from None
+    except ValidationError as error:
+        raise error.with_traceback(None) from None  # without the frames of pydantic

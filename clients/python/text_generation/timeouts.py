@@ -1,6 +1,7 @@
 """Limits on the time for which a call may wait."""
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
@@ -54,6 +55,12 @@ class Stopwatch:
 
     async def next_token(self, action: Callable[[], Awaitable[T]]) -> T:
         return await self._run(action, "between_tokens", time.monotonic(), self._timeout.between_tokens)
+
+    def left_s(self, streams: bool) -> float:
+        """Seconds that are left until the answer, or until the first event of a stream."""
+        limits = [self._timeout.total, self._timeout.first_token if streams else None]
+        waited_s = time.monotonic() - self._started
+        return min((limit_s - waited_s for limit_s in limits if limit_s is not None), default=math.inf)
 
     async def _run(self, action: Callable[[], Awaitable[T]], wait: Wait, since: float, limit_s: float | None) -> T:
         """Runs `action` until `since + limit_s`, or until the call has taken `total` seconds, whichever is first."""

@@ -11,21 +11,28 @@ import pytest
 
 from text_generation import AsyncClient, Client
 
+DEFAULTS: dict[str, Any] = {"base_url": "http://server", "retries": 0}
+
 
 class SyncCaller:
-    """Makes one call and returns its answer, or the list of a stream's events."""
+    """Makes one call and returns its answer, or the list of a stream's events; `then` is a method of the stream whose
+    result is wanted instead.
+    """
 
-    def call(self, name: str, *args: Any, client: dict[str, Any], **options: Any) -> Any:
-        with Client(**{"base_url": "http://server", **client}) as opened:
+    def call(self, name: str, *args: Any, client: dict[str, Any], then: str | None = None, **options: Any) -> Any:
+        with Client(**DEFAULTS | client) as opened:
             answer = getattr(opened, name)(*args, **options)
+            answer = getattr(answer, then)() if then else answer
             return list(answer) if hasattr(answer, "__next__") else answer
 
 
 class AsyncCaller:
-    def call(self, name: str, *args: Any, client: dict[str, Any], **options: Any) -> Any:
+    def call(self, name: str, *args: Any, client: dict[str, Any], then: str | None = None, **options: Any) -> Any:
         async def call() -> Any:
-            async with AsyncClient(**{"base_url": "http://server", **client}) as opened:
+            async with AsyncClient(**DEFAULTS | client) as opened:
                 answer = getattr(opened, name)(*args, **options)
+                answer = await answer if asyncio.iscoroutine(answer) else answer
+                answer = getattr(answer, then)() if then else answer
                 answer = await answer if asyncio.iscoroutine(answer) else answer
                 return [event async for event in answer] if hasattr(answer, "__anext__") else answer
 
@@ -43,17 +50,22 @@ class FakeServer:
     """
 
     def __init__(
-        self, status: int = 200, body: bytes | list[bytes] = b"", content_type: str = "application/json"
+        self,
+        status: int = 200,
+        body: bytes | list[bytes] = b"",
+        content_type: str = "application/json",
+        headers: dict[str, str] | None = None,
     ) -> None:
         self.seen: list[httpx.Request] = []
-        self._status, self._body, self._content_type = status, body, content_type
+        self._status, self._body = status, body
+        self._headers = {"content-type": content_type, **(headers or {})}
         self.options: dict[str, Any] = {"transport": httpx.MockTransport(self._answer)}
 
     async def _answer(self, request: httpx.Request) -> httpx.Response:
         await request.aread()
         self.seen.append(request)
         content = _pieces(self._body) if isinstance(self._body, list) else self._body
-        return httpx.Response(self._status, content=content, headers={"content-type": self._content_type})
+        return httpx.Response(self._status, content=content, headers=self._headers)
 
 
 async def _pieces(body: list[bytes]) -> Any:
@@ -69,13 +81,14 @@ def fake() -> type[FakeServer]:
 class ScriptedServer:
     """A server that sends `script` on every connection: bytes are sent, a number is a pause in seconds.
 
-    `closed` is set when a client disconnects before the end of the script.
+    `closed` is set when a client disconnects before the end of the script. `heads`: what was received of each request,
+    up to the end of its headers at least.
     """
 
     def __init__(self, script: list[bytes | float]) -> None:
         self.closed = threading.Event()
         self.connections = 0
-        self.requests = 0
+        self.heads: list[bytes] = []
         self._script = script
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -111,7 +124,7 @@ class ScriptedServer:
                 if not piece:
                     self.closed.set()
                     return
-            self.requests += 1
+            self.heads.append(request)
             try:
                 for step in self._script:
                     if isinstance(step, bytes):

@@ -148,6 +148,9 @@ NATIVE = {
     "do_sample": True, "max_new_tokens": 3, "best_of": 1, "repetition_penalty": 1.5, "frequency_penalty": 0.5,
     "return_full_text": True, "seed": 5, "temperature": 0.5, "top_k": 4, "top_p": 0.25, "truncate": 6,
     "typical_p": 0.75, "watermark": True, "decoder_input_details": True, "top_n_tokens": 2,
+    "min_p": 0.25, "presence_penalty": -0.5, "logit_bias": {"7": 1.5}, "stop_token_ids": [2], "min_new_tokens": 1,
+    "bad_words": ["x"], "allowed_token_ids": [1, 2], "ignore_eos_token": True, "priority": -1, "timeout": 2.5,
+    "cache_salt": "s",
 }  # fmt: skip
 COMPLETING = {
     "frequency_penalty": 0.5, "max_tokens": 3, "repetition_penalty": 1.5, "seed": 5, "temperature": 0.5, "top_p": 0.25,
@@ -177,9 +180,11 @@ def test_every_parameter_of_the_openai_routes_reaches_the_server(caller: Any, fa
         ("completion", {"prompt": "hi"}, COMPLETING, COMPLETION),
     ):
         server = fake(body=encode(answer))
-        caller.call(name, **prompt, **values, client=server.options)
-        assert sent(server) == {"model": "tgi", "stream": False} | prompt | values
-        assert {"self", "stream", *prompt, *values} == set(inspect.signature(getattr(Client, name)).parameters)
+        extra = {"min_p": 0.25, "response_format": None}
+        caller.call(name, **prompt, **values, extra_body=extra, client=server.options)
+        assert sent(server) == {"model": "tgi", "stream": False} | prompt | values | extra
+        parameters = set(inspect.signature(getattr(Client, name)).parameters)
+        assert {"self", "stream", "extra_body", *prompt, *values} == parameters
 
 
 CALLS = [
@@ -266,9 +271,7 @@ def test_openai_routes_lie_below_the_base_url(caller: Any, fake: Any, base: str,
     assert server.seen[0].url.path == path
 
 
-@pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:1", "127.0.0.1:1", "ftp://x", "http://[", "http://me:secret@127.0.0.1:1"]
-)
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://me:secret@127.0.0.1:1?key=secret"])
 @pytest.mark.parametrize("name", ["generate", "generate_stream"])
 def test_no_server_is_a_connection_error_that_tells_no_password(caller: Any, name: str, url: str) -> None:
     with pytest.raises(errors.ServerConnectionError) as caught:

@@ -83,7 +83,7 @@ def test_a_cancelled_call_hangs_up(play: Any) -> None:
     async def call() -> None:
         async with AsyncClient(server.url) as client:
             task = asyncio.create_task(client.generate("hi"))
-            while not server.requests:
+            while not server.heads:
                 await asyncio.sleep(0.01)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -98,7 +98,7 @@ def test_closing_ends_the_thread_and_the_calls_of_others(play: Any) -> None:
     client = Client(server.url)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.generate, "hi")
-        while not server.requests:
+        while not server.heads:
             time.sleep(0.01)
         client.close()
         with pytest.raises(RuntimeError, match="closed during the call"):

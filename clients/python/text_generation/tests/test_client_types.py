@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from text_generation import AsyncClient, Client, requests, types
+from text_generation import AsyncClient, Client, types
 from text_generation.errors import ValidationError
+from text_generation.requests import to_json
 
 
 @pytest.mark.parametrize(
@@ -61,22 +62,29 @@ def test_a_stream_has_one_sequence() -> None:
 @pytest.mark.parametrize("options", [{"max_new_tokens": "many"}, {"temperature": math.nan}, {"top_k": 1.5}])
 def test_a_wrong_type_is_our_validation_error_and_names_the_field(options: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=f"^`{next(iter(options))}`: "):
-        requests.generate_request("a", None, False, **options)
+        Client("http://server").generate_stream("a", **options)
 
 
 def test_none_is_left_out_but_nulls_inside_a_schema_stay() -> None:
     schema = {"properties": {"a": {"default": None}}}
-    grammar = types.Grammar(type="json", value=schema)
-    body = requests.to_json(requests.generate_request("a", None, False, grammar=grammar))
+    parameters = types.Parameters(grammar=types.Grammar(type="json", value=schema))
+    body = to_json(types.Request(inputs="a", parameters=parameters))
     assert body.count(b"null") == 1 and b'{"default":null}' in body
 
 
-def test_the_overloads_know_every_option_of_their_method() -> None:
-    for options, method, first in (
-        (requests.ChatOptions, Client.chat, "messages"),
-        (requests.CompletionOptions, Client.completion, "prompt"),
-    ):
-        assert {"self", first, "stream", *options.__annotations__} == set(inspect.signature(method).parameters)
+@pytest.mark.parametrize(
+    ("extra", "text"),
+    [
+        ({"max_tokens": 3}, "`extra_body` must not contain `max_tokens`, which is a parameter of its own"),
+        ({"stream": True}, "`extra_body` must not contain `stream`, which is a parameter of its own"),
+        ({"a": math.nan}, "`extra_body` cannot be written as JSON: "),
+        ({"a": {1}}, "`extra_body` cannot be written as JSON: "),
+    ],
+)
+def test_further_fields_of_a_body_are_new_and_are_json(caller: Any, extra: dict[str, Any], text: str) -> None:
+    for name, prompt in (("chat", [{"role": "user", "content": "hi"}]), ("completion", "hi")):
+        with pytest.raises(ValidationError, match=f"^{text}"):
+            caller.call(name, prompt, extra_body=extra, client={})
 
 
 # The parameters of TGI's client, in its order, with the defaults that are not None.
@@ -97,9 +105,11 @@ PARAMETERS = {
 @pytest.mark.parametrize("client", [Client, AsyncClient])
 def test_the_parameters_are_those_of_tgis_client(client: type, name: str) -> None:
     owner, first, *others = inspect.signature(getattr(client, name)).parameters.values()
-    has_value = [f"{p.name}={p.default}" if p.default is not None else p.name for p in others]
+    by_position = [p for p in others if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    has_value = [f"{p.name}={p.default}" if p.default is not None else p.name for p in by_position]
     assert " ".join([first.name, *has_value]) == PARAMETERS[name]
     assert owner.name == "self" and first.default is inspect.Parameter.empty
+    assert all(p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is None for p in others if p not in by_position)
 
 
 def test_a_stream_event_of_an_old_server_lacks_index_and_input_length() -> None:

@@ -1,10 +1,12 @@
-"""Bodies and answers of `chat`. Parts that OpenAI and TGI fill differently stay plain dicts."""
+"""Bodies and answers of `chat`. Parts that OpenAI and TGI fill differently stay plain dicts, and fields that only one
+of them sends may be None.
+"""
 
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from text_generation.types.request import RequestModel
+from text_generation.types.request import ExtraBody, RequestModel
 
 
 class Chunk(BaseModel):
@@ -43,7 +45,7 @@ class ChatRequest(RequestModel):
     messages: list[Message]
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: list[float] | None = None
+    logit_bias: list[float] | dict[int, float] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_tokens: int | None = None
@@ -57,6 +59,7 @@ class ChatRequest(RequestModel):
     tools: list[Tool] | None = None
     tool_prompt: str | None = None
     tool_choice: str | None = None
+    extra_body: ExtraBody = None
 
 
 class ChatCompletionComplete(BaseModel):
@@ -72,25 +75,29 @@ class ChatComplete(BaseModel):
     object: str
     created: int
     model: str
-    system_fingerprint: str
+    system_fingerprint: str | None = None
     choices: list[ChatCompletionComplete]
+    # Empty for the whole answer of a stream in which the server sent none.
     usage: dict[str, Any]
 
 
 class Function(BaseModel):
     name: str | None = None
-    arguments: str
+    arguments: str | None = None
 
 
 class ChoiceDeltaToolCall(BaseModel):
+    """A part of a call of a tool. OpenAI sends `id`, `type` and the name in the first part only, TGI in each."""
+
     index: int
-    id: str
-    type: str
-    function: Function
+    id: str | None = None
+    type: str | None = None
+    function: Function | None = None
 
 
 class ChoiceDelta(BaseModel):
-    role: str
+    # OpenAI sends the role in the first delta only, TGI in each.
+    role: str | None = None
     content: str | None = None
     tool_calls: list[ChoiceDeltaToolCall] | None = None
 
@@ -107,6 +114,6 @@ class ChatCompletionChunk(BaseModel):
     object: str
     created: int
     model: str
-    system_fingerprint: str
+    system_fingerprint: str | None = None
     choices: list[Choice]
     usage: dict[str, Any] | None = None

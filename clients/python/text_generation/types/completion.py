@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from text_generation.types.request import RequestModel
+from text_generation.types.request import ExtraBody, RequestModel
 
 
 class CompletionRequest(RequestModel):
@@ -18,13 +18,14 @@ class CompletionRequest(RequestModel):
     temperature: float | None = None
     top_p: float | None = None
     stop: list[str] | None = None
+    extra_body: ExtraBody = None
 
 
 class CompletionComplete(BaseModel):
     index: int
     text: str
     logprobs: dict[str, Any] | None = None
-    # In a stream, "" in all chunks but the last.
+    # In a stream, "" (TGI) or None (OpenAI) in all chunks but the last.
     finish_reason: str | None = None
 
 
@@ -35,6 +36,6 @@ class Completion(BaseModel):
     object: str
     created: int
     model: str
-    system_fingerprint: str
+    system_fingerprint: str | None = None
     choices: list[CompletionComplete]
     usage: dict[str, Any] | None = None

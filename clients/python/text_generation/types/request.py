@@ -16,6 +16,10 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
+# Further fields of an OpenAI body, sent as given.
+ExtraBody = dict[str, Any] | None
+
+
 class GrammarType(StrEnum):
     Json = "json"
     Regex = "regex"
@@ -50,6 +54,18 @@ class Parameters(RequestModel):
     decoder_input_details: bool = False
     top_n_tokens: int | None = None
     grammar: Grammar | None = None
+    # Fields that TGI does not have; it ignores them.
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    stop_token_ids: list[int] | None = None
+    min_new_tokens: int | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    ignore_eos_token: bool | None = None
+    priority: int | None = None
+    timeout: float | None = None
+    cache_salt: str | None = None
 
     @field_validator(
         "repetition_penalty", "frequency_penalty", "temperature", "top_k", "truncate", "top_n_tokens", "best_of"
