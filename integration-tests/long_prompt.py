@@ -11,7 +11,6 @@ import os
 import random
 import tempfile
 import time
-from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -47,7 +46,6 @@ class Measured:
     before: list[float]  # seconds between tokens, as the clients of all streams measure them
     beside: list[float]  # the same while the long prompt is computed
     after: list[float]  # the same when it is done: the streams have longer contexts by then
-    shares: list[float]  # each of `beside`, divided by what the step would take without chunks (see Streams.shares)
     steps: int  # number of steps with chunks of the long prompt
     prompt_s: float  # seconds from sending the long prompt to its token
 
@@ -122,17 +120,6 @@ class Streams:
             if from_s <= before and after <= to_s
         ]
 
-    def shares(self, before: float, after: float) -> list[float]:
-        """The gaps while the long prompt is computed, each divided by the time of a decode step at that length of the
-        streams: from `before`, when the prompt was sent, it grows with each token, to `after`."""
-        shares = []
-        for arrivals in self.arrivals_s:
-            start, end = bisect(arrivals, self._long.sent_s), bisect(arrivals, self._long.done_s)
-            for i in range(start + 1, end):
-                usual = before + (after - before) * (i - start) / (end - start)
-                shares.append((arrivals[i] - arrivals[i - 1]) / usual)
-        return shares
-
     @property
     def all_run_s(self) -> float:
         """When every stream has two tokens. Before that time, steps compute the streams' own prompts."""
@@ -152,8 +139,7 @@ def run(server: ServerProcess, log: Path, slowdown: float, tokens: int) -> Measu
     # The first streams that end make the last steps of the others shorter.
     after = streams.gaps(long.done_s, min(arrivals[-1] for arrivals in streams.arrivals_s))
     steps = sum(len([s for s in arrivals if long.sent_s < s <= long.done_s]) for arrivals in streams.arrivals_s)
-    shares = streams.shares(median(before), median(after))
-    return Measured(slowdown, alone_s, before, beside, after, shares, steps // NUM_STREAMS, long.done_s - long.sent_s)
+    return Measured(slowdown, alone_s, before, beside, after, steps // NUM_STREAMS, long.done_s - long.sent_s)
 
 
 def as_markdown(results: Sequence[Measured], tokens: int) -> str:
@@ -161,9 +147,7 @@ def as_markdown(results: Sequence[Measured], tokens: int) -> str:
         f"`m100` with {POSITIONS:,} positions, bfloat16, {os.cpu_count()} cores, torch {version('torch')}; "
         f"{NUM_STREAMS} streams; a prompt of {tokens:,} tokens. Milliseconds between two tokens of a stream; "
         "seconds of the prompt. *Own*: what the prompt takes alone, and as many decode steps as it was computed "
-        "beside, each as long as the mean of those before and after. *p99 / bound*: of each gap, divided by the bound "
-        "at that moment: the value of the flag times a decode step, which grows with the contexts from *before* to "
-        "*after*."
+        "beside, each as long as the mean of those before and after."
     )
     names = (
         "`--max-prefill-slowdown`", "before", "after", "beside", "p99", "p99 / bound", "prompt", "own", "prompt / own",
@@ -173,12 +157,11 @@ def as_markdown(results: Sequence[Measured], tokens: int) -> str:
 
 
 def _row(measured: Measured) -> tuple[str, ...]:
-    late = float(np.percentile(measured.beside, 99))
-    bound = f"{np.percentile(measured.shares, 99) / measured.slowdown:.2f}" if measured.slowdown else "–"
+    usual, late = median(measured.before), float(np.percentile(measured.beside, 99))
+    bound = f"{late / (measured.slowdown * usual):.2f}" if measured.slowdown else "–"
     return (
         f"{measured.slowdown:g}" if measured.slowdown else "0 (no bound)",
-        f"{1000 * median(measured.before):.1f}", f"{1000 * median(measured.after):.1f}",
-        f"{1000 * median(measured.beside):.1f}",
+        f"{1000 * usual:.1f}", f"{1000 * median(measured.after):.1f}", f"{1000 * median(measured.beside):.1f}",
         f"{1000 * late:.1f}", bound,
         f"{measured.prompt_s:.1f}", f"{measured.own_s:.1f}", f"{measured.prompt_s / measured.own_s:.2f}",
         f"{measured.alone_s:.1f}",
