@@ -2,6 +2,8 @@
 are laid out in new tensors.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -9,14 +11,23 @@ from text_generation_server.device.graphs import Forward, Head, Signal
 from text_generation_server.kernels.interface import KvLayer
 from text_generation_server.models.model import Model
 from text_generation_server.platforms import Platform
+from text_generation_server.sampling.prompt_logprobs import PromptScores, score_prompts
 from text_generation_server.step.layout import DecodeInputs, MixedInputs, lay_out
-from text_generation_server.step.preparation import Int32s, PreparedStep
+from text_generation_server.step.preparation import Int32s, PreparedStep, ScoredTokens
 from text_generation_server.step.rows import Rows
 
 # Least number of rows that torch multiplies in float32. With fewer rows the BLAS library computes in another order, and
 # the last bits differ. Products of kernels/cpu do not need this padding.
 MIN_EXACT_ROWS = 16
 NO_ROWS = torch.empty(0, dtype=torch.int32).numpy()
+
+
+class Forwarded(NamedTuple):
+    """What a forward pass makes. A named tuple, because each step makes one."""
+
+    logits: Tensor | None  # what the head makes of the hidden states of the rows that get a token; None if no row does
+    rows_R: Tensor  # int32: these rows
+    scores: PromptScores | None = None  # on rank 0, if log-probabilities of prompts are wanted
 
 
 class ForwardPass:
@@ -35,17 +46,16 @@ class ForwardPass:
         is_exact = platform.device.type == "cpu" and model.dtype == torch.float32
         self._min_tokens = MIN_EXACT_ROWS if is_exact else 1
 
-    def __call__(self, step: PreparedStep, on_layer: Signal, head: Head) -> tuple[Tensor | None, Tensor]:
-        """Returns what `head` makes of the hidden states of the rows that get a token, and these rows as int32. The
-        first is None when no row gets a token.
-        """
+    def __call__(self, step: PreparedStep, on_layer: Signal, head: Head) -> Forwarded:
+        """`head` makes the logits of the rows that get a token."""
         count = len(step.sampled.rows)
         if not step.chunks:
             logits = self._decode(step.decode.rows_R, step.slots_R, on_layer, head)
-            return None if logits is None else _first(logits, count), self._inputs.rows_R(count)
+            return Forwarded(None if logits is None else _first(logits, count), self._inputs.rows_R(count))
         hidden, sampled_tokens, rows_R = self._mixed(step, on_layer)
         logits = head(hidden[sampled_tokens]) if count else None
-        return None if logits is None else logits[:count], rows_R
+        scores = None if step.scored is None else self._score(hidden, step.scored, on_layer)
+        return Forwarded(None if logits is None else logits[:count], rows_R, scores)
 
     def record(self, on_layer: Signal) -> None:
         """Runs and records steps of padding only: mixed steps, and decode steps of all sizes that a step of these rows
@@ -82,6 +92,10 @@ class ForwardPass:
         mixed = lay_out(step, self._rows, self._kernels, self._min_tokens)
         hidden = self._model.forward(mixed.input, self._cache, on_layer)
         return hidden, mixed.sampled_tokens, mixed.sampled_rows_R
+
+    def _score(self, hidden_TH: Tensor, scored: ScoredTokens, on_progress: Signal) -> PromptScores | None:
+        model, history = self._model, self._rows.history
+        return score_prompts(hidden_TH, scored, history, model.logits, model.vocab_size, self._min_tokens, on_progress)
 
     def _mixed_forward(self, size: int) -> Forward:
         """The forward pass of a step of `size` tokens, which reads and writes the same addresses in every call."""

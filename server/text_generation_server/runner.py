@@ -191,11 +191,12 @@ class ModelRunner:
         newest = None
         if self._group.rank == 0 and step.sampled.rows:
             newest = self._sampler.before(self.row_state.batches.rows, step.sampled.rows, self._mark)
-        logits, rows_R = self.row_state.forward(step, on_layer, lambda hidden_TH: self._logits(hidden_TH, step))
+        logits, rows_R, scores = self.row_state.forward(step, on_layer, lambda h_TH: self._logits(h_TH, step))
         on_progress()
         forwarded = self._mark()
         sampled = self._sample(logits, step, rows_R, newest)
         on_host = sampled.moved(fetch)
+        scores_on_host = None if scores is None else scores.moved(fetch)
         done = self._mark()
 
         def read() -> StepOutput:
@@ -203,6 +204,7 @@ class ModelRunner:
                 done.wait()
                 on_progress()
                 result = read_out(on_host)
+                prompts = None if scores_on_host is None else scores_on_host.read_out()
             ids = step.sampled.request_ids if self._group.rank == 0 else []
             return StepOutput(
                 step.batch.id,
@@ -216,6 +218,7 @@ class ModelRunner:
                 [ids[i] for i in result.not_finite],
                 forwarded.ns_since(started),
                 done.ns_since(forwarded),
+                prompts,
             )
 
         batch_request_ids = list(step.batch.request_ids)  # a copy: the next step may change the batch

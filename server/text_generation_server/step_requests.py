@@ -25,7 +25,7 @@ from text_generation_server.errors import (
 from text_generation_server.load import Shard
 from text_generation_server.runner import ModelRunner
 from text_generation_server.step.log import StepLoad, StepLog, measure
-from text_generation_server.step.results import Pending, StepOutput
+from text_generation_server.step.results import Pending, PromptOutput, StepOutput
 from text_generation_server.step.rows import PromptChunk, StepBatch
 from text_generation_server.worker import StepClock, Worker
 
@@ -163,7 +163,8 @@ def _chunk(request: pb.Request) -> PromptChunk:
     if not request.ids:
         return PromptChunk(request.id, request.start, request.end, request.last)
     ids, slots = _int32_tensor(request.ids), _int32_tensor(request.slots)
-    first = ids, slots, request.prompt_length, sampling_wire.from_pb(request)
+    prompt_logprobs = request.prompt_logprobs if request.HasField("prompt_logprobs") else None
+    first = ids, slots, request.prompt_length, sampling_wire.from_pb(request), prompt_logprobs
     return PromptChunk(request.id, request.start, request.end, request.last, *first)
 
 
@@ -176,7 +177,7 @@ def _cached_batch(batch_id: int, request_ids: list[int]) -> pb.CachedBatch:
 
 
 def _result(output: StepOutput, epoch: int, number: int, clock: StepClock) -> pb.StepResult:
-    return pb.StepResult(
+    result = pb.StepResult(
         epoch=epoch,
         step=number,
         request_ids=np.array(output.request_ids, dtype="<u8").tobytes(),
@@ -190,3 +191,15 @@ def _result(output: StepOutput, epoch: int, number: int, clock: StepClock) -> pb
         successor_queued=clock.successor_queued(),
         not_finite_ids=np.array(output.not_finite_ids, dtype="<u8").tobytes(),
     )
+    if output.prompts is not None:
+        _add_prompts(output.prompts, result)
+    return result
+
+
+def _add_prompts(prompts: PromptOutput, result: pb.StepResult) -> None:
+    result.prompt_request_ids = np.array(prompts.request_ids, dtype="<u8").tobytes()
+    result.prompt_counts = np.array(prompts.counts, dtype="<u4").tobytes()
+    result.prompt_logprobs = prompts.logprobs.numpy().astype("<f4").tobytes()
+    result.prompt_top_counts = np.array(prompts.top_counts, dtype="<u4").tobytes()
+    result.prompt_top_ids = prompts.top_ids.numpy().astype("<i4").tobytes()
+    result.prompt_top_logprobs = prompts.top_logprobs.numpy().astype("<f4").tobytes()

@@ -62,8 +62,12 @@ class RowParameters:
         self.version = 0
         self.of_row = [NEUTRAL] * count
         self.prompt_length = [0] * count
+        # Number of most likely tokens that are listed with each log-probability of a token of the prompt. None: the row
+        # wants no log-probabilities of its prompt.
+        self.prompt_logprobs: list[int | None] = [None] * count
 
-    def set(self, row: int, sampling: Sampling, prompt_length: int) -> None:
+    def set(self, row: int, sampling: Sampling, prompt_length: int, prompt_logprobs: int | None = None) -> None:
         self.version += 1
         self.of_row[row] = sampling
         self.prompt_length[row] = prompt_length
+        self.prompt_logprobs[row] = prompt_logprobs

@@ -4,14 +4,16 @@ In a group, a single rank may fail here without harm to the others; afterwards a
 No function here waits for the device.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from text_generation_server.errors import StepError
-from text_generation_server.step.parameters import check_bias
+from text_generation_server.step.parameters import RowParameters, check_bias
 from text_generation_server.step.rows import Batch, Batches, PromptChunk, Rows, StepBatch
 
 Int32s = npt.NDArray[np.int32]
@@ -45,12 +47,25 @@ class PlacedChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredTokens:
+    """The P tokens of a step's chunks after which a token of the prompt follows whose log-probability is wanted."""
+
+    request_ids: tuple[int, ...]  # the requests that have such tokens, in the order of their chunks
+    counts: tuple[int, ...]  # number of these tokens of each request
+    top_counts: tuple[int, ...]  # number of most likely tokens that each request wants with each log-probability
+    tokens_P: Int32s  # indices of the tokens within the step
+    rows_P: Int32s
+    positions_P: Int32s  # positions of the tokens that follow
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedStep:
     batch: Batch
     decode: RequestRows
     slots_R: Int32s
     chunks: tuple[PlacedChunk, ...]
     sampled: RequestRows  # requests that get a token: all that decode, then those whose prompt ends
+    scored: ScoredTokens | None = None  # None: no log-probability of a prompt's token is wanted
 
     @property
     def tokens(self) -> int:
@@ -85,12 +100,13 @@ class Planner:
         batch_id = decoding[0].id if decoding else new_batch_id
         batch = batches.join(batch_id, {chunk.request_id for chunk in chunks}) if chunks else batches.take(batch_id, [])
         placed = tuple(PlacedChunk(row, c.start, c.end, c.last) for row, c in zip(chunk_rows, chunks, strict=True))
-        sampled = decode
+        sampled, scored = decode, None
         if chunks:
             lasts = [(c.request_id, row) for row, c in zip(chunk_rows, chunks, strict=True) if c.last]
             sampled_rows = (*decode.rows, *(row for _, row in lasts))
             sampled = _request_rows([*decode.request_ids, *(i for i, _ in lasts)], sampled_rows)
-        return PreparedStep(batch, decode, slots, placed, sampled)
+            scored = _scored_tokens([c.request_id for c in chunks], placed, rows.parameters, len(decode.rows))
+        return PreparedStep(batch, decode, slots, placed, sampled, scored)
 
     def _check(self, decoding: list[StepBatch], slots: Int32s, chunks: list[PromptChunk]) -> RequestRows:
         """Returns the decoding requests, in order. Raises StepError, and changes nothing."""
@@ -125,6 +141,24 @@ class Planner:
 
 def _request_rows(request_ids: list[int], rows: tuple[int, ...]) -> RequestRows:
     return RequestRows(request_ids, np.array(rows, dtype=np.int32), rows)
+
+
+def _scored_tokens(
+    request_ids: list[int], chunks: Sequence[PlacedChunk], parameters: RowParameters, first: int
+) -> ScoredTokens | None:
+    """`first`: index of the first chunk's first token within the step."""
+    found, starts = [], accumulate((chunk.end - chunk.start for chunk in chunks), initial=first)
+    for request_id, chunk, start in zip(request_ids, chunks, starts, strict=False):
+        top_count = parameters.prompt_logprobs[chunk.row]
+        count = min(chunk.end, parameters.prompt_length[chunk.row] - 1) - chunk.start
+        if top_count is not None and count > 0:
+            found.append((request_id, count, top_count, start, chunk.row, chunk.start + 1))
+    if not found:
+        return None
+    ids, counts, top_counts, starts_C, rows_C, firsts_C = zip(*found, strict=True)
+    within_P = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
+    starts_P, rows_P, firsts_P = (np.repeat(np.array(x, np.int32), counts) for x in (starts_C, rows_C, firsts_C))
+    return ScoredTokens(ids, counts, top_counts, starts_P + within_P, rows_P, firsts_P + within_P)
 
 
 def _check_chunk(rows: Rows, limits: StepLimits, chunk: PromptChunk) -> None:

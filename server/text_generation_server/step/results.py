@@ -13,6 +13,19 @@ U = TypeVar("U")
 
 
 @dataclass(frozen=True, slots=True)
+class PromptOutput:
+    """Log-probabilities of tokens of prompts: `counts[i]` of request `request_ids[i]`, each with `top_counts[i]` most
+    likely tokens. The tensors are on the host, and have the values of all requests one after the other."""
+
+    request_ids: tuple[int, ...]
+    counts: tuple[int, ...]
+    top_counts: tuple[int, ...]
+    logprobs: Tensor  # float32
+    top_ids: Tensor  # int32
+    top_logprobs: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
     """One token for each of `request_ids`, which are empty on ranks other than 0. Times are in nanoseconds; on a GPU
     the device measures them."""
@@ -28,6 +41,7 @@ class StepOutput:
     not_finite_ids: list[int]  # requests with a NaN or an infinity among their logits: their tokens are invalid
     forward_ns: int
     sampling_ns: int
+    prompts: PromptOutput | None = None  # None: no chunk of the step has given log-probabilities
 
 
 class Pending(Generic[T]):

@@ -23,8 +23,8 @@ WIDTH_STEP = 128
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """A chunk of one request's history, as the router sends it. Only a request's first chunk has `ids`, `slots`,
-    `prompt_length` and `sampling`.
+    """A chunk of one request's history, as the router sends it. Only a request's first chunk has `ids`, `slots` and the
+    fields after them.
     """
 
     request_id: int
@@ -35,6 +35,7 @@ class PromptChunk:
     slots: Tensor | None = None  # int32 [history]
     prompt_length: int = 0
     sampling: Sampling | None = None
+    prompt_logprobs: int | None = None  # see `RowParameters`
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class Rows:
         self.table[row, :history] = slots
         self.history[row, :history] = ids
         self.lengths[row : row + 1] = length
-        self.parameters.set(row, chunk.sampling, chunk.prompt_length)
+        self.parameters.set(row, chunk.sampling, chunk.prompt_length, chunk.prompt_logprobs)
         return row
 
     def ids(self, chunks: Sequence[PromptChunk]) -> list[int]:

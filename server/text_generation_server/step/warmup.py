@@ -30,15 +30,16 @@ class WarmupStep:
 
 
 def small_steps(tokens: int, longest: int) -> list[WarmupStep]:
-    """A prompt, and then another prompt beside a row that decodes, with every option; then a prompt without options,
-    for which the ranks of a group sample in another way. The steps need SMALL_ROWS rows, and have no more than `tokens`
-    tokens. All tokens share slot 0, because what is computed does not matter.
+    """A prompt, and then another prompt beside a row that decodes, with every option and log-probabilities of the
+    prompts; then a prompt without options, for which the ranks of a group sample in another way. The steps need
+    SMALL_ROWS rows, and have no more than `tokens` tokens. All tokens share slot 0, because what is computed does not
+    matter.
     """
     length = min(SMALL_TOKENS, tokens, max(1, longest - 2))
     zeros = torch.zeros(length, dtype=torch.int32)
     first, second, third = (
-        PromptChunk(i, 0, length, True, zeros, zeros, length, sampling)
-        for i, sampling in enumerate((EVERY_OPTION, EVERY_OPTION, NEUTRAL))
+        PromptChunk(i, 0, length, True, zeros, zeros, length, sampling, prompt_logprobs)
+        for i, (sampling, prompt_logprobs) in enumerate([(EVERY_OPTION, 5), (EVERY_OPTION, 5), (NEUTRAL, None)])
     )
     has_room = length + 1 < longest  # for the token that the first prompt's row decodes
     return [

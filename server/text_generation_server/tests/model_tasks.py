@@ -25,6 +25,8 @@ LENGTHS = [1, 17, 70]
 CROWD = [1, 2, 15, 16, 17, 63, 65, 130]
 NEW = 8
 WITH_CUT = 3
+THREE_CHUNKS = [(1, 40, False), (40, 70, True)]  # what follows a first chunk of one token
+SCORES = ("logprobs", "top_ids", "top_logprobs")
 
 
 def warm(group: Group, path: Path) -> ModelRunner:
@@ -50,6 +52,18 @@ def greedy_texts(group: Group, path: Path, vocabulary: int) -> list[tuple[list[i
             rows = [torch.zeros(vocabulary).scatter_(0, o.top_ids.long(), o.top_logprobs) for o in outputs]
             texts.append((client.tokens[7], torch.stack(rows)))
     return texts
+
+
+def prompt_scores(group: Group, path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """On rank 0, log-probabilities of a prompt's tokens in three chunks, and the two most likely tokens in their
+    places."""
+    client, ids = _new_client(warm(group, path), seed=4), random_ids(70)
+    first = client.first_chunk(7, ids, end=1, prompt_logprobs=2)
+    outputs = [client.step([], [first]), *(client.step([], [type(first)(7, *chunk)]) for chunk in THREE_CHUNKS)]
+    found = [output.prompts for output in outputs if output.prompts is not None]
+    assert len(found) == (3 if group.rank == 0 else 0)
+    arrays = [torch.cat([getattr(f, name) for f in found] or [torch.empty(0)]) for name in SCORES]
+    return arrays[0], arrays[1], arrays[2]
 
 
 def texts_in_company(group: Group, path: Path, parameters: Sampling) -> list[tuple[str, Text, Text]]:

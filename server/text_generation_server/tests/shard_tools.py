@@ -100,12 +100,12 @@ class Client:
 
     def first_chunk(
         self, request_id: int, ids: torch.Tensor, end: int | None = None, prompt_length: int | None = None,
-        parameters: Sampling | None = None, start: int = 0,
+        parameters: Sampling | None = None, start: int = 0, prompt_logprobs: int | None = None,
     ) -> PromptChunk:  # fmt: skip
         end = len(ids) if end is None else end
         return PromptChunk(
             request_id, start, end, end == len(ids), ids.int(), self.take(len(ids)), prompt_length or len(ids),
-            parameters or Sampling(),
+            parameters or Sampling(), prompt_logprobs,
         )  # fmt: skip
 
     def step(self, decode_ids: list[int], chunks: list[PromptChunk] | None = None) -> StepOutput:

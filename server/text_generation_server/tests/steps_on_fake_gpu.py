@@ -96,10 +96,12 @@ class VariedLoad:
     gpu: FakeGpu
     runner: ModelRunner
 
-    def prompt(self, request_id: int, length: int, sampling: Sampling, end: int | None = None) -> PromptChunk:
-        end = end or length
+    def prompt(
+        self, request_id: int, length: int, sampling: Sampling, end: int | None = None, logprobs: int | None = None
+    ) -> PromptChunk:
+        end, ids = end or length, random_ids(length).int()
         slots = torch.arange(length, dtype=torch.int32)
-        return PromptChunk(request_id, 0, end, end == length, random_ids(length).int(), slots, length, sampling)
+        return PromptChunk(request_id, 0, end, end == length, ids, slots, length, sampling, logprobs)
 
     def step(self, decoding: list[int], *chunks: PromptChunk) -> None:
         batches = [StepBatch(BATCH, decoding)] if decoding else []
@@ -130,6 +132,7 @@ class VariedLoad:
         self.step([0, 1], PromptChunk(20, 100, 116, False))
         self.step([], PromptChunk(20, 116, 700, True))
         self.step([0, 20, 1])
+        self.step([0, 1], self.prompt(21, 150, NEUTRAL, logprobs=0), self.prompt(22, 40, NEUTRAL, 30, logprobs=5))
 
 
 class KernelForms:

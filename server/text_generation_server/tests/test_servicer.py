@@ -181,6 +181,32 @@ def test_a_request_goes_from_warmup_to_its_end(model: Path, tmp_path: Path, way:
     with_shard(model, tmp_path, use, way)
 
 
+def test_the_log_probabilities_of_a_prompt_are_packed_request_after_request(
+    model: Path, tmp_path: Path, way: str
+) -> None:
+    async def use(stub: Any) -> None:
+        await stub.Warmup(warmup())
+        asked = prefill(1)
+        (first,) = asked.batch.requests
+        first.prompt_logprobs = 0
+        other = asked.batch.requests.add()
+        other.CopyFrom(first)
+        other.id, other.prompt_logprobs, other.slots = 10, 3, np.arange(20, 24, dtype="<i4").tobytes()
+        result = (await stub.Prefill(asked)).result
+        assert np.frombuffer(result.prompt_request_ids, "<u8").tolist() == [9, 10]
+        assert np.frombuffer(result.prompt_counts, "<u4").tolist() == [3, 3]
+        assert np.frombuffer(result.prompt_top_counts, "<u4").tolist() == [0, 3]
+        logprobs = np.frombuffer(result.prompt_logprobs, "<f4")
+        assert (logprobs < 0).all() and logprobs[:3].tolist() == logprobs[3:].tolist()
+        tops = np.frombuffer(result.prompt_top_logprobs, "<f4").reshape(3, 3)
+        assert (tops[:, 0] >= logprobs[3:]).all() and (np.diff(tops) <= 0).all()
+        assert np.frombuffer(result.prompt_top_ids, "<i4").shape == (9,)
+        later = (await stub.Decode(decode(2, 9, 10))).result
+        assert not (later.prompt_request_ids or later.prompt_counts or later.prompt_logprobs)
+
+    with_shard(model, tmp_path, use, way)
+
+
 def test_calls_that_overtake_each_other_run_in_the_order_of_their_numbers(
     model: Path, tmp_path: Path, way: str
 ) -> None:

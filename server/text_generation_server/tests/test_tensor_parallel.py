@@ -128,6 +128,17 @@ def test_ranks_that_sample_parts_of_the_vocabulary_write_the_texts_of_one_rank(
         assert logprobs == pytest.approx(logprobs_alone, abs=1e-4)
 
 
+@SIZES
+def test_prompt_logprobs_of_a_split_model_are_those_of_the_whole_model(ranks: Ranks, plain: Path, size: int) -> None:
+    logprobs, top_ids, top_logprobs = tasks.prompt_scores(ALONE, plain)
+    assert len(logprobs) == 69 and len(top_ids) == 2 * 69
+    of_rank_0, *others = ranks.run(size, tasks.prompt_scores, plain)
+    assert all(not len(values) for of_rank in others for values in of_rank)
+    assert torch.equal(of_rank_0[1], top_ids)
+    torch.testing.assert_close(of_rank_0[0], logprobs, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(of_rank_0[2], top_logprobs, atol=1e-4, rtol=1e-5)
+
+
 def test_only_rank_0_names_requests_and_a_cache_holds_the_ranks_heads(ranks: Ranks, plain: Path) -> None:
     slot_bytes = 3 * 2 * 2 * 16 * 4  # bytes: layers × keys and values × heads × head size × bytes of float32
     assert tasks.outputs(ALONE, plain)[2] == slot_bytes
