@@ -100,7 +100,10 @@ class StepLoop:
 
     def _apply(self, answer: StepAnswer, now: float) -> None:
         tokens = list(zip(answer.token_ids, strict=True))  # one tuple of one token for each request
-        made = StepTokens(answer.number, answer.request_ids, tokens, answer.not_finite_ids, answer.total_ns / 1e9)
+        seconds = answer.total_ns / 1e9
+        made = StepTokens(
+            answer.number, answer.request_ids, tokens, answer.not_finite_ids, seconds, answer.prompt_logprobs
+        )
         applied = self._scheduler.apply(made)
         self._requests.publish(answer, applied, now)
 

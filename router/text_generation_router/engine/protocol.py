@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from text_generation_router.scheduling.costs import SINGLE_QUERIES, QueryBlocks
+from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 
 
@@ -53,14 +54,17 @@ class FirstStep:
 
     queue_s: float  # seconds from `submit` to the first step
     cached_tokens: int  # number of prompt tokens found in the prefix cache at the first start
+    # Log-probabilities of the prompt's tokens from the second on, if the request asked for them.
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 TopToken = tuple[int, float]  # token id, log-probability
 
 
 class Tokens(NamedTuple):
-    """The tokens that one step made for a request. A named tuple, because one is made per token and step, and a frozen
-    dataclass takes three times as long to make."""
+    """The tokens that one step made for a request. A request with `max_new_tokens` 0 gets one `Tokens` without ids at
+    its end. A named tuple, because one is made per token and step, and a frozen dataclass takes three times as long to
+    make."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]

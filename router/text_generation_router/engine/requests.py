@@ -42,6 +42,12 @@ class OpenRequest:
     def inference_s(self, now: float) -> float:
         return now - self.begun_s if self.begun_s else 0.0
 
+    @property
+    def first_step(self) -> FirstStep:
+        known = self.running.prompt_logprobs
+        prompt_logprobs = known.joined() if known is not None else None
+        return FirstStep(self.begun_s - self.queued_s, self.running.cached_tokens, prompt_logprobs)
+
 
 class Requests:
     def __init__(self, scheduler: Scheduler, counts: StepMetrics, work: asyncio.Event) -> None:
@@ -110,18 +116,26 @@ class Requests:
                 gap_s = now - request.tokens_s
                 gaps_s[gap_s] = gaps_s.get(gap_s, 0) + 1
             else:
-                first = FirstStep(request.begun_s - request.queued_s, request.running.cached_tokens)
+                first = request.first_step
             request.tokens_s = now
             tokens = Tokens(ids, (logprob,), tops[i] if tops else (), now - request.begun_s, first)
             ended = self._end(index, request, applied.ended[index], tokens) if index in applied.ended else None
             request.credits -= len(ids) + (sum(map(len, tokens.tops)) if tops else 0)
-            try:
-                request.sink.take(tokens, ended)
-            except Exception as error:
-                self._fail(index, request, ended, error)
+            self._give(index, request, tokens, ended)
             if request.credits <= 0:
                 request.running.paused = True
         self._counts.waited_between_tokens(gaps_s)
+        for index in applied.computed:
+            if (request := self._open.get(index)) is not None:
+                self._forget(index)
+                nothing = Tokens((), (), (), request.inference_s(now), request.first_step)
+                self._give(index, request, nothing, Ended(EndReason.LENGTH, nothing.inference_s))
+
+    def _give(self, index: int, request: OpenRequest, tokens: Tokens, ended: Ended | None) -> None:
+        try:
+            request.sink.take(tokens, ended)
+        except Exception as error:
+            self._fail(index, request, ended, error)
 
     def _end(self, index: int, request: OpenRequest, reason: EndReason, last: Tokens) -> Ended:
         """Ends a request that the scheduler has ended with the tokens `last`."""

@@ -18,7 +18,8 @@ from text_generation_router.engine.protocol import ModelInfo
 from text_generation_router.engine.step_connection import StepConnection
 from text_generation_router.errors import ShardsError, StepAbortedError, StepFailedError, WarmupRefusedError
 from text_generation_router.scheduling.costs import QueryBlocks
-from text_generation_router.scheduling.step import BATCH_ID, Chunk, ClearStep, ForwardStep, Step
+from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
+from text_generation_router.scheduling.step import BATCH_ID, NO_PROMPTS, Chunk, ClearStep, ForwardStep, Step
 
 MESSAGE_LIMIT = 64 * 2**20
 OPTIONS = [
@@ -74,6 +75,7 @@ class StepAnswer(NamedTuple):
     gap_ns: int
     successor_queued: bool
     not_finite_ids: list[int]  # requests whose logits had a NaN or an infinity: their tokens are invalid
+    prompt_logprobs: Mapping[int, PromptLogprobs] = NO_PROMPTS  # what the step's chunks gave, by the request's id
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +282,8 @@ def _request(chunk: Chunk) -> pb.Request:
     request.slots = chunk.first.slots.tobytes()
     request.prompt_length = chunk.first.prompt_length
     sampling_wire.to_pb(chunk.first.sampling, request)
+    if chunk.first.prompt_logprobs is not None:
+        request.prompt_logprobs = chunk.first.prompt_logprobs
     return request
 
 
@@ -316,7 +320,25 @@ def _answer(response: pb.PrefillResponse | pb.DecodeResponse) -> StepAnswer:
         result.gap_ns,
         result.successor_queued,
         _integers(result.not_finite_ids, "Q"),
+        _prompt_logprobs(result) if result.prompt_request_ids else NO_PROMPTS,
     )
+
+
+def _prompt_logprobs(result: pb.StepResult) -> dict[int, PromptLogprobs]:
+    logprobs, top_logprobs = (np.frombuffer(p, "<f4") for p in (result.prompt_logprobs, result.prompt_top_logprobs))
+    top_ids = np.frombuffer(result.prompt_top_ids, "<i4")
+    found: dict[int, PromptLogprobs] = {}
+    first = first_top = 0
+    counts = zip(_integers(result.prompt_counts, "I"), _integers(result.prompt_top_counts, "I"), strict=True)
+    for request_id, (count, top_count) in zip(_integers(result.prompt_request_ids, "Q"), counts, strict=True):
+        end, end_of_tops, shape = first + count, first_top + count * top_count, (count, top_count)
+        found[request_id] = PromptLogprobs(
+            logprobs[first:end],
+            top_ids[first_top:end_of_tops].reshape(shape),
+            top_logprobs[first_top:end_of_tops].reshape(shape),
+        )
+        first, first_top = end, end_of_tops
+    return found
 
 
 KINDS: Mapping[type, StepKind] = {

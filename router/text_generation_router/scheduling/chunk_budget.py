@@ -74,6 +74,9 @@ class ChunkBudget:
         return max(self.at_least, low)
 
     def note_sent(self, number: int, decoding: Collection[Running], chunks: Sequence[Chunk]) -> None:
+        # Nothing is learned from a step that also computes log-probabilities of prompts, which few requests want.
+        if any(chunk.scored for chunk in chunks):
+            return
         if self._slowdown and (chunks or number % SAMPLED_DECODE_STEPS == 0):
             self._sent[number] = StepWork.of(decoding, [(c.start, c.end) for c in chunks], self._blocks)
 

@@ -12,7 +12,7 @@ Namespace = tuple[str, ...]
 class EndReason(StrEnum):
     """Why a request has ended. The scheduler itself finds only the first two reasons."""
 
-    LENGTH = "length"  # `max_new_tokens` are made
+    LENGTH = "length"  # `max_new_tokens` are made; of 0 tokens, the prompt is computed
     EOS_TOKEN = "eos_token"
     STOPPED = "stopped"  # the request's front found a stop string
     CANCELLED = "cancelled"  # the request's front needs no more tokens
@@ -23,7 +23,8 @@ class EndReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A request that has been validated and tokenized. `len(input_ids) + max_new_tokens` fits the server's limits."""
+    """A request that has been validated and tokenized. `len(input_ids) + max_new_tokens` fits the server's limits. With
+    `max_new_tokens` 0 the prompt is computed, and the request ends without a token."""
 
     input_ids: tuple[int, ...]
     max_new_tokens: int
@@ -33,3 +34,6 @@ class GenerationRequest:
     priority: int = 0  # lower goes first, as in vLLM
     namespace: Namespace = ()  # prompts of different namespaces share no cached prefix
     timeout_s: float | None = None  # seconds from submission until the engine ends the request
+    # Number of most likely tokens that are listed with the log-probability of each token of the prompt. None: no
+    # log-probabilities of the prompt are wanted.
+    prompt_logprobs: int | None = None

@@ -12,6 +12,7 @@ from text_generation_router.scheduling.memory.holding import Holding
 from text_generation_router.scheduling.memory.radix_tree import NOTHING
 from text_generation_router.scheduling.memory.slots import Slots
 from text_generation_router.scheduling.memory.trails import Ids
+from text_generation_router.scheduling.prompt_logprobs import KnownLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest, Namespace
 from text_generation_router.scheduling.step import Chunk, FirstChunk
 from text_generation_router.scheduling.tenant import Owner, Tenant
@@ -36,6 +37,7 @@ class Running:
     ended: bool = False
     paused: bool = False  # True while the request gets no tokens because its client reads too slowly; set by its stream
     blame: Blame = field(default_factory=Blame)
+    prompt_logprobs: KnownLogprobs | None = None  # set if the request wants log-probabilities of its prompt
 
     # Progress since the request last started: changed by `start`, `send_chunk` and `send_tokens`.
     prefill_to: int = 0  # number of tokens of the history that the last start computes
@@ -68,6 +70,8 @@ class Running:
     def __post_init__(self) -> None:
         self._ids = np.array(self.request.input_ids, dtype=np.int32)
         self.num_tokens = self._num_ids = len(self._ids)
+        if self.request.prompt_logprobs is not None:
+            self.prompt_logprobs = KnownLogprobs(self.num_tokens)
 
     @property
     def namespace(self) -> Namespace:
@@ -89,10 +93,24 @@ class Running:
 
     @property
     def most_slots(self) -> int:
-        """Number of slots at the greatest length. The last token needs no slot, because no later token attends to
+        """Number of slots at the greatest length. The last new token needs no slot, because no later token attends to
         it.
         """
-        return len(self.request.input_ids) + self.request.max_new_tokens - 1
+        return max(self.most_tokens - 1, len(self.request.input_ids))
+
+    @property
+    def num_matchable(self) -> int:
+        """Number of first tokens of the history that may come from the prefix cache. The last one must be computed,
+        because the next token is sampled from its output; and so must all tokens after which a token of the prompt
+        follows whose log-probability is wanted and not known yet.
+        """
+        known, most = self.prompt_logprobs, self.num_tokens - 1
+        return most if known is None or known.are_complete else min(most, known.count)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether log-probabilities of the prompt are still wanted."""
+        return self.prompt_logprobs is not None and not self.prompt_logprobs.are_complete
 
     @property
     def num_uncomputed(self) -> int:
@@ -117,8 +135,13 @@ class Running:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the step that makes the last token has been sent."""
-        return self.num_sent == self.request.max_new_tokens
+        """Whether the last step of the request has been sent: the step that makes its last token or, if it wants no
+        token, the step that ends its prompt."""
+        return self.num_sent == self.request.max_new_tokens and self.prefilled >= self.prefill_to
+
+    def is_computed_at(self, end: int) -> bool:
+        """Whether the request wants no token, and a chunk that ends at `end` ends its prompt."""
+        return not self.request.max_new_tokens and end >= self.prefill_to
 
     @property
     def slots(self) -> Slots:
@@ -142,16 +165,17 @@ class Running:
     def send_chunk(self, tokens: int, number: int) -> Chunk:
         """Makes a chunk of step `number` from the next `tokens` tokens of the history."""
         start, end = self.prefilled, self.prefilled + tokens
-        last = end == self.prefill_to
+        last = end == self.prefill_to and self.request.max_new_tokens > 0
         first = None if self.is_known_to_shards else self._first_chunk()
         self.prefilled, self.last_step, self.is_known_to_shards = end, number, True
         self.num_sent += last
-        return Chunk(self.id, start, end, last, first)
+        return Chunk(self.id, start, end, last, first, self.is_scored)
 
     def _first_chunk(self) -> FirstChunk:
         asked = self.request
         ids = (*asked.input_ids, *self.output_ids)
-        return FirstChunk(ids, self.slots.copy(), len(asked.input_ids), asked.sampling)
+        prompt_logprobs = asked.prompt_logprobs if self.is_scored else None
+        return FirstChunk(ids, self.slots.copy(), len(asked.input_ids), asked.sampling, prompt_logprobs)
 
     def add_tokens(
         self, token_ids: tuple[int, ...], end_tokens: frozenset[int] = NO_TOKENS

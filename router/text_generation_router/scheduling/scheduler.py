@@ -7,7 +7,7 @@ A request is in one of four states: *waiting* in the queue, without a row or slo
 and token slots; *leaving*, ended or preempted but still with slots, because an unanswered step carries it; *gone*.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from text_generation_router.scheduling.active import ActiveRequests
@@ -22,6 +22,7 @@ from text_generation_router.scheduling.look_ahead import steps_until_start
 from text_generation_router.scheduling.memory.books import find_error
 from text_generation_router.scheduling.memory.memory import Memory
 from text_generation_router.scheduling.preemption import find_victim, num_soon_free
+from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.queue import Queue
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import NO_TOKENS, Running, send_tokens
@@ -245,6 +246,8 @@ class Scheduler:
         applied = Applied()
         chunks = self.steps.note_answered(answer.number)
         self._budget.note_answered(answer.number, answer.seconds)
+        if answer.prompts:
+            self._take_logprobs(chunks, answer.prompts, applied)
         take, not_finite_ids = applied.taken.append, answer.not_finite_ids
         for request_id, tokens in zip(answer.request_ids, answer.tokens, strict=True):
             request = self._requests.get(request_id)
@@ -252,9 +255,7 @@ class Scheduler:
                 take(())
             elif not_finite_ids and request_id in not_finite_ids:
                 take(())
-                applied.not_finite.append(request_id)
-                self.memory.forget(request)
-                self._end(request)
+                self._end_not_finite(request, applied)
             else:
                 assert len(tokens) == 1, "a step sends one token and one slot for each row"
                 taken, reason = request.add_tokens(tokens, self._end_tokens)
@@ -263,16 +264,32 @@ class Scheduler:
                 if reason is not None:
                     applied.ended[request_id] = reason
                     self._complete(request)
-        applied.freed.extend(i for i in (*applied.ended, *applied.not_finite) if self.active.find(i) is None)
         for chunk in chunks:
-            self._confirm(chunk)
+            self._confirm(chunk, applied)
+        ended = (*applied.ended, *applied.not_finite, *applied.computed)
+        applied.freed.extend(i for i in ended if self.active.find(i) is None)
         for request in self.active.take_left(answer.number):
             self._release(request)
             if request.ended:
                 applied.freed.append(request.id)
         return applied
 
-    def _confirm(self, chunk: Chunk) -> None:
+    def _take_logprobs(self, chunks: Iterable[Chunk], prompts: Mapping[int, PromptLogprobs], applied: Applied) -> None:
+        for chunk in chunks:
+            given, request = prompts.get(chunk.request_id), self._requests.get(chunk.request_id)
+            if given is None or request is None or request.prompt_logprobs is None:
+                continue
+            if given.are_finite:
+                request.prompt_logprobs.add(chunk.start, given)
+            else:
+                self._end_not_finite(request, applied)
+
+    def _end_not_finite(self, request: Running, applied: Applied) -> None:
+        applied.not_finite.append(request.id)
+        self.memory.forget(request)
+        self._end(request)
+
+    def _confirm(self, chunk: Chunk, applied: Applied) -> None:
         request = self.active.find(chunk.request_id)
         if request is None:
             return
@@ -280,6 +297,9 @@ class Scheduler:
         self.memory.confirm(request, chunk.end)
         if chunk.last:
             self.memory.withdraw(request)
+        elif request.is_computed_at(chunk.end) and not request.ended:
+            applied.computed.append(request.id)
+            self._end(request)
 
     def clear(self) -> ClearStep:
         """The step that drops every row of the shards. To be sent after a step has failed."""

@@ -1,16 +1,19 @@
 """The decisions of the scheduler, and the answers to them. The engine turns each step into one call to the shards, in
 order of `number`."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from text_generation_common.sampling import Sampling
 from text_generation_router.scheduling.memory.slots import Slots
+from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason
 
 # All requests of an engine run in the same steps, so the protocol's batches are not needed: there is only one.
 BATCH_ID = 1
+NO_PROMPTS: Mapping[int, PromptLogprobs] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +24,13 @@ class FirstChunk:
     slots: Slots  # the slot of every position of the history
     prompt_length: int
     sampling: Sampling
+    prompt_logprobs: int | None = None  # as in `GenerationRequest`; None once all of them are known
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A chunk: positions start … end - 1 of a request's history. A `last` chunk ends the history, and a token is
-    sampled after it.
+    sampled after it. A `scored` chunk gives log-probabilities of the prompt, which takes longer.
     """
 
     request_id: int
@@ -34,6 +38,7 @@ class Chunk:
     end: int
     last: bool
     first: FirstChunk | None
+    scored: bool = False
 
 
 class ForwardStep(NamedTuple):
@@ -81,7 +86,7 @@ class StepTokens(NamedTuple):
     """The tokens that step `number` made: `tokens[i]` for request `request_ids[i]`, exactly one, because a step sends
     one token and one slot for each row. A step that only drops rows makes no tokens. The tokens of the requests in
     `not_finite_ids` are invalid: their logits had a NaN or an infinity. `seconds`: how long the shards took; 0 if that
-    is not known.
+    is not known. `prompts`: the log-probabilities that chunks of the step gave, by the request's id.
     """
 
     number: int
@@ -89,6 +94,7 @@ class StepTokens(NamedTuple):
     tokens: Sequence[tuple[int, ...]] = ()
     not_finite_ids: Collection[int] = ()
     seconds: float = 0.0
+    prompts: Mapping[int, PromptLogprobs] = NO_PROMPTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,8 @@ class Applied:
     one that ends because its logits are not finite."""
     ended: dict[int, EndReason] = field(default_factory=dict)
     """Ids of requests that ended at their length limit or with an end token, in this step."""
+    computed: list[int] = field(default_factory=list)
+    """Ids of requests that ended without a token, because their prompts are computed and they want no more."""
     not_finite: list[int] = field(default_factory=list)
     """Ids of requests that ended because their logits are not finite."""
     freed: list[int] = field(default_factory=list)

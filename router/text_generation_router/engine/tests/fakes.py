@@ -2,7 +2,9 @@
 before it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+
+import numpy as np
 
 from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
 from text_generation_router.engine.config import EngineConfig
@@ -11,8 +13,9 @@ from text_generation_router.engine.protocol import Ended, ModelInfo, Tokens
 from text_generation_router.engine.shards import ShardView, StepAnswer, WarmupAnswer
 from text_generation_router.errors import ShardsError, StepAbortedError
 from text_generation_router.metrics import Metrics
+from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
-from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step
+from text_generation_router.scheduling.step import Chunk, ClearStep, FilterStep, FirstChunk, ForwardStep, Step
 
 INFO = ModelInfo("torch.float32", "cpu", 256, 512, (255,), "reference", 1, 1)
 MANY = 10**9  # credits
@@ -43,6 +46,7 @@ class FakeShards:
         self.wanted: tuple[int | None, ...] = ()  # the limits of the last warm-up
         self.steps: list[Step] = []
         self.histories: dict[int, list[int]] = {}
+        self.prompts: dict[int, FirstChunk] = {}  # the requests that want log-probabilities of their prompts
         self.most_in_flight = 0
         self._in_flight = 0
         self._fail = fail
@@ -82,6 +86,10 @@ class FakeShards:
         for chunk in step.chunks:
             if chunk.first:
                 self.histories[chunk.request_id] = list(chunk.first.ids)
+                self.prompts.pop(chunk.request_id, None)
+                if chunk.first.prompt_logprobs is not None:
+                    self.prompts[chunk.request_id] = chunk.first
+        prompts = {c.request_id: given for c in step.chunks if (given := self._prompt_logprobs(c)) is not None}
         ids = [*step.decode_ids, *(c.request_id for c in step.chunks if c.last)]
         tokens = []
         for request_id in ids:
@@ -92,7 +100,16 @@ class FakeShards:
         counts = [self.top_counts.get(i, 0) for i in ids]
         tops = [top_id(i, rank) for i, count in zip(ids, counts, strict=True) for rank in range(count)]
         top_logprobs = [0.0] * len(tops)
-        return StepAnswer(step.number, ids, tokens, zeros, counts, tops, top_logprobs, 1, 1, 1, True, poisoned)
+        return StepAnswer(step.number, ids, tokens, zeros, counts, tops, top_logprobs, 1, 1, 1, True, poisoned, prompts)
+
+    def _prompt_logprobs(self, chunk: Chunk) -> PromptLogprobs | None:
+        asked = self.prompts.get(chunk.request_id)
+        if asked is None or (end := min(chunk.end, asked.prompt_length - 1)) <= chunk.start:
+            return None
+        value = np.nan if chunk.request_id in self.poisoned else 0.0
+        logprobs = np.array(expected_logprobs(asked.ids)[chunk.start : end], np.float32) + np.float32(value)
+        shape = (end - chunk.start, asked.prompt_logprobs or 0)
+        return PromptLogprobs(logprobs, np.full(shape, chunk.request_id, np.int32), np.zeros(shape, np.float32))
 
     async def warmup(self, *wanted: int | None) -> WarmupAnswer:
         self.wanted = wanted
@@ -152,7 +169,8 @@ class Listener:
 
     def take(self, tokens: Tokens, ended: Ended | None) -> None:
         assert self.end is None, "an Ended is the last that a sink gets"
-        assert tokens.ids and (tokens.first is None) == bool(self.given), "the first tokens say what the first step was"
+        assert tokens.ids or (ended is not None and not self.given), "only a request without tokens gets none"
+        assert (tokens.first is None) == bool(self.given), "the first tokens say what the first step was"
         self.given.append(tokens)
         if ended is not None:
             self.end = ended
@@ -212,11 +230,11 @@ class World:
         timeout_s: float | None = None,
         credits: int = MANY,
         on_tokens: Callable[[Listener], None] = lambda listener: None,
+        prompt_logprobs: int | None = None,
     ) -> Listener:
         listener = Listener(on_tokens)
-        listener.index = self.engine.submit(
-            GenerationRequest(tuple(ids), count, timeout_s=timeout_s), listener, credits
-        )
+        request = GenerationRequest(tuple(ids), count, timeout_s=timeout_s, prompt_logprobs=prompt_logprobs)
+        listener.index = self.engine.submit(request, listener, credits)
         return listener
 
     def ask_all(self, requests: int, count: int) -> list[Listener]:
@@ -255,6 +273,11 @@ def expected_tokens(prompt: list[int], count: int) -> list[int]:
     for _ in range(count):
         history.append(next_token(history))
     return history[len(prompt) :]
+
+
+def expected_logprobs(ids: Sequence[int]) -> list[float]:
+    """The log-probabilities of all tokens of a prompt but the first."""
+    return [-float(next_token(list(ids[:i]))) for i in range(1, len(ids))]
 
 
 def prompt(i: int) -> list[int]:

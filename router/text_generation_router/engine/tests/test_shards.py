@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class Rank(pb_grpc.TextGenerationServiceServicer):
         self.is_stuck = False
         self.frames = 0  # number of steps that came as frames
         self.tops = 2  # number of top tokens in an answer
+        self.prompts: dict[str, bytes] = {}  # fields of an answer with log-probabilities of prompts
 
     async def _note(self, request: Any, context: Any) -> None:
         self.asked.append(request)
@@ -85,7 +87,7 @@ class Rank(pb_grpc.TextGenerationServiceServicer):
             logprobs=np.array([-0.5, -1.5], "<f4").tobytes(), top_counts=np.array([0, self.tops], "<u4").tobytes(),
             top_ids=np.arange(self.tops, dtype="<i4").tobytes(),
             top_logprobs=np.negative(np.arange(self.tops, dtype="<f4")).tobytes(),
-            gap_ns=6, successor_queued=True, not_finite_ids=np.array([9], "<u8").tobytes(),
+            gap_ns=6, successor_queued=True, not_finite_ids=np.array([9], "<u8").tobytes(), **self.prompts,
         )  # fmt: skip
 
 
@@ -239,6 +241,35 @@ def test_a_decode_step_is_answered_by_the_first_rank(place: Path) -> None:
             assert (asked.epoch, asked.step) == (EPOCH, 6)
             assert list(asked.batches) == [pb.CachedBatch(id=BATCH_ID, request_ids=[9, 2**40], size=2)]
             assert np.frombuffer(asked.slots, "<i4").tolist() == [70, 80]
+
+    over(place, use)
+
+
+def test_log_probabilities_of_prompts_are_asked_for_and_read_request_by_request(place: Path) -> None:
+    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
+        plain, own, best = first(), replace(first(), prompt_logprobs=0), replace(first(), prompt_logprobs=2)
+        chunks = [Chunk(i, 0, 2, False, about) for i, about in ((7, plain), (8, own), (2**40, best))]
+        step = ForwardStep(5, (), np.empty(0, np.int32), (*chunks, Chunk(2**40, 2, 3, False, None)))
+        ranks[0].prompts = {
+            "prompt_request_ids": np.array([8, 2**40], "<u8").tobytes(),
+            "prompt_counts": np.array([1, 2], "<u4").tobytes(),
+            "prompt_logprobs": np.array([-0.5, -1.5, -2.5], "<f4").tobytes(),
+            "prompt_top_counts": np.array([0, 2], "<u4").tobytes(),
+            "prompt_top_ids": np.arange(4, dtype="<i4").tobytes(),
+            "prompt_top_logprobs": np.arange(-1, -5, -1, dtype="<f4").tobytes(),
+        }
+        answer = await group.run(step)
+        requests = ranks[0].asked[0].batch.requests
+        asked = [r.prompt_logprobs if r.HasField("prompt_logprobs") else None for r in requests]
+        assert asked == [None, 0, 2, None]
+        assert answer is not None and list(answer.prompt_logprobs) == [8, 2**40]
+        lone, pair = answer.prompt_logprobs.values()
+        assert (lone.logprobs_P.tolist(), pair.logprobs_P.tolist()) == ([-0.5], [-1.5, -2.5])
+        assert lone.top_ids_PK.shape == (1, 0) and pair.top_ids_PK.tolist() == [[0, 1], [2, 3]]
+        assert pair.top_logprobs_PK.tolist() == [[-1.0, -2.0], [-3.0, -4.0]]
+        ranks[0].prompts = {}
+        answer = await group.run(ForwardStep(6, (8,), np.array([70], np.int32), ()))
+        assert answer is not None and not answer.prompt_logprobs
 
     over(place, use)
 

@@ -86,6 +86,10 @@ class Holder(Protocol):
         """Token ids of prompt and output."""
 
     @property
+    def num_matchable(self) -> int:
+        """Number of first tokens of the history that may come from the prefix cache."""
+
+    @property
     def most_tokens(self) -> int:
         """Number of tokens of the history at its greatest length."""
 

@@ -204,7 +204,5 @@ class Memory:
 
 
 def _matchable(request: Holder) -> Ids:
-    """The tokens to look for in the cache: all but the last. The last token must be computed, because the next token is
-    sampled from its output.
-    """
-    return request.history[:-1]
+    """The tokens to look for in the cache."""
+    return request.history[: request.num_matchable]

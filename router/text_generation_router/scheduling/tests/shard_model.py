@@ -2,8 +2,12 @@
 there.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step
 
 # Stands for the keys of a token: the ids of all tokens up to it, on which the keys depend.
@@ -14,6 +18,8 @@ Keys = tuple[int, ...]
 class Row:
     ids: list[int]
     slots: list[int]
+    prompt_length: int
+    prompt_logprobs: int | None
 
 
 @dataclass
@@ -23,9 +29,11 @@ class ShardModel:
     max_rows: int
     rows: dict[int, Row] = field(default_factory=dict)
     keys: dict[int, Keys] = field(default_factory=dict)  # for each slot, the keys in it
+    prompts: dict[int, PromptLogprobs] = field(default_factory=dict)  # what the last step gave, by request
 
     def run(self, step: Step) -> dict[int, int]:
         """Runs a step. Returns the sampled token of each request, by its id."""
+        self.prompts = {}
         if isinstance(step, ClearStep):
             self.rows.clear()
         elif isinstance(step, FilterStep):
@@ -53,6 +61,8 @@ class ShardModel:
         for chunk in step.chunks:
             row = self.rows[chunk.request_id]
             self._compute(row, chunk.start, chunk.end)
+            if row.prompt_logprobs is not None and (end := min(chunk.end, row.prompt_length - 1)) > chunk.start:
+                self.prompts[chunk.request_id] = logprobs_after(row.ids, chunk.start, end, row.prompt_logprobs)
             if chunk.last:
                 assert chunk.end == len(row.ids)
                 made.append(chunk.request_id)
@@ -64,7 +74,10 @@ class ShardModel:
         for chunk in step.chunks:
             if chunk.first is not None:
                 assert chunk.request_id not in self.rows
-                self.rows[chunk.request_id] = Row(list(chunk.first.ids), chunk.first.slots.tolist())
+                first = chunk.first
+                self.rows[chunk.request_id] = Row(
+                    list(first.ids), first.slots.tolist(), first.prompt_length, first.prompt_logprobs
+                )
         assert len(self.rows) <= self.max_rows
         written = [*step.decode_slots.tolist()]
         for chunk in step.chunks:
@@ -81,6 +94,14 @@ class ShardModel:
     def _sample(self, row: Row) -> int:
         row.ids.append(next_token(row.ids))
         return row.ids[-1]
+
+
+def logprobs_after(ids: Sequence[int], start: int, end: int, top_n: int) -> PromptLogprobs:
+    """The log-probabilities of the tokens that follow positions start … end - 1. Each depends on all tokens before it
+    and on its position."""
+    logprobs = np.array([-(sum(ids[: p + 2]) * 7 + p) % 97 - 97.0 for p in range(start, end)], np.float32)
+    top_ids = np.array([[p + k for k in range(top_n)] for p in range(start, end)], np.int32)
+    return PromptLogprobs(logprobs, top_ids.reshape(end - start, top_n), np.repeat(logprobs[:, None], top_n, axis=1))
 
 
 def next_token(ids: list[int]) -> int:

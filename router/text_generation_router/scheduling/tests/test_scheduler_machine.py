@@ -21,7 +21,7 @@ from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.share import Share
 from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step, StepTokens
-from text_generation_router.scheduling.tests.shard_model import ShardModel, next_token
+from text_generation_router.scheduling.tests.shard_model import ShardModel, logprobs_after, next_token
 
 CAPACITY, MAX_ROWS, BUDGET = 64, 6, 16
 ONE_TENANT = [Share("a")]
@@ -111,18 +111,32 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         length=st.integers(1, 40),
-        new=st.integers(1, 20),
+        new=st.integers(0, 20),
         twos=st.integers(0, 3),
         whose=st.integers(0, 3),
         priority=st.integers(0, 1),
         namespace=st.sampled_from(["", "", "salt"]),
         kills=st.integers(0, 9),
+        top_n=st.sampled_from([None, None, 0, 2]),
     )
-    def add(self, length: int, new: int, twos: int, whose: int, priority: int, namespace: str, kills: int) -> None:
+    def add(
+        self,
+        length: int,
+        new: int,
+        twos: int,
+        whose: int,
+        priority: int,
+        namespace: str,
+        kills: int,
+        top_n: int | None,
+    ) -> None:
+        """`top_n`: most likely tokens with each log-probability of the prompt; None: no log-probabilities."""
         if length + new - 1 <= CAPACITY:
             ids = [1] * (length - min(length, twos)) + [2] * min(length, twos)
             share = self.shares[whose % len(self.shares)]
-            request = GenerationRequest(tuple(ids), new, share=share, priority=priority, namespace=(namespace,))
+            request = GenerationRequest(
+                tuple(ids), new, share=share, priority=priority, namespace=(namespace,), prompt_logprobs=top_n
+            )
             running = self.scheduler.add(request)
             self.alive[running.id] = running
             self.records[running.id] = Record()
@@ -167,8 +181,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         seconds = 0.0
         if isinstance(step, ForwardStep):
             seconds = len(step.decode_ids) + sum(chunk.end - chunk.start for chunk in step.chunks)
-        made = StepTokens(step.number, list(tokens), list(zip(tokens.values())), not_finite, seconds)
+        values = list(zip(tokens.values()))
+        made = StepTokens(step.number, list(tokens), values, not_finite, seconds, self.shard.prompts)
         applied = self.scheduler.apply(made)
+        for request_id in applied.computed:
+            request = self.alive.pop(request_id)
+            assert request.ended and not request.request.max_new_tokens
+            self.prompt_is_known(request)
         for request_id in applied.not_finite:
             assert request_id in not_finite
             del self.alive[request_id]
@@ -178,6 +197,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 continue
             request = self.alive[request_id]
             assert taken == (tokens[request_id],) == (request.output_ids[-1],)
+            self.prompt_is_known(request)
             self.records[request_id].clear()
             count, is_end = len(request.output_ids), taken[0] in self.end_tokens
             assert count <= request.request.max_new_tokens
@@ -189,6 +209,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             if chunk.end > record.furthest:
                 record.furthest = chunk.end
                 record.clear()
+
+    @staticmethod
+    def prompt_is_known(request: Running) -> None:
+        """Each log-probability that the request wants of its prompt was given exactly once, in order."""
+        ids, top_n = request.request.input_ids, request.request.prompt_logprobs
+        assert (request.prompt_logprobs is None) == (top_n is None)
+        if request.prompt_logprobs is not None and top_n is not None and len(ids) > 1:
+            found, expected = request.prompt_logprobs.joined(), logprobs_after(ids, 0, len(ids) - 1, top_n)
+            assert found.logprobs_P.tolist() == expected.logprobs_P.tolist()
+            assert found.top_ids_PK.tolist() == expected.top_ids_PK.tolist()
 
     def end(self, request: Running) -> None:
         """Ends a request whose text is complete. The scheduler may have ended it already, by its length or its last
