@@ -94,6 +94,16 @@ def distance_to_greedy(prompt_ids: list[int], output_ids: list[int], folder: Pat
     return logits.max(dim=1).values - ours
 
 
+def prompt_logprobs(ids: list[int], folder: Path = DEMO_MODEL) -> list[float]:
+    """transformers' log-probabilities of all ids but the first."""
+    import torch
+
+    with torch.no_grad():
+        logprobs = reference_model(folder)(torch.tensor([ids])).logits[0, :-1].log_softmax(dim=-1)
+    values: list[float] = logprobs.gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1).tolist()
+    return values
+
+
 def metric(url: str, name: str) -> float:
     """The value of one series, e.g. `tgi_request_count` or `tgi_request_failure{err="dropped"}`."""
     return metrics(url, name)[0]

@@ -16,7 +16,7 @@ from streams import StreamAnswer
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--dtype", "float32", "--max-concurrent-requests", "64") as server:
+    with ServerProcess("--dtype", "float32", "--max-concurrent-requests", "64", "--enable-prefill-logprobs") as server:
         yield server
 
 

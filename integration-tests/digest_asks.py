@@ -46,7 +46,7 @@ def crowded_asks() -> list[MixedAsk]:
     """NUM_ASKS requests, the same in every run. No answer uses up the credits of its stream, so that no request pauses,
     however slowly its client reads: the shards' work would depend on the client's speed."""
     found = []
-    for i, ask in enumerate(mixed_asks(NUM_ASKS // 2, TOKENS)):
+    for i, ask in enumerate(mixed_asks(NUM_ASKS // 2, TOKENS, of_digest=True)):
         parameters = {"max_new_tokens": 400, "details": True}
         body = {"inputs": QUESTION.format(i % 10, i // 10 % 10), "parameters": parameters}
         found += [MixedAsk("question", "/generate_stream", body), _within_credits(ask)]

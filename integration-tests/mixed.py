@@ -43,13 +43,13 @@ class MixedAnswer:
     error: str  # how the stream failed; empty if it ended normally
 
 
-def mixed_asks(count: int, tokens: tuple[int, int]) -> list[MixedAsk]:
-    """`count` requests, the same in every run, of all kinds in turn. `tokens`: the least and the largest number of
-    tokens of a text.
+def mixed_asks(count: int, tokens: tuple[int, int], of_digest: bool = False) -> list[MixedAsk]:
+    """`count` requests, the same in every run, of all kinds in turn or, if `of_digest`, of KINDS_OF_DIGEST. `tokens`:
+    the least and the largest number of tokens of a text.
     """
     rng = random.Random(2)
     shared = _words(rng, SHARED_WORDS)
-    kinds = cycle(KINDS)
+    kinds = cycle(KINDS_OF_DIGEST if of_digest else KINDS)
     return [make(i, rng, shared, rng.randint(*tokens)) for i, make in zip(range(count), kinds, strict=False)]
 
 
@@ -121,9 +121,17 @@ def _slow(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
     return replace(_native("slow reader", _short(i, rng), tokens, top_n_tokens=5), is_slow=True)
 
 
-KINDS: list[Callable[[int, random.Random, str, int], MixedAsk]] = [
+def _prompt(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
+    ask = _native("log-probabilities of a long prompt", _long(i, rng, shared, tokens).body["inputs"], tokens)
+    ask.body["parameters"]["decoder_input_details"] = True
+    return replace(ask, path="/generate", is_streamed=False)
+
+
+# The published hash of `make digest` depends on this list.
+KINDS_OF_DIGEST: list[Callable[[int, random.Random, str, int], MixedAsk]] = [
     *(_greedy, _long, _shared, _seed, _penalties, _watermark, _tops, _stop, _best_of, _chat, _slow),
 ]
+KINDS = [*KINDS_OF_DIGEST, _prompt]
 
 
 async def answer_of(client: httpx.AsyncClient, asked: Sequence[MixedAsk], place: int) -> MixedAnswer:

@@ -23,7 +23,7 @@ from server_process import ServerProcess
 
 KILLER = Path(__file__).parent / "killer.py"
 # A small prefill budget, so that prompts take several chunks and warm-up is short.
-ARGUMENTS = ("--max-total-tokens", "1536", "--max-batch-prefill-tokens", "256")
+ARGUMENTS = ("--max-total-tokens", "1536", "--max-batch-prefill-tokens", "256", "--enable-prefill-logprobs")
 MOMENTS = ("prefill", "decode", "between steps", "replay", "load", "drain")
 UNDER_WAY = 32
 RECOVERY_LIMIT_S = 10.0

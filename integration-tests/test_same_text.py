@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from calls import NEAR_TIE, at_once, distance_to_greedy, generate, stream, token_ids, tokenizer
+from calls import NEAR_TIE, at_once, distance_to_greedy, generate, prompt_logprobs, stream, token_ids, tokenizer
 from server_process import ServerProcess
 
 LENGTHS = [1, 2, 3, 5, 8, 13, 15, 16, 17, 21, 34, 63, 64, 65, 100, 127, 128, 129, 200, 255, 256, 257, 300, 400, 500]
@@ -67,6 +67,20 @@ def test_the_same_seed_gives_the_same_text_alone_and_in_a_crowd(server: ServerPr
     assert crowd[:4] == alone
     other = token_ids(at_once(server.url, ask(20, seed=99, **options))[0])
     assert other != alone[0]
+
+
+def test_the_log_probabilities_of_prompts_equal_transformers(server: ServerProcess) -> None:
+    """Those of all prompts are computed at the same time."""
+    lengths = [1, 2, 17, 300, 1024, 1500]
+    asked = [ask(n, max_new_tokens=1, decoder_input_details=True) for n in lengths]
+    two = {"decoder_input_details": True, "best_of": 2, "do_sample": True, "max_new_tokens": 2}
+    *answers, best = at_once(server.url, *asked, generate("Once upon a time", **two))
+    for length, answer in zip(lengths, answers, strict=True):
+        prefill, ids = answer["details"]["prefill"], prompt(length)[1]
+        assert [token["id"] for token in prefill] == ids and prefill[0]["logprob"] is None
+        assert [token["logprob"] for token in prefill[1:]] == pytest.approx(prompt_logprobs(ids), abs=1e-4)
+    (other,) = best["details"]["best_of_sequences"]
+    assert best["details"]["prefill"] == other["prefill"] and len(other["prefill"]) > 1
 
 
 def test_truncation_keeps_the_end_of_the_prompt(server: ServerProcess) -> None:

@@ -54,7 +54,6 @@ class AbsentShardFlags:
 
     speculate: int | None = flag(None, "Not supported yet; 0 is off.", min=0, refused_except=(None, 0))
     lora_adapters: str | None = flag(None, "Not supported yet.", refused_except=(None, ""))
-    enable_prefill_logprobs: bool = flag(False, "Not supported yet.", refused_except=(False,))
     disable_custom_kernels: bool = flag(
         False,
         "Accepted without effect; there are no custom kernels.",

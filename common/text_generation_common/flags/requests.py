@@ -25,6 +25,9 @@ class RequestFlags:
     max_best_of: int = flag(2, "Largest best_of that a request may ask for.", min=0)
     max_stop_sequences: int = flag(4, "Most stop sequences of one request.", min=0)
     max_top_n_tokens: int = flag(5, "Largest top_n_tokens that a request may ask for.", min=0)
+    enable_prefill_logprobs: bool = flag(
+        False, "List the prompt's tokens with their log-probabilities for requests with decoder_input_details."
+    )
     max_client_batch_size: int = flag(4, "Most inputs that one request may hold.", min=0)
     payload_limit: int = flag(2_000_000, "Largest request body, in bytes.", min=0, positive=True)
     disable_grammar_support: bool = flag(

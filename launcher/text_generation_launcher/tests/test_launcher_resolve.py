@@ -36,7 +36,6 @@ def error_of(config, environ=None, **changes) -> str:
         ({"ngrok": True}, "--ngrok"),
         ({"ngrok_authtoken": "secret"}, "--ngrok-authtoken"),
         ({"ngrok_edge": "edge"}, "--ngrok-edge"),
-        ({"enable_prefill_logprobs": True}, "--enable-prefill-logprobs"),
         ({"trust_remote_code": True}, "--trust-remote-code"),
     ],
 )

@@ -4,9 +4,11 @@
 
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import orjson
 from fastapi import Request, Response
 
 from text_generation_router.api.answer import Answers
@@ -25,6 +27,7 @@ from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.disconnect import unless_disconnected
 from text_generation_router.http.encoding import rows_json, text_json, to_event, to_json
 from text_generation_router.text.events import Finish, Token, TokenEvent
+from text_generation_router.text.prompt_rows import PromptRow, PromptRows
 from text_generation_router.text.validation import Prompt
 
 # Requests counted for one body, as in TGI: one, whatever `best_of` is.
@@ -72,18 +75,26 @@ class GenerateRoutes:
         self._services.metrics.request_count.inc(REQUESTS)
         self._inference.validator.check_best_of(asked.parameters.best_of)
         with self._inference.counted_failures():
-            refuse_unsupported(asked.parameters)
             caller = self._services.callers.caller_of(request)
-        prompts = [native_prompt(asked)] * max(asked.parameters.best_of or 1, 1)
+        prompts = self._prompts(asked)
         results = await unless_disconnected(request.receive, self._inference.results(prompts, caller, started_s))
         # If several results have the highest mean, `max` takes the first, as TGI does.
         best = results[0] if len(results) == 1 else max(results, key=lambda result: result.mean_logprob)
         prefix = asked.inputs if full_text else ""
         answer: dict[str, Any] = {"generated_text": prefix + best.finish.generated_text}
-        if asked.parameters.details:
+        if asked.parameters.details or asked.parameters.decoder_input_details:
             others = [result for result in results if result is not best]
-            answer["details"] = await details_json(best, others, prefix)
+            answer["details"] = await details_json(best, others, prefix, await prefill_json(results[0].prompt))
         return answer, best
+
+    def _prompts(self, asked: GenerateRequest) -> list[Prompt]:
+        """A prompt for each sequence. All of them have the same tokens, so only the first one is to get their
+        log-probabilities."""
+        prompt = native_prompt(asked)
+        others = [prompt] * (max(asked.parameters.best_of or 1, 1) - 1)
+        if asked.parameters.decoder_input_details and self._services.config.requests.enable_prefill_logprobs:
+            prompt = replace(prompt, parameters=replace(prompt.parameters, prompt_logprobs=0))
+        return [prompt, *others]
 
     def _stream(self, request: Request, asked: GenerateRequest, full_text: bool) -> Response:
         writer = DirectWriter()
@@ -99,7 +110,6 @@ class GenerateRoutes:
         try:
             with self._inference.counted_failures():
                 check_streamable(asked.parameters)
-                refuse_unsupported(asked.parameters)
                 caller = self._services.callers.caller_of(request)
             generations = await self._inference.start([native_prompt(asked)], caller, started_s)
             [generation] = generations
@@ -128,11 +138,6 @@ def check_streamable(asked: GenerateParameters) -> None:
         raise ValidationError("`best_of` != 1 is not supported when streaming tokens")
     if asked.decoder_input_details:
         raise ValidationError("`decoder_input_details` == true is not supported when streaming tokens")
-
-
-def refuse_unsupported(asked: GenerateParameters) -> None:
-    if asked.decoder_input_details:
-        raise ValidationError("`decoder_input_details` is not supported yet")
 
 
 class EventEncoder:
@@ -194,13 +199,26 @@ def finish_json(finish: Finish) -> dict[str, Any]:
     }
 
 
-async def details_json(best: Result, others: list[Result], prefix: str) -> dict[str, Any]:
-    details = finish_json(best.finish) | {"prefill": [], "tokens": await rows_json(best.tokens, token_json)}
+async def prefill_json(prompt: PromptRows | None) -> orjson.Fragment:
+    """The prompt's tokens, as TGI lists them; an empty list without `--enable-prefill-logprobs`."""
+    if prompt is None:
+        return orjson.Fragment(b"[]")
+
+    def row_json(row: PromptRow) -> dict[str, Any]:
+        token = row[0]
+        return {"id": token.id, "text": prompt.text_alone(row), "logprob": np.float32(token.logprob)}
+
+    return await rows_json(prompt, row_json)
+
+
+async def details_json(best: Result, others: list[Result], prefix: str, prefill: orjson.Fragment) -> dict[str, Any]:
+    """`prefill` is the list of the prompt's tokens."""
+    details = finish_json(best.finish) | {"prefill": prefill, "tokens": await rows_json(best.tokens, token_json)}
     if others:
         details["best_of_sequences"] = [
             {"generated_text": prefix + other.finish.generated_text}
             | finish_json(other.finish)
-            | {"prefill": [], "tokens": await rows_json(other.tokens, token_json)}
+            | {"prefill": prefill, "tokens": await rows_json(other.tokens, token_json)}
             | await top_tokens_json(other)
             for other in others
         ]

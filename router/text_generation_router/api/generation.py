@@ -11,6 +11,7 @@ from text_generation_router.api.permits import Permit
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.metrics import Metrics
 from text_generation_router.text.events import Finish, Token, TokenEvent
+from text_generation_router.text.prompt_rows import PromptRows
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class Result:
     top_tokens: tuple[tuple[Token, ...], ...]
     finish: Finish
     timing: Timing
+    prompt: PromptRows | None = None  # set if log-probabilities of the prompt were asked for
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -84,6 +86,11 @@ class Generation:
             self._finish(event.finish)
         return event
 
+    @property
+    def prompt(self) -> PromptRows | None:
+        """The prompt's tokens with their log-probabilities, if these were asked for. Set before the first event."""
+        return self.stream.prompt
+
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
@@ -113,7 +120,7 @@ class Generation:
                 top_tokens.append(event.top_tokens)
             finish = event.finish
         assert finish is not None and self.timing is not None
-        return Result(tuple(tokens), tuple(top_tokens), finish, self.timing)
+        return Result(tuple(tokens), tuple(top_tokens), finish, self.timing, self.prompt)
 
 
 def close_all(generations: Sequence[Generation]) -> None:

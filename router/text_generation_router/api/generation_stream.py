@@ -23,6 +23,7 @@ from text_generation_router.scheduling.request import EndReason, GenerationReque
 from text_generation_router.text.detokenization import Vocabulary
 from text_generation_router.text.events import FinishReason, TokenEvent
 from text_generation_router.text.output import TextOutput
+from text_generation_router.text.prompt_rows import PromptRows
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,9 @@ class GenerationStream:
         streams."""
         self._engine = engine
         self._metrics = metrics
+        self.prompt: PromptRows | None = None  # set before the first event, if the request asked for log-probabilities
+        self._vocabulary = vocabulary
+        self._input_ids = request.input_ids
         self._output = TextOutput(vocabulary, request, stop)
         self._events: deque[TokenEvent] = deque()
         self._error: InferenceError | None = None
@@ -126,7 +130,13 @@ class GenerationStream:
         ids, logprobs, tops, inference_s, first = tokens
         if first is not None:
             self._output.begin(first.queue_s, first.cached_tokens)
+            if first.prompt_logprobs is not None:
+                self.prompt = PromptRows(self._vocabulary, self._input_ids, first.prompt_logprobs)
         reason = FINISH_REASONS[ended.reason] if ended is not None else None
+        if reason is not None and not ids:
+            self._events.append(self._output.end(reason, inference_s))
+            self._finish()
+            return
         last = len(ids) - 1
         for i, token_id in enumerate(ids):
             reason_here = reason if i == last else None
@@ -150,7 +160,7 @@ class GenerationStream:
         elif ended.reason is not EndReason.DEADLINE:
             self._fail(GenerationError(ended.cause), GenerationError.label)
         elif self._output.num_tokens:
-            self._events.append(self._output.expire(ended.inference_s))
+            self._events.append(self._output.end(FinishReason.DEADLINE, ended.inference_s))
             self._finish()
         else:
             self._fail(DeadlineError(), DeadlineError.label)

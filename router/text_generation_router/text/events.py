@@ -40,7 +40,7 @@ class Finish:
 
 class TokenEvent(NamedTuple):
     """The event of one generated token. The last event of a request has `finish`. It has no token if the reason is
-    DEADLINE.
+    DEADLINE, or if no token was wanted.
     """
 
     token: Token | None

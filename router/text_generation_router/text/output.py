@@ -48,10 +48,10 @@ class TextOutput:
         vocabulary = self._vocabulary
         return Token(token_id, vocabulary.text_of(token_id), logprob, token_id in self._special_ids)
 
-    def expire(self, inference_s: float) -> TokenEvent:
-        """The last event of a request whose time ran out. It carries the text that was held back."""
+    def end(self, reason: FinishReason, inference_s: float) -> TokenEvent:
+        """The last event of a request that ends without another token. It carries the text that was held back."""
         held_back = self._text.flush()
-        return TokenEvent(None, held_back, finish=self._finish(FinishReason.DEADLINE, inference_s))
+        return TokenEvent(None, held_back, finish=self._finish(reason, inference_s))
 
     def _finish(self, reason: FinishReason, inference_s: float) -> Finish:
         return Finish(

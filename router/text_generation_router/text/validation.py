@@ -39,6 +39,8 @@ class AskedParameters:
     sampling: AskedSampling = field(default_factory=AskedSampling)
     best_of: int | None = None
     max_new_tokens: int | None = None
+    takes_no_tokens: bool = False  # whether `max_new_tokens` may be 0, for an answer that has the prompt itself
+    prompt_logprobs: int | None = None  # most likely tokens with each log-probability of the prompt; None: none wanted
     stop: tuple[str, ...] = ()
     truncate: int | None = None
     ignore_eos_token: bool = False
@@ -115,6 +117,7 @@ class Validator:
             priority=parameters.priority or 0,
             namespace=(parameters.cache_salt or "",),
             timeout_s=parameters.timeout,
+            prompt_logprobs=parameters.prompt_logprobs,
         )
 
     def _refuse_certainly_too_long(self, prompt: Prompt) -> None:
@@ -137,7 +140,8 @@ def parameter_checks(asked: AskedParameters, limits: RequestLimits) -> Iterator[
     yield "top_p" in given and not 0.0 < values.top_p < 1.0, "`top_p` must be > 0.0 and < 1.0"
     yield "typical_p" in given and not 0.0 < values.typical_p < 1.0, "`typical_p` must be > 0.0 and < 1.0"
     yield "top_k" in given and not values.top_k > 0, "`top_k` must be strictly positive"
-    yield _not_positive(asked.max_new_tokens), "`max_new_tokens` must be strictly positive"
+    is_none_taken = asked.max_new_tokens == 0 and asked.takes_no_tokens
+    yield _not_positive(asked.max_new_tokens) and not is_none_taken, "`max_new_tokens` must be strictly positive"
     most, stops = limits.asked.max_stop_sequences, len(asked.stop)
     yield stops > most, too_many_stops(most, stops)
     # TGI lacks this check: there, an empty stop string ends every text at once.
@@ -145,6 +149,8 @@ def parameter_checks(asked: AskedParameters, limits: RequestLimits) -> Iterator[
     yield best_of > 1 and "seed" in given, "`seed` must not be set when `best_of` > 1"
     most = limits.asked.max_top_n_tokens
     yield values.top_n_tokens > most, f"`top_n_tokens` must be >= 0 and <= {most}. Given: {values.top_n_tokens}"
+    given_tops = asked.prompt_logprobs or 0  # TGI lists no most likely tokens with those of a prompt
+    yield not 0 <= given_tops <= most, f"`prompt_logprobs` must be >= 0 and <= {most}. Given: {given_tops}"
     yield _not_positive(asked.timeout), "`timeout` must be strictly positive"  # TGI has no timeout
 
 

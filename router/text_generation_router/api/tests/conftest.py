@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -38,6 +39,7 @@ from text_generation_router.http.limits import LimitHits
 from text_generation_router.metrics import Metrics
 from text_generation_router.offload.child import Handler
 from text_generation_router.resolve import resolve
+from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.text import rendering_child
 from text_generation_router.text.chat_template import ChatTemplate
@@ -140,8 +142,20 @@ class FakeEngine:
         asked.playing = asyncio.create_task(self._play(asked))
         return len(self.asked) - 1
 
+    def _first_step(self, asked: Asked) -> FirstStep:
+        count, top_n, given = len(asked.request.input_ids) - 1, asked.request.prompt_logprobs, None
+        if top_n is not None:
+            logprobs = np.arange(-1, -1 - count, -1, dtype=np.float32) / 8
+            tops = np.repeat(np.arange(top_n, dtype=np.int32)[None], count, axis=0)
+            given = PromptLogprobs(logprobs, tops, np.repeat(logprobs[:, None], top_n, axis=1))
+        return FirstStep(0.25, asked.script.cached_tokens, given)
+
     async def _play(self, asked: Asked) -> None:
         script = asked.script
+        if not asked.request.max_new_tokens:
+            asked.end = Ended(script.reason, 0.5)
+            asked.sink.take(Tokens((), (), (), 0.5, self._first_step(asked)), asked.end)
+            return
         for number in range(len(script.texts) + 1):
             for _ in range(script.turns):
                 await asyncio.sleep(0)
@@ -165,7 +179,7 @@ class FakeEngine:
             token += b"\xc3"
         token_id, logprob = self.vocabulary.id_of(token, special), script.logprobs[number]
         tops = (((token_id, logprob),) * asked.request.sampling.top_n_tokens,)
-        first = None if number else FirstStep(queue_s=0.25, cached_tokens=script.cached_tokens)
+        first = None if number else self._first_step(asked)
         if last and not script.expires:
             asked.end = Ended(script.reason, 0.5)
         asked.sink.take(Tokens((token_id,), (logprob,), tops, 0.5, first), asked.end)

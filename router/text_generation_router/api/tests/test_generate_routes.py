@@ -239,7 +239,6 @@ def test_finish_reasons_are_tgis(server):
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
-        ({"decoder_input_details": True}, "`decoder_input_details` is not supported yet"),
         ({"grammar": {"type": "regex", "value": "a"}}, "`grammar` is not supported yet"),
         ({"adapter_id": "x"}, "`adapter_id` is not supported yet"),
         ({"best_of": 3, "do_sample": True}, "`best_of` must be > 0 and <= 2. Given: 3"),

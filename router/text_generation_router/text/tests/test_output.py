@@ -39,7 +39,7 @@ def test_the_last_event_of_an_expired_output_has_no_token_and_the_whole_text(voc
     output = make_output(vocabulary, do_sample=True, seed=5)
     output.begin(3.0, 2)
     first, second = push(output, A, ALPHABET.index("b"))
-    last = output.expire(12.0)
+    last = output.end(FinishReason.DEADLINE, 12.0)
     assert first.token is not None and second.token is not None and last.token is None
     assert (first.finish, second.finish, last.top_tokens) == (None, None, ())
     assert last.finish is not None
@@ -51,7 +51,7 @@ def test_the_last_event_of_an_expired_output_has_no_token_and_the_whole_text(voc
 def test_half_a_character_that_was_held_back_is_not_lost(vocabulary):
     output = make_output(vocabulary)
     events = push(output, A, *E_ACUTE, E_ACUTE[0])
-    last = output.expire(1.0)
+    last = output.end(FinishReason.DEADLINE, 1.0)
     assert "".join(event.token.text for event in events) == "aé"
     assert last.text == "\ufffd" and last.finish.generated_text == "aé\ufffd"
 
@@ -60,7 +60,7 @@ def test_half_a_character_that_was_held_back_is_not_lost(vocabulary):
 def test_the_events_texts_add_up_to_the_text_at_every_end(vocabulary, reason):
     output = make_output(vocabulary)
     if reason is FinishReason.DEADLINE:
-        events = [*push(output, A, *E_ACUTE, E_ACUTE[0]), output.expire(1.0)]
+        events = [*push(output, A, *E_ACUTE, E_ACUTE[0]), output.end(FinishReason.DEADLINE, 1.0)]
     elif reason is FinishReason.EOS_TOKEN:
         events = push(output, A, *E_ACUTE, E_ACUTE[0], EOS, reason=reason)
     else:

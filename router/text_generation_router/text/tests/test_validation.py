@@ -62,6 +62,22 @@ def test_each_check_has_tgis_text(parameters, text):
     assert caught.value.text == f"Input validation error: {text}"
 
 
+def test_no_token_may_be_asked_for_only_where_the_answer_has_the_prompt():
+    assert validate("x" * 10, max_new_tokens=0, takes_no_tokens=True).max_new_tokens == 0
+    for asked in ({}, {"prompt_logprobs": 0}):
+        with pytest.raises(ValidationError, match="`max_new_tokens` must be strictly positive"):
+            validate("x", max_new_tokens=0, **asked)
+    with pytest.raises(ValidationError, match="`max_new_tokens` must be strictly positive"):
+        validate("x", max_new_tokens=-1, takes_no_tokens=True)
+
+
+def test_log_probabilities_of_the_prompt_are_asked_for_by_the_number_of_top_tokens():
+    assert [validate("x", prompt_logprobs=n).prompt_logprobs for n in (None, 0, 5)] == [None, 0, 5]
+    for n in (-1, 6):
+        with pytest.raises(ValidationError, match=f"`prompt_logprobs` must be >= 0 and <= 5. Given: {n}"):
+            validate("x", prompt_logprobs=n)
+
+
 def test_the_first_failing_check_wins():
     wrong = {"temperature": -1.0, "top_k": -1, "max_new_tokens": 0}
     for name, value in wrong.items():
