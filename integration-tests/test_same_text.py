@@ -70,7 +70,7 @@ def test_the_same_seed_gives_the_same_text_alone_and_in_a_crowd(server: ServerPr
 
 
 def test_the_log_probabilities_of_prompts_equal_transformers(server: ServerProcess) -> None:
-    """Those of all prompts are computed at the same time."""
+    """The prompts are computed at the same time."""
     lengths = [1, 2, 17, 300, 1024, 1500]
     asked = [ask(n, max_new_tokens=1, decoder_input_details=True) for n in lengths]
     two = {"decoder_input_details": True, "best_of": 2, "do_sample": True, "max_new_tokens": 2}

@@ -107,7 +107,7 @@ def test_prompts_in_one_step_get_theirs_and_only_those_that_ask(served: Served) 
     assert of_all.view(4, VOCABULARY).exp().sum(dim=1).tolist() == pytest.approx([1.0] * 4, abs=1e-4)
 
 
-def test_the_output_of_a_resumed_request_and_a_step_that_nobody_asks_have_none(served: Served) -> None:
+def test_the_output_of_a_resumed_request_has_none_and_neither_has_a_step_without_such_requests(served: Served) -> None:
     ids = random_ids(50)
     found = served.in_chunks(ids, [20, 45, 50], 1, prompt_length=30)
     assert [f.counts for f in found] == [(20,), (9,)]

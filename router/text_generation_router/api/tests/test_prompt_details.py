@@ -27,7 +27,7 @@ def test_with_the_flag_an_answer_lists_the_prompts_tokens_and_the_first_has_no_l
     assert [token["text"] for token in details["tokens"]] == [" there", "!"]
 
 
-def test_without_the_flag_the_list_is_empty_as_in_tgi_and_details_come_all_the_same(server: Any) -> None:
+def test_without_the_flag_the_list_is_empty_as_in_tgi_and_the_answer_has_details(server: Any) -> None:
     details = server.post("/generate", DETAILS).json["details"]
     assert details["prefill"] == [] and len(details["tokens"]) == 2
     assert server.engine.asked[0].request.prompt_logprobs is None
