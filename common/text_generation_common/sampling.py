@@ -25,7 +25,15 @@ class Sampling:
     frequency_penalty: float = 0.0  # applies to output tokens only
     watermark: bool = False
     top_n_tokens: int = 0  # number of most likely tokens that are returned with each token
-    bias: tuple[tuple[int, float], ...] = ()  # (token, number added to its logit), each token at most once
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, number added to its logit), each token at most once
+    presence_penalty: float = 0.0  # applies to output tokens only, to each once
+    allowed_token_ids: tuple[int, ...] = ()  # the only tokens that can be chosen; (): all tokens can be chosen
+    # Sequences of tokens that are not completed: the last token of a sequence cannot be chosen where prompt and output
+    # end with the other tokens of the sequence.
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    # Number of output tokens until which none of `end_token_ids`, the tokens that end the text, can be chosen.
+    min_new_tokens: int = 0
+    end_token_ids: tuple[int, ...] = ()
 
     @property
     def warps(self) -> bool:

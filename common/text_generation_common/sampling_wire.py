@@ -3,8 +3,10 @@
 from text_generation_common.sampling import NAMES, Sampling
 from text_generation_proto import generate_pb2 as pb
 
-# `top_n_tokens` is a field of `Request` itself, as in TGI, and `bias` has messages for its pairs.
-SCALARS = tuple(name for name in NAMES if name not in ("top_n_tokens", "bias"))
+LISTS = ("allowed_token_ids", "end_token_ids")
+# `top_n_tokens` is a field of `Request` itself, as in TGI. `logit_bias` and `bad_words_ids` have messages for their
+# items.
+SCALARS = tuple(name for name in NAMES if name not in (*LISTS, "top_n_tokens", "logit_bias", "bad_words_ids"))
 
 
 def to_pb(sampling: Sampling, request: pb.Request) -> None:
@@ -12,14 +14,19 @@ def to_pb(sampling: Sampling, request: pb.Request) -> None:
     wire = request.parameters
     for name in SCALARS:
         setattr(wire, name, getattr(sampling, name))
-    wire.bias.extend(pb.TokenBias(token=token, value=value) for token, value in sampling.bias)
+    for name in LISTS:
+        getattr(wire, name).extend(getattr(sampling, name))
+    wire.logit_bias.extend(pb.TokenBias(token=token, value=value) for token, value in sampling.logit_bias)
+    wire.bad_words_ids.extend(pb.TokenIds(ids=ids) for ids in sampling.bad_words_ids)
     request.top_n_tokens = sampling.top_n_tokens
 
 
 def from_pb(request: pb.Request) -> Sampling:
     wire = request.parameters
+    named = {name: getattr(wire, name) for name in SCALARS} | {name: tuple(getattr(wire, name)) for name in LISTS}
     return Sampling(
-        **{name: getattr(wire, name) for name in SCALARS},
+        **named,
         top_n_tokens=request.top_n_tokens,
-        bias=tuple((bias.token, bias.value) for bias in wire.bias),
+        logit_bias=tuple((bias.token, bias.value) for bias in wire.logit_bias),
+        bad_words_ids=tuple(tuple(word.ids) for word in wire.bad_words_ids),
     )

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from text_generation_server.kernels.interface import Bias, Choices, Kernels, KvLayer
+from text_generation_server.kernels.interface import Allowed, Bans, Bias, Choices, Kernels, KvLayer
 from text_generation_server.models.kv_cache import SCALED
 
 SEED = 2**63 - 5
@@ -57,9 +57,29 @@ def neutral(rows: int, length: int, vocabulary: int, device: torch.device) -> Ch
         seeds_R=SEED - numbers.long() * 7919, temperature_R=column(1, torch.float32), top_k_R=column(0, torch.int32),
         top_p_R=column(1, torch.float32), log_min_p_R=column(-math.inf, torch.float32),
         typical_p_R=column(1, torch.float32), repetition_penalty_R=column(1, torch.float32),
-        frequency_penalty_R=column(0, torch.float32), bias=None,
+        frequency_penalty_R=column(0, torch.float32), presence_penalty_R=column(0, torch.float32),
+        bias=None, allowed=None, bans=None,
         any_draws=False, any_penalties=False, any_cuts=False, any_typical=False,
     )  # fmt: skip
+
+
+def random_bans(choices: Choices, tokens_RB: Tensor) -> Bans:
+    """Bans of tokens[r, b] for each row r but the last. Half of them hold, because b ids before the token are the
+    newest ids of the row's history."""
+    rows, bans = tokens_RB.shape
+    count, device = (rows - 1) * bans, tokens_RB.device
+    lengths_R = choices.lengths[choices.rows_R.long()].tolist()
+    before: list[int] = []
+    for i, row in enumerate(choices.rows_R.tolist()[:-1]):
+        history = choices.history[row, : lengths_R[i]].tolist()
+        for b in range(bans):
+            newest = history[len(history) - b :]
+            before += newest if b % 2 else reversed(newest)
+    numbers = torch.arange(count, dtype=torch.int32, device=device)
+    sizes = (numbers % bans).cumsum(0, dtype=torch.int32)
+    offsets = torch.cat([sizes.new_zeros(1), sizes])
+    until = torch.full_like(numbers, 2**31 - 1)
+    return Bans(numbers // bans, tokens_RB[:-1].reshape(-1).contiguous(), until, offsets, int32(before, device))
 
 
 def variants(choices: Choices, vocabulary: int) -> Iterator[tuple[str, Choices]]:
@@ -77,15 +97,18 @@ def variants(choices: Choices, vocabulary: int) -> Iterator[tuple[str, Choices]]
     drawing = replace(choices, draws_R=torch.ones_like(choices.draws_R), any_draws=True)
     tokens = torch.randperm(vocabulary, device=device)[:16].int().repeat(rows, 1)
     bias = Bias(tokens, torch.randn(rows, 16, device=device) * 4)
+    allowed = Allowed(torch.arange(rows - 1, dtype=torch.int32, device=device), tokens[:-1].contiguous())
+    bans = random_bans(choices, tokens)
     cutting = replace(drawing, any_cuts=True)
     yield "greedy", choices
     yield "draws", drawing
     yield "top-k", with_values(cutting, top_k=40)
     yield "top-p", with_values(cutting, top_p=0.9)
     yield "typical-p", with_values(replace(cutting, any_typical=True), typical_p=0.8)
+    yield "masks", replace(drawing, allowed=allowed, bans=bans)
     yield "repetition penalty", with_values(replace(drawing, any_penalties=True), repetition_penalty=1.3)
-    everything = replace(drawing, bias=bias, any_penalties=True, any_cuts=True, any_typical=True)
+    everything = replace(drawing, bias=bias, bans=bans, any_penalties=True, any_cuts=True, any_typical=True)
     yield "all together", with_values(
         everything, temperature=0.8, top_k=300, top_p=0.95, log_min_p=math.log(0.001), typical_p=0.95,
-        repetition_penalty=1.1, frequency_penalty=0.1,
+        repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1,
     )  # fmt: skip

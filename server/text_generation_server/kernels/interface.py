@@ -134,6 +134,26 @@ class Bias:
 
 
 @dataclass(frozen=True, slots=True)
+class Allowed:
+    """The only tokens that A of R rows can choose. Each row lists at most 1,024, and at least one."""
+
+    rows_A: Tensor  # int32: indices of these rows among the R rows
+    tokens_AW: Tensor  # int32; -1 where a row has fewer tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Bans:
+    """E tokens that some of R rows cannot choose. A ban holds while the row's output has fewer than `until` tokens, and
+    only if the row's history ends with the ids in `before` that belong to the ban."""
+
+    rows_E: Tensor  # int32: indices among the R rows
+    tokens_E: Tensor  # int32: the tokens
+    until_E: Tensor  # int32
+    offsets: Tensor  # int32 [E + 1]: ban e holds after before[offsets[e] : offsets[e + 1]]
+    before: Tensor  # int32
+
+
+@dataclass(frozen=True, slots=True)
 class Choices:
     """How each of R rows chooses its next token.
 
@@ -145,7 +165,7 @@ class Choices:
     rows_R: Tensor  # int32, indices into history and lengths
     history: Tensor  # int32 [rows, L]: token ids by position
     lengths: Tensor  # int32 [rows]: number of known tokens, which is the position of the next token
-    prompt_lengths_R: Tensor  # int32: the frequency penalty counts the tokens after the prompt
+    prompt_lengths_R: Tensor  # int32: the tokens after the prompt are the output
     draws_R: Tensor  # bool: draw the token; False: take the best token
     seeds_R: Tensor  # int64
     temperature_R: Tensor  # float32; neutral: 1
@@ -155,18 +175,32 @@ class Choices:
     typical_p_R: Tensor  # float32; neutral: 1
     repetition_penalty_R: Tensor  # float32; neutral: 1
     frequency_penalty_R: Tensor  # float32; neutral: 0
+    presence_penalty_R: Tensor  # float32; neutral: 0
     bias: Bias | None
+    allowed: Allowed | None
+    bans: Bans | None
     any_draws: bool
     any_penalties: bool
     any_cuts: bool  # whether any row uses top-k, top-p, min-p or typical-p
     any_typical: bool
+
+    @property
+    def any_masks(self) -> bool:
+        """Whether tokens may be excluded before any cut."""
+        return self.allowed is not None or self.bans is not None
+
+    @property
+    def any_changes(self) -> bool:
+        """Whether any row's logits are changed token by token."""
+        return self.bias is not None or self.any_penalties or self.any_masks
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
     ids_R: Tensor  # int32
     logprobs_R: Tensor  # float32, in the distribution from which the token was drawn
-    finite_R: Tensor  # bool: False if a logit of the row was NaN or infinite; id and log-probability are then 0
+    # bool: False if a logit of the row was NaN or infinite, or if no token is left; id and log-probability are then 0
+    finite_R: Tensor
     # The three results in one buffer, int32 [3, W], if the kernel has written them there. One copy moves them all.
     words: Tensor | None = None
 
@@ -275,9 +309,10 @@ class Kernels(Protocol):
         ...
 
     def sample(self, logits_RV: Tensor, choices: Choices) -> Chosen:
-        """Applies bias, repetition penalty, frequency penalty, temperature, top-k, top-p, min-p and typical-p, in this
-        order. Then takes the token with the largest logit + Gumbel noise; of equal ones the lowest id. Top-k, top-p and
-        min-p always keep the most likely token, and typical-p the most typical token.
+        """Applies bias, repetition penalty, frequency penalty, presence penalty, allowed tokens, bans, temperature,
+        top-k, top-p, min-p and typical-p, in this order. Then takes the token with the largest logit + Gumbel noise; of
+        equal ones the lowest id. Top-k, top-p and min-p always keep the most likely token, and typical-p the most
+        typical token.
 
         The logits are float32, and are overwritten with the logits of the distribution from which the token was drawn:
         minus infinity for tokens that were excluded, zeros for a row that is not finite. The noise is a pure function
@@ -313,7 +348,8 @@ class Kernels(Protocol):
 
     def reduce_part(self, logits_RV: Tensor, choices: Choices, ids: range) -> Tensor:
         """`sample` for a rank that has the logits of `ids` only, and behind them padding. No row may ask for a bias, a
-        penalty or a cut. Returns int32 [X, R, B], of the same shape on all ranks, which only `merge_parts` reads."""
+        penalty, a mask or a cut. Returns int32 [X, R, B], of the same shape on all ranks, which only `merge_parts`
+        reads."""
         ...
 
     def merge_parts(self, parts: list[Tensor], vocab_size: int) -> Chosen:

@@ -18,7 +18,9 @@ from text_generation_server.kernels.interface import (
     LOG2E,
     MOST_HALVINGS,
     Activation,
+    Allowed,
     AttentionOptions,
+    Bans,
     Bias,
     Choices,
     Chosen,
@@ -347,7 +349,7 @@ def sample(logits_RV: Tensor, choices: Choices) -> Chosen:
     # no operation mixes rows.
     finite_R = (logits_RV.amin(dim=1) > MINUS_INFINITY) & (logits_RV.amax(dim=1) < -MINUS_INFINITY)
     logits_RV.masked_fill_(~finite_R.unsqueeze(1), 0)
-    change(logits_RV, choices)
+    change(logits_RV, choices, finite_R)
     _divide_and_cut(logits_RV, choices)
     logits_RV.masked_fill_(~finite_R.unsqueeze(1), 0)
     scores_RV = logits_RV
@@ -401,12 +403,21 @@ def sorts() -> bool:
     return True
 
 
-def change(logits_RV: Tensor, choices: Choices) -> None:
-    """Adds biases to the model's logits, and applies penalties, in place."""
+def change(logits_RV: Tensor, choices: Choices, finite_R: Tensor) -> None:
+    """Adds biases to the model's logits, and applies penalties and masks, in place. `finite_R` becomes False for rows
+    without a token that is left."""
     if choices.bias is not None:
         _add_bias(logits_RV, choices.bias)
     if choices.any_penalties:
         _penalize(logits_RV, choices)
+    if choices.allowed is not None:
+        _allow(logits_RV, choices.allowed)
+    if choices.bans is not None:
+        _ban(logits_RV, choices, choices.bans)
+        # Tokens that are allowed may all be banned. Rows without bans keep a token.
+        rows_B = torch.zeros_like(finite_R).index_fill_(0, choices.bans.rows_E.long(), True).nonzero().squeeze(1)
+        empty_B = rows_B[logits_RV[rows_B].amax(dim=1) == MINUS_INFINITY]
+        finite_R[empty_B], logits_RV[empty_B] = False, 0.0
 
 
 def _divide_and_cut(logits_RV: Tensor, choices: Choices) -> None:
@@ -427,19 +438,47 @@ def _add_bias(logits_RV: Tensor, bias: Bias) -> None:
 
 def _penalize(logits_RV: Tensor, choices: Choices) -> None:
     """Repetition penalty: tokens of prompt and output become less likely, once each. Frequency penalty: output tokens
-    become less likely with each use.
+    become less likely with each use. Presence penalty: output tokens become less likely, once each.
     """
-    lengths = choices.lengths[choices.rows_R].unsqueeze(1)
-    history = choices.history[choices.rows_R].long()
+    penalties = (choices.repetition_penalty_R, choices.frequency_penalty_R, choices.presence_penalty_R)
+    rows_P = ((penalties[0] != 1) | (penalties[1] != 0) | (penalties[2] != 0)).nonzero().squeeze(1)
+    repetition, frequency, presence = (penalty_R[rows_P].unsqueeze(1) for penalty_R in penalties)
+    own, logits_PV = choices.rows_R[rows_P], logits_RV[rows_P]
+    lengths, history = choices.lengths[own].unsqueeze(1), choices.history[own].long()
     positions = torch.arange(history.shape[1], device=logits_RV.device)
     history = torch.where(positions < lengths, history, history[:, :1])  # positions past the end repeat the first token
-    seen = torch.zeros_like(logits_RV, dtype=torch.bool).scatter_(1, history, True)
-    penalty = choices.repetition_penalty_R.unsqueeze(1)
-    penalized = torch.where(logits_RV < 0, logits_RV * penalty, logits_RV / penalty)
-    logits_RV.copy_(torch.where(seen, penalized, logits_RV))
-    is_output = (positions >= choices.prompt_lengths_R.unsqueeze(1)) & (positions < lengths)
-    counts = torch.zeros_like(logits_RV).scatter_add_(1, history, is_output.float())
-    logits_RV.sub_(counts * choices.frequency_penalty_R.unsqueeze(1))
+    seen = torch.zeros_like(logits_PV, dtype=torch.bool).scatter_(1, history, True)
+    penalized = torch.where(logits_PV < 0, logits_PV * repetition, logits_PV / repetition)
+    logits_PV = torch.where(seen, penalized, logits_PV)
+    is_output = (positions >= choices.prompt_lengths_R[rows_P].unsqueeze(1)) & (positions < lengths)
+    counts = torch.zeros_like(logits_PV).scatter_add_(1, history, is_output.float())
+    logits_PV.sub_(counts * frequency).sub_(counts.clamp_(max=1) * presence)
+    logits_RV[rows_P] = logits_PV
+
+
+def _allow(logits_RV: Tensor, allowed: Allowed) -> None:
+    vocabulary, rows_A = logits_RV.shape[1], allowed.rows_A.long()
+    # Entries without a token go to a column behind the vocabulary.
+    tokens_AW = allowed.tokens_AW.masked_fill(allowed.tokens_AW < 0, vocabulary).long()
+    excluded_AV = torch.ones((len(rows_A), vocabulary + 1), dtype=torch.bool, device=logits_RV.device)
+    excluded_AV = excluded_AV.scatter_(1, tokens_AW, False)[:, :vocabulary]
+    logits_RV[rows_A] = logits_RV[rows_A].masked_fill_(excluded_AV, MINUS_INFINITY)
+
+
+def _ban(logits_RV: Tensor, choices: Choices, bans: Bans) -> None:
+    rows_E, offsets, tokens_E = bans.rows_E.long(), bans.offsets.long(), bans.tokens_E.long()
+    own_E = choices.rows_R[rows_E]
+    lengths_E = choices.lengths[own_E]
+    # The ids X that all bans have before their tokens: ban and position of each id.
+    bans_X = torch.repeat_interleave(offsets.diff(), output_size=len(bans.before))
+    positions_X = lengths_E[bans_X] + torch.arange(len(bans_X), device=offsets.device) - offsets[bans_X + 1]
+    ids_X = choices.history[own_E[bans_X], positions_X.clamp(min=0)]
+    differs_X = (positions_X < 0) | (ids_X != bans.before)
+    differences_E = torch.zeros_like(bans.tokens_E).index_add_(0, bans_X, differs_X.int())
+    holds_E = (differences_E == 0) & (lengths_E - choices.prompt_lengths_R[rows_E] < bans.until_E)
+    # Bans that do not hold add minus zero, which changes no number.
+    values_E = torch.where(holds_E, MINUS_INFINITY, -0.0)
+    logits_RV.index_put_((rows_E, tokens_E), values_E, accumulate=True)
 
 
 def _cut_tails(logits_RV: Tensor, choices: Choices) -> None:

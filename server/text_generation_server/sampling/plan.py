@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from text_generation_common.sampling import Sampling
 from text_generation_server.device.transfers import send
-from text_generation_server.kernels.interface import Bias, Choices
+from text_generation_server.kernels.interface import Choices
+from text_generation_server.sampling.token_changes import allowed_of, bans_of, bias_of
 from text_generation_server.step.parameters import (
     RowParameters,
     cuts,
@@ -55,7 +54,7 @@ class SamplingPlan:
         if self.watermarked or self.top_where is not None or len(self.blocks) != 1:
             return False
         choices = self.blocks[0].choices
-        return choices.bias is None and not choices.any_penalties and not choices.any_cuts
+        return not choices.any_changes and not choices.any_cuts
 
     def holds_for(self, rows: Rows, index: tuple[int, ...]) -> bool:
         same_parameters = self.parameters is rows.parameters and self.version == rows.parameters.version
@@ -100,43 +99,33 @@ def _choices(rows: Rows, index: list[int]) -> Choices:
     parameters = [rows.parameters.of_row[row] for row in index]
     prompt_lengths = [rows.parameters.prompt_length[row] for row in index]
     floats = [
-        [temperature(p), p.top_p, log_min_p(p), p.typical_p, repetition_penalty(p), p.frequency_penalty]
+        [
+            temperature(p), p.top_p, log_min_p(p), p.typical_p, repetition_penalty(p), p.frequency_penalty,
+            p.presence_penalty,
+        ]
         for p in parameters
-    ]
+    ]  # fmt: skip
     ints = np.array(
         [index, prompt_lengths, [min(p.top_k, LARGEST_INT32) for p in parameters], [p.do_sample for p in parameters]],
         np.int32,
     )
     seeds = np.array([signed_seed(p) for p in parameters], np.int64)
-    words = [*ints, *np.array(floats, np.float32).T, seeds, *_bias_columns(parameters)]
+    words = [*ints, *np.array(floats, np.float32).T, seeds]
     sent = send([np.ascontiguousarray(column).view(np.int32) for column in words], rows.device)
     rows_R, prompt_lengths_R, top_k_R, draws_R = sent[:4]
-    temperature_R, top_p_R, log_min_p_R, typical_p_R, repetition_R, frequency_R = (
-        c.view(torch.float32) for c in sent[4:10]
+    temperature_R, top_p_R, log_min_p_R, typical_p_R, repetition_R, frequency_R, presence_R = (
+        c.view(torch.float32) for c in sent[4:11]
     )
-    bias = Bias(sent[11].view(len(index), -1), sent[12].view(torch.float32).view(len(index), -1)) if sent[11:] else None
+    lists = [rows.parameters.lists[row] for row in index]
     return Choices(
-        rows_R, rows.history, rows.lengths, prompt_lengths_R, draws_R != 0, sent[10].view(torch.int64),
+        rows_R, rows.history, rows.lengths, prompt_lengths_R, draws_R != 0, sent[11].view(torch.int64),
         temperature_R, top_k_R, top_p_R, log_min_p_R, typical_p_R, repetition_R, frequency_R,
-        bias,
+        presence_R, bias_of(lists, rows.device), allowed_of(lists, rows.device), bans_of(lists, rows.device),
         any_draws=any(p.do_sample for p in parameters),
         any_penalties=any(penalizes(p) for p in parameters),
         any_cuts=any(cuts(p) for p in parameters),
         any_typical=any(p.typical_p < 1.0 for p in parameters),
     )  # fmt: skip
-
-
-def _bias_columns(parameters: list[Sampling]) -> list[npt.NDArray[Any]]:
-    """Columns of the tokens and values of all biases, row after row; an empty list if no row has a bias."""
-    widest = max(len(p.bias) for p in parameters)
-    if not widest:
-        return []
-    tokens = np.full((len(parameters), widest), -1, np.int32)
-    values = np.zeros((len(parameters), widest), np.float32)
-    for i, p in enumerate(parameters):
-        for j, (token, value) in enumerate(p.bias):
-            tokens[i, j], values[i, j] = token, value
-    return [tokens.ravel(), values.ravel()]
 
 
 def _int32(values: Sequence[int], device: torch.device) -> Tensor:

@@ -5,10 +5,9 @@ the host.
 import math
 
 from text_generation_common.sampling import NEUTRAL, Sampling
-from text_generation_server.errors import StepError
+from text_generation_server.step.token_lists import TokenLists, token_lists
 
 SMALLEST_DIVISOR = 1e-6
-MAX_BIASES = 1024
 
 
 def cuts(sampling: Sampling) -> bool:
@@ -17,7 +16,8 @@ def cuts(sampling: Sampling) -> bool:
 
 
 def penalizes(sampling: Sampling) -> bool:
-    return sampling.repetition_penalty != 1.0 or sampling.frequency_penalty != 0.0
+    of_output = sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0
+    return sampling.repetition_penalty != 1.0 or of_output
 
 
 def temperature(sampling: Sampling) -> float:
@@ -40,19 +40,6 @@ def signed_seed(sampling: Sampling) -> int:
     return sampling.seed - (1 << 64) if sampling.seed >= 1 << 63 else sampling.seed
 
 
-def check_bias(bias: tuple[tuple[int, float], ...], vocab_size: int) -> None:
-    """Checks a bias. StepError if it cannot be added to logits."""
-    if len(bias) > MAX_BIASES:
-        raise StepError(f"a request has a logit bias for {len(bias)} tokens: at most {MAX_BIASES} are taken")
-    tokens = {token for token, _ in bias}
-    if len(tokens) < len(bias):
-        raise StepError("a logit bias names a token twice: give each token one value")
-    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
-        raise StepError(f"a logit bias names a token that is not one of the {vocab_size} of the vocabulary")
-    if any(not abs(value) < float("inf") for _, value in bias):
-        raise StepError("a logit bias is not a finite number: use -100 to make a token all but impossible")
-
-
 class RowParameters:
     """The parameters of all rows. `version` changes when the parameters of any row change, so that plans made from them
     can be kept.
@@ -61,6 +48,7 @@ class RowParameters:
     def __init__(self, count: int) -> None:
         self.version = 0
         self.of_row = [NEUTRAL] * count
+        self.lists: list[TokenLists | None] = [None] * count
         self.prompt_length = [0] * count
         # Number of most likely tokens that are listed with each log-probability of a token of the prompt. None: the row
         # wants no log-probabilities of its prompt.
@@ -69,5 +57,6 @@ class RowParameters:
     def set(self, row: int, sampling: Sampling, prompt_length: int, prompt_logprobs: int | None = None) -> None:
         self.version += 1
         self.of_row[row] = sampling
+        self.lists[row] = token_lists(sampling)
         self.prompt_length[row] = prompt_length
         self.prompt_logprobs[row] = prompt_logprobs

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from torch import Tensor
 
 from text_generation_server.errors import StepError
-from text_generation_server.step.parameters import RowParameters, check_bias
+from text_generation_server.step.parameters import RowParameters
 from text_generation_server.step.rows import Batch, Batches, PromptChunk, Rows, StepBatch
+from text_generation_server.step.token_lists import check_token_lists
 
 Int32s = npt.NDArray[np.int32]
 
@@ -170,7 +171,7 @@ def _check_chunk(rows: Rows, limits: StepLimits, chunk: PromptChunk) -> None:
     if chunk.slots is not None and not _within(chunk.slots.numpy(), limits.slots):
         raise StepError(f"request {chunk.request_id}: a slot is not one of the {limits.slots}")
     if chunk.sampling is not None:
-        check_bias(chunk.sampling.bias, limits.vocab_size)
+        check_token_lists(chunk.sampling, limits.vocab_size)
     if chunk.last:
         _check_room(rows, chunk.request_id, known)
 

@@ -14,7 +14,8 @@ from text_generation_server.step.rows import PromptChunk, StepBatch
 
 EVERY_OPTION = Sampling(
     do_sample=True, temperature=0.9, top_k=10, top_p=0.9, min_p=0.01, typical_p=0.9, seed=1, repetition_penalty=1.2,
-    frequency_penalty=0.1, watermark=True, top_n_tokens=5, bias=((0, 0.5),),
+    frequency_penalty=0.1, presence_penalty=0.1, watermark=True, top_n_tokens=5, logit_bias=((0, 0.5),),
+    allowed_token_ids=(0, 1, 2), bad_words_ids=((2,), (0, 0, 1)), min_new_tokens=2, end_token_ids=(1,),
 )  # fmt: skip
 SMALL_TOKENS = 16
 SMALL_ROWS = 3

@@ -29,7 +29,8 @@ ALONE = Group(0, 1, Alone())
 BATCH = 1
 SAMPLED = Sampling(
     do_sample=True, temperature=0.8, top_k=40, top_p=0.95, typical_p=0.98, repetition_penalty=1.1,
-    frequency_penalty=0.2, seed=2**64 - 3, watermark=True, top_n_tokens=3,
+    frequency_penalty=0.2, seed=2**64 - 3, watermark=True, top_n_tokens=3, presence_penalty=0.1, logit_bias=((7, 1.5),),
+    allowed_token_ids=tuple(range(3, 300)), bad_words_ids=((9,), (20, 21)), min_new_tokens=5, end_token_ids=(7, 30),
 )  # fmt: skip
 
 

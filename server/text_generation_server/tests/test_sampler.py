@@ -1,7 +1,7 @@
 """Each option of the sampler, alone and against a plain computation."""
 
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,8 +14,9 @@ from text_generation_server.kernels import reference, select_backend
 from text_generation_server.kernels.interface import Choices, Chosen, Kernels
 from text_generation_server.sampling.sampler import Sampled, SampledOnHost, Sampler, read_out
 from text_generation_server.sampling.watermark import green_list
-from text_generation_server.step.parameters import check_bias, cuts, penalizes, temperature
+from text_generation_server.step.parameters import cuts, penalizes, temperature
 from text_generation_server.step.rows import PromptChunk, Rows
+from text_generation_server.step.token_lists import check_token_lists
 
 VOCABULARY = 50
 CPU = torch.device("cpu")
@@ -103,6 +104,36 @@ def test_frequency_counts_every_use_in_the_output_only() -> None:
     assert_same(distribution(Sampling(frequency_penalty=0.7)), expected.log_softmax(0))
 
 
+def test_presence_counts_each_token_of_the_output_once() -> None:
+    expected = LOGITS.clone()
+    expected[5] -= 0.7
+    assert_same(distribution(Sampling(presence_penalty=0.7)), expected.log_softmax(0))
+
+
+def without(*tokens: int) -> Tensor:
+    return LOGITS.index_fill(0, torch.tensor(tokens), float("-inf")).log_softmax(0)
+
+
+def test_only_allowed_tokens_can_be_chosen() -> None:
+    allowed = (7, 3, 49, 7)
+    others = set(range(VOCABULARY)) - set(allowed)
+    assert_same(distribution(Sampling(allowed_token_ids=allowed)), without(*others))
+
+
+def test_a_bad_word_is_not_completed_wherever_it_begins() -> None:
+    # The history is 3, 4 in the prompt, and 5, 5 in the output.
+    words = ((9,), (5, 10), (4, 5, 5, 11), (3, 4, 5, 5, 12), (4, 5, 13), (8, 3, 4, 5, 5, 14))
+    assert_same(distribution(Sampling(bad_words_ids=words)), without(9, 10, 11, 12))
+
+
+def test_no_end_token_is_chosen_until_the_output_is_long_enough_whatever_is_resumed() -> None:
+    for least, excluded in ((3, (9, 10)), (2, ()), (0, ())):
+        asked = Sampling(min_new_tokens=least, end_token_ids=(9, 10))
+        expected = without(*excluded) if excluded else LOGITS.log_softmax(0)
+        assert_same(distribution(asked), expected)
+    assert_same(distribution(Sampling(min_new_tokens=2**32 - 1, end_token_ids=(9,))), without(9))
+
+
 def test_min_p_keeps_what_is_likely_enough_beside_the_best() -> None:
     kept = distribution(Sampling(do_sample=True, min_p=0.2)).isfinite()
     assert torch.equal(kept, LOGITS.softmax(0) >= 0.2 * LOGITS.softmax(0).max())
@@ -111,7 +142,7 @@ def test_min_p_keeps_what_is_likely_enough_beside_the_best() -> None:
 def test_a_bias_is_added_to_the_tokens_it_names() -> None:
     expected = LOGITS.clone()
     expected[[3, 9]] += torch.tensor([1.5, -2.0])
-    assert_same(distribution(Sampling(bias=((3, 1.5), (9, -2.0)))), expected.log_softmax(0))
+    assert_same(distribution(Sampling(logit_bias=((3, 1.5), (9, -2.0)))), expected.log_softmax(0))
 
 
 @pytest.mark.parametrize(
@@ -128,10 +159,32 @@ def test_a_bias_is_added_to_the_tokens_it_names() -> None:
     ],
 )
 def test_a_bias_that_cannot_be_added_is_refused(bias: tuple[tuple[int, float], ...], message: str) -> None:
-    check_bias(((0, 1.0), (49, -100.0)), VOCABULARY)
-    check_bias(tuple((token, 1.0) for token in range(1024)), 1024)
+    check_token_lists(Sampling(logit_bias=((0, 1.0), (49, -100.0))), VOCABULARY)
+    check_token_lists(Sampling(logit_bias=tuple((token, 1.0) for token in range(1024))), 1024)
     with pytest.raises(StepError, match=message):
-        check_bias(bias, VOCABULARY)
+        check_token_lists(Sampling(logit_bias=bias), VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        ({"allowed_token_ids": (3, 50)}, "allowed tokens that is not one of the 50"),
+        ({"allowed_token_ids": (3,) * 1025}, "1025 tokens for allowed tokens: at most 1024"),
+        ({"bad_words_ids": ((3,), (4, -1))}, "bad words that is not one of the 50"),
+        ({"bad_words_ids": ((3,), ())}, "has no tokens"),
+        ({"bad_words_ids": ((3, 4),) * 513}, "1026 tokens for bad words: at most 1024"),
+        ({"end_token_ids": (50,)}, "end tokens that is not one of the 50"),
+        ({"end_token_ids": (3,) * 2049}, "at most 2048"),
+    ],
+)
+def test_lists_that_the_kernels_cannot_take_are_refused(lists: dict[str, Any], message: str) -> None:
+    with pytest.raises(StepError, match=message):
+        check_token_lists(Sampling(**lists), VOCABULARY)
+
+
+def test_the_longest_lists_are_taken() -> None:
+    ids = tuple(range(1024))
+    check_token_lists(Sampling(allowed_token_ids=ids, bad_words_ids=(ids,), end_token_ids=(*ids, *ids)), 1024)
 
 
 def test_watermark_favours_half_of_the_vocabulary_by_delta() -> None:
@@ -150,12 +203,14 @@ def test_rows_with_all_kinds_of_options_do_not_touch_each_other() -> None:
         Sampling(do_sample=True, seed=1, top_p=0.3, repetition_penalty=2.0),
         Sampling(do_sample=True, seed=1, typical_p=0.3, watermark=True),
         Sampling(frequency_penalty=1.0, top_n_tokens=4),
+        Sampling(presence_penalty=1.0, bad_words_ids=((5, 9), (3,)), logit_bias=((4, 3.0),)),
+        Sampling(do_sample=True, seed=1, allowed_token_ids=(3, 9, 11), min_new_tokens=3, end_token_ids=(9,)),
     ]
     together = sample_rows(choices)
     for i, choice in enumerate(choices):
         alone = sample_rows([choice])
         assert together.token_ids[i] == alone.token_ids[0] and together.logprobs[i] == alone.logprobs[0]
-    assert together.top_counts == [0, 0, 2, 0, 0, 4]
+    assert together.top_counts == [0, 0, 2, 0, 0, 4, 0, 0]
 
 
 def test_top_tokens_are_fewer_where_fewer_are_possible() -> None:
@@ -187,7 +242,12 @@ def test_weights_are_the_likelihoods_to_six_digits() -> None:
 
 
 CUTS = [{"top_k": 1}, {"top_p": 1e-9}, {"top_p": 0.999}, {"min_p": 1.0}, {"min_p": 1e-9}, {"typical_p": 1e-9}]
-PENALTIES = [{"repetition_penalty": 1.01}, {"repetition_penalty": 0.5}, {"frequency_penalty": -0.1}]
+PENALTIES = [
+    {"repetition_penalty": 1.01},
+    {"repetition_penalty": 0.5},
+    {"frequency_penalty": -0.1},
+    {"presence_penalty": 0.1},
+]
 
 
 def test_only_what_a_request_asks_for_is_launched() -> None:
@@ -203,7 +263,21 @@ def test_only_what_a_request_asks_for_is_launched() -> None:
         Sampler(kernels, 0.5, 2.0)(LOGITS.repeat(1, 1), rows, (join(rows, 1, asked),))  # type: ignore[arg-type]
     flags = [(g.any_draws, g.any_cuts, g.any_typical, g.any_penalties) for g in kernels.given]
     assert flags == [(False,) * 4, (True, False, False, False), (False, True, True, False), (False, False, False, True)]
-    assert all(given.bias is None for given in kernels.given)
+    assert all((given.bias, given.allowed, given.bans) == (None, None, None) for given in kernels.given)
+    assert not any(given.any_changes for given in kernels.given[:3]) and kernels.given[3].any_changes
+    masks = ({"allowed_token_ids": (1,)}, {"bad_words_ids": ((1,),)}, {"min_new_tokens": 1, "end_token_ids": (1,)})
+    for mask in masks:
+        rows = Rows(2, 16, CPU)
+        index = (join(rows, 1, neutral), join(rows, 2, Sampling(**mask)))  # type: ignore[arg-type]
+        Sampler(kernels, 0.5, 2.0)(LOGITS.repeat(2, 1), rows, index)  # type: ignore[arg-type]
+        given = kernels.given[-1]
+        assert not given.any_penalties and given.bias is None and given.any_changes
+        assert (given.allowed is None, given.bans is None) == (
+            "allowed_token_ids" not in mask,
+            "allowed_token_ids" in mask,
+        )
+        rows_asking = given.allowed.rows_A if given.allowed is not None else given.bans and given.bans.rows_E
+        assert rows_asking.tolist() == [1]
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}], ids=str)
@@ -240,7 +314,7 @@ def test_of_the_best_tokens_no_more_are_fetched_than_a_row_asks_for_and_there_ar
 def test_biases_of_different_lengths_stay_with_their_rows() -> None:
     kernels, rows = Recording(KERNELS), Rows(3, 16, CPU)
     biases = ((), ((3, 1.5), (9, -2.0)), ((4, 0.5),))
-    index = tuple(join(rows, i, Sampling(bias=bias)) for i, bias in enumerate(biases))
+    index = tuple(join(rows, i, Sampling(logit_bias=bias)) for i, bias in enumerate(biases))
     Sampler(kernels, 0.5, 2.0)(LOGITS.repeat(3, 1), rows, index)  # type: ignore[arg-type]
     bias = kernels.given[0].bias
     assert bias is not None and bias.tokens_RB.tolist() == [[-1, -1], [3, 9], [4, -1]]

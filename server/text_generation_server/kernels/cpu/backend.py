@@ -354,13 +354,12 @@ class CpuKernels:
     def sample(self, logits_RV: Tensor, choices: Choices) -> Chosen:
         rows, vocabulary = logits_RV.shape
         finite = torch.empty(rows, dtype=torch.bool)
-        is_changed = choices.bias is not None or choices.any_penalties
-        if is_changed:
+        if choices.any_changes:
             self._call(
                 logits_RV.numel(), "check_finite", logits=logits_RV.data_ptr(), count=rows, vocabulary=vocabulary,
                 stride=logits_RV.stride(0), finite=finite.data_ptr(),
             )  # fmt: skip
-            reference.change(logits_RV, choices)
+            reference.change(logits_RV, choices, finite)
         ids, logprobs = torch.empty(rows, dtype=torch.int32), torch.empty(rows)
         words = self.threads * (CUT_BUCKETS + 3 * vocabulary + 16)
         if choices.any_cuts and len(self._cut_scratch) < words:
@@ -371,7 +370,7 @@ class CpuKernels:
             lengths=choices.lengths.data_ptr(), rows=choices.rows_R.data_ptr(),
             temperatures=choices.temperature_R.data_ptr(), top_k=choices.top_k_R.data_ptr(),
             top_p=choices.top_p_R.data_ptr(), log_min_p=choices.log_min_p_R.data_ptr(),
-            typical_p=choices.typical_p_R.data_ptr(), is_checked=int(is_changed), finite=finite.data_ptr(),
+            typical_p=choices.typical_p_R.data_ptr(), is_checked=int(choices.any_changes), finite=finite.data_ptr(),
             ids=ids.data_ptr(), logprobs=logprobs.data_ptr(), scratch=self._cut_scratch.data_ptr(),
         )  # fmt: skip
         return Chosen(ids, logprobs, finite)

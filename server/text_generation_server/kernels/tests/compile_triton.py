@@ -14,7 +14,9 @@ import torch
 from text_generation_server.kernels import triton as kernels
 from text_generation_server.kernels.interface import (
     Activation,
+    Allowed,
     AttentionOptions,
+    Bans,
     Bias,
     Choices,
     ClampedGate,
@@ -90,15 +92,17 @@ def compile_experts(dtype: torch.dtype) -> None:
 
 
 def compile_sample() -> None:
-    floats = [torch.ones(3) for _ in range(6)]
-    temperature, top_p, min_p, typical_p, repetition, frequency = floats
+    floats = [torch.ones(3) for _ in range(7)]
+    temperature, top_p, min_p, typical_p, repetition, frequency, presence = floats
     choices = Choices(
         int32(3), int32(4, 64), int32(4), int32(3), torch.zeros(3, dtype=torch.bool), torch.zeros(3, dtype=torch.int64),
-        temperature, int32(3), top_p, min_p, typical_p, repetition, frequency, Bias(int32(3, 2), torch.zeros(3, 2)),
+        temperature, int32(3), top_p, min_p, typical_p, repetition, frequency, presence,
+        Bias(int32(3, 2), torch.zeros(3, 2)), Allowed(int32(2), int32(2, 9)),
+        Bans(int32(4), int32(4), int32(4), int32(5), int32(7)),
         any_draws=True, any_penalties=True, any_cuts=True, any_typical=True,
     )  # fmt: skip
     kernels.sample(torch.zeros(3, 128_256), choices)
-    only_draws = replace(choices, bias=None, any_penalties=False, any_cuts=False)
+    only_draws = replace(choices, bias=None, allowed=None, bans=None, any_penalties=False, any_cuts=False)
     part = kernels.reduce_part(torch.zeros(3, 16_384), only_draws, range(114_688, 128_256))
     kernels.merge_parts([part] * 8, 128_256)
 

@@ -4,8 +4,10 @@ The interpreter is slow. Where a test needs thousands of draws, the reference dr
 are only tested to equal the reference's draws.
 """
 
+import random
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
+from itertools import accumulate, chain
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu.library import NEEDS
-from text_generation_server.kernels.interface import Bias, Choices, Chosen
+from text_generation_server.kernels.interface import Allowed, Bans, Bias, Choices, Chosen
 
 SUBJECTS = [(name, torch.float32) for name in ("reference", "triton", *(f"cpu_{target}" for target in NEEDS))]
 pytestmark = pytest.mark.parametrize("subject", SUBJECTS, indirect=True, ids=[name for name, _ in SUBJECTS])
@@ -36,6 +38,11 @@ class Row:
     typical_p: float = 1.0
     repetition: float = 1.0
     frequency: float = 0.0
+    presence: float = 0.0
+    allowed: tuple[int, ...] = ()
+    words: tuple[tuple[int, ...], ...] = ()
+    ends: tuple[int, ...] = ()
+    least: int = 0  # number of output tokens until which no token of `ends` is chosen
     bias: tuple[tuple[int, float], ...] = ()
     history: tuple[int, ...] = (3, 4, 5, 5, 4, 5)
     prompt_length: int = 2
@@ -52,13 +59,27 @@ ALONE = {
     "repetition that rewards": Row(repetition=0.7),
     "frequency": Row(frequency=0.8),
     "frequency that rewards": Row(frequency=-0.8),
+    "presence": Row(presence=0.8),
+    "presence that rewards": Row(presence=-0.8),
     "bias": Row(bias=((7, 2.5), (0, -3.0))),
 }
+# The history is 3, 4 in the prompt, and 5, 5, 4, 5 in the output.
+MASKS = {
+    "allowed": Row(allowed=(12, 5, 0, 5)),
+    "single words": Row(words=((5,), (0,))),
+    "words after the output": Row(words=((4, 5, 7), (5, 4, 5, 8), (5, 5, 9), (4, 10))),
+    "words after the prompt": Row(words=((3, 4, 5, 5, 4, 5, 7), (4, 5, 5, 4, 5, 8), (9, 3, 4, 5, 5, 4, 5, 2))),
+    "too short": Row(ends=(1, 6), least=5),
+    "long enough": Row(ends=(1, 6), least=4),
+    "masks": Row(allowed=(1, 2, 5, 9, 12, 14), words=((2,), (4, 5, 12)), ends=(9,), least=6),
+}
 COMBINED = Row(
-    temperature=0.8, top_k=20, top_p=0.9, min_p=0.02, typical_p=0.9, repetition=1.2, frequency=0.3, bias=((7, 1.5),)
-)
+    temperature=0.8, top_k=20, top_p=0.9, min_p=0.02, typical_p=0.9, repetition=1.2, frequency=0.3, presence=0.2,
+    words=((6,), (4, 5, 7), (5, 5, 8)), ends=(1,), least=2000, bias=((7, 1.5), (2, 1.0)),
+)  # fmt: skip
 CASES = {
     **ALONE,
+    **MASKS,
     "two": Row(top_k=10, top_p=0.8),
     "combined": COMBINED,
     "best": Row(draws=False, frequency=0.5, top_k=3),
@@ -85,9 +106,9 @@ def choices(rows: list[Row], device: torch.device) -> Choices:
         places.to(device), history.to(device), lengths.to(device), column("prompt_length", torch.int32),
         column("draws", torch.bool), column("seed", torch.int64), column("temperature"), column("top_k", torch.int32),
         column("top_p"), column("min_p").log(), column("typical_p"), column("repetition"), column("frequency"),
-        biases(rows, device),
+        column("presence"), biases(rows, device), allowed_tokens(rows, device), bans(rows, device),
         any_draws=any(row.draws for row in rows),
-        any_penalties=any(row.repetition != 1 or row.frequency != 0 for row in rows),
+        any_penalties=any(row.repetition != 1 or row.frequency != 0 or row.presence != 0 for row in rows),
         any_cuts=any(row.top_k or row.min_p or row.top_p < 1 or row.typical_p < 1 for row in rows),
         any_typical=any(row.typical_p < 1 for row in rows),
     )  # fmt: skip
@@ -102,6 +123,26 @@ def biases(rows: list[Row], device: torch.device) -> Bias | None:
     return Bias(tokens.int().contiguous().to(device), values.float().contiguous().to(device))
 
 
+def allowed_tokens(rows: list[Row], device: torch.device) -> Allowed | None:
+    asking = [i for i, row in enumerate(rows) if row.allowed]
+    if not asking:
+        return None
+    width = max(len(rows[i].allowed) for i in asking)
+    tokens = [[*rows[i].allowed, *[-1] * (width - len(rows[i].allowed))] for i in asking]
+    return Allowed(*(torch.tensor(values, dtype=torch.int32, device=device) for values in (asking, tokens)))
+
+
+def bans(rows: list[Row], device: torch.device) -> Bans | None:
+    asked = [(i, token, row.least, ()) for i, row in enumerate(rows) for token in row.ends]
+    asked += [(i, word[-1], 2**31 - 1, word[:-1]) for i, row in enumerate(rows) for word in row.words]
+    if not asked:
+        return None
+    numbers, tokens, until, before = zip(*asked, strict=True)
+    offsets = [0, *accumulate(map(len, before))]
+    columns = (numbers, tokens, until, offsets, list(chain.from_iterable(before)))
+    return Bans(*(torch.tensor(column, dtype=torch.int32, device=device) for column in columns))
+
+
 def repeated(row: Row, count: int, device: torch.device) -> Choices:
     """Choices of `count` copies of one row, each with another seed."""
     single = choices([row], device)
@@ -110,7 +151,20 @@ def repeated(row: Row, count: int, device: torch.device) -> Choices:
     }
     columns["seeds_R"] = torch.arange(count, device=device) * 7919 - 10**6
     bias = single.bias and Bias(single.bias.tokens_RB.repeat(count, 1), single.bias.values_RB.repeat(count, 1))
-    return replace(single, bias=bias, **columns)
+    numbers = torch.arange(count, dtype=torch.int32, device=device)
+    allowed = single.allowed and Allowed(numbers, single.allowed.tokens_AW.repeat(count, 1))
+    return replace(
+        single, bias=bias, allowed=allowed, bans=single.bans and repeated_bans(single.bans, count), **columns
+    )
+
+
+def repeated_bans(bans: Bans, count: int) -> Bans:
+    numbers = torch.arange(count, dtype=torch.int32, device=bans.tokens_E.device)
+    sizes = bans.offsets.diff().repeat(count).cumsum(0, dtype=torch.int32)
+    return Bans(
+        numbers.repeat_interleave(len(bans.tokens_E)), bans.tokens_E.repeat(count), bans.until_E.repeat(count),
+        torch.cat([sizes.new_zeros(1), sizes]), bans.before.repeat(count),
+    )  # fmt: skip
 
 
 def sample(subject: Any, logits: Tensor, rows: list[Row]) -> tuple[Tensor, Chosen]:
@@ -129,8 +183,11 @@ def plain(logits: Tensor, row: Row) -> Tensor:
         x[token] = x[token] * row.repetition if x[token] < 0 else x[token] / row.repetition
     for token in row.history[row.prompt_length :]:
         x[token] -= row.frequency
+    for token in set(row.history[row.prompt_length :]):
+        x[token] -= row.presence
     x = [value / row.temperature for value in x]
-    alive = sorted(range(len(x)), key=lambda token: (-x[token], token))
+    allowed = (set(row.allowed) or set(range(len(x)))) - banned(row)
+    alive = sorted(allowed, key=lambda token: (-x[token], token))
     alive = alive[: row.top_k] if row.top_k else alive
     p = likelihoods(x, alive)
     alive = [token for i, token in enumerate(alive) if i == 0 or row.top_p >= 1 or sum(p[:i]) < row.top_p]
@@ -146,6 +203,11 @@ def plain(logits: Tensor, row: Row) -> Tensor:
     out = torch.full((len(x),), MINUS_INFINITY, dtype=torch.float64)
     out[alive] = torch.tensor(likelihoods(x, alive), dtype=torch.float64).log()
     return out
+
+
+def banned(row: Row) -> set[int]:
+    ends = set(row.ends) if len(row.history) - row.prompt_length < row.least else set()
+    return ends | {word[-1] for word in row.words if row.history[-len(word) + 1 or len(row.history) :] == word[:-1]}
 
 
 def likelihoods(x: list[float], tokens: list[int]) -> list[float]:
@@ -183,6 +245,8 @@ def test_all_backends_choose_the_same_for_random_mixtures(subject: Any) -> None:
         Row(
             draws=i % 4 > 0, seed=i, temperature=0.3 + some(1), top_k=int(some(60)), top_p=some(1.3),
             min_p=max(0, some(0.2) - 0.1), typical_p=some(1.5), repetition=0.5 + some(1), frequency=some(1) - 0.5,
+            presence=max(0, some(1) - 0.5), allowed=tuple(range(0, 60, 1 + i % 5)) if i % 2 else (),
+            words=((7,), (5, 10), (4, 20))[: i % 4], ends=(0, 30), least=3 + i % 3,
             bias=tuple((j, some(2)) for j in range(i % 3)),
         )
         for i in range(24)
@@ -230,7 +294,7 @@ def p_value(counts: Tensor, expected: Tensor) -> float:
     return float(torch.special.gammaincc(torch.tensor((len(counts) - 1) / 2, dtype=torch.float64), statistic / 2))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "best"])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in {"best", *MASKS} - {"masks"}])
 def test_20_000_draws_follow_the_distribution(subject: Any, name: str) -> None:
     """The seeds are fixed, because even a right sampler fails with one of a thousand seeds."""
     draws = 24 if subject.interpreted else 20_000
@@ -355,6 +419,51 @@ def test_a_token_that_a_bias_forbids_is_never_chosen(subject: Any) -> None:
     left, chosen = sample(subject, random_logits(len(rows)), rows)
     assert set(chosen.ids_R.tolist()) <= {8, 30} and chosen.finite_R.all()
     assert chosen.logprobs_R.isfinite().all() and (left.isfinite().sum(dim=1) <= 2).all()
+
+
+def test_masks_exclude_exactly_what_a_plain_search_of_the_history_excludes(subject: Any) -> None:
+    """A row without a token that is left fails alone."""
+    rng = random.Random(4)
+
+    def some(most: int, least: int = 1) -> tuple[int, ...]:
+        return tuple(rng.choices(range(5), k=rng.randint(least, most)))
+
+    options = (Row(draws=False), Row(), Row(top_k=2), Row(typical_p=0.9), Row(top_p=0.9, min_p=0.01))
+    rows = [
+        replace(
+            rng.choice(options), seed=i, history=some(9), prompt_length=1, allowed=some(7, 0), ends=some(2, 0),
+            words=tuple(some(3) for _ in range(rng.randint(0, 4))), least=rng.randint(0, 9),
+        )
+        for i in range(60)
+    ]  # fmt: skip
+    logits = random_logits(len(rows), vocabulary=6, seed=12)
+    left, chosen = sample(subject, logits, rows)
+    for i, row in enumerate(rows):
+        expected = (set(row.allowed) or set(range(6))) - banned(row)
+        assert bool(chosen.finite_R[i]) == bool(expected)
+        if not expected:
+            assert not left[i].any() and chosen.ids_R[i] == 0 and chosen.logprobs_R[i] == 0
+            continue
+        kept = set(left[i].isfinite().nonzero().flatten().tolist())
+        assert int(chosen.ids_R[i]) in kept <= expected and chosen.logprobs_R[i].isfinite()
+        if replace(row, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0) == row:
+            assert kept == expected and torch.equal(left[i, list(kept)], logits[i, list(kept)])
+    assert 0 < int(chosen.finite_R.sum()) < len(rows)
+
+
+def test_lists_as_long_as_a_request_may_have_them_leave_the_row_beside_them_alone(subject: Any) -> None:
+    history = tuple(i % 7 for i in range(300))
+    allowed = tuple(range(1, 1480, 2))
+    words = ((*history[40:], 5), *((token,) for token in range(7, 770)))
+    rows = [Row(draws=False), Row(allowed=allowed, words=words, history=history), Row(allowed=tuple(range(1024)))]
+    logits = random_logits(3, vocabulary=1500, seed=5)
+    left, chosen = sample(subject, logits, rows)
+    assert torch.equal(left[0], logits[0]) and chosen.finite_R.all()
+    for i in (1, 2):
+        kept = left[i].isfinite().nonzero().flatten().tolist()
+        assert kept == sorted(set(rows[i].allowed) - banned(rows[i]))
+        assert torch.equal(left[i, kept], logits[i, kept])
+    assert banned(rows[1]) == {5, *range(7, 770)}
 
 
 def test_the_best_token_survives_the_narrowest_cuts_and_the_coldest_temperature(subject: Any) -> None:

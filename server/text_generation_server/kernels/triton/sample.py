@@ -2,8 +2,8 @@
 
 With v uniform in (0, 1), hashed from (seed, position, token), the noise is -log(-log(1 - v)), and the argmax is a draw
 from softmax(logits) (the Gumbel-max trick). Each program reduces one block of one row to its best score and to
-(peak, Σ exp(logit - peak)); a second kernel merges a row's blocks. If any row asks for bias, penalties or cuts, their
-kernels run before.
+(peak, Σ exp(logit - peak)); a second kernel merges a row's blocks. If any row asks for bias, penalties, masks or
+cuts, their kernels run before.
 
 Each row's parameters are tested on the device, so that one compiled form of each kernel serves all mixtures of rows. A
 row's reductions have the same order whatever the other rows are. They also have the same order if the vocabulary is
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from text_generation_server.kernels.interface import Choices, Chosen
 from text_generation_server.kernels.triton.sample_cuts import find_bounds
+from text_generation_server.kernels.triton.sample_masks import exclude_tokens
 from text_generation_server.kernels.triton.sample_penalties import add_bias, penalize
 from text_generation_server.kernels.triton.sample_prepare import (
     BOUND_WORDS,
@@ -62,18 +63,18 @@ def sample(logits_RV: Tensor, choices: Choices) -> Chosen:
 def sample_tiled(logits_RV: Tensor, choices: Choices, block: int) -> Chosen:
     """Like `sample`, but each program reduces `block` logits, a power of two."""
     parts = _empty_parts(logits_RV, logits_RV.shape[1], block)
-    is_changed = choices.bias is not None or choices.any_penalties
-    if is_changed:
+    if choices.any_changes:
         check(logits_RV, parts, block)
         if choices.bias is not None:
             add_bias(logits_RV, choices.bias)
         if choices.any_penalties:
             penalize(logits_RV, choices)
+        exclude_tokens(logits_RV, choices)
     bounds = parts  # Not read if no row asks for a cut; any tensor, so that the compiled form is the same.
     if choices.any_cuts:
-        measures = prepare_cuts(logits_RV, choices, parts, is_changed, block)
+        measures = prepare_cuts(logits_RV, choices, parts, choices.any_changes, block)
         bounds = find_bounds(logits_RV, choices, measures, block)
-    _draw(logits_RV, choices, parts, bounds, 0, is_changed or choices.any_cuts, block)
+    _draw(logits_RV, choices, parts, bounds, 0, choices.any_changes or choices.any_cuts, block)
     return _merge(parts, logits_RV)
 
 
@@ -183,8 +184,11 @@ def _merge_blocks(
     peaks = tl.load(parts + 2 * stride + here, mask=inside, other=MINUS_INFINITY)
     totals = tl.load(parts + 3 * stride + here, mask=inside, other=0.0)
     peak = tl.max(peaks, 0)
-    logprob = logit - peak - tl.log(tl.sum(totals * tl.exp(peaks - peak), 0))
-    is_finite = tl.min(tl.load(words + 5 * stride + here, mask=inside, other=1), 0) != 0
+    has_tokens = peak > MINUS_INFINITY  # False if masks have excluded all tokens of the row
+    base = tl.where(has_tokens, peak, 0.0)
+    total = tl.sum(totals * tl.exp(peaks - base), 0)
+    logprob = logit - base - tl.log(tl.where(has_tokens, total, 1.0))
+    is_finite = (tl.min(tl.load(words + 5 * stride + here, mask=inside, other=1), 0) != 0) & has_tokens
     tl.store(ids_R + row, tl.where(is_finite, tl.load(words + 4 * stride + row * BLOCKS + best), 0))
     tl.store(logprobs_R + row, tl.where(is_finite, logprob, 0.0))
     tl.store(finite_R + row, is_finite)

@@ -1,7 +1,7 @@
 """Bias and penalties, which change the logits of single tokens.
 
 Repetition: x / r where x ≥ 0, x · r where x < 0, once for each token of prompt and output. Frequency: x - f · n, where
-n counts the token's uses in the output.
+n counts the token's uses in the output. Presence: x - p where n > 0.
 
 A row's tokens are counted in a row of words, one word for each token of the vocabulary. Then each position of the
 history exchanges its token's word for zero. The first position of a token gets the count and applies the penalties; all
@@ -39,7 +39,7 @@ def penalize(logits_RV: Tensor, choices: Choices) -> None:
     for first in range(0, rows, COUNTED_ROWS):
         grid = (min(COUNTED_ROWS, rows - first), SPLITS)
         history = (choices.history, choices.history.stride(0), choices.lengths, choices.rows_R)
-        penalties = (choices.repetition_penalty_R, choices.frequency_penalty_R)
+        penalties = (choices.repetition_penalty_R, choices.frequency_penalty_R, choices.presence_penalty_R)
         _count[grid](
             words, *history, choices.prompt_lengths_R, *penalties, first, VOCABULARY=vocabulary, BLOCK=POSITIONS
         )  # fmt: skip
@@ -64,12 +64,14 @@ def _add_bias(logits, tokens, values, width, STRIDE: tl.constexpr, BLOCK: tl.con
 
 @triton.jit(do_not_specialize=["history_stride", "first_row"])
 def _count(
-    words, history, history_stride, lengths, rows_R, prompt_lengths_R, repetition_R, frequency_R, first_row,
+    words, history, history_stride, lengths, rows_R, prompt_lengths_R, repetition_R, frequency_R, presence_R,
+    first_row,
     VOCABULARY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     own, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = first_row + own
-    if (tl.load(repetition_R + i) != 1.0) | (tl.load(frequency_R + i) != 0.0):
+    is_output_penalized = (tl.load(frequency_R + i) != 0.0) | (tl.load(presence_R + i) != 0.0)
+    if (tl.load(repetition_R + i) != 1.0) | is_output_penalized:
         row = tl.load(rows_R + i).to(tl.int64)
         length = tl.load(lengths + row)
         prompt_length = tl.load(prompt_lengths_R + i)
@@ -88,13 +90,13 @@ def _count(
 
 @triton.jit(do_not_specialize=["history_stride", "first_row"])
 def _apply(
-    logits, words, history, history_stride, lengths, rows_R, repetition_R, frequency_R, first_row,
+    logits, words, history, history_stride, lengths, rows_R, repetition_R, frequency_R, presence_R, first_row,
     VOCABULARY: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     own, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = first_row + own
-    repetition, frequency = tl.load(repetition_R + i), tl.load(frequency_R + i)
-    if (repetition != 1.0) | (frequency != 0.0):
+    repetition, frequency, presence = tl.load(repetition_R + i), tl.load(frequency_R + i), tl.load(presence_R + i)
+    if (repetition != 1.0) | (frequency != 0.0) | (presence != 0.0):
         row = tl.load(rows_R + i).to(tl.int64)
         length = tl.load(lengths + row)
         first = split * BLOCK
@@ -109,5 +111,5 @@ def _apply(
             x = tl.load(at, mask=is_first, other=0.0)
             x = tl.where(x < 0, x * repetition, tl.div_rn(x, repetition))
             uses = (word & (IN_PROMPT - 1)).to(tl.float32)
-            tl.store(at, x - uses * frequency, mask=is_first)
+            tl.store(at, x - uses * frequency - tl.where(uses > 0, presence, 0.0), mask=is_first)
             first += tl.num_programs(1) * BLOCK

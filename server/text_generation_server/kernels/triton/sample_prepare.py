@@ -193,13 +193,14 @@ def _most_typical(
 
 @triton.jit
 def merged_extremes(extremes, row, rows, BLOCKS: tl.constexpr, B: tl.constexpr):
-    """The peak of a row, and its least logit above minus infinity."""
+    """The peak of a row, and its least logit above minus infinity. Without such a logit the peak is finite too, so that
+    nothing is computed from it that is not a number."""
     block = tl.arange(0, B)
     inside = block < BLOCKS
     extremes += row * BLOCKS + block
     peaks = tl.load(extremes, mask=inside, other=MINUS_INFINITY)
     leasts = tl.load(extremes + rows.to(tl.int64) * BLOCKS, mask=inside, other=-MINUS_INFINITY)
-    return tl.max(peaks, 0), tl.min(leasts, 0)
+    return tl.maximum(tl.max(peaks, 0), -LARGEST), tl.min(leasts, 0)
 
 
 @triton.jit

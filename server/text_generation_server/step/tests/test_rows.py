@@ -252,7 +252,7 @@ def ready(known: int) -> Planner:
     return planner
 
 
-BIASED = Sampling(bias=((VOCABULARY, 1.0),))
+BIASED = Sampling(logit_bias=((VOCABULARY, 1.0),))
 BAD_STEPS = {
     "nothing": ([], [], [], "at least one row or chunk"),
     "too few slots": ([1, 2], [40], [], "2 rows came with 1 slots"),
