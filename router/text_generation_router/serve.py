@@ -22,7 +22,7 @@ from text_generation_router.app import answers_at_once, create_app
 from text_generation_router.config import RouterConfig
 from text_generation_router.engine.config import EngineConfig
 from text_generation_router.engine.local import LocalEngine
-from text_generation_router.engine.protocol import TokenLimits
+from text_generation_router.engine.protocol import Snapshot
 from text_generation_router.engine.shard_groups import LaunchedGroups, ShardGroups, StandaloneGroups
 from text_generation_router.errors import ShardsError, StartError
 from text_generation_router.http.caller import Callers
@@ -143,7 +143,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         limits = engine.snapshot().limits
         metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)
         # The limits are read for each request: the shards of a later epoch may have fewer slots.
-        validator = Validator(tokenizer, lambda: request_limits(config, engine.snapshot().limits))
+        validator = Validator(tokenizer, lambda: request_limits(config, engine.snapshot()))
         permits = Permits(config.requests.max_concurrent_requests, lambda: engine.load().retry_after_s)
         inference = Inference(engine, Vocabulary.of(tokenizer.tokenizer), validator, permits, metrics)
         callers = Callers(bool(config.api_key_digests), config.trusted_proxies, config.scheduling.prefix_cache_scope)
@@ -192,8 +192,11 @@ def connection_limits(config: RouterConfig) -> ConnectionLimits:
     )
 
 
-def request_limits(config: RouterConfig, limits: TokenLimits) -> RequestLimits:
-    return RequestLimits(config.requests, limits.max_input_tokens, limits.max_total_tokens)
+def request_limits(config: RouterConfig, shards: Snapshot) -> RequestLimits:
+    model, limits = shards.model, shards.limits
+    return RequestLimits(
+        config.requests, limits.max_input_tokens, limits.max_total_tokens, model.vocab_size, model.eos_token_ids
+    )
 
 
 def list_limits(config: RouterConfig, limits: RequestLimits) -> ListLimits:

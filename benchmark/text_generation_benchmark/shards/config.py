@@ -77,6 +77,8 @@ class ShardBenchmarkConfig:
             RequestFlags(max_best_of=1, max_stop_sequences=0, max_top_n_tokens=values.top_n_tokens),
             self.sequence_length,
             longest,
+            vocab_size=0,  # no flag names a token
+            eos_token_ids=(),
         )
         try:
             for fails, text in parameter_checks(AskedParameters(asked), limits):

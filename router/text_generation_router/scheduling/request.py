@@ -37,3 +37,4 @@ class GenerationRequest:
     # Number of most likely tokens that are listed with the log-probability of each token of the prompt. None: no
     # log-probabilities of the prompt are wanted.
     prompt_logprobs: int | None = None
+    stop_token_ids: frozenset[int] = frozenset()  # end the text as the model's end tokens do, even with `ignore_eos`

@@ -181,10 +181,15 @@ class Running:
         self, token_ids: tuple[int, ...], end_tokens: frozenset[int] = NO_TOKENS
     ) -> tuple[tuple[int, ...], EndReason | None]:
         """Adds confirmed tokens up to the token that ends the request. Returns the added tokens and, if they end the
-        request, the reason: its length, or one of `end_tokens` unless the request ignores them.
+        request, the reason: its length, one of its own stop tokens, or one of `end_tokens` unless the request ignores
+        them.
         """
         asked, made, reason = self.request, len(self.output_ids), None
-        if not (asked.ignore_eos or end_tokens.isdisjoint(token_ids)):
+        if asked.ignore_eos:
+            end_tokens = asked.stop_token_ids
+        elif asked.stop_token_ids:
+            end_tokens |= asked.stop_token_ids
+        if not end_tokens.isdisjoint(token_ids):
             first = next(place for place, token_id in enumerate(token_ids) if token_id in end_tokens)
             token_ids, reason = token_ids[: first + 1], EndReason.EOS_TOKEN
         if made + len(token_ids) >= asked.max_new_tokens:  # the length limit is checked before the end token, as in TGI

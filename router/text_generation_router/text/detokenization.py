@@ -86,8 +86,9 @@ class TextStream:
         self._has_bytes = False  # whether the output has added bytes
         _, self._open = decode_utf8(self._last_bytes(input_ids))  # bytes of a last character that is incomplete
 
-    def push(self, token_id: int) -> Piece:
-        """Adds a token. The texts of the returned piece are "" while a character is incomplete."""
+    def push(self, token_id: int, may_stop: bool = True) -> Piece:
+        """Adds a token. The texts of the returned piece are "" while a character is incomplete. `may_stop`: whether a
+        stop string that ends in the text of this token ends the text."""
         text = self._whole_texts.get(token_id)
         if text and not self._open and self._previous is not None and not self._stop:  # nearly every token
             self._previous = token_id
@@ -106,7 +107,7 @@ class TextStream:
             shown = plain
         stopped = False
         if self._stop and shown:
-            shown, stopped = self._find_stop(shown)
+            shown, stopped = self._find_stop(shown, may_stop)
             plain = plain[: len(shown)]
         self._plain.append(plain)
         return Piece(shown, plain, stopped)
@@ -135,11 +136,12 @@ class TextStream:
             data = self._vocabulary.token_bytes.of(token_id, token_id) + data
         return data[-MAX_OPEN_BYTES:]
 
-    def _find_stop(self, text: str) -> tuple[str, bool]:
-        searched = self._tail + text
+    def _find_stop(self, text: str, may_stop: bool) -> tuple[str, bool]:
+        searched, known = self._tail + text, len(self._tail)
         end = len(searched) + 1
-        for stop in self._stop:
-            if (found := searched.find(stop)) >= 0:
+        for stop in self._stop if may_stop else ():
+            # The search begins where a stop string would end with the first new character.
+            if (found := searched.find(stop, max(0, known + 1 - len(stop)))) >= 0:
                 end = min(end, found + len(stop))
         if end > len(searched):
             self._tail = searched[-self._longest_stop :]

@@ -13,6 +13,7 @@ class TextOutput:
         self._vocabulary = vocabulary
         self._special_ids = vocabulary.special_ids
         self._text = TextStream(vocabulary, request.input_ids, stop)
+        self._min_new_tokens = request.sampling.min_new_tokens
         self._seed = request.sampling.seed if request.sampling.do_sample else None
         self._queue_s = 0.0
         self._cached_tokens = 0
@@ -30,11 +31,12 @@ class TextOutput:
         inference_s: float,
     ) -> TokenEvent:
         """Adds a token. `reason`: why the engine ends the request with this token, or None. A stop string ends the text
-        too. As in TGI, the length limit and the end-of-text token take precedence as the reason. The event has `finish`
-        if the token is the last. `tops`: (id, log-probability) of the most likely tokens.
+        too, unless one of the first `min_new_tokens` tokens completes it. As in TGI, the length limit and the
+        end-of-text token take precedence as the reason. The event has `finish` if the token is the last. `tops`: (id,
+        log-probability) of the most likely tokens.
         """
         self.num_tokens += 1
-        shown, plain, stopped = self._text.push(token_id)
+        shown, plain, stopped = self._text.push(token_id, self.num_tokens > self._min_new_tokens)
         if stopped:
             reason = reason or FinishReason.STOP_SEQUENCE
         elif reason is not None:

@@ -141,6 +141,15 @@ class TextTokenizer:
         values = values if keep_last is None else values[-keep_last:]
         return Ids(values, len(values))
 
+    async def encode_words(self, words: Sequence[str], share: Share) -> list[tuple[int, ...]]:
+        """The token ids of each of a few short texts, without special tokens around them."""
+        encode = self.tokenizer.encode_batch_fast
+
+        def work() -> list[tuple[int, ...]]:
+            return [tuple(_first(encode, word, add_special_tokens=False).ids) for word in words]
+
+        return await self._threads.run(share, sum(map(len, words)), work)
+
     async def spans(self, text: str, share: Share, use: Callable[[list[Span]], T]) -> AsyncGenerator[T, None]:
         """Calls `use`, in a thread, with the tokens of each part of the text, and yields the results. Raises
         ValidationError, before the first result, if a part is too large."""

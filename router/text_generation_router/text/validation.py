@@ -10,6 +10,7 @@ from text_generation_common.sampling import NAMES, WARPERS, Sampling
 from text_generation_router.errors import ValidationError
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.share import Share
+from text_generation_router.text.token_choice import Check, id_checks, ids_of_bad_words, leaves_a_token, word_checks
 from text_generation_router.text.tokenization import TextTokenizer
 
 
@@ -42,6 +43,8 @@ class AskedParameters:
     takes_no_tokens: bool = False  # whether `max_new_tokens` may be 0, for an answer that has the prompt itself
     prompt_logprobs: int | None = None  # most likely tokens with each log-probability of the prompt; None: none wanted
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
     truncate: int | None = None
     ignore_eos_token: bool = False
     priority: int | None = None
@@ -54,6 +57,8 @@ class RequestLimits:
     asked: RequestFlags  # the flags that limit what a request may ask for
     max_input_tokens: int
     max_total_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +68,6 @@ class Prompt:
     inputs: str
     parameters: AskedParameters
     add_special_tokens: bool = True
-
-
-Check = tuple[bool, str]  # (whether the check fails, its error text)
 
 
 class Validator:
@@ -112,13 +114,28 @@ class Validator:
         return GenerationRequest(
             ids.values,
             wanted,
-            sampling(parameters.sampling),
+            await self._sampling(parameters, wanted, limits, share),
             parameters.ignore_eos_token,
             priority=parameters.priority or 0,
             namespace=(parameters.cache_salt or "",),
             timeout_s=parameters.timeout,
             prompt_logprobs=parameters.prompt_logprobs,
+            stop_token_ids=frozenset(parameters.stop_token_ids),
         )
+
+    async def _sampling(
+        self, parameters: AskedParameters, max_new_tokens: int, limits: RequestLimits, share: Share
+    ) -> Sampling:
+        """The sampling parameters, with the token ids that words and ends of text stand for."""
+        result = sampling(parameters.sampling)
+        if parameters.bad_words:
+            ids = await ids_of_bad_words(self._tokenizer, parameters.bad_words, limits.vocab_size, share)
+            result = replace(result, bad_words_ids=ids)
+        if result.min_new_tokens:
+            ends = {*parameters.stop_token_ids, *(() if parameters.ignore_eos_token else limits.eos_token_ids)}
+            result = replace(result, end_token_ids=tuple(sorted(i for i in ends if i < limits.vocab_size)))
+        _raise_first(choice_checks(result, max_new_tokens, limits.vocab_size))
+        return result
 
     def _refuse_certainly_too_long(self, prompt: Prompt) -> None:
         """Refuses a prompt that is certainly too long without tokenizing it: a prompt has at least
@@ -137,8 +154,10 @@ def parameter_checks(asked: AskedParameters, limits: RequestLimits) -> Iterator[
     yield not values.temperature > 0, "`temperature` must be strictly positive"
     yield not values.repetition_penalty > 0, "`repetition_penalty` must be strictly positive"
     yield not -2.0 <= values.frequency_penalty <= 2.0, "`frequency_penalty` must be >= -2.0 and <= 2.0"
+    yield not -2.0 <= values.presence_penalty <= 2.0, "`presence_penalty` must be >= -2.0 and <= 2.0"
     yield "top_p" in given and not 0.0 < values.top_p < 1.0, "`top_p` must be > 0.0 and < 1.0"
     yield "typical_p" in given and not 0.0 < values.typical_p < 1.0, "`typical_p` must be > 0.0 and < 1.0"
+    yield not 0.0 <= values.min_p <= 1.0, "`min_p` must be >= 0.0 and <= 1.0"
     yield "top_k" in given and not values.top_k > 0, "`top_k` must be strictly positive"
     is_none_taken = asked.max_new_tokens == 0 and asked.takes_no_tokens
     yield _not_positive(asked.max_new_tokens) and not is_none_taken, "`max_new_tokens` must be strictly positive"
@@ -152,6 +171,34 @@ def parameter_checks(asked: AskedParameters, limits: RequestLimits) -> Iterator[
     given_tops = asked.prompt_logprobs or 0  # TGI lists no most likely tokens with those of a prompt
     yield not 0 <= given_tops <= most, f"`prompt_logprobs` must be >= 0 and <= {most}. Given: {given_tops}"
     yield _not_positive(asked.timeout), "`timeout` must be strictly positive"  # TGI has no timeout
+    yield from list_checks(asked, limits.vocab_size)
+
+
+def list_checks(asked: AskedParameters, vocab_size: int) -> Iterator[Check]:
+    values = asked.sampling.values
+    if values.logit_bias:
+        yield from id_checks("logit_bias", (token_id for token_id, _ in values.logit_bias), vocab_size)
+        outside = any(not -100.0 <= value <= 100.0 for _, value in values.logit_bias)
+        yield outside, "`logit_bias` must have values >= -100.0 and <= 100.0"
+    yield from id_checks("stop_token_ids", asked.stop_token_ids, vocab_size)
+    nothing = "allowed_token_ids" in asked.sampling.given and not values.allowed_token_ids
+    yield nothing, "`allowed_token_ids` must not be empty"
+    yield from id_checks("allowed_token_ids", values.allowed_token_ids, vocab_size)
+    if asked.bad_words:
+        yield from word_checks(asked.bad_words)
+
+
+def choice_checks(chosen: Sampling, max_new_tokens: int, vocab_size: int) -> Iterator[Check]:
+    least = chosen.min_new_tokens
+    yield (
+        least > max_new_tokens,
+        f"`min_new_tokens` must be <= `max_new_tokens`. Given: {least} and {max_new_tokens}",
+    )
+    if chosen.allowed_token_ids or chosen.bad_words_ids or chosen.end_token_ids:
+        yield (
+            not leaves_a_token(chosen, vocab_size),
+            "`allowed_token_ids`, `bad_words` and `min_new_tokens` leave no token that can be chosen",
+        )
 
 
 def too_many_stops(most: int, given: int) -> str:

@@ -41,11 +41,12 @@ from text_generation_router.offload.child import Handler
 from text_generation_router.resolve import resolve
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
+from text_generation_router.serve import request_limits
 from text_generation_router.text import rendering_child
 from text_generation_router.text.chat_template import ChatTemplate
 from text_generation_router.text.rendering import Renderer
 from text_generation_router.text.tokenization import TextTokenizer
-from text_generation_router.text.validation import RequestLimits, Validator
+from text_generation_router.text.validation import Validator
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('no such role') }}{% endif %}"
@@ -308,8 +309,7 @@ class Server:
         self.permits = Permits(self.config.requests.max_concurrent_requests, lambda: self.engine.load().retry_after_s)
         self.tokenizer = TextTokenizer.of(tokenizer, workers=1, max_waiting=16)
         self.tokenizer.max_chars_per_token = None
-        request_limits = RequestLimits(self.config.requests, limits.max_input_tokens, limits.max_total_tokens)
-        validator = Validator(self.tokenizer, lambda: request_limits)
+        validator = Validator(self.tokenizer, lambda: request_limits(self.config, self.engine.snapshot()))
         inference = Inference(self.engine, self.engine.vocabulary, validator, self.permits, self.metrics)
         template = ChatTemplate(TEMPLATE, {})
         self.gate, self.limit_hits = Gate(), LimitHits(self.metrics)

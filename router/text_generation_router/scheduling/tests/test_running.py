@@ -34,3 +34,12 @@ def test_of_several_tokens_a_request_takes_none_after_the_one_that_ends_it(
     running = Running(1, GenerationRequest((1, 2), 3))
     assert running.add_tokens(tokens, frozenset({9})) == (added, reason)
     assert tuple(running.output_ids) == added and running.history.tolist() == [1, 2, *added]
+
+
+@pytest.mark.parametrize(("ignores_eos", "ends"), [(False, {7, 8, 9}), (True, {7, 8})])
+def test_a_requests_own_stop_tokens_end_it_as_the_models_end_tokens_do(ignores_eos: bool, ends: set[int]) -> None:
+    for token_id in (6, 7, 8, 9):
+        stops = frozenset({7, 8})
+        running = Running(1, GenerationRequest((1, 7), 3, ignore_eos=ignores_eos, stop_token_ids=stops))
+        reason = EndReason.EOS_TOKEN if token_id in ends else None
+        assert running.add_tokens((token_id,), frozenset({9})) == ((token_id,), reason)

@@ -13,7 +13,7 @@ from text_generation_router.text.output import TextOutput
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 E_ACUTE = [ALPHABET.index(char) for char in "Ã©"]  # the two bytes of é, as byte-level tokenizers write them
-A = ALPHABET.index("a")
+A, B = ALPHABET.index("a"), ALPHABET.index("b")
 EOS = len(ALPHABET)
 
 
@@ -38,7 +38,7 @@ def push(output: TextOutput, *token_ids: int, reason: FinishReason | None = None
 def test_the_last_event_of_an_expired_output_has_no_token_and_the_whole_text(vocabulary):
     output = make_output(vocabulary, do_sample=True, seed=5)
     output.begin(3.0, 2)
-    first, second = push(output, A, ALPHABET.index("b"))
+    first, second = push(output, A, B)
     last = output.end(FinishReason.DEADLINE, 12.0)
     assert first.token is not None and second.token is not None and last.token is None
     assert (first.finish, second.finish, last.top_tokens) == (None, None, ())
@@ -82,6 +82,22 @@ def test_a_stop_string_ends_the_text_and_gives_way_to_the_reason_of_the_engine(v
     assert first.finish is None and last.finish is not None
     assert last.finish.reason is (reason or FinishReason.STOP_SEQUENCE)
     assert (last.finish.generated_text, output.num_tokens, last.finish.seed) == ("aa", 2, None)
+
+
+@pytest.mark.parametrize("least", [0, 1, 2, 3, 4, 5])
+def test_no_stop_string_ends_the_text_within_the_least_number_of_tokens(vocabulary, least):
+    """Among six tokens the second, third and sixth complete a stop string."""
+    output = make_output(vocabulary, "aa", "ba", min_new_tokens=least)
+    events = push(output, A, A, A, B, B, A)
+    ended = [event.finish is not None for event in events].index(True)
+    assert ended + 1 == min(end for end in (2, 3, 6) if end > least)
+    finish = events[ended].finish
+    assert finish.generated_text == "aaabba"[: ended + 1] and finish.reason is FinishReason.STOP_SEQUENCE
+
+
+def test_a_stop_string_may_begin_within_the_least_number_of_tokens(vocabulary):
+    first, last = push(make_output(vocabulary, "ab", min_new_tokens=1), A, B)
+    assert first.finish is None and last.finish is not None and last.finish.generated_text == "ab"
 
 
 def test_top_tokens_have_their_texts(vocabulary):

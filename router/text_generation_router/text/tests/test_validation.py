@@ -1,16 +1,20 @@
 import asyncio
 from dataclasses import replace
+from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from text_generation_common.flags.requests import RequestFlags
 from text_generation_common.sampling import NAMES, Sampling
 from text_generation_router.errors import ValidationError
 from text_generation_router.scheduling.share import Share
+from text_generation_router.text.token_choice import leaves_a_token
 from text_generation_router.text.tokenization import Ids
 from text_generation_router.text.validation import AskedParameters, AskedSampling, Prompt, RequestLimits, Validator
 
-LIMITS = RequestLimits(RequestFlags(), max_input_tokens=10, max_total_tokens=15)
+LIMITS = RequestLimits(RequestFlags(), max_input_tokens=10, max_total_tokens=15, vocab_size=200, eos_token_ids=(2, 5))
 
 
 class Letters:
@@ -25,6 +29,9 @@ class Letters:
         self.encoded += 1
         ids = tuple(map(ord, text if keep_last is None else text[-keep_last:]))
         return Ids(ids, len(ids))
+
+    async def encode_words(self, words, share):
+        return [tuple(map(ord, word)) for word in words]
 
 
 def validate(inputs, tokenizer=None, greedy=False, **parameters):
@@ -41,6 +48,37 @@ def validate(inputs, tokenizer=None, greedy=False, **parameters):
         ({"temperature": 0.0}, "`temperature` must be strictly positive"),
         ({"repetition_penalty": -1.0}, "`repetition_penalty` must be strictly positive"),
         ({"frequency_penalty": 2.5}, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
+        ({"presence_penalty": -2.5}, "`presence_penalty` must be >= -2.0 and <= 2.0"),
+        ({"min_p": 1.5}, "`min_p` must be >= 0.0 and <= 1.0"),
+        (
+            {"stop_token_ids": (3, 200)},
+            "`stop_token_ids` must have token ids of the model's vocabulary, 0 to 199. Given: 200",
+        ),
+        (
+            {"allowed_token_ids": (201,)},
+            "`allowed_token_ids` must have token ids of the model's vocabulary, 0 to 199. Given: 201",
+        ),
+        ({"allowed_token_ids": ()}, "`allowed_token_ids` must not be empty"),
+        (
+            {"logit_bias": ((3, 1.0), (202, 1.0))},
+            "`logit_bias` must have token ids of the model's vocabulary, 0 to 199. Given: 202",
+        ),
+        ({"logit_bias": ((3, -100.5),)}, "`logit_bias` must have values >= -100.0 and <= 100.0"),
+        ({"bad_words": ("a", "")}, "`bad_words` must not contain an empty word"),
+        ({"bad_words": ("a" * 16_385,)}, "`bad_words` must have at most 16384 characters in all. Given: 16385"),
+        (
+            {"bad_words": ("a" * 512,)},
+            "`bad_words` must have at most 1024 tokens in all, counted with and without a space before each word."
+            " Given: 1025",
+        ),
+        (
+            {"min_new_tokens": 4, "max_new_tokens": 3},
+            "`min_new_tokens` must be <= `max_new_tokens`. Given: 4 and 3",
+        ),
+        (
+            {"allowed_token_ids": (2, 97), "bad_words": ("a",), "min_new_tokens": 1},
+            "`allowed_token_ids`, `bad_words` and `min_new_tokens` leave no token that can be chosen",
+        ),
         ({"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
         ({"typical_p": 0.0}, "`typical_p` must be > 0.0 and < 1.0"),
         ({"top_k": -1}, "`top_k` must be strictly positive"),
@@ -128,6 +166,56 @@ def test_greedy_requests_draw_nothing_and_keep_their_other_parameters():
     assert validate("x", greedy=True, **asked, **kept).sampling == Sampling(**kept)
     with pytest.raises(ValidationError, match="`top_p`"):
         validate("x", greedy=True, top_p=2.0)
+
+
+def test_the_tokens_that_end_a_text_are_those_that_cannot_be_chosen_before_min_new_tokens():
+    asked = {"min_new_tokens": 3, "stop_token_ids": (9, 5)}
+    assert validate("x", **asked).sampling.end_token_ids == (2, 5, 9)
+    assert validate("x", **asked, ignore_eos_token=True).sampling.end_token_ids == (5, 9)
+    request = validate("x", stop_token_ids=(9, 5))
+    assert request.sampling.end_token_ids == () and request.stop_token_ids == {5, 9}
+
+
+def test_bad_words_are_forbidden_with_and_without_a_space_before_them():
+    words = validate("x", bad_words=("ab", " c", "c", " ")).sampling.bad_words_ids
+    assert words == ((97, 98), (99,), (32,), (32, 97, 98), (32, 99), (32, 32))
+
+
+@pytest.mark.parametrize(
+    ("leaves", "parameters"),
+    [
+        (True, {}),
+        (True, {"allowed_token_ids": (3,)}),
+        (False, {"allowed_token_ids": (3, 4), "bad_words_ids": ((3,), (4,))}),
+        (True, {"allowed_token_ids": (3, 4), "bad_words_ids": ((3,), (3,))}),
+        # After 3 only 4 is left, and after 4 only 3.
+        (True, {"allowed_token_ids": (3, 4), "bad_words_ids": ((3, 3), (4, 4))}),
+        (False, {"allowed_token_ids": (3, 4), "bad_words_ids": ((3, 3), (4,))}),
+        (False, {"allowed_token_ids": (3, 4), "bad_words_ids": ((4, 3, 3), (3, 4))}),
+        (True, {"allowed_token_ids": (3, 4), "bad_words_ids": ((4, 3, 3), (9, 3, 4))}),
+        (True, {"allowed_token_ids": (3, 4), "end_token_ids": (3, 4)}),
+        (False, {"allowed_token_ids": (3, 4), "end_token_ids": (3, 4), "min_new_tokens": 1}),
+        (False, {"bad_words_ids": tuple((i,) for i in range(1, 10)), "end_token_ids": (0,), "min_new_tokens": 1}),
+        (True, {"bad_words_ids": tuple((i,) for i in range(1, 10)), "end_token_ids": (1,), "min_new_tokens": 1}),
+        (False, {"bad_words_ids": tuple((7, i) for i in range(10))}),
+    ],
+)
+def test_a_request_must_leave_a_token_after_every_history(leaves, parameters):
+    assert leaves_a_token(Sampling(**parameters), 10) is leaves
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=3).map(tuple), max_size=6).map(tuple),
+    st.lists(st.integers(0, 2), max_size=3).map(tuple),
+)
+def test_a_request_is_refused_if_and_only_if_some_history_leaves_no_token(words, allowed):
+    histories = [history for length in range(4) for history in product(range(3), repeat=length)]
+
+    def banned(history):
+        return {word[-1] for word in words if history[len(history) - len(word) + 1 :] == word[:-1]}
+
+    everywhere = all((set(allowed) or {0, 1, 2}) - banned((9, 9, 9, *history)) for history in histories)
+    assert leaves_a_token(Sampling(bad_words_ids=words, allowed_token_ids=allowed), 3) is everywhere
 
 
 def test_prompts_that_are_certainly_too_long_are_refused_before_tokenizing():

@@ -1,0 +1,74 @@
+"""Which tokens a request allows, forbids or ends with: the checks of its lists, and words as sequences of token ids."""
+
+from collections.abc import Iterable, Iterator, Sequence, Set
+
+from text_generation_common.sampling import Sampling
+from text_generation_router.errors import ValidationError
+from text_generation_router.scheduling.share import Share
+from text_generation_router.text.tokenization import TextTokenizer
+
+Check = tuple[bool, str]  # (whether the check fails, its error text)
+MAX_LISTED = 1024  # most items of a list, and most token ids of all bad words together, as in the shards
+MAX_WORD_CHARS = 16_384  # most characters of all bad words together: as much as one thread tokenizes in a turn
+
+
+def too_many_listed(name: str, given: int) -> str:
+    return f"`{name}` must have at most {MAX_LISTED} items. Given: {given}"
+
+
+def id_checks(name: str, ids: Iterable[int], vocab_size: int) -> Iterator[Check]:
+    strange = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
+    yield (
+        strange is not None,
+        f"`{name}` must have token ids of the model's vocabulary, 0 to {vocab_size - 1}. Given: {strange}",
+    )
+
+
+def word_checks(words: Sequence[str]) -> Iterator[Check]:
+    yield "" in words, "`bad_words` must not contain an empty word"
+    chars = sum(map(len, words))
+    yield chars > MAX_WORD_CHARS, f"`bad_words` must have at most {MAX_WORD_CHARS} characters in all. Given: {chars}"
+
+
+async def ids_of_bad_words(tokenizer: TextTokenizer, words: Sequence[str], share: Share) -> tuple[tuple[int, ...], ...]:
+    """The token ids of each word, with and without a space before it: most tokenizers have other tokens for a word
+    within a text than for a word at its beginning. ValidationError if a word has no tokens, or if all words together
+    have too many.
+    """
+    plain = [word.lstrip(" ") or word for word in words]
+    sequences = await tokenizer.encode_words([*plain, *(f" {word}" for word in plain)], share)
+    for word, ids in zip(plain, sequences, strict=False):
+        if not ids:
+            raise ValidationError(f"`bad_words` has a word without tokens: {word!r}")
+    found = tuple(dict.fromkeys(sequences))
+    if (count := sum(map(len, found))) > MAX_LISTED:
+        raise ValidationError(
+            f"`bad_words` must have at most {MAX_LISTED} tokens in all, counted with and without a space before each"
+            f" word. Given: {count}"
+        )
+    return found
+
+
+def leaves_a_token(sampling: Sampling, vocab_size: int) -> bool:
+    """Whether, after every history, there is a token that the request's lists do not exclude."""
+    allowed = set(sampling.allowed_token_ids)
+    ends = set(sampling.end_token_ids) if sampling.min_new_tokens else set()
+    count = len(allowed) or vocab_size
+    if len(ends) + len(sampling.bad_words_ids) < count:
+        return True
+    banned: dict[tuple[int, ...], set[int]] = {(): ends}  # by the tokens before
+    for *before, token in sampling.bad_words_ids:
+        banned.setdefault(tuple(before), set()).add(token)
+    return all(_leaves(allowed, count, _banned_after(before, banned)) for before in banned)
+
+
+def _banned_after(history: tuple[int, ...], banned: dict[tuple[int, ...], set[int]]) -> set[int]:
+    """All tokens that are banned after a history that ends with `history`, if no longer sequence applies."""
+    found: set[int] = set()
+    for first in range(len(history) + 1):
+        found |= banned.get(history[first:], set())
+    return found
+
+
+def _leaves(allowed: Set[int], count: int, banned: Set[int]) -> bool:
+    return not allowed <= banned if allowed else len(banned) < count
