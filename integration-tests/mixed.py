@@ -19,6 +19,8 @@ SLOW_PAUSE_S = 0.05
 # Seconds that a stream may take. Long, because shards that die every few seconds have little time to make tokens.
 STREAM_LIMIT_S = 1800.0
 SHARED_WORDS = 300  # words in the prefix that prompts of the kind "shared prefix" share
+CHANGES: dict[str, Any] = {"min_p": 0.02, "presence_penalty": 0.5, "logit_bias": {"262": -5, "300": 2.5}}
+STOP_TOKENS = list(range(260, 400))
 LONG_WORDS = (450, 800)  # range of words in a prompt of several chunks
 
 
@@ -86,6 +88,13 @@ def _penalties(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk
     return _native("penalties", _short(i, rng), tokens, repetition_penalty=1.3, frequency_penalty=0.4)
 
 
+def _lists(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
+    """A text that a stop token of its own may end, once half of its tokens are made."""
+    lists = {"bad_words": ["fox", "the river", "lamp"], "stop_token_ids": STOP_TOKENS, "min_new_tokens": tokens // 2}
+    allowed = {"allowed_token_ids": list(range(1000))} if i % 2 else {}
+    return _native("lists of tokens", _short(i, rng), tokens, seed=i, do_sample=True, **CHANGES, **lists, **allowed)
+
+
 def _watermark(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
     return _native("watermark", _short(i, rng), tokens, seed=i, do_sample=True, watermark=True)
 
@@ -131,7 +140,7 @@ def _prompt(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
 KINDS_OF_DIGEST: list[Callable[[int, random.Random, str, int], MixedAsk]] = [
     *(_greedy, _long, _shared, _seed, _penalties, _watermark, _tops, _stop, _best_of, _chat, _slow),
 ]
-KINDS = [*KINDS_OF_DIGEST, _prompt]
+KINDS = [*KINDS_OF_DIGEST, _prompt, _lists]
 
 
 async def answer_of(client: httpx.AsyncClient, asked: Sequence[MixedAsk], place: int) -> MixedAnswer:

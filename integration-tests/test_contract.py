@@ -237,7 +237,7 @@ def test_openai_routes_refuse_missing_features_and_accept_neutral_values(server:
     url = f"{server.url}/v1/chat/completions"
     neutral = {"n": 1, "presence_penalty": 0, "top_p": 1, "tools": [], "logit_bias": {}, "model": "x", "novel": 1}
     assert httpx.post(url, json=chat("Hi", max_tokens=3, **neutral)).status_code == 200
-    for field, value in {"n": 2, "tools": [{"type": "function"}], "logit_bias": {"1": 2}}.items():
+    for field, value in {"n": 2, "tools": [{"type": "function"}], "structured_outputs": {"regex": "a"}}.items():
         response = httpx.post(url, json=chat("Hi", **{field: value}))
         assert response.status_code == 422 and field in response.json()["error"]
 

@@ -12,7 +12,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from text_generation_router.errors import InferenceError, TooManyPromptsError, ValidationError
+from text_generation_router.text.token_choice import MAX_LISTED, too_many_listed
 from text_generation_router.text.validation import too_many_stops
+
+MAX_DIGITS = 10  # digits of the largest number of 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +75,39 @@ def _too_many_prompts(most: int, _: int) -> TooManyPromptsError:
     return TooManyPromptsError(most)
 
 
+def listed(name: str) -> BeforeValidator:
+    """A check that the field `name`, a list or an object, is not longer than a request's lists of tokens may be."""
+
+    def check_length(value: Any) -> Any:
+        if isinstance(value, (list, dict)) and len(value) > MAX_LISTED:
+            raise ValidationError(too_many_listed(name, len(value)))
+        return value
+
+    return BeforeValidator(check_length)
+
+
+def _are_token_ids(value: dict[str, float]) -> dict[str, float]:
+    for key in value:
+        # Each id is written in one way, so that no two keys are the same token.
+        if not (key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS and str(int(key)) == key):
+            raise ValueError("Keys should be token ids, written as decimal numbers")
+    return value
+
+
 F32 = Annotated[float, Field(allow_inf_nan=False), AfterValidator(to_f32)]
 I32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 U32 = Annotated[int, Field(ge=0, lt=2**32)]
 U64 = Annotated[int, Field(ge=0, lt=2**64)]
+Ids = Annotated[list[U32], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 Texts = Annotated[Strings, BeforeValidator(one_or_many, json_schema_input_type=str | list[str])]
 STOP_LIMIT = _at_most(lambda limits: limits.stops, _too_many_stops)
 PROMPT_LIMIT = _at_most(lambda limits: limits.prompts, _too_many_prompts)
+# TGI's schema has a list here, so that its clients may send an empty one.
+LogitBias = Annotated[
+    dict[str, F32],
+    BeforeValidator(lambda value: {} if value == [] else value),
+    listed("logit_bias"),
+    AfterValidator(_are_token_ids),
+]
 MESSAGE_LIMIT = _at_most(lambda limits: limits.messages, _too_many_messages)

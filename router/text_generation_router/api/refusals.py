@@ -50,19 +50,10 @@ NOWHERE: Table = {
     # Fields that change the choice of tokens.
     "n": (1,),
     "num_return_sequences": (1,),
-    "presence_penalty": (0, 0.0),
-    "logit_bias": ({}, []),
-    "min_p": (0, 0.0),
-    "bad_words": ([],),
-    "allowed_token_ids": ([],),
     "logits_processors": ([],),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "early_stopping": (False,),
-    # Fields that change the end of the text.
-    "min_tokens": (0,),
-    "min_new_tokens": (0,),
-    "stop_token_ids": ([],),
     # Fields that change the content of the answer.
     "skip_special_tokens": (True,),
     "return_token_ids": (False,),
@@ -95,6 +86,7 @@ CHAT_REFUSALS: Table = OPENAI | {
 NATIVE_RENAMED: Renamed = {
     "max_tokens": ("max_new_tokens", ()),
     "max_completion_tokens": ("max_new_tokens", ()),
+    "min_tokens": ("min_new_tokens", (0,)),
     "stop_sequences": ("stop", ([],)),
     "logprobs": ("top_n_tokens", (False, 0)),
     "top_logprobs": ("top_n_tokens", (0,)),
@@ -102,6 +94,7 @@ NATIVE_RENAMED: Renamed = {
 }
 OPENAI_RENAMED: Renamed = {
     "max_new_tokens": ("max_tokens", ()),
+    "min_new_tokens": ("min_tokens", (0,)),
     "stop_sequences": ("stop", ([],)),
     "ignore_eos_token": ("ignore_eos", (False,)),
 }

@@ -13,11 +13,15 @@ from text_generation_router.api.fields import (
     U32,
     U64,
     Body,
+    Ids,
+    LogitBias,
     Strings,
     Texts,
+    listed,
 )
 from text_generation_router.errors import ValidationError
 from text_generation_router.text.chat_template import Message
+from text_generation_router.text.token_choice import MAX_LISTED
 from text_generation_router.text.validation import AskedParameters, AskedSampling
 
 Priority = Annotated[
@@ -40,6 +44,12 @@ CacheSalt = Annotated[
         " Requests without a salt share prefixes within their API key or, if the server has no keys, with each other.",
     ),
 ]
+MinTokens = Annotated[
+    U32 | None,
+    Field(
+        description="Until the output has this many tokens, no end token is chosen, and no stop string ends the text."
+    ),
+]
 
 
 class SamplingFields(Body):
@@ -52,6 +62,52 @@ class SamplingFields(Body):
     top_p: F32 | None = None
     typical_p: F32 | None = None
     seed: U64 | None = None
+    min_p: Annotated[
+        F32 | None,
+        Field(description="Excludes tokens that are less likely than this share of the most likely token. 0: off."),
+    ] = None
+    presence_penalty: Annotated[
+        F32 | None,
+        Field(description="Subtracted from the logit of each token that the output has already. -2 to 2; 0: off."),
+    ] = None
+    logit_bias: Annotated[
+        LogitBias | None,
+        Field(
+            description="Numbers from -100 to 100 that are added to the logits of tokens, by token id, for at most"
+            f" {MAX_LISTED} tokens.",
+            examples=[{"262": -100}],
+        ),
+    ] = None
+    allowed_token_ids: Annotated[
+        Ids | None,
+        listed("allowed_token_ids"),
+        Field(description=f"The only tokens that can be chosen: 1 to {MAX_LISTED} token ids. Default: all tokens."),
+    ] = None
+    bad_words: Annotated[
+        Strings | None,
+        listed("bad_words"),
+        Field(
+            description="Words that the output does not contain: no token completes the tokens of a word, with or"
+            f" without a space before it. The tokens of all words are at most {MAX_LISTED}."
+        ),
+    ] = None
+    stop_token_ids: Annotated[
+        Ids | None,
+        listed("stop_token_ids"),
+        Field(
+            description="Tokens that end the text, besides the model's own end tokens, and also if these are ignored."
+            f" At most {MAX_LISTED} token ids."
+        ),
+    ] = None
+
+    def sampling_values(self) -> dict[str, Any]:
+        """All fields; the values of those that `Sampling` has in its types."""
+        values = dict(vars(self))
+        if self.logit_bias is not None:
+            values["logit_bias"] = tuple((int(token_id), value) for token_id, value in self.logit_bias.items())
+        if self.allowed_token_ids is not None:
+            values["allowed_token_ids"] = tuple(self.allowed_token_ids)
+        return values
 
 
 class GenerateParameters(SamplingFields):
@@ -66,16 +122,19 @@ class GenerateParameters(SamplingFields):
     decoder_input_details: bool = False
     top_n_tokens: U32 | None = None
     ignore_eos_token: bool = False
+    min_new_tokens: MinTokens = None
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
 
     def sampling_parameters(self) -> AskedParameters:
         return AskedParameters(
-            AskedSampling.of(vars(self)),
+            AskedSampling.of(self.sampling_values()),
             best_of=self.best_of,
             max_new_tokens=self.max_new_tokens,
             stop=tuple(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            bad_words=tuple(self.bad_words or ()),
             truncate=self.truncate,
             ignore_eos_token=self.ignore_eos_token,
             priority=self.priority,
@@ -118,6 +177,7 @@ class OpenAIRequest(SamplingFields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
+    min_tokens: MinTokens = None
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
@@ -130,12 +190,15 @@ class OpenAIRequest(SamplingFields):
         """OpenAI's meanings: temperature 0 is greedy whatever the other fields say, a missing temperature is 1.0,
         top_p 1 has no effect."""
         greedy = self.temperature == 0
-        values = {name: value for name, value in vars(self).items() if value not in MEAN_NONE.get(name, ())}
-        values |= {"do_sample": not greedy, "top_n_tokens": top_n_tokens}
+        given = self.sampling_values()
+        values = {name: value for name, value in given.items() if value not in MEAN_NONE.get(name, ())}
+        values |= {"do_sample": not greedy, "top_n_tokens": top_n_tokens, "min_new_tokens": self.min_tokens}
         return AskedParameters(
             AskedSampling.of(values, greedy),
             max_new_tokens=max_new_tokens,
             stop=tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            bad_words=tuple(self.bad_words or ()),
             ignore_eos_token=bool(self.ignore_eos),
             priority=self.priority,
             timeout=self.timeout,

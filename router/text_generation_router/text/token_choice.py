@@ -30,17 +30,19 @@ def word_checks(words: Sequence[str]) -> Iterator[Check]:
     yield chars > MAX_WORD_CHARS, f"`bad_words` must have at most {MAX_WORD_CHARS} characters in all. Given: {chars}"
 
 
-async def ids_of_bad_words(tokenizer: TextTokenizer, words: Sequence[str], share: Share) -> tuple[tuple[int, ...], ...]:
+async def ids_of_bad_words(
+    tokenizer: TextTokenizer, words: Sequence[str], vocab_size: int, share: Share
+) -> tuple[tuple[int, ...], ...]:
     """The token ids of each word, with and without a space before it: most tokenizers have other tokens for a word
-    within a text than for a word at its beginning. ValidationError if a word has no tokens, or if all words together
-    have too many.
+    within a text than for a word at its beginning. Tokens that the model does not have are never generated, so words
+    with such tokens are left out. ValidationError if a word has no tokens, or if all words together have too many.
     """
     plain = [word.lstrip(" ") or word for word in words]
     sequences = await tokenizer.encode_words([*plain, *(f" {word}" for word in plain)], share)
     for word, ids in zip(plain, sequences, strict=False):
         if not ids:
             raise ValidationError(f"`bad_words` has a word without tokens: {word!r}")
-    found = tuple(dict.fromkeys(sequences))
+    found = tuple(ids for ids in dict.fromkeys(sequences) if max(ids, default=vocab_size) < vocab_size)
     if (count := sum(map(len, found))) > MAX_LISTED:
         raise ValidationError(
             f"`bad_words` must have at most {MAX_LISTED} tokens in all, counted with and without a space before each"

@@ -71,7 +71,7 @@ def test_a_dialect_answers_at_once_and_as_a_stream(server, loud):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_refusals_are_counted_for_every_dialect(server, loud, stream):
-    assert server.post("/loud", {"prompt": "a", "stream": stream, "logit_bias": {"5": 1}}).status == 422
+    assert server.post("/loud", {"prompt": "a", "stream": stream, "logits_processors": ["x"]}).status == 422
     assert server.metric("tgi_request_count_total") == 7 and server.failures("validation") == 1
     loud.is_broken = True
     assert server.post("/loud", {"prompt": "a", "stream": stream}).status == 422

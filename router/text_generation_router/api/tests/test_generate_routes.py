@@ -1,8 +1,10 @@
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
+from text_generation_common.sampling import Sampling
 from text_generation_router.engine.protocol import Ended
 from text_generation_router.errors import OverloadedError, Refusal, RefusedError
 from text_generation_router.http.errors import error_headers
@@ -93,6 +95,72 @@ def test_parameters_reach_the_engine(server):
     assert (sampling.repetition_penalty, sampling.frequency_penalty, sampling.seed) == (1.5, -1.0, 2**64 - 1)
     assert (sampling.watermark, sampling.top_n_tokens) == (True, 2)
     assert (request.ignore_eos, request.max_new_tokens) == (True, 7)
+
+
+def test_parameters_that_name_tokens_reach_the_engine(server):
+    parameters = {
+        "min_p": 0.25,
+        "presence_penalty": 0.5,
+        "logit_bias": {"3": -100, "0": 1.5},
+        "allowed_token_ids": [5, 0, 999],
+        "stop_token_ids": [7, 3],
+        "min_new_tokens": 4,
+        "ignore_eos_token": True,
+        "max_new_tokens": 9,
+    }
+    assert server.post("/generate", {"inputs": "hello", "parameters": parameters}).status == 200
+    request = server.engine.asked[0].request
+    sampling = request.sampling
+    assert (sampling.min_p, sampling.presence_penalty, sampling.do_sample) == (0.25, 0.5, True)
+    assert sampling.logit_bias == ((3, -100.0), (0, 1.5)) and sampling.allowed_token_ids == (5, 0, 999)
+    assert (sampling.min_new_tokens, sampling.end_token_ids) == (4, (3, 7))
+    assert request.stop_token_ids == {3, 7} and request.ignore_eos
+
+
+def test_bad_words_reach_the_engine_as_tokens_with_and_without_a_space(server):
+    assert server.post("/generate", {"inputs": "Hi", "parameters": {"bad_words": ["fox", " dog"]}}).status == 200
+    tokenizer = server.tokenizer.tokenizer
+    words = server.engine.asked[0].request.sampling.bad_words_ids
+    assert words == tuple(tuple(tokenizer.encode(text).ids) for text in ("fox", "dog", " fox", " dog"))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "field"),
+    [
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
+        ({"stop_token_ids": [1000]}, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": [1.0]}, "stop_token_ids"),
+        ({"allowed_token_ids": [1] * 1025}, "allowed_token_ids"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [1000]}, "allowed_token_ids"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+        ({"logit_bias": {"1000": 1}}, "logit_bias"),
+        ({"logit_bias": {"01": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"1" * 5000: 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 100.5}}, "logit_bias"),
+        ({"logit_bias": {"1": "1"}}, "logit_bias"),
+        ({"logit_bias": [1.0]}, "logit_bias"),
+        ({"bad_words": ["x"] * 1025}, "bad_words"),
+        ({"bad_words": ["x" * 1025]}, "bad_words"),
+        ({"bad_words": ["x" * 20_000]}, "bad_words"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"min_new_tokens": 10, "max_new_tokens": 9}, "min_new_tokens"),
+        ({"allowed_token_ids": [3], "stop_token_ids": [3], "min_new_tokens": 1}, "allowed_token_ids"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_lists_of_tokens_that_cannot_be_served_are_refused_by_their_field(make_server, parameters, field):
+    server = make_server(payload_limit=60_000)
+    answer = server.post("/generate", {"inputs": "Hi", "parameters": parameters})
+    assert answer.status == 422 and field in answer.json["error"] and not server.engine.asked
+
+
+def test_lists_that_ask_for_nothing_are_served(server):
+    nothing = {"logit_bias": [], "stop_token_ids": [], "bad_words": [], "min_p": 0, "presence_penalty": 0}
+    assert server.post("/generate", {"inputs": "Hi", "parameters": nothing}).status == 200
+    assert replace(server.engine.asked[0].request.sampling, seed=0) == Sampling()
 
 
 def test_max_new_tokens_null_means_as_many_as_fit(server):

@@ -221,11 +221,20 @@ def test_parameters_reach_the_engine_from_both_routes(server):
         assert (request.sampling.frequency_penalty, request.sampling.repetition_penalty) == (0.5, 2.0)
 
 
+def test_parameters_that_name_tokens_reach_the_engine_from_both_routes(server):
+    fields = {"min_tokens": 2, "presence_penalty": -0.5, "min_p": 0.5, "logit_bias": {"5": 100}, "stop_token_ids": [9]}
+    for path, body in (("/v1/completions", {"prompt": "Hi"}), ("/v1/chat/completions", chat())):
+        assert server.post(path, body | fields | {"bad_words": ["a"], "allowed_token_ids": [5, 9]}).status == 200
+        request = server.engine.asked[-1].request
+        sampling = request.sampling
+        assert (sampling.min_new_tokens, sampling.presence_penalty, sampling.min_p) == (2, -0.5, 0.5)
+        assert (sampling.logit_bias, sampling.allowed_token_ids) == (((5, 100.0),), (5, 9))
+        assert request.stop_token_ids == {9} == set(sampling.end_token_ids) and len(sampling.bad_words_ids) == 2
+
+
 BOTH = [
     ("n", 2),
     ("n", True),
-    ("presence_penalty", 0.5),
-    ("logit_bias", {"1": 2}),
     ("response_format", {"type": "json_object"}),
 ]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}

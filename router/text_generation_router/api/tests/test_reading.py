@@ -59,7 +59,8 @@ def without_clock(body: bytes) -> bytes:
         ("/generate", {"inputs": "a", "parameters": {"stop": ["a"] * 5}}, 422),
         ("/v1/completions", {"prompt": ["a"] * 4}, 422),
         ("/v1/completions", {"prompt": "a", "suffix": "b"}, 422),
-        ("/v1/completions", {"prompt": "a", "logit_bias": {"1": 1}}, 422),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, 422),
+        ("/v1/completions", {"prompt": "a", "stop_token_ids": [1] * 1025}, 422),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, 422),
         ("/v1/chat/completions", {"messages": [{"role": "bad", "content": "a"}]}, 422),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "file"}]}]}, 422),
@@ -201,7 +202,21 @@ chats = st.lists(
     st.fixed_dictionaries({"role": st.text(max_size=3), "content": st.text(max_size=3) | values}), max_size=4
 )
 parameters = st.dictionaries(
-    st.sampled_from(["top_k", "stop", "seed", "best_of", "grammar", "temperature", "do_sample", "timeout"]), values
+    st.sampled_from(
+        [
+            "top_k",
+            "stop",
+            "seed",
+            "best_of",
+            "grammar",
+            "temperature",
+            "do_sample",
+            "timeout",
+            "logit_bias",
+            "bad_words",
+        ]
+    ),
+    values,
 )
 bodies = st.dictionaries(names, values) | st.builds(
     lambda known, more: {**more, **known},
