@@ -2,9 +2,8 @@
 
 import math
 
-from text_generation_server.models.architecture import ModelConfig
-from text_generation_server.models.experts import expert_shapes
-from text_generation_server.models.tensors import shapes
+from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.tensors import expert_shapes, shapes
 
 NUMBER_BYTES = 2  # bfloat16
 

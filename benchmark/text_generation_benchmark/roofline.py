@@ -10,8 +10,8 @@ from statistics import mean
 
 from text_generation_benchmark.bytes_read import NUMBER_BYTES, kv_bytes, matrix_numbers, weight_bytes
 from text_generation_benchmark.workload import Workload
-from text_generation_server.models.architecture import ModelConfig
-from text_generation_server.models.config import read_config
+from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.config import read_config
 
 LOGIT_BYTES = 4  # float32
 

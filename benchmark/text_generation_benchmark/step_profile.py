@@ -14,13 +14,13 @@ from text_generation_benchmark.output import table
 from text_generation_benchmark.roofline import Ceilings, StepPart, least_s, step_parts
 from text_generation_common.flags.kinds import Dtype
 from text_generation_common.flags.model import ComputeFlags
+from text_generation_common.models.config import read_config
 from text_generation_common.sampling import Sampling
 from text_generation_server.config import ShardConfig
 from text_generation_server.kernels import Backend
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.library import Call, Library, Word, choose_target, require_target
 from text_generation_server.load import load_shard
-from text_generation_server.models.config import read_config
 from text_generation_server.runner import ModelRunner
 from text_generation_server.step.rows import PromptChunk, StepBatch
 from text_generation_server.worker import Worker

@@ -1,9 +1,10 @@
-"""The errors that end a command and that several packages raise. The launcher's errors have the same root.
+"""The errors that end a command and that several packages raise. The launcher's errors have the root CommandError, the
+shard's have the root ShardError.
 
-CommandError
-├── ArgumentValidation
-├── AddressInUse
-└── … text_generation_launcher/errors.py
+CommandError                      ShardError
+├── ArgumentValidation            ├── ModelError
+├── AddressInUse                  ├── WeightsError
+└── … of the launcher             └── … of the shard
 """
 
 import json
@@ -29,3 +30,16 @@ class ArgumentValidation(CommandError):
 
 class AddressInUse(CommandError):
     """The API port or the place of the shards' sockets is in use, belongs to another user, or cannot be made."""
+
+
+class ShardError(Exception):
+    """An error that the user can correct. The text is one line: what is wrong, why, and what to do. The launcher meets
+    a part of these errors before it starts a shard."""
+
+
+class ModelError(ShardError):
+    """config.json describes a model that is not supported, or does not describe one."""
+
+
+class WeightsError(ShardError):
+    """Weights, or the files beside them, are missing, broken, refused, or could not be fetched."""

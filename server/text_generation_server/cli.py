@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from text_generation_common import faults, places
-from text_generation_common.errors import CommandError
+from text_generation_common.errors import CommandError, ShardError
 from text_generation_common.flags import checks
 from text_generation_common.flags.declaration import flags_of, from_values, values_of
 from text_generation_common.flags.environment import VariableError, from_environment
@@ -23,7 +23,7 @@ from text_generation_common.flags.programs import SHARD
 from text_generation_common.logs import setup_logging
 from text_generation_common.typer_command import make_app, taking
 from text_generation_server.config import DownloadFlags, ServeFlags, ShardConfig, ShardVariables, graph_sizes
-from text_generation_server.errors import OptionError, ShardError
+from text_generation_server.errors import OptionError
 
 if TYPE_CHECKING:
     from text_generation_server.weights.access import HubAccess
@@ -38,7 +38,7 @@ def serve(values: dict[str, Any]) -> None:
     _set_up_faults(variables, flags.process.testing)
     _check_lengths(flags.max_input_tokens, variables.max_total_tokens)
 
-    from text_generation_server.weights.files import verify
+    from text_generation_common.weights.headers import verify
     from text_generation_server.weights.hub import resolve
 
     config = ShardConfig(

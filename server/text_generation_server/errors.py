@@ -2,11 +2,11 @@
 
 `step_requests.py` turns an error of a call into the gRPC status to the right of the error's name.
 
-    ShardError                      INTERNAL where no status follows
+    ShardError                      INTERNAL where no status follows; of text_generation_common
     ├── OptionError
-    ├── WeightsError
+    ├── WeightsError                of text_generation_common
     │   └── NetworkError
-    ├── ModelError
+    ├── ModelError                  of text_generation_common
     ├── MemoryLimitError            RESOURCE_EXHAUSTED
     ├── ShardLoading                UNAVAILABLE
     ├── StepError                   INVALID_ARGUMENT from Warmup; a step that raises it becomes a StepFailed
@@ -16,25 +16,15 @@
     └── GroupBroken                 no status: the process ends
 """
 
-
-class ShardError(Exception):
-    """An error that the user can correct. The text is one line: what is wrong, why, and what to do."""
+from text_generation_common.errors import ShardError, WeightsError
 
 
 class OptionError(ShardError):
     """A command-line option or an environment variable asks for something that does not exist."""
 
 
-class WeightsError(ShardError):
-    """Weights, or the files beside them, are missing, broken, refused, or could not be fetched."""
-
-
 class NetworkError(WeightsError):
     """The hub could not be reached, or the connection was lost: trying again may help."""
-
-
-class ModelError(ShardError):
-    """config.json describes a model that is not supported, or does not describe one."""
 
 
 class MemoryLimitError(ShardError):

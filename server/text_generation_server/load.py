@@ -9,8 +9,11 @@ import torch
 from tokenizers import Tokenizer
 
 from text_generation_common.cores import usable_cores
-from text_generation_common.flags.kinds import LoadFormat
+from text_generation_common.errors import ModelError
+from text_generation_common.flags.kinds import Dtype, LoadFormat
 from text_generation_common.model_files import ModelFileError, read_model_file
+from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.rope import Rope
 from text_generation_common.shard_counts import one_shard_only
 from text_generation_server.config import ShardConfig
 from text_generation_server.device.graphs import (
@@ -24,19 +27,16 @@ from text_generation_server.device.graphs import (
 from text_generation_server.device.precision import sum_products_in_float32
 from text_generation_server.device.transfers import moments_of, use_own_stream
 from text_generation_server.distributed import Group, join_group
-from text_generation_server.errors import ModelError
 from text_generation_server.kernels import Backend, select_backend
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.programs import DecodePrograms
-from text_generation_server.layers.rotary import Rope, is_beyond_training, stretched_theta
+from text_generation_server.layers.rotary import is_beyond_training, stretched_theta
 from text_generation_server.layers.weights import FORMATS
 from text_generation_server.models import get_model
-from text_generation_server.models.architecture import ModelConfig
-from text_generation_server.models.config import read_any_config
+from text_generation_server.models.any_config import read_any_config
 from text_generation_server.models.dummy import DummyFiles
 from text_generation_server.models.fallback.config import FallbackConfig
 from text_generation_server.models.loading import Files
-from text_generation_server.models.reading import DTYPES
 from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
@@ -46,6 +46,7 @@ from text_generation_server.worker import Worker
 logger = logging.getLogger("text_generation_server")
 
 MAX_MENTIONED = 10  # most unknown fields of config.json that are logged; a file may have any number
+DTYPES = {Dtype.float32: torch.float32, Dtype.bfloat16: torch.bfloat16, Dtype.float16: torch.float16}
 KV_TYPES = {"fp8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}
 
 
@@ -217,8 +218,8 @@ def _choose_device(config: ShardConfig) -> torch.device:
     return torch.device("cuda", config.rank)
 
 
-def _choose_dtype(wanted: str | None, stored: torch.dtype, device: torch.device) -> torch.dtype:
-    dtype = DTYPES[wanted] if wanted else stored
+def _choose_dtype(wanted: Dtype | None, stored: Dtype, device: torch.device) -> torch.dtype:
+    dtype = DTYPES[wanted or stored]
     if device.type != "cpu" or dtype != torch.float16:
         return dtype
     if wanted:

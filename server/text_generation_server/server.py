@@ -16,11 +16,12 @@ from typing import Never, Protocol, TypeVar
 import grpc
 import torch
 
+from text_generation_common.errors import ShardError
 from text_generation_common.places import socket_path, steps_path
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_server.config import ShardConfig
-from text_generation_server.errors import ShardError, StepRefused
+from text_generation_server.errors import StepRefused
 from text_generation_server.load import Shard, load_shard
 from text_generation_server.runner import Capacity
 from text_generation_server.step.log import StepLog

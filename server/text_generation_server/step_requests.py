@@ -11,11 +11,11 @@ import torch
 from google.protobuf.message import DecodeError
 
 from text_generation_common import frames, sampling_wire
+from text_generation_common.errors import ShardError
 from text_generation_common.frames import Frame, FrameError
 from text_generation_proto import generate_pb2 as pb
 from text_generation_server.errors import (
     MemoryLimitError,
-    ShardError,
     ShardLoading,
     StepAborted,
     StepError,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from text_generation_benchmark.checkpoint import write_without_weights
 from text_generation_benchmark.shapes import LlamaShape
+from text_generation_common.models.config import read_config
 from text_generation_common.sampling import Sampling
 from text_generation_server.device.graphs import DEFAULT_SIZES, MIXED_SIZES, CudaRecorder, DecodeGraphs, no_graphs
 from text_generation_server.device.transfers import moments_of, use_own_stream
@@ -18,7 +19,6 @@ from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.models import get_model
-from text_generation_server.models.config import read_config
 from text_generation_server.models.dummy import DummyFiles
 from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner

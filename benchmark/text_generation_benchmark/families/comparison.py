@@ -28,8 +28,8 @@ from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.report import Row
 from text_generation_benchmark.roofline import Ceilings, load_work
 from text_generation_benchmark.workload import Run, Workload, loads_on, take_turns
-from text_generation_server.models.architecture import ModelConfig
-from text_generation_server.models.config import read_config
+from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.config import read_config
 
 WORKLOADS = (Workload(1, 64, 64), Workload(16, 64, 64))
 WRITTEN = "written"  # a file that says that a checkpoint is whole

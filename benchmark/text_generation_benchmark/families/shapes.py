@@ -8,7 +8,7 @@ import torch
 from text_generation_benchmark.bytes_read import NUMBER_BYTES
 from text_generation_benchmark.checkpoint import write_tokenizer
 from text_generation_benchmark.shapes import END_OF_TEXT, START_OF_TEXT, LlamaShape
-from text_generation_server.models.architecture import ModelConfig
+from text_generation_common.models.architecture import ModelConfig
 
 HEAD_SIZE = 64  # numbers in a head of the Llamas
 STEP = 32  # the intermediate sizes of the Llamas are multiples of this

@@ -9,8 +9,8 @@ import pytest
 from text_generation_benchmark.bytes_read import kv_bytes, weight_bytes
 from text_generation_benchmark.checkpoint import write_without_weights
 from text_generation_benchmark.shapes import LlamaShape
-from text_generation_server.models.architecture import ModelConfig, Moe
-from text_generation_server.models.config import read_config
+from text_generation_common.models.architecture import ModelConfig, Moe
+from text_generation_common.models.config import read_config
 
 TINY = LlamaShape(hidden=64, intermediate=96, layers=2, heads=4, kv_heads=2, vocabulary=2112)
 NORMS = 5 * 64  # two of each layer, and the last

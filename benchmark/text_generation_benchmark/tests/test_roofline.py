@@ -20,8 +20,8 @@ from text_generation_benchmark.roofline import (
 )
 from text_generation_benchmark.shapes import LlamaShape
 from text_generation_benchmark.workload import Workload
-from text_generation_server.models.architecture import ModelConfig
-from text_generation_server.models.config import read_config
+from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.config import read_config
 
 # 4 query heads of 16, 2 key heads; in each of 2 layers 64 x (64 + 32 + 32 + 64) + 3 x 64 x 96 = 30,720 weights.
 TINY = LlamaShape(hidden=64, intermediate=96, layers=2, heads=4, kv_heads=2, vocabulary=2112)

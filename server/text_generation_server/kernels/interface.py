@@ -2,25 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from text_generation_common.models.activations import Activation, ClampedGate
+
 # Constants of the weights that `Kernels.sample` sums: see there.
 LOG2E = 1.4426950216293335  # the float32 nearest to log2 e
 MOST_HALVINGS = 40.0
 HALVING = (-0.00094490015, 0.009205789, -0.05529735, 0.24018013, -0.6931437, 1.0)  # relative error 3e-7
-
-
-class Activation(Enum):
-    """The functions between the linear layers of an MLP."""
-
-    silu = "x / (1 + e^-x)"
-    gelu_tanh = "x (1 + tanh(sqrt(2 / π) (x + 0.044715 x³))) / 2"
-    gelu = "x (1 + erf(x / sqrt(2))) / 2"
-    relu = "max(x, 0)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +22,6 @@ class Routes:
     scores_P: Tensor  # float32: the share of the pair's expert in the token's result
     pairs_P: Tensor  # int32: the pairs, in the order of their experts
     offsets: Tensor  # int32 [E + 1]: expert e has pairs_P[offsets[e] : offsets[e + 1]]
-
-
-@dataclass(frozen=True, slots=True)
-class ClampedGate:
-    """What lies between the products of an expert: (up + 1) * gate / (1 + e^(-slope gate)), with gate and up cut off at
-    `limit`, and up at -limit, too."""
-
-    limit: float
-    slope: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)

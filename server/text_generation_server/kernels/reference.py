@@ -13,18 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from text_generation_common.models.activations import Activation, ClampedGate
 from text_generation_server.kernels.interface import (
     HALVING,
     LOG2E,
     MOST_HALVINGS,
-    Activation,
     Allowed,
     AttentionOptions,
     Bans,
     Bias,
     Choices,
     Chosen,
-    ClampedGate,
     ExpertWeights,
     HeadNorms,
     KvLayer,

@@ -4,7 +4,6 @@ and 5.4.1)."""
 import torch
 from torch import Tensor
 
-BLOCK = 32  # numbers that share a scale
 # The numbers of e2m1: a sign, two bits of exponent, one bit of mantissa.
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 NUMBERS = (*MAGNITUDES, *(-number for number in MAGNITUDES))

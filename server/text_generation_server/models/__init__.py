@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import torch
 
+from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.tensors import check_tensors
 from text_generation_server.layers.weights import WeightFormat, dense
-from text_generation_server.models.architecture import ModelConfig
 from text_generation_server.models.decoder import Decoder
 from text_generation_server.models.fallback.config import FallbackConfig
 from text_generation_server.models.fallback.load import load_fallback
 from text_generation_server.models.loading import Files, Loader
 from text_generation_server.models.model import Model
-from text_generation_server.models.tensors import check_tensors
 from text_generation_server.platforms import Platform
 
 logger = logging.getLogger("text_generation_server")

@@ -15,18 +15,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from text_generation_common.errors import ModelError
+from text_generation_common.models.architecture import AttentionRule, Branches, ModelConfig
+from text_generation_common.models.names import LayerNames
 from text_generation_server.distributed import Group
-from text_generation_server.errors import ModelError
 from text_generation_server.kernels.interface import HeadNorms, KvLayer
 from text_generation_server.layers.norm import HeadsTogether, HiddenNorm
 from text_generation_server.layers.rotary import kernel_order, rotary_tables
 from text_generation_server.layers.vocabulary import Embedding, Head, pad_rows
-from text_generation_server.models.architecture import AttentionRule, Branches, ModelConfig
 from text_generation_server.models.experts import Experts
 from text_generation_server.models.kv_cache import KvShape, bytes_per_slot, make_kv_cache
 from text_generation_server.models.loading import Loader
 from text_generation_server.models.mlp import MLP
-from text_generation_server.models.names import LayerNames
 from text_generation_server.models.parts import Parts
 from text_generation_server.models.qkv import features, qkv_parts
 from text_generation_server.models.split import split_model

@@ -5,8 +5,8 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from text_generation_server.models.architecture import ModelConfig
-from text_generation_server.models.tensors import shapes
+from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.tensors import shapes
 
 DEVIATION = 0.02
 

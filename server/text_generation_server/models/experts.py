@@ -5,16 +5,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from text_generation_common.models.architecture import Moe
+from text_generation_common.models.names import MXFP4_BLOCK, ExpertLayout, LayerNames
 from text_generation_server.distributed import Group
 from text_generation_server.kernels.interface import ExpertWeights
 from text_generation_server.layers.linear import PANEL, make_linear
-from text_generation_server.layers.mxfp4 import BLOCK, unpack_mxfp4
+from text_generation_server.layers.mxfp4 import unpack_mxfp4
 from text_generation_server.layers.vocabulary import pad_rows
 from text_generation_server.layers.weights import dense
-from text_generation_server.models.architecture import ModelConfig, Moe
 from text_generation_server.models.loading import Loader
 from text_generation_server.models.mlp import MLP
-from text_generation_server.models.names import ExpertLayout, LayerNames
 from text_generation_server.models.parts import Parts
 
 
@@ -44,33 +44,6 @@ class Experts:
         if self._shared is not None:
             out = self._kernels.add_scored(out, self._shared.part(x_TH), x_TH, self._shared_score_H)
         return self._group.all_reduce(out)
-
-
-def expert_shapes(config: ModelConfig, moe: Moe, names: LayerNames) -> dict[str, tuple[int, ...]]:
-    """The shapes of a layer's tensors that belong to experts, by name."""
-    hidden, wide, count = config.hidden_size, moe.intermediate_size, moe.experts
-    found: dict[str, tuple[int, ...]] = {f"{names.router}.weight": (count, hidden)}
-    gate_up, down = names.expert_up, names.expert_down
-    match config.names.experts:
-        case ExpertLayout.apart:
-            for i in range(count):
-                found |= {f"{name.format(i)}.weight": (wide, hidden) for name in (names.expert_gate, gate_up)}
-                found[f"{down.format(i)}.weight"] = (hidden, wide)
-        case ExpertLayout.stacked:
-            found |= {f"{gate_up}.weight": (count, 2 * wide, hidden), f"{down}.weight": (count, hidden, wide)}
-        case ExpertLayout.turned:
-            found |= {gate_up: (count, hidden, 2 * wide), down: (count, wide, hidden)}
-        case ExpertLayout.mxfp4:
-            for name, outputs, inputs in ((gate_up, 2 * wide, hidden), (down, hidden, wide)):
-                blocks = (count, outputs, -(-inputs // BLOCK))
-                found |= {f"{name}_blocks": (*blocks, BLOCK // 2), f"{name}_scales": blocks}
-    if config.biases.experts:
-        found |= {f"{gate_up}_bias": (count, 2 * wide), f"{down}_bias": (count, hidden)}
-        found[f"{names.router}.bias"] = (count,)
-    if moe.shared_size:
-        found |= {f"{name}.weight": (moe.shared_size, hidden) for name in (names.shared_gate, names.shared_up)}
-        found |= {f"{names.shared_down}.weight": (hidden, moe.shared_size), f"{names.shared_score}.weight": (1, hidden)}
-    return found
 
 
 def load_experts(parts: Parts, moe: Moe, names: LayerNames, group: Group) -> ExpertWeights:
@@ -125,14 +98,14 @@ def _in_halves(turns: Tensor) -> Tensor:
 def _of_mxfp4(loader: Loader, names: LayerNames, own: range) -> tuple[Tensor, Tensor]:
     # One expert at a time, because its numbers are larger in float32 than in the model's type.
     blocks, scales = (loader.codes(f"{names.expert_up}_{kind}", 1, _turns(own)) for kind in ("blocks", "scales"))
-    gate_up = loader.empty(len(blocks), 2 * len(own), blocks.shape[2] * BLOCK)
+    gate_up = loader.empty(len(blocks), 2 * len(own), blocks.shape[2] * MXFP4_BLOCK)
     for out, *codes in zip(gate_up, blocks, scales, strict=True):
         turns = unpack_mxfp4(*codes)
         out[: len(own)], out[len(own) :] = turns[0::2], turns[1::2]
-    whole = range(own.start // BLOCK, -(-own.stop // BLOCK))
+    whole = range(own.start // MXFP4_BLOCK, -(-own.stop // MXFP4_BLOCK))
     blocks, scales = (loader.codes(f"{names.expert_down}_{kind}", 2, whole) for kind in ("blocks", "scales"))
     down = loader.empty(len(blocks), blocks.shape[1], len(own))
-    first = own.start - whole.start * BLOCK
+    first = own.start - whole.start * MXFP4_BLOCK
     for out, *codes in zip(down, blocks, scales, strict=True):
         out[:] = unpack_mxfp4(*codes)[:, first : first + len(own)]
     return gate_up, down

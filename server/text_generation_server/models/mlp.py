@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from text_generation_server.kernels.interface import Activation
+from text_generation_common.models.activations import Activation
+from text_generation_common.models.names import LayerNames
 from text_generation_server.layers.linear import PANEL
 from text_generation_server.models.loading import stacked
-from text_generation_server.models.names import LayerNames
 from text_generation_server.models.parts import Parts
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from text_generation_common.models.architecture import AttentionRule, ModelConfig
 from text_generation_server.kernels.interface import AttentionOptions, Kernels
 from text_generation_server.layers.norm import HiddenNorm, LayerNorm, NoNorm, RmsNorm
-from text_generation_server.models.architecture import AttentionRule, ModelConfig
 from text_generation_server.models.loading import Loader
 from text_generation_server.models.split import Split
 

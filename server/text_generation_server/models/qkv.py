@@ -1,9 +1,10 @@
 """Where the files have the queries, keys and values of a rank's heads."""
 
-from text_generation_server.layers.rotary import Rope, kernel_order
-from text_generation_server.models.architecture import ModelConfig
+from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.names import LayerNames, QkvLayout
+from text_generation_common.models.rope import Rope
+from text_generation_server.layers.rotary import kernel_order
 from text_generation_server.models.loading import Part, stacked
-from text_generation_server.models.names import LayerNames, QkvLayout
 from text_generation_server.models.split import Split
 
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from text_generation_common.errors import ModelError
+from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.shard_counts import Heads
-from text_generation_server.errors import ModelError
-from text_generation_server.models.architecture import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ import torch
 from family_checkpoints import SHAPE, VARIANTS, first_variant, make_family
 from shard_tools import Client, make_runner, scattered_slots
 
+from text_generation_common.models.config import read_config
+from text_generation_common.models.families import FAMILIES
+from text_generation_common.models.values import Fields
 from text_generation_common.sampling import Sampling
-from text_generation_server.models.config import read_config
-from text_generation_server.models.families import FAMILIES
-from text_generation_server.models.values import Fields
 from text_generation_server.runner import ModelRunner
 
 # Logits of these models reach ±40, and float32 computes them to 1e-4 of that. A score of 60 is rounded by

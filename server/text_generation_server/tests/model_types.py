@@ -10,11 +10,11 @@ from typing import Any
 
 from fallback_checkpoints import MODELS
 
+from text_generation_common.errors import ModelError
 from text_generation_common.model_types import MULTIMODAL
-from text_generation_server.errors import ModelError
-from text_generation_server.models.architecture import ModelConfig
-from text_generation_server.models.config import read_any_config
-from text_generation_server.models.families import FAMILIES
+from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.families import FAMILIES
+from text_generation_server.models.any_config import read_any_config
 
 Raw = Mapping[str, Any]
 NATIVE, FALLBACK, REFUSED = "native", "fallback", "refused"

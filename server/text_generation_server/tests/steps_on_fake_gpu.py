@@ -21,6 +21,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from text_generation_common.models.config import read_config
 from text_generation_common.sampling import NAMES, NEUTRAL, Sampling
 from text_generation_server import runner as runner_module
 from text_generation_server.device.graphs import DecodeGraphs
@@ -28,7 +29,6 @@ from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.triton.linear import WideLinear
 from text_generation_server.models import get_model
-from text_generation_server.models.config import read_config
 from text_generation_server.models.dummy import DummyFiles
 from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file
 from shard_tools import CPU, make_checkpoint, make_platform
 
-from text_generation_server.errors import WeightsError
+from text_generation_common.errors import WeightsError
+from text_generation_common.models.config import read_config
+from text_generation_common.models.tensors import shapes
 from text_generation_server.models import get_model
-from text_generation_server.models.config import read_config
 from text_generation_server.models.dummy import DummyFiles
-from text_generation_server.models.tensors import shapes
 from text_generation_server.weights.access import HubAccess
 from text_generation_server.weights.prepare import prepare_without_weights
 

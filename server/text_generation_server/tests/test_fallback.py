@@ -12,9 +12,10 @@ from fallback_checkpoints import SHAPE, make_model
 from safetensors.torch import load_file, save_file
 from shard_tools import make_runner
 
-from text_generation_server.errors import ModelError
-from text_generation_server.models.architecture import ModelConfig
-from text_generation_server.models.config import read_any_config
+from text_generation_common.errors import ModelError
+from text_generation_common.flags.kinds import Dtype
+from text_generation_common.models.architecture import ModelConfig
+from text_generation_server.models.any_config import read_any_config
 from text_generation_server.models.fallback.config import FallbackConfig
 from text_generation_server.models.fallback.probe import seen
 
@@ -26,7 +27,7 @@ def test_models_of_our_families_are_ours_and_others_are_not(tmp_path: Path) -> N
         config = read_any_config(path)
         assert type(config) is kind and config.model_type == model_type
         assert (config.vocab_size, config.max_positions, config.eos_token_ids) == (320, 512, (2,))
-        assert config.dtype == torch.float32
+        assert config.dtype is Dtype.float32
 
 
 def refusal(path: Path, **options: Any) -> str:

@@ -18,14 +18,14 @@ from family_tools import FIRST, TOLERANCE, Checkpoints, quick_and_long, teacher_
 from safetensors.torch import load_file
 from shard_tools import SAMPLED, Client, generate, make_platform, random_ids, scattered_slots, warm_runner
 
-from text_generation_server.errors import ModelError
+from text_generation_common.errors import ModelError
+from text_generation_common.models.config import read_config
+from text_generation_common.models.families import FAMILIES
+from text_generation_common.models.tensors import shapes
 from text_generation_server.kernels import reference
 from text_generation_server.models import get_model
-from text_generation_server.models.config import read_config
-from text_generation_server.models.families import FAMILIES
 from text_generation_server.models.parts import Parts
 from text_generation_server.models.split import split_model
-from text_generation_server.models.tensors import shapes
 from text_generation_server.step.rows import PromptChunk
 from text_generation_server.weights.files import SafetensorsFiles
 

@@ -16,10 +16,10 @@ from family_fields import NO_EFFECT, Raw, change, spelling, transformers_reads
 from family_tools import EVERYTHING, TOLERANCE, TYPES, VOCABULARY, Checkpoints, fields_of
 from shard_tools import Client, make_platform, random_ids, scattered_slots
 
-from text_generation_server.errors import ModelError
+from text_generation_common.errors import ModelError
+from text_generation_common.models.config import read_config
+from text_generation_common.models.tensors import shapes
 from text_generation_server.models import get_model
-from text_generation_server.models.config import read_config
-from text_generation_server.models.tensors import shapes
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
 from text_generation_server.weights.files import SafetensorsFiles

@@ -16,16 +16,16 @@ from family_checkpoints import SHAPE, VARIANTS, make_family
 from safetensors.torch import load_file, save_file
 from shard_tools import make_platform
 
+from text_generation_common.errors import ModelError
 from text_generation_common.model_types import MULTIMODAL, OWN
+from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.config import read_config
+from text_generation_common.models.families import FAMILIES
+from text_generation_common.models.tensors import shapes
 from text_generation_common.shard_counts import QUERIES_LEFT_OUT, heads_of
 from text_generation_server.distributed import Alone, Group
-from text_generation_server.errors import ModelError
 from text_generation_server.models import get_model
-from text_generation_server.models.architecture import ModelConfig
-from text_generation_server.models.config import read_config
-from text_generation_server.models.families import FAMILIES
 from text_generation_server.models.split import split_model
-from text_generation_server.models.tensors import shapes
 from text_generation_server.weights.files import SafetensorsFiles
 
 FIRST = {model_type: name for name, (model_type, _) in reversed(VARIANTS.items())}

@@ -11,10 +11,10 @@ import torch
 from shard_tools import make_checkpoint
 from tokenizers import Tokenizer, models
 
+from text_generation_common.errors import ModelError
 from text_generation_common.flags.kinds import Dtype, LoadFormat
 from text_generation_common.flags.model import ComputeFlags
 from text_generation_server.config import ShardConfig
-from text_generation_server.errors import ModelError
 from text_generation_server.kernels import Backend, reference, select_backend
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.interface import Kernels

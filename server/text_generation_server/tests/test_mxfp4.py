@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from shard_tools import CPU, generate, make_platform, random_ids, warm_runner
 from torch import Tensor
 
+from text_generation_common.errors import ModelError, WeightsError
+from text_generation_common.models.config import read_config
 from text_generation_server.distributed import Alone, Group
-from text_generation_server.errors import ModelError, WeightsError
 from text_generation_server.kernels.interface import ExpertWeights
 from text_generation_server.layers.mxfp4 import unpack_mxfp4
-from text_generation_server.models.config import read_config
 from text_generation_server.models.experts import load_experts
 from text_generation_server.models.loading import Loader
 from text_generation_server.models.parts import Parts

@@ -12,12 +12,12 @@ from family_tools import TOLERANCE, Checkpoints, quick_and_long
 from shard_ranks import Ranks, start_ranks
 from shard_tools import ALONE, SAMPLED, make_checkpoint, make_platform
 
+from text_generation_common.errors import ModelError
+from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.config import read_config
 from text_generation_common.sampling import Sampling
 from text_generation_server.distributed import Alone, Group
-from text_generation_server.errors import ModelError
 from text_generation_server.kernels import reference
-from text_generation_server.models.architecture import ModelConfig
-from text_generation_server.models.config import read_config
 from text_generation_server.models.decoder import Decoder
 from text_generation_server.models.loading import Loader
 from text_generation_server.models.split import split_model

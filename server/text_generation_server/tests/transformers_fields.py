@@ -10,9 +10,9 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-import text_generation_server
+import text_generation_common
 
-LIST = Path(text_generation_server.__file__).parent / "models" / "transformers_fields.txt"
+LIST = Path(text_generation_common.__file__).parent / "models" / "transformers_fields.txt"
 
 
 def known_to_transformers() -> set[str]:

@@ -15,7 +15,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from text_generation_server.errors import NetworkError, WeightsError
+from text_generation_common.errors import WeightsError
+from text_generation_server.errors import NetworkError
 from text_generation_server.weights.transfer import TRANSIENT_STATUS
 
 # huggingface_hub uses requests (0.x), httpx (1.x) or httpx2 (2.x). Its HTTP error is derived from that library's HTTP

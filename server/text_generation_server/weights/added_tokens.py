@@ -9,8 +9,8 @@ from typing import Any
 
 from tokenizers import AddedToken
 
+from text_generation_common.errors import WeightsError
 from text_generation_common.model_files import ModelFileError, find_json_object
-from text_generation_server.errors import WeightsError
 from text_generation_server.weights.sentencepiece import SentencePieces
 
 CONFIG, MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"

@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 
-from text_generation_server.errors import WeightsError
+from text_generation_common.errors import WeightsError
 
 
 def run_child(module: str, *arguments: str) -> None:

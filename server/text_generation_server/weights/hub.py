@@ -6,12 +6,12 @@ from pathlib import Path
 
 from huggingface_hub import constants, try_to_load_from_cache
 
+from text_generation_common.errors import WeightsError
 from text_generation_common.model_folder import is_hub_id, is_meant_as_path, local_folder
-from text_generation_server.errors import WeightsError
+from text_generation_common.weights.formats import refuse_quantized
+from text_generation_common.weights.headers import read_json
 from text_generation_server.weights import names
 from text_generation_server.weights.access import HubAccess, described, hub_errors
-from text_generation_server.weights.files import read_json
-from text_generation_server.weights.formats import refuse_quantized
 from text_generation_server.weights.snapshot import HubSnapshot
 from text_generation_server.weights.transfer import Retries
 

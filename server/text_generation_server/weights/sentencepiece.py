@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from text_generation_server.errors import WeightsError
+from text_generation_common.errors import WeightsError
 
 PIECES, TRAINER, NORMALIZER = 1, 2, 3  # fields of the model
 TEXT, SCORE, KIND = 1, 2, 3  # fields of a piece

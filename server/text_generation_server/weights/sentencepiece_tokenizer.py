@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from text_generation_server.errors import WeightsError
+from text_generation_common.errors import WeightsError
 from text_generation_server.weights.added_tokens import Additions
 from text_generation_server.weights.sentencepiece import Algorithm, PieceKind, SentencePieces
 

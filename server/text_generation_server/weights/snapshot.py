@@ -9,11 +9,11 @@ from huggingface_hub import HfApi, HfFileMetadata, get_hf_file_metadata, hf_hub_
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
+from text_generation_common.errors import WeightsError
 from text_generation_common.model_files import limit_bytes
-from text_generation_server.errors import WeightsError
+from text_generation_common.weights.headers import read_index
+from text_generation_common.weights.names import is_plain
 from text_generation_server.weights.access import HubAccess, described, hub_errors
-from text_generation_server.weights.files import read_index
-from text_generation_server.weights.names import is_plain
 from text_generation_server.weights.progress import Progress, Quiet, make_progress
 from text_generation_server.weights.transfer import Blob, Retries, fetch_all
 

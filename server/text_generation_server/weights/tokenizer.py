@@ -12,11 +12,11 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from text_generation_common.errors import WeightsError
 from text_generation_common.model_files import MissingFileError, ModelFileError, find_json_object, read_model_file
-from text_generation_server.errors import WeightsError
+from text_generation_common.weights.names import SIDE_FILES, SLOW_TOKENIZER_FILES
 from text_generation_server.weights.added_tokens import read_additions
 from text_generation_server.weights.child import run_child
-from text_generation_server.weights.names import SIDE_FILES, SLOW_TOKENIZER_FILES
 from text_generation_server.weights.sentencepiece import read_sentencepieces
 from text_generation_server.weights.sentencepiece_tokenizer import make_tokenizer
 

@@ -22,7 +22,8 @@ from typing import TypeVar
 
 import httpx
 
-from text_generation_server.errors import NetworkError, WeightsError
+from text_generation_common.errors import WeightsError
+from text_generation_server.errors import NetworkError
 from text_generation_server.weights.progress import Progress
 
 CONNECTIONS = 4

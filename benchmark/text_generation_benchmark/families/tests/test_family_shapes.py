@@ -10,8 +10,8 @@ from text_generation_benchmark.bytes_read import weight_bytes
 from text_generation_benchmark.checkpoint import write_without_weights
 from text_generation_benchmark.families.shapes import FAMILIES, llama_of, write_family
 from text_generation_benchmark.shapes import END_OF_TEXT
-from text_generation_server.models.config import read_config
-from text_generation_server.models.tensors import shapes
+from text_generation_common.models.config import read_config
+from text_generation_common.models.tensors import shapes
 
 # Bytes of all weights in bfloat16.
 SIZES = {"Qwen3-0.6B": 1.192e9, "Gemma-3-1B": 2.0e9, "BLOOM-560m": 1.118e9, "Qwen3-MoE-0.9B": 1.815e9}

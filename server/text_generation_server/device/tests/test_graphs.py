@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
 
+from text_generation_common.models.config import read_config
 from text_generation_common.sampling import Sampling
 from text_generation_server.device.graphs import CudaRecorder, DecodeGraphs
 from text_generation_server.device.transfers import HostMoment
@@ -26,7 +27,6 @@ from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.load import Shard
-from text_generation_server.models.config import read_config
 from text_generation_server.runner import ModelRunner
 from text_generation_server.step.layout import MOST_CHUNKS, DecodeInputs
 from text_generation_server.step.rows import PromptChunk, Rows

@@ -8,13 +8,13 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from text_generation_common.models.activations import Activation
 from text_generation_server.device.arena import SharedPages
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.library import TYPES, Library, Word
 from text_generation_server.kernels.cpu.linear import Float32Linear, PackedLinear, Scratch, can_pack
 from text_generation_server.kernels.interface import (
-    Activation,
     AttentionOptions,
     Choices,
     Chosen,

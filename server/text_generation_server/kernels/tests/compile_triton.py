@@ -11,15 +11,14 @@ from typing import Any
 
 import torch
 
+from text_generation_common.models.activations import Activation, ClampedGate
 from text_generation_server.kernels import triton as kernels
 from text_generation_server.kernels.interface import (
-    Activation,
     Allowed,
     AttentionOptions,
     Bans,
     Bias,
     Choices,
-    ClampedGate,
     ExpertWeights,
     HeadNorms,
     KvLayer,

@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from text_generation_server.kernels.interface import ClampedGate, ExpertWeights, Routes
+from text_generation_common.models.activations import ClampedGate
+from text_generation_server.kernels.interface import ExpertWeights, Routes
 
 MIN_PAIRS = 16  # least number of rows of a tl.dot
 OUTPUTS, INPUTS = 64, 64  # outputs of a program, and inputs that it takes at a time

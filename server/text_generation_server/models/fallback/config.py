@@ -4,19 +4,18 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from text_generation_server.errors import ModelError
-from text_generation_server.models.reading import (
+from text_generation_common.errors import ModelError
+from text_generation_common.flags.kinds import Dtype
+from text_generation_common.models.reading import (
     MAX_LAYERS,
     MAX_VOCABULARY,
     stored_dtype,
     token_ids,
 )
-from text_generation_server.models.rope_config import MAX_POSITIONS
-from text_generation_server.models.text_config import text_fields
-from text_generation_server.models.values import Fields, is_whole, shown
-from text_generation_server.models.windows import LAYER_TYPES
+from text_generation_common.models.rope_config import MAX_POSITIONS
+from text_generation_common.models.text_config import text_fields
+from text_generation_common.models.values import Fields, is_whole, shown
+from text_generation_common.models.windows import LAYER_TYPES
 
 NEEDED = "transformers, which computes models of types that the server does not know itself"
 # Kinds of rope whose angles depend on the longest text of a step: a request would change the others beside it.
@@ -29,7 +28,7 @@ class FallbackConfig:
     vocab_size: int
     num_layers: int
     max_positions: int  # tokens of the longest sequence
-    dtype: torch.dtype
+    dtype: Dtype
     eos_token_ids: tuple[int, ...]
     model_class: Any  # transformers' class of the model
     values: Any  # transformers' own config

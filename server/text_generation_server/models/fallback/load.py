@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from text_generation_server.errors import ModelError
+from text_generation_common.errors import ModelError
+from text_generation_common.weights.formats import BUFFERS
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.layers.linear import make_linear
 from text_generation_server.layers.weights import WeightFormat, dense
@@ -24,7 +25,6 @@ from text_generation_server.models.fallback.norms import replace_norms
 from text_generation_server.models.fallback.probe import Probe, probe, refused
 from text_generation_server.models.loading import Files
 from text_generation_server.platforms import Platform
-from text_generation_server.weights.formats import BUFFERS
 
 logger = logging.getLogger("text_generation_server")
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from text_generation_server.errors import ModelError
+from text_generation_common.errors import ModelError
 from text_generation_server.kernels.interface import Kernels, KvLayer
 from text_generation_server.layers.linear import LinearOp
 from text_generation_server.models.fallback.calls import AttentionCall, attending

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from text_generation_server.errors import ModelError
+from text_generation_common.errors import ModelError
 from text_generation_server.kernels.interface import AttentionOptions
 from text_generation_server.models.fallback.calls import NAME, AttentionCall, attending
 

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import text_generation_server
-from text_generation_server.errors import ModelError
-from text_generation_server.models.architecture import ModelConfig
-from text_generation_server.models.config import read_config
-from text_generation_server.models.families import FAMILIES
-from text_generation_server.models.values import Fields
+from text_generation_common.errors import ModelError
+from text_generation_common.flags.kinds import Dtype
+from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.config import read_config
+from text_generation_common.models.families import FAMILIES
+from text_generation_common.models.values import Fields
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 320, "hidden_size": 64,
@@ -99,7 +99,7 @@ def test_well_known_models_are_read_without_a_warning(tmp_path: Path, name: str)
 
 def test_the_demo_model_is_read_without_a_warning() -> None:
     config = read_config(Path(text_generation_server.__file__).parent / "demo_model")
-    assert config.unknown_fields == () and config.dtype == torch.bfloat16 and config.eos_token_ids == (2,)
+    assert config.unknown_fields == () and config.dtype is Dtype.bfloat16 and config.eos_token_ids == (2,)
 
 
 def test_null_is_absent(tmp_path: Path) -> None:

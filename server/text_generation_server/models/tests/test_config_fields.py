@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from transformers_fields import known_to_transformers
 
-from text_generation_server.errors import ModelError
-from text_generation_server.models.config import read_config
-from text_generation_server.models.fields import HARMLESS, transformers_fields
+from text_generation_common.errors import ModelError
+from text_generation_common.models.config import read_config
+from text_generation_common.models.fields import HARMLESS, transformers_fields
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3,

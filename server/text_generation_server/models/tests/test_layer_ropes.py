@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from text_generation_server.errors import ModelError
-from text_generation_server.models.architecture import ModelConfig
-from text_generation_server.models.config import read_config
+from text_generation_common.errors import ModelError
+from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.config import read_config
 
 SIZES: dict[str, Any] = {
     "vocab_size": 320, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 6, "num_attention_heads": 4,

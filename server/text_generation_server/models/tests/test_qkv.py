@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from text_generation_server.models.config import read_config
+from text_generation_common.models.config import read_config
+from text_generation_common.models.names import QkvLayout
 from text_generation_server.models.loading import Part
-from text_generation_server.models.names import QkvLayout
 from text_generation_server.models.qkv import qkv_parts
 from text_generation_server.models.split import split_model
 

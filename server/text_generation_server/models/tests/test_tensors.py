@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from shard_tools import ALONE, make_checkpoint, make_platform
 
+from text_generation_common.errors import ModelError
+from text_generation_common.models.config import read_config
 from text_generation_server.distributed import Alone, Group
-from text_generation_server.errors import ModelError
 from text_generation_server.models import get_model
-from text_generation_server.models.config import read_config
 from text_generation_server.models.model import Model
 from text_generation_server.weights.files import SafetensorsFiles
 

@@ -9,9 +9,10 @@ import time
 import pytest
 import torch
 
-from text_generation_server.errors import WeightsError
+from text_generation_common.errors import WeightsError
+from text_generation_common.weights.headers import weight_files
 from text_generation_server.weights.convert import WORK_FOLDER, convert, convert_apart
-from text_generation_server.weights.files import SafetensorsFiles, weight_files
+from text_generation_server.weights.files import SafetensorsFiles
 
 
 def test_tied_tensors_are_stored_once_and_read_under_both_names(tmp_path):

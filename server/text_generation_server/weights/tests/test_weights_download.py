@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save
 from sentencepiece_files import byte_pieces
 from tokenizers import Tokenizer
 
-from text_generation_server.errors import NetworkError, WeightsError
+from text_generation_common.errors import WeightsError
+from text_generation_common.weights.headers import verify
+from text_generation_server.errors import NetworkError
 from text_generation_server.weights.access import HubAccess, hub_errors
-from text_generation_server.weights.files import verify
 from text_generation_server.weights.hub import resolve
 
 PRESENT = "Files are already present on the host. Skipping download."

@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
-from text_generation_server.errors import WeightsError
-from text_generation_server.weights.files import SafetensorsFiles, Stored, read_header, verify
-from text_generation_server.weights.names import missing_parts, pickle_names, safetensors_names, side_files
+from text_generation_common.errors import WeightsError
+from text_generation_common.weights.headers import Stored, read_header, verify
+from text_generation_common.weights.names import missing_parts, pickle_names, safetensors_names, side_files
+from text_generation_server.weights.files import SafetensorsFiles
 
 GOOD = save({"w": torch.arange(6.0)})
 

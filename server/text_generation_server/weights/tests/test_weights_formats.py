@@ -6,8 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from text_generation_server.errors import WeightsError
-from text_generation_server.weights.files import SafetensorsFiles, verify
+from text_generation_common.errors import WeightsError
+from text_generation_common.weights.headers import verify
+from text_generation_server.weights.files import SafetensorsFiles
 
 WEIGHT = "model.layers.0.mlp.up_proj.weight"
 

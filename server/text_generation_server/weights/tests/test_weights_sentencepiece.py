@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sentencepiece_files import BYTES, SPECIAL, message, model_file, scored
 from tokenizers import Tokenizer
 
-from text_generation_server.errors import WeightsError
+from text_generation_common.errors import WeightsError
 from text_generation_server.weights.added_tokens import Additions, read_additions
 from text_generation_server.weights.sentencepiece import PieceKind, SentencePieces, read_sentencepieces
 from text_generation_server.weights.sentencepiece_tokenizer import make_tokenizer

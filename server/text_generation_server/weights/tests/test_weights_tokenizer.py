@@ -7,7 +7,7 @@ import os
 import pytest
 from tokenizers import Tokenizer
 
-from text_generation_server.errors import WeightsError
+from text_generation_common.errors import WeightsError
 from text_generation_server.weights.tokenizer import ensure_fast_tokenizer
 
 # find_spec does not import transformers: the code under test must not need it in this process.

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from text_generation_server.errors import NetworkError, WeightsError
+from text_generation_common.errors import WeightsError
+from text_generation_server.errors import NetworkError
 from text_generation_server.weights.progress import Quiet
 from text_generation_server.weights.transfer import Blob, Retries, fetch_all
 

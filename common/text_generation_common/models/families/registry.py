@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec
 
-from text_generation_server.models.architecture import ModelConfig
-from text_generation_server.models.values import Fields
+from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.values import Fields
 
 P = ParamSpec("P")
 Reader = Callable[Concatenate[Fields, P], ModelConfig]

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterable
 
-from text_generation_server.errors import ModelError
-from text_generation_server.models.architecture import Branches, ModelConfig, Moe
-from text_generation_server.models.experts import expert_shapes
-from text_generation_server.models.names import LayerNames
-from text_generation_server.weights.formats import BUFFERS
+from text_generation_common.errors import ModelError
+from text_generation_common.models.architecture import Branches, ModelConfig, Moe
+from text_generation_common.models.names import MXFP4_BLOCK, ExpertLayout, LayerNames
+from text_generation_common.weights.formats import BUFFERS
 
 Shape = tuple[int, ...]
 
@@ -68,6 +67,33 @@ def _layer_shapes(config: ModelConfig, names: LayerNames, moe: Moe | None) -> di
         found |= {f"{names.query_norm}.weight": (queries,), f"{names.key_norm}.weight": (keys,)}
     elif config.query_key_norm:
         found |= {f"{name}.weight": (config.head_size,) for name in (names.query_norm, names.key_norm)}
+    return found
+
+
+def expert_shapes(config: ModelConfig, moe: Moe, names: LayerNames) -> dict[str, tuple[int, ...]]:
+    """The shapes of a layer's tensors that belong to experts, by name."""
+    hidden, wide, count = config.hidden_size, moe.intermediate_size, moe.experts
+    found: dict[str, tuple[int, ...]] = {f"{names.router}.weight": (count, hidden)}
+    gate_up, down = names.expert_up, names.expert_down
+    match config.names.experts:
+        case ExpertLayout.apart:
+            for i in range(count):
+                found |= {f"{name.format(i)}.weight": (wide, hidden) for name in (names.expert_gate, gate_up)}
+                found[f"{down.format(i)}.weight"] = (hidden, wide)
+        case ExpertLayout.stacked:
+            found |= {f"{gate_up}.weight": (count, 2 * wide, hidden), f"{down}.weight": (count, hidden, wide)}
+        case ExpertLayout.turned:
+            found |= {gate_up: (count, hidden, 2 * wide), down: (count, wide, hidden)}
+        case ExpertLayout.mxfp4:
+            for name, outputs, inputs in ((gate_up, 2 * wide, hidden), (down, hidden, wide)):
+                blocks = (count, outputs, -(-inputs // MXFP4_BLOCK))
+                found |= {f"{name}_blocks": (*blocks, MXFP4_BLOCK // 2), f"{name}_scales": blocks}
+    if config.biases.experts:
+        found |= {f"{gate_up}_bias": (count, 2 * wide), f"{down}_bias": (count, hidden)}
+        found[f"{names.router}.bias"] = (count,)
+    if moe.shared_size:
+        found |= {f"{name}.weight": (moe.shared_size, hidden) for name in (names.shared_gate, names.shared_up)}
+        found |= {f"{names.shared_down}.weight": (hidden, moe.shared_size), f"{names.shared_score}.weight": (1, hidden)}
     return found
 
 

@@ -5,9 +5,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from text_generation_server.errors import ModelError
-from text_generation_server.layers.rotary import Rope, RopeScaling
-from text_generation_server.models.values import Fields, described, is_number, shown, shown_name
+from text_generation_common.errors import ModelError
+from text_generation_common.models.rope import Rope, RopeScaling
+from text_generation_common.models.values import Fields, described, is_number, shown, shown_name
 
 MAX_THETA = 1e15
 MAX_FACTOR = 1e6

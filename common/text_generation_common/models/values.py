@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from text_generation_server.errors import ModelError
+from text_generation_common.errors import ModelError
 
 LONGEST_VALUE = 40  # most characters of a value that an error repeats
 

@@ -14,11 +14,10 @@ ModelConfig ── what config.json says
 from dataclasses import dataclass, field
 from enum import Enum
 
-import torch
-
-from text_generation_server.kernels.interface import Activation, ClampedGate
-from text_generation_server.layers.rotary import Rope
-from text_generation_server.models.names import TensorNames
+from text_generation_common.flags.kinds import Dtype
+from text_generation_common.models.activations import Activation, ClampedGate
+from text_generation_common.models.names import TensorNames
+from text_generation_common.models.rope import Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ class ModelConfig:
     rules: tuple[AttentionRule, ...]  # one for each layer
     norm: Norm
     tie_word_embeddings: bool
-    dtype: torch.dtype
+    dtype: Dtype
     eos_token_ids: tuple[int, ...]
     biases: Biases = Biases()
     multipliers: Multipliers = Multipliers()

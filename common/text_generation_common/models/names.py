@@ -5,6 +5,8 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
+MXFP4_BLOCK = 32  # numbers that share a scale
+
 
 class QkvLayout(Enum):
     """The order of the outputs of queries, keys and values, with H query heads and G key heads."""

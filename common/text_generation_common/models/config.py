@@ -1,20 +1,19 @@
-"""Reads config.json and generation_config.json: our families without transformers, all others with it."""
+"""Reads config.json and generation_config.json of a model of one of our families, without torch or transformers."""
 
 from dataclasses import replace
 from pathlib import Path
 
 from text_generation_common import quantization
+from text_generation_common.errors import ModelError
 from text_generation_common.model_files import ModelFileError, find_json_object, read_json_object
-from text_generation_server.errors import ModelError
-from text_generation_server.layers.rotary import Rope, RopeScaling
-from text_generation_server.models.architecture import AttentionRule, ModelConfig
-from text_generation_server.models.fallback.config import FallbackConfig, read_fallback_config
-from text_generation_server.models.families import FAMILIES
-from text_generation_server.models.fields import unknown_fields
-from text_generation_server.models.reading import token_ids
-from text_generation_server.models.rope_config import MAX_FACTOR, MAX_POSITIONS
-from text_generation_server.models.text_config import text_fields
-from text_generation_server.models.values import Fields, shown
+from text_generation_common.models.architecture import AttentionRule, ModelConfig
+from text_generation_common.models.families import FAMILIES
+from text_generation_common.models.fields import unknown_fields
+from text_generation_common.models.reading import token_ids
+from text_generation_common.models.rope import Rope, RopeScaling
+from text_generation_common.models.rope_config import MAX_FACTOR, MAX_POSITIONS
+from text_generation_common.models.text_config import text_fields
+from text_generation_common.models.values import Fields, shown
 
 # Ends of the names of models that give scores, spans or vectors for a text, not its next token.
 OTHER_TASKS = (
@@ -29,11 +28,11 @@ def read_config(path: Path, rope_scaling: str | None = None, rope_factor: float 
     `rope_factor` override the file. Raises ModelError, whose text of one line names the field that is missing, wrong or
     not supported.
     """
-    fields, generation = _fields(path)
+    fields, generation = config_fields(path)
     fields = text_fields(fields)
     model_type = fields.word("model_type")
     if model_type not in FAMILIES:
-        raise _unknown(fields)
+        raise unknown_type(fields)
     if reason := quantization.refusal(path, fields.raw):
         raise ModelError(reason)
     for name in quantization.FIELDS:
@@ -46,25 +45,7 @@ def read_config(path: Path, rope_scaling: str | None = None, rope_factor: float 
     return _stretched(config, rope_scaling, rope_factor)
 
 
-def read_any_config(
-    path: Path, rope_scaling: str | None = None, rope_factor: float | None = None, with_families: bool = True
-) -> ModelConfig | FallbackConfig:
-    """The same for a model of any type. transformers reads the config if the model is of none of our families; without
-    `with_families`, always."""
-    fields, generation = _fields(path)
-    if with_families and text_fields(fields).word("model_type") in FAMILIES:
-        return read_config(path, rope_scaling, rope_factor)
-    if rope_scaling or rope_factor is not None:
-        raise ModelError(
-            f"{fields.where}: --rope-scaling and --rope-factor are not supported for model type"
-            f" {shown(fields.word('model_type'))}: remove them"
-        )
-    if (config := read_fallback_config(fields, generation)) is None:
-        raise _unknown(fields)
-    return config
-
-
-def _fields(path: Path) -> tuple[Fields, Fields]:
+def config_fields(path: Path) -> tuple[Fields, Fields]:
     """The contents of config.json and of generation_config.json, which may be missing. ModelError for a model of
     another task."""
     file, generation_file = path / "config.json", path / "generation_config.json"
@@ -88,7 +69,7 @@ def _refuse_other_tasks(fields: Fields) -> None:
         )
 
 
-def _unknown(fields: Fields) -> ModelError:
+def unknown_type(fields: Fields) -> ModelError:
     model_type = shown(fields.word("model_type"))
     return ModelError(f"{fields.where}: model type {model_type} is not supported yet, only: {', '.join(FAMILIES)}")
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Set
 
-from text_generation_server.errors import WeightsError
+from text_generation_common.errors import WeightsError
 
 INDEX = "model.safetensors.index.json"
 PICKLE_INDEX = "pytorch_model.bin.index.json"

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from text_generation_server.errors import ModelError
-from text_generation_server.models.values import Fields, described, is_number, shown_name
+from text_generation_common.errors import ModelError
+from text_generation_common.models.values import Fields, described, is_number, shown_name
 
 
 def _names(text: str) -> frozenset[str]:

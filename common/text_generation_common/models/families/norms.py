@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from text_generation_server.models.architecture import Biases, Branches, ModelConfig, Multipliers
-from text_generation_server.models.families.registry import family
-from text_generation_server.models.reading import attention_biases, layer_norm, llama_like, rms_norm, with_rules
-from text_generation_server.models.rope_config import LLAMA_ROPE, MAX_POSITIONS, MAX_THETA, RopeFacts
-from text_generation_server.models.values import Fields
-from text_generation_server.models.windows import with_ropes, with_window_pattern
+from text_generation_common.models.architecture import Biases, Branches, ModelConfig, Multipliers
+from text_generation_common.models.families.registry import family
+from text_generation_common.models.reading import attention_biases, layer_norm, llama_like, rms_norm, with_rules
+from text_generation_common.models.rope_config import LLAMA_ROPE, MAX_POSITIONS, MAX_THETA, RopeFacts
+from text_generation_common.models.values import Fields
+from text_generation_common.models.windows import with_ropes, with_window_pattern
 
 
 @family(

@@ -3,18 +3,16 @@
 from dataclasses import replace
 from typing import Any
 
-import torch
+from text_generation_common.errors import ModelError
+from text_generation_common.flags.kinds import Dtype
+from text_generation_common.models.activations import Activation
+from text_generation_common.models.architecture import AttentionRule, Biases, ModelConfig, Moe, Norm
+from text_generation_common.models.names import LLAMA, NAMES
+from text_generation_common.models.rope_config import LLAMA_ROPE, MAX_POSITIONS, RopeFacts, read_rope
+from text_generation_common.models.values import Fields, is_whole
 
-from text_generation_server.errors import ModelError
-from text_generation_server.kernels.interface import Activation
-from text_generation_server.models.architecture import AttentionRule, Biases, ModelConfig, Moe, Norm
-from text_generation_server.models.names import LLAMA, NAMES
-from text_generation_server.models.rope_config import LLAMA_ROPE, MAX_POSITIONS, RopeFacts, read_rope
-from text_generation_server.models.values import Fields, is_whole
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Further types of checkpoints, which are computed in float32; "auto" names no type.
-OTHER_DTYPES = {"auto": torch.float32, "float64": torch.float32}
+OTHER_DTYPES = {"auto": Dtype.float32, "float64": Dtype.float32}
 
 # Largest accepted sizes: several times those of the largest models, and small enough to check a model before memory is
 # allocated.
@@ -157,10 +155,10 @@ def _head_size(fields: Fields, hidden: int, heads: int) -> int:
     return size
 
 
-def stored_dtype(fields: Fields) -> torch.dtype:
+def stored_dtype(fields: Fields) -> Dtype:
     given = [name for name in ("dtype", "torch_dtype") if fields.has(name)]
     field = given[0] if given else "dtype"
-    known = DTYPES | OTHER_DTYPES
+    known = {dtype.value: dtype for dtype in Dtype} | OTHER_DTYPES
     name = fields.word(field, "auto").removeprefix("torch.")
     if name not in known:
         raise fields.error(field, f"one of {', '.join(known)}")

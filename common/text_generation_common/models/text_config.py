@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from text_generation_common.model_types import MULTIMODAL
-from text_generation_server.models.values import Fields
+from text_generation_common.models.values import Fields
 
 # Fields that may stand beside text_config, and say something about the text model.
 SHARED = ("compression_config", "dtype", "eos_token_id", "quantization_config", "torch_dtype")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from text_generation_common import quantization
-from text_generation_server.errors import WeightsError
+from text_generation_common.errors import WeightsError
 
 SERVED_TYPES = frozenset({"BF16", "F16", "F32", "F64"})
 # Types in which quantized weights are stored: safetensors' names, and torch's names for them.

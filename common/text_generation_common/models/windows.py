@@ -4,10 +4,10 @@ one."""
 from collections.abc import Callable
 from dataclasses import replace
 
-from text_generation_server.models.architecture import ModelConfig
-from text_generation_server.models.reading import with_rules
-from text_generation_server.models.rope_config import MAX_POSITIONS, read_rope
-from text_generation_server.models.values import Fields
+from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.reading import with_rules
+from text_generation_common.models.rope_config import MAX_POSITIONS, read_rope
+from text_generation_common.models.values import Fields
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 

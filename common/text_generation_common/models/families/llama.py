@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from text_generation_server.kernels.interface import ClampedGate
-from text_generation_server.models.architecture import Biases, ModelConfig, Multipliers
-from text_generation_server.models.families.registry import family
-from text_generation_server.models.reading import (
+from text_generation_common.models.activations import ClampedGate
+from text_generation_common.models.architecture import Biases, ModelConfig, Multipliers
+from text_generation_common.models.families.registry import family
+from text_generation_common.models.reading import (
     MAX_WIDTH,
     attention_biases,
     experts,
@@ -14,9 +14,9 @@ from text_generation_server.models.reading import (
     rms_norm,
     with_rules,
 )
-from text_generation_server.models.rope_config import MAX_POSITIONS, RopeFacts
-from text_generation_server.models.values import Fields
-from text_generation_server.models.windows import (
+from text_generation_common.models.rope_config import MAX_POSITIONS, RopeFacts
+from text_generation_common.models.values import Fields
+from text_generation_common.models.windows import (
     read_window,
     used_window,
     with_one_window,

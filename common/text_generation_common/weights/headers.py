@@ -1,0 +1,158 @@
+"""What the weights files of a model's folder say of themselves: names, types and shapes of tensors. Reads headers only,
+and checks everything but the tensors' numbers.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from text_generation_common import quantization
+from text_generation_common.errors import WeightsError
+from text_generation_common.model_files import ModelFileError, read_json_object
+from text_generation_common.weights.formats import refuse_quantized, refuse_quantized_tensors
+from text_generation_common.weights.names import INDEX, is_plain, missing_parts, safetensors_names
+
+MAX_HEADER_BYTES = 100_000_000  # the limit that the format itself sets
+_AGAIN_WHOLE = "download the model again"
+_AGAIN = "delete it and download the model again"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor's description in its file. `type` is spelled as in safetensors, such as BF16."""
+
+    type: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    tensors: Mapping[str, Stored]
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightHeaders:
+    """The headers of all weights files of a folder.
+
+    A file's metadata may say that one name stands for another tensor (`{"lm_head.weight": "model.embed…"}`, written by
+    the conversion for tied weights): an alias.
+    """
+
+    stored: Mapping[str, Stored]
+    where: Mapping[str, Path]  # the file of each stored tensor
+    aliases: Mapping[str, str]
+
+    @classmethod
+    def of(cls, folder: Path) -> "WeightHeaders":
+        """WeightsError for files that are missing or broken, and for tensors that only quantized weights have."""
+        stored: dict[str, Stored] = {}
+        where: dict[str, Path] = {}
+        aliases: dict[str, str] = {}
+        served = _served_format(folder)
+        for file in weight_files(folder):
+            header = read_header(file)
+            refuse_quantized_tensors(file, {name: tensor.type for name, tensor in header.tensors.items()}, served)
+            stored |= header.tensors
+            where |= dict.fromkeys(header.tensors, file)
+            aliases |= {alias: name for alias, name in header.metadata.items() if name in header.tensors}
+        for name, file_name in (read_index(folder / INDEX) or {}).items():
+            if where.get(name) != folder / file_name:
+                raise WeightsError(f"{folder / file_name} has no tensor {name}, which {INDEX} says it holds: {_AGAIN}")
+        return cls(stored, where, aliases)
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.stored.keys() | self.aliases.keys())
+
+    def stored_name(self, name: str) -> str:
+        return name if name in self.stored else self.aliases.get(name, name)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Shape of the whole tensor, or None if there is no tensor of this name."""
+        tensor = self.stored.get(self.stored_name(name))
+        return None if tensor is None else tensor.shape
+
+
+def _served_format(folder: Path) -> str | None:
+    """The format in which the weights are quantized, if it is served."""
+    config = folder / "config.json"
+    return quantization.served_format(folder, read_json(config)) if config.exists() else None
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a model directory. WeightsError if there are none or some are missing."""
+    index = read_index(path / INDEX)
+    names = safetensors_names(file_names(path), None if index is None else set(index.values()))
+    if not names:
+        raise WeightsError(f"{path} has no .safetensors weights: is it the directory of a model?")
+    missing = [name for name in names if not (path / name).is_file()] or missing_parts(names)
+    if missing:
+        raise WeightsError(f"{path / missing[0]} is missing, one of the weights files: {_AGAIN_WHOLE}")
+    return [path / name for name in names]
+
+
+def file_names(path: Path) -> list[str]:
+    try:
+        return [entry.name for entry in path.iterdir()]
+    except OSError as error:
+        raise WeightsError(f"{path} is not a directory that can be read: {error.strerror}") from None
+
+
+def read_index(file: Path) -> dict[str, str] | None:
+    """{tensor: file name} of an index beside the weights; None if there is no such file."""
+    if not file.exists():
+        return None
+    weight_map = read_json(file).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise WeightsError(f"{file} has no weight_map: {_AGAIN}")
+    for file_name in weight_map.values():
+        if not isinstance(file_name, str) or not is_plain(file_name):
+            raise WeightsError(f"{file} names a file outside its directory, and was refused: {file_name!r}")
+    return weight_map
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(file)
+    except ModelFileError as error:
+        raise WeightsError(str(error)) from None
+
+
+def read_header(file: Path) -> Header:
+    """Names and metadata of one file. WeightsError if the file's size differs from the size that its header gives."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
+                raise WeightsError(f"{file} is broken: no safetensors header in its {size} bytes; {_AGAIN}")
+            header = json.loads(stream.read(length))
+        metadata = header.pop("__metadata__", {})
+        if not all(isinstance(text, str) for text in metadata.values()):
+            raise ValueError("metadata is text")
+        tensors = {name: _stored(entry) for name, entry in header.items()}
+        asked = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except OSError as error:
+        raise WeightsError(f"{file} cannot be read: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise WeightsError(f"{file} is broken: its safetensors header cannot be read; {_AGAIN}") from None
+    if size != asked:
+        raise WeightsError(f"{file} is broken: {size} bytes where its header asks for {asked}; {_AGAIN}")
+    return Header(tensors, metadata)
+
+
+def _stored(entry: Mapping[str, Any]) -> Stored:
+    type, shape = entry["dtype"], entry["shape"]
+    if not isinstance(type, str) or not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise ValueError("no description of a tensor")
+    return Stored(type, tuple(shape))
+
+
+def verify(path: Path) -> WeightHeaders:
+    """Checks that config.json can be read, that all weights files are complete, and that none is quantized in a format
+    that we do not serve. WeightsError names the wrong file."""
+    refuse_quantized(path, read_json(path / "config.json"))
+    return WeightHeaders.of(path)
