@@ -4,24 +4,20 @@ shard's have the root ShardError.
 CommandError                      ShardError
 ├── ArgumentValidation            ├── ModelError
 ├── AddressInUse                  ├── WeightsError
-└── … of the launcher             └── … of the shard
+└── … of the launcher             ├── MemoryLimitError
+                                  └── … of the shard
 """
-
-import json
 
 
 class CommandError(Exception):
-    """Base of errors that end a command. Its text is printed as TGI prints it: the name of the class, and the reason in
-    quotes if there is a reason.
+    """Base of errors that end a command. `reason` is one line: what is wrong and why. `hint` says what to do; without
+    it, `reason` may end in what to do, after a colon. `report.py` prints both.
     """
 
-    def __init__(self, reason: str = "") -> None:
+    def __init__(self, reason: str, hint: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
-
-    def __str__(self) -> str:
-        kind = type(self).__name__
-        return f"{kind}({json.dumps(self.reason, ensure_ascii=False)})" if self.reason else kind
+        self.hint = hint
 
 
 class ArgumentValidation(CommandError):
@@ -43,3 +39,7 @@ class ModelError(ShardError):
 
 class WeightsError(ShardError):
     """Weights, or the files beside them, are missing, broken, refused, or could not be fetched."""
+
+
+class MemoryLimitError(ShardError):
+    """The KV cache that the user asked for, or the largest step, does not fit into memory."""

@@ -7,7 +7,7 @@
     ├── WeightsError                of text_generation_common
     │   └── NetworkError
     ├── ModelError                  of text_generation_common
-    ├── MemoryLimitError            RESOURCE_EXHAUSTED
+    ├── MemoryLimitError            RESOURCE_EXHAUSTED; of text_generation_common
     ├── ShardLoading                UNAVAILABLE
     ├── StepError                   INVALID_ARGUMENT from Warmup; a step that raises it becomes a StepFailed
     ├── StepRefused                 FAILED_PRECONDITION
@@ -25,10 +25,6 @@ class OptionError(ShardError):
 
 class NetworkError(WeightsError):
     """The hub could not be reached, or the connection was lost: trying again may help."""
-
-
-class MemoryLimitError(ShardError):
-    """The KV cache that the user asked for, or the largest step, does not fit into memory."""
 
 
 class ShardLoading(ShardError):

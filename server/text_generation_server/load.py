@@ -13,6 +13,7 @@ from text_generation_common.errors import ModelError
 from text_generation_common.flags.kinds import Dtype, LoadFormat
 from text_generation_common.model_files import ModelFileError, read_model_file
 from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.fitting import check_length, check_quantize, choose_dtype
 from text_generation_common.models.rope import Rope
 from text_generation_common.shard_counts import one_shard_only
 from text_generation_server.config import ShardConfig
@@ -83,17 +84,17 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     model_config = read_any_config(config.model_path, flags.rope_scaling, flags.rope_factor, config.with_families)
     if isinstance(model_config, FallbackConfig):
         _check_fallback(config, model_config)
-    dtype = _choose_dtype(config.compute.dtype, model_config.dtype, device)
+    on_cpu = device.type == "cpu"
+    kind = choose_dtype(config.compute.dtype, model_config.dtype, on_cpu)
+    if config.compute.dtype is None and kind is not model_config.dtype:
+        logger.info("the checkpoint is float16, which CPUs do not compute: serving it in %s", kind)
+    dtype = DTYPES[kind]
     longest = config.max_total_tokens or model_config.max_positions
-    if longest > model_config.max_positions:
-        raise ModelError(
-            f"`max_total_tokens` must be <= {model_config.max_positions}, the longest sequence this model was made for."
-            f" Given: {longest}. --rope-scaling and --rope-factor stretch it"
-        )
+    check_length(longest, model_config.max_positions)
     if config.rank == 0:
         _mention(model_config, longest)
     kv_dtype = _choose_kv_dtype(config.compute.kv_cache_dtype, dtype, device)
-    _check_quantize(config.compute.quantize, dtype, device)
+    check_quantize(config.compute.quantize, kind, on_cpu)
     sum_products_in_float32(device)
     backend = select_backend(device, flags.cpu_target) if select is None else select(device)
     rendezvous = Path(f"{config.uds_path}-{config.epoch}.rendezvous")
@@ -218,26 +219,9 @@ def _choose_device(config: ShardConfig) -> torch.device:
     return torch.device("cuda", config.rank)
 
 
-def _choose_dtype(wanted: Dtype | None, stored: Dtype, device: torch.device) -> torch.dtype:
-    dtype = DTYPES[wanted or stored]
-    if device.type != "cpu" or dtype != torch.float16:
-        return dtype
-    if wanted:
-        raise ModelError("--dtype float16 is not supported on CPUs: choose bfloat16 or float32")
-    logger.info("the checkpoint is float16, which CPUs do not compute: serving it in bfloat16")
-    return torch.bfloat16
-
-
 def _choose_kv_dtype(wanted: str | None, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     if wanted is None:
         return dtype
     if wanted == "fp8_e4m3fn" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         raise ModelError("--kv-cache-dtype fp8_e4m3fn needs a GPU of compute capability 8.9 or later: choose int8")
     return KV_TYPES[wanted]
-
-
-def _check_quantize(quantize: str | None, dtype: torch.dtype, device: torch.device) -> None:
-    if quantize == "int8" and device.type != "cpu":
-        raise ModelError("--quantize int8 is for CPUs: start without it on a GPU")
-    if quantize == "int8" and dtype != torch.bfloat16:
-        raise ModelError("--quantize int8 computes in bfloat16: choose --dtype bfloat16")

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from text_generation_common import faults
+from text_generation_common.memory import choose_slots
 from text_generation_server.device.graphs import Signal
-from text_generation_server.device.memory import available_bytes, choose_slots, give_back_memory, memory_for
+from text_generation_server.device.memory import available_bytes, give_back_memory, memory_for
 from text_generation_server.device.transfers import Moment, fetch
 from text_generation_server.errors import StepError
 from text_generation_server.forward import ForwardPass

@@ -11,17 +11,10 @@ import torch
 from google.protobuf.message import DecodeError
 
 from text_generation_common import frames, sampling_wire
-from text_generation_common.errors import ShardError
+from text_generation_common.errors import MemoryLimitError, ShardError
 from text_generation_common.frames import Frame, FrameError
 from text_generation_proto import generate_pb2 as pb
-from text_generation_server.errors import (
-    MemoryLimitError,
-    ShardLoading,
-    StepAborted,
-    StepError,
-    StepFailed,
-    StepRefused,
-)
+from text_generation_server.errors import ShardLoading, StepAborted, StepError, StepFailed, StepRefused
 from text_generation_server.load import Shard
 from text_generation_server.runner import ModelRunner
 from text_generation_server.step.log import StepLoad, StepLog, measure

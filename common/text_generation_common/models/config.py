@@ -1,6 +1,7 @@
 """Reads config.json and generation_config.json of a model of one of our families, without torch or transformers."""
 
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from text_generation_common import quantization
@@ -70,8 +71,14 @@ def _refuse_other_tasks(fields: Fields) -> None:
 
 
 def unknown_type(fields: Fields) -> ModelError:
-    model_type = shown(fields.word("model_type"))
-    return ModelError(f"{fields.where}: model type {model_type} is not supported yet, only: {', '.join(FAMILIES)}")
+    """The error for a model that nobody here can compute, with the types that are served."""
+    model_type = fields.word("model_type")
+    near = get_close_matches(model_type.lower().replace("-", "_"), FAMILIES, n=1)
+    meant = f"did you mean {near[0]}? Choose" if near else "choose"
+    return ModelError(
+        f"{fields.where}: model type {shown(model_type)} is not supported: {meant} a model of one of these types:"
+        f" {', '.join(sorted(FAMILIES))}"
+    )
 
 
 def _stretched(config: ModelConfig, flag_kind: str | None, flag_factor: float | None) -> ModelConfig:

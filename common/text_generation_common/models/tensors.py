@@ -1,6 +1,7 @@
 """Lists the tensors of a model with their shapes, and checks that the weights files hold exactly these."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from text_generation_common.errors import ModelError
 from text_generation_common.models.architecture import Branches, ModelConfig, Moe
@@ -97,9 +98,13 @@ def expert_shapes(config: ModelConfig, moe: Moe, names: LayerNames) -> dict[str,
     return found
 
 
-def check_tensors(config: ModelConfig, names: Iterable[str], shape_of: Callable[[str], tuple[int, ...] | None]) -> None:
-    """ModelError for the first tensor that is missing, has another shape, or belongs to another kind of model. Reads no
-    weights. Every rank checks whole tensors, of which it later reads a part."""
+def with_checked_tensors(
+    config: ModelConfig, names: Iterable[str], shape_of: Callable[[str], tuple[int, ...] | None]
+) -> ModelConfig:
+    """The config with the names that tensors have in these files. ModelError for the first tensor that is missing, has
+    another shape, or belongs to another kind of model. Reads no weights. Every rank checks whole tensors, of which it
+    later reads a part."""
+    config = replace(config, names=config.names.as_in(lambda name: shape_of(name) is not None))
     expected = shapes(config)
     for name, shape in expected.items():
         _check_shape(config, name, shape, shape_of(name))
@@ -111,6 +116,7 @@ def check_tensors(config: ModelConfig, names: Iterable[str], shape_of: Callable[
                 f"the weights files have a tensor {ascii(name)[1:-1]}, which a {config.model_type} with this"
                 " config.json does not have: the weights belong to another config.json, or to another kind of model"
             )
+    return config
 
 
 def _check_shape(config: ModelConfig, name: str, expected: tuple[int, ...], stored: tuple[int, ...] | None) -> None:

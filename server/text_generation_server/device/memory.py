@@ -1,15 +1,13 @@
-"""The memory of a shard's device: how much of it keys and values may take, and how many slots that makes."""
+"""The memory of a shard's device: how much of it keys and values may take."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from text_generation_server.device import host
-from text_generation_server.errors import MemoryLimitError
+from text_generation_common.errors import MemoryLimitError
+from text_generation_common.memory import cpu_bytes, free_bytes
 
-# Share of the available memory that CPU shards use for keys and values. The rest is left to other processes.
-CPU_SHARE = 0.5
 GPU_SHARE = 0.9
 
 
@@ -20,7 +18,7 @@ def available_bytes(device: torch.device, world_size: int, gpu_fraction: float) 
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return gpu_bytes(free, total, torch.cuda.memory_reserved(device), gpu_fraction)
-    return int(CPU_SHARE * host.available_bytes() / world_size)
+    return cpu_bytes(free_bytes(), world_size)
 
 
 def gpu_bytes(free: int, total: int, reserved: int, fraction: float) -> int:
@@ -36,27 +34,6 @@ def give_back_memory(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def choose_slots(per_slot: int, available: int, useful: int, wanted: int | None, at_least: int) -> int:
-    """The number of slots: `wanted` if the user chose it and it fits. Otherwise the largest number that fits, but not
-    more than `useful`.
-
-    `useful` is requests × tokens: more slots would never be filled. `at_least` is the length of the longest request.
-    """
-    fits = available // per_slot
-    if wanted is not None and wanted > fits:
-        raise MemoryLimitError(
-            f"--max-batch-total-tokens {wanted} needs {wanted * per_slot / 2**20:.0f} MiB of keys and values, but only"
-            f" {available / 2**20:.0f} MiB are available: choose at most {fits}"
-        )
-    slots = min(fits, useful) if wanted is None else wanted
-    if slots < at_least:
-        raise MemoryLimitError(
-            f"`max_total_tokens={at_least}` needs {at_least * per_slot / 2**20:.0f} MiB of keys and values, but there"
-            f" is room for {slots} tokens: choose a smaller --max-total-tokens"
-        )
-    return slots
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from text_generation_common.errors import ShardError
-from text_generation_server.errors import GroupBroken, MemoryLimitError, StepError
+from text_generation_common.errors import MemoryLimitError, ShardError
+from text_generation_server.errors import GroupBroken, StepError
 
 logger = logging.getLogger("text_generation_server")
 

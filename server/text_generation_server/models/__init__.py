@@ -2,12 +2,11 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
 from text_generation_common.models.architecture import ModelConfig
-from text_generation_common.models.tensors import check_tensors
+from text_generation_common.models.tensors import with_checked_tensors
 from text_generation_server.layers.weights import WeightFormat, dense
 from text_generation_server.models.decoder import Decoder
 from text_generation_server.models.fallback.config import FallbackConfig
@@ -33,8 +32,7 @@ def get_model(
     tensors that `config` asks for or have others, and if the model cannot be split over the ranks."""
     if isinstance(config, FallbackConfig):
         return load_fallback(files, config, platform, dtype, max_total_tokens, on_tensor, weight_format)
-    config = replace(config, names=config.names.as_in(lambda name: files.shape(name) is not None))
-    check_tensors(config, files.names, files.shape)
+    config = with_checked_tensors(config, files.names, files.shape)
     if config.names.within and platform.group.rank == 0:
         logger.info("the text model alone is loaded: of the files, only the tensors under %s", config.names.within)
     loader = Loader(files, platform, dtype, on_tensor, weight_format, config.names.transposed)

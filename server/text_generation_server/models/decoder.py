@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from text_generation_common.errors import ModelError
 from text_generation_common.models.architecture import AttentionRule, Branches, ModelConfig
+from text_generation_common.models.fitting import refuse_quantized_experts
 from text_generation_common.models.names import LayerNames
 from text_generation_server.distributed import Group
 from text_generation_server.kernels.interface import HeadNorms, KvLayer
@@ -110,10 +110,8 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, platform: Platform, loader: Loader, max_total_tokens: int) -> None:
         kernels, group, names = platform.kernels, platform.group, config.names
-        if config.moe is not None and not loader.is_dense:
-            raise ModelError(
-                f"--quantize is not supported for the experts of this {config.model_type}: start without it"
-            )
+        if not loader.is_dense:
+            refuse_quantized_experts(config)
         part = kernels.vocabulary_part(config.vocab_size, group.size)
         split = split_model(config, group.rank, group.size, part)
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from shard_ranks import Ranks, start_ranks
 
+from text_generation_common.errors import MemoryLimitError
 from text_generation_server.distributed import Alone, Group, join_group
 from text_generation_server.distributed.shared_memory import SLAB_BYTES, map_together
-from text_generation_server.errors import GroupBroken, MemoryLimitError
+from text_generation_server.errors import GroupBroken
 
 CPU = torch.device("cpu")
 LONG = SLAB_BYTES // 4 * 2 + 3  # number of float32 values: more than two pieces, and not a multiple of a piece

@@ -40,7 +40,10 @@ def refusal(path: Path, **options: Any) -> str:
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({"model_type": "no_such_type"}, 'model type "no_such_type" is not supported yet, only: '),
+        (
+            {"model_type": "no_such_type"},
+            'model type "no_such_type" is not supported: choose a model of one of these types: bloom, ',
+        ),
         ({"model_type": "gptj"}, "its attention does not go through the interface of transformers"),
         ({"model_type": "bloom"}, "its attention does not go through the interface of transformers"),
         ({"model_type": "t5"}, "transformers has no causal language model of this type"),

@@ -24,10 +24,10 @@ from shard_tools import (
 )
 from transformers import LlamaForCausalLM
 
-from text_generation_common.errors import ModelError
+from text_generation_common.errors import MemoryLimitError, ModelError
+from text_generation_common.memory import choose_slots
 from text_generation_common.sampling import Sampling
-from text_generation_server.device.memory import choose_slots
-from text_generation_server.errors import MemoryLimitError, StepError
+from text_generation_server.errors import StepError
 from text_generation_server.runner import ModelRunner
 from text_generation_server.step.rows import StepBatch
 

@@ -15,12 +15,12 @@ from tokenizers import Tokenizer
 from text_generation_common.errors import WeightsError
 from text_generation_common.model_files import MissingFileError, ModelFileError, find_json_object, read_model_file
 from text_generation_common.weights.names import SIDE_FILES, SLOW_TOKENIZER_FILES
+from text_generation_common.weights.tokenizer_files import FILE, check_tokenizer, no_tokenizer
 from text_generation_server.weights.added_tokens import read_additions
 from text_generation_server.weights.child import run_child
 from text_generation_server.weights.sentencepiece import read_sentencepieces
 from text_generation_server.weights.sentencepiece_tokenizer import make_tokenizer
 
-FILE = "tokenizer.json"
 PIECES = "tokenizer.model"
 # transformers' names of tokenizers that do with tokenizer.model what is done here. Files may name none.
 KINDS = frozenset(
@@ -29,18 +29,12 @@ KINDS = frozenset(
 )  # fmt: skip
 
 
-def has_tokenizer(path: Path) -> bool:
-    """Whether the folder has a tokenizer.json, or files from which one can be made."""
-    return any((path / name).exists() for name in (FILE, *SLOW_TOKENIZER_FILES))
-
-
 def ensure_fast_tokenizer(path: Path) -> None:
     """Makes tokenizer.json if it is missing. WeightsError if it cannot be made."""
     if (path / FILE).exists():
         return
-    missing = f"{path} has no {FILE} (a fast tokenizer)"
-    if not has_tokenizer(path):
-        raise WeightsError(f"{missing}, and no files from which one can be made: use a model that has {FILE}")
+    check_tokenizer(path)
+    missing = no_tokenizer(path)
     _refuse_unreadable(path)
     is_ours = _is_ours(path)
     needed = ["transformers", *(["sentencepiece"] if _has_pieces(path) else [])]

@@ -13,11 +13,11 @@ from text_generation_common.models.reading import (
     token_ids,
 )
 from text_generation_common.models.rope_config import MAX_POSITIONS
+from text_generation_common.models.served import code_of_repository, needs_transformers
 from text_generation_common.models.text_config import text_fields
 from text_generation_common.models.values import Fields, is_whole, shown
 from text_generation_common.models.windows import LAYER_TYPES
 
-NEEDED = "transformers, which computes models of types that the server does not know itself"
 # Kinds of rope whose angles depend on the longest text of a step: a request would change the others beside it.
 BY_LENGTH = ("dynamic", "longrope")
 
@@ -42,9 +42,7 @@ def read_fallback_config(whole: Fields, generation: Fields) -> FallbackConfig | 
     fields = text_fields(whole)
     model_type = fields.word("model_type")
     if importlib.util.find_spec("transformers") is None:
-        raise ModelError(
-            f"{fields.where}: model type {shown(model_type)} needs {NEEDED}: pip install 'tgi-py[transformers]'"
-        )
+        raise needs_transformers(fields)
     if fields.has("quantization_config"):
         raise ModelError(
             f"{fields.where}: quantization_config is not supported for model type {shown(model_type)}: quantized"
@@ -55,10 +53,7 @@ def read_fallback_config(whole: Fields, generation: Fields) -> FallbackConfig | 
 
     if model_type not in CONFIG_MAPPING:
         if fields.has("auto_map"):
-            raise ModelError(
-                f"{fields.where}: model type {shown(model_type)} is not supported: its code is in its repository"
-                " (auto_map), and such code is never run"
-            )
+            raise code_of_repository(fields)
         return None
     try:
         values = CONFIG_MAPPING[model_type].from_dict(dict(fields.raw))

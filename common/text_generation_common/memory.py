@@ -1,0 +1,68 @@
+"""Finds out how much memory this process may use, from the system and a container's limits, and how many slots of keys
+and values that makes.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from text_generation_common.cores import CGROUP
+from text_generation_common.errors import MemoryLimitError
+
+# Share of the available memory that CPU shards use for keys and values. The rest is left to other processes.
+CPU_SHARE = 0.5
+
+
+def free_bytes(cgroup: Path = CGROUP) -> int:
+    """Bytes of memory that are free, or that the system can free at once."""
+    return min([_of_the_machine(), *_left(cgroup)])
+
+
+def _of_the_machine() -> int:
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    except OSError:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def _left(cgroup: Path) -> Iterator[int]:
+    """Bytes that the control group still allows. The group counts cached files as used, but they can be freed at
+    once.
+    """
+    for limit, usage, statistics, files in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+    ):
+        with suppress(OSError, ValueError, KeyError):
+            fields = dict(line.split() for line in (cgroup / statistics).read_text().splitlines())
+            used = int((cgroup / usage).read_text()) - int(fields[files])
+            # ValueError if the limit is the word "max": there is no limit.
+            yield max(0, int((cgroup / limit).read_text()) - used)
+
+
+def cpu_bytes(free: int, num_shard: int) -> int:
+    """Bytes that one of `num_shard` shards on CPUs may use for keys and values, if `free` bytes are free."""
+    return int(CPU_SHARE * free / num_shard)
+
+
+def choose_slots(per_slot: int, available: int, useful: int, wanted: int | None, at_least: int) -> int:
+    """The number of slots: `wanted` if the user chose it and it fits. Otherwise the largest number that fits, but not
+    more than `useful`.
+
+    `useful` is requests × tokens: more slots would never be filled. `at_least` is the length of the longest request.
+    """
+    fits = available // per_slot
+    if wanted is not None and wanted > fits:
+        raise MemoryLimitError(
+            f"--max-batch-total-tokens {wanted} needs {wanted * per_slot / 2**20:.0f} MiB of keys and values, but only"
+            f" {available / 2**20:.0f} MiB are available: choose at most {fits}"
+        )
+    slots = min(fits, useful) if wanted is None else wanted
+    if slots < at_least:
+        raise MemoryLimitError(
+            f"`max_total_tokens={at_least}` needs {at_least * per_slot / 2**20:.0f} MiB of keys and values, but there"
+            f" is room for {slots} tokens: choose a smaller --max-total-tokens"
+        )
+    return slots

@@ -1,0 +1,52 @@
+"""Whether flags fit a model: its longest sequence, the type of its numbers, the memory of its tokens. A shard asks
+before it loads the model; the launcher asks before it starts a shard.
+"""
+
+from text_generation_common.errors import ModelError
+from text_generation_common.flags.kinds import Dtype, KvCacheDtype, Quantize
+from text_generation_common.models.architecture import ModelConfig
+
+NUMBER_BYTES = {
+    Dtype.float32: 4, Dtype.bfloat16: 2, Dtype.float16: 2, KvCacheDtype.fp8_e4m3fn: 1, KvCacheDtype.int8: 1,
+}  # fmt: skip
+SCALE_BYTES = 4  # of the scale that each key and each value of 8 bits has, in each head
+
+
+def check_length(longest: int, max_positions: int) -> None:
+    """ModelError if the model was not made for sequences of `longest` tokens, prompt and answer together."""
+    if longest > max_positions:
+        raise ModelError(
+            f"`max_total_tokens` must be <= {max_positions}, the longest sequence this model was made for. Given:"
+            f" {longest}: choose a smaller --max-total-tokens, or stretch the positions with --rope-scaling and"
+            " --rope-factor"
+        )
+
+
+def choose_dtype(wanted: Dtype | None, stored: Dtype, on_cpu: bool) -> Dtype:
+    """The type to compute in. CPUs do not compute float16: a checkpoint of it is served in bfloat16. ModelError if
+    float16 is asked for."""
+    if not on_cpu or (wanted or stored) is not Dtype.float16:
+        return wanted or stored
+    if wanted:
+        raise ModelError("--dtype float16 is not supported on CPUs: choose bfloat16 or float32")
+    return Dtype.bfloat16
+
+
+def check_quantize(quantize: Quantize | None, dtype: Dtype, on_cpu: bool) -> None:
+    """`dtype` is the type to compute in."""
+    if quantize is Quantize.int8 and not on_cpu:
+        raise ModelError("--quantize int8 is for CPUs: start without it on a GPU")
+    if quantize is Quantize.int8 and dtype is not Dtype.bfloat16:
+        raise ModelError("--quantize int8 computes in bfloat16: choose --dtype bfloat16")
+
+
+def refuse_quantized_experts(config: ModelConfig) -> None:
+    if config.moe is not None:
+        raise ModelError(f"--quantize is not supported for the experts of this {config.model_type}: start without it")
+
+
+def slot_bytes(config: ModelConfig, num_shard: int, numbers: Dtype | KvCacheDtype) -> int:
+    """Bytes of the keys and values of one token on one of `num_shard` shards. `numbers` is the cache's type."""
+    vectors = 2 * max(1, config.num_kv_heads // num_shard)
+    scale = SCALE_BYTES if isinstance(numbers, KvCacheDtype) else 0
+    return config.num_layers * vectors * (config.head_size * NUMBER_BYTES[numbers] + scale)

@@ -1,0 +1,33 @@
+"""How a command reports the error that ends it: a line with the cause, and a line that says what to do."""
+
+import logging
+import re
+
+from text_generation_common.logs import JsonFormatter
+
+# Words with which the part of an error begins that says what to do.
+_WORDS = (
+    "ask|check|choose|delete|download|give|install|leave|look|lower|make|pass|pip|please|raise|remove|repair|run|set|start"
+    "|try|unset|use|write|you need|did you mean|do (?:its|the|they)|does it|is it|is there"
+)
+_ADVICE = re.compile(rf"[:;.] ((?:{_WORDS})\b.*)", re.IGNORECASE)
+
+
+def parted(text: str) -> tuple[str, str]:
+    """The cause, and what to do: "" if `text`, an error's one line, does not say it."""
+    text = " ".join(text.split())
+    found = _ADVICE.search(text)
+    return (text, "") if found is None else (text[: found.start()], found[1])
+
+
+def told(text: str, hint: str = "", kind: str = "", json_output: bool = False) -> str:
+    """The error as one or two lines of text, or as one JSON object. `kind` is the name of the error's class, which
+    users of TGI know; only JSON has it."""
+    cause, advice = (text, hint) if hint else parted(text)
+    if not json_output:
+        return f"error: {cause}" + (f"\nhint: {advice}" if advice else "")
+    record = logging.makeLogRecord(
+        {"name": "text_generation_launcher", "levelno": logging.ERROR, "levelname": "ERROR", "msg": cause}
+    )
+    record.fields = ({"hint": advice} if advice else {}) | ({"kind": kind} if kind else {})
+    return JsonFormatter().format(record)
