@@ -3,6 +3,7 @@ shard's have the root ShardError.
 
 CommandError                      ShardError
 ├── ArgumentValidation            ├── ModelError
+│   └── WrongUsage                │
 ├── AddressInUse                  ├── WeightsError
 └── … of the launcher             ├── MemoryLimitError
                                   └── … of the shard
@@ -22,6 +23,10 @@ class CommandError(Exception):
 
 class ArgumentValidation(CommandError):
     """A flag or a combination of flags is wrong or not supported."""
+
+
+class WrongUsage(ArgumentValidation):
+    """A number that no server could use, such as 0 for a limit. The command ends with the status of wrong usage."""
 
 
 class AddressInUse(CommandError):

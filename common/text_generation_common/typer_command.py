@@ -4,14 +4,54 @@ Besides the `cli.py` of each command, which imports this module, no module of th
 """
 
 import inspect
+import re
+import sys
 from collections.abc import Callable, Iterable
 from enum import EnumType
+from pathlib import Path
 from typing import Any, get_origin
 
 import typer
+from typer.core import TyperCommand
 
+from text_generation_common import report
 from text_generation_common.flags.declaration import REQUIRED, Flag, single_type
 from text_generation_common.flags.programs import ProgramFlags
+
+WRONG_USAGE = 2  # exit status
+# typer has a copy of click, or uses click itself, by its version. Both have this error, the base of BadParameter.
+UsageError: Any = typer.BadParameter.__mro__[1]
+_NEAR = re.compile(
+    r" (?:\(Possible options: |Did you mean )(.*?)[)?]?$"
+)  # how typer and click name flags that may be meant
+
+
+class ReportingCommand(TyperCommand):
+    """A command that reports wrong usage in two lines, the cause first, and not after the way to call it."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **more: Any) -> Any:
+        try:
+            status = super().main(*args, standalone_mode=False, **more)
+        except UsageError as error:
+            words = more.get("args") or (args[0] if args else None) or sys.argv[1:]
+            typer.echo(_usage_error(error, "--json-output" in words), err=True)
+            sys.exit(WRONG_USAGE)
+        except typer.Abort:
+            sys.exit(1)
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def _usage_error(error: Any, json_output: bool) -> str:
+    text = " ".join(error.format_message().split()).removesuffix(".").replace("Value error, ", "")
+    found = _NEAR.search(text)
+    cause, near = (text, "") if found is None else (text[: found.start()], found[1])
+    cause, hint = report.parted(cause)
+    if near:
+        hint = f"did you mean {near}?"
+    elif "unexpected extra argument" in cause:
+        hint = "each value needs its flag, such as --model-id"
+    every = f"`{Path(sys.argv[0]).name} --help` lists all flags"
+    return report.told(cause, f"{hint}; {every}" if hint else every, "UsageError", json_output)
 
 
 def make_app(help: str | None = None) -> typer.Typer:

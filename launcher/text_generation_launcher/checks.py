@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from text_generation_common.errors import ArgumentValidation
+from text_generation_common.errors import ArgumentValidation, WrongUsage
 from text_generation_common.flags import checks
-from text_generation_common.flags.declaration import Flag, values_of
+from text_generation_common.flags.declaration import Flag, flag_name, values_of
 from text_generation_common.flags.http import AccessFlags
 from text_generation_common.flags.programs import LAUNCHER
 from text_generation_common.flags.requests import TokenFlags
@@ -39,13 +39,14 @@ def check_input_aliases(config: LauncherConfig) -> None:
     if new is not None and old is not None:
         raise ArgumentValidation(
             f"Both `max_input_tokens` ({new}) and `max_input_length` ({old}) are set. Please define only "
-            "`max_input_tokens` as `max_input_length is deprecated for naming consistency."
+            "`max_input_tokens` as `max_input_length is deprecated for naming consistency.",
+            "leave --max-input-length out",
         )
 
 
 def check_numbers(config: LauncherConfig) -> None:
     for reason in checks.wrong_numbers(_flags(), values_of(config)):
-        raise ArgumentValidation(reason)
+        raise WrongUsage(reason, "give another number, or leave the flag out")
 
 
 def check_cuda_graphs(config: LauncherConfig) -> None:
@@ -70,7 +71,8 @@ def check_limits(tokens: TokenFlags) -> None:
     longest_input, longest = tokens.max_input_tokens, tokens.max_total_tokens
     prefill, batch = tokens.max_batch_prefill_tokens, tokens.max_batch_total_tokens
     if longest_input is not None and longest is not None and longest_input >= longest:
-        raise ArgumentValidation(f"`max_input_tokens`({longest_input}) must be < `max_total_tokens`({longest})")
+        reason = f"`max_input_tokens`({longest_input}) must be < `max_total_tokens`({longest})"
+        raise ArgumentValidation(reason, "an answer needs a token at least: choose a smaller --max-input-tokens")
     if prefill is not None and longest_input is not None and prefill < longest_input:
         raise _contradiction("max_batch_prefill_tokens", prefill, ">=", "max_input_tokens", longest_input)
     if prefill is not None and batch is not None and prefill > batch:
@@ -80,7 +82,9 @@ def check_limits(tokens: TokenFlags) -> None:
 
 
 def _contradiction(name: str, given: int, relation: str, other: str, other_given: int) -> ArgumentValidation:
-    return ArgumentValidation(f"`{name}` must be {relation} `{other}`. Given: {given} and {other_given}")
+    reason = f"`{name}` must be {relation} `{other}`. Given: {given} and {other_given}"
+    change = "larger" if relation == ">=" else "smaller"
+    return ArgumentValidation(reason, f"choose a {change} {flag_name(name)}, or leave it out")
 
 
 def check_paths(config: LauncherConfig) -> None:

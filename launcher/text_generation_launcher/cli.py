@@ -12,26 +12,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from text_generation_common import faults, places
-from text_generation_common.errors import CommandError
+from text_generation_common import faults, places, report
+from text_generation_common.errors import CommandError, WrongUsage
 from text_generation_common.flags.declaration import from_values, values_of
 from text_generation_common.flags.environment import from_environment
 from text_generation_common.flags.process import InheritedFlags
 from text_generation_common.flags.programs import LAUNCHER
 from text_generation_common.logs import setup_logging
 from text_generation_common.places import ServerPlace
-from text_generation_common.typer_command import make_app, taking
-from text_generation_launcher import commands
+from text_generation_common.typer_command import WRONG_USAGE, ReportingCommand, make_app, taking
+from text_generation_launcher import commands, model
 from text_generation_launcher.claims import claim_port, claim_sockets
 from text_generation_launcher.config import LauncherConfig, LaunchPlan
 from text_generation_launcher.janitor import Janitor, fork_janitor
 from text_generation_launcher.open_files import allow_open_files
 from text_generation_launcher.resolve import resolve
-from text_generation_launcher.supervisor import Supervisor
+from text_generation_launcher.supervisor import INTERRUPTED, Supervisor
+
+if TYPE_CHECKING:
+    from text_generation_launcher.preflight import Machine
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -44,7 +47,8 @@ VERSION = inspect.Parameter(
 
 
 def main(arguments: Sequence[str] | None = None, program_directories: Sequence[Path] | None = None) -> None:
-    """Runs the command. Exits with 0 after a signal, 1 on a CommandError, 2 on wrong usage.
+    """Runs the command. Exits with 0 after a signal, with 130 after Ctrl-C before the server has served, with 1 on a
+    CommandError, with 2 on wrong usage.
 
     `program_directories` are searched for the children's programs before PATH; by default the directory of this Python
     interpreter.
@@ -65,7 +69,7 @@ def command_line(run_with: Callable[[LauncherConfig], int], environ: Mapping[str
 
     app = make_app()
     command = taking(launch, LAUNCHER, LauncherConfig, [VERSION])
-    app.command(help="Serve a model over HTTP: one router, and one shard per device.")(command)
+    app.command(cls=ReportingCommand, help="Serve a model over HTTP: one router, and one shard per device.")(command)
     return app
 
 
@@ -80,15 +84,30 @@ def run(config: LauncherConfig, environ: Mapping[str, str], program_directories:
     try:
         plan = resolve(config, environ)
         log_arguments(config, plan)
+        machine = check_before_start(plan, environ)
         allow_open_files(plan.num_shard)
         programs = commands.find_programs(program_directories, environ.get("PATH"))
         with claim(plan, config.shard_uds_path, inherited.runtime_dir) as (listener, place, janitor):
             port = listener.getsockname()[1]
-            asyncio.run(Supervisor(plan, programs, environ, listener.fileno(), port, place, janitor).run())
+            supervisor = Supervisor(plan, programs, environ, listener.fileno(), port, place, janitor, machine)
+            return asyncio.run(supervisor.run())
     except CommandError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return 1
-    return 0
+        kind = type(error).__name__
+        print(report.told(error.reason, error.hint, kind, config.process.json_output), file=sys.stderr, flush=True)
+        return WRONG_USAGE if isinstance(error, WrongUsage) else 1
+    except KeyboardInterrupt:  # before the supervisor handles signals
+        return INTERRUPTED
+
+
+def check_before_start(plan: LaunchPlan, environ: Mapping[str, str]) -> "Machine":
+    """ArgumentValidation if what is on this machine already tells that the model cannot be served as planned."""
+    # Imported here, because `--help` does not need the readers of models.
+    from text_generation_launcher.preflight import Machine, check_model
+
+    machine = Machine.this(environ)
+    if (folder := model.folder_of(plan)) is not None:
+        check_model(plan, folder, machine, is_whole=model.is_local(plan))
+    return machine
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from text_generation_common.errors import CommandError
 from text_generation_common.link import LinkEvent, LinkMessage
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import ShardCannotStart, ShardFailed
-from text_generation_launcher.process import log_last_lines
+from text_generation_launcher.process import SEE_LOG, log_last_lines
 from text_generation_launcher.restarts import Restarts
 from text_generation_launcher.shard_group import Loss, ShardGroup
 from text_generation_launcher.spawner import Spawner
@@ -62,10 +62,15 @@ class Epochs:
             finally:
                 self._group = None
                 await group.unwatch()
-            _log_loss(loss, group)
+            error = self._final_error(loss, group, wait_s)
+            if error is None or not group.error_of(loss):
+                _log_loss(loss, group)
             await group.kill()
             self._remove_files()
-            await self._wait_after(loss, group, wait_s)
+            if error is not None:
+                raise error
+            logger.warning("Starting epoch %d of the shards in %.1fs", self._number + 1, wait_s)
+            await asyncio.sleep(wait_s or 0.0)
 
     def confirm(self, epoch: int) -> None:
         """Records that a step of the shards of `epoch` has succeeded, as the router reported. The shards may be dead by
@@ -108,16 +113,15 @@ class Epochs:
             self._notify_router(LinkMessage(LinkEvent.READY, self._number))
         return await group.lost
 
-    async def _wait_after(self, loss: Loss, group: ShardGroup, wait_s: float | None) -> None:
-        """Waits until the next start is due. Raises when there should be no next start."""
-        error = ShardFailed if self._has_been_ready else ShardCannotStart
+    def _final_error(self, loss: Loss, group: ShardGroup, wait_s: float | None) -> CommandError | None:
+        """The error that ends the launcher, or None if there should be a next start."""
+        kind = ShardFailed if self._has_been_ready else ShardCannotStart
+        told = group.error_of(loss)
         if self._number == 1 and not self._has_been_ready and _is_user_error(loss, group):
-            raise error
-        if wait_s is None:
-            logger.error("The shards failed too often: giving up")
-            raise error
-        logger.warning("Starting epoch %d of the shards in %.1fs", self._number + 1, wait_s)
-        await asyncio.sleep(wait_s)
+            return kind(told) if told else kind(loss.reason, SEE_LOG)
+        if wait_s is not None:
+            return None
+        return kind(f"the shards failed too often, at last: {told or loss.reason}", "" if told else SEE_LOG)
 
 
 async def _is_ready(group: ShardGroup) -> bool:

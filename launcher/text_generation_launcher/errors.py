@@ -1,4 +1,4 @@
-"""The errors that end the launcher, in one small tree. `cli.py` prints `Error: …` on stderr and exits with 1.
+"""The errors that end the launcher, in one small tree. `cli.py` prints them on stderr and exits with 1.
 
 CommandError
 ├── ArgumentValidation   of text_generation_common

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from text_generation_common import quantization, shard_counts
-from text_generation_common.errors import ArgumentValidation
+from text_generation_common.errors import ArgumentValidation, WeightsError
 from text_generation_common.flags.model import DEMO_MODEL
 from text_generation_common.model_files import ModelFileError, read_json_object
 from text_generation_common.model_folder import demo_directory, is_hub_id, local_folder
+from text_generation_common.weights.headers import file_names
+from text_generation_common.weights.names import GGUF, GGUF_HINT, GGUF_REASON, only_gguf
 from text_generation_launcher.config import LaunchPlan
 
 
@@ -20,13 +22,32 @@ def locate(model_id: str, weights_cache_override: str | None) -> str:
     directory = demo_directory() if model_id == DEMO_MODEL else local_folder(model_id)
     served = Path(weights_cache_override) if weights_cache_override else directory
     if served is not None:
+        _refuse_gguf(served)
         _refuse_quantized(served)
     if directory is not None:
         read_json(directory / "config.json")
         return str(directory.absolute())
+    _refuse_file(Path(model_id))
     if not is_hub_id(model_id):
         raise ArgumentValidation(f"model directory {model_id} does not exist: check --model-id")
     return model_id
+
+
+def _refuse_gguf(folder: Path) -> None:
+    try:
+        found = only_gguf(file_names(folder))
+    except WeightsError as error:
+        raise ArgumentValidation(str(error)) from None
+    if found is not None:
+        raise ArgumentValidation(f"{folder} has a GGUF file, {found}, and no other weights: {GGUF_REASON}", GGUF_HINT)
+
+
+def _refuse_file(path: Path) -> None:
+    if not path.is_file():
+        return
+    if path.suffix == GGUF:
+        raise ArgumentValidation(f"{path} is a GGUF file: {GGUF_REASON}", GGUF_HINT)
+    raise ArgumentValidation(f"{path} is a file: --model-id is a hub id or a directory", "pass the file's directory")
 
 
 def _refuse_quantized(directory: Path) -> None:
@@ -58,8 +79,22 @@ def refuse_shards(plan: LaunchPlan) -> None:
         raise ArgumentValidation(reason)
 
 
+def folder_of(plan: LaunchPlan) -> Path | None:
+    """The folder with the model's files. None for a model of the hub that is not on this machine yet."""
+    path = _config_path(plan)
+    return None if path is None else path.parent
+
+
+def is_local(plan: LaunchPlan) -> bool:
+    return _local(plan).is_dir()
+
+
+def _local(plan: LaunchPlan) -> Path:
+    return Path(plan.cache.weights_cache_override or plan.model_id)
+
+
 def _config_path(plan: LaunchPlan) -> Path | None:
-    local = Path(plan.cache.weights_cache_override or plan.model_id)
+    local = _local(plan)
     if local.is_dir():
         return local / "config.json"
     # imported here because the import is slow, and needed for hub models only

@@ -16,9 +16,14 @@ from text_generation_launcher.relay import relay
 logger = logging.getLogger("text_generation_launcher")
 
 NUM_LAST_LINES = 20
+SEE_LOG = "look at its last lines in the log above"  # the hint where a child has ended without an error of its own
 MAX_LINE_BYTES = 256 * 1024
 # Seconds to wait for the end of a dead child's output: a grandchild may hold the pipe open.
 DRAIN_S = 1.0
+# A child's last line, if it begins so, is the error that ends the child. It is shown once, by the launcher's report.
+ERROR = "Error: "
+# Seconds after which such a line of a child that has not ended is passed on like any other.
+HELD_S = 5.0
 # Seconds to wait for the end of a process after SIGKILL.
 KILL_S = 30.0
 PR_SET_PDEATHSIG = 1
@@ -71,6 +76,11 @@ class Child:
         return "\n".join(self._output.last_lines)
 
     @property
+    def error(self) -> str:
+        """The error with which the child has ended, if its last line says one; otherwise "". No log line shows it."""
+        return self._output.error
+
+    @property
     def how_it_ended(self) -> str:
         """How the child ended, such as "exited with status 3". Only for a child that has ended."""
         status = self.exited.result()
@@ -102,15 +112,21 @@ class Child:
 
 class LineReader(asyncio.Protocol):
     """Splits a pipe's bytes into lines, passes each line on at once, and keeps the last NUM_LAST_LINES lines for error
-    messages.
+    messages. A last line that is an error is not passed on: see ERROR.
     """
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
         self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._on_line = on_line
+        self._held = ""
+        self._release: asyncio.TimerHandle | None = None
         self._rest = b""
         self._transport: asyncio.BaseTransport | None = None
+
+    @property
+    def error(self) -> str:
+        return self._held.removeprefix(ERROR)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -125,6 +141,7 @@ class LineReader(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._emit(self._rest)
+        self._cancel_release()
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -134,9 +151,25 @@ class LineReader(asyncio.Protocol):
 
     def _emit(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip()
-        if text:
-            self.last_lines.append(text)
+        if not text:
+            return
+        self._pass_on_held()
+        self.last_lines.append(text)
+        if text.startswith(ERROR):
+            self._held = text
+            self._release = asyncio.get_running_loop().call_later(HELD_S, self._pass_on_held)
+        else:
             self._on_line(text)
+
+    def _pass_on_held(self) -> None:
+        self._cancel_release()
+        if self._held:
+            self._on_line(self._held)
+        self._held = ""
+
+    def _cancel_release(self) -> None:
+        if self._release is not None:
+            self._release.cancel()
 
 
 def log_last_lines(what: str, child: Child) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from text_generation_common.addresses import address_of
-from text_generation_common.errors import ArgumentValidation
+from text_generation_common.errors import ArgumentValidation, WrongUsage
 from text_generation_common.flags.kinds import RopeScalingKind, TrueFalse
 from text_generation_common.flags.model import DEMO_MODEL
 from text_generation_common.flags.requests import PREFILL_TOKENS
@@ -22,12 +22,12 @@ DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ZE_AFFINI
 
 def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
     """Checks everything that can be checked before a process starts, and derives the other values of the plan."""
+    checks.check_numbers(config)
     checks.check_input_aliases(config)
     longest_input = (
         config.max_input_length if config.tokens.max_input_tokens is None else config.tokens.max_input_tokens
     )
     tokens = replace(config.tokens, max_input_tokens=longest_input)
-    checks.check_numbers(config)
     checks.check_cuda_graphs(config)
     checks.check_limits(tokens)
     checks.check_api_keys(config.access, config.http.closed_routes)
@@ -66,7 +66,7 @@ def shard_count(sharded: TrueFalse | None, num_shard: int | None, count_devices:
     if num_shard is None:
         return 1 if sharded is TrueFalse.false else max(1, count_devices())
     if num_shard < 1:
-        raise ArgumentValidation("`num_shard` cannot be < 1")
+        raise WrongUsage("`num_shard` cannot be < 1", "choose --num-shard 1, or leave it out")
     return num_shard
 
 
@@ -74,10 +74,13 @@ def _sharded_count(num_shard: int | None, count_devices: Callable[[], int]) -> i
     if num_shard is None:
         found = count_devices()
         if found <= 1:
-            raise NotEnoughCUDADevices(f"`sharded` is true but only found {found} CUDA devices")
+            raise NotEnoughCUDADevices(
+                f"`sharded` is true but only found {found} CUDA devices",
+                "leave --sharded out, or set CUDA_VISIBLE_DEVICES",
+            )
         return found
     if num_shard <= 1:
-        raise ArgumentValidation("`sharded` is true but `num_shard` <= 1")
+        raise ArgumentValidation("`sharded` is true but `num_shard` <= 1", "leave --sharded out, or raise --num-shard")
     return num_shard
 
 

@@ -56,6 +56,14 @@ class ShardGroup:
         if not self.lost.done():
             self.lost.set_result(loss)
 
+    def error_of(self, loss: Loss) -> str:
+        """The error with which the shard at fault has ended, "" if it printed none. A shard that lost its group to
+        another rank's error ends first at times: then it is that error."""
+        if loss.rank is None:
+            return ""
+        errors = [child.error for child in (self.children[loss.rank], *self.children) if child.exited.done()]
+        return next(filter(None, errors), "")
+
     async def unwatch(self) -> None:
         await cancelled(*self._watchers)
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from text_generation_common.link import LinkEvent, LinkMessage
 from text_generation_common.places import ServerPlace
@@ -19,11 +20,14 @@ from text_generation_launcher.config import LaunchPlan
 from text_generation_launcher.epochs import Epochs
 from text_generation_launcher.errors import DownloadError
 from text_generation_launcher.janitor import Janitor
-from text_generation_launcher.process import Child, log_last_lines
+from text_generation_launcher.process import SEE_LOG, Child, log_last_lines
 from text_generation_launcher.resolve import with_prefill_budget
 from text_generation_launcher.restarts import MOST_DEATHS, Restarts
 from text_generation_launcher.spawner import Spawner
 from text_generation_launcher.webserver import Webserver
+
+if TYPE_CHECKING:
+    from text_generation_launcher.preflight import Machine
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -33,6 +37,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOP_S: Mapping[str, float] = {"download": 10.0, "router": 5.0, "shard": 5.0}
 # Seconds that a draining router gets in addition to its own timeout: it may need twice 5 s for its last answers.
 DRAIN_MARGIN_S = 12.0
+# The same for all children at once before the server has served: no request is lost.
+STOP_UNREADY_S = 0.7
+INTERRUPTED = 128 + signal.SIGINT  # exit status after Ctrl-C, as shells have it
 
 
 class Supervisor:
@@ -47,11 +54,14 @@ class Supervisor:
         port: int,
         place: ServerPlace,
         janitor: Janitor,
+        machine: "Machine",
     ) -> None:
         self._place = place
         self._num_shard = plan.num_shard
         self._stop_asked = asyncio.Event()
         self._kill_asked = asyncio.Event()
+        self._first_signal: signal.Signals | None = None
+        self._machine = machine
         self._spawner = Spawner(plan, programs, environ, place, listen_fd, port, janitor)
         self._webserver = Webserver(self._spawner, self._on_message, self._on_router_end, Restarts())
         paths = [place.socket(rank) for rank in range(self._num_shard)]
@@ -59,15 +69,15 @@ class Supervisor:
             self._spawner, paths, self._webserver.notify, place.clear, Restarts(most_failures=MOST_DEATHS)
         )
 
-    async def run(self) -> None:
-        """Runs the server until a signal. Raises a CommandError when children end too often. In both cases no child is
-        left running.
+    async def run(self) -> int:
+        """Runs the server until a signal, and returns the exit status: 0, or INTERRUPTED after Ctrl-C before the server
+        has served. Raises a CommandError when children end too often. In all cases no child is left running.
         """
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             # A signal that the launcher was started to ignore (by nohup, or as a background job) stays ignored.
             if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
-                loop.add_signal_handler(number, self._on_signal)
+                loop.add_signal_handler(number, self._on_signal, number)
         serving = asyncio.create_task(self._serve())
         try:
             await _first_of(serving, self._stop_asked)
@@ -77,10 +87,12 @@ class Supervisor:
                 serving.result()
         finally:
             await cancelled(serving)
-            await self._stop_all()
+            await (self._stop_all() if self._webserver.has_listened else self._stop_unready())
+        return INTERRUPTED if self._first_signal is signal.SIGINT and not self._webserver.has_listened else 0
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         """The first signal lets running requests end; the second signal kills all children."""
+        self._first_signal = self._first_signal or number
         if self._stop_asked.is_set():
             self._kill_asked.set()
             for child in self._spawner.running:
@@ -103,10 +115,16 @@ class Supervisor:
         logger.info("Starting check and download process for %s", plan.model_id)
         download = await self._spawner.start_download()
         if await asyncio.shield(download.exited) != 0:
+            if download.error:
+                raise DownloadError(download.error)
             log_last_lines(f"Download {download.how_it_ended}", download)
-            raise DownloadError
+            raise DownloadError(f"the download {download.how_it_ended}", SEE_LOG)
         logger.info("Successfully downloaded weights for %s", plan.model_id)
-        model.refuse_shards(plan)
+        # Imported here, like in `cli.py`.
+        from text_generation_launcher.preflight import check_model
+
+        if not model.is_local(plan) and (folder := model.folder_of(plan)) is not None:
+            check_model(plan, folder, self._machine)  # A local model was checked before any child was started.
         self._spawner.plan = with_prefill_budget(plan, model.model_config(plan))
 
     def _on_message(self, message: LinkMessage) -> None:
@@ -147,10 +165,17 @@ class Supervisor:
             await asyncio.gather(*(self._stop_child(child) for child in children))
         self._place.remove_shard_files()
 
-    async def _stop_child(self, child: Child) -> None:
+    async def _stop_unready(self) -> None:
+        """Stops all children at once. A shard that warms up does not react to SIGTERM for seconds, and is killed."""
+        await asyncio.gather(*(self._stop_child(child, STOP_UNREADY_S) for child in self._spawner.running))
+        self._place.remove_shard_files()
+
+    async def _stop_child(self, child: Child, timeout_s: float | None = None) -> None:
         name = "webserver" if child.command.name == "router" else child.command.name
         logger.info("Terminating %s", name)
-        timeout_s = 0.0 if self._kill_asked.is_set() else STOP_S[child.command.name]
+        if timeout_s is None:
+            timeout_s = STOP_S[child.command.name]
+        timeout_s = 0.0 if self._kill_asked.is_set() else timeout_s
         logger.info("%s %s", name, "terminated" if await child.stop(timeout_s) else "killed")
 
 

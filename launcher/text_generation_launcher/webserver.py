@@ -14,7 +14,7 @@ from contextlib import suppress
 from text_generation_common.link import Link, LinkEvent, LinkMessage
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import WebserverCannotStart, WebserverFailed
-from text_generation_launcher.process import Child, log_last_lines
+from text_generation_launcher.process import SEE_LOG, Child, log_last_lines
 from text_generation_launcher.pulse import Pulse, until_it_hangs
 from text_generation_launcher.restarts import Restarts
 from text_generation_launcher.spawner import Spawner
@@ -69,20 +69,22 @@ class Webserver:
     async def run(self) -> None:
         """Keeps a router running until `stop`. Raises a CommandError when another start would not help."""
         while True:
+            child = None
             try:
-                await self._run_router()
+                child = await self._run_router()
             except WebserverCannotStart as error:
                 if not self.has_listened:
                     raise
                 logger.error("Webserver cannot start: %s", error.reason)
             if not self._stopping.is_set():
                 self._on_end()
-                await self._wait_for_next_start()
+                await self._wait_for_next_start(child)
             if self._stopping.is_set():
                 return
             logger.info("Starting Webserver")
 
-    async def _run_router(self) -> None:
+    async def _run_router(self) -> Child:
+        """Runs one router to its end. WebserverFailed if it was asked to end and failed to."""
         self._has_hung = False
         ours, theirs = socket.socketpair()
         self._link = link = await Link.open(ours)
@@ -97,11 +99,11 @@ class Webserver:
         finally:
             link.close()
             self._link = self._child = None
-        if not self._stopping.is_set() or self._has_hung or child.exited.result() not in ASKED_ENDS:
-            log_last_lines(f"Webserver {child.how_it_ended}", child)
-            logger.error("Webserver Crashed")
-            if self._stopping.is_set():
-                raise WebserverFailed
+        if self._stopping.is_set() and (self._has_hung or child.exited.result() not in ASKED_ENDS):
+            if not child.error:
+                _log_end(child)
+            raise _failed(child)
+        return child
 
     async def _follow(self, link: Link, child: Child) -> None:
         """Reads the router's messages and watches its pulse. Returns when the router has ended."""
@@ -139,11 +141,15 @@ class Webserver:
         self._has_hung = True
         child.send(signal.SIGKILL)
 
-    async def _wait_for_next_start(self) -> None:
-        """Waits until the next start is due, or until `stop`. Raises when there should be no next start."""
+    async def _wait_for_next_start(self, child: Child | None) -> None:
+        """Waits until the next start is due, or until `stop`. Raises when there should be no next start. `child` is the
+        router that has ended, None if it could not be started."""
         wait_s = self._restarts.failed()
+        is_last = wait_s is None or not self.has_listened
+        if child is not None and not (is_last and child.error):
+            _log_end(child)
         if wait_s is None or not self.has_listened:
-            raise WebserverFailed
+            raise _failed(child)
         logger.warning("Starting the webserver again in %.1fs", wait_s)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), wait_s)
@@ -151,3 +157,16 @@ class Webserver:
     def _send(self, number: signal.Signals) -> None:
         if self._child is not None:
             self._child.send(number)
+
+
+def _log_end(child: Child) -> None:
+    log_last_lines(f"Webserver {child.how_it_ended}", child)
+    logger.error("Webserver Crashed")
+
+
+def _failed(child: Child | None) -> WebserverFailed:
+    if child is None:
+        return WebserverFailed("the webserver cannot be started", SEE_LOG)
+    return (
+        WebserverFailed(child.error) if child.error else WebserverFailed(f"the webserver {child.how_it_ended}", SEE_LOG)
+    )

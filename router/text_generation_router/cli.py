@@ -9,7 +9,7 @@ from text_generation_common import faults
 from text_generation_common.flags.declaration import from_values
 from text_generation_common.flags.programs import ROUTER
 from text_generation_common.logs import setup_logging
-from text_generation_common.typer_command import make_app, taking
+from text_generation_common.typer_command import ReportingCommand, make_app, taking
 from text_generation_router.config import RouterFlags
 from text_generation_router.errors import InferenceError, ShardsError, StartError
 from text_generation_router.resolve import resolve
@@ -27,7 +27,7 @@ def route(values: dict[str, Any]) -> None:
 
 
 app = make_app()
-app.command(help="Serve text generation over HTTP, computed by the shards behind a unix socket.")(
+app.command(cls=ReportingCommand, help="Serve text generation over HTTP, computed by the shards behind a unix socket.")(
     taking(route, ROUTER, RouterFlags)
 )
 

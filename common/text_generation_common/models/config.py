@@ -7,6 +7,7 @@ from pathlib import Path
 from text_generation_common import quantization
 from text_generation_common.errors import ModelError
 from text_generation_common.model_files import ModelFileError, find_json_object, read_json_object
+from text_generation_common.model_types import MULTIMODAL
 from text_generation_common.models.architecture import AttentionRule, ModelConfig
 from text_generation_common.models.families import FAMILIES
 from text_generation_common.models.fields import unknown_fields
@@ -73,11 +74,12 @@ def _refuse_other_tasks(fields: Fields) -> None:
 def unknown_type(fields: Fields) -> ModelError:
     """The error for a model that nobody here can compute, with the types that are served."""
     model_type = fields.word("model_type")
-    near = get_close_matches(model_type.lower().replace("-", "_"), FAMILIES, n=1)
+    served = sorted({*FAMILIES, *MULTIMODAL})
+    near = get_close_matches(model_type.lower().replace("-", "_"), served, n=1)
     meant = f"did you mean {near[0]}? Choose" if near else "choose"
     return ModelError(
         f"{fields.where}: model type {shown(model_type)} is not supported: {meant} a model of one of these types:"
-        f" {', '.join(sorted(FAMILIES))}"
+        f" {', '.join(served)}"
     )
 
 

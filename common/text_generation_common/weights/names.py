@@ -36,6 +36,10 @@ _PART = re.compile(r"-(\d+)-of-(\d+)\.")
 MAX_PARTS = 100_000  # most files that one model's weights may have: a thousand times as many as the largest models have
 MAX_DIGITS = 18  # most digits of the number of a part, leading zeros included
 
+GGUF = ".gguf"
+GGUF_REASON = "only safetensors are served"
+GGUF_HINT = "use the original repository, from which the GGUF file was made"
+
 
 def side_files(listing: Iterable[str]) -> list[str]:
     """The model's files with configuration, tokenizer and chat template that exist."""
@@ -54,6 +58,14 @@ def safetensors_names(listing: Iterable[str], indexed: Set[str] | None) -> list[
 def pickle_names(listing: Iterable[str], indexed: Set[str] | None) -> list[str]:
     """PyTorch's own files to load, chosen like the safetensors files."""
     return _choose(listing, indexed, "pytorch_model.bin", (".bin", ".pt"))
+
+
+def only_gguf(listing: Iterable[str]) -> str | None:
+    """A GGUF file of a model that has no weights in a format that is served."""
+    names = sorted(listing)
+    if any(name.endswith((".safetensors", ".bin", ".pt")) for name in names):
+        return None
+    return next((name for name in names if name.endswith(GGUF)), None)
 
 
 def _choose(listing: Iterable[str], indexed: Set[str] | None, single: str, suffixes: tuple[str, ...]) -> list[str]:

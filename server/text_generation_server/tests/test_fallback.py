@@ -42,7 +42,7 @@ def refusal(path: Path, **options: Any) -> str:
     [
         (
             {"model_type": "no_such_type"},
-            'model type "no_such_type" is not supported: choose a model of one of these types: bloom, ',
+            'model type "no_such_type" is not supported: choose a model of one of these types: aya_vision, ',
         ),
         ({"model_type": "gptj"}, "its attention does not go through the interface of transformers"),
         ({"model_type": "bloom"}, "its attention does not go through the interface of transformers"),

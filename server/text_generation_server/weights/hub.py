@@ -91,6 +91,8 @@ def _fetch(snapshot: HubSnapshot, pickles_too: bool) -> Path:
             raise WeightsError(f"{snapshot.model} has no .safetensors weights, and --no-auto-convert is set")
         logger.warning("No safetensors weights found for %s. Downloading PyTorch weights.", snapshot.model)
         if not snapshot.fetch_weights(names.PICKLE_INDEX, names.pickle_names):
+            if found := names.only_gguf(snapshot.listing):
+                raise WeightsError(f"{snapshot.model} has GGUF files only, such as {found}: {names.GGUF_HINT}")
             raise WeightsError(f"{snapshot.model} has no .safetensors, .bin or .pt weights")
     return snapshot.finish()
 

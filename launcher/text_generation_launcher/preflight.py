@@ -1,0 +1,126 @@
+"""Tells, before any child starts, what files, flags and machine say against serving the model. Reads config.json and
+headers of weights files, and no weights.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from text_generation_common.errors import ArgumentValidation, MemoryLimitError, ModelError, ShardError, WeightsError
+from text_generation_common.flags.kinds import Dtype, KvCacheDtype, LoadFormat, Quantize
+from text_generation_common.memory import choose_slots, cpu_bytes, free_bytes
+from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.fitting import (
+    NUMBER_BYTES,
+    check_length,
+    check_quantize,
+    choose_dtype,
+    refuse_quantized_experts,
+    slot_bytes,
+)
+from text_generation_common.models.served import check_type, read_served
+from text_generation_common.models.tensors import shapes, with_checked_tensors
+from text_generation_common.shard_counts import Heads, one_shard_only
+from text_generation_common.weights.headers import file_names, verify, weight_files
+from text_generation_common.weights.names import pickle_names
+from text_generation_common.weights.tokenizer_files import check_tokenizer
+from text_generation_launcher.config import LaunchPlan
+
+# Device files of NVIDIA's and AMD's drivers, and of Windows' Linux. Without all of them there is no GPU.
+DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the checks must know of this machine."""
+
+    has_gpu: bool  # False if shards will surely run on CPUs
+    free_bytes: int  # of the memory of the machine
+
+    @classmethod
+    def this(cls, environ: Mapping[str, str]) -> "Machine":
+        hidden = environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        return cls(not hidden and any(os.path.exists(file) for file in DEVICE_FILES), free_bytes())
+
+
+def check_model(plan: LaunchPlan, folder: Path, machine: Machine, is_whole: bool = True) -> None:
+    """ArgumentValidation if the model in `folder` cannot be served as planned. What depends on a GPU is left to the
+    shards. `is_whole`: whether no file will be downloaded any more."""
+    try:
+        config = read_served(folder, plan.shard.rope_scaling, plan.shard.rope_factor)
+        if config is None:
+            _check_other(plan, folder)
+        else:
+            _check_flags(plan, config, machine)
+        if is_whole:
+            config = _checked_files(plan, folder, config)
+        if config is not None and not machine.has_gpu:
+            _check_memory(plan, config, machine)
+    except ShardError as error:
+        raise ArgumentValidation(str(error)) from None
+
+
+def _check_other(plan: LaunchPlan, folder: Path) -> None:
+    """Checks a model of a type that transformers computes."""
+    model_type = check_type(folder)
+    if plan.num_shard > 1:
+        raise ModelError(one_shard_only(model_type, plan.num_shard))
+
+
+def _check_flags(plan: LaunchPlan, config: ModelConfig, machine: Machine) -> None:
+    if reason := Heads(config.num_heads, config.num_kv_heads).refusal(plan.num_shard):
+        raise ModelError(reason)
+    tokens, longest = plan.tokens, config.max_positions
+    if tokens.max_total_tokens is not None:
+        check_length(tokens.max_total_tokens, longest)
+    elif tokens.max_input_tokens is not None and tokens.max_input_tokens >= longest:
+        raise ModelError(
+            f"`max_input_tokens`({tokens.max_input_tokens}) must be < {longest}, the longest sequence this model was"
+            " made for: choose a smaller --max-input-tokens, or stretch the positions with --rope-scaling and"
+            " --rope-factor"
+        )
+    if plan.compute.quantize is not None:
+        refuse_quantized_experts(config)
+    if not machine.has_gpu:
+        check_quantize(plan.compute.quantize, choose_dtype(plan.compute.dtype, config.dtype, True), on_cpu=True)
+
+
+def _checked_files(plan: LaunchPlan, folder: Path, config: ModelConfig | None) -> ModelConfig | None:
+    """Checks the files, and returns the config with the names of tensors in them. Weights in PyTorch's own format are
+    converted by a child, and checked then."""
+    check_tokenizer(folder)
+    if plan.load_format is LoadFormat.dummy:
+        return config
+    try:
+        weight_files(folder)
+    except WeightsError:
+        if pickle_names(file_names(folder), None):
+            return config
+        raise
+    headers = verify(folder)
+    return None if config is None else with_checked_tensors(config, headers.names, headers.shape)
+
+
+def _check_memory(plan: LaunchPlan, config: ModelConfig, machine: Machine) -> None:
+    """MemoryLimitError if the machine's memory cannot suffice. A lower bound of what shards will need is compared."""
+    dtype = choose_dtype(plan.compute.dtype, config.dtype, on_cpu=True)
+    is_int8 = plan.compute.quantize is Quantize.int8
+    weights = sum(map(math.prod, shapes(config).values())) * (1 if is_int8 else NUMBER_BYTES[dtype])
+    if weights > machine.free_bytes:
+        smaller = "" if is_int8 or config.moe is not None else ", --quantize int8"
+        raise MemoryLimitError(
+            f"the weights need {weights / GIB:.1f} GiB in {Quantize.int8 if is_int8 else dtype}, and"
+            f" {machine.free_bytes / GIB:.1f} GiB of memory are free: choose a smaller model{smaller}, or a machine with"
+            " more memory"
+        )
+    numbers: Dtype | KvCacheDtype = plan.compute.kv_cache_dtype or dtype
+    per_slot = slot_bytes(config, plan.num_shard, numbers)
+    available = cpu_bytes(machine.free_bytes - weights, plan.num_shard)
+    tokens = plan.tokens
+    needed = tokens.max_total_tokens or min(config.max_positions, max(1, available // per_slot))
+    wanted = tokens.max_batch_total_tokens
+    requests = plan.requests.max_concurrent_requests
+    choose_slots(per_slot, available, requests * needed, wanted, at_least=min(needed, wanted or needed))
