@@ -5,6 +5,7 @@ import socket
 from ipaddress import ip_address
 
 EVERY_ADDRESS = "0.0.0.0"
+LOCALHOST = "localhost"
 
 
 def address_of(hostname: str, logger: logging.Logger) -> str:
@@ -15,6 +16,17 @@ def address_of(hostname: str, logger: logging.Logger) -> str:
     except ValueError:
         logger.warning("Invalid hostname, defaulting to %s", EVERY_ADDRESS)
         return EVERY_ADDRESS
+
+
+def reachable(hostname: str) -> str:
+    """The host for addresses of this server, as its own machine reaches it: a server on every address is there too."""
+    try:
+        address = ip_address(hostname)
+    except ValueError:
+        return LOCALHOST
+    if address.is_unspecified:
+        return LOCALHOST
+    return f"[{address}]" if address.version == 6 else str(address)
 
 
 def bound_socket(address: str, port: int) -> socket.socket:

@@ -7,6 +7,7 @@ from pathlib import Path
 from text_generation_common.errors import ArgumentValidation
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+HUB_FOLDER = "models--"  # how the names of folders of the hub's cache begin
 PATH_STARTS = ("/", "./", "../", "~")
 
 
@@ -28,6 +29,19 @@ def is_hub_id(model_id: str) -> bool:
     """Whether `model_id` has the form of a hub id, `name` or `owner/name`. Asks no hub."""
     parts = model_id.split("/")
     return not is_meant_as_path(model_id) and bool(HUB_ID.fullmatch(model_id)) and not {".", ".."} & set(parts)
+
+
+def served_name(given: str | None, model_id: str) -> str:
+    """The model's name for clients: the flag's value, or without it the hub id or the name of the folder, which for a
+    snapshot in the hub's cache is the hub id. A path would tell clients about this machine."""
+    folder = None if given else local_folder(model_id)
+    if folder is None:
+        return given or model_id
+    path = folder.absolute()
+    repository = path.parent.parent.name
+    if path.parent.name == "snapshots" and repository.startswith(HUB_FOLDER):
+        return repository.removeprefix(HUB_FOLDER).replace("--", "/")
+    return path.resolve().name or model_id
 
 
 def demo_directory() -> Path:

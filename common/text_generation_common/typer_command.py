@@ -51,7 +51,8 @@ def _usage_error(error: Any, json_output: bool) -> str:
     elif "unexpected extra argument" in cause:
         hint = "each value needs its flag, such as --model-id"
     every = f"`{Path(sys.argv[0]).name} --help` lists all flags"
-    return report.told(cause, f"{hint}; {every}" if hint else every, "UsageError", json_output)
+    hint = f"{hint}{'' if hint.endswith('?') else ';'} {every}" if hint else every
+    return report.told(cause, hint, "UsageError", json_output)
 
 
 def make_app(help: str | None = None) -> typer.Typer:

@@ -13,6 +13,9 @@ from text_generation_common.places import ServerPlace
 from text_generation_launcher.config import LaunchPlan
 from text_generation_launcher.errors import DownloadError, WebserverCannotStart
 
+# Seconds between two lines in which a download tells its progress to the launcher.
+PROGRESS_S = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class Programs:
@@ -42,7 +45,13 @@ def find_programs(directories: Sequence[Path], path: str | None) -> Programs:
 
 
 def download(plan: LaunchPlan, programs: Programs, environ: Mapping[str, str]) -> Command:
-    options = _options(extension=".safetensors", logger_level="INFO", json_output=True, revision=plan.files.revision)
+    options = _options(
+        extension=".safetensors",
+        logger_level="INFO",
+        json_output=True,
+        revision=plan.files.revision,
+        progress_interval=PROGRESS_S,
+    )
     options += _load_format(plan)
     argv = (programs.server, "download-weights", plan.model_id, *options)
     return Command("download", argv, _server_env(plan, environ))
@@ -100,6 +109,7 @@ def router(
         testing=plan.process.testing,
     )
     for group in (
+        plan.names,
         plan.files,
         plan.requests,
         plan.tokens,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from text_generation_common.flags.declaration import flag
 from text_generation_common.flags.http import AccessFlags, HttpFlags
 from text_generation_common.flags.kinds import LoadFormat, TrueFalse
-from text_generation_common.flags.model import CacheFlags, ComputeFlags, FileFlags, ModelFlags, ShardFlags
+from text_generation_common.flags.model import CacheFlags, ComputeFlags, FileFlags, ModelFlags, NameFlags, ShardFlags
 from text_generation_common.flags.process import AbsentFlags, AbsentShardFlags, ProcessFlags
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
 
@@ -20,6 +20,7 @@ class LauncherConfig:
     """The command line. The value of a flag that is not given may be None."""
 
     model: ModelFlags = ModelFlags()
+    names: NameFlags = NameFlags()
     files: FileFlags = FileFlags()
     cache: CacheFlags = CacheFlags()
     compute: ComputeFlags = ComputeFlags()
@@ -50,6 +51,7 @@ class LaunchPlan:
     model_id: str  # an absolute directory, or a hub id
     num_shard: int
     load_format: LoadFormat
+    names: NameFlags = NameFlags()
     files: FileFlags
     cache: CacheFlags
     compute: ComputeFlags

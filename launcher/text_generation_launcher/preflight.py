@@ -113,8 +113,8 @@ def _check_memory(plan: LaunchPlan, config: ModelConfig, machine: Machine) -> No
         smaller = "" if is_int8 or config.moe is not None else ", --quantize int8"
         raise MemoryLimitError(
             f"the weights need {weights / GIB:.1f} GiB in {Quantize.int8 if is_int8 else dtype}, and"
-            f" {machine.free_bytes / GIB:.1f} GiB of memory are free: choose a smaller model{smaller}, or a machine with"
-            " more memory"
+            f" {machine.free_bytes / GIB:.1f} GiB of memory are free: choose a smaller model{smaller}, or a machine"
+            " with more memory"
         )
     numbers: Dtype | KvCacheDtype = plan.compute.kv_cache_dtype or dtype
     per_slot = slot_bytes(config, plan.num_shard, numbers)

@@ -40,13 +40,16 @@ class Child:
         self._output = output
 
     @classmethod
-    async def start(cls, command: Command) -> "Child":
-        """Starts a child. Raises OSError when the program cannot be run."""
+    async def start(
+        cls, command: Command, takes: Callable[[logging.LogRecord], bool] = lambda record: False
+    ) -> "Child":
+        """Starts a child. Its log records are logged, except those that `takes` accepts. Raises OSError when the
+        program cannot be run."""
         loop = asyncio.get_running_loop()
         # A pipe of our own: whether asyncio's `wait` also waits for the end of asyncio's pipe differs between versions
         # of Python.
         read_end, write_end = os.pipe()
-        output = LineReader(lambda line: relay(line, command.name, command.log_fields))
+        output = LineReader(lambda line: relay(line, command.name, command.log_fields, takes))
         # Nothing may be awaited after the spawn: cancelling the start would leave a child that is never stopped.
         try:
             await loop.connect_read_pipe(lambda: output, os.fdopen(read_end, "rb", buffering=0))

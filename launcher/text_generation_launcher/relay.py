@@ -3,18 +3,24 @@
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
 from text_generation_common.logs import LEVELS
 
 
-def relay(line: str, source: str, fields: Mapping[str, object]) -> None:
-    """Logs one line of the child `source`. A line that is not a JSON log line is passed on whole, at INFO."""
+def relay(
+    line: str,
+    source: str,
+    fields: Mapping[str, object],
+    takes: Callable[[logging.LogRecord], bool] = lambda record: False,
+) -> None:
+    """Logs one line of the child `source`. A line that is not a JSON log line is passed on whole, at INFO. A record
+    that `takes` accepts is shown in another way."""
     record = record_of(line, source, fields)
     logger = logging.getLogger(record.name)
-    if logger.isEnabledFor(record.levelno):
+    if logger.isEnabledFor(record.levelno) and not takes(record):
         logger.handle(record)
 
 

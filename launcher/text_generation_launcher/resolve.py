@@ -9,8 +9,9 @@ from typing import Any
 from text_generation_common.addresses import address_of
 from text_generation_common.errors import ArgumentValidation, WrongUsage
 from text_generation_common.flags.kinds import RopeScalingKind, TrueFalse
-from text_generation_common.flags.model import DEMO_MODEL
+from text_generation_common.flags.model import DEMO_MODEL, NameFlags
 from text_generation_common.flags.requests import PREFILL_TOKENS
+from text_generation_common.model_folder import served_name
 from text_generation_launcher import checks, model
 from text_generation_launcher.config import LauncherConfig, LaunchPlan
 from text_generation_launcher.errors import NotEnoughCUDADevices
@@ -43,6 +44,9 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
         model_id=model.locate(config.model.model_id, config.cache.weights_cache_override),
         num_shard=num_shard,
         load_format=config.model.load_format,
+        names=NameFlags(
+            served_model_name=served_name(config.names.served_model_name, config.model.model_id),
+        ),
         files=config.files,
         cache=config.cache,
         compute=config.compute,

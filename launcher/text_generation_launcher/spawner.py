@@ -1,5 +1,6 @@
 """Starts the children of one server, and knows which children are running."""
 
+import logging
 from collections.abc import Callable, Mapping
 
 from text_generation_common.cores import usable_cores
@@ -37,8 +38,9 @@ class Spawner:
         self._port = port
         self._janitor = janitor
 
-    async def start_download(self) -> Child:
-        return await self._start(commands.download(self.plan, self._programs, self._environ), DownloadError)
+    async def start_download(self, takes: Callable[[logging.LogRecord], bool]) -> Child:
+        command = commands.download(self.plan, self._programs, self._environ)
+        return await self._start(command, DownloadError, takes)
 
     async def start_shard(self, rank: int, epoch: int) -> Child:
         cores = usable_cores()
@@ -56,9 +58,14 @@ class Spawner:
         """The running children of one kind: download, shard or router."""
         return [child for child in self.running if child.command.name == name]
 
-    async def _start(self, command: Command, error: Callable[[str], CommandError]) -> Child:
+    async def _start(
+        self,
+        command: Command,
+        error: Callable[[str], CommandError],
+        takes: Callable[[logging.LogRecord], bool] = lambda record: False,
+    ) -> Child:
         try:
-            child = await Child.start(command)
+            child = await Child.start(command, takes)
         except OSError as reason:
             raise error(f"cannot run {command.argv[0]}: {reason.strerror}") from reason
         self._janitor.add(child.pid)

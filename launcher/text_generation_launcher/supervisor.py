@@ -21,6 +21,7 @@ from text_generation_launcher.epochs import Epochs
 from text_generation_launcher.errors import DownloadError
 from text_generation_launcher.janitor import Janitor
 from text_generation_launcher.process import SEE_LOG, Child, log_last_lines
+from text_generation_launcher.progress import make_display
 from text_generation_launcher.resolve import with_prefill_budget
 from text_generation_launcher.restarts import MOST_DEATHS, Restarts
 from text_generation_launcher.spawner import Spawner
@@ -113,8 +114,13 @@ class Supervisor:
     async def _get_weights(self) -> None:
         plan = self._spawner.plan
         logger.info("Starting check and download process for %s", plan.model_id)
-        download = await self._spawner.start_download()
-        if await asyncio.shield(download.exited) != 0:
+        display = make_display(plan.process.json_output)
+        download = await self._spawner.start_download(display.takes)
+        try:
+            status = await asyncio.shield(download.exited)
+        finally:
+            display.clear()
+        if status != 0:
             if download.error:
                 raise DownloadError(download.error)
             log_last_lines(f"Download {download.how_it_ended}", download)

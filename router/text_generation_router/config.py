@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from text_generation_common.flags.declaration import REQUIRED, borrowed, flag
 from text_generation_common.flags.http import AccessFlags, HttpFlags
-from text_generation_common.flags.model import CacheFlags, FileFlags
+from text_generation_common.flags.model import CacheFlags, FileFlags, NameFlags
 from text_generation_common.flags.process import AbsentFlags, InheritedFlags, ProcessFlags
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
 from text_generation_router.http.peer import Network
@@ -21,6 +21,7 @@ class RouterFlags:
     """The router's command line. `resolve.py` makes a `RouterConfig` of it."""
 
     tokenizer_name: str = flag(REQUIRED, "Local directory or hub id.")
+    names: NameFlags = NameFlags()
     files: FileFlags = FileFlags()
     weights_cache_override: str | None = borrowed(CacheFlags, "weights_cache_override")
     requests: RequestFlags = RequestFlags()
@@ -43,7 +44,8 @@ class RouterFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    tokenizer_name: str  # a local directory or a hub id; also the `model_id` that routes report
+    tokenizer_name: str  # a local directory or a hub id; also the `model_id` of /info
+    served_model_name: str  # the model's name in /v1/models, and `model` in answers
     files: FileFlags
     weights_cache_override: str | None  # a folder with the model's files, used instead of `tokenizer_name`
     requests: RequestFlags

@@ -10,6 +10,7 @@ from text_generation_common.flags import checks
 from text_generation_common.flags.declaration import values_of
 from text_generation_common.flags.programs import ROUTER
 from text_generation_common.flags.requests import TokenFlags
+from text_generation_common.model_folder import served_name
 from text_generation_router.config import RouterConfig, RouterFlags
 from text_generation_router.errors import StartError
 from text_generation_router.http.keys import digests_of
@@ -22,6 +23,7 @@ def resolve(flags: RouterFlags) -> RouterConfig:
     """The config that the flags describe. Raises StartError. The config keeps digests of the keys, not the keys."""
     refuse_unsupported(flags)
     derived: dict[str, Any] = {
+        "served_model_name": served_name(flags.names.served_model_name, flags.tokenizer_name),
         "master_shard_uds_path": flags.master_shard_uds_path
         or find_shard(flags.http.port, flags.inherited.runtime_dir),
         "trusted_proxies": networks_of(flags.access.trusted_proxy),

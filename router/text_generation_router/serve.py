@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, suppress
 
 import uvloop
 
-from text_generation_common.addresses import address_of, bound_socket
+from text_generation_common.addresses import address_of, bound_socket, reachable
 from text_generation_common.link import Link
 from text_generation_router.api import reading_child
 from text_generation_router.api.body import Bodies
@@ -163,9 +163,12 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             hits,
         )
         http = uvicorn_config(create_app(services), connection_limits(config), hits, answers_at_once(config))
-        server = Server(
-            http, gate, engine.close, config.http.graceful_termination_timeout, on_listening=shard_groups.listening
-        )
+
+        def on_listening() -> None:
+            shard_groups.listening()
+            mention_addresses(config, listener.getsockname()[1])
+
+        server = Server(http, gate, engine.close, config.http.graceful_termination_timeout, on_listening)
         engine.failed.add_done_callback(lambda _: server.stop())
         await stop.serve(server, listener)
         if engine.failed.done():
@@ -175,6 +178,13 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         tokenizer.close()
         await pool.close()
         await stack.aclose()
+
+
+def mention_addresses(config: RouterConfig, port: int) -> None:
+    """Logs where the server can be reached: the last line of a start. `port` is the real port, also with --port 0."""
+    api = f"http://{reachable(config.http.hostname)}:{port}"
+    addresses = {"api": api, "docs": f"{api}/docs", "metrics": f"{api}/metrics"}
+    logger.info("Serving %s", config.served_model_name, extra={"fields": addresses})
 
 
 async def find_shard_groups(config: RouterConfig) -> ShardGroups:

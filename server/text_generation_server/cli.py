@@ -7,6 +7,7 @@ them.
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -70,8 +71,10 @@ def download_weights(values: dict[str, Any]) -> None:
         raise OptionError(f"--extension {flags.extension} is not supported: only .safetensors can be served")
 
     from text_generation_server.weights.prepare import prepare, prepare_without_weights
+    from text_generation_server.weights.progress import LineStyle
 
-    access = _hub_access(os.environ)
+    style = LineStyle(flags.progress_interval, has_fields=flags.json_output)
+    access = replace(_hub_access(os.environ), progress=style)
     if flags.command.load_format is LoadFormat.dummy:
         prepare_without_weights(flags.command.model_id, access)
     else:

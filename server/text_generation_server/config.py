@@ -48,6 +48,9 @@ class DownloadFlags:
     json_output: bool = borrowed(ProcessFlags, "json_output")
     extension: str = flag(".safetensors", "Only .safetensors can be served.")
     auto_convert: bool = flag(True, "Convert .bin weights if there are no .safetensors.")
+    progress_interval: float = flag(
+        5.0, "Seconds between two lines about a download, where there is no terminal.", min=0, positive=True
+    )
     merge_lora: bool = flag(False, "Not supported yet.", off=True, refused_except=(False,))
 
 

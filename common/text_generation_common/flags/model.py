@@ -22,6 +22,14 @@ class ModelFlags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NameFlags:
+    # This flag is vLLM's and SGLang's; TGI has none like it.
+    served_model_name: str | None = flag(
+        None, "Name of the model for clients of /v1; the hub id or the folder's name when not given."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FileFlags:
     revision: str | None = flag(None, "Branch, tag or commit of a hub model.")
     tokenizer_config_path: str | None = flag(None, "A tokenizer_config.json whose chat template replaces the model's.")

@@ -69,7 +69,7 @@ class ServiceRoutes:
 
     async def models(self) -> Response:
         """OpenAI's list of models: the one that is served."""
-        name = self._services.config.tokenizer_name
+        name = self._services.config.served_model_name
         model = {"id": name, "object": "model", "created": 0, "owned_by": name}
         return json_response({"object": "list", "data": [model]})
 

@@ -1,5 +1,7 @@
 """Settings for access to the hub, and the conversion of the hub's errors into ours."""
 
+import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +19,12 @@ from huggingface_hub.errors import (
 
 from text_generation_common.errors import WeightsError
 from text_generation_server.errors import NetworkError
+from text_generation_server.weights.progress import LineStyle
 from text_generation_server.weights.transfer import TRANSIENT_STATUS
+
+logger = logging.getLogger(__name__)
+
+SLOW_S = 2.0
 
 # huggingface_hub uses requests (0.x), httpx (1.x) or httpx2 (2.x). Its HTTP error is derived from that library's HTTP
 # error. The outermost class above it is the base of the library's connection errors too.
@@ -29,6 +36,7 @@ class HubAccess:
     override: Path | None = None  # TGI's WEIGHTS_CACHE_OVERRIDE: use this directory for any model id
     cache_dir: Path | None = None  # None: huggingface_hub's cache, which depends on HF_HOME and HUGGINGFACE_HUB_CACHE
     token: str | None = field(default=None, repr=False)  # None: huggingface_hub's token, from HF_TOKEN
+    progress: LineStyle = field(default_factory=LineStyle)
 
     @property
     def cache(self) -> Path:
@@ -65,6 +73,18 @@ def hub_errors(model_id: str, revision: str | None) -> Iterator[None]:
             f"{constants.ENDPOINT} cannot be reached for {described(model_id, revision)} ({_line(error)}): "
             "check the connection, then run the same command again"
         ) from error
+
+
+@contextmanager
+def mentioned_if_slow(model: str) -> Iterator[None]:
+    """A context in which the hub is asked about `model`. Logs a line if there is no answer within SLOW_S."""
+    timer = threading.Timer(SLOW_S, logger.info, ("No answer from %s about %s yet", constants.ENDPOINT, model))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _line(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from text_generation_common.errors import WeightsError
 from text_generation_common.model_files import limit_bytes
 from text_generation_common.weights.headers import read_index
 from text_generation_common.weights.names import is_plain
-from text_generation_server.weights.access import HubAccess, described, hub_errors
+from text_generation_server.weights.access import HubAccess, described, hub_errors, mentioned_if_slow
 from text_generation_server.weights.progress import Progress, Quiet, make_progress
 from text_generation_server.weights.transfer import Blob, Retries, fetch_all
 
@@ -61,7 +61,7 @@ class HubSnapshot:
         blobs = self._absent(names)
         needed = [blob for blob in blobs if not blob.path.exists()]
         num_bytes = sum(blob.size or 0 for blob in needed)
-        self._fetch(blobs, make_progress(len(needed), num_bytes) if needed else Quiet())
+        self._fetch(blobs, make_progress(len(needed), num_bytes, self._access.progress) if needed else Quiet())
         return bool(names)
 
     def finish(self) -> Path:
@@ -74,7 +74,7 @@ class HubSnapshot:
         return self.path
 
     def _ask(self) -> tuple[str, list[str]]:
-        with hub_errors(self._model_id, self._revision):
+        with hub_errors(self._model_id, self._revision), mentioned_if_slow(self.model):
             api = HfApi(token=self._access.token)
             info = api.model_info(self._model_id, revision=self._revision, timeout=_API_TIMEOUT_S)
         if not info.sha or not _CACHE_KEY.fullmatch(info.sha):
@@ -94,11 +94,14 @@ class HubSnapshot:
         return Blob(name, url, self._folder / "blobs" / etag, metadata.size, sha256)
 
     def _metadata(self, url: str) -> HfFileMetadata:
-        with hub_errors(self._model_id, self._revision):
+        with hub_errors(self._model_id, self._revision), mentioned_if_slow(self.model):
             return get_hf_file_metadata(url, token=self._access.token)
 
     def _fetch(self, blobs: list[Blob], progress: Progress) -> None:
-        fetch_all(blobs, build_hf_headers(token=self._access.token), progress, self._retries)
+        try:
+            fetch_all(blobs, build_hf_headers(token=self._access.token), progress, self._retries)
+        finally:
+            progress.close()
         for blob in blobs:
             self._retries.run(partial(self._link, blob.name))
 

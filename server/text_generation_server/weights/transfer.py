@@ -23,11 +23,12 @@ from typing import TypeVar
 import httpx
 
 from text_generation_common.errors import WeightsError
+from text_generation_common.report import parted
 from text_generation_server.errors import NetworkError
 from text_generation_server.weights.progress import Progress
 
 CONNECTIONS = 4
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 18  # small, because progress is noted after each chunk
 TIMEOUT = httpx.Timeout(10.0, read=30.0)
 # Status codes after which another try may succeed.
 TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
@@ -58,10 +59,12 @@ class Retries:
         """Repeats `action` after a NetworkError; after the last try the error is raised. Other errors are raised at
         once.
         """
-        for _ in range(self.tries - 1):
+        for number in range(2, self.tries + 1):
             try:
                 return action()
-            except NetworkError:
+            except NetworkError as error:
+                cause, _ = parted(str(error))
+                logger.warning("%s: try %d of %d follows in %g s", cause, number, self.tries, self.pause_s)
                 sleep(self.pause_s)
         return action()
 
@@ -130,6 +133,7 @@ def _receive(blob: Blob, file: FileIO, client: httpx.Client, progress: Progress,
             raise WeightsError(f"{blob.url} answered {status}, so {blob.name} cannot be downloaded")
         if status == 200:
             file.truncate(held := 0)
+        progress.received(blob.name, held)
         for chunk in response.iter_bytes(CHUNK_BYTES):
             if stop.is_set():
                 raise WeightsError(f"download of {blob.name} was stopped")
