@@ -36,8 +36,8 @@ def test_a_second_launch_on_the_same_sockets_or_port_is_refused_in_one_line(serv
         (ServerProcess(port=server.port), str(server.port)),
     ):
         status, output = run_to_its_end(second)
-        (error,) = [line for line in output.splitlines() if "INFO" not in line]
-        assert status == 1 and error.startswith("Error: ") and named in error
+        error, hint = [line for line in output.splitlines() if "INFO" not in line]
+        assert status == 1 and error.startswith("error: ") and hint.startswith("hint: ") and named in error
 
 
 def broken_copy(folder: Path, breakage: str) -> Path:
@@ -86,12 +86,12 @@ def test_what_cannot_be_served_is_refused_with_its_name(arguments: list[str], na
     assert status == 1 and named in output and "Traceback" not in output
 
 
-def test_a_quantized_checkpoint_is_refused_in_one_line_before_anything_starts(tmp_path: Path) -> None:
+def test_a_quantized_checkpoint_is_refused_before_anything_starts(tmp_path: Path) -> None:
     settings = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": settings}))
     status, output = run_to_its_end(ServerProcess("--model-id", str(tmp_path)))
-    (line,) = output.splitlines()
-    assert status == 1 and line.startswith("Error: ") and "quantized as compressed-tensors (pack-quantized)" in line
+    error, _ = output.splitlines()
+    assert status == 1 and error.startswith("error: ") and "quantized as compressed-tensors (pack-quantized)" in error
 
 
 def test_only_the_shard_has_torch_in_memory(server: ServerProcess) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from text_generation_common import quantization, shard_counts
+from text_generation_common import quantization
 from text_generation_common.errors import ArgumentValidation, WeightsError
 from text_generation_common.flags.model import DEMO_MODEL
 from text_generation_common.model_files import ModelFileError, read_json_object
@@ -70,13 +70,6 @@ def model_config(plan: LaunchPlan) -> dict[str, Any]:
         return read_json(path) if path else {}
     except ArgumentValidation:
         return {}
-
-
-def refuse_shards(plan: LaunchPlan) -> None:
-    """ArgumentValidation if the model cannot be divided over the shards. A model that is not on this machine yet is not
-    refused."""
-    if reason := shard_counts.refusal(model_config(plan), plan.num_shard):
-        raise ArgumentValidation(reason)
 
 
 def folder_of(plan: LaunchPlan) -> Path | None:

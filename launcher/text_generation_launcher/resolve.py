@@ -40,7 +40,7 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
     checks.mention_without_effect(config)
     if config.model.model_id == DEMO_MODEL:
         logger.info("Serving the demo model that ships with the package; choose another with --model-id")
-    plan = LaunchPlan(
+    return LaunchPlan(
         model_id=model.locate(config.model.model_id, config.cache.weights_cache_override),
         num_shard=num_shard,
         load_format=config.model.load_format,
@@ -58,8 +58,6 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
         access=config.access,
         process=config.process,
     )
-    model.refuse_shards(plan)
-    return plan
 
 
 def shard_count(sharded: TrueFalse | None, num_shard: int | None, count_devices: Callable[[], int]) -> int:

@@ -61,13 +61,13 @@ class Spawner:
     async def _start(
         self,
         command: Command,
-        error: Callable[[str], CommandError],
+        error: Callable[[str, str], CommandError],
         takes: Callable[[logging.LogRecord], bool] = lambda record: False,
     ) -> Child:
         try:
             child = await Child.start(command, takes)
         except OSError as reason:
-            raise error(f"cannot run {command.argv[0]}: {reason.strerror}") from reason
+            raise error(f"cannot run {command.argv[0]}: {reason.strerror}", "install tgi-py again") from reason
         self._janitor.add(child.pid)
         self.running.append(child)
         child.exited.add_done_callback(lambda _: self._remove(child))

@@ -1,6 +1,7 @@
 """Runs a launcher in its own process. Its children are small scripts that behave like shard, router and download."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -12,6 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from text_generation_common.models.config import read_config
+from text_generation_common.models.tensors import shapes
 
 DEADLINE_S = 30.0
 
@@ -127,6 +131,9 @@ mode = chosen_mode()
 signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "stubborn" else end)
 if mode in ("fail", "config"):
     complain({"fail": 3, "config": 78}[mode])
+if mode == "told":
+    print("Error: the disk is full: delete something", file=sys.stderr, flush=True)
+    os._exit(78)
 if mode == "hang":
     wait_for_ever()
 if role() == "download":
@@ -151,6 +158,29 @@ if mode == "leave_early":
 wait_for_ever()
 """
 
+CONFIG = {
+    "model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+def make_model(folder: Path, **changes: object) -> None:
+    """Writes a small model of CONFIG whose weights are zeros; `changes` are made in its config.json only."""
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
+    write_weights(folder / "model.safetensors", shapes(read_config(folder)))
+    (folder / "config.json").write_text(json.dumps(CONFIG | changes))
+
+
+def write_weights(file: Path, tensors: dict[str, tuple[int, ...]], kind: str = "BF16", size: int = 2) -> None:
+    """A safetensors file of zeros. `kind` is the type of the numbers, `size` the bytes of one."""
+    header, end = {}, 0
+    for name, shape in tensors.items():
+        start, end = end, end + math.prod(shape) * size
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
+
 
 class Site:
     """A folder with the programs, a model, the socket prefix and the journal into which the programs write."""
@@ -164,7 +194,7 @@ class Site:
         self.runtime_dir = root / "run"
         self.programs.mkdir()
         self.model.mkdir()
-        (self.model / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
+        make_model(self.model)
         for name in ("text-generation-server", "text-generation-router"):
             program = self.programs / name
             program.write_text(f"#!{sys.executable} -S\n{PROGRAM}")
@@ -290,3 +320,13 @@ def site() -> Iterator[Site]:
     site = Site(Path(tempfile.mkdtemp(prefix="launcher-")))
     yield site
     site.clean()
+
+
+@pytest.fixture(name="make_model")
+def make_model_fixture() -> Callable[..., None]:
+    return make_model
+
+
+@pytest.fixture(name="write_weights")
+def write_weights_fixture() -> Callable[..., None]:
+    return write_weights

@@ -47,7 +47,7 @@ def refused(site, **environ: str) -> str:
     launch = site.launch_in_runtime_dir("-p", "0", **environ)
     assert launch.end() == 1
     assert time.monotonic() - started_s < ENDED_S
-    assert launch.stderr.startswith("Error: ") and launch.stderr.count("\n") == 1
+    assert launch.stderr.startswith("error: ") and launch.stderr.count("\n") == 2
     assert site.events("start") == []
     return launch.stderr
 

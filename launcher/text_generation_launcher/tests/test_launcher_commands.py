@@ -54,6 +54,7 @@ def test_download_gets_tgi_s_command_line():
         "--logger-level": ["INFO"],
         "--json-output": [],
         "--revision": ["main"],
+        "--progress-interval": ["0.5"],
     }
 
 

@@ -76,6 +76,7 @@ OWN_FLAGS = {
     "api-key-file": None,
     "closed-routes": False,
     "load-format": "auto",
+    "served-model-name": None,
     "max-connections": 4096,
     "trusted-proxy": None,
     "max-queued-tokens": None,

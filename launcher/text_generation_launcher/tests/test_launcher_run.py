@@ -4,6 +4,7 @@ behind.
 
 import json
 import os
+import shutil
 import signal
 import socket
 import time
@@ -101,37 +102,77 @@ def test_a_signal_while_starting_is_an_orderly_end(site, role, text):
 @pytest.mark.parametrize(
     ("flaw", "error", "told"),
     [
-        ({"FAKE_DOWNLOAD": "fail"}, "DownloadError", "Download exited with status 3"),
-        ({"FAKE_SHARD": "config"}, "ShardCannotStart", "Shard 0 exited with status 78"),
-        ({"FAKE_ROUTER": "fail"}, "WebserverFailed", "Webserver exited with status 3"),
-        ({"FAKE_ROUTER": "fail_when_ready"}, "WebserverFailed", "Webserver exited with status 3"),
-        ({"FAKE_ROUTER": "leave_early", "FAKE_SHARD": "hang"}, "WebserverFailed", "Webserver exited with status 0"),
+        ({"FAKE_DOWNLOAD": "fail"}, "the download exited with status 3", "Download exited with status 3"),
+        ({"FAKE_SHARD": "config"}, "Shard 0 exited with status 78", "Shard 0 exited with status 78"),
+        ({"FAKE_ROUTER": "fail"}, "the webserver exited with status 3", "Webserver exited with status 3"),
+        ({"FAKE_ROUTER": "fail_when_ready"}, "the webserver exited with status 3", "Webserver exited with status 3"),
+        (
+            {"FAKE_ROUTER": "leave_early", "FAKE_SHARD": "hang"},
+            "the webserver exited with status 0",
+            "Webserver exited with status 0",
+        ),
     ],
 )
 def test_a_first_death_that_another_start_cannot_mend_ends_the_server(site, flaw, error, told):
     launch = site.launch(**flaw)
     assert launch.end() == 1
-    assert launch.stderr == f"Error: {error}\n"
+    assert launch.stderr == f"error: {error}\nhint: look at its last lines in the log above\n"
     assert told in launch.stdout
 
 
-HEADS = json.dumps({"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2})
+@pytest.mark.parametrize(
+    ("role", "kind"), [("DOWNLOAD", "DownloadError"), ("SHARD", "ShardCannotStart"), ("ROUTER", "WebserverFailed")]
+)
+def test_a_child_s_error_is_the_launcher_s_only_error(site, role, kind):
+    flaw = {f"FAKE_{role}": "told"}
+    launch = site.launch(**flaw)
+    assert launch.end() == 1
+    assert launch.stderr == "error: the disk is full\nhint: delete something\n"
+    assert "disk" not in launch.stdout and "last lines" not in launch.stdout
+
+    launch = site.launch("--json-output", **flaw)
+    assert launch.end() == 1
+    told = json.loads(launch.stderr)
+    assert (told["message"], told["hint"], told["kind"]) == ("the disk is full", "delete something", kind)
+    assert all(json.loads(line) for line in launch.stdout.splitlines()) and "disk" not in launch.stdout
+
+
+def test_the_error_of_a_child_that_is_started_again_is_logged(site):
+    launch = site.launch(FAKE_SHARD="TGI_EPOCH=2 told").ready()
+    os.kill(site.started("shard")["pid"], signal.SIGKILL)
+    site.wait_until_heard("ready", 3)
+    assert "its last lines:\nError: the disk is full: delete something" in launch.stdout
+
+
+@pytest.mark.parametrize(("role", "mode"), [("DOWNLOAD", "hang"), ("SHARD", "hang"), ("SHARD", "stubborn")])
+def test_ctrl_c_before_the_server_has_served_ends_it_with_130(site, role, mode):
+    """A stubborn child ignores SIGTERM, as a shard does that warms up."""
+    others = {"FAKE_ROUTER": "hang"} if role == "SHARD" else {}
+    launch = site.launch(**{f"FAKE_{role}": mode} | others)
+    site.wait_for_start(role.lower())
+    assert launch.end(signal.SIGINT) == 130
+    assert launch.stderr == ""
+    site.assert_no_children()
+    assert site.left_behind() == []
+
+
+def test_ctrl_c_of_a_server_that_has_served_is_an_orderly_end(site):
+    assert site.launch().ready().end(signal.SIGINT) == 0
 
 
 def test_shards_that_cannot_share_the_heads_are_refused_before_a_child_starts(site):
-    (site.model / "config.json").write_text(HEADS)
     launch = site.launch("--num-shard", "3")
     assert launch.end() == 1
     assert "--num-shard 3 cannot divide the 4 attention heads" in launch.stderr and "1, 2, 4" in launch.stderr
-    assert site.events("start") == [] and len(launch.stderr.splitlines()) == 1
+    assert site.events("start") == [] and len(launch.stderr.splitlines()) == 2
 
 
 def test_shards_of_a_model_that_was_not_there_are_refused_after_its_download(site):
     cache = site.root / "hub"
-    for name, content in (("refs/main", "abc"), ("snapshots/abc/config.json", HEADS)):
-        file = site.root / "hub.partial" / "models--owner--name" / name
-        file.parent.mkdir(parents=True)
-        file.write_text(content)
+    repository = site.root / "hub.partial" / "models--owner--name"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    shutil.copytree(site.model, repository / "snapshots" / "abc")
     flags = ["--model-id", "owner/name", "--huggingface-hub-cache", str(cache), "--num-shard", "3"]
     launch = site.launch(*flags, FAKE_DOWNLOADED=str(cache))
     assert launch.end() == 1
@@ -186,8 +227,8 @@ def test_a_second_launch_on_the_same_sockets_is_refused_by_pid(site):
     second = site.launch()
     assert second.end() == 1
     assert second.stderr == (
-        f'Error: AddressInUse("socket path {site.uds_path} is in use by the launcher with pid {first.process.pid}: '
-        'choose another --shard-uds-path")\n'
+        f"error: socket path {site.uds_path} is in use by the launcher with pid {first.process.pid}\n"
+        "hint: choose another --shard-uds-path\n"
     )
     assert len(site.events("start")) == 3
 
@@ -197,7 +238,7 @@ def test_a_second_launch_on_the_same_port_is_refused(site):
     port = port_of(site)
     second = site.launch("--shard-uds-path", f"{site.uds_path}-other", "-p", port)
     assert second.end() == 1
-    assert second.stderr == f'Error: AddressInUse("port {port} is in use on 127.0.0.1: choose another --port")\n'
+    assert second.stderr == f"error: port {port} is in use on 127.0.0.1\nhint: choose another --port\n"
 
 
 def test_a_port_is_taken_before_anything_listens_on_it(site):
@@ -247,19 +288,20 @@ def test_text_output_keeps_a_child_s_time_target_and_fields(site):
 def test_nothing_starts_when_a_flag_is_refused(site):
     launch = site.launch("--speculate", "2")
     assert launch.end() == 1
-    assert launch.stderr == 'Error: ArgumentValidation("--speculate is not supported yet: start without it")\n'
+    assert launch.stderr == "error: --speculate is not supported yet\nhint: start without it\n"
     assert site.events("start") == []
 
 
 @pytest.mark.parametrize(
-    ("program", "error"),
+    ("program", "kind"),
     [("text-generation-server", "DownloadError"), ("text-generation-router", "WebserverCannotStart")],
 )
-def test_a_missing_program_is_named_before_anything_starts(site, program, error):
+def test_a_missing_program_is_named_before_anything_starts(site, program, kind):
     (site.programs / program).unlink()
-    launch = site.launch(PATH="/nonexistent")
+    launch = site.launch("--json-output", PATH="/nonexistent")
     assert launch.end() == 1
-    assert launch.stderr == f'Error: {error}("{program} not found in PATH: install tgi-py")\n'
+    told = json.loads(launch.stderr)
+    assert (told["message"], told["hint"], told["kind"]) == (f"{program} not found in PATH", "install tgi-py", kind)
     assert site.events("start") == []
 
 
@@ -267,6 +309,6 @@ def test_a_program_that_cannot_run_is_reported_in_one_line(site):
     (site.programs / "text-generation-router").write_text("#!/nonexistent/python\n")
     launch = site.launch()
     assert launch.end() == 1
-    assert launch.stderr.startswith('Error: WebserverCannotStart("cannot run ')
+    assert launch.stderr.startswith("error: cannot run ")
     site.assert_no_children()
     assert site.left_behind() == []
