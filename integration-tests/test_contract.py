@@ -229,7 +229,8 @@ def test_info_health_tokenize_models_and_docs(server: ServerProcess) -> None:
     assert httpx.get(f"{server.url}/health").status_code == httpx.get(f"{server.url}/ping").status_code == 200
     tokens = httpx.post(f"{server.url}/tokenize", json={"inputs": "a fox"}).json()
     assert [token["id"] for token in tokens] == tokenizer().encode_batch(["a fox"])[0].ids
-    assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["object"] == "model"
+    (model,) = httpx.get(f"{server.url}/v1/models").json()["data"]
+    assert (model["object"], model["id"]) == ("model", "demo")
     assert "swagger" in httpx.get(f"{server.url}/docs").text.lower()
 
 

@@ -24,6 +24,9 @@ def test_sigterm_stops_everything_in_order_with_status_0() -> None:
         lines = server.log().splitlines()
         assert len(lines) <= 25, "\n".join(lines)
         assert any("Connected" in line for line in lines)
+        assert lines[-1].endswith(
+            f"Serving demo api={server.url} docs={server.url}/docs metrics={server.url}/metrics"
+        ), lines[-1]
         assert server.stop() == 0
         assert not list(Path(server.uds_path).parent.glob("shard*"))
         with pytest.raises(httpx.TransportError):

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from text_generation_common.model_folder import is_hub_id, is_meant_as_path, local_folder
+from text_generation_common.model_folder import is_hub_id, is_meant_as_path, local_folder, served_name
 
 
 @pytest.mark.parametrize("model_id", ["gpt2", "owner/name", "Owner_1/na.me-2"])
@@ -26,3 +26,19 @@ def test_a_folder_is_found_by_its_path_and_below_home(tmp_path: Path, monkeypatc
     (tmp_path / "file").touch()
     assert local_folder(str(tmp_path / "model")) == local_folder("~/model") == tmp_path / "model"
     assert [local_folder(name) for name in ("~/file", "~/none", "~no-such-user/model")] == [None, None, None]
+
+
+def test_the_name_for_clients_is_given_or_the_id_or_the_folder_s_and_never_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "my-llama"
+    snapshot = tmp_path / "hub" / "models--owner--name" / "snapshots" / "0a1b2c"
+    for path in (folder, snapshot):
+        path.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    names = [
+        served_name(None, model_id)
+        for model_id in ("owner/name", "gpt2", str(folder), f"{folder}/", ".", str(snapshot))
+    ]
+    assert names == ["owner/name", "gpt2", "my-llama", "my-llama", "my-llama", "owner/name"]
+    assert served_name("mine", str(folder)) == served_name("mine", "owner/name") == "mine"

@@ -1,4 +1,4 @@
-"""Starts that cannot succeed, as a table: each is told in three lines at most, the cause first, before a child starts."""
+"""Starts that cannot succeed, as a table: each is told in three lines at most, the cause first, and starts no child."""
 
 import json
 import os

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from text_generation_launcher import process
 from text_generation_launcher.commands import Command
 from text_generation_launcher.process import MAX_LINE_BYTES, Child, LineReader
 
@@ -98,3 +99,29 @@ def test_a_signal_to_an_ended_child_reaches_no_other_process():
         assert await child.stop(1.0)
 
     asyncio.run(run())
+
+
+def error_after(code: str, caplog) -> tuple[str, str]:
+    """The error of a child that runs `code`, and what it said besides."""
+
+    async def run() -> str:
+        child = await Child.start(python(f"import sys, os, time\nsay = lambda t: print(t, flush=True)\n{code}"))
+        await child.exited
+        return child.error
+
+    with caplog.at_level("INFO"):
+        return asyncio.run(run()), " ".join(caplog.messages)
+
+
+def test_a_last_line_that_is_an_error_is_kept_for_the_launcher_s_report(caplog):
+    assert error_after("say('one'); say('Error: the disk is full')", caplog) == ("the disk is full", "one")
+
+
+def test_an_error_that_is_not_the_last_line_is_passed_on(caplog):
+    said = "Error: tried in vain two"
+    assert error_after("say('Error: tried in vain'); say('two')", caplog) == ("", said)
+
+
+def test_an_error_of_a_child_that_lives_on_is_passed_on(caplog, monkeypatch):
+    monkeypatch.setattr(process, "HELD_S", 0.0)
+    assert error_after("say('Error: tried in vain'); time.sleep(1)", caplog) == ("", "Error: tried in vain")

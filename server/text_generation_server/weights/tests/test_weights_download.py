@@ -51,6 +51,7 @@ def test_the_files_needed_to_serve_are_fetched_once(hub, shell, Model, tiny_file
 @pytest.mark.parametrize(
     ("file", "content", "named"),
     [
+        ("config.json", b'{"model_type": "lama"}', 'model type "lama" is not supported: did you mean llama?'),
         ("config.json", b'{"quantization_config": {"quant_method": "gptq", "bits": 4}}', "quantized as gptq"),
         ("quantize_config.json", b'{"bits": 4, "group_size": 128}', "quantized as gptq"),
         ("generation_config.json", b" " * (2**23 + 1), "(revision main) has 8388609 bytes"),
@@ -63,6 +64,14 @@ def test_a_model_that_is_not_supported_is_refused_before_its_weights_are_fetched
     refused = shell.download("owner/tiny")
     assert refused.returncode == 1 and named in one_error_line(refused.stderr)
     assert hub.gets("model.safetensors") == [] and hub.gets("generation_config.json") == []
+
+
+def test_a_repository_of_gguf_files_is_refused_by_name(hub, shell, Model, tiny_files, one_error_line):
+    files = {name: content for name, content in tiny_files().items() if not name.endswith(".safetensors")}
+    hub.models["owner/gguf"] = Model({"main": files | {"m.Q4.gguf": b"GGUF"}})
+    refused = shell.download("owner/gguf")
+    assert refused.returncode == 1 and hub.gets("m.Q4.gguf") == []
+    assert "has GGUF files only, such as m.Q4.gguf: use the original repository" in one_error_line(refused.stderr)
 
 
 def test_a_revision_is_its_own_download(hub, shell, Model, tiny_files, one_error_line):

@@ -10,6 +10,7 @@ import pytest
 
 from text_generation_common.errors import WeightsError
 from text_generation_server.errors import NetworkError
+from text_generation_server.weights import access
 from text_generation_server.weights.progress import Quiet
 from text_generation_server.weights.transfer import Blob, Retries, fetch_all
 
@@ -141,3 +142,24 @@ def test_too_small_a_disk_is_refused_before_anything_is_fetched(hub, blob):
     with pytest.raises(WeightsError, match="GB free"):
         fetch(replace(blob, size=1 << 60))
     assert hub.log == []
+
+
+def test_each_try_that_fails_is_a_line_with_the_reason_and_the_next(caplog):
+    def fail() -> None:
+        raise NetworkError("the hub cannot be reached (refused): check the connection")
+
+    with caplog.at_level("WARNING"), pytest.raises(NetworkError):
+        Retries(tries=3, pause_s=0.5).run(fail, sleep=lambda seconds: None)
+    first = "the hub cannot be reached (refused): try 2 of 3 follows in 0.5 s"
+    assert caplog.messages == [first, first.replace("try 2", "try 3")]
+
+
+def test_a_hub_that_does_not_answer_soon_is_a_line(caplog, monkeypatch):
+    monkeypatch.setattr(access, "SLOW_S", 0.01)
+    with caplog.at_level("INFO"), access.mentioned_if_slow("owner/tiny"):
+        time.sleep(0.3)
+    with caplog.at_level("INFO"), access.mentioned_if_slow("owner/quick"):
+        pass
+    time.sleep(0.1)
+    (line,) = caplog.messages
+    assert line.startswith("No answer from http") and line.endswith(" about owner/tiny yet")

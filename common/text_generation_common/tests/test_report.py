@@ -1,0 +1,44 @@
+"""An error's line is parted into cause and hint, and told as text or JSON."""
+
+import json
+
+import pytest
+
+from text_generation_common.report import parted, told
+
+
+@pytest.mark.parametrize(
+    ("cause", "hint"),
+    [
+        ("port 1 is in use", "choose another --port"),
+        ("/m/config.json is not valid JSON (Expecting value: line 1)", "repair it, or download it again"),
+        ("/m has no config.json", "is it the directory of a model?"),
+        ('model type "lama" is not supported', "did you mean llama? Choose a model of one of these types: bloom"),
+        ("--quantize gptq is not supported yet", "use int8, or start without"),
+    ],
+)
+def test_what_to_do_stands_behind_a_colon(cause: str, hint: str) -> None:
+    assert parted(f"{cause}: {hint}") == (cause, hint)
+
+
+@pytest.mark.parametrize("cause", ["x.safetensors is broken: 5 bytes where its header asks for 10", "`a` must be > 0"])
+def test_a_colon_alone_begins_no_hint(cause: str) -> None:
+    assert parted(cause) == (cause, "")
+    assert parted(f"{cause}; delete it and download the model again") == (
+        cause,
+        "delete it and download the model again",
+    )
+
+
+def test_tgi_s_sentence_to_the_operator_is_a_hint() -> None:
+    text = "Not enough memory to handle 9 prefill tokens. You need to decrease `--max-batch-prefill-tokens`"
+    assert parted(text) == ("Not enough memory to handle 9 prefill tokens", text.partition(". ")[2])
+
+
+def test_text_has_two_lines_and_no_class_and_json_one_with_it() -> None:
+    text = "the disk is full:\ndelete something"
+    assert told(text, kind="DownloadError") == "error: the disk is full\nhint: delete something"
+    assert told("no", hint="yes") == "error: no\nhint: yes" and told("no") == "error: no"
+    entry = json.loads(told(text, kind="DownloadError", json_output=True))
+    assert entry["timestamp"] and (entry["level"], entry["target"]) == ("ERROR", "text_generation_launcher")
+    assert (entry["message"], entry["hint"], entry["kind"]) == ("the disk is full", "delete something", "DownloadError")
