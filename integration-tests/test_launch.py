@@ -9,7 +9,7 @@ import httpx
 import processes
 import pytest
 from calls import DEMO_MODEL
-from server_process import ServerProcess, free_port
+from server_process import ServerProcess, free_port, wait_until
 
 
 def run_to_its_end(server: ServerProcess) -> tuple[int, str]:
@@ -21,6 +21,7 @@ def run_to_its_end(server: ServerProcess) -> tuple[int, str]:
 def test_sigterm_stops_everything_in_order_with_status_0() -> None:
     server = ServerProcess()
     with server:
+        wait_until(lambda: "Serving demo" in server.log(), 10, "the last line of the start")
         lines = server.log().splitlines()
         assert len(lines) <= 25, "\n".join(lines)
         assert any("Connected" in line for line in lines)

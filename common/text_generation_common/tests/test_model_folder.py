@@ -36,9 +36,7 @@ def test_the_name_for_clients_is_given_or_the_id_or_the_folder_s_and_never_a_pat
     for path in (folder, snapshot):
         path.mkdir(parents=True)
     monkeypatch.chdir(folder)
-    names = [
-        served_name(None, model_id)
-        for model_id in ("owner/name", "gpt2", str(folder), f"{folder}/", ".", str(snapshot))
-    ]
-    assert names == ["owner/name", "gpt2", "my-llama", "my-llama", "my-llama", "owner/name"]
+    names = {"owner/name": "owner/name", "gpt2": "gpt2"}
+    names |= {str(folder): "my-llama", f"{folder}/": "my-llama", ".": "my-llama", str(snapshot): "owner/name"}
+    assert {model_id: served_name(None, model_id) for model_id in names} == names
     assert served_name("mine", str(folder)) == served_name("mine", "owner/name") == "mine"

@@ -46,11 +46,7 @@ def test_a_bar_grows_in_one_line_and_makes_room_for_other_lines(monkeypatch):
     assert not display.takes(other())
     assert display.takes(record(100))
     first, second, cleared, third = terminal.getvalue().split(CLEAR)[1:]
-    assert [shown.count("#") / (shown.count("#") + shown.count(".")) for shown in (first, second, third)] == [
-        0.25,
-        0.5,
-        1,
-    ]
+    assert [(bar.count("#"), bar.count(".")) for bar in (first, second, third)] == [(9, 28), (18, 19), (37, 0)]
     assert cleared == "" and len(third) < 60 and "\n" not in terminal.getvalue()
 
 
@@ -68,7 +64,7 @@ def test_the_launcher_draws_on_its_terminal_and_logs_elsewhere(site):
 
     ours, theirs = os.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
-    script = "import sys; from text_generation_launcher.progress import make_display as made; print(made(False)._terminal.name)"
+    script = "from text_generation_launcher import progress; print(progress.make_display(False)._terminal.name)"
     done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=theirs, text=True, check=True)
     os.close(theirs)
     os.close(ours)

@@ -18,7 +18,7 @@ from text_generation_router.http.limits import SEND_BUFFER_BYTES, ConnectionLimi
 from text_generation_router.http.server import uvicorn_config
 from text_generation_router.metrics import Metrics
 from text_generation_router.resolve import check, resolve
-from text_generation_router.serve import allow_descriptors, bind
+from text_generation_router.serve import allow_descriptors, bind, mention_addresses
 from text_generation_router.serve import run as run_router
 
 
@@ -273,3 +273,17 @@ def test_threads_give_the_interpreter_lock_back_to_the_event_loop_within_a_milli
         assert sys.getswitchinterval() <= 0.001
     finally:
         sys.setswitchinterval(before)
+
+
+def test_the_addresses_are_logged_with_the_real_port_and_the_model_s_name(caplog):
+    caplog.set_level("INFO")
+    mention_addresses(config(port=0, hostname="0.0.0.0", served_model_name="mine"), 41234)
+    (record,) = caplog.records
+    assert record.getMessage() == "Serving mine"
+    api = "http://localhost:41234"
+    assert record.fields == {"api": api, "docs": f"{api}/docs", "metrics": f"{api}/metrics"}
+
+
+def test_the_model_s_name_is_the_flag_s_or_the_id():
+    assert resolve(FLAGS).served_model_name == "m"
+    assert resolve(with_flags(FLAGS, served_model_name="mine")).served_model_name == "mine"

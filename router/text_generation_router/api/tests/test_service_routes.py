@@ -55,6 +55,12 @@ def test_models_lists_the_served_model(server):
     assert model == {"id": "local/model", "object": "model", "created": 0, "owned_by": "local/model"}
 
 
+def test_the_served_name_is_that_of_v1_and_info_keeps_the_id(make_server):
+    server = make_server(served_model_name="mine")
+    assert server.get("/v1/models").json["data"][0]["id"] == "mine"
+    assert server.get("/info").json["model_id"] == "local/model"
+
+
 def test_tokenize_counts_bytes(server):
     tokens = server.post("/tokenize", {"inputs": "aé!", "parameters": {"truncate": 1}}).json
     assert (tokens[0]["text"], tokens[0]["start"], tokens[0]["stop"]) == ("a", 0, 1)

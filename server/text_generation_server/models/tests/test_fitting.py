@@ -34,7 +34,7 @@ def test_float16_is_computed_on_gpus_alone() -> None:
 
 def test_a_text_may_be_as_long_as_the_model_was_made_for() -> None:
     check_length(2048, 2048)
-    with pytest.raises(ModelError, match="`max_total_tokens` must be <= 2048, .* Given: 2049"):
+    with pytest.raises(ModelError, match=r"`max_total_tokens` must be <= 2048, .* Given: 2049"):
         check_length(2049, 2048)
 
 
