@@ -26,8 +26,6 @@ def told(text: str, hint: str = "", kind: str = "", json_output: bool = False) -
     cause, advice = (text, hint) if hint else parted(text)
     if not json_output:
         return f"error: {cause}" + (f"\nhint: {advice}" if advice else "")
-    record = logging.makeLogRecord(
-        {"name": "text_generation_launcher", "levelno": logging.ERROR, "levelname": "ERROR", "msg": cause}
-    )
-    record.fields = ({"hint": advice} if advice else {}) | ({"kind": kind} if kind else {})
-    return JsonFormatter().format(record)
+    fields = ({"hint": advice} if advice else {}) | ({"kind": kind} if kind else {})
+    record = {"name": "text_generation_launcher", "levelname": "ERROR", "msg": cause, "fields": fields}
+    return JsonFormatter().format(logging.makeLogRecord(record))

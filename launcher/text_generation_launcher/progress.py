@@ -41,7 +41,7 @@ class DownloadDisplay:
             return True
         self._logged_s = now_s
         if not self._has_fields:
-            record.fields = {}
+            vars(record)["fields"] = {}
         return False
 
     def clear(self) -> None:

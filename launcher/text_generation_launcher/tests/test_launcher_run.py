@@ -167,9 +167,10 @@ def test_shards_that_cannot_share_the_heads_are_refused_before_a_child_starts(si
     assert site.events("start") == [] and len(launch.stderr.splitlines()) == 2
 
 
-def test_shards_of_a_model_that_was_not_there_are_refused_after_its_download(site):
-    cache = site.root / "hub"
-    repository = site.root / "hub.partial" / "models--owner--name"
+@pytest.mark.parametrize(("was_there", "started"), [(False, ["download"]), (True, [])])
+def test_a_model_of_the_hub_is_checked_as_soon_as_its_config_is_there(site, was_there, started):
+    cache, partial = site.root / "hub", site.root / "hub.partial"
+    repository = (cache if was_there else partial) / "models--owner--name"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("abc")
     shutil.copytree(site.model, repository / "snapshots" / "abc")
@@ -177,7 +178,7 @@ def test_shards_of_a_model_that_was_not_there_are_refused_after_its_download(sit
     launch = site.launch(*flags, FAKE_DOWNLOADED=str(cache))
     assert launch.end() == 1
     assert "--num-shard 3 cannot divide the 4 attention heads" in launch.stderr
-    assert [entry["role"] for entry in site.events("start")] == ["download"]
+    assert [entry["role"] for entry in site.events("start")] == started
 
 
 def test_the_last_twenty_lines_of_a_dead_child_are_shown(site):

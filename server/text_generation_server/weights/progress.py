@@ -51,7 +51,7 @@ class LineStyle:
     has_fields: bool = False  # whether lines have fields with numbers, from which a launcher draws a bar
 
 
-class Speed:
+class DownloadSpeed:
     """The bytes per second of the last SPEED_S seconds. Not thread-safe."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Lines:
         self._received: dict[str, int] = {}
         self._held: dict[str, int] = {}  # bytes of earlier tries, which say nothing of the speed
         self._num_finished = 0
-        self._speed = Speed()
+        self._speed = DownloadSpeed()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         logger.info("Downloading %d %s, %s", num_files, "file" if num_files == 1 else "files", sized(num_bytes))

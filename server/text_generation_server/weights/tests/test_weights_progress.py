@@ -7,7 +7,7 @@ import time
 import pytest
 
 from text_generation_server.weights import progress
-from text_generation_server.weights.progress import Lines, LineStyle, Speed, sized
+from text_generation_server.weights.progress import Lines, LineStyle, DownloadSpeed, sized
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def logged(caplog):
 
 
 def test_a_speed_is_that_of_the_last_seconds():
-    speed = Speed()
+    speed = DownloadSpeed()
     assert speed.at(0.0, 0) == 0.0
     assert [speed.at(float(second), 100 * second) for second in range(1, 31)] == pytest.approx([100.0] * 30)
     assert speed.at(40.0, 3000) < 10  # nothing has come for ten seconds
