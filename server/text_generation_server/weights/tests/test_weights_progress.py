@@ -7,7 +7,7 @@ import time
 import pytest
 
 from text_generation_server.weights import progress
-from text_generation_server.weights.progress import Lines, LineStyle, DownloadSpeed, sized
+from text_generation_server.weights.progress import DownloadSpeed, Lines, LineStyle, sized
 
 
 @pytest.fixture
