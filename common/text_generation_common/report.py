@@ -7,7 +7,7 @@ from text_generation_common.logs import JsonFormatter
 
 # Words with which the part of an error begins that says what to do.
 _WORDS = (
-    "ask|check|choose|delete|download|give|install|leave|look|lower|make|pass|pip|please|raise|remove|repair|run|set|start"
+    "ask|check|choose|delete|download|give|if|install|leave|look|lower|make|pass|pip|please|raise|remove|repair|run|set|start"
     "|try|unset|use|write|you need|did you mean|do (?:its|the|they)|does it|is it|is there"
 )
 _ADVICE = re.compile(rf"[:;.] ((?:{_WORDS})\b.*)", re.IGNORECASE)

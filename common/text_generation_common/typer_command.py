@@ -29,9 +29,9 @@ _NEAR = re.compile(
 class ReportingCommand(TyperCommand):
     """A command that reports wrong usage in two lines, the cause first, and not after the way to call it."""
 
-    def main(self, *args: Any, standalone_mode: bool = True, **more: Any) -> Any:
+    def main(self, *args: Any, **more: Any) -> Any:
         try:
-            status = super().main(*args, standalone_mode=False, **more)
+            status = super().main(*args, **more | {"standalone_mode": False})
         except UsageError as error:
             words = more.get("args") or (args[0] if args else None) or sys.argv[1:]
             typer.echo(_usage_error(error, "--json-output" in words), err=True)

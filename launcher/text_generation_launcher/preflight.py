@@ -38,7 +38,7 @@ class Machine:
     """What the checks must know of this machine."""
 
     has_gpu: bool  # False if shards will surely run on CPUs
-    free_bytes: int  # of the memory of the machine
+    free_bytes: int  # free memory of the machine
 
     @classmethod
     def this(cls, environ: Mapping[str, str]) -> "Machine":

@@ -72,7 +72,7 @@ def _refuse_other_tasks(fields: Fields) -> None:
 
 
 def unknown_type(fields: Fields) -> ModelError:
-    """The error for a model that nobody here can compute, with the types that are served."""
+    """The error for a model of a type that is not served, with the types that are."""
     model_type = fields.word("model_type")
     served = sorted({*FAMILIES, *MULTIMODAL})
     near = get_close_matches(model_type.lower().replace("-", "_"), served, n=1)

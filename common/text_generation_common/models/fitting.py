@@ -9,7 +9,7 @@ from text_generation_common.models.architecture import ModelConfig
 NUMBER_BYTES = {
     Dtype.float32: 4, Dtype.bfloat16: 2, Dtype.float16: 2, KvCacheDtype.fp8_e4m3fn: 1, KvCacheDtype.int8: 1,
 }  # fmt: skip
-SCALE_BYTES = 4  # of the scale that each key and each value of 8 bits has, in each head
+SCALE_BYTES = 4  # each key and each value of 8 bits has a scale, in each head
 
 
 def check_length(longest: int, max_positions: int) -> None:

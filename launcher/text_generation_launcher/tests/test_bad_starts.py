@@ -108,14 +108,14 @@ HUGE = {"hidden_size": 2**16, "intermediate_size": 2**18, "num_hidden_layers": 2
 LONG = {"max_position_embeddings": 2**24, "num_hidden_layers": 4000}
 MOE = {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 1}
 QUANTIZED = {"quant_method": "gptq", "bits": 4}
-SERVED = "of these types: aya_vision, bloom, "
+SERVED = "of one of these types: aya_vision, bloom, "
 SMALLER = "choose a smaller --max-total-tokens, or stretch the positions with"
 
 BAD: dict[str, Bad] = {
     # Wrong usage
     "misspelt flag": usage("--modl-id x", "No such option: --modl-id", f"did you mean --model-id? {LISTED}"),
     "model without its flag": usage("./model", "unexpected extra argument", "each value needs its flag, such as --mod"),
-    "value of a switch": usage("--json-output true", "unexpected extra argument (true)", "each value needs its flag"),
+    "value of a switch": usage("--closed-routes true", "unexpected extra argument (true)", "each value needs its flag"),
     "no value": usage("--max-total-tokens", "'--max-total-tokens' requires an argument"),
     "port out of range": usage("--port 70000", "'--port'"),
     "port in words": usage("--port http", "'--port'"),
@@ -138,7 +138,7 @@ BAD: dict[str, Bad] = {
     "no body": zero("--payload-limit"),
     "no memory": zero("--cuda-memory-fraction"),
     "no shard": usage("--num-shard 0", "`num_shard` cannot be < 1", "choose --num-shard 1, or leave it out"),
-    "no number": usage("--waiting-served-ratio nan", "`waiting_served_ratio` must be a finite number", "give another"),
+    "no number": usage("--rope-factor nan", "`rope_factor` must be a finite number", "give another"),
     # Flags whose feature is missing, or that contradict each other
     "speculation": Bad("--speculate 2", "--speculate is not supported yet", "start without it"),
     "remote code": Bad("--trust-remote-code", "--trust-remote-code is not supported yet", "start without it"),
@@ -177,7 +177,6 @@ BAD: dict[str, Bad] = {
     "no template": Bad("--tokenizer-config-path /no/file", "/no/file is not a file", "check the path"),
     "no keys": Bad("--api-key-file /no/file", "/no/file is not a file", "check the path"),
     "no override": Bad("--weights-cache-override /no/folder", "/no/folder is not a directory", "check the path"),
-    "long socket path": Bad(f"--shard-uds-path /tmp/{'x' * 120}", "more than 107 bytes", "choose a shorter"),
     # Where the model is
     "no such folder": Bad("--model-id /no/model", "model directory /no/model does not exist", "check --model-id"),
     "path like an id": Bad("--model-id a/b/c", "model directory a/b/c does not exist", "check --model-id"),

@@ -46,7 +46,7 @@ def test_a_bar_grows_in_one_line_and_makes_room_for_other_lines(monkeypatch):
     assert not display.takes(other())
     assert display.takes(record(100))
     first, second, cleared, third = terminal.getvalue().split(CLEAR)[1:]
-    assert [(bar.count("#"), bar.count(".")) for bar in (first, second, third)] == [(9, 28), (18, 19), (37, 0)]
+    assert [(bar.count("#"), bar.count(".")) for bar in (first, second, third)] == [(9, 28), (18, 19), (36, 0)]
     assert cleared == "" and len(third) < 60 and "\n" not in terminal.getvalue()
 
 
