@@ -115,7 +115,7 @@ BAD: dict[str, Bad] = {
     # Wrong usage
     "misspelt flag": usage("--modl-id x", "No such option: --modl-id", f"did you mean --model-id? {LISTED}"),
     "model without its flag": usage("./model", "unexpected extra argument", "each value needs its flag, such as --mod"),
-    "value of a switch": usage("--closed-routes true", "unexpected extra argument (true)", "each value needs its flag"),
+    "value of a switch": usage("--closed-routes true", "unexpected extra argument", "each value needs its flag"),
     "no value": usage("--max-total-tokens", "'--max-total-tokens' requires an argument"),
     "port out of range": usage("--port 70000", "'--port'"),
     "port in words": usage("--port http", "'--port'"),
