@@ -119,7 +119,7 @@ def test_fields_beside_the_text_config_say_what_it_leaves_out(tmp_path: Path) ->
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     read = read_config(tmp_path)
-    assert read.eos_token_ids == (1, 106) and read.dtype == torch.bfloat16 and read.tie_word_embeddings
+    assert read.eos_token_ids == (1, 106) and read.dtype == "bfloat16" and read.tie_word_embeddings
     assert (read.num_heads, read.num_kv_heads, read.head_size, read.vocab_size) == (8, 4, 256, 262208)
     assert [rule.window for rule in read.rules[:6]] == [1024] * 5 + [None]
     local, everywhere = read.ropes
