@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 PROMPT = "Once upon a time"
@@ -56,7 +56,7 @@ def sync_call(make_client: Callable[[], Any]) -> Call:
         # The client must live while its stream is read: when it is collected, it may close the stream.
         client = make_client()
         answer = _method(client, path)(*args, **options)
-        return list(answer) if options.get("stream") or inspect.isgenerator(answer) else answer
+        return list(answer) if options.get("stream") or isinstance(answer, Iterator) else answer
 
     return call
 
@@ -74,7 +74,7 @@ def async_call(make_client: Callable[[], Any]) -> Call:
         try:
             answer = _method(client, path)(*args, **options)
             answer = await answer if inspect.isawaitable(answer) else answer
-            is_stream = options.get("stream") or inspect.isasyncgen(answer)
+            is_stream = options.get("stream") or isinstance(answer, AsyncIterator)
             return [event async for event in answer] if is_stream else answer
         finally:
             closed = client.close() if hasattr(client, "close") else None

@@ -37,7 +37,7 @@ class AsyncStream(Generic[Event, Whole]):
         try:
             event = await step
         except BaseException:
-            if self._broken and step.cancelled() and not _is_cancelled():
+            if step.cancelled() and not _is_cancelled():
                 raise StopAsyncIteration from None
             self._broken = True
             raise
@@ -112,9 +112,6 @@ class Stream(Generic[Event, Whole]):
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
         self.close()
 
     def text(self) -> Iterator[str]:
