@@ -21,8 +21,9 @@ DEADLINE_S = 30.0
 
 # The launcher's program. FAKE_OPEN_FILES=SOFT,HARD sets its limits of open files.
 DRIVER = """
-import os, resource, sys
+import os, resource, signal, sys
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started the tests to ignore it
 if "FAKE_OPEN_FILES" in os.environ:
     resource.setrlimit(resource.RLIMIT_NOFILE, tuple(map(int, os.environ["FAKE_OPEN_FILES"].split(","))))
 from text_generation_launcher.cli import main

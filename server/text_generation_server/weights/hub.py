@@ -8,7 +8,7 @@ from huggingface_hub import constants, try_to_load_from_cache
 
 from text_generation_common.errors import WeightsError
 from text_generation_common.model_folder import is_hub_id, is_meant_as_path, local_folder
-from text_generation_common.models.served import check_type
+from text_generation_common.models.served import read_served
 from text_generation_common.weights import names
 from text_generation_common.weights.formats import refuse_quantized
 from text_generation_common.weights.headers import read_json
@@ -85,7 +85,7 @@ def _fetch(snapshot: HubSnapshot, pickles_too: bool) -> Path:
     snapshot.fetch_side_files(names.side_files(snapshot.listing))
     if "config.json" in snapshot.listing:  # Checked before the weights are downloaded, which are large.
         refuse_quantized(snapshot.path, read_json(snapshot.path / "config.json"))
-        check_type(snapshot.path)
+        read_served(snapshot.path)
     if not snapshot.fetch_weights(names.INDEX, names.safetensors_names):
         if not pickles_too:
             raise WeightsError(f"{snapshot.model} has no .safetensors weights, and --no-auto-convert is set")

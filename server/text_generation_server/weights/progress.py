@@ -60,6 +60,8 @@ class DownloadSpeed:
     def at(self, now_s: float, num_bytes: int) -> float:
         """Notes that `num_bytes` have been received by now, and returns the speed. 0.0 at the first call."""
         self._seen.append((now_s, num_bytes))
+        while len(self._seen) > 1 and self._seen[1][1] == 0:  # the wait for the first bytes says nothing of the speed
+            self._seen.popleft()
         while now_s - self._seen[0][0] > SPEED_S and len(self._seen) > 2:
             self._seen.popleft()
         first_s, before = self._seen[0]
@@ -108,7 +110,7 @@ class Lines:
         speed = self._speed.at(time.monotonic(), received - sum(self._held.values()))
         is_done = self._num_finished == self._num_files
         left = self._num_bytes - received
-        left_s = 0 if is_done else round(left / speed) if speed and left > 0 else None
+        left_s = 0 if is_done else max(1, round(left / speed)) if speed else None
         fields = {"received_bytes": received, "total_bytes": self._num_bytes, "bytes_per_s": round(speed)}
         logger.info(
             "Download: [%d/%d] -- ETA: %s -- %s of %s, %s/s",

@@ -190,11 +190,17 @@ def one_error_line_fixture() -> object:
     return one_error_line
 
 
+CONFIG = {
+    "model_type": "llama", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+}  # fmt: skip
+
+
 def tiny_files(seed: int = 0) -> dict[str, bytes]:
     """Files of a model on the hub. The tensors depend on the seed."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        "config.json": b'{"model_type": "llama"}',
+        "config.json": json.dumps(CONFIG).encode(),
         "tokenizer.json": b'{"version": "1.0"}',
         "tokenizer_config.json": b"{}",
         "model.safetensors": save({"weight": torch.randn(64, 32, generator=generator)}),

@@ -51,6 +51,7 @@ def test_the_files_needed_to_serve_are_fetched_once(hub, shell, Model, tiny_file
 @pytest.mark.parametrize(
     ("file", "content", "named"),
     [
+        ("config.json", b'{"model_type": "llama"}', "config.json has no field hidden_size"),
         ("config.json", b'{"model_type": "lama"}', 'model type "lama" is not supported: did you mean llama?'),
         ("config.json", b'{"quantization_config": {"quant_method": "gptq", "bits": 4}}', "quantized as gptq"),
         ("quantize_config.json", b'{"bits": 4, "group_size": 128}', "quantized as gptq"),

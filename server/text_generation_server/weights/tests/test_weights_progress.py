@@ -23,6 +23,12 @@ def test_a_speed_is_that_of_the_last_seconds():
     assert speed.at(40.0, 3000) < 10  # nothing has come for ten seconds
 
 
+def test_the_wait_for_the_first_bytes_does_not_count():
+    speed = DownloadSpeed()
+    assert [speed.at(float(second), 0) for second in range(8)] == [0.0] * 8
+    assert speed.at(8.0, 100) == 100.0
+
+
 def test_the_size_is_said_first_and_the_end_at_once(logged):
     lines = Lines(1, 2_500_000, LineStyle(every_s=60.0))
     lines.received("a", 2_500_000)
