@@ -1,6 +1,6 @@
 """Which tokens a request allows, forbids or ends with: the checks of its lists, and words as sequences of token ids."""
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 
 from text_generation_common.sampling import Sampling
 from text_generation_router.errors import ValidationError
@@ -41,7 +41,7 @@ async def ids_of_bad_words(
     sequences = await tokenizer.encode_words([*plain, *(f" {word}" for word in plain)], share)
     for word, ids in zip(plain, sequences, strict=False):
         if not ids:
-            raise ValidationError(f"`bad_words` has a word without tokens: {word!r}")
+            raise ValidationError(f"`bad_words` has a word without tokens: {word[:32]!r}")
     found = tuple(ids for ids in dict.fromkeys(sequences) if max(ids, default=vocab_size) < vocab_size)
     if (count := sum(map(len, found))) > MAX_LISTED:
         raise ValidationError(
@@ -54,23 +54,18 @@ async def ids_of_bad_words(
 def leaves_a_token(sampling: Sampling, vocab_size: int) -> bool:
     """Whether, after every history, there is a token that the request's lists do not exclude."""
     allowed = set(sampling.allowed_token_ids)
-    ends = set(sampling.end_token_ids) if sampling.min_new_tokens else set()
-    count = len(allowed) or vocab_size
-    if len(ends) + len(sampling.bad_words_ids) < count:
+    always = set(sampling.end_token_ids) if sampling.min_new_tokens else set()
+    if len(always) + len(sampling.bad_words_ids) < (len(allowed) or vocab_size):
         return True
-    banned: dict[tuple[int, ...], set[int]] = {(): ends}  # by the tokens before
+    banned: dict[tuple[int, ...], set[int]] = {}  # by the tokens before, of which there is at least one
     for *before, token in sampling.bad_words_ids:
-        banned.setdefault(tuple(before), set()).add(token)
-    return all(_leaves(allowed, count, _banned_after(before, banned)) for before in banned)
+        (banned.setdefault(tuple(before), set()) if before else always).add(token)
+    left = len(allowed - always) if allowed else vocab_size - len(always)
+    lengths = {len(before) for before in banned}
 
+    def is_left_after(history: tuple[int, ...]) -> bool:
+        ends = (history[-length:] for length in lengths if length <= len(history))
+        found: set[int] = set().union(*(banned.get(end, set()) for end in ends))
+        return len((found & allowed if allowed else found) - always) < left
 
-def _banned_after(history: tuple[int, ...], banned: dict[tuple[int, ...], set[int]]) -> set[int]:
-    """All tokens that are banned after a history that ends with `history`, if no longer sequence applies."""
-    found: set[int] = set()
-    for first in range(len(history) + 1):
-        found |= banned.get(history[first:], set())
-    return found
-
-
-def _leaves(allowed: Set[int], count: int, banned: Set[int]) -> bool:
-    return not allowed <= banned if allowed else len(banned) < count
+    return left > 0 and all(map(is_left_after, banned))
