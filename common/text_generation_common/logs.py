@@ -3,9 +3,14 @@
 import json
 import logging
 import sys
+from contextvars import ContextVar
 from datetime import UTC, datetime
 
 LEVELS = {"trace": "DEBUG", "debug": "DEBUG", "info": "INFO", "warn": "WARNING", "warning": "WARNING", "error": "ERROR"}
+
+
+# The id of the HTTP request that is being answered; "" in all other work.
+request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
 class TextFormatter(logging.Formatter):
@@ -13,6 +18,8 @@ class TextFormatter(logging.Formatter):
         line = f"{timestamp(record)} {record.levelname:>8} {record.name}: {record.getMessage()}"
         for name, value in getattr(record, "fields", {}).items():
             line += f" {name}={value}"
+        if identity := request_id.get():
+            line += f" request_id={identity}"
         exception = exception_text(self, record)
         return f"{line}\n{exception}" if exception else line
 
@@ -26,6 +33,8 @@ class JsonFormatter(logging.Formatter):
             "target": record.name,
         }
         line |= getattr(record, "fields", {})
+        if identity := request_id.get():
+            line["request_id"] = identity
         exception = exception_text(self, record)
         if exception:
             line["exception"] = exception

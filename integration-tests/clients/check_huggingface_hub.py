@@ -107,9 +107,9 @@ def chat_completion_errors(call: Call) -> None:
         try:
             call("chat_completion", messages=MESSAGES, frequency_penalty=3.0, stream=stream)
         except HfHubHTTPError as error:
-            assert error.response.status_code == 422 and "frequency_penalty" in str(error), error
+            assert error.response.status_code == 400 and "frequency_penalty" in str(error), error
         except AiohttpError as error:
-            assert error.status == 422 and "frequency_penalty" in str(error.response_error_payload), error
+            assert error.status == 400 and "frequency_penalty" in str(error.response_error_payload), error
         else:
             raise AssertionError("no error")
 

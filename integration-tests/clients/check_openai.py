@@ -27,13 +27,27 @@ def chat(call: Call) -> None:
 
 
 def chat_with_an_unknown_model_name(call: Call) -> None:
-    assert call(CHAT, model="whatever", messages=MESSAGES, max_tokens=2).model == "whatever"
+    (model,) = call("models.list").data
+    assert call(CHAT, model="whatever", messages=MESSAGES, max_tokens=2).model == model.id
+    assert call("models.retrieve", model.id).id == model.id
+
+
+def chats_have_ids_and_several_choices(call: Call) -> None:
+    options = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4, "temperature": 1.0}
+    answer = call(CHAT, n=3, seed=5, **options)
+    assert answer.id.startswith("chatcmpl-") and [choice.index for choice in answer.choices] == [0, 1, 2]
+    alone = call(CHAT, seed=6, **options)
+    assert alone.choices[0].message.content == answer.choices[1].message.content and alone.id != answer.id
+    chunks = call(CHAT, n=3, stream=True, **options)
+    assert {chunk.id for chunk in chunks} == {chunks[0].id}
+    assert sorted(c.choices[0].index for c in chunks if c.choices[0].finish_reason) == [0, 1, 2]
 
 
 def chat_logprobs(call: Call) -> None:
     answer = call(CHAT, model=MODEL, messages=MESSAGES, max_tokens=6, logprobs=True, top_logprobs=2, temperature=0)
     entries = answer.choices[0].logprobs.content
-    assert len(entries) == answer.usage.completion_tokens and all(len(entry.top_logprobs) >= 2 for entry in entries)
+    assert len(entries) == answer.usage.completion_tokens and all(len(entry.top_logprobs) == 2 for entry in entries)
+    assert all(bytes(entry.bytes).decode(errors="replace") for entry in entries)
 
 
 def chat_stream(call: Call) -> None:
@@ -41,6 +55,7 @@ def chat_stream(call: Call) -> None:
     whole = call(CHAT, **options)
     *chunks, last = call(CHAT, stream=True, stream_options={"include_usage": True}, **options)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    assert [chunk.choices[0].delta.role for chunk in chunks] == ["assistant"] + [None] * (len(chunks) - 1)
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
     assert last.choices == [] and last.usage == whole.usage and all(chunk.usage is None for chunk in chunks)
     assert call(CHAT, stream=True, **options)[-1].choices[0].finish_reason == whole.choices[0].finish_reason
@@ -49,8 +64,8 @@ def chat_stream(call: Call) -> None:
 def chat_stops(call: Call) -> None:
     options = {"model": MODEL, "messages": MESSAGES, "max_tokens": 24, "temperature": 0}
     text = call(CHAT, **options).choices[0].message.content
-    stopped = call(CHAT, stop=[text[:2]], **options)
-    assert text[:2] in stopped.choices[0].message.content and text.startswith(stopped.choices[0].message.content)
+    (choice,) = call(CHAT, stop=[text[2:4]], **options).choices
+    assert (choice.message.content, choice.finish_reason) == (text[:2], "stop")
 
 
 def completion(call: Call) -> None:
@@ -74,20 +89,36 @@ def completion_stream(call: Call) -> None:
     options = {"model": MODEL, "prompt": PROMPT, "max_tokens": 10, "temperature": 0}
     whole = call(COMPLETION, **options)
     chunks = [chunk for chunk in call(COMPLETION, stream=True, **options) if chunk.choices]
-    # As in TGI, a stream contains the text of a final end-of-text token, and a whole answer does not.
-    assert "".join(chunk.choices[0].text for chunk in chunks).startswith(whole.choices[0].text)
-    assert chunks[-1].choices[0].finish_reason in ("length", "eos_token", "stop")
-    check_usage(chunks[-1].usage)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
 
 
 def refused(text: str, action: Callable[[], object]) -> None:
-    """Checks that `action` is refused with `text`. TGI's error is a string, which this client keeps in `body` only."""
+    """Checks that `action` is refused, and that what the client prints names the field."""
     try:
         action()
-    except openai.UnprocessableEntityError as error:
-        assert text in str(error.body), error.body
+    except openai.BadRequestError as error:
+        assert text in str(error) and error.param == text and error.type == "invalid_request_error", error
+        assert error.request_id
     else:
-        raise AssertionError("no UnprocessableEntityError")
+        raise AssertionError("no BadRequestError")
+
+
+def too_long_prompts_have_a_code(call: Call) -> None:
+    try:
+        call(CHAT, model=MODEL, messages=[{"role": "user", "content": "word " * 5000}])
+    except openai.BadRequestError as error:
+        assert error.code == "context_length_exceeded" and "must have less than" in str(error)
+    else:
+        raise AssertionError("no BadRequestError")
+
+
+def token_ids_and_lists_of_them(call: Call) -> None:
+    options = {"model": MODEL, "max_tokens": 4, "temperature": 0}
+    answer = call(COMPLETION, prompt=[[5, 6], [7]], **options)
+    assert answer.usage.prompt_tokens == 3
+    for choice, ids in zip(answer.choices, ([5, 6], [7]), strict=True):
+        assert call(COMPLETION, prompt=ids, **options).choices[0].text == choice.text
 
 
 def errors_of_the_server(call: Call) -> None:
@@ -117,9 +148,19 @@ CHECKS = [
     completion,
     completion_of_several_prompts,
     completion_stream,
+    chats_have_ids_and_several_choices,
+    token_ids_and_lists_of_them,
     errors_of_the_server,
+    too_long_prompts_have_a_code,
     unknown_route,
 ]
+
+
+def stream_helper(client: openai.OpenAI) -> None:
+    """The helper that puts a chat's chunks together: the role must come once."""
+    with client.chat.completions.stream(model=MODEL, messages=MESSAGES, max_tokens=8) as stream:
+        message = stream.get_final_completion().choices[0].message
+    assert message.role == "assistant" and message.content
 
 
 def main(url: str) -> None:
@@ -131,6 +172,7 @@ def main(url: str) -> None:
     ):
         for check in CHECKS:
             checks.run(f"{check.__name__} ({kind})", partial(check, call))
+    checks.run("stream_helper", partial(stream_helper, openai.OpenAI(**options)))
     checks.exit()
 
 

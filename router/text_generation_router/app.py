@@ -12,13 +12,23 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from text_generation_router.api.chat import ChatRoutes
+from text_generation_router.api.clouds import CloudRoutes
 from text_generation_router.api.completions import CompletionRoutes
 from text_generation_router.api.fields import Body
 from text_generation_router.api.generate import GenerateRoutes
-from text_generation_router.api.schemas import ChatRequest, CompatGenerateRequest, CompletionRequest, GenerateRequest
+from text_generation_router.api.schemas import (
+    ChatRequest,
+    CompatGenerateRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerateRequest,
+    VertexRequest,
+)
 from text_generation_router.api.service import ServiceRoutes
 from text_generation_router.api.services import Services
+from text_generation_router.api.texts import TextRoutes
 from text_generation_router.config import RouterConfig
+from text_generation_router.http.answer_headers import Identified
 from text_generation_router.http.cors import Cors
 from text_generation_router.http.errors import add_error_handlers
 from text_generation_router.http.gate import Gated
@@ -26,7 +36,14 @@ from text_generation_router.http.keys import Guard, OpenRoute
 from text_generation_router.http.starts import Paced
 
 Endpoint = Callable[..., Awaitable[Response]]
-REQUESTS: tuple[type[Body], ...] = (GenerateRequest, CompatGenerateRequest, CompletionRequest, ChatRequest)
+REQUESTS: tuple[type[Body], ...] = (
+    GenerateRequest,
+    CompatGenerateRequest,
+    CompletionRequest,
+    ChatRequest,
+    DetokenizeRequest,
+    VertexRequest,
+)
 SCHEMA_REF = "#/components/schemas/{model}"
 DOCUMENT_PATH = "/api-doc/openapi.json"
 
@@ -42,25 +59,38 @@ def create_app(services: Services) -> FastAPI:
         openapi_url=None,
         redirect_slashes=False,
     )
-    generate, service = GenerateRoutes(services), ServiceRoutes(services)
+    generate, texts, service = GenerateRoutes(services), TextRoutes(services), ServiceRoutes(services)
     add_post(app, "/", generate.compat_generate, CompatGenerateRequest)
     add_post(app, "/generate", generate.generate, GenerateRequest)
     add_post(app, "/generate_stream", generate.generate_stream, GenerateRequest)
-    add_post(app, "/tokenize", service.tokenize, GenerateRequest)
-    add_post(app, "/v1/completions", CompletionRoutes(services).completions, CompletionRequest)
-    add_post(app, "/v1/chat/completions", ChatRoutes(services).chat_completions, ChatRequest)
+    add_post(app, "/tokenize", texts.tokenize, GenerateRequest)
+    add_post(app, "/chat_tokenize", texts.chat_tokenize, ChatRequest)
+    add_post(app, "/detokenize", texts.detokenize, DetokenizeRequest)
+    completions, chats = CompletionRoutes(services), ChatRoutes(services)
+    add_post(app, "/v1/completions", completions.completions, CompletionRequest)
+    add_post(app, "/v1/chat/completions", chats.chat_completions, ChatRequest)
+    clouds = CloudRoutes(services, generate, completions, chats)
+    add_post(app, "/invocations", clouds.invocations, CompatGenerateRequest)
+    add_post(app, "/vertex", clouds.vertex, VertexRequest)
     for path in ("/", "/health", "/ping", "/ready"):
         add_get(app, path, service.health, open=True)
     add_get(app, "/live", service.live, open=True)
-    for path, endpoint in (("/info", service.info), ("/metrics", service.metrics), ("/v1/models", service.models)):
+    for path, endpoint in (
+        ("/info", service.info),
+        ("/version", service.version),
+        ("/metrics", service.metrics),
+        ("/v1/models", service.models),
+        ("/v1/models/{name:path}", service.model),
+    ):
         add_get(app, path, endpoint, open=not config.http.closed_routes)
     add_documentation(app, open=not config.http.closed_routes)
-    add_error_handlers(app, services.limit_hits)
+    add_error_handlers(app, services.limit_hits, services.dialects)
     app.add_middleware(Paced, callers=services.callers)
-    app.add_middleware(Gated, gate=services.gate)
+    app.add_middleware(Gated, gate=services.gate, dialects=services.dialects)
     if config.api_key_digests:
-        app.add_middleware(Guard, digests=config.api_key_digests, routes=app.routes)
+        app.add_middleware(Guard, digests=config.api_key_digests, routes=app.routes, dialects=services.dialects)
     app.add_middleware(Cors, origins=config.http.cors_allow_origin)
+    app.add_middleware(Identified)
     return app
 
 
@@ -107,5 +137,7 @@ def add_documentation(app: FastAPI, open: bool) -> None:
         return get_swagger_ui_html(openapi_url=DOCUMENT_PATH, title=app.title)
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the schema
-    add_get(app, DOCUMENT_PATH, document, open, in_schema=False)
-    add_get(app, "/docs", page, open, in_schema=False)
+    for path in (DOCUMENT_PATH, "/openapi.json"):
+        add_get(app, path, document, open, in_schema=False)
+    for path in ("/docs", "/docs/"):
+        add_get(app, path, page, open, in_schema=False)

@@ -1,9 +1,14 @@
 """The router's errors: one tree for requests, one tree for the shards, and StartError.
 
-`http/errors.py` turns an InferenceError into an HTTP answer with the status shown here.
+`http/errors.py` turns an InferenceError into an HTTP answer with the status shown here; on OpenAI's routes 422 becomes
+400, and 424 becomes 500.
 
     InferenceError
     ├── ValidationError             422
+    │   ├── TooLongError                422
+    │   ├── UnsupportedParameterError   422
+    │   └── UnknownParameterError       422
+    ├── UnknownModelError           404
     ├── TemplateError               422
     ├── SuffixError                 422
     ├── TooManyPromptsError         422
@@ -52,16 +57,19 @@ class InferenceError(Exception):
     label: str
     retry_after_s: int | None = None  # seconds until a retry may succeed; None: the error is not temporary
     headers: Mapping[str, str] = MappingProxyType({})  # additional headers of the answer
+    param: str | None = None  # path of the field that is wrong, where the text does not begin with it
+    code: str | None = None  # OpenAI's `code`
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text
 
     @classmethod
-    def restored(cls, text: str) -> Self:
+    def restored(cls, text: str, param: str | None = None) -> Self:
         """An error that was raised in another process: `text` is its complete text, prefix included."""
         error = cls.__new__(cls, text)
         error.text = text
+        error.param = param if param is not None else cls.param
         return error
 
 
@@ -70,6 +78,42 @@ class ValidationError(InferenceError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"Input validation error: {reason}")
+
+
+class TooLongError(ValidationError):
+    """The prompt, or prompt and output, are longer than the server allows."""
+
+    code = "context_length_exceeded"
+
+
+class UnsupportedParameterError(ValidationError):
+    code = "unsupported_parameter"
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"`{name}` {why}")
+        self.param = name
+
+
+class UnknownParameterError(ValidationError):
+    """Raised with `--strict-parameters` only."""
+
+    code = "unknown_parameter"
+
+    def __init__(self, name: str, close: str) -> None:
+        """`close`: a known name that resembles it, or ""."""
+        hint = f"did you mean `{close}`?" if close else "/docs lists the fields of each route"
+        super().__init__(f"`{name}` is not a field of this route: {hint}")
+        self.param = name
+
+
+class UnknownModelError(InferenceError):
+    """Raised with `--strict-parameters` only."""
+
+    error_type, status, label, code = "model_not_found", 404, "validation", "model_not_found"
+    param = "model"
+
+    def __init__(self, name: str, served: str) -> None:
+        super().__init__(f"The model `{name}` does not exist here: the server has `{served}`")
 
 
 class TemplateError(InferenceError):
@@ -119,6 +163,7 @@ class IncompleteStreamError(InferenceError):
 
 class SuffixError(InferenceError):
     error_type, status, label = "suffix not supported", 422, "validation"
+    param = "suffix"
 
     def __init__(self) -> None:
         super().__init__("Suffix is not supported and can be achieved by preprocessing the prompt.")
@@ -126,6 +171,7 @@ class SuffixError(InferenceError):
 
 class TooManyPromptsError(InferenceError):
     error_type, status, label = "batch size exceeded", 422, "validation"
+    param = "prompt"
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"Number of prompts exceeds the maximum allowed batch size of {limit}")
@@ -247,6 +293,7 @@ class UnprocessableError(BodyError):
     def __init__(self, path: str, reason: str) -> None:
         where = f"{path}: " if path else ""
         super().__init__(f"Failed to deserialize the JSON body into the target type: {where}{reason}")
+        self.param = path or None
 
 
 class TooExpensiveError(BodyError):

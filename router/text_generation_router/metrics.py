@@ -96,6 +96,12 @@ class Metrics:
         self.request_skipped_tokens = PlainStepHistogram(
             "tgi_request_skipped_tokens", "Speculated tokens accepted per generation message", [0.0], self.registry
         )
+        self.ignored_parameters = Counter(
+            "tgi_request_ignored_parameters",
+            "Requests with a field that is unknown and has no effect, by its name",
+            ["name"],
+            registry=self.registry,
+        )
         self.queue_size = self._gauge("tgi_queue_size", "Requests waiting in the queue")
 
     def _add_batch_metrics(self) -> None:

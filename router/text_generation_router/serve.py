@@ -15,6 +15,7 @@ from text_generation_common.link import Link
 from text_generation_router.api import reading_child
 from text_generation_router.api.body import Bodies
 from text_generation_router.api.fields import ListLimits
+from text_generation_router.api.ignored import IgnoredParameters
 from text_generation_router.api.inference import Inference
 from text_generation_router.api.permits import Permits
 from text_generation_router.api.services import Services
@@ -26,6 +27,7 @@ from text_generation_router.engine.protocol import Snapshot
 from text_generation_router.engine.shard_groups import LaunchedGroups, ShardGroups, StandaloneGroups
 from text_generation_router.errors import ShardsError, StartError
 from text_generation_router.http.caller import Callers
+from text_generation_router.http.dialects import ErrorDialects
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import SEND_BUFFER_BYTES, ConnectionLimits, LimitHits
 from text_generation_router.http.server import Server, StopOnSignal, uvicorn_config
@@ -147,7 +149,10 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         permits = Permits(config.requests.max_concurrent_requests, lambda: engine.load().retry_after_s)
         inference = Inference(engine, Vocabulary.of(tokenizer.tokenizer), validator, permits, metrics)
         callers = Callers(bool(config.api_key_digests), config.trusted_proxies, config.scheduling.prefix_cache_scope)
-        bodies = Bodies(config.requests.payload_limit, lambda: list_limits(config, validator.limits), callers, pool)
+        ignored = IgnoredParameters(metrics, config.requests.strict_parameters)
+        bodies = Bodies(
+            config.requests.payload_limit, lambda: list_limits(config, validator.limits), callers, pool, ignored
+        )
         services = Services(
             config,
             engine,
@@ -161,8 +166,12 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             version(),
             gate,
             hits,
+            ErrorDialects(config.http.tgi_dialect),
+            ignored,
         )
-        http = uvicorn_config(create_app(services), connection_limits(config), hits, answers_at_once(config))
+        http = uvicorn_config(
+            create_app(services), connection_limits(config), hits, answers_at_once(config), services.dialects
+        )
 
         def on_listening() -> None:
             shard_groups.listening()

@@ -13,6 +13,11 @@ class HttpFlags:
         (), "Origin whose web pages may call the server, may be repeated; any when not given."
     )
     closed_routes: bool = flag(False, "Ask for the key at /metrics, /info, /docs and /v1/models as well.")
+    tgi_dialect: bool = flag(
+        False,
+        "Answer on /v1 as TGI does: stop strings stay in the text, TGI's finish reasons, empty ids, the role in each "
+        "delta, TGI's errors.",
+    )
     max_connections: int = flag(
         4096, "Most connections at a time; further connections get status 503.", min=1, positive=True
     )

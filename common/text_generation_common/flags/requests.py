@@ -29,6 +29,10 @@ class RequestFlags:
         False, "List the prompt's tokens with their log-probabilities for requests with decoder_input_details."
     )
     max_client_batch_size: int = flag(4, "Most inputs that one request may hold.", min=0)
+    max_n: int = flag(16, "Largest n that a request to /v1 may ask for.", min=1, positive=True)
+    strict_parameters: bool = flag(
+        False, "Refuse requests that have unknown fields or name another model; otherwise a header names them."
+    )
     payload_limit: int = flag(2_000_000, "Largest request body, in bytes.", min=0, positive=True)
     disable_grammar_support: bool = flag(
         False, "Refuse constrained generation.", no_effect="grammars are not supported yet"

@@ -58,6 +58,13 @@ class Answers:
         """
         started_s = time.perf_counter()
         asked = await self.read(request, dialect.question, dialect.refused_requests)
+        return await self.answer_read(request, dialect, asked, started_s)
+
+    async def answer_read(self, request: Request, dialect: AnswerDialect[A], asked: A, started_s: float) -> Response:
+        """The same for a body that has been read."""
+        services = self._services
+        with self._inference.counted_refusals(dialect.refused_requests):
+            services.ignored.note_model(request, asked.model, (services.served_name, services.config.tokenizer_name))
         self._services.metrics.request_count.inc(dialect.num_requests(asked))
         with self._inference.counted_failures():
             caller = self._services.callers.caller_of(request)

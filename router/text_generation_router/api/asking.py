@@ -4,37 +4,66 @@ Does no input or output: it reads small bodies on the event loop and large bodie
 (`reading_child.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import orjson
 import pydantic
 
+from text_generation_router.api import known_fields
+from text_generation_router.api.contract import Contract
 from text_generation_router.api.fields import Body, ListLimits
-from text_generation_router.api.refusals import refuse_chat, refuse_completion, refuse_native, refuse_tokenize
 from text_generation_router.api.schemas import (
     ChatOptions,
     ChatRequest,
     CompatGenerateRequest,
     CompletionRequest,
+    DetokenizeRequest,
     GenerateRequest,
     RenderedChat,
+    VertexRequest,
 )
-from text_generation_router.errors import InvalidJsonError, UnprocessableError
+from text_generation_router.api.surveys import (
+    survey_chat,
+    survey_compat,
+    survey_completion,
+    survey_detokenize,
+    survey_generate,
+    survey_tokenize,
+)
+from text_generation_router.errors import InvalidJsonError, TooManyPromptsError, UnprocessableError
 
 B = TypeVar("B", bound=Body)
 A = TypeVar("A", bound=Body, covariant=True)
 
 
+# Refuses unsupported fields of a body, and returns the paths of its unknown fields.
+Survey = Callable[[dict[str, Any]], tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Read(Generic[A]):
+    asked: A
+    unknown: tuple[str, ...]  # paths of the fields that have no effect, because no table knows them
+
+
+ReadValue = Callable[[dict[str, Any], ListLimits], Read[A]]
+
+
 @dataclass(frozen=True, slots=True)
 class Question(Generic[A]):
-    """One kind of body. `read` turns a whole body into checked values; `condensed` is the schema of the values that a
-    child process sends back, which are small except for the prompt's text."""
+    """One kind of body."""
 
     name: str
-    read: Callable[[bytes, ListLimits], A]
-    condensed: type[A]
+    read_value: ReadValue[A]  # turns the parsed JSON into checked values
+    # Turns values that a child process sends back into checked values; they are small except for the prompt's text.
+    restore: Callable[[Any], A]
+    known: frozenset[str]  # names of its fields
+
+    def read(self, content: bytes, limits: ListLimits) -> Read[A]:
+        return self.read_value(parse(content), limits)
 
 
 def parse(content: bytes) -> dict[str, Any]:
@@ -55,30 +84,87 @@ def check(schema: type[B], value: dict[str, Any], limits: ListLimits | None = No
         return schema.model_validate(value, context=limits)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        path = ".".join(map(str, first["loc"]))
+        path = _path(first["loc"])
         raise UnprocessableError(path, first["msg"].removeprefix("Value error, ")) from error
 
 
-def _reader(schema: type[B], refuse: Callable[[dict[str, Any]], None]) -> Callable[[bytes, ListLimits], B]:
-    """If a body has a field of a wrong type and an unsupported field, the error names the field of the wrong type."""
+def _path(place: tuple[int | str, ...]) -> str:
+    """The place of a value in the body, such as `messages[3].content`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
 
-    def read(content: bytes, limits: ListLimits) -> B:
-        value = parse(content)
+
+def _question(
+    schema: type[B], name: str, survey: Survey, contract: Contract, condensed: type[B] | None = None
+) -> Question[B]:
+    """If a body has a field of a wrong type and an unsupported field, the error names the field of the wrong type, as
+    in TGI; with `condensed`, the schema of what a child has read, the unsupported field: it may be the reason why
+    another field's type is wrong.
+    """
+
+    def read(value: dict[str, Any], limits: ListLimits) -> Read[B]:
+        if condensed is not None:
+            unknown = survey(value)
+            return Read(check(schema, value, limits), unknown)
         asked = check(schema, value, limits)
-        refuse(value)
-        return asked
+        return Read(asked, survey(value))
 
-    return read
-
-
-def _chat(content: bytes, limits: ListLimits) -> ChatRequest:
-    value = parse(content)
-    refuse_chat(value)
-    return check(ChatRequest, value, limits)
+    return Question(name, read, partial(check, condensed or schema), contract.known)
 
 
-GENERATE = Question("generate", _reader(GenerateRequest, refuse_native), GenerateRequest)
-COMPAT_GENERATE = Question("compat_generate", _reader(CompatGenerateRequest, refuse_native), CompatGenerateRequest)
-TOKENIZE = Question("tokenize", _reader(GenerateRequest, refuse_tokenize), GenerateRequest)
-COMPLETION = Question("completion", _reader(CompletionRequest, refuse_completion), CompletionRequest)
-CHAT: Question[ChatOptions] = Question("chat", _chat, RenderedChat)
+GENERATE = _question(GenerateRequest, "generate", survey_generate, known_fields.PARAMETERS)
+COMPAT_GENERATE = _question(CompatGenerateRequest, "compat_generate", survey_compat, known_fields.PARAMETERS)
+TOKENIZE = _question(GenerateRequest, "tokenize", survey_tokenize, known_fields.TOKENIZE)
+DETOKENIZE = _question(DetokenizeRequest, "detokenize", survey_detokenize, known_fields.DETOKENIZE)
+COMPLETION = _question(CompletionRequest, "completion", survey_completion, known_fields.COMPLETION)
+CHAT: Question[ChatOptions] = _question(ChatRequest, "chat", survey_chat, known_fields.CHAT, RenderedChat)
+
+# The body's own field decides which question it answers.
+INVOKED: dict[str, Question[Any]] = {"inputs": COMPAT_GENERATE, "messages": CHAT, "prompt": COMPLETION}
+INSTANCES: dict[str, Question[Any]] = {"inputs": GENERATE, "messages": CHAT}
+
+
+def answered(value: Any, questions: Mapping[str, Question[Any]], where: str = "") -> Question[Any]:
+    """The first of `questions` whose field the value has. `where`: the value's place in the body."""
+    for name, question in questions.items():
+        if isinstance(value, dict) and name in value:
+            return question
+    raise UnprocessableError(where, f"Input should be an object with {' or '.join(f'`{name}`' for name in questions)}")
+
+
+def _read_invocation(value: dict[str, Any], limits: ListLimits) -> Read[Body]:
+    return answered(value, INVOKED).read_value(value, limits)
+
+
+def instances_of(value: dict[str, Any], limits: ListLimits) -> list[tuple[Question[Any], dict[str, Any]]]:
+    """The instances of a body for /vertex, each with its question."""
+    instances = value.get("instances")
+    if not isinstance(instances, list) or not instances:
+        raise UnprocessableError("instances", "Input should be a list with at least one instance")
+    if len(instances) > limits.prompts:
+        raise TooManyPromptsError(limits.prompts)
+    return [(answered(one, INSTANCES, f"instances[{number}]"), one) for number, one in enumerate(instances)]
+
+
+def _read_vertex(value: dict[str, Any], limits: ListLimits) -> Read[VertexRequest]:
+    reads = [question.read_value(one, limits) for question, one in instances_of(value, limits)]
+    unknown = tuple(name for read in reads for name in read.unknown)
+    return Read(VertexRequest(instances=tuple(read.asked for read in reads)), unknown)
+
+
+def _restore_vertex(value: Any) -> VertexRequest:
+    return VertexRequest(instances=tuple(BY_NAME[one["kind"]].restore(one["asked"]) for one in value["instances"]))
+
+
+def _restore_invocation(value: Any) -> Body:
+    asked: Body = BY_NAME[value["kind"]].restore(value["asked"])
+    return asked
+
+
+BY_NAME = {question.name: question for question in (*INVOKED.values(), *INSTANCES.values())}
+INVOCATION: Question[Body] = Question(
+    "invocation",
+    _read_invocation,
+    _restore_invocation,
+    known_fields.PARAMETERS.known | known_fields.COMPLETION.known | known_fields.CHAT.known,
+)
+VERTEX = Question("vertex", _read_vertex, _restore_vertex, known_fields.PARAMETERS.known | known_fields.CHAT.known)

@@ -7,8 +7,9 @@ from typing import Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from text_generation_router.api.asking import Question
+from text_generation_router.api.asking import Question, Read
 from text_generation_router.api.fields import Body, ListLimits
+from text_generation_router.api.ignored import IgnoredParameters
 from text_generation_router.api.reading_child import job_of, read_answer
 from text_generation_router.api.tidying import Tidying
 from text_generation_router.errors import (
@@ -50,12 +51,14 @@ class Bodies:
         limits: Callable[[], ListLimits],
         callers: Callers,
         offload: Offload,
+        ignored: IgnoredParameters,
         tidying: Tidying | None = None,
     ) -> None:
         self._payload_limit = payload_limit
         self._limits = limits
         self._callers = callers
         self._offload = offload
+        self._ignored = ignored
         self._places = Places(OWNERS_BODIES, WAIT_S)
         self.tidying = tidying or Tidying()
 
@@ -63,6 +66,11 @@ class Bodies:
         """Reads and checks the body. Raises BodyError if the body does not have the form of `question`, ValidationError
         if a field is refused.
         """
+        read = await self._read(request, question)
+        self._ignored.note(request, read.unknown, question.known)
+        return read.asked
+
+    async def _read(self, request: Request, question: Question[B]) -> Read[B]:
         self._check_headers(request)
         incoming = Incoming(request, self._payload_limit)
         if await incoming.is_complete_within(LARGE_BYTES):

@@ -1,7 +1,7 @@
 """POST /v1/completions."""
 
 from collections.abc import AsyncGenerator, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request, Response
@@ -10,24 +10,34 @@ from text_generation_router.api.answer import Answers
 from text_generation_router.api.asking import COMPLETION
 from text_generation_router.api.generation import Generation, Result, close_all
 from text_generation_router.api.openai import (
+    ChunkWriter,
+    Made,
     all_completion_logprobs,
     chunk_json,
     completion_logprobs,
-    finish_reason,
     merged,
-    start_of_choices,
+    row_of,
+    rows_of,
     until_done,
     usage_json,
 )
 from text_generation_router.api.schemas import CompletionRequest
 from text_generation_router.api.services import Services
+from text_generation_router.api.v1_request import check_request, parameters_of
 from text_generation_router.http.direct import DirectWriter
-from text_generation_router.http.encoding import to_event, to_event_with
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.events import TokenEvent
 from text_generation_router.text.validation import Prompt
 
 KIND = "text_completion"
+# What the route calls the fields that the checks of requests call by TGI's names.
+NAMES = {
+    "inputs": "prompt",
+    "max_new_tokens": "max_tokens",
+    "top_n_tokens": "logprobs",
+    "truncate": "truncate_prompt_tokens",
+    "min_new_tokens": "min_tokens",
+}
 
 
 class CompletionRoutes:
@@ -38,6 +48,7 @@ class CompletionRoutes:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._style = services.style
         self._answers = Answers(services)
 
     async def completions(self, request: Request) -> Response:
@@ -45,71 +56,103 @@ class CompletionRoutes:
         return await self._answers.answer(request, self)
 
     def num_requests(self, asked: CompletionRequest) -> int:
-        return 1 + len(asked.prompt)
+        return 1 + len(asked.prompt) * asked.choices
 
     async def prompts(self, asked: CompletionRequest, _: Share) -> Sequence[Prompt]:
-        parameters = asked.sampling_parameters(asked.max_tokens, asked.logprobs)
-        return [Prompt(text, parameters) for text in asked.prompt]
+        check_request(asked, self._services)
+        parameters = parameters_of(asked, self._services, asked.max_tokens, asked.logprobs)
+        special = asked.add_special_tokens is not False
+        return [_prompt(given, Prompt("", parameters, special, None, asked.choices, NAMES)) for given in asked.prompt]
 
     def events(
         self, asked: CompletionRequest, generations: Sequence[Generation], writer: DirectWriter
     ) -> AsyncGenerator[bytes, None]:
-        return until_done(self._chunks(asked, generations, writer))
+        dialect = self._services.dialects.of("/v1/completions")
+        return until_done(self._chunks(asked, generations, writer), dialect)
 
     async def answer(self, asked: CompletionRequest, results: Sequence[Result]) -> dict[str, Any]:
         return self._head() | {
-            "choices": [await _choice(index, result, asked) for index, result in enumerate(results)],
-            "usage": usage_json([result.timing for result in results]),
+            "choices": [await self._choice(index, result, asked) for index, result in enumerate(results)],
+            "usage": usage_json([result.timing for result in results], asked.choices),
         }
 
     def _head(self) -> dict[str, Any]:
-        return chunk_json(KIND, self._services.config.tokenizer_name, self._services.system_fingerprint)
+        services = self._services
+        return chunk_json(KIND, self._style.identity("cmpl"), services.served_name, services.system_fingerprint)
+
+    async def _choice(self, index: int, result: Result, asked: CompletionRequest) -> dict[str, Any]:
+        rows = rows_of(result, asked.logprobs, self._style)
+        choice = {
+            "index": index,
+            "text": result.finish.generated_text,
+            "logprobs": None if asked.logprobs is None else await all_completion_logprobs(rows),
+            "finish_reason": self._style.reasons[result.finish.reason],
+        }
+        if asked.return_token_ids:
+            choice["prompt_token_ids"] = result.input_ids
+            choice["token_ids"] = [token.id for token in result.tokens]
+        return choice
 
     async def _chunks(
         self, asked: CompletionRequest, generations: Sequence[Generation], writer: DirectWriter
     ) -> AsyncGenerator[bytes, None]:
-        head = self._head()
-        start = start_of_choices(head)
-        offsets = [0] * len(generations)
-
-        def encode(index: int, event: TokenEvent) -> bytes:
-            choice = _chunk_choice(index, event, asked, offsets[index])
-            offsets[index] += len(choice["text"])
-            timing = generations[index].timing
-            if event.finish is None or timing is None:
-                return to_event_with(start, choice, b"]}")
-            # TGI sends each prompt's usage in its last chunk. OpenAI's `include_usage` asks for one final sum.
-            usage = None if asked.include_usage else usage_json([timing])
-            return to_event(head | {"choices": [choice], "usage": usage})
-
-        if len(generations) == 1:  # the events of several prompts are put in order by `merged`
-            generations[0].write_through(writer, partial(encode, 0))
+        write = ChunkWriter(self._head(), asked, self._style)
+        encoders = [CompletionEncoder(index, generation, asked, write) for index, generation in enumerate(generations)]
+        if len(generations) == 1:  # the events of several texts are put in order by `merged`
+            generations[0].write_through(writer, encoders[0])
         try:
             async for index, event in merged(generations):
-                yield encode(index, event)
+                yield encoders[index](event)
             if asked.include_usage:
-                timings = [generation.timing for generation in generations if generation.timing is not None]
-                yield to_event(head | {"choices": [], "usage": usage_json(timings)})
+                yield write.usage([generation.timing for generation in generations])
         finally:
             close_all(generations)
 
 
-async def _choice(index: int, result: Result, asked: CompletionRequest) -> dict[str, Any]:
-    return {
-        "index": index,
-        "text": result.finish.generated_text,
-        "logprobs": None if asked.logprobs is None else await all_completion_logprobs(result.rows),
-        "finish_reason": finish_reason(result.finish.reason),
-    }
+def _prompt(given: str | tuple[int, ...], prompt: Prompt) -> Prompt:
+    return replace(prompt, inputs=given) if isinstance(given, str) else replace(prompt, ids=given)
 
 
-def _chunk_choice(index: int, event: TokenEvent, asked: CompletionRequest, offset: int) -> dict[str, Any]:
-    token = event.token
-    return {
-        "index": index,
-        "text": event.text if token is None else token.text,
-        "logprobs": None
-        if asked.logprobs is None or token is None
-        else completion_logprobs((token, event.top_tokens), offset),
-        "finish_reason": "" if event.finish is None else finish_reason(event.finish.reason),
-    }
+class CompletionEncoder:
+    """Encodes the events of one text of a stream."""
+
+    def __init__(self, index: int, generation: Generation, asked: CompletionRequest, write: ChunkWriter) -> None:
+        self._index = index
+        self._generation = generation
+        self._asked = asked
+        self._write = write
+        self._offset = 0  # characters of the text until now
+        self._made = Made(generation)
+
+    def __call__(self, event: TokenEvent) -> bytes:
+        asked, token, style = self._asked, event.token, self._write.style
+        # TGI's text has the texts of special tokens.
+        text = token.text if style.is_tgis and token is not None else event.text
+        row = None
+        if asked.logprobs is not None and token is not None:
+            row = row_of(token, event.top_tokens, asked.logprobs, style)
+        choice: dict[str, Any] = {
+            "index": self._index,
+            "text": text,
+            "logprobs": None if row is None else completion_logprobs(row, self._offset),
+            "finish_reason": self._reason(event),
+        }
+        if asked.return_token_ids:
+            choice["token_ids"] = [] if token is None else [token.id]
+            if not self._made.tokens:
+                choice["prompt_token_ids"] = self._generation.input_ids
+        self._offset += len(text)
+        self._made.add(event)
+        if style.is_tgis:
+            return self._write.tgi_completion(choice, self._generation.timing if event.finish is not None else None)
+        return self._write.chunk(choice, self._made)
+
+    def _reason(self, event: TokenEvent) -> str | None:
+        if self._write.style.is_tgis:
+            return _tgi_reason(event)
+        return None if event.finish is None else self._write.style.reasons[event.finish.reason]
+
+
+def _tgi_reason(event: TokenEvent) -> str:
+    """In streams of completions TGI names the end of the text as its own routes do."""
+    return "" if event.finish is None else event.finish.reason.value

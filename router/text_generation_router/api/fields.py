@@ -9,7 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+)
 
 from text_generation_router.errors import InferenceError, TooManyPromptsError, ValidationError
 from text_generation_router.text.token_choice import MAX_LISTED, too_many_listed
@@ -71,8 +80,7 @@ def _too_many_messages(most: int, given: int) -> ValidationError:
     )
 
 
-def _too_many_prompts(most: int, _: int) -> TooManyPromptsError:
-    return TooManyPromptsError(most)
+PromptInput = str | tuple[int, ...]
 
 
 def listed(name: str) -> BeforeValidator:
@@ -94,15 +102,48 @@ def _are_token_ids(value: dict[str, float]) -> dict[str, float]:
     return value
 
 
+def read_prompts(value: Any, info: ValidationInfo) -> tuple[PromptInput, ...]:
+    """A text, a list of token ids, or a list of either. Raises TooManyPromptsError for a list that is too long."""
+    items = [value] if isinstance(value, str) or _is_ids(value) else value
+    if items == []:
+        raise ValueError("Empty array detected. Do not use an empty array for the prompt.")
+    if not isinstance(items, list):
+        raise ValueError("Input should be a string, a list of token ids, or a list of either")
+    if isinstance(info.context, ListLimits) and len(items) > info.context.prompts:
+        raise TooManyPromptsError(info.context.prompts)
+    for number, item in enumerate(items):
+        if not isinstance(item, str) and not _is_ids(item):
+            raise ValueError(f"Item {number} should be a string or a list of token ids")
+    return tuple(item if isinstance(item, str) else tuple(item) for item in items)
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(type(i) is int and 0 <= i < 2**31 for i in value)
+
+
+def _read_ids(value: Any) -> list[int]:
+    if value != [] and not _is_ids(value):
+        raise ValueError("Input should be a list of token ids")
+    return list(value)
+
+
+_IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT_SCHEMAS = [{"type": "string"}, _IDS_SCHEMA]
+Prompts = Annotated[
+    tuple[PromptInput, ...],
+    PlainValidator(read_prompts),
+    WithJsonSchema(
+        {"anyOf": [*_PROMPT_SCHEMAS, {"type": "array", "items": {"anyOf": _PROMPT_SCHEMAS}, "minItems": 1}]}
+    ),
+]
+TokenIds = Annotated[
+    list[int], PlainValidator(_read_ids), WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}})
+]
 F32 = Annotated[float, Field(allow_inf_nan=False), AfterValidator(to_f32)]
 I32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 U32 = Annotated[int, Field(ge=0, lt=2**32)]
 U64 = Annotated[int, Field(ge=0, lt=2**64)]
 Ids = Annotated[list[U32], Field(fail_fast=True)]
-Strings = Annotated[list[str], Field(fail_fast=True)]
-Texts = Annotated[Strings, BeforeValidator(one_or_many, json_schema_input_type=str | list[str])]
-STOP_LIMIT = _at_most(lambda limits: limits.stops, _too_many_stops)
-PROMPT_LIMIT = _at_most(lambda limits: limits.prompts, _too_many_prompts)
 # TGI's schema has a list here, so that its clients may send an empty one.
 LogitBias = Annotated[
     dict[str, F32],
@@ -110,4 +151,9 @@ LogitBias = Annotated[
     listed("logit_bias"),
     AfterValidator(_are_token_ids),
 ]
+# OpenAI's seeds may be negative: they count from 2**64 downwards.
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64), AfterValidator(lambda seed: seed % 2**64)]
+Strings = Annotated[list[str], Field(fail_fast=True)]
+Texts = Annotated[Strings, BeforeValidator(one_or_many, json_schema_input_type=str | list[str])]
+STOP_LIMIT = _at_most(lambda limits: limits.stops, _too_many_stops)
 MESSAGE_LIMIT = _at_most(lambda limits: limits.messages, _too_many_messages)

@@ -14,7 +14,7 @@ from fastapi import Request, Response
 from text_generation_router.api.answer import Answers
 from text_generation_router.api.asking import COMPAT_GENERATE, GENERATE
 from text_generation_router.api.generation import Generation, Result, close_all
-from text_generation_router.api.schemas import GenerateParameters, GenerateRequest
+from text_generation_router.api.schemas import CompatGenerateRequest, GenerateParameters, GenerateRequest
 from text_generation_router.api.services import Services
 from text_generation_router.errors import (
     IncompleteGenerationError,
@@ -59,7 +59,9 @@ class GenerateRoutes:
 
     async def compat_generate(self, request: Request) -> Response:
         """/generate in a list of one, or /generate_stream if `stream` is true."""
-        asked = await self._answers.read(request, COMPAT_GENERATE, REQUESTS)
+        return await self.compat(request, await self._answers.read(request, COMPAT_GENERATE, REQUESTS))
+
+    async def compat(self, request: Request, asked: CompatGenerateRequest) -> Response:
         full_text = asked.parameters.return_full_text
         # TGI's default for text-generation models, and for models without a task on the hub.
         full_text = True if full_text is None else full_text

@@ -40,6 +40,7 @@ class Result:
     finish: Finish
     timing: Timing
     prompt: PromptRows | None = None  # set if log-probabilities of the prompt were asked for
+    input_ids: tuple[int, ...] = ()
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -61,6 +62,7 @@ class Generation:
     prompt_tokens: int
     prompt_characters: int
     started_s: float  # time.perf_counter when the HTTP request was received
+    input_ids: tuple[int, ...] = ()  # the prompt's, if the answer repeats them
     # time.perf_counter when the engine has accepted the request
     queued_s: float = field(default_factory=time.perf_counter)
     timing: Timing | None = None  # None until the generation has finished
@@ -120,7 +122,7 @@ class Generation:
                 top_tokens.append(event.top_tokens)
             finish = event.finish
         assert finish is not None and self.timing is not None
-        return Result(tuple(tokens), tuple(top_tokens), finish, self.timing, self.prompt)
+        return Result(tuple(tokens), tuple(top_tokens), finish, self.timing, self.prompt, self.input_ids)
 
 
 def close_all(generations: Sequence[Generation]) -> None:

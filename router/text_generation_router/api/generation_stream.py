@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from text_generation_router.engine.protocol import Ended, Engine, TokenLimits, Tokens
 from text_generation_router.errors import (
@@ -22,7 +22,7 @@ from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.text.detokenization import Vocabulary
 from text_generation_router.text.events import FinishReason, TokenEvent
-from text_generation_router.text.output import TextOutput
+from text_generation_router.text.output import TextOutput, TextRules
 from text_generation_router.text.prompt_rows import PromptRows
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 # Most unread tokens of a stream (top_n_tokens included), about 100 KB. At this number the request pauses until half of
 # them are read. The HTTP server's write deadline disconnects a client that does not read at all.
 CREDITS = 512
+PLAIN_TEXT = TextRules()
 Encode = Callable[[TokenEvent], bytes]
 # The reasons why a request ended that follow from its token ids alone.
 FINISH_REASONS = {EndReason.LENGTH: FinishReason.LENGTH, EndReason.EOS_TOKEN: FinishReason.EOS_TOKEN}
@@ -48,7 +49,7 @@ class GenerationStream:
         metrics: Metrics,
         request: GenerationRequest,
         wakes: LoopTurns,
-        stop: Sequence[str] = (),
+        rules: TextRules = PLAIN_TEXT,
     ) -> None:
         """Submits the request. Raises InferenceError if the engine refuses it. `wakes` wakes the readers of all
         streams."""
@@ -57,7 +58,7 @@ class GenerationStream:
         self.prompt: PromptRows | None = None  # set before the first event, if the request asked for log-probabilities
         self._vocabulary = vocabulary
         self._input_ids = request.input_ids
-        self._output = TextOutput(vocabulary, request, stop)
+        self._output = TextOutput(vocabulary, request, rules)
         self._events: deque[TokenEvent] = deque()
         self._error: InferenceError | None = None
         self._finished = False  # no more events will come

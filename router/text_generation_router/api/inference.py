@@ -18,7 +18,7 @@ from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.detokenization import Vocabulary
-from text_generation_router.text.validation import Prompt, Validator
+from text_generation_router.text.validation import Prompt, Validator, copies_of
 
 # Readers that get new tokens in one turn of the event loop: each takes up to half a millisecond to write its event.
 WAKES_PER_TURN = 16
@@ -30,23 +30,26 @@ class Inference:
     ) -> None:
         self.validator = validator
         self._engine = engine
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._permits = permits
         self._metrics = metrics
         self._wakes = LoopTurns(WAKES_PER_TURN)
 
     async def start(self, prompts: Sequence[Prompt], caller: Caller, started_s: float) -> list[Generation]:
-        """Queues all prompts or none. Raises InferenceError. The caller must close the generations."""
+        """Queues all prompts or none, each as many times as it has copies. Raises InferenceError. The caller must close
+        the generations."""
+        count = sum(prompt.copies for prompt in prompts)
         with self.counted_failures():
-            permit = self._permits.take(caller.share, len(prompts))
+            permit = self._permits.take(caller.share, count)
             generations: list[Generation] = []
             try:
                 work = asyncio.gather(*(self.validator.validate(prompt, caller.share) for prompt in prompts))
                 requests = await permit.unless_refused(work)
                 for prompt, request in zip(prompts, requests, strict=True):
-                    generations.append(self._submit(prompt, request, caller, started_s, permit))
+                    for copy in copies_of(prompt, request):
+                        generations.append(self._submit(prompt, copy, caller, started_s, permit))
             except BaseException:
-                permit.give_back(len(prompts) - len(generations))
+                permit.give_back(count - len(generations))
                 close_all(generations)
                 raise
             permit.submitted([generation.stream for generation in generations])
@@ -100,13 +103,14 @@ class Inference:
         request = replace(request, share=caller.share, namespace=namespace, timeout_s=left_s)
         self._metrics.request_input_length.observe(len(request.input_ids))
         self._metrics.request_max_new_tokens.observe(request.max_new_tokens)
-        stop = prompt.parameters.stop
+        rules = prompt.parameters.text_rules
         return Generation(
-            stream=GenerationStream(self._engine, self._vocabulary, self._metrics, request, self._wakes, stop),
+            stream=GenerationStream(self._engine, self.vocabulary, self._metrics, request, self._wakes, rules),
             permit=permit,
             metrics=self._metrics,
             prompt_tokens=len(request.input_ids),
             prompt_characters=len(prompt.inputs),
+            input_ids=request.input_ids if prompt.parameters.returns_ids else (),
             started_s=started_s,
         )
 

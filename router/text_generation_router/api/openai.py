@@ -1,4 +1,4 @@
-"""What OpenAI's two generating routes have in common: usage, finish reasons, log-probabilities."""
+"""What OpenAI's two generating routes have in common: usage, chunks, log-probabilities."""
 
 import asyncio
 import time
@@ -9,57 +9,117 @@ from typing import Any
 import numpy as np
 
 from text_generation_common.tasks import cancelled
-from text_generation_router.api.generation import Generation, Row, Timing
+from text_generation_router.api.generation import Generation, Result, Row, Timing
+from text_generation_router.api.schemas import OpenAIRequest
+from text_generation_router.api.styles import Style
 from text_generation_router.errors import InferenceError
-from text_generation_router.http.dialects import OPENAI
-from text_generation_router.http.encoding import DONE, rows_json, to_json
-from text_generation_router.text.events import FinishReason, Token, TokenEvent
+from text_generation_router.http.dialects import ErrorDialect
+from text_generation_router.http.encoding import DONE, rows_json, to_event, to_event_with, to_json
+from text_generation_router.text.detokenization import Vocabulary
+from text_generation_router.text.events import Token, TokenEvent
 
 
-def finish_reason(reason: FinishReason) -> str:
-    """OpenAI's word for an end-of-sequence token; TGI's words for the other reasons."""
-    return "stop" if reason is FinishReason.EOS_TOKEN else reason.value
-
-
-def usage_json(timings: Sequence[Timing]) -> dict[str, Any]:
-    prompt = sum(timing.prompt_tokens for timing in timings)
+def usage_json(timings: Sequence[Timing], copies: int) -> dict[str, Any]:
+    """`timings`: of all texts, those of one prompt together: `copies` for each prompt, which is counted once."""
+    firsts = timings[::copies]
     made = sum(timing.generated_tokens for timing in timings)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": made,
-        "total_tokens": prompt + made,
-        "prompt_tokens_details": {"cached_tokens": sum(timing.cached_tokens for timing in timings)},
+    return _usage(sum(timing.prompt_tokens for timing in firsts), made) | {
+        "prompt_tokens_details": {"cached_tokens": sum(timing.cached_tokens for timing in firsts)}
     }
 
 
-def chunk_json(kind: str, model: str, fingerprint: str) -> dict[str, Any]:
-    """The first fields of every answer. `id` is empty, as in TGI."""
-    return {"object": kind, "id": "", "created": int(time.time()), "model": model, "system_fingerprint": fingerprint}
+def _usage(prompt: int, made: int) -> dict[str, Any]:
+    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
 
 
-def start_of_choices(head: dict[str, Any]) -> bytes:
-    """The bytes of a chunk up to its choice, which are the same for a whole stream."""
-    return to_json(head)[:-1] + b',"choices":['
+def chunk_json(kind: str, identity: str, model: str, fingerprint: str) -> dict[str, Any]:
+    """The first fields of every answer."""
+    return {
+        "object": kind,
+        "id": identity,
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": fingerprint,
+    }
 
 
-def chat_logprobs(row: Row) -> dict[str, Any]:
-    """Log-probabilities of one token, in the form of OpenAI's chats. `all_chat_logprobs` has the log-probabilities of a
-    whole text.
-    """
-    return {"content": [_chat_row(row)]}
+class Made:
+    """How many tokens one text of a stream has until now."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.prompt_tokens = generation.prompt_tokens
+        self.tokens = 0
+
+    def add(self, event: TokenEvent) -> None:
+        self.tokens += event.token is not None
+
+    def usage(self) -> dict[str, Any]:
+        return _usage(self.prompt_tokens, self.tokens)
 
 
-async def all_chat_logprobs(rows: Sequence[Row]) -> dict[str, Any]:
-    return {"content": await rows_json(rows, _chat_row)}
+class ChunkWriter:
+    """Writes the chunks of a stream. All that is the same in each of them is encoded once."""
+
+    def __init__(self, head: dict[str, Any], asked: OpenAIRequest, style: Style, extra: bytes = b"") -> None:
+        """`extra`: fields of every chunk behind its choice."""
+        self.style = style
+        self._head = head
+        self._start = to_json(head)[:-1] + b',"choices":['
+        self._copies = asked.choices
+        # OpenAI's chunks have the field `usage` if it was asked for.
+        self._end = b"]" + (extra or (b',"usage":null' if asked.include_usage and not style.is_tgis else b"")) + b"}"
+        self._has_usage = asked.continuous_usage
+
+    def chunk(self, choice: dict[str, Any], made: Made) -> bytes:
+        if self._has_usage:
+            return to_event(self._head | {"choices": [choice], "usage": made.usage()})
+        return to_event_with(self._start, choice, self._end)
+
+    def tgi_completion(self, choice: dict[str, Any], timing: Timing | None) -> bytes:
+        """TGI sends each prompt's usage in its last chunk."""
+        if timing is None:
+            return to_event_with(self._start, choice, b"]}")
+        return to_event(self._head | {"choices": [choice], "usage": usage_json([timing], 1)})
+
+    def usage(self, timings: Sequence[Timing | None]) -> bytes:
+        """The usage of the whole request. `timings`: as `usage_json` takes them."""
+        known = [timing for timing in timings if timing is not None]
+        return to_event(self._head | {"choices": [], "usage": usage_json(known, self._copies)})
+
+    def prompt_ids(self, ids: Sequence[int]) -> bytes:
+        return to_event(self._head | {"choices": [], "prompt_token_ids": ids})
 
 
-def _chat_row(row: Row) -> dict[str, Any]:
-    token, others = row
-    return _named_logprob(token) | {"top_logprobs": [_named_logprob(other) for other in others]}
+def row_of(token: Token, others: tuple[Token, ...], count: int | None, style: Style) -> Row:
+    """A token, and the `count` most likely tokens at its place; TGI has more if several are equally likely."""
+    return token, others if style.is_tgis else others[:count]
 
 
-def _named_logprob(token: Token) -> dict[str, Any]:
-    return {"token": token.text, "logprob": np.float32(token.logprob)}
+def rows_of(result: Result, count: int | None, style: Style) -> list[Row]:
+    return [row_of(token, others, count, style) for token, others in result.rows]
+
+
+class ChatLogprobs:
+    """Log-probabilities in the form of OpenAI's chats."""
+
+    def __init__(self, vocabulary: Vocabulary, has_bytes: bool) -> None:
+        """`has_bytes`: whether each token has the bytes that it adds to the text; TGI's have none."""
+        self._vocabulary = vocabulary
+        self._has_bytes = has_bytes
+
+    def of_token(self, row: Row) -> dict[str, Any]:
+        return {"content": [self._of_row(row)]}
+
+    async def of_text(self, rows: Sequence[Row]) -> dict[str, Any]:
+        return {"content": await rows_json(rows, self._of_row)}
+
+    def _of_row(self, row: Row) -> dict[str, Any]:
+        token, others = row
+        return self._named(token) | {"top_logprobs": [self._named(other) for other in others]}
+
+    def _named(self, token: Token) -> dict[str, Any]:
+        named = {"token": token.text, "logprob": np.float32(token.logprob)}
+        return named | {"bytes": list(self._vocabulary.bytes_of(token.id))} if self._has_bytes else named
 
 
 def completion_logprobs(row: Row, offset: int) -> dict[str, Any]:
@@ -86,13 +146,13 @@ COMPLETION_ARRAYS: dict[str, Callable[[Row], Any]] = {
 }
 
 
-async def until_done(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def until_done(events: AsyncGenerator[bytes, None], dialect: ErrorDialect) -> AsyncGenerator[bytes, None]:
     """A whole stream: `events`, of which an error becomes another event, and `[DONE]` in every case."""
     try:
         async for event in events:
             yield event
     except InferenceError as error:
-        yield OPENAI.event(error)
+        yield dialect.event(error)
     finally:
         await events.aclose()
     yield DONE

@@ -1,7 +1,7 @@
 """Reads a large body in a child process, renders a chat's prompt there, and sends back values that are quick to parse.
 
 Both sides of the exchange are in this file. A job is one line of JSON with the limits, then the body. An answer is a
-JSON object that has either the values under `asked`, or an error's class and text.
+JSON object that has either the values under `asked` and the unknown fields, or an error's class and text.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +10,22 @@ from typing import Any, TypeVar
 
 import orjson
 
-from text_generation_router.api.asking import CHAT, COMPAT_GENERATE, COMPLETION, GENERATE, TOKENIZE, Question, check
+from text_generation_router.api.asking import (
+    CHAT,
+    COMPAT_GENERATE,
+    COMPLETION,
+    DETOKENIZE,
+    GENERATE,
+    INVOCATION,
+    INVOKED,
+    TOKENIZE,
+    VERTEX,
+    Question,
+    Read,
+    answered,
+    instances_of,
+    parse,
+)
 from text_generation_router.api.fields import Body, ListLimits
 from text_generation_router.api.schemas import ChatRequest
 from text_generation_router.errors import (
@@ -20,6 +35,7 @@ from text_generation_router.errors import (
     TemplateError,
     TooManyPromptsError,
     UnprocessableError,
+    UnsupportedParameterError,
     ValidationError,
 )
 from text_generation_router.offload.child import Handler
@@ -34,11 +50,15 @@ ERRORS: Mapping[str, type[InferenceError]] = {
         TemplateError,
         TooManyPromptsError,
         UnprocessableError,
+        UnsupportedParameterError,
         ValidationError,
     )
 }
 
 B = TypeVar("B", bound=Body)
+# What a child sends back: the values that were given, and the names of unknown fields.
+Dumped = dict[str, Any]
+Dump = Callable[[dict[str, Any], ListLimits], Dumped]
 
 
 # Functions that run in the router.
@@ -52,12 +72,12 @@ def job_of(content: bytes | bytearray, limits: ListLimits) -> bytes:
     return b"\n".join((orjson.dumps(asdict(limits)), content))
 
 
-def read_answer(question: Question[B], answer: bytes) -> B:
+def read_answer(question: Question[B], answer: bytes) -> Read[B]:
     """The values of the body. Raises the error that the child found."""
     value = orjson.loads(answer)
     if "asked" in value:
-        return check(question.condensed, value["asked"])
-    raise ERRORS[value["error"]].restored(value["text"])
+        return Read(question.restore(value["asked"]), tuple(value["unknown"]))
+    raise ERRORS[value["error"]].restored(value["text"], value["param"])
 
 
 # Functions that run in the child process.
@@ -67,35 +87,49 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
     source = orjson.loads(setup)
     template = None if source is None else ChatTemplate(*source)
 
-    def chat(content: bytes, limits: ListLimits) -> dict[str, Any]:
-        asked = CHAT.read(content, limits)
+    def chat(value: dict[str, Any], limits: ListLimits) -> Dumped:
+        read = CHAT.read_value(value, limits)
+        asked, unknown = read.asked, read.unknown
         assert isinstance(asked, ChatRequest)
         if template is None:
             raise TemplateError("template not found")
-        messages = asked.conversation()
+        conversation = asked.conversation()
         values = asked.model_dump(exclude_unset=True, exclude={"messages"})
-        del asked
-        return values | {"prompt": template.render(messages)}
+        del asked, read
+        return {"asked": values | {"prompt": template.render(conversation)}, "unknown": unknown}
 
-    questions = (GENERATE, COMPAT_GENERATE, TOKENIZE, COMPLETION)
-    handlers = {question.name: _handler(_dumped(question)) for question in questions}
-    return handlers | {CHAT.name: _handler(chat)}
+    questions = (GENERATE, COMPAT_GENERATE, TOKENIZE, DETOKENIZE, COMPLETION)
+    dumps: dict[str, Dump] = {question.name: _dump_of(question) for question in questions} | {CHAT.name: chat}
+
+    def invocation(value: dict[str, Any], limits: ListLimits) -> Dumped:
+        kind = answered(value, INVOKED).name
+        dumped = dumps[kind](value, limits)
+        return {"asked": {"kind": kind, "asked": dumped["asked"]}, "unknown": dumped["unknown"]}
+
+    def vertex(value: dict[str, Any], limits: ListLimits) -> Dumped:
+        kinds = [(question.name, dumps[question.name](one, limits)) for question, one in instances_of(value, limits)]
+        instances = [{"kind": kind, "asked": dumped["asked"]} for kind, dumped in kinds]
+        return {"asked": {"instances": instances}, "unknown": [name for _, one in kinds for name in one["unknown"]]}
+
+    dumps |= {INVOCATION.name: invocation, VERTEX.name: vertex}
+    return {name: _handler(dump) for name, dump in dumps.items()}
 
 
-def _dumped(question: Question[Body]) -> Callable[[bytes, ListLimits], dict[str, Any]]:
-    def dump(content: bytes, limits: ListLimits) -> dict[str, Any]:
+def _dump_of(question: Question[Body]) -> Dump:
+    def dump(value: dict[str, Any], limits: ListLimits) -> Dumped:
+        read = question.read_value(value, limits)
         # Only fields that were given: a missing `parameters` field must stay missing, because `{}` has another meaning.
-        return question.read(content, limits).model_dump(exclude_unset=True)
+        return {"asked": read.asked.model_dump(exclude_unset=True), "unknown": read.unknown}
 
     return dump
 
 
-def _handler(read: Callable[[bytes, ListLimits], dict[str, Any]]) -> Handler:
+def _handler(dump: Dump) -> Handler:
     def handle(job: bytes) -> bytes:
         limits, _, content = job.partition(b"\n")
         try:
-            return orjson.dumps({"asked": read(content, ListLimits(**orjson.loads(limits)))})
+            return orjson.dumps(dump(parse(content), ListLimits(**orjson.loads(limits))))
         except InferenceError as error:
-            return orjson.dumps({"error": type(error).__name__, "text": error.text})
+            return orjson.dumps({"error": type(error).__name__, "text": error.text, "param": error.param})
 
     return handle

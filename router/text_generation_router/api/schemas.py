@@ -1,26 +1,29 @@
 """The bodies that the routes accept. Parsed once per request; also the source of the API's documentation."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field
+import orjson
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from text_generation_router.api.fields import (
     F32,
     I32,
     MESSAGE_LIMIT,
-    PROMPT_LIMIT,
     STOP_LIMIT,
     U32,
     U64,
     Body,
     Ids,
     LogitBias,
+    Prompts,
+    Seed,
     Strings,
     Texts,
+    TokenIds,
     listed,
 )
 from text_generation_router.errors import ValidationError
-from text_generation_router.text.chat_template import Message
+from text_generation_router.text.chat_template import Conversation, Message
 from text_generation_router.text.token_choice import MAX_LISTED
 from text_generation_router.text.validation import AskedParameters, AskedSampling
 
@@ -157,97 +160,233 @@ class CompatGenerateRequest(GenerateRequest):
     stream: bool = False
 
 
+class DetokenizeRequest(Body):
+    tokens: TokenIds
+    skip_special_tokens: bool = True
+    model: str | None = None
+
+
 class StreamOptions(Body):
-    include_usage: bool = False
+    include_usage: Annotated[
+        bool | None, Field(description="Ends the stream with an event that has the usage of the whole request.")
+    ] = None
+    continuous_usage_stats: Annotated[
+        bool | None, Field(description="With `include_usage`: every event has the usage until then.")
+    ] = None
 
 
 # OpenAI's values that mean the same as no value. A temperature of 0 is also greedy.
 MEAN_NONE: dict[str, tuple[int, ...]] = {"temperature": (0,), "top_k": (0, -1), "top_p": (1,), "typical_p": (1,)}
+# Most log-probabilities of a token that an OpenAI client may ask for, whatever --max-top-n-tokens says.
+MAX_LOGPROBS = 20
 
 
 class OpenAIRequest(SamplingFields):
     """Fields that completions and chat have in common."""
 
     model: Annotated[
-        str | None, Field(max_length=512, description="Does not choose a model. A chat's answer repeats it.")
+        str | None,
+        Field(
+            max_length=512,
+            description="Does not choose a model. A name that the server does not have is served all the same and named"
+            " in `X-Ignored-Parameters`; with `--strict-parameters` it is refused.",
+        ),
     ] = None
-    max_tokens: U32 | None = None
+    max_tokens: Annotated[U32 | None, Field(description="Most new tokens. Default: as many as fit.")] = None
+    n: Annotated[U32 | None, Field(description="Number of texts for each prompt. Default: 1.")] = None
     top_k: Annotated[I32 | None, Field(description="0 and -1 mean all tokens, as does a missing value.")] = None
+    seed: Annotated[
+        Seed | None, Field(description="With `n` > 1 the texts have this seed and the numbers that follow it.")
+    ] = None
+    do_sample: Annotated[bool | None, Field(description="false means the same as a temperature of 0.")] = None
     stop: Annotated[Texts | None, STOP_LIMIT] = None
-    stream: bool = False
+    include_stop_str_in_output: Annotated[
+        bool | None, Field(description="Whether the text keeps the stop string that ended it. Default: false.")
+    ] = None
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     min_tokens: MinTokens = None
+    skip_special_tokens: Annotated[
+        bool | None, Field(description="Whether the text is without special tokens. Default: true.")
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None,
+        Field(
+            description="Whether the tokenizer adds special tokens to the prompt. Default: true for completions; false"
+            " for chats, whose template writes them."
+        ),
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        Field(ge=-1, description="Keeps this many tokens of the prompt; -1: as many as the server takes."),
+    ] = None
+    truncation_side: Annotated[
+        Literal["left", "right"] | None, Field(description="Where the prompt is cut. Default: left, its beginning.")
+    ] = None
+    return_token_ids: Annotated[
+        bool | None, Field(description="Adds `token_ids` to each choice, and `prompt_token_ids`.")
+    ] = None
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
 
     @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+    def choices(self) -> int:
+        """Number of texts for each prompt."""
+        return 1 if self.n is None else self.n
 
-    def sampling_parameters(self, max_new_tokens: int | None, top_n_tokens: int | None) -> AskedParameters:
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def sampling_parameters(
+        self, max_new_tokens: int | None, top_n_tokens: int | None, keeps_stop: bool = False
+    ) -> AskedParameters:
         """OpenAI's meanings: temperature 0 is greedy whatever the other fields say, a missing temperature is 1.0,
-        top_p 1 has no effect."""
-        greedy = self.temperature == 0
+        top_p 1 has no effect. `keeps_stop`: what a missing `include_stop_str_in_output` means."""
+        greedy = self.temperature == 0 or self.do_sample is False
         given = self.sampling_values()
         values = {name: value for name, value in given.items() if value not in MEAN_NONE.get(name, ())}
         values |= {"do_sample": not greedy, "top_n_tokens": top_n_tokens, "min_new_tokens": self.min_tokens}
+        keep = self.include_stop_str_in_output
         return AskedParameters(
             AskedSampling.of(values, greedy),
             max_new_tokens=max_new_tokens,
             stop=tuple(self.stop or ()),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             bad_words=tuple(self.bad_words or ()),
+            truncate=self.truncate_prompt_tokens,
             ignore_eos_token=bool(self.ignore_eos),
             priority=self.priority,
             timeout=self.timeout,
             cache_salt=self.cache_salt,
+            keeps_last=self.truncation_side != "right",
+            keeps_stop=keeps_stop if keep is None else keep,
+            skips_special=self.skip_special_tokens is not False,
+            returns_ids=bool(self.return_token_ids),
+            max_top_n_tokens=MAX_LOGPROBS,
         )
 
 
 class CompletionRequest(OpenAIRequest):
-    prompt: Annotated[Texts, PROMPT_LIMIT] = Field(min_length=1)
-    logprobs: U32 | None = None
+    prompt: Annotated[
+        Prompts, Field(description="A text, a list of token ids, or a list of texts or of lists of token ids.")
+    ]
+    logprobs: Annotated[
+        U32 | None,
+        Field(description="Adds the log-probability of each token, and of this many most likely tokens; at most 20."),
+    ] = None
 
 
 def flatten_chunks(content: Any) -> Any:
-    """Joins a list of text chunks into one string. Any other value is left to the type check."""
+    """Joins a list of text chunks into one string, and makes an absent content "". Any other value is left to the type
+    check."""
     if not isinstance(content, list):
-        return content
+        return "" if content is None else content
     return "".join(_chunk_text(chunk) for chunk in content)
 
 
 def _chunk_text(chunk: Any) -> str:
-    kind = chunk.get("type") if isinstance(chunk, dict) else None
-    if kind in ("image_url", "input_audio", "file", "audio_url", "video_url"):
+    kind = str(chunk.get("type")) if isinstance(chunk, dict) else ""
+    if kind in ("image_url", "input_image", "input_audio", "file", "audio_url", "video_url"):
         raise ValidationError(f"`{kind}` in `messages` is not supported yet")
-    if kind != "text" or not isinstance(chunk.get("text"), str):
+    text = chunk.get(TEXTS_OF_CHUNKS.get(kind)) if isinstance(chunk, dict) else None
+    if not isinstance(text, str):
         raise ValueError('Input should be a string or a list of {"type": "text", "text": string}')
-    return str(chunk["text"])
+    return text
+
+
+# Where chunks of text have their text. A refusal is a text that OpenAI's models write.
+TEXTS_OF_CHUNKS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
 class MessageBody(Body):
+    """One message. Its other fields, such as `name`, `tool_calls` or `reasoning_content`, go to the chat template."""
+
+    model_config = ConfigDict(extra="allow")
+
     role: str
-    content: Annotated[str, BeforeValidator(flatten_chunks, json_schema_input_type=str | list[dict[str, Any]])]
+    content: Annotated[
+        str, BeforeValidator(flatten_chunks, json_schema_input_type=str | list[dict[str, Any]] | None)
+    ] = ""
+
+    def message(self) -> Message:
+        others = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+        if "tool_calls" in others:
+            others["tool_calls"] = with_objects(others["tool_calls"])
+        return Message(self.role, self.content, others)
+
+
+def with_objects(tool_calls: Any) -> Any:
+    """The calls with their arguments as objects, which templates expect; OpenAI's clients send them as JSON texts."""
+    if not isinstance(tool_calls, list):
+        return tool_calls
+    return [_with_object(call) for call in tool_calls]
+
+
+def _with_object(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(arguments := function.get("arguments"), str):
+        return call
+    try:
+        return call | {"function": function | {"arguments": orjson.loads(arguments)}}
+    except orjson.JSONDecodeError:
+        return call  # a text that is not JSON is the template's to show
 
 
 class ChatOptions(OpenAIRequest):
     """All fields of a chat except its messages."""
 
-    max_completion_tokens: U32 | None = None
-    logprobs: bool | None = None
-    top_logprobs: U32 | None = None
+    max_completion_tokens: Annotated[U32 | None, Field(description="The newer name of `max_tokens`.")] = None
+    logprobs: Annotated[bool | None, Field(description="Adds the log-probability of each token.")] = None
+    top_logprobs: Annotated[
+        U32 | None, Field(description="With `logprobs`: those of this many most likely tokens as well; at most 20.")
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None,
+        Field(
+            description="Whether the prompt ends with the beginning of the assistant's answer. Default: true, unless"
+            " the last message is the assistant's, which is then continued."
+        ),
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, Field(description="Whether the last message is continued. Default: if it is the assistant's.")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Field(description="Variables for the chat template, such as `enable_thinking`.")
+    ] = None
 
 
 class ChatRequest(ChatOptions):
     messages: Annotated[list[MessageBody], MESSAGE_LIMIT] = Field(min_length=1, fail_fast=True)
 
-    def conversation(self) -> tuple[Message, ...]:
-        return tuple(Message(message.role, message.content) for message in self.messages)
+    def conversation(self) -> Conversation:
+        return Conversation(
+            tuple(message.message() for message in self.messages),
+            self.add_generation_prompt,
+            self.continue_final_message,
+            self.chat_template_kwargs or {},
+        )
+
+    @model_validator(mode="after")
+    def _check_turn(self) -> Self:
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValidationError("`continue_final_message` and `add_generation_prompt` must not both be true")
+        return self
 
 
 class RenderedChat(ChatOptions):
     """A chat whose messages the template has already turned into a prompt."""
 
     prompt: str
+
+
+class VertexRequest(Body):
+    """Vertex AI's form of several requests."""
+
+    instances: tuple[GenerateRequest | ChatOptions, ...] = Field(description="Bodies of /generate, or of chats.")

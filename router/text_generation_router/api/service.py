@@ -1,21 +1,14 @@
-"""The small routes: health, info, models, tokenize, metrics."""
+"""The small routes: health, info, models, version, metrics."""
 
-from collections.abc import AsyncGenerator
-from contextlib import nullcontext
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import Response
 
-from text_generation_router.api.asking import TOKENIZE
 from text_generation_router.api.services import Services
-from text_generation_router.errors import UnhealthyError
-from text_generation_router.http.disconnect import unless_disconnected
-from text_generation_router.http.encoding import json_response, to_json
-from text_generation_router.http.json_stream import JsonStream
+from text_generation_router.errors import UnhealthyError, UnknownModelError
+from text_generation_router.http.encoding import json_response
 from text_generation_router.http.shared_page import SharedPage
 from text_generation_router.metrics import CONTENT_TYPE, render
-from text_generation_router.scheduling.share import Share
-from text_generation_router.text.tokenization import PART_CHARS, Span
 
 # Token spans encoded in one piece. Other threads can take the interpreter lock between two pieces.
 SPANS_PER_PIECE = 2048
@@ -67,37 +60,25 @@ class ServiceRoutes:
             "max_batch_size": config.scheduling.max_batch_size,
         }
 
+    async def version(self) -> Response:
+        """The version of this server."""
+        return json_response({"version": self._services.version})
+
     async def models(self) -> Response:
         """OpenAI's list of models: the one that is served."""
-        name = self._services.config.served_model_name
-        model = {"id": name, "object": "model", "created": 0, "owned_by": name}
-        return json_response({"object": "list", "data": [model]})
+        return json_response({"object": "list", "data": [self._model()]})
+
+    async def model(self, name: str) -> Response:
+        """OpenAI's entry of one model: the one that is served, by its name or id."""
+        services = self._services
+        if name not in (services.served_name, services.config.tokenizer_name):
+            raise UnknownModelError(name, services.served_name)
+        return json_response(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        name = self._services.served_name
+        return {"id": name, "object": "model", "created": 0, "owned_by": name}
 
     async def metrics(self) -> Response:
         """Prometheus metrics."""
         return Response(await self._metrics_page.read(), media_type=CONTENT_TYPE)
-
-    async def tokenize(self, request: Request) -> Response:
-        """The tokens of `inputs`, special ones too, with the bytes each covers. `parameters` change nothing."""
-        asked = await self._services.bodies.read(request, TOKENIZE)
-        pieces = self._tokens(asked.inputs, self._services.callers.caller_of(request).share)
-        first = await unless_disconnected(request.receive, anext(pieces))
-        if len(asked.inputs) > PART_CHARS:
-            return JsonStream(pieces, first)
-        await pieces.aclose()
-        return Response(b"[" + first + b"]", media_type="application/json")
-
-    async def _tokens(self, text: str, share: Share) -> AsyncGenerator[bytes, None]:
-        """The content of the JSON array, with commas, in pieces: one piece per part of the text."""
-        is_large = len(text) > PART_CHARS
-        tidied = self._services.bodies.tidying.after() if is_large else nullcontext()
-        with tidied, self._services.inference.counted_failures(), self._services.inference.permit(share):
-            comma = b""
-            async for piece in self._services.tokenizer.spans(text, share, _encode_spans):
-                yield comma + piece if piece else b""
-                comma = comma or (b"," if piece else b"")
-
-
-def _encode_spans(spans: list[Span]) -> bytes:
-    starts = range(0, len(spans), SPANS_PER_PIECE)
-    return b",".join(to_json(spans[at : at + SPANS_PER_PIECE])[1:-1] for at in starts)

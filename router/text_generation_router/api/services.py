@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 
 from text_generation_router.api.body import Bodies
+from text_generation_router.api.ignored import IgnoredParameters
 from text_generation_router.api.inference import Inference
+from text_generation_router.api.styles import OPENAI_STYLE, TGI_STYLE, Style
 from text_generation_router.config import RouterConfig
 from text_generation_router.engine.protocol import Engine
 from text_generation_router.http.caller import Callers
+from text_generation_router.http.dialects import ErrorDialects
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import LimitHits
 from text_generation_router.metrics import Metrics
@@ -28,6 +31,18 @@ class Services:
     version: str
     gate: Gate
     limit_hits: LimitHits
+    dialects: ErrorDialects
+    ignored: IgnoredParameters
+
+    @property
+    def style(self) -> Style:
+        """How /v1 answers."""
+        return TGI_STYLE if self.config.http.tgi_dialect else OPENAI_STYLE
+
+    @property
+    def served_name(self) -> str:
+        """What the model is called in answers."""
+        return self.config.served_model_name
 
     @property
     def system_fingerprint(self) -> str:

@@ -1,5 +1,8 @@
-"""The JSON shape of an error: TGI's or OpenAI's. The path of the route alone decides which."""
+"""How an error is told: with TGI's status and JSON, or with OpenAI's. The path of the route decides which, and
+`--tgi-dialect`.
+"""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -7,24 +10,72 @@ from typing import Any
 from text_generation_router.errors import InferenceError
 from text_generation_router.http.encoding import to_event
 
+# OpenAI's `type` and `code` by status, where they are not those of all statuses below 500 or all others.
+TYPES = {429: "rate_limit_error"}
+CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
+# OpenAI's clients send a request again after a status >= 500, but one that has failed while it was computed was already
+# tried again by the server.
+NO_RETRY = {"x-should-retry": "false"}
+QUOTED = re.compile(r"`([A-Za-z_][\w.\[\]]*)`")
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorDialect:
+    status: Callable[[InferenceError], int]
     answer: Callable[[InferenceError], dict[str, Any]]  # makes the body of a refusal
     event: Callable[[InferenceError], bytes]  # makes the event of an error in a stream, after status 200
+    headers: Callable[[InferenceError], dict[str, str]]  # makes additional headers
 
 
-def dialect_of(path: str) -> ErrorDialect:
-    return OPENAI if path.startswith("/v1/") else NATIVE
+class ErrorDialects:
+    def __init__(self, is_tgis: bool) -> None:
+        """`is_tgis`: whether OpenAI's routes, too, tell errors as TGI does."""
+        self._openai = TGI_OPENAI if is_tgis else OPENAI
+
+    def of(self, path: str) -> ErrorDialect:
+        return self._openai if path.startswith("/v1/") else NATIVE
 
 
 def _native(error: InferenceError) -> dict[str, Any]:
     return {"error": error.text, "error_type": error.error_type}
 
 
-def _openai_event(error: InferenceError) -> bytes:
+def _status(error: InferenceError) -> int:
+    return error.status
+
+
+def _no_headers(_: InferenceError) -> dict[str, str]:
+    return {}
+
+
+def _tgi_openai_event(error: InferenceError) -> bytes:
     return to_event({"error": {"message": error.text, "http_status_code": error.status}})
 
 
-NATIVE = ErrorDialect(_native, lambda error: to_event(_native(error)))
-OPENAI = ErrorDialect(_native, _openai_event)  # as in TGI, refusals have TGI's shape on OpenAI's routes too
+def _openai_status(error: InferenceError) -> int:
+    """TGI's 422 is 400 in OpenAI's API, and 424 is 500."""
+    return {422: 400, 424: 500}.get(error.status, error.status)
+
+
+def _openai(error: InferenceError) -> dict[str, Any]:
+    """OpenAI's envelope, with TGI's `error_type` beside it for clients that know it."""
+    status = _openai_status(error)
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    code = error.code or CODES.get(status)
+    told = {"message": error.text, "type": kind, "param": _param(error) if status == 400 else None, "code": code}
+    return {"error": told, "error_type": error.error_type}
+
+
+def _openai_headers(error: InferenceError) -> dict[str, str]:
+    return NO_RETRY if error.status == 424 else {}
+
+
+def _param(error: InferenceError) -> str | None:
+    """The field that is wrong: the error's own, or the first name that its text quotes."""
+    quoted = QUOTED.search(error.text)
+    return error.param or (quoted[1] if quoted else None)
+
+
+NATIVE = ErrorDialect(_status, _native, lambda error: to_event(_native(error)), _no_headers)
+OPENAI = ErrorDialect(_openai_status, _openai, lambda error: to_event(_openai(error)), _openai_headers)
+TGI_OPENAI = ErrorDialect(_status, _native, _tgi_openai_event, _no_headers)

@@ -18,8 +18,9 @@ from text_generation_router.errors import (
     PayloadTooLargeError,
     ShuttingDownError,
 )
+from text_generation_router.http.answer_headers import added_headers
 from text_generation_router.http.closing import ClosingResponse
-from text_generation_router.http.dialects import NATIVE, dialect_of
+from text_generation_router.http.dialects import ErrorDialect, ErrorDialects
 from text_generation_router.http.encoding import json_response, to_json
 from text_generation_router.http.limits import LimitHits
 from text_generation_router.metrics import Limit
@@ -29,38 +30,38 @@ CLIENT_GONE = 499  # nginx's status for a client that disconnected; the answer i
 CLOSING = (HeadersTooLargeError, InvalidRequestError, PayloadTooLargeError, ShuttingDownError)
 
 
-def error_response(error: InferenceError, path: str) -> Response:
-    content, headers = dialect_of(path).answer(error), error_headers(error)
+def error_response(error: InferenceError, dialect: ErrorDialect) -> Response:
+    content, headers, status = dialect.answer(error), error_headers(error, dialect), dialect.status(error)
     if isinstance(error, CLOSING):
-        return ClosingResponse(to_json(content), error.status, headers, "application/json")
-    return json_response(content, headers, error.status)
+        return ClosingResponse(to_json(content), status, headers, "application/json")
+    return json_response(content, headers, status)
 
 
-def error_bytes(error: InferenceError) -> bytes:
+def error_bytes(error: InferenceError, dialect: ErrorDialect) -> bytes:
     """A complete HTTP answer that ends the connection, for refusals that do not pass through the application."""
-    body = to_json(NATIVE.answer(error))
+    body, status = to_json(dialect.answer(error)), dialect.status(error)
     headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),
         "connection": "close",
-        **error_headers(error),
+        **error_headers(error, dialect),
     }
-    lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def error_headers(error: InferenceError) -> dict[str, str]:
+def error_headers(error: InferenceError, dialect: ErrorDialect) -> dict[str, str]:
     retry = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
-    return {**error.headers, **retry}
+    return {**error.headers, **retry, **dialect.headers(error)}
 
 
-def add_error_handlers(app: FastAPI, hits: LimitHits) -> None:
+def add_error_handlers(app: FastAPI, hits: LimitHits, dialects: ErrorDialects) -> None:
     @app.exception_handler(InferenceError)
     async def inference_error(request: Request, error: InferenceError) -> Response:
         if isinstance(error, PayloadTooLargeError):
             hits.count(Limit.BODY_SIZE)
-        return error_response(error, request.url.path)
+        return error_response(error, dialects.of(request.url.path))
 
     @app.exception_handler(ClientDisconnect)
     async def client_gone(_: Request, __: ClientDisconnect) -> Response:
@@ -73,14 +74,18 @@ def add_error_handlers(app: FastAPI, hits: LimitHits) -> None:
         """
         path = request.url.path
         is_method = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
-        return error_response(MethodError(allowed_methods(app, path)) if is_method else NoSuchRouteError(), path)
+        error_here = MethodError(allowed_methods(app, path)) if is_method else NoSuchRouteError()
+        return error_response(error_here, dialects.of(path))
 
     @app.exception_handler(Exception)
     async def mistake(request: Request, _: Exception) -> Response:
         """Answers an unexpected exception. Starlette raises the exception again after the answer, so that uvicorn logs
         it.
         """
-        return error_response(InternalError(), request.url.path)
+        response = error_response(InternalError(), dialects.of(request.url.path))
+        # Starlette makes this answer outside of all middlewares.
+        response.raw_headers.extend(added_headers(request.scope))
+        return response
 
 
 def allowed_methods(app: FastAPI, path: str) -> str:

@@ -5,6 +5,7 @@ import asyncio
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from text_generation_router.errors import ShuttingDownError
+from text_generation_router.http.dialects import ErrorDialects
 from text_generation_router.http.errors import error_response
 
 
@@ -43,15 +44,16 @@ class Gated:
     report state and pass.
     """
 
-    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, gate: Gate, dialects: ErrorDialects) -> None:
         self._app = app
         self._gate = gate
+        self._dialects = dialects
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             return await self._app(scope, receive, send)
         if self._gate.is_shut:
-            return await error_response(ShuttingDownError(), scope["path"])(scope, receive, send)
+            return await error_response(ShuttingDownError(), self._dialects.of(scope["path"]))(scope, receive, send)
         self._gate.enter()
         try:
             await self._app(scope, receive, send)

@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from text_generation_router.errors import StartError, UnauthorizedError
+from text_generation_router.http.dialects import ErrorDialects
 from text_generation_router.http.errors import error_response
 
 DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{64})", re.IGNORECASE)
@@ -27,14 +28,17 @@ class Guard:
     request in without a key.
     """
 
-    def __init__(self, app: ASGIApp, digests: Sequence[bytes], routes: Sequence[BaseRoute]) -> None:
+    def __init__(
+        self, app: ASGIApp, digests: Sequence[bytes], routes: Sequence[BaseRoute], dialects: ErrorDialects
+    ) -> None:
         self._app = app
         self._digests = tuple(digests)
         self._routes = routes  # the application's own list, to which routes are added later
+        self._dialects = dialects
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not (self._has_key(scope) or is_open(self._routes, scope)):
-            return await error_response(UnauthorizedError(), scope["path"])(scope, receive, send)
+            return await error_response(UnauthorizedError(), self._dialects.of(scope["path"]))(scope, receive, send)
         await self._app(scope, receive, send)
 
     def _has_key(self, scope: Scope) -> bool:

@@ -24,6 +24,7 @@ from text_generation_router.errors import (
 )
 from text_generation_router.http.closing import LINGER_S
 from text_generation_router.http.deadlines import Deadline, WriteDeadline
+from text_generation_router.http.dialects import ErrorDialects
 from text_generation_router.http.direct import extensions_of
 from text_generation_router.http.errors import error_bytes, error_response
 from text_generation_router.http.limits import ConnectionLimits, LimitHits
@@ -44,6 +45,7 @@ class Connection(HttpToolsProtocol):
         limits: ConnectionLimits,
         hits: LimitHits,
         at_once: Mapping[bytes, ASGIApp],
+        dialects: ErrorDialects,
     ) -> None:
         """`at_once`: applications for GET and HEAD, by URL, that wait for nothing but their client. They answer in the
         callback that reads the request, however much other work is ready."""
@@ -51,6 +53,7 @@ class Connection(HttpToolsProtocol):
         self._limits = limits
         self._hits = hits
         self._at_once = at_once
+        self._dialects = dialects
         self._may_answer_at_once = True  # once for all data that is received together: it may hold many requests
         self._application: ASGIApp = self.app
         # The newest request, and earlier requests that were unanswered when it began.
@@ -122,7 +125,7 @@ class Connection(HttpToolsProtocol):
             self._reading.stop()
         self.app = self._application
         if error := self._error_in_headers():
-            self.app = refusal(error)
+            self.app = refusal(error, self._dialects)
         elif self.parser.get_method() in (b"GET", b"HEAD"):
             self.app = self._at_once.get(self.url, self._application)
         super().on_headers_complete()
@@ -241,7 +244,7 @@ class Connection(HttpToolsProtocol):
         if not is_between and any(cycle.response_started for cycle in self._cycles):
             self.transport.abort()
             return
-        self.transport.write(error_bytes(error))
+        self.transport.write(error_bytes(error, self._dialects.of(self._path())))
         self._arrival.clear()
         if linger_s:
             self.flow.pause_reading()
@@ -250,14 +253,18 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
         self._reading.start()
 
+    def _path(self) -> str:
+        """The path of the request that is being received, as far as it is known."""
+        return "" if self._is_idle() and not self._in_headers else self.url.decode("latin-1")
+
     def _abort(self, limit: Limit) -> None:
         """Ends the connection and drops buffered bytes. `close` would wait until the client has read them."""
         self._hits.count(limit)
         self.transport.abort()
 
 
-def refusal(error: InferenceError) -> ASGIApp:
+def refusal(error: InferenceError, dialects: ErrorDialects) -> ASGIApp:
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
-        await error_response(error, scope["path"])(scope, receive, send)
+        await error_response(error, dialects.of(scope["path"]))(scope, receive, send)
 
     return refuse

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from text_generation_common.tasks import cancelled
 from text_generation_router.http.crowds import Crowds
+from text_generation_router.http.dialects import ErrorDialects
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import ConnectionLimits, LimitHits
 from text_generation_router.http.protocol import Connection
@@ -160,12 +161,19 @@ class StopOnSignal:
 
 
 def uvicorn_config(
-    app: FastAPI, limits: ConnectionLimits, hits: LimitHits, at_once: Mapping[bytes, ASGIApp] = MappingProxyType({})
+    app: FastAPI,
+    limits: ConnectionLimits,
+    hits: LimitHits,
+    at_once: Mapping[bytes, ASGIApp] = MappingProxyType({}),
+    dialects: ErrorDialects | None = None,
 ) -> uvicorn.Config:
     """`at_once`: see `Connection`."""
+    connection = partial(
+        Connection, limits=limits, hits=hits, at_once=at_once, dialects=dialects or ErrorDialects(is_tgis=False)
+    )
     return uvicorn.Config(
         app,
-        http=partial(Connection, limits=limits, hits=hits, at_once=at_once),  # type: ignore[arg-type]  # uvicorn only calls it
+        http=connection,  # type: ignore[arg-type]  # uvicorn only calls it
         ws="none",
         lifespan="off",
         log_config=None,

@@ -1,9 +1,9 @@
 """Renders messages to one prompt with the model's chat template."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +33,40 @@ MESSAGE_CHARS = 64
 class Message:
     role: str
     content: str
+    others: Mapping[str, Any] = field(default_factory=dict)  # other fields, which go to the template as they are
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a template renders. `None`: the last message decides; if it is the assistant's it is continued, any other
+    message is answered.
+    """
+
+    messages: tuple[Message, ...]
+    add_generation_prompt: bool | None = None  # whether the prompt ends with the beginning of the assistant's answer
+    continue_final_message: bool | None = None  # whether the prompt ends with the last message, to be continued
+    variables: Mapping[str, Any] = field(default_factory=dict)  # more variables than every chat has
+
+    @property
+    def is_continued(self) -> bool:
+        if self.continue_final_message is not None:
+            return self.continue_final_message
+        return self.add_generation_prompt is None and self.messages[-1].role == "assistant"
+
+    @property
+    def begins_an_answer(self) -> bool:
+        """Whether the template is told to begin an answer. As in TGI it also is if the last message is continued and
+        the request does not say otherwise; that beginning is then cut off."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that the template gets is texts, besides single numbers and truth values."""
+        return not any(message.others for message in self.messages) and all(
+            value is None or isinstance(value, int | float) for value in self.variables.values()
+        )
 
 
 class ChatTemplate:
@@ -46,11 +80,12 @@ class ChatTemplate:
         with _refusing_syntax_errors():
             self._cost = cost_of(TemplateEnvironment().parse(source))
 
-    def is_cheap(self, messages: Sequence[Message]) -> bool:
-        """Whether the template certainly renders `messages` within a few milliseconds, so that the router itself may
-        render it.
+    def is_cheap(self, conversation: Conversation) -> bool:
+        """Whether the template certainly renders the conversation within a few milliseconds, so that the router itself
+        may render it. The bound on the cost holds for plain conversations only.
         """
-        if self._cost is None:
+        messages = conversation.messages
+        if self._cost is None or not conversation.is_plain:
             return False
         chars = len(self.source) + sum(len(m.role) + len(m.content) + MESSAGE_CHARS for m in messages)
         return self._cost.of(len(messages), chars) <= MAX_CHEAP_CHARS
@@ -64,11 +99,16 @@ class ChatTemplate:
     def _template(self) -> jinja2.Template:
         return TemplateEnvironment().from_string(self.source)
 
-    def render(self, messages: tuple[Message, ...]) -> str:
-        """The prompt, up to the place where the assistant's answer begins. If the last message is the assistant's, the
-        prompt ends with it, so that the model continues it.
-        """
-        variables = [{"role": message.role, "content": message.content} for message in messages]
+    def render(self, conversation: Conversation) -> str:
+        """The prompt, up to the place where the assistant's answer begins or the last message goes on."""
+        messages = conversation.messages
+        variables = {
+            **conversation.variables,
+            **self.tokens,
+            "messages": [{**message.others, "role": message.role, "content": message.content} for message in messages],
+            "add_generation_prompt": conversation.begins_an_answer,
+            "tools": None,
+        }
         try:
             text = self._render(variables)
         except RaisedError as error:
@@ -76,11 +116,11 @@ class ChatTemplate:
         except Exception as error:  # a template is a program that may raise anything; the client gets the error
             reason = f"{type(error).__name__}: {error}"
             raise TemplateError(f"invalid operation: {reason} (in <string>:{_line(error.__traceback__)})") from error
-        return _continued(text, messages[-1].content) if messages and messages[-1].role == "assistant" else text
+        return _continued(text, messages[-1].content) if conversation.is_continued else text
 
-    def _render(self, messages: list[dict[str, str]]) -> str:
+    def _render(self, variables: Mapping[str, Any]) -> str:
         deadline, size, pieces = time.monotonic() + MAX_RENDER_S, 0, []
-        for piece in self._template.generate(messages=messages, add_generation_prompt=True, tools=None, **self.tokens):
+        for piece in self._template.generate(variables):
             size += len(piece)
             if size > MAX_RENDERED_CHARS or time.monotonic() > deadline:
                 raise RaisedError(f"the prompt exceeds {MAX_RENDERED_CHARS} characters or {MAX_RENDER_S:.0f} s")

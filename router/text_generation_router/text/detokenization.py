@@ -31,6 +31,12 @@ class Vocabulary:
         """The text of a single token, special tokens included."""
         return self.tokenizer.decode([token_id], skip_special_tokens=False)
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes that a token adds to a text that has begun; of a special token, those of its own text."""
+        if token_id in self.special_ids:
+            return self.text_of(token_id).encode()
+        return self.token_bytes.of(token_id, token_id)
+
 
 class Piece(NamedTuple):
     """The text that one token adds."""

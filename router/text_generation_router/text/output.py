@@ -1,18 +1,34 @@
 """One request's output as text: an event for each token, and the finish."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.text.detokenization import TextStream, Vocabulary
 from text_generation_router.text.events import Finish, FinishReason, Token, TokenEvent
+from text_generation_router.text.stop_cutting import StopCutter
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """How a text is made of tokens, and where it ends."""
+
+    stop: tuple[str, ...] = ()
+    keeps_stop: bool = True  # whether a text contains the stop string that ended it, as in TGI
+    skips_special: bool = True  # whether a text is without the texts of special tokens
 
 
 class TextOutput:
-    def __init__(self, vocabulary: Vocabulary, request: GenerationRequest, stop: Sequence[str]) -> None:
+    def __init__(self, vocabulary: Vocabulary, request: GenerationRequest, rules: TextRules) -> None:
         self.num_tokens = 0
         self._vocabulary = vocabulary
         self._special_ids = vocabulary.special_ids
-        self._text = TextStream(vocabulary, request.input_ids, stop)
+        self._text = TextStream(vocabulary, request.input_ids, rules.stop if rules.keeps_stop else ())
+        self._cutter = StopCutter(rules.stop) if rules.stop and not rules.keeps_stop else None
+        self._skips_special = rules.skips_special
+        self._pieces: list[str] | None = None  # the text, where it differs from that of `_text`
+        if self._cutter is not None or not rules.skips_special:
+            self._pieces = []
         self._min_new_tokens = request.sampling.min_new_tokens
         self._seed = request.sampling.seed if request.sampling.do_sample else None
         self._queue_s = 0.0
@@ -37,14 +53,27 @@ class TextOutput:
         """
         self.num_tokens += 1
         shown, plain, stopped = self._text.push(token_id, self.num_tokens > self._min_new_tokens)
-        if stopped:
-            reason = reason or FinishReason.STOP_SEQUENCE
-        elif reason is not None:
+        if reason is not None and not stopped:
             held_back = self._text.flush()
             shown, plain = shown + held_back, plain + held_back
+        if self._pieces is not None:
+            plain, stopped = self._ruled(shown, plain, stopped, reason is not None)
+        if stopped:
+            reason = reason or FinishReason.STOP_SEQUENCE
         token = Token(token_id, shown, logprob, token_id in self._special_ids)
         top_tokens = tuple([self._top_token(i, top) for i, top in tops]) if tops else ()
         return TokenEvent(token, plain, top_tokens, self._finish(reason, inference_s) if reason else None)
+
+    def _ruled(self, shown: str, plain: str, stopped: bool, is_last: bool) -> tuple[str, bool]:
+        """The text that is given out, by the rules, for what a token adds; and whether a stop string has ended it."""
+        text = plain if self._skips_special else shown
+        if self._cutter is not None:
+            text, stopped = self._cutter.push(shown, text, self.num_tokens > self._min_new_tokens)
+            if is_last and not stopped:
+                text += self._cutter.flush()
+        assert self._pieces is not None
+        self._pieces.append(text)
+        return text, stopped
 
     def _top_token(self, token_id: int, logprob: float) -> Token:
         vocabulary = self._vocabulary
@@ -53,9 +82,10 @@ class TextOutput:
     def end(self, reason: FinishReason, inference_s: float) -> TokenEvent:
         """The last event of a request that ends without another token. It carries the text that was held back."""
         held_back = self._text.flush()
+        if self._pieces is not None:
+            held_back, _ = self._ruled(held_back, held_back, False, is_last=True)
         return TokenEvent(None, held_back, finish=self._finish(reason, inference_s))
 
     def _finish(self, reason: FinishReason, inference_s: float) -> Finish:
-        return Finish(
-            reason, self._text.text(), self.num_tokens, self._seed, self._queue_s, inference_s, self._cached_tokens
-        )
+        text = self._text.text() if self._pieces is None else "".join(self._pieces)
+        return Finish(reason, text, self.num_tokens, self._seed, self._queue_s, inference_s, self._cached_tokens)

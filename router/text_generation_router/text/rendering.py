@@ -2,7 +2,7 @@
 processes, unless its source shows that rendering is cheap."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from text_generation_router.fair_slots import FairSlots
 from text_generation_router.offload.errors import BusyError, JobError, JobFailedError, JobLostError, JobTimeoutError
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
 from text_generation_router.scheduling.share import Share
-from text_generation_router.text.chat_template import MAX_RENDER_S, ChatTemplate, Message
+from text_generation_router.text.chat_template import MAX_RENDER_S, ChatTemplate, Conversation
 from text_generation_router.text.rendering_child import CHECK, ENTRY, RENDER, Kind
 
 # Two child processes: a client whose chats make the template run to its time limit occupies only one of them.
@@ -58,11 +58,11 @@ class Renderer:
         if answer[0] == Kind.ERROR:
             raise StartError(answer[1:])
 
-    async def render(self, messages: Sequence[Message], share: Share) -> str:
-        """Renders the messages to a prompt, as ChatTemplate.render does. Raises TemplateError or OverloadedError."""
-        if self._template.is_cheap(messages):
-            return self._template.render(tuple(messages))
-        content = orjson.dumps([(message.role, message.content) for message in messages])
+    async def render(self, conversation: Conversation, share: Share) -> str:
+        """Renders the chat to a prompt, as ChatTemplate.render does. Raises TemplateError or OverloadedError."""
+        if self._template.is_cheap(conversation):
+            return self._template.render(conversation)
+        content = orjson.dumps(conversation)
         await self._slots.acquire(share, len(content))
         try:
             answer = (await asyncio.shield(self._started(content, share))).decode()

@@ -1,16 +1,17 @@
 """The program of a child process that renders a chat to a prompt.
 
-A job is a JSON list of (role, content). An answer is one byte (see Kind), then the prompt or the text of the error.
+A job is a Conversation as JSON. An answer is one byte (see Kind), then the prompt or the text of the error.
 """
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 import orjson
 
 from text_generation_router.errors import StartError, TemplateError
 from text_generation_router.offload.child import Handler
-from text_generation_router.text.chat_template import ChatTemplate, Message
+from text_generation_router.text.chat_template import ChatTemplate, Conversation, Message
 
 ENTRY = f"{__name__}:make_handlers"
 RENDER, CHECK = "render", "check"
@@ -26,7 +27,7 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
 
     def render(content: bytes) -> bytes:
         try:
-            text = template.render(tuple(Message(role, text) for role, text in orjson.loads(content)))
+            text = template.render(_conversation(orjson.loads(content)))
         except TemplateError as error:
             return (Kind.ERROR + error.text).encode(errors="replace")
         return (Kind.PROMPT + text).encode()
@@ -40,3 +41,8 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
         return Kind.PROMPT.encode()
 
     return {RENDER: render, CHECK: check}
+
+
+def _conversation(value: dict[str, Any]) -> Conversation:
+    messages = value.pop("messages")
+    return Conversation(tuple(Message(**message) for message in messages), **value)

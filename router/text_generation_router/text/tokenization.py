@@ -150,14 +150,18 @@ class TextTokenizer:
 
         return await self._threads.run(share, sum(map(len, words)), work)
 
-    async def spans(self, text: str, share: Share, use: Callable[[list[Span]], T]) -> AsyncGenerator[T, None]:
+    async def spans(
+        self, text: str, share: Share, use: Callable[[list[Span]], T], add_special_tokens: bool = True
+    ) -> AsyncGenerator[T, None]:
         """Calls `use`, in a thread, with the tokens of each part of the text, and yields the results. Raises
         ValidationError, before the first result, if a part is too large."""
         parts = await self._parts(text, share)
         _refuse_large_parts(parts, MAX_SPANS_PART_CHARS)
         first_byte = 0
         for part in parts:
-            used, first_byte = await self._in_turn(part, share, partial(self._use_spans, text, part, first_byte, use))
+            used, first_byte = await self._in_turn(
+                part, share, partial(self._use_spans, text, part, first_byte, use, add_special_tokens)
+            )
             yield used
 
     def close(self) -> None:
@@ -196,16 +200,25 @@ class TextTokenizer:
         encoding = _first(self.tokenizer.encode_batch_fast, text[part.start : part.stop], add_special_tokens=False)
         return encoding.ids[self._num_context_ids(text, part) :]
 
-    def _use_spans(self, text: str, part: TextPart, first_byte: int, use: Callable[[list[Span]], T]) -> tuple[T, int]:
-        """(The result of `use` for the part, the byte offset in the text after the part.) The first and the last part
-        include the special tokens that every text gets.
+    def _use_spans(
+        self,
+        text: str,
+        part: TextPart,
+        first_byte: int,
+        use: Callable[[list[Span]], T],
+        add_special_tokens: bool,
+    ) -> tuple[T, int]:
+        """(The result of `use` for the part, the byte offset in the text after the part.) With `add_special_tokens` the
+        first and the last part include the special tokens that every text gets.
         """
         whole = part == TextPart(0, len(text), False)
         piece = text[part.start : part.stop]
         start = first_byte - part.has_context  # minus 1 for the context, which is one ASCII letter and so one byte
-        spans = _spans(_first(self.tokenizer.encode_batch, piece, add_special_tokens=whole), piece, start)
+        spans = _spans(
+            _first(self.tokenizer.encode_batch, piece, add_special_tokens=whole and add_special_tokens), piece, start
+        )
         spans = spans[self._num_context_ids(text, part) :]
-        if not whole:
+        if add_special_tokens and not whole:
             assert self._joints is not None
             front = self._joints.front if part.start == 0 else ()
             back = self._joints.back if part.stop == len(text) else ()

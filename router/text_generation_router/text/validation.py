@@ -1,5 +1,6 @@
 """Validates requests: TGI's checks in TGI's order with TGI's error texts. Returns the request for the scheduler."""
 
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -7,9 +8,10 @@ from typing import Any
 
 from text_generation_common.flags.requests import RequestFlags
 from text_generation_common.sampling import NAMES, WARPERS, Sampling
-from text_generation_router.errors import ValidationError
+from text_generation_router.errors import TooLongError, ValidationError
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.share import Share
+from text_generation_router.text.output import TextRules
 from text_generation_router.text.token_choice import Check, id_checks, ids_of_bad_words, leaves_a_token, word_checks
 from text_generation_router.text.tokenization import TextTokenizer
 
@@ -50,6 +52,15 @@ class AskedParameters:
     priority: int | None = None
     cache_salt: str | None = None
     timeout: float | None = None  # seconds
+    keeps_last: bool = True  # whether `truncate` keeps the last tokens of the prompt, and not the first
+    keeps_stop: bool = True  # see TextRules
+    skips_special: bool = True
+    returns_ids: bool = False  # whether the answer has the prompt's token ids
+    max_top_n_tokens: int | None = None  # the route's own limit, where it has one
+
+    @property
+    def text_rules(self) -> TextRules:
+        return TextRules(self.stop, self.keeps_stop, self.skips_special)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +74,18 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The input of one generation, not yet validated."""
+    """The input of one or several generations, not yet validated."""
 
-    inputs: str
+    inputs: str  # "" if `ids` are given
     parameters: AskedParameters
     add_special_tokens: bool = True
+    ids: tuple[int, ...] | None = None  # the tokens, if the client sent tokens and no text
+    copies: int = 1  # number of generations
+    names: Mapping[str, str] = field(default_factory=dict)  # what the route calls a field that TGI calls otherwise
+
+
+# As in TGI, of the tokens that a request asks for at most this many must fit behind its prompt.
+MUST_FIT = 1024
 
 
 class Validator:
@@ -97,24 +115,25 @@ class Validator:
         """The request for the scheduler. Raises ValidationError for the first check that fails, and OverloadedError if
         too many texts of the tenant wait to be tokenized.
         """
+        try:
+            return await self._validate(prompt, share)
+        except ValidationError as error:
+            raise renamed(error, prompt.names) if prompt.names else error from None
+
+    async def _validate(self, prompt: Prompt, share: Share) -> GenerationRequest:
         limits, parameters = self.limits, prompt.parameters
         _raise_first(parameter_checks(parameters, limits))
         _raise_first(input_checks(prompt, limits))
-        self._refuse_certainly_too_long(prompt)
-        ids = await self._tokenizer.encode(
-            prompt.inputs, prompt.add_special_tokens, share, keep_last=parameters.truncate, most=limits.max_input_tokens
-        )
-        length = ids.count
-        if not ids.is_exact:
-            raise _too_long(limits.max_input_tokens, f"at least {length}")
-        wanted = parameters.max_new_tokens
-        if wanted is None:
-            wanted = max(limits.max_total_tokens - length, 0)
-        _raise_first(length_checks(length, wanted, limits))
+        ids = await self._ids(prompt, limits, share)
+        length = len(ids)
+        # More tokens than fit may be asked for, as in TGI: the text then ends where the window ends.
+        fitting = max(limits.max_total_tokens - length, 0)
+        wanted = fitting if parameters.max_new_tokens is None else parameters.max_new_tokens
+        _raise_first(length_checks(length, min(wanted, MUST_FIT), limits), TooLongError)
         return GenerationRequest(
-            ids.values,
-            wanted,
-            await self._sampling(parameters, wanted, limits, share),
+            ids,
+            min(wanted, fitting),
+            await self._sampling(parameters, min(wanted, fitting), limits, share),
             parameters.ignore_eos_token,
             priority=parameters.priority or 0,
             namespace=(parameters.cache_salt or "",),
@@ -136,6 +155,20 @@ class Validator:
             result = replace(result, end_token_ids=tuple(sorted(i for i in ends if i < limits.vocab_size)))
         _raise_first(choice_checks(result, max_new_tokens, limits.vocab_size))
         return result
+
+    async def _ids(self, prompt: Prompt, limits: RequestLimits, share: Share) -> tuple[int, ...]:
+        parameters = prompt.parameters
+        if prompt.ids is not None:
+            return _truncated(prompt.ids, parameters)
+        self._refuse_certainly_too_long(prompt)
+        keep_last = parameters.truncate if parameters.keeps_last else None
+        most = limits.max_input_tokens if parameters.truncate is None or parameters.keeps_last else None
+        ids = await self._tokenizer.encode(
+            prompt.inputs, prompt.add_special_tokens, share, keep_last=keep_last, most=most
+        )
+        if not ids.is_exact:
+            raise _too_long(limits.max_input_tokens, f"at least {ids.count}")
+        return ids.values if parameters.keeps_last else _truncated(ids.values, parameters)
 
     def _refuse_certainly_too_long(self, prompt: Prompt) -> None:
         """Refuses a prompt that is certainly too long without tokenizing it: a prompt has at least
@@ -166,7 +199,7 @@ def parameter_checks(asked: AskedParameters, limits: RequestLimits) -> Iterator[
     # TGI lacks this check: there, an empty stop string ends every text at once.
     yield "" in asked.stop, "`stop` must not contain an empty string"
     yield best_of > 1 and "seed" in given, "`seed` must not be set when `best_of` > 1"
-    most = limits.asked.max_top_n_tokens
+    most = limits.asked.max_top_n_tokens if asked.max_top_n_tokens is None else asked.max_top_n_tokens
     yield values.top_n_tokens > most, f"`top_n_tokens` must be >= 0 and <= {most}. Given: {values.top_n_tokens}"
     given_tops = asked.prompt_logprobs or 0  # TGI lists no most likely tokens with those of a prompt
     yield not 0 <= given_tops <= most, f"`prompt_logprobs` must be >= 0 and <= {most}. Given: {given_tops}"
@@ -206,7 +239,10 @@ def too_many_stops(most: int, given: int) -> str:
 
 
 def input_checks(prompt: Prompt, limits: RequestLimits) -> Iterator[Check]:
-    yield not prompt.inputs, "`inputs` cannot be empty"
+    yield not (prompt.inputs if prompt.ids is None else prompt.ids), "`inputs` cannot be empty"
+    size = limits.vocab_size
+    outside = next((i for i in prompt.ids or () if i >= size), None) if size else None
+    yield outside is not None, f"`inputs` must have token ids < {size}. Given: {outside}"
     truncate, most = prompt.parameters.truncate, limits.max_input_tokens
     out_of_range = truncate is not None and not 0 < truncate <= most
     yield out_of_range, f"`truncate` must be strictly positive and less than {most}. Given: {truncate}"
@@ -224,8 +260,8 @@ def length_checks(length: int, wanted: int, limits: RequestLimits) -> Iterator[C
     yield length == 0, "`inputs` has no tokens"
 
 
-def _too_long(most: int, given: str) -> ValidationError:
-    return ValidationError(f"`inputs` must have less than {most} tokens. Given: {given}")
+def _too_long(most: int, given: str) -> TooLongError:
+    return TooLongError(f"`inputs` must have less than {most} tokens. Given: {given}")
 
 
 def sampling(asked: AskedSampling) -> Sampling:
@@ -238,10 +274,34 @@ def sampling(asked: AskedSampling) -> Sampling:
     return replace(values, seed=seed, do_sample=draws)
 
 
-def _raise_first(checks: "Iterator[Check] | list[Check]") -> None:
+def _raise_first(checks: "Iterator[Check] | list[Check]", kind: type[ValidationError] = ValidationError) -> None:
     for fails, text in checks:
         if fails:
-            raise ValidationError(text)
+            raise kind(text)
+
+
+def _truncated(ids: tuple[int, ...], asked: AskedParameters) -> tuple[int, ...]:
+    if asked.truncate is None:
+        return ids
+    return ids[-asked.truncate :] if asked.keeps_last else ids[: asked.truncate]
+
+
+QUOTED = re.compile(r"`(\w+)`")
+
+
+def renamed(error: ValidationError, names: Mapping[str, str]) -> ValidationError:
+    """The error with the names that the caller's route has for the fields."""
+    text = QUOTED.sub(lambda name: f"`{names.get(name[1], name[1])}`", error.text)
+    return type(error).restored(text)
+
+
+def copies_of(prompt: Prompt, request: GenerationRequest) -> Iterator[GenerationRequest]:
+    """The requests of one prompt, each with a seed of its own: the first has the seed that was given, if one was."""
+    yield request
+    given = "seed" in prompt.parameters.sampling.given
+    for number in range(1, prompt.copies):
+        seed = (request.sampling.seed + number) % 2**64 if given else secrets.randbits(63)
+        yield replace(request, sampling=replace(request.sampling, seed=seed))
 
 
 def _not_positive(value: float | None) -> bool:

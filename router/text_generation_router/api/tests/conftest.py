@@ -16,6 +16,7 @@ from text_generation_common.flags.declaration import with_flags
 from text_generation_router.api import reading_child
 from text_generation_router.api.body import Bodies
 from text_generation_router.api.fields import ListLimits
+from text_generation_router.api.ignored import IgnoredParameters
 from text_generation_router.api.inference import Inference
 from text_generation_router.api.permits import Permits
 from text_generation_router.api.services import Services
@@ -33,6 +34,7 @@ from text_generation_router.engine.protocol import (
 )
 from text_generation_router.errors import RefusedError
 from text_generation_router.http.caller import Callers
+from text_generation_router.http.dialects import ErrorDialects
 from text_generation_router.http.direct import EXTENSION
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import LimitHits
@@ -94,6 +96,9 @@ class ScriptedVocabulary:
 
     def of(self, token_id: int, previous: int | None) -> bytes:
         return self._tokens[token_id - self.FIRST_ID] if token_id >= self.FIRST_ID else b""
+
+    def bytes_of(self, token_id: int) -> bytes:
+        return self.of(token_id, None)
 
     def text_of(self, token_id: int) -> str:
         return self.of(token_id, None).decode(errors="ignore")
@@ -224,12 +229,23 @@ class Answer:
         return json.loads(self.body)
 
     @property
+    def told(self) -> dict[str, str]:
+        """The error as TGI's routes tell it, whichever the dialect is; in a stream, that of its first event."""
+        value = self.events[0] if self.headers.get("content-type") == "text/event-stream" else self.json
+        text = value["error"]["message"] if isinstance(value["error"], dict) else value["error"]
+        return {"error": text, "error_type": value["error_type"]}
+
+    @property
     def events(self) -> list[Any]:
         """The values of the answer's `data:` lines. JSON is parsed; `[DONE]` stays a string."""
         lines = self.body.decode().split("\n\n")
         assert lines.pop() == ""
         assert all(line.startswith("data: ") for line in lines)
         return [line[6:] if line == "data: [DONE]" else json.loads(line[6:]) for line in lines]
+
+
+# With an id of its own no answer differs from another one by a random id.
+HEADERS = {"content-type": "application/json", "x-request-id": "test"}
 
 
 @dataclass(frozen=True)
@@ -242,6 +258,10 @@ class Route:
     @property
     def is_openais(self) -> bool:
         return self.path.startswith("/v1/")
+
+    def status(self, native: int) -> int:
+        """The status of an error whose status on TGI's routes is `native`."""
+        return {422: 400, 424: 500}.get(native, native) if self.is_openais else native
 
     @property
     def fails_as_event(self) -> bool:
@@ -320,12 +340,13 @@ class Server:
         lists = ListLimits(
             limits.max_input_tokens, self.config.requests.max_client_batch_size, self.config.requests.max_stop_sequences
         )
+        ignored = IgnoredParameters(self.metrics, self.config.requests.strict_parameters)
         services = Services(
             self.config,
             self.engine,
             inference,
             callers,
-            Bodies(self.config.requests.payload_limit, lambda: lists, callers, self.offload),
+            Bodies(self.config.requests.payload_limit, lambda: lists, callers, self.offload, ignored),
             self.metrics,
             self.tokenizer,
             Renderer(template, InProcess(rendering_child.make_handlers(orjson.dumps((TEMPLATE, {})))), max_waiting=16),
@@ -333,6 +354,8 @@ class Server:
             "1.2.3",
             self.gate,
             self.limit_hits,
+            ErrorDialects(self.config.http.tgi_dialect),
+            ignored,
         )
         self.services = services
         self.app = create_app(services)
@@ -345,7 +368,7 @@ class Server:
         return asyncio.run(self.call("POST", path, content, headers))
 
     def ask(self, route: Route, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
-        return self.post(route.path, route.body | fields, {"content-type": "application/json"} | (headers or {}))
+        return self.post(route.path, route.body | fields, HEADERS | (headers or {}))
 
     async def call(
         self,
@@ -357,7 +380,7 @@ class Server:
         pieces: Sequence[bytes] = (),
         client: str = "192.0.2.1",
     ) -> Answer:
-        headers = {"content-type": "application/json"} if headers is None else headers
+        headers = HEADERS if headers is None else headers
         answer, gone = Answer(), asyncio.Event()
         if leave_after == 0:
             asyncio.get_running_loop().call_later(0.3, gone.set)

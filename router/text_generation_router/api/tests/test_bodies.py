@@ -29,8 +29,8 @@ ROUTES = ("/generate", "/generate_stream", "/", "/tokenize", "/v1/completions", 
 def test_a_body_that_is_not_json_is_400(server, path, body):
     answer = server.post(path, body)
     assert answer.status == 400
-    assert answer.json["error_type"] == "invalid_json"
-    assert answer.json["error"].startswith("Failed to parse the request body as JSON: ")
+    assert answer.told["error_type"] == "invalid_json"
+    assert answer.told["error"].startswith("Failed to parse the request body as JSON: ")
 
 
 @pytest.mark.parametrize(
@@ -54,24 +54,24 @@ def test_a_body_that_is_not_json_is_400(server, path, body):
         ("/generate", {"inputs": "a", "parameters": {"do_sample": 1}}, "parameters.do_sample"),
         ("/generate", {"inputs": "a", "parameters": {"stop": None}}, "parameters.stop"),
         ("/generate", {"inputs": "a", "parameters": {"stop": "x"}}, "parameters.stop"),
-        ("/generate", {"inputs": "a", "parameters": {"stop": ["x", 1]}}, "parameters.stop.1"),
+        ("/generate", {"inputs": "a", "parameters": {"stop": ["x", 1]}}, "parameters.stop[1]"),
         ("/", {"inputs": "a", "stream": None}, "stream"),
         ("/v1/completions", {"prompt": []}, "prompt"),
-        ("/v1/completions", {"prompt": [1, 2]}, "prompt.0"),
+        ("/v1/completions", {"prompt": [1, "a"]}, "prompt"),
         ("/v1/completions", {"prompt": "a", "logprobs": True}, "logprobs"),
         ("/v1/chat/completions", {}, "messages"),
         ("/v1/chat/completions", {"messages": []}, "messages"),
-        ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages.0.content"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"x": 1}]}]}, "messages.0.content"),
+        ("/v1/chat/completions", {"messages": [{"content": "a"}]}, "messages[0].role"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"x": 1}]}]}, "messages[0].content"),
         ("/v1/chat/completions", {"messages": "Hi"}, "messages"),
     ],
 )
 def test_a_wrong_shape_is_422_and_names_the_field(server, path, body, field):
     answer = server.post(path, body)
-    assert answer.status == 422
-    assert answer.json["error_type"] == "unprocessable"
+    assert answer.status == (400 if path.startswith("/v1/") else 422)
+    assert answer.told["error_type"] == "unprocessable"
     prefix = f"Failed to deserialize the JSON body into the target type: {field}: "
-    assert answer.json["error"].startswith(prefix), answer.json
+    assert answer.told["error"].startswith(prefix), answer.json
     assert not server.engine.asked
 
 
@@ -162,7 +162,7 @@ bodies = st.dictionaries(st.sampled_from(names), values) | st.fixed_dictionaries
 @given(body=bodies, path=st.sampled_from(ROUTES))
 def test_no_body_is_a_server_error(session_server, body, path):
     answer = session_server.post(path, body)
-    assert answer.status in (200, 413, 422)
+    assert answer.status in (200, 400, 413, 422)
 
 
 def test_the_number_of_one_owners_large_bodies_in_memory_is_bounded(make_server):

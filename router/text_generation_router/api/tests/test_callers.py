@@ -23,11 +23,16 @@ def test_all_prompts_of_a_call_have_its_share(server):
     assert [asked.request.share.tenant for asked in server.engine.asked] == ["t", "t"]
 
 
+def placed(route, **fields):
+    """The fields in the place where the route has them."""
+    return fields if route.is_openais else {"parameters": fields}
+
+
 @pytest.mark.parametrize("value", ["a" * 129, "a" * 10_000, "a b", "\xe9", "a\x7fb", "a\tb", "a\x00", "\xff" * 10_000])
 def test_an_invalid_tenant_is_refused_on_every_route(server, route, value):
     answer = server.ask(route, {"x-tenant": value})
-    error = answer.events[0] if route.fails_as_event else answer.json
-    assert (answer.status, error["error_type"]) == (200 if route.fails_as_event else 422, "validation")
+    status = 200 if route.fails_as_event else route.status(422)
+    assert (answer.status, answer.told["error_type"]) == (status, "validation")
     assert not server.engine.asked and server.permits.left == 4 and server.failures("validation") == 1
 
 
@@ -45,7 +50,7 @@ def test_a_tenant_is_neither_logged_nor_counted_by_name(make_server, route, capl
 
 def test_a_priority_reaches_the_engine(server, route):
     for given, told in ((None, 0), (-(2**31), -(2**31)), (2**31 - 1, 2**31 - 1)):
-        server.ask(route, priority=given, parameters={"priority": given})
+        server.ask(route, **placed(route, priority=given))
         assert server.engine.asked[-1].request.priority == told
     server.ask(route)
     assert server.engine.asked[-1].request.priority == 0
@@ -53,18 +58,18 @@ def test_a_priority_reaches_the_engine(server, route):
 
 @pytest.mark.parametrize("value", [2**31, -(2**31) - 1, 1.0, "1", True, [], {}])
 def test_a_priority_is_an_integer_of_32_bits(server, route, value):
-    answer = server.ask(route, priority=value, parameters={"priority": value})
-    assert (answer.status, answer.json["error_type"]) == (422, "unprocessable")
+    answer = server.ask(route, **placed(route, priority=value))
+    assert (answer.status, answer.told["error_type"]) == (route.status(422), "unprocessable")
     field = "priority" if route.is_openais else "parameters.priority"
-    assert f"type: {field}: " in answer.json["error"] and not server.engine.asked
+    assert f"type: {field}: " in answer.told["error"] and not server.engine.asked
 
 
 def test_a_cache_salt_reaches_the_engine_and_is_bounded(server, route):
     for given, told in ((None, ""), ("mine", "mine")):
-        server.ask(route, cache_salt=given, parameters={"cache_salt": given})
+        server.ask(route, **placed(route, cache_salt=given))
         assert server.engine.asked[-1].request.namespace == ("", "", told)
     for given in ("x" * 129, 7):
-        assert server.ask(route, cache_salt=given, parameters={"cache_salt": given}).status == 422
+        assert server.ask(route, **placed(route, cache_salt=given)).status == route.status(422)
 
 
 def test_no_salt_and_no_tenant_make_the_name_of_another_cache(make_server, route):
@@ -75,6 +80,6 @@ def test_no_salt_and_no_tenant_make_the_name_of_another_cache(make_server, route
     ]
     for key, tenant, salt in wanted:
         headers = {"authorization": f"Bearer {key}", "x-tenant": tenant}
-        server.ask(route, headers, cache_salt=salt, parameters={"cache_salt": salt})
+        server.ask(route, headers, **placed(route, cache_salt=salt))
         seen.add(server.engine.asked[-1].request.namespace)
     assert len(seen) == len(wanted)

@@ -19,6 +19,7 @@ from text_generation_router.loop_turns import LoopTurns
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.text.events import FinishReason, TokenEvent
+from text_generation_router.text.output import TextRules
 
 FIRST = FirstStep(queue_s=1.5, cached_tokens=2)
 
@@ -68,9 +69,9 @@ class RecordingEngine:
 class World:
     def __init__(self, *stop: str) -> None:
         self.engine, self.metrics = RecordingEngine(), Metrics()
-        request = GenerationRequest((0, 1), 1000)
+        request, rules = GenerationRequest((0, 1), 1000), TextRules(stop)
         self.wakes = LoopTurns(1)
-        self.stream = GenerationStream(self.engine, LetterVocabulary(), self.metrics, request, self.wakes, stop)  # type: ignore[arg-type]
+        self.stream = GenerationStream(self.engine, LetterVocabulary(), self.metrics, request, self.wakes, rules)  # type: ignore[arg-type]
         self.submit_call = self.engine.calls.pop()
 
     def take(self, *ids: int, ended: Ended | None = None, tops: int = 0, inference_s: float = 0.0) -> None:

@@ -9,7 +9,20 @@ from text_generation_router.http.keys import digests_of
 KEY = "Secret-Key-1"
 DIGESTS = digests_of([KEY, "another"], None)
 ALWAYS_OPEN = {("GET", path) for path in ("/", "/health", "/ping", "/live", "/ready")}
-OPEN_BY_DEFAULT = {("GET", path) for path in ("/info", "/metrics", "/v1/models", "/docs", "/api-doc/openapi.json")}
+OPEN_BY_DEFAULT = {
+    ("GET", path)
+    for path in (
+        "/info",
+        "/version",
+        "/metrics",
+        "/v1/models",
+        "/v1/models/{name:path}",
+        "/docs",
+        "/docs/",
+        "/api-doc/openapi.json",
+        "/openapi.json",
+    )
+}
 WRONG = (
     {},
     {"authorization": ""},
@@ -46,13 +59,14 @@ def test_every_route_but_the_open_ones_needs_the_key(guarded, closed):
     open_routes = ALWAYS_OPEN if closed else ALWAYS_OPEN | OPEN_BY_DEFAULT
     routes = routes_of(server)
     assert {("POST", "/generate"), ("POST", "/tokenize"), ("HEAD", "/metrics")} | OPEN_BY_DEFAULT <= set(routes)
-    for method, path in routes:
-        is_open = ("GET" if method == "HEAD" else method, path) in open_routes
+    for method, pattern in routes:
+        path = pattern.replace("{name:path}", "local/model")
+        is_open = ("GET" if method == "HEAD" else method, pattern) in open_routes
         for headers in WRONG:
             answer = server.get(path, method, headers)
             assert (answer.status != 401) == is_open, (method, path, headers)
             if not is_open:
-                assert (answer.json["error_type"], answer.headers["www-authenticate"]) == ("unauthorized", "Bearer")
+                assert (answer.told["error_type"], answer.headers["www-authenticate"]) == ("unauthorized", "Bearer")
         answer = server.get(path, method, {"authorization": f"Bearer {KEY}"})
         assert answer.status == (415 if method == "POST" else 200), (method, path)
     assert not server.engine.asked

@@ -14,6 +14,17 @@ def chat(**fields):
     return {"messages": USER} | fields
 
 
+PATHS = ("/v1/completions", "/v1/chat/completions")
+BODIES = {PATHS[0]: {"prompt": "Hi"}, PATHS[1]: chat()}
+
+
+def error_of(answer):
+    """The error of an answer of OpenAI's shape, without its message."""
+    told = dict(answer.json["error"])
+    assert told.pop("message") and answer.json["error_type"]
+    return answer.status, told
+
+
 def usage(prompt, made, cached=0):
     total = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
     return total | {"prompt_tokens_details": {"cached_tokens": cached}}
@@ -29,12 +40,13 @@ def test_completion_has_the_shape_of_the_contract(server):
     assert list(answer.json) == ["object", "id", "created", "model", "system_fingerprint", "choices", "usage"]
     assert without_time(answer.json) == {
         "object": "text_completion",
-        "id": "",
+        "id": answer.json["id"],
         "model": "local/model",
         "system_fingerprint": "1.2.3-native",
         "choices": [{"index": 0, "text": " there!", "logprobs": None, "finish_reason": "length"}],
         "usage": usage(2, 2),
     }
+    assert answer.json["id"] == "cmpl-" + answer.headers["x-request-id"]
     assert answer.headers["x-prompt-tokens"] == "2"
 
 
@@ -51,14 +63,16 @@ def test_several_prompts_are_answered_in_order_and_summed(server):
     assert server.metric("tgi_request_count_total") == 3
 
 
-def test_completion_stream_ends_each_prompt_with_its_usage_and_all_with_done(server):
+def test_a_completion_stream_ends_each_text_with_a_reason_and_all_with_done(server):
     events = server.post("/v1/completions", {"prompt": ["Hi", "Ho!"], "stream": True}).events
-    assert events.pop() == "[DONE]"
-    for index, prompt_tokens in ((0, 2), (1, 3)):
-        first, last = [event for event in events if event["choices"][0]["index"] == index]
-        assert first["choices"] == [{"index": index, "text": " there", "logprobs": None, "finish_reason": ""}]
-        assert "usage" not in first and last["choices"][0]["finish_reason"] == "length"
-        assert last["usage"]["prompt_tokens"] == prompt_tokens
+    assert events.pop() == "[DONE]" and len({event["id"] for event in events}) == 1
+    for index in (0, 1):
+        choices = [event["choices"][0] for event in events if event["choices"][0]["index"] == index]
+        assert choices == [
+            {"index": index, "text": " there", "logprobs": None, "finish_reason": None},
+            {"index": index, "text": "!", "logprobs": None, "finish_reason": "length"},
+        ]
+    assert not any("usage" in event for event in events)
 
 
 def test_completion_stream_sends_one_sum_where_it_is_asked_for(server):
@@ -66,7 +80,15 @@ def test_completion_stream_sends_one_sum_where_it_is_asked_for(server):
     *events, last, done = server.post("/v1/completions", body).events
     assert done == "[DONE]" and last["choices"] == []
     assert last["usage"] == usage(5, 4)
-    assert all(event.get("usage") is None for event in events)
+    assert all(event["usage"] is None for event in events)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_event_has_the_usage_until_then_where_it_is_asked_for(server, path):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *events, last, _ = server.post(path, BODIES[path] | {"stream": True, "stream_options": options}).events
+    assert [event["usage"]["completion_tokens"] for event in events][-1] == 2 == last["usage"]["completion_tokens"]
+    assert events[0]["usage"]["completion_tokens"] < 2
 
 
 def test_completion_logprobs_are_openais(server):
@@ -90,27 +112,16 @@ def test_cached_tokens_are_summed_over_the_prompts(server):
     assert details == {"cached_tokens": 9}
 
 
-def test_suffix_and_too_many_prompts_have_tgis_own_errors(server):
-    answer = server.post("/v1/completions", {"prompt": "Hi", "suffix": ""})
-    assert (answer.status, answer.json["error_type"]) == (422, "suffix not supported")
-    answer = server.post("/v1/completions", {"prompt": ["a"] * 4})
-    assert answer.json == {
-        "error": "Number of prompts exceeds the maximum allowed batch size of 3",
-        "error_type": "batch size exceeded",
-    }
-    assert server.failures("validation") == 2
-
-
 def test_one_bad_prompt_refuses_all(server):
     answer = server.post("/v1/completions", {"prompt": ["Hi", ""]})
-    assert (answer.status, server.engine.asked, server.permits.left) == (422, [], 4)
+    assert (answer.status, server.engine.asked, server.permits.left) == (400, [], 4)
 
 
 def test_chat_has_the_shape_of_the_contract(server):
     answer = server.post("/v1/chat/completions", chat())
     assert without_time(answer.json) == {
         "object": "chat.completion",
-        "id": "",
+        "id": answer.json["id"],
         "model": "local/model",
         "system_fingerprint": "1.2.3-native",
         "choices": [
@@ -126,46 +137,11 @@ def test_chat_has_the_shape_of_the_contract(server):
     assert server.metric("tgi_request_count_total") == 2
 
 
-def test_chat_stream_has_the_bytes_of_the_contract(server):
-    server.engine.script.texts, server.engine.script.last_is_special = ("OK", "</s>"), True
-    server.engine.script.reason = EndReason.EOS_TOKEN
-    body = chat(stream=True, stream_options={"include_usage": True})
-    answer = server.post("/v1/chat/completions", body)
-    created = answer.events[0]["created"]
-    tokens = len(server.engine.asked[0].request.input_ids)
-    head = (
-        f'data: {{"object":"chat.completion.chunk","id":"","created":{created},"model":"local/model",'
-        '"system_fingerprint":"1.2.3-native","choices":['
-    )
-    assert [chunk.decode() for chunk in answer.chunks] == [
-        head + '{"index":0,"delta":{"role":"assistant","content":"OK"},"logprobs":null,"finish_reason":null}],'
-        '"usage":null}\n\n',
-        head + '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":"stop"}],'
-        '"usage":null}\n\n',
-        head + f'],"usage":{{"prompt_tokens":{tokens},"completion_tokens":2,"total_tokens":{tokens + 2},'
-        '"prompt_tokens_details":{"cached_tokens":0}}}\n\n',
-        "data: [DONE]\n\n",
-    ]
-
-
 ENDS = [
     {"texts": ("OK", "</s>"), "last_is_special": True, "reason": EndReason.EOS_TOKEN},
     {"texts": ("OK", "!")},
     {"texts": ("OK", "!"), "expires": True},
 ]
-
-
-@pytest.mark.parametrize("end", ENDS, ids=["end token", "length", "deadline"])
-def test_streams_show_text_that_was_held_back_until_their_end(server, end):
-    server.engine.script = type(server.engine.script)(**end, cuts_character=True)
-    message = server.post("/v1/chat/completions", chat()).json["choices"][0]["message"]
-    chunks = server.post("/v1/chat/completions", chat(stream=True)).events[:-1]
-    content = "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
-    assert content == message["content"] and content.endswith("\ufffd")
-    whole = server.post("/v1/completions", {"prompt": "Hi"}).json["choices"][0]["text"]
-    chunks = server.post("/v1/completions", {"prompt": "Hi", "stream": True}).events[:-1]
-    text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
-    assert text == whole + ("</s>" if "last_is_special" in end else "")  # as in TGI, this stream shows the end token
 
 
 def test_chat_uses_the_template_without_more_special_tokens(server):
@@ -182,20 +158,6 @@ def test_a_last_message_of_the_assistants_is_continued(server):
     server.post("/v1/chat/completions", {"messages": messages})
     ids = list(server.engine.asked[0].request.input_ids)
     assert server.tokenizer.tokenizer.decode(ids, skip_special_tokens=False) == "<user>a</s><assistant>b"
-
-
-def test_the_models_name_is_echoed(server):
-    for asked, told in ((None, "local/model"), ("tgi", "local/model"), ("dummy", "dummy")):
-        assert server.post("/v1/chat/completions", chat(model=asked)).json["model"] == told
-
-
-def test_chat_logprobs_cover_every_token(server):
-    body = chat(logprobs=True, top_logprobs=1)
-    content = server.post("/v1/chat/completions", body).json["choices"][0]["logprobs"]["content"]
-    first = {"token": " there", "logprob": -0.5}
-    assert content[0] == first | {"top_logprobs": [first]} and len(content) == 2
-    events = server.post("/v1/chat/completions", body | {"stream": True}).events[:-1]
-    assert [len(event["choices"][0]["logprobs"]["content"]) for event in events] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -232,41 +194,6 @@ def test_parameters_that_name_tokens_reach_the_engine_from_both_routes(server):
         assert request.stop_token_ids == {9} == set(sampling.end_token_ids) and len(sampling.bad_words_ids) == 2
 
 
-BOTH = [
-    ("n", 2),
-    ("n", True),
-    ("response_format", {"type": "json_object"}),
-]
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
-CHAT_ONLY = [
-    ("tools", [TOOL]),
-    ("tool_choice", "required"),
-    ("tool_choice", {"type": "function"}),
-    ("tool_prompt", "x"),
-]
-
-
-@pytest.mark.parametrize(
-    ("path", "name", "value"),
-    [("/v1/completions", *pair) for pair in [*BOTH, ("best_of", 2), ("echo", True)]]
-    + [("/v1/chat/completions", *pair) for pair in BOTH + CHAT_ONLY],
-)
-def test_unsupported_fields_are_refused_by_name(server, path, name, value):
-    body = {"prompt": "Hi", "messages": USER, "stream": True, name: value}
-    answer = server.post(path, body)
-    assert answer.status == 422
-    error = f"Input validation error: `{name}` is not supported yet"
-    assert answer.json == {"error": error, "error_type": "validation"}
-
-
-def test_images_and_tool_calls_are_refused_by_name(server):
-    image = [{"type": "image_url", "image_url": {"url": "http://x"}}]
-    calls = {"role": "assistant", "content": None, "tool_calls": [{"id": "0"}]}
-    for message, name in (({"role": "user", "content": image}, "`image_url`"), (calls, "`tool_calls`")):
-        answer = server.post("/v1/chat/completions", {"messages": [message]})
-        assert (answer.status, answer.json["error_type"]) == (422, "validation") and name in answer.json["error"]
-
-
 def test_neutral_values_count_as_absent_fields(server):
     neutral = {"n": 1, "presence_penalty": 0.0, "frequency_penalty": 0, "top_p": 1, "logit_bias": {}, "user": "x"}
     neutral |= {
@@ -282,26 +209,6 @@ def test_neutral_values_count_as_absent_fields(server):
     )
     tools = {"tools": [], "tool_choice": "auto", "tool_prompt": None, "logprobs": None, "top_logprobs": None}
     assert server.post("/v1/chat/completions", neutral | tools | chat()).status == 200
-
-
-def test_streams_answer_a_real_status_before_the_first_byte(make_server):
-    for path, body in (("/v1/completions", {"prompt": ""}), ("/v1/chat/completions", chat(max_tokens=10**6))):
-        server = make_server()
-        answer = server.post(path, body | {"stream": True})
-        assert (answer.status, answer.json["error_type"], server.permits.left) == (422, "validation", 4)
-        answer = make_server(max_concurrent_requests=0).post(path, body | {"stream": True})
-        assert (answer.status, answer.json["error_type"]) == (429, "overloaded")
-
-
-@pytest.mark.parametrize("prompt", ["Hi", ["Hi", "Ho"]])
-def test_an_error_after_the_first_byte_is_an_event_before_done(server, prompt):
-    server.engine.script.ends_after = (1, Ended(EndReason.FAILED, cause="boom"))
-    error = {"error": {"message": "Request failed during generation: boom", "http_status_code": 424}}
-    for path, body in (("/v1/completions", {"prompt": prompt}), ("/v1/chat/completions", chat())):
-        answer = server.post(path, body | {"stream": True})
-        assert answer.status == 200
-        assert answer.events[-2:] == [error, "[DONE]"]
-    assert server.permits.left == 4 and all(asked.end for asked in server.engine.asked)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -334,8 +241,284 @@ def test_a_chat_that_waits_to_be_rendered_is_given_up_when_its_client_leaves(ser
     assert ended and not server.engine.asked and server.permits.left == 4
 
 
-def test_template_errors_are_422(server):
+def test_chat_stream_has_the_bytes_of_the_contract(server):
+    """The first chunk has the role, the last one the reason, and no other chunk has either."""
+    server.engine.script.texts, server.engine.script.last_is_special = ("OK", "</s>"), True
+    server.engine.script.reason = EndReason.EOS_TOKEN
+    body = chat(stream=True, stream_options={"include_usage": True})
+    answer = server.post("/v1/chat/completions", body, {"content-type": "application/json", "x-request-id": "mine"})
+    created = answer.events[0]["created"]
+    tokens = len(server.engine.asked[0].request.input_ids)
+    head = (
+        f'data: {{"object":"chat.completion.chunk","id":"chatcmpl-mine","created":{created},"model":"local/model",'
+        '"system_fingerprint":"1.2.3-native","choices":['
+    )
+    end = '],"usage":null}\n\n'
+    assert answer.body.decode() == "".join(
+        (
+            head + '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' + end,
+            head + '{"index":0,"delta":{"content":"OK"},"logprobs":null,"finish_reason":null}' + end,
+            head + '{"index":0,"delta":{"content":""},"logprobs":null,"finish_reason":null}' + end,
+            head + '{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}' + end,
+            head + f'],"usage":{{"prompt_tokens":{tokens},"completion_tokens":2,"total_tokens":{tokens + 2},'
+            '"prompt_tokens_details":{"cached_tokens":0}}}\n\n',
+            "data: [DONE]\n\n",
+        )
+    )
+
+
+ENDS = [
+    {"texts": ("OK", "</s>"), "last_is_special": True, "reason": EndReason.EOS_TOKEN},
+    {"texts": ("OK", "!")},
+    {"texts": ("OK", "!"), "expires": True},
+]
+
+
+def texts_of(events):
+    """The texts of a stream's choices, by index; and the finish reasons, of which each text has one."""
+    texts, reasons = {}, {}
+    for choice in (choice for event in events if event != "[DONE]" for choice in event["choices"]):
+        text = choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+        texts[choice["index"]] = texts.get(choice["index"], "") + text
+        if choice["finish_reason"] is not None:
+            assert choice["index"] not in reasons
+            reasons[choice["index"]] = choice["finish_reason"]
+    return texts, reasons
+
+
+def whole_of(answer):
+    choices = answer.json["choices"]
+    texts = {c["index"]: c["message"]["content"] if "message" in c else c["text"] for c in choices}
+    return texts, {c["index"]: c["finish_reason"] for c in choices}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("end", ENDS, ids=["end token", "length", "deadline"])
+@pytest.mark.parametrize(
+    "fields", [{}, {"stop": "OK"}, {"stop": "re"}, {"skip_special_tokens": False}, {"n": 2}], ids=str
+)
+def test_a_stream_is_the_whole_answer(server, path, end, fields):
+    server.engine.script = type(server.engine.script)(**end, cuts_character=True)
+    body = BODIES[path] | fields
+    assert texts_of(server.post(path, body | {"stream": True}).events) == whole_of(server.post(path, body))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_stop_string_is_cut_off_unless_it_is_asked_for(server, path):
+    server.engine.script = type(server.engine.script)(texts=("one", " two st", "op", " three"), logprobs=(0.0,) * 4)
+    for stream in (False, True):
+        for fields, text in (
+            ({"stop": " stop"}, "one two"),
+            ({"stop": [" three", "st"]}, "one two "),
+            ({"stop": ["op", " stop"]}, "one two"),  # both end at the same place, and one begins first
+            ({"stop": " stop", "include_stop_str_in_output": True}, "one two stop"),
+            ({"stop": "never"}, "one two stop three"),
+        ):
+            answer = server.post(path, BODIES[path] | fields | {"stream": stream})
+            texts, reasons = texts_of(answer.events) if stream else whole_of(answer)
+            assert (texts, reasons) == ({0: text}, {0: "length" if fields["stop"] == "never" else "stop"})
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_several_texts_of_one_prompt(server, path):
+    body = BODIES[path] | {"n": 3, "temperature": 1.0}
+    answer = server.post(path, body | {"seed": 2**64 - 2})
+    assert [choice["index"] for choice in answer.json["choices"]] == [0, 1, 2]
+    assert [asked.request.sampling.seed for asked in server.engine.asked] == [2**64 - 2, 2**64 - 1, 0]
+    tokens = len(server.engine.asked[0].request.input_ids)
+    assert answer.json["usage"]["prompt_tokens"] == tokens and answer.json["usage"]["completion_tokens"] == 6
+    server.post(path, body)
+    assert len({asked.request.sampling.seed for asked in server.engine.asked[3:]}) == 3
+    assert server.permits.left == 4
+    assert error_of(server.post(path, body | {"n": 5})) == (
+        429, {"type": "rate_limit_error", "param": None, "code": "rate_limit_exceeded"}
+    )  # fmt: skip
+    for n in (0, 17):
+        assert error_of(server.post(path, body | {"n": n}))[1]["param"] == "n"
+
+
+def test_prompts_times_n_are_answered_in_order(server):
+    body = {"prompt": ["Hi", "Ho!"], "n": 2, "return_token_ids": True}
+    choices = server.post("/v1/completions", body).json["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+    assert [len(choice["prompt_token_ids"]) for choice in choices] == [2, 2, 3, 3]
+    assert all(choice["token_ids"] == choices[0]["token_ids"] and len(choice["token_ids"]) == 2 for choice in choices)
+
+
+def test_prompts_may_be_token_ids(server):
+    for prompt, ids in (
+        ([1, 2, 3], [(1, 2, 3)]),
+        ([[1, 2], [3]], [(1, 2), (3,)]),
+        (["Hi", [7]], [None, (7,)]),
+    ):
+        server.engine.asked.clear()
+        assert server.post("/v1/completions", {"prompt": prompt}).status == 200
+        for asked, wanted in zip(server.engine.asked, ids, strict=True):
+            assert wanted in (None, asked.request.input_ids)
+    for prompt in ([300], [[1], []], [1.5], [-1], [True], [2**31], [], [[]], {}, None, 5):
+        status, told = error_of(server.post("/v1/completions", {"prompt": prompt}))
+        assert (status, told["param"], told["type"]) == (400, "prompt", "invalid_request_error"), prompt
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_prompt_is_truncated_on_either_side(server, path):
+    server.post(path, BODIES[path])
+    whole = server.engine.asked[-1].request.input_ids
+    for fields, ids in (
+        ({"truncate_prompt_tokens": 1}, whole[-1:]),
+        ({"truncate_prompt_tokens": 1, "truncation_side": "left"}, whole[-1:]),
+        ({"truncate_prompt_tokens": 1, "truncation_side": "right"}, whole[:1]),
+        ({"truncate_prompt_tokens": -1}, whole),
+    ):
+        assert server.post(path, BODIES[path] | fields).status == 200
+        assert server.engine.asked[-1].request.input_ids == ids
+    for fields in ({"truncate_prompt_tokens": 0}, {"truncate_prompt_tokens": 10**6}, {"truncation_side": "top"}):
+        assert error_of(server.post(path, BODIES[path] | {"truncate_prompt_tokens": 1} | fields))[0] == 400
+
+
+def test_chat_logprobs_have_bytes_and_cover_every_token(server):
+    body = chat(logprobs=True, top_logprobs=1)
+    content = server.post("/v1/chat/completions", body).json["choices"][0]["logprobs"]["content"]
+    first = {"token": " there", "logprob": -0.5, "bytes": list(b" there")}
+    assert content[0] == first | {"top_logprobs": [first]} and len(content) == 2
+    events = server.post("/v1/chat/completions", body | {"stream": True}).events[:-1]
+    told = [event["choices"][0]["logprobs"] for event in events]
+    assert told[0] is told[-1] is None and [len(one["content"]) for one in told[1:-1]] == [1, 1]
+    without = server.post("/v1/chat/completions", chat(logprobs=True, top_logprobs=0)).json["choices"][0]
+    assert [entry["top_logprobs"] for entry in without["logprobs"]["content"]] == [[], []]
+
+
+def test_log_probabilities_of_20_tokens_may_be_asked_for(server):
+    for path, fields, name in ((PATHS[0], {}, "logprobs"), (PATHS[1], {"logprobs": True}, "top_logprobs")):
+        assert server.post(path, BODIES[path] | fields | {name: 20}).status == 200
+        assert server.engine.asked[-1].request.sampling.top_n_tokens == 20
+        status, told = error_of(server.post(path, BODIES[path] | fields | {name: 21}))
+        assert (status, told["param"]) == (400, name)
+    assert error_of(server.post(PATHS[1], chat(top_logprobs=2)))[1]["param"] == "top_logprobs"
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({}, "<user>Hi</s><assistant>"),
+        ({"add_generation_prompt": True}, "<user>Hi</s><assistant>"),
+        ({"add_generation_prompt": False}, "<user>Hi</s>"),
+        ({"continue_final_message": True}, "<user>Hi"),
+        ({"continue_final_message": False}, "<user>Hi</s><assistant>"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "<user>Hi</s><assistant>"),
+    ],
+)
+def test_the_turn_may_be_set(server, fields, prompt):
+    assert server.post(PATHS[1], chat(**fields)).status == 200
+    ids = list(server.engine.asked[0].request.input_ids)
+    assert server.tokenizer.tokenizer.decode(ids, skip_special_tokens=False) == prompt
+    both = {"add_generation_prompt": True, "continue_final_message": True}
+    assert error_of(server.post(PATHS[1], chat(**both)))[1]["param"] == "continue_final_message"
+
+
+def test_histories_of_agents_are_taken(server):
+    history = [
+        {"role": "system", "content": None},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "me"},
+        {
+            "role": "assistant", "content": None, "refusal": None, "audio": None, "function_call": None,
+            "annotations": [], "tool_calls": [
+                {"id": "0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "0", "content": "7"},
+        {"role": "critic", "content": "?", "made_up": {"a": [1]}},
+    ]  # fmt: skip
+    answer = server.post(PATHS[1], {"messages": history, "truncate_prompt_tokens": -1})
+    assert answer.status == 200 and "x-ignored-parameters" not in answer.headers
+    for field in ("audio", "function_call"):
+        status, told = error_of(server.post(PATHS[1], {"messages": [*history, {"role": "user", field: {"id": "1"}}]}))
+        assert (status, told["param"]) == (400, f"messages[5].{field}")
+    image = [{"type": "image_url", "image_url": {"url": "http://x"}}]
+    assert (
+        error_of(server.post(PATHS[1], {"messages": [{"role": "user", "content": image}]}))[1]["param"] == "image_url"
+    )
+
+
+def test_the_answers_name_is_the_served_one_and_another_name_is_told(server, make_server):
+    for path in PATHS:
+        for asked, ignored in ((None, None), ("local/model", None), ("tgi", "model"), ("gpt-4o", "model")):
+            answer = server.post(path, BODIES[path] | {"model": asked})
+            assert answer.json["model"] == "local/model" and answer.headers.get("x-ignored-parameters") == ignored
+        refused = make_server(strict_parameters=True).post(path, BODIES[path] | {"model": "gpt-4o"})
+        expected = {"type": "invalid_request_error", "param": None, "code": "model_not_found"}
+        assert error_of(refused) == (404, expected)
+
+
+def test_streams_answer_a_real_status_before_the_first_byte(make_server):
+    for path, body in (("/v1/completions", {"prompt": ""}), ("/v1/chat/completions", chat(max_tokens=10**6))):
+        server = make_server()
+        answer = server.post(path, body | {"stream": True})
+        assert (answer.status, answer.json["error_type"], server.permits.left) == (400, "validation", 4)
+        answer = make_server(max_concurrent_requests=0).post(path, body | {"stream": True})
+        assert (answer.status, answer.json["error_type"]) == (429, "overloaded")
+
+
+@pytest.mark.parametrize("prompt", ["Hi", ["Hi", "Ho"]])
+def test_an_error_after_the_first_byte_is_an_event_before_done(server, prompt):
+    server.engine.script.ends_after = (1, Ended(EndReason.FAILED, cause="boom"))
+    told = {"message": "Request failed during generation: boom", "type": "server_error", "param": None, "code": None}
+    for path, body in (("/v1/completions", {"prompt": prompt}), ("/v1/chat/completions", chat())):
+        answer = server.post(path, body | {"stream": True})
+        assert answer.status == 200
+        assert answer.events[-2:] == [{"error": told, "error_type": "generation"}, "[DONE]"]
+    assert server.permits.left == 4 and all(asked.end for asked in server.engine.asked)
+
+
+def test_a_failed_generation_is_a_500_that_asks_for_no_retry(server):
+    server.engine.script.ends_after = (1, Ended(EndReason.FAILED, cause="boom"))
+    answer = server.post(PATHS[1], chat())
+    assert (answer.status, answer.headers["x-should-retry"]) == (500, "false")
+
+
+def test_errors_are_openais_and_name_the_callers_own_field(server):
+    """(path, what is wrong) -> (status, param, code)."""
+    long = "x" * 5000
+    for path, fields, status, param, code in (
+        (PATHS[1], {"max_tokens": 0}, 400, "max_tokens", None),
+        (PATHS[1], {"max_completion_tokens": 0}, 400, "max_completion_tokens", None),
+        (PATHS[1], {"max_tokens": 10**6}, 400, "messages", "context_length_exceeded"),
+        (PATHS[1], {"messages": [{"role": "user", "content": long}]}, 400, "messages", "context_length_exceeded"),
+        (PATHS[0], {"prompt": long}, 400, "prompt", "context_length_exceeded"),
+        (PATHS[1], {"messages": [*USER, {"role": "user", "content": 5}]}, 400, "messages[1].content", None),
+        (PATHS[1], {"messages": "Hi"}, 400, "messages", None),
+        (PATHS[1], {"messages": []}, 400, "messages", None),
+        (PATHS[1], {"temperature": -1}, 400, "temperature", None),
+        (PATHS[1], {"temperature": "hot"}, 400, "temperature", None),
+        (PATHS[0], {"suffix": "x"}, 400, "suffix", None),
+        (PATHS[0], {"stream_options": {"include_usage": True}}, 400, "stream_options", None),
+        (PATHS[0], {"guided_json": {}}, 400, "guided_json", "unsupported_parameter"),
+        (PATHS[0], {"max_new_tokens": 5}, 400, "max_new_tokens", "unsupported_parameter"),
+        ("/v1/none", {}, 404, None, None),
+    ):
+        expected = {"type": "invalid_request_error", "param": param, "code": code}
+        assert error_of(server.post(path, BODIES.get(path, {}) | fields)) == (status, expected), fields
+    assert error_of(server.get(PATHS[0]))[0] == 405
+    assert error_of(server.post(PATHS[0], b"[1]"))[0] == 400
+    assert error_of(server.post(PATHS[0], b"{"))[0] == 400
+    assert error_of(server.post(PATHS[0], b"{" + b" " * 20_000))[0] == 413
+    assert error_of(server.post(PATHS[0], b"{}", {"content-type": "text/plain"}))[0] == 415
+
+
+def test_a_missing_key_is_openais_too(make_server):
+    server = make_server(api_key_digests=(b"x" * 32,))
+    told = {"type": "invalid_request_error", "param": None, "code": "invalid_api_key"}
+    assert error_of(server.post(PATHS[1], chat())) == (401, told)
+
+
+def test_template_errors_are_400(server):
     answer = server.post("/v1/chat/completions", {"messages": [{"role": "bad", "content": "x"}], "stream": True})
     error = "Template error: syntax error: no such role (in <string>:1)"
-    assert (answer.status, answer.json) == (422, {"error": error, "error_type": "template_error"})
-    assert server.failures("template") == 1
+    assert (answer.status, answer.json["error"]["message"]) == (400, error)
+    assert answer.json["error_type"] == "template_error" and server.failures("template") == 1
+
+
+def test_null_is_an_absent_field(server):
+    names = {"stream", "n", "seed", "stop", "temperature", "top_p", "max_tokens", "logprobs", "stream_options", "user"}
+    for path in PATHS:
+        assert server.post(path, BODIES[path] | dict.fromkeys(names)).status == 200

@@ -206,10 +206,9 @@ def test_a_request_refused_to_make_room_gets_the_error_in_every_dialect(make_ser
     newcomer, displaced = asyncio.run(run())
     assert newcomer.status == 200 and server.permits.left == 2
     if route.fails_as_event or (stream and route.path != "/generate"):
-        openai = {"error": {"message": "Model is overloaded", "http_status_code": 429}}
-        assert displaced.status == 200 and displaced.events[0] == (openai if route.is_openais else ERROR)
+        assert (displaced.status, displaced.told) == (200, ERROR)
     else:
-        assert (displaced.status, displaced.json, displaced.headers["retry-after"]) == (429, ERROR, "1")
+        assert (displaced.status, displaced.told, displaced.headers["retry-after"]) == (429, ERROR, "1")
 
 
 def test_a_request_refused_to_make_room_while_it_is_tokenized_gets_the_error():

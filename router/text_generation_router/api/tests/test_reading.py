@@ -18,7 +18,7 @@ from text_generation_router.api.schemas import ChatRequest, CompletionRequest, G
 from text_generation_router.errors import InferenceError
 from text_generation_router.offload.errors import BusyError, JobFailedError, JobLostError, JobTimeoutError
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
-from text_generation_router.text.chat_template import ChatTemplate, Message
+from text_generation_router.text.chat_template import ChatTemplate, Conversation, Message
 
 LIMITS = ListLimits(messages=40, prompts=3, stops=4)
 QUESTIONS = (GENERATE, COMPAT_GENERATE, TOKENIZE, COMPLETION, CHAT)
@@ -57,14 +57,15 @@ def without_clock(body: bytes) -> bytes:
         ("/generate", {"inputs": "a", "parameters": {"grammar": {"type": "json", "value": {}}}}, 422),
         ("/generate_stream", {"inputs": "a", "parameters": {"stop": ["a"] * 5}}, 200),
         ("/generate", {"inputs": "a", "parameters": {"stop": ["a"] * 5}}, 422),
-        ("/v1/completions", {"prompt": ["a"] * 4}, 422),
-        ("/v1/completions", {"prompt": "a", "suffix": "b"}, 422),
-        ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, 422),
-        ("/v1/completions", {"prompt": "a", "stop_token_ids": [1] * 1025}, 422),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, 422),
-        ("/v1/chat/completions", {"messages": [{"role": "bad", "content": "a"}]}, 422),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "file"}]}]}, 422),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}] * 41}, 422),
+        ("/v1/completions", {"prompt": ["a"] * 4}, 400),
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}, 400),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, 400),
+        ("/v1/completions", {"prompt": "a", "stop_token_ids": [1] * 1025}, 400),
+        ("/v1/completions", {"prompt": "a", "guided_regex": "a"}, 400),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, 400),
+        ("/v1/chat/completions", {"messages": [{"role": "bad", "content": "a"}]}, 400),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "file"}]}]}, 400),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}] * 41}, 400),
     ],
 )
 def test_a_large_body_is_refused_as_a_small_one_and_counted_alike(make_server, path, body, status):
@@ -81,7 +82,7 @@ def test_a_large_body_is_refused_as_a_small_one_and_counted_alike(make_server, p
     ("schema", "value"),
     [
         (GenerateRequest, {"inputs": "a", "parameters": {"stop": [1] * 1000}}),
-        (CompletionRequest, {"prompt": [1] * 1000}),
+        (CompletionRequest, {"prompt": [1.5] * 1000}),
         (CompletionRequest, {"prompt": "a", "stop": [{}] * 1000}),
         (ChatRequest, {"messages": [1] * 1000}),
         (ChatRequest, {"messages": [{"role": 1, "content": "a"}] * 1000}),
@@ -103,7 +104,7 @@ def test_a_list_fails_at_its_first_bad_item(schema, value):
             "`stop` supports up to 4 stop sequences. Given: 5",
         ),
         (CompletionRequest, {"prompt": "a", "stop": [1] * 5}, "`stop` supports up to 4 stop sequences. Given: 5"),
-        (CompletionRequest, {"prompt": [1] * 4}, "Number of prompts exceeds the maximum allowed batch size of 3"),
+        (CompletionRequest, {"prompt": [1.5] * 4}, "Number of prompts exceeds the maximum allowed batch size of 3"),
         (ChatRequest, {"messages": [1] * 41}, "`messages` must have at most 40 messages"),
     ],
 )
@@ -115,7 +116,7 @@ def test_a_list_that_is_too_long_is_refused_before_its_items(schema, value, text
 
 def test_the_models_name_in_a_request_is_bounded_since_every_event_repeats_it(server):
     answer = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "model": "m" * 513})
-    assert answer.status == 422 and "model: " in answer.json["error"]
+    assert answer.status == 400 and "model: " in answer.told["error"]
 
 
 @pytest.mark.parametrize(
@@ -143,11 +144,11 @@ def test_a_body_whose_child_was_killed_is_read_by_the_next(make_server):
 
 
 def test_a_childs_answer_has_no_unused_nested_values_of_the_body():
-    grammar = {"type": "json", "value": [[[]]] * 1000}
-    body = orjson.dumps({"inputs": "a", "parameters": {"grammar": grammar}, "extra": [1] * 1000})
+    body = orjson.dumps({"inputs": "a", "parameters": {"metadata": [[[]]] * 1000}, "extra": [1] * 1000})
     assert len(HANDLERS[GENERATE.name](job_of(body, LIMITS))) < 100
     chat = orjson.dumps({"messages": [{"role": "user", "content": "a"}] * 40, "metadata": [1] * 1000})
-    assert orjson.loads(HANDLERS[CHAT.name](job_of(chat, LIMITS))) == {"asked": {"prompt": "<user>a" * 40 + "$"}}
+    answer = {"asked": {"prompt": "<user>a" * 40 + "$"}, "unknown": []}
+    assert orjson.loads(HANDLERS[CHAT.name](job_of(chat, LIMITS))) == answer
 
 
 def test_a_child_process_reads_and_renders():
@@ -158,10 +159,10 @@ def test_a_child_process_reads_and_renders():
         pool.start()
         try:
             job = job_of(orjson.dumps({"messages": messages, "seed": 2**64 - 1, "temperature": 0.1}), LIMITS)
-            asked = read_answer(CHAT, await pool.run(CHAT.name, job, 30))
+            asked = read_answer(CHAT, await pool.run(CHAT.name, job, 30)).asked
         finally:
             await pool.close()
-        assert asked.prompt == TEMPLATE.render(tuple(Message(**message) for message in messages))
+        assert asked.prompt == TEMPLATE.render(Conversation(tuple(Message(**message) for message in messages)))
         assert asked.seed == 2**64 - 1
 
     asyncio.run(test())
@@ -231,18 +232,19 @@ def test_a_child_reads_the_same_values_and_errors_as_the_router(body, question):
     content = orjson.dumps(body)
     try:
         read = question.read(content, LIMITS)
-        text = TEMPLATE.render(tuple(Message(m.role, m.content) for m in read.messages)) if question is CHAT else None
+        text = TEMPLATE.render(read.asked.conversation()) if question is CHAT else None
     except InferenceError as error:
         with pytest.raises(type(error)) as caught:
             read_answer(question, HANDLERS[question.name](job_of(content, LIMITS)))
-        assert caught.value.text == error.text
+        assert (caught.value.text, caught.value.param) == (error.text, error.param)
         return
     answered = read_answer(question, HANDLERS[question.name](job_of(content, LIMITS)))
+    assert answered.unknown == read.unknown
     if question is CHAT:
-        assert answered.prompt == text
-        assert answered.model_dump(exclude={"prompt"}) == read.model_dump(exclude={"messages"})
+        assert answered.asked.prompt == text
+        assert answered.asked.model_dump(exclude={"prompt"}) == read.asked.model_dump(exclude={"messages"})
     else:
-        assert answered == read
+        assert answered.asked == read.asked
 
 
 @settings(max_examples=200)

@@ -1,9 +1,11 @@
 import asyncio
 import json
+import logging
 from itertools import pairwise
 
 import pytest
 
+from text_generation_common.logs import JsonFormatter
 from text_generation_router.app import answers_at_once
 from text_generation_router.scheduling.share import Share
 
@@ -126,9 +128,13 @@ def test_head_works_where_get_does(server):
         "/ready",
         "/info",
         "/metrics",
+        "/version",
         "/v1/models",
+        "/v1/models/local/model",
         "/docs",
+        "/docs/",
         "/api-doc/openapi.json",
+        "/openapi.json",
     ):
         assert server.get(path, "HEAD").status == 200, path
 
@@ -214,6 +220,56 @@ def test_the_answer_at_once_to_live_is_the_route_s_answer(make_server, origins, 
     server = make_server(cors_allow_origin=origins)
     headers = {"origin": "https://a.example"}
     by_route = server.get("/live", method, headers)
+    del by_route.headers["x-request-id"]  # an answer at once has none
     server.app = answers_at_once(server.config)[b"/live"]
     at_once = server.get("/live", method, headers)
     assert (at_once.status, at_once.headers, at_once.chunks) == (by_route.status, by_route.headers, by_route.chunks)
+
+
+def test_a_model_is_told_by_its_name(server):
+    entry = server.get("/v1/models/local/model")
+    assert entry.json == server.get("/v1/models").json["data"][0] and entry.json["id"] == "local/model"
+    answer = server.get("/v1/models/gpt-4o")
+    assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")
+
+
+def test_the_version_is_that_of_info(server):
+    assert server.get("/version").json["version"] == server.get("/info").json["version"]
+
+
+@pytest.mark.parametrize(
+    ("given", "is_taken"),
+    [
+        ("a-1", True),
+        ("x" * 128, True),
+        ("x" * 129, False),
+        ("", False),
+        ("a b", False),
+        ("\u00e4", False),
+        ("a\tb", False),
+    ],
+)
+@pytest.mark.parametrize("path", ["/health", "/generate", "/v1/completions", "/none"])
+def test_every_answer_has_an_id(server, given, is_taken, path):
+    answer = server.post(path, {"inputs": 1}, {"content-type": "application/json", "x-request-id": given})
+    identity = answer.headers["x-request-id"]
+    assert (identity == given) is is_taken and 0 < len(identity) <= 128
+    assert answer.headers["x-request-id"] != server.post(path, {}).headers["x-request-id"]
+
+
+def test_the_log_line_of_a_request_has_its_id(server, caplog):
+    formatted = []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            formatted.append(JsonFormatter().format(record))
+
+    handler = Handler()
+    logging.getLogger("text_generation_router").addHandler(handler)
+    try:
+        with caplog.at_level("INFO"):
+            server.post("/generate", {"inputs": "Hi"}, {"content-type": "application/json", "x-request-id": "mine"})
+    finally:
+        logging.getLogger("text_generation_router").removeHandler(handler)
+    [line] = [json.loads(line) for line in formatted if "Success" in line]
+    assert line["request_id"] == "mine"

@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from text_generation_router.errors import IncompleteGenerationError, InferenceError, UnhealthyError
-from text_generation_router.http.dialects import NATIVE
+from text_generation_router.http.dialects import NATIVE, ErrorDialects
 from text_generation_router.http.errors import add_error_handlers
 from text_generation_router.http.gate import Gate, Gated
 from text_generation_router.http.limits import ConnectionLimits, LimitHits
@@ -21,6 +21,7 @@ from text_generation_router.http.sse import EventStream
 from text_generation_router.metrics import Metrics
 
 PATIENCE_S = 20
+DIALECTS = ErrorDialects(is_tgis=False)
 
 
 class Router:
@@ -35,8 +36,8 @@ class Router:
         self.app.add_api_route("/stream", self.stream, methods=["POST"])
         self.app.add_api_route("/whole", self.whole, methods=["POST"])
         self.app.add_api_route("/health", self.health)
-        add_error_handlers(self.app, hits)
-        self.app.add_middleware(Gated, gate=self.gate)
+        add_error_handlers(self.app, hits, DIALECTS)
+        self.app.add_middleware(Gated, gate=self.gate, dialects=DIALECTS)
         self.server = Server(
             uvicorn_config(self.app, ConnectionLimits(100, 1000, 30), hits), self.gate, self.fail, patience_s
         )

@@ -4,13 +4,14 @@ import os
 import pytest
 
 from text_generation_router.errors import StartError, TemplateError
-from text_generation_router.text.chat_template import ChatTemplate, Message, load_chat_template
+from text_generation_router.text.chat_template import ChatTemplate, Conversation, Message, load_chat_template
 
-USER = (Message("user", "Hi"),)
+HI = (Message("user", "Hi"),)
+USER = Conversation(HI)
 
 
-def render(source, messages=USER, **tokens):
-    return ChatTemplate(source, tokens).render(messages)
+def render(source, messages=HI, **tokens):
+    return ChatTemplate(source, tokens).render(Conversation(tuple(messages)))
 
 
 def test_template_sees_messages_tokens_and_the_prompt_flag():

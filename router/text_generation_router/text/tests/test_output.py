@@ -9,7 +9,7 @@ from text_generation_common.sampling import Sampling
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.text.detokenization import Vocabulary
 from text_generation_router.text.events import FinishReason, TokenEvent
-from text_generation_router.text.output import TextOutput
+from text_generation_router.text.output import TextOutput, TextRules
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 E_ACUTE = [ALPHABET.index(char) for char in "Ã©"]  # the two bytes of é, as byte-level tokenizers write them
@@ -26,7 +26,7 @@ def vocabulary() -> Vocabulary:
 
 
 def make_output(vocabulary: Vocabulary, *stop: str, **sampling: Any) -> TextOutput:
-    return TextOutput(vocabulary, GenerationRequest((1, 2, 3), 9, Sampling(**sampling)), stop)
+    return TextOutput(vocabulary, GenerationRequest((1, 2, 3), 9, Sampling(**sampling)), TextRules(stop))
 
 
 def push(output: TextOutput, *token_ids: int, reason: FinishReason | None = None) -> list[TokenEvent]:

@@ -16,13 +16,14 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from text_generation_router.errors import StartError, TemplateError
 from text_generation_router.offload.process import CHILD
 from text_generation_router.scheduling.share import Share
-from text_generation_router.text.chat_template import ChatTemplate, Message
+from text_generation_router.text.chat_template import ChatTemplate, Conversation, Message
 from text_generation_router.text.rendering import Renderer, children_of
 
 ORDINARY = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}<assistant>"
 # A statement without effect that makes the cost of a template unknown.
 UNKNOWN = "{% macro unused() %}{% endmacro %}"
-USER, EVIL = (Message("user", " Hi 😀"),), (Message("user", "evil"),)
+USER, EVIL = (Conversation((Message("user", text),)) for text in (" Hi 😀", "evil"))
+TWICE = Conversation(USER.messages * 2)
 # Seconds after which jobs that never end are killed. Other jobs end by themselves or at the memory limit, which takes
 # longer on a busy machine.
 JOB_S = 3.0
@@ -93,9 +94,9 @@ def test_prompts_and_errors_are_the_templates():
     async def test(renderer: Renderer) -> None:
         assert await renderer.render(USER, A) == template.render(USER) == "<s><user>Hi 😀<assistant>"
         with pytest.raises(TemplateError) as expected:
-            template.render(USER * 2)
+            template.render(TWICE)
         with pytest.raises(TemplateError) as caught:
-            await renderer.render(USER * 2, A)
+            await renderer.render(TWICE, A)
         assert caught.value.text == expected.value.text
 
     run(source, test, {"bos_token": "<s>"})
@@ -144,12 +145,13 @@ def test_prompts_are_those_of_transformers(source, unknown):
 
     async def test(renderer: Renderer) -> None:
         for chat in CHATS:
-            assert ChatTemplate(source, tokens).is_cheap([Message(*message) for message in chat]) is not unknown
-            conversation = [{"role": role, "content": content} for role, content in chat]
+            conversation = Conversation(tuple(Message(*message) for message in chat))
+            assert ChatTemplate(source, tokens).is_cheap(conversation) is not unknown
+            messages = [{"role": role, "content": content} for role, content in chat]
             [[expected], _] = render_jinja_template(
-                [conversation], None, None, source, add_generation_prompt=True, **tokens
+                [messages], None, None, source, add_generation_prompt=True, **tokens
             )
-            assert await renderer.render([Message(*message) for message in chat], A) == expected
+            assert await renderer.render(conversation, A) == expected
 
     run(source, test, tokens)
 

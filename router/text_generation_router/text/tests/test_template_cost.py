@@ -3,7 +3,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
 
-from text_generation_router.text.chat_template import MAX_CHEAP_CHARS, MESSAGE_CHARS, ChatTemplate, Message
+from text_generation_router.text.chat_template import (
+    MAX_CHEAP_CHARS,
+    MESSAGE_CHARS,
+    ChatTemplate,
+    Conversation,
+    Message,
+)
 from text_generation_router.text.template_cost import cost_of
 from text_generation_router.text.template_environment import TemplateEnvironment
 from text_generation_router.text.tests.test_rendering import EVIL_PARTS, TEMPLATES
@@ -18,9 +24,9 @@ def cost(source: str):
 @pytest.mark.parametrize("source", TEMPLATES)
 def test_ten_messages_of_an_ordinary_template_are_cheap_and_many_are_not(source):
     template = ChatTemplate(source, {})
-    assert template.is_cheap([USER] * 10)
-    assert not template.is_cheap([USER] * 20_000)
-    assert not template.is_cheap([Message("user", "x" * MAX_CHEAP_CHARS)])
+    assert template.is_cheap(Conversation((USER,) * 10))
+    assert not template.is_cheap(Conversation((USER,) * 20_000))
+    assert not template.is_cheap(Conversation((Message("user", "x" * MAX_CHEAP_CHARS),)))
 
 
 @pytest.mark.parametrize(

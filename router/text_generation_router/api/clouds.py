@@ -1,0 +1,72 @@
+"""Routes in the forms of cloud platforms: SageMaker's /invocations and Vertex AI's /vertex."""
+
+import time
+
+from fastapi import Request, Response
+
+from text_generation_router.api.answer import Answers
+from text_generation_router.api.asking import INVOCATION, VERTEX
+from text_generation_router.api.chat import ChatRoutes
+from text_generation_router.api.completions import CompletionRoutes
+from text_generation_router.api.generate import GenerateRoutes, native_prompt, refuse_unsupported
+from text_generation_router.api.schemas import (
+    ChatOptions,
+    CompatGenerateRequest,
+    CompletionRequest,
+    GenerateRequest,
+)
+from text_generation_router.api.services import Services
+from text_generation_router.errors import ValidationError
+from text_generation_router.http.disconnect import unless_disconnected
+from text_generation_router.http.encoding import json_response
+from text_generation_router.scheduling.share import Share
+from text_generation_router.text.validation import Prompt
+
+
+class CloudRoutes:
+    def __init__(
+        self, services: Services, generate: GenerateRoutes, completions: CompletionRoutes, chats: ChatRoutes
+    ) -> None:
+        self._services = services
+        self._answers = Answers(services)
+        self._generate, self._completions, self._chats = generate, completions, chats
+
+    async def invocations(self, request: Request) -> Response:
+        """A body of /, of chats or of completions: its field `inputs`, `messages` or `prompt` decides."""
+        started_s = time.perf_counter()
+        asked = await self._answers.read(request, INVOCATION, 1)
+        if isinstance(asked, CompatGenerateRequest):
+            return await self._generate.compat(request, asked)
+        if isinstance(asked, ChatOptions):
+            return await self._answers.answer_read(request, self._chats, asked, started_s)
+        assert isinstance(asked, CompletionRequest)
+        return await self._answers.answer_read(request, self._completions, asked, started_s)
+
+    async def vertex(self, request: Request) -> Response:
+        """Several bodies of /generate or of chats; answers with the texts, in order. As in TGI, tokens are drawn."""
+        started_s = time.perf_counter()
+        asked = await self._answers.read(request, VERTEX, 1)
+        services = self._services
+        services.metrics.request_count.inc(1 + len(asked.instances))
+        with services.inference.counted_failures():
+            caller = services.callers.caller_of(request)
+
+        async def answer() -> Response:
+            with services.inference.counted_failures():
+                prompts = [await self._prompt(instance, caller.share) for instance in asked.instances]
+            results = await services.inference.results(prompts, caller, started_s)
+            return json_response({"predictions": [result.finish.generated_text for result in results]})
+
+        return await unless_disconnected(request.receive, answer())
+
+    async def _prompt(self, instance: GenerateRequest | ChatOptions, share: Share) -> Prompt:
+        if isinstance(instance, GenerateRequest):
+            refuse_unsupported(instance.parameters)
+            if (instance.parameters.best_of or 1) > 1:
+                raise ValidationError("`best_of` is not supported in `instances`: send the instance several times")
+            drawn = instance.parameters.model_copy(update={"do_sample": True})
+            return native_prompt(instance.model_copy(update={"parameters": drawn}))
+        if instance.choices != 1:
+            raise ValidationError("`n` is not supported in `instances`: send the instance several times")
+        [prompt] = await self._chats.prompts(instance, share)
+        return prompt

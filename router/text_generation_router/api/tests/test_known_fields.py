@@ -1,0 +1,45 @@
+"""The tables know every field of the peers' APIs. `field_names.json` has the fields of OpenAI's client (TypedDicts),
+of vLLM's request classes and of TGI's openapi.json, each with its version.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from text_generation_router.api import known_fields
+from text_generation_router.api.contract import Contract, Refused, Renamed, Tolerated
+from text_generation_router.api.field_docs import page
+
+CONTRACTS: dict[str, Contract] = {
+    "chat": known_fields.CHAT,
+    "completion": known_fields.COMPLETION,
+    "parameters": known_fields.PARAMETERS,
+    "stream_options": known_fields.STREAM_OPTIONS,
+}
+NAMES = json.loads((Path(__file__).parent / "field_names.json").read_text())
+
+
+@pytest.mark.parametrize("source", NAMES)
+@pytest.mark.parametrize("kind", CONTRACTS)
+def test_every_field_of_a_peer_is_in_the_table(source, kind):
+    assert set(NAMES[source].get(kind, ())) <= CONTRACTS[kind].known
+
+
+def test_a_renamed_field_names_one_that_the_route_has():
+    for kind, contract in CONTRACTS.items():
+        for name, rule in contract.rules.items():
+            # A field may be renamed to one that is not supported here yet: its own rule says so.
+            assert not isinstance(rule, Renamed) or rule.here in contract.known, (kind, name)
+
+
+def test_every_rule_says_why():
+    for contract in CONTRACTS.values():
+        for name, rule in contract.rules.items():
+            if isinstance(rule, Refused | Tolerated):
+                assert rule.why and not rule.why.endswith("."), name
+
+
+def test_the_page_of_all_fields_is_what_the_tables_say():
+    path = Path(__file__).parents[4] / "docs" / "fields.md"
+    assert path.read_text(encoding="utf-8") == page(), f"write {path.name} again, as field_docs.py says"

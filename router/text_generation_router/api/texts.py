@@ -1,0 +1,91 @@
+"""The routes between texts and tokens, which generate nothing: /tokenize, /chat_tokenize, /detokenize."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import nullcontext
+
+from fastapi import Request, Response
+
+from text_generation_router.api.asking import CHAT, DETOKENIZE, TOKENIZE
+from text_generation_router.api.chat import rendered
+from text_generation_router.api.services import Services
+from text_generation_router.errors import ValidationError
+from text_generation_router.http.disconnect import unless_disconnected
+from text_generation_router.http.encoding import json_response, text_json, to_json
+from text_generation_router.http.json_stream import JsonStream
+from text_generation_router.scheduling.share import Share
+from text_generation_router.text.tokenization import PART_CHARS, Span
+
+# Token spans encoded in one piece. Other threads can take the interpreter lock between two pieces.
+SPANS_PER_PIECE = 2048
+
+
+class TextRoutes:
+    """Each request takes a permit, unlike in TGI: tokenizing a long text costs as much as a short generation."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def tokenize(self, request: Request) -> Response:
+        """The tokens of `inputs`, special ones too, with the bytes each covers. `parameters` change nothing."""
+        asked = await self._services.bodies.read(request, TOKENIZE)
+        share = self._services.callers.caller_of(request).share
+        return await self._tokenized(request, asked.inputs, share, add_special_tokens=True)
+
+    async def chat_tokenize(self, request: Request) -> Response:
+        """The prompt that the chat template makes of the messages, and its tokens, with the bytes each covers."""
+        services = self._services
+        with services.inference.counted_refusals(1):
+            asked = await services.bodies.read(request, CHAT)
+        services.metrics.request_count.inc()
+        share = services.callers.caller_of(request).share
+        with services.inference.counted_failures():
+            text = await unless_disconnected(request.receive, rendered(services, asked, share))
+        start, end = b'{"tokenize_response":[', b'],"templated_text":%b}' % text_json(text)
+        return await self._tokenized(request, text, share, False, start, end)
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of the token ids, without special tokens unless `skip_special_tokens` is false."""
+        services = self._services
+        asked = await services.bodies.read(request, DETOKENIZE)
+        size = services.inference.validator.limits.vocab_size
+        outside = next((i for i in asked.tokens if i >= size), None) if size else None
+        if outside is not None:
+            raise ValidationError(f"`tokens` must have token ids < {size}. Given: {outside}")
+        share = services.callers.caller_of(request).share
+        with services.inference.counted_failures(), services.inference.permit(share):
+            decode = services.tokenizer.tokenizer.decode
+            text = await asyncio.to_thread(decode, asked.tokens, skip_special_tokens=asked.skip_special_tokens)
+        return json_response({"prompt": text})
+
+    async def _tokenized(
+        self,
+        request: Request,
+        text: str,
+        share: Share,
+        add_special_tokens: bool,
+        start: bytes = b"[",
+        end: bytes = b"]",
+    ) -> Response:
+        """JSON with an array of the text's tokens between `start` and `end`."""
+        pieces = self._tokens(text, share, add_special_tokens)
+        first = await unless_disconnected(request.receive, anext(pieces))
+        if len(text) > PART_CHARS:
+            return JsonStream(pieces, start + first, end)
+        await pieces.aclose()
+        return Response(start + first + end, media_type="application/json")
+
+    async def _tokens(self, text: str, share: Share, add_special_tokens: bool) -> AsyncGenerator[bytes, None]:
+        """The content of the JSON array, with commas, in pieces: one piece per part of the text."""
+        services, is_large = self._services, len(text) > PART_CHARS
+        tidied = services.bodies.tidying.after() if is_large else nullcontext()
+        with tidied, services.inference.counted_failures(), services.inference.permit(share):
+            comma = b""
+            async for piece in services.tokenizer.spans(text, share, _encode_spans, add_special_tokens):
+                yield comma + piece if piece else b""
+                comma = comma or (b"," if piece else b"")
+
+
+def _encode_spans(spans: list[Span]) -> bytes:
+    starts = range(0, len(spans), SPANS_PER_PIECE)
+    return b",".join(to_json(spans[at : at + SPANS_PER_PIECE])[1:-1] for at in starts)

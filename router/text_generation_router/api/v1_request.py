@@ -1,0 +1,26 @@
+"""Checks and parameters that completions and chats have in common."""
+
+from dataclasses import replace
+
+from text_generation_router.api.schemas import OpenAIRequest
+from text_generation_router.api.services import Services
+from text_generation_router.errors import ValidationError
+from text_generation_router.text.validation import AskedParameters
+
+
+def check_request(asked: OpenAIRequest, services: Services) -> None:
+    """Raises ValidationError for a field that is wrong in itself or beside another field."""
+    most = services.config.requests.max_n
+    if not 1 <= asked.choices <= most:
+        raise ValidationError(f"`n` must be >= 1 and <= {most}, the server's --max-n. Given: {asked.n}")
+    if asked.stream_options is not None and not asked.stream and not services.style.is_tgis:
+        raise ValidationError("`stream_options` is allowed only if `stream` is true")
+
+
+def parameters_of(
+    asked: OpenAIRequest, services: Services, max_new_tokens: int | None, top_n_tokens: int | None
+) -> AskedParameters:
+    parameters = asked.sampling_parameters(max_new_tokens, top_n_tokens, services.style.keeps_stop)
+    if parameters.truncate == -1:  # the longest prompt that the server takes
+        return replace(parameters, truncate=services.inference.validator.limits.max_input_tokens)
+    return parameters

@@ -1,0 +1,56 @@
+"""Headers that every answer to a request carries, whichever part of the router makes the answer: the request's id, and
+what else was added while the request was read.
+"""
+
+import re
+import secrets
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from text_generation_common.logs import request_id
+
+HEADER = b"x-request-id"
+# An id is repeated in headers, logs and JSON.
+ALLOWED = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+ID_BYTES = 12
+KEY = "text_generation_router.headers"
+
+
+def add_header(scope: Scope, name: str, value: str) -> None:
+    """Adds a header to the answer of this request, or a value to a header that was added. No effect once the answer has
+    begun."""
+    headers: list[tuple[bytes, bytes]] = scope.setdefault(KEY, [])
+    key, content = name.encode(), value.encode("latin-1", "replace")
+    for number, (known, values) in enumerate(headers):
+        if known == key:
+            headers[number] = (key, values + b", " + content)
+            return
+    headers.append((key, content))
+
+
+def added_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
+    return list(scope.get(KEY, ()))
+
+
+class Identified:
+    """Gives every request an id: the client's `X-Request-Id` if it is a usable one, or else a random one. The id is in
+    the answer's header, in the log lines of the request, and in the `id` of OpenAI's answers.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        given = next((value for name, value in scope["headers"] if name == HEADER), b"")
+        identity = given if ALLOWED.fullmatch(given) else secrets.token_hex(ID_BYTES).encode()
+        request_id.set(identity.decode())
+        scope[KEY] = headers = [(HEADER, identity)]
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *headers]
+            await send(message)
+
+        await self._app(scope, receive, send_named)
