@@ -8,7 +8,7 @@ from text_generation_router.api.answer import Answers
 from text_generation_router.api.asking import INVOCATION, VERTEX
 from text_generation_router.api.chat import ChatRoutes
 from text_generation_router.api.completions import CompletionRoutes
-from text_generation_router.api.generate import GenerateRoutes, native_prompt, refuse_unsupported
+from text_generation_router.api.generate import GenerateRoutes, native_prompt
 from text_generation_router.api.schemas import (
     ChatOptions,
     CompatGenerateRequest,
@@ -61,7 +61,6 @@ class CloudRoutes:
 
     async def _prompt(self, instance: GenerateRequest | ChatOptions, share: Share) -> Prompt:
         if isinstance(instance, GenerateRequest):
-            refuse_unsupported(instance.parameters)
             if (instance.parameters.best_of or 1) > 1:
                 raise ValidationError("`best_of` is not supported in `instances`: send the instance several times")
             drawn = instance.parameters.model_copy(update={"do_sample": True})

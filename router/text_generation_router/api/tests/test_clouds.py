@@ -66,7 +66,6 @@ def test_vertex_answers_all_instances_in_order(make_server, more):
         ([{"inputs": "a"}] * 4, "batch size"),
         ([{"inputs": "a", "parameters": {"best_of": 2, "do_sample": True}}], "`best_of`"),
         ([{"messages": USER, "n": 2}], "`n`"),
-        ([{"inputs": "a", "parameters": {"decoder_input_details": True}}], "`decoder_input_details`"),
         ([{"inputs": "a", "parameters": {"temperature": -1.0}}], "`temperature`"),
     ],
 )
