@@ -51,10 +51,21 @@ ROOMS = (
     ),
     Room(
         "sampling",
-        (f"{SERVER}/sampling/*.py", f"{SERVER}/step/parameters.py", f"{COMMON}/sampling*.py"),
+        (
+            f"{SERVER}/sampling/*.py", f"{SERVER}/step/parameters.py", f"{SERVER}/step/token_lists.py",
+            f"{COMMON}/sampling*.py",
+        ),
         (
             f"{COMMON}/tests/test_sampling.py", f"{SERVER}/tests/test_sampler.py",
             f"{SERVER}/tests/test_steps_in_flight.py",
+        ),
+    ),
+    Room(
+        "models and weights files",
+        (f"{COMMON}/models/*.py", f"{COMMON}/models/families/*.py", f"{COMMON}/weights/*.py"),
+        (
+            f"{SERVER}/models/tests/test_config*.py", f"{SERVER}/models/tests/test_[flt]*.py",
+            f"{SERVER}/weights/tests/test_weights_f*.py", f"{LAUNCHER}/tests/test_bad_starts.py",
         ),
     ),
     Room(

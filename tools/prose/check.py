@@ -27,7 +27,7 @@ class Pattern:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class AllowedWording:
     """A wording that is allowed: `text` in the file `path`."""
 
     path: str
@@ -51,14 +51,14 @@ class ProseFinding:
 class Checker:
     patterns: tuple[Pattern, ...]
     data: tuple[str, ...]
-    allowed: tuple[Allowed, ...]
-    _used: set[Allowed] = field(default_factory=set)
+    allowed: tuple[AllowedWording, ...]
+    _used: set[AllowedWording] = field(default_factory=set)
 
     @classmethod
     def from_file(cls, path: Path = PATTERNS) -> "Checker":
         table = tomllib.loads(path.read_text())
         patterns = tuple(_pattern(entry) for entry in table["pattern"])
-        allowed = tuple(Allowed(entry["path"], entry["text"]) for entry in table.get("allowed", ()))
+        allowed = tuple(AllowedWording(entry["path"], entry["text"]) for entry in table.get("allowed", ()))
         return cls(patterns, tuple(entry["path"] for entry in table["data"]), allowed)
 
     def findings(self, path: str, texts: list[Text]) -> Iterator[ProseFinding]:
@@ -77,11 +77,11 @@ class Checker:
                         words = joined[max(0, match.start() - 30) : match.end() + 30].strip()
                         yield ProseFinding(path, text.line_at(match.start()), pattern, words)
 
-    def unused(self, paths: set[str]) -> list[Allowed]:
+    def unused(self, paths: set[str]) -> list[AllowedWording]:
         """Entries for files of `paths` that allowed nothing. To be called after `findings` has read these files."""
         return [entry for entry in self.allowed if entry.path in paths and entry not in self._used]
 
-    def _is_allowed(self, entries: list[Allowed], joined: str, match: re.Match[str]) -> bool:
+    def _is_allowed(self, entries: list[AllowedWording], joined: str, match: re.Match[str]) -> bool:
         for entry in entries:
             start = joined.find(entry.text)
             while start >= 0:
