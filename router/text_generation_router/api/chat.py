@@ -19,6 +19,7 @@ from text_generation_router.api.openai import (
     until_done,
     usage_json,
 )
+from text_generation_router.api.prompt_answers import prompt_logprobs_json
 from text_generation_router.api.schemas import ChatOptions, ChatRequest, RenderedChat
 from text_generation_router.api.services import Services
 from text_generation_router.api.v1_request import check_request, parameters_of
@@ -79,6 +80,8 @@ class ChatRoutes:
             "choices": [await self._choice(index, result, asked) for index, result in enumerate(results)],
             "usage": usage_json([result.timing for result in results], asked.choices),
         }
+        if asked.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = await prompt_logprobs_json(results[0], asked.prompt_logprobs)
         if asked.return_token_ids:
             answer["prompt_token_ids"] = results[0].input_ids
         return answer

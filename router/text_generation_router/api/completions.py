@@ -8,7 +8,7 @@ from fastapi import Request, Response
 
 from text_generation_router.api.answer import Answers
 from text_generation_router.api.asking import COMPLETION
-from text_generation_router.api.generation import Generation, Result, close_all
+from text_generation_router.api.generation import Generation, Result, Row, close_all
 from text_generation_router.api.openai import (
     ChunkWriter,
     Made,
@@ -16,10 +16,18 @@ from text_generation_router.api.openai import (
     chunk_json,
     completion_logprobs,
     merged,
+    offsets_of,
     row_of,
     rows_of,
     until_done,
     usage_json,
+)
+from text_generation_router.api.prompt_answers import (
+    check_echo,
+    offsets_in,
+    prompt_logprobs_json,
+    rows_of_prompt,
+    text_of_prompt,
 )
 from text_generation_router.api.schemas import CompletionRequest
 from text_generation_router.api.services import Services
@@ -27,6 +35,7 @@ from text_generation_router.api.v1_request import check_request, parameters_of
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.events import TokenEvent
+from text_generation_router.text.prompt_rows import PromptRows
 from text_generation_router.text.validation import Prompt
 
 KIND = "text_completion"
@@ -60,7 +69,10 @@ class CompletionRoutes:
 
     async def prompts(self, asked: CompletionRequest, _: Share) -> Sequence[Prompt]:
         check_request(asked, self._services)
-        parameters = parameters_of(asked, self._services, asked.max_tokens, asked.logprobs)
+        check_echo(asked)
+        echoed = asked.logprobs if asked.echo else None
+        parameters = parameters_of(asked, self._services, asked.max_tokens, asked.logprobs, echoed)
+        parameters = replace(parameters, takes_no_tokens=bool(asked.echo))
         special = asked.add_special_tokens is not False
         return [_prompt(given, Prompt("", parameters, special, None, asked.choices, NAMES)) for given in asked.prompt]
 
@@ -81,17 +93,26 @@ class CompletionRoutes:
         return chunk_json(KIND, self._style.identity("cmpl"), services.served_name, services.system_fingerprint)
 
     async def _choice(self, index: int, result: Result, asked: CompletionRequest) -> dict[str, Any]:
-        rows = rows_of(result, asked.logprobs, self._style)
+        prompt, rows = await self._echo(index, asked), rows_of(result, asked.logprobs, self._style)
         choice = {
             "index": index,
-            "text": result.finish.generated_text,
-            "logprobs": None if asked.logprobs is None else await all_completion_logprobs(rows),
+            "text": prompt + result.finish.generated_text,
+            "logprobs": None if asked.logprobs is None else await _logprobs(asked, prompt, result.prompt, rows),
             "finish_reason": self._style.reasons[result.finish.reason],
         }
+        if asked.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = await prompt_logprobs_json(result, asked.prompt_logprobs)
         if asked.return_token_ids:
             choice["prompt_token_ids"] = result.input_ids
             choice["token_ids"] = [token.id for token in result.tokens]
         return choice
+
+    async def _echo(self, index: int, asked: CompletionRequest) -> str:
+        """What stands before the text of the choice."""
+        if not asked.echo:
+            return ""
+        given, skip = asked.prompt[index // asked.choices], asked.skip_special_tokens is not False
+        return await text_of_prompt(given, self._services.tokenizer.tokenizer, skip)
 
     async def _chunks(
         self, asked: CompletionRequest, generations: Sequence[Generation], writer: DirectWriter
@@ -102,6 +123,12 @@ class CompletionRoutes:
             generations[0].write_through(writer, encoders[0])
         try:
             async for index, event in merged(generations):
+                if asked.echo and not encoders[index].has_begun:
+                    prompt = await self._echo(index, asked)
+                    has_rows = asked.logprobs is not None
+                    yield encoders[index].echo(
+                        prompt, await _logprobs(asked, prompt, generations[index].prompt, []) if has_rows else None
+                    )
                 yield encoders[index](event)
             if asked.include_usage:
                 yield write.usage([generation.timing for generation in generations])
@@ -111,6 +138,17 @@ class CompletionRoutes:
 
 def _prompt(given: str | tuple[int, ...], prompt: Prompt) -> Prompt:
     return replace(prompt, inputs=given) if isinstance(given, str) else replace(prompt, ids=given)
+
+
+async def _logprobs(
+    asked: CompletionRequest, prompt: str, prompt_rows: PromptRows | None, rows: Sequence[Row]
+) -> dict[str, Any]:
+    """`prompt`: the text before the answer. `rows`: of the answer's tokens."""
+    if not asked.echo or prompt_rows is None:
+        return await all_completion_logprobs(rows, offsets_of(rows, 0))
+    before = await rows_of_prompt(prompt_rows, asked.logprobs or 0)
+    offsets = [*offsets_in(prompt, before), *offsets_of(rows, len(prompt))]
+    return await all_completion_logprobs([*before, *rows], offsets)
 
 
 class CompletionEncoder:
@@ -123,6 +161,14 @@ class CompletionEncoder:
         self._write = write
         self._offset = 0  # characters of the text until now
         self._made = Made(generation)
+        self.has_begun = False
+
+    def echo(self, prompt: str, logprobs: dict[str, Any] | None) -> bytes:
+        """The first event of a stream with `echo`: the prompt, and the log-probabilities of its tokens."""
+        self.has_begun = True
+        self._offset = len(prompt)
+        choice = {"index": self._index, "text": prompt, "logprobs": logprobs, "finish_reason": None}
+        return self._write.chunk(choice, self._made)
 
     def __call__(self, event: TokenEvent) -> bytes:
         asked, token, style = self._asked, event.token, self._write.style

@@ -1,6 +1,7 @@
 """What OpenAI's two generating routes have in common: usage, chunks, log-probabilities."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import accumulate, islice
@@ -128,14 +129,21 @@ def completion_logprobs(row: Row, offset: int) -> dict[str, Any]:
     return {name: [value_of(row)] for name, value_of in COMPLETION_ARRAYS.items()} | {"text_offset": [offset]}
 
 
-async def all_completion_logprobs(rows: Sequence[Row]) -> dict[str, Any]:
+async def all_completion_logprobs(rows: Sequence[Row], offsets: Sequence[int]) -> dict[str, Any]:
+    """`offsets`: where each token begins in the choice's text."""
     arrays = {name: await rows_json(rows, value_of) for name, value_of in COMPLETION_ARRAYS.items()}
-    ends = accumulate((len(token.text) for token, _ in rows), initial=0)
-    return arrays | {"text_offset": list(islice(ends, len(rows)))}
+    return arrays | {"text_offset": offsets}
 
 
-def _top_logprobs(row: Row) -> dict[str, Any]:
+def offsets_of(rows: Sequence[Row], start: int) -> list[int]:
+    """Where each of the rows' tokens begins in a text, of which the first one begins at `start`."""
+    return list(islice(accumulate((len(token.text) for token, _ in rows), initial=start), len(rows)))
+
+
+def _top_logprobs(row: Row) -> dict[str, Any] | None:
     token, others = row
+    if math.isnan(token.logprob):  # the first token of a prompt follows nothing
+        return None
     return {other.text: np.float32(other.logprob) for other in (*others, token)}
 
 

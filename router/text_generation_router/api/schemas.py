@@ -224,6 +224,13 @@ class OpenAIRequest(SamplingFields):
     truncation_side: Annotated[
         Literal["left", "right"] | None, Field(description="Where the prompt is cut. Default: left, its beginning.")
     ] = None
+    prompt_logprobs: Annotated[
+        U32 | None,
+        Field(
+            description="Adds the log-probability of each token of the prompt, and of this many most likely tokens in"
+            " its place; at most 20; not in streams."
+        ),
+    ] = None
     return_token_ids: Annotated[
         bool | None, Field(description="Adds `token_ids` to each choice, and `prompt_token_ids`.")
     ] = None
@@ -277,6 +284,13 @@ class CompletionRequest(OpenAIRequest):
     prompt: Annotated[
         Prompts, Field(description="A text, a list of token ids, or a list of texts or of lists of token ids.")
     ]
+    echo: Annotated[
+        bool | None,
+        Field(
+            description="Begins each text with the prompt, and `logprobs` with the prompt's tokens. `max_tokens` may be"
+            " 0 then: nothing is generated."
+        ),
+    ] = None
     logprobs: Annotated[
         U32 | None,
         Field(description="Adds the log-probability of each token, and of this many most likely tokens; at most 20."),

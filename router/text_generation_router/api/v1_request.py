@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from text_generation_router.api.prompt_answers import check_prompt_logprobs, wanted_logprobs
 from text_generation_router.api.schemas import OpenAIRequest
 from text_generation_router.api.services import Services
 from text_generation_router.errors import ValidationError
@@ -15,12 +16,19 @@ def check_request(asked: OpenAIRequest, services: Services) -> None:
         raise ValidationError(f"`n` must be >= 1 and <= {most}, the server's --max-n. Given: {asked.n}")
     if asked.stream_options is not None and not asked.stream and not services.style.is_tgis:
         raise ValidationError("`stream_options` is allowed only if `stream` is true")
+    check_prompt_logprobs(asked)
 
 
 def parameters_of(
-    asked: OpenAIRequest, services: Services, max_new_tokens: int | None, top_n_tokens: int | None
+    asked: OpenAIRequest,
+    services: Services,
+    max_new_tokens: int | None,
+    top_n_tokens: int | None,
+    echoed: int | None = None,
 ) -> AskedParameters:
+    """`echoed`: number of most likely tokens that `echo` needs with each log-probability of the prompt, or None."""
     parameters = asked.sampling_parameters(max_new_tokens, top_n_tokens, services.style.keeps_stop)
+    parameters = replace(parameters, prompt_logprobs=wanted_logprobs(asked, echoed))
     if parameters.truncate == -1:  # the longest prompt that the server takes
         return replace(parameters, truncate=services.inference.validator.limits.max_input_tokens)
     return parameters
