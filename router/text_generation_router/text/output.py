@@ -14,7 +14,7 @@ class TextRules:
     """How a text is made of tokens, and where it ends."""
 
     stop: tuple[str, ...] = ()
-    keeps_stop: bool = True  # whether a text contains the stop string that ended it, as in TGI
+    keeps_stop: bool = True  # whether a text contains the stop string or the end token that ended it, as in TGI
     skips_special: bool = True  # whether a text is without the texts of special tokens
 
 
@@ -26,6 +26,7 @@ class TextOutput:
         self._text = TextStream(vocabulary, request.input_ids, rules.stop if rules.keeps_stop else ())
         self._cutter = StopCutter(rules.stop) if rules.stop and not rules.keeps_stop else None
         self._skips_special = rules.skips_special
+        self._keeps_stop = rules.keeps_stop
         self._pieces: list[str] | None = None  # the text, where it differs from that of `_text`
         if self._cutter is not None or not rules.skips_special:
             self._pieces = []
@@ -52,17 +53,27 @@ class TextOutput:
         log-probability) of the most likely tokens.
         """
         self.num_tokens += 1
-        shown, plain, stopped = self._text.push(token_id, self.num_tokens > self._min_new_tokens)
-        if reason is not None and not stopped:
-            held_back = self._text.flush()
-            shown, plain = shown + held_back, plain + held_back
-        if self._pieces is not None:
-            plain, stopped = self._ruled(shown, plain, stopped, reason is not None)
-        if stopped:
-            reason = reason or FinishReason.STOP_SEQUENCE
+        if reason is FinishReason.EOS_TOKEN and not self._keeps_stop:
+            shown, plain = self._cut_end_token(token_id)
+        else:
+            shown, plain, stopped = self._text.push(token_id, self.num_tokens > self._min_new_tokens)
+            if reason is not None and not stopped:
+                held_back = self._text.flush()
+                shown, plain = shown + held_back, plain + held_back
+            if self._pieces is not None:
+                plain, stopped = self._ruled(shown, plain, stopped, reason is not None)
+            if stopped:
+                reason = reason or FinishReason.STOP_SEQUENCE
         token = Token(token_id, shown, logprob, token_id in self._special_ids)
         top_tokens = tuple([self._top_token(i, top) for i, top in tops]) if tops else ()
         return TokenEvent(token, plain, top_tokens, self._finish(reason, inference_s) if reason else None)
+
+    def _cut_end_token(self, token_id: int) -> tuple[str, str]:
+        """What an end token adds to the token's own text, and to the text: only what was held back before it."""
+        plain = held_back = self._text.flush()
+        if self._pieces is not None:
+            plain, _ = self._ruled(held_back, held_back, False, is_last=True)
+        return held_back + self._vocabulary.text_of(token_id), plain
 
     def _ruled(self, shown: str, plain: str, stopped: bool, is_last: bool) -> tuple[str, bool]:
         """The text that is given out, by the rules, for what a token adds; and whether a stop string has ended it."""

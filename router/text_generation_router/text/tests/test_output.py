@@ -100,6 +100,34 @@ def test_a_stop_string_may_begin_within_the_least_number_of_tokens(vocabulary):
     assert first.finish is None and last.finish is not None and last.finish.generated_text == "ab"
 
 
+def cutting(vocabulary: Vocabulary, *stop: str, skips_special: bool = True, least: int = 0) -> TextOutput:
+    """An output without the stop string or end token that ends it."""
+    request = GenerationRequest((1, 2, 3), 9, Sampling(min_new_tokens=least))
+    return TextOutput(vocabulary, request, TextRules(stop, keeps_stop=False, skips_special=skips_special))
+
+
+@pytest.mark.parametrize(("least", "text"), [(0, "b"), (2, "b"), (3, "ba"), (4, "baaa"), (6, "baaa")])
+def test_a_stop_string_that_is_cut_off_ends_nothing_within_the_least_number_of_tokens(vocabulary, least, text):
+    """Among seven tokens the third, fourth and last complete a stop string."""
+    events = push(cutting(vocabulary, "aa", "bab", least=least), B, A, A, A, B, A, B)
+    ended = [event.finish is not None for event in events].index(True)
+    assert events[ended].finish.generated_text == "".join(event.text for event in events[: ended + 1]) == text
+
+
+@pytest.mark.parametrize("stop", [(), ("ab!",)])
+@pytest.mark.parametrize("skips_special", [True, False])
+@pytest.mark.parametrize("end", [B, EOS])
+def test_an_end_token_is_cut_off_as_a_stop_string_is(vocabulary, stop, skips_special, end):
+    output = cutting(vocabulary, *stop, skips_special=skips_special)
+    events = push(output, B, A, end, reason=FinishReason.EOS_TOKEN)
+    finish = events[-1].finish
+    assert finish.generated_text == "".join(event.text for event in events) == "ba"
+    assert finish.generated_tokens == 3 and events[-1].token.id == end
+    kept = TextOutput(vocabulary, GenerationRequest((1,), 9), TextRules(stop, skips_special=skips_special))
+    text = push(kept, B, A, end, reason=FinishReason.EOS_TOKEN)[-1].finish.generated_text
+    assert text == ("bab" if end == B else "ba" if skips_special else "ba</s>")
+
+
 def test_top_tokens_have_their_texts(vocabulary):
     event = make_output(vocabulary).push(A, -1.0, [(A, -1.0), (EOS, -2.0)], None, 1.0)
     assert [(token.id, token.text, token.logprob, token.special) for token in event.top_tokens] == [
