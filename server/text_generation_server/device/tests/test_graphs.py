@@ -249,19 +249,28 @@ def test_replayed_steps_give_the_same_results_to_the_bit(model: Path) -> None:
     assert recorder.recorded == 3 and recorder.replayed > 6
 
 
-def play_mixed(runner: ModelRunner) -> tuple[dict[int, list[int]], dict[int, list[float]]]:
-    """Prompts of few tokens join rows that decode, alone and several at once, whole and in chunks."""
+def play_mixed(runner: ModelRunner) -> tuple[dict[int, list[int]], dict[int, list[float]], list[list[float]]]:
+    """Prompts of few tokens join rows that decode, alone and several at once, whole and in chunks. The last result are
+    the log-probabilities of the prompts of requests 2 and 5, step after step."""
     runner.clear(None)
     client = Client(runner, scattered_slots(runner, seed=5))
     client.step([], [client.first_chunk(1, random_ids(9, 1), parameters=SAMPLED)])
-    client.step([1], [client.first_chunk(2, random_ids(30, 2), end=12)])
-    client.step([1], [PromptChunk(2, 12, 20, last=False), client.first_chunk(3, random_ids(3, 3))])
-    client.step([3, 1], [PromptChunk(2, 20, 30, last=True), client.first_chunk(4, random_ids(2, 4), end=1)])
-    client.step([2, 1], [PromptChunk(4, 1, 2, last=True)])
-    client.step([1, 2, 3, 4], [client.first_chunk(i, random_ids(50, i), parameters=SAMPLED) for i in (5, 6)])
-    client.step([1, 2, 3], [client.first_chunk(7, random_ids(20, 7), parameters=SAMPLED)])
+    outputs = [
+        client.step([1], [client.first_chunk(2, random_ids(30, 2), end=12, prompt_logprobs=0)]),
+        client.step([1], [PromptChunk(2, 12, 20, last=False), client.first_chunk(3, random_ids(3, 3))]),
+        client.step([3, 1], [PromptChunk(2, 20, 30, last=True), client.first_chunk(4, random_ids(2, 4), end=1)]),
+        client.step([2, 1], [PromptChunk(4, 1, 2, last=True)]),
+        client.step(
+            [1, 2, 3, 4],
+            [
+                client.first_chunk(5, random_ids(50, 5), parameters=SAMPLED, prompt_logprobs=2),
+                client.first_chunk(6, random_ids(50, 6), parameters=SAMPLED),
+            ],
+        ),
+        client.step([1, 2, 3], [client.first_chunk(7, random_ids(20, 7), parameters=SAMPLED)]),
+    ]
     client.step([7, 5, 6, 4, 3, 2, 1])
-    return client.tokens, client.logprobs
+    return client.tokens, client.logprobs, [o.prompts.logprobs.tolist() for o in outputs if o.prompts is not None]
 
 
 @pytest.mark.parametrize("kernels", [None, cast(Kernels, reference)], ids=["of this CPU", "reference"])
@@ -272,7 +281,8 @@ def test_replayed_steps_with_chunks_give_the_same_results_to_the_bit(model: Path
     graphed = make_runner(model, kernels=kernels, mixed_graphs=DecodeGraphs((16, 64), recorder))
     for _ in range(2):  # after another warm-up graphs of the old memory are gone
         graphed.warmup(*WARMUP)
-        assert play_mixed(graphed) == play_mixed(plain)
+        replayed = play_mixed(graphed)
+        assert replayed == play_mixed(plain) and [len(values) for values in replayed[2]] == [12, 8, 9, 49]
     assert (recorder.recorded, recorder.replayed) == (4, 2 * 6)
 
 
