@@ -1,7 +1,9 @@
 """The demo model's text equals transformers' text, whatever other requests are being served."""
 
 import random
+from operator import itemgetter
 
+import httpx
 import pytest
 from calls import NEAR_TIE, at_once, distance_to_greedy, generate, prompt_logprobs, stream, token_ids, tokenizer
 from server_process import ServerProcess
@@ -81,6 +83,25 @@ def test_the_log_probabilities_of_prompts_equal_transformers(server: ServerProce
         assert [token["logprob"] for token in prefill[1:]] == pytest.approx(prompt_logprobs(ids), abs=1e-4)
     (other,) = best["details"]["best_of_sequences"]
     assert best["details"]["prefill"] == other["prefill"] and len(other["prefill"]) > 1
+
+
+def test_multiple_choice_is_scored_as_by_transformers(server: ServerProcess) -> None:
+    """The requests and sums of lm-eval's `local-completions`: token ids, `echo`, and one token that is ignored."""
+    question, answers = "<|user|>What is 2 + 3?</s><|assistant|>", ["2 + 3 = 5", "2 + 3 = 7", "5, says the fox", "é😀"]
+    context = tokenizer().encode(question, add_special_tokens=False).ids
+    prompts = [[*context, *tokenizer().encode(answer, add_special_tokens=False).ids] for answer in answers]
+    asked = {"prompt": prompts, "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+    choices = httpx.post(f"{server.url}/v1/completions", json={"model": "demo", **asked}, timeout=60).json()["choices"]
+    scores = []
+    for ids, choice in zip(prompts, sorted(choices, key=itemgetter("index")), strict=True):
+        logprobs, tops = (choice["logprobs"][name][len(context) : -1] for name in ("token_logprobs", "top_logprobs"))
+        is_greedy = all(own == max(top.values()) for own, top in zip(logprobs, tops, strict=True))
+        expected = prompt_logprobs(ids)[len(context) - 1 :]
+        assert logprobs == pytest.approx(expected, abs=1e-4) and sum(logprobs) == pytest.approx(sum(expected), abs=1e-3)
+        best = distance_to_greedy(context, ids[len(context) :])
+        assert is_greedy == bool((best <= NEAR_TIE).all())
+        scores.append(sum(logprobs))
+    assert scores.index(max(scores)) == 0 and scores[0] > scores[1] + 1
 
 
 def test_truncation_keeps_the_end_of_the_prompt(server: ServerProcess) -> None:
