@@ -1,6 +1,7 @@
 """Sends bytes to one server and receives bytes, over pooled HTTP connections. Every wait is bounded. Asyncio only."""
 
 import asyncio
+import logging
 import weakref
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from text_generation.parse import answer_error
 from text_generation.retries import Call, retry_after_s
 from text_generation.sse import EventDecoder
 from text_generation.timeouts import Timeout
+
+_log = logging.getLogger("text_generation")
 
 # Requests never wait for a connection. An idle connection is closed before uvicorn closes it, which happens after 5 s.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=4.0)
@@ -35,6 +38,7 @@ class Connection:
         self._pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = (
             weakref.WeakKeyDictionary()
         )
+        self._ignored = {"", "model"}
         self._closed = False
 
     async def post(self, url: str, body: bytes, call: Call) -> bytes:
@@ -44,7 +48,7 @@ class Connection:
         call.request_id = None
         with _transport_errors(url, self._timeout):
             response = await call.watch.answer(lambda: self._pool().post(url, content=body))
-        _note_id(call, response)
+        self._note(call, response)
         if response.status_code != httpx.codes.OK:
             raise _refusal(response)
         return response.content
@@ -56,7 +60,7 @@ class Connection:
             request = self._pool().build_request("POST", url, content=body)
             response = await call.watch.first_token(lambda: self._pool().send(request, stream=True))
             try:
-                _note_id(call, response)
+                self._note(call, response)
                 if response.status_code != httpx.codes.OK:
                     await call.watch.answer(response.aread)
                     raise _refusal(response)
@@ -73,6 +77,16 @@ class Connection:
         self._closed = True
         if pool := self._pools.pop(asyncio.get_running_loop(), None):
             await pool.aclose()
+
+    def _note(self, call: Call, response: httpx.Response) -> None:
+        """Notes the id of the request, and warns once of each field that the server ignores. The field `model` is not
+        reported: a server of one model may ignore it, and the client sends it always.
+        """
+        call.request_id = response.headers.get("x-request-id")
+        names = {name.strip() for name in response.headers.get("x-ignored-parameters", "").split(",")}
+        for name in sorted(names - self._ignored):
+            _log.warning("the server does not know `%s`, and ignores it", name)
+        self._ignored |= names
 
     def _pool(self) -> httpx.AsyncClient:
         if self._closed:
@@ -103,10 +117,6 @@ class _Events:
             if events := self._decoder.feed(piece):
                 return events
         return self._decoder.end()
-
-
-def _note_id(call: Call, response: httpx.Response) -> None:
-    call.request_id = response.headers.get("x-request-id")
 
 
 def _refusal(response: httpx.Response) -> TextGenerationError:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from text_generation import errors
+from text_generation import Client, errors
 from text_generation.types import ChatComplete, Completion
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -150,6 +150,16 @@ def test_a_refusal_is_the_same_error_in_both_dialects(caller: Any, fake: Any, di
     assert error.request_id == "r-7" and error.status == (None if as_event else 400)
     wanted = ("context_length_exceeded", "messages") if dialect == "openai" else (None, None)
     assert (error.code, error.param) == wanted
+
+
+def test_fields_that_the_server_ignores_are_logged_once(fake: Any, caplog: pytest.LogCaptureFixture) -> None:
+    body = json.dumps(completed(OPENAI, "OK", "stop")).encode()
+    server = fake(body=body, headers={"X-Ignored-Parameters": "model, nonsense,x"})
+    with Client("http://server", **server.options) as client:
+        for _ in range(2):
+            client.completion("hi", extra_body={"nonsense": 1, "x": 2})
+    assert [(record.name, record.levelname) for record in caplog.records] == [("text_generation", "WARNING")] * 2
+    assert caplog.messages == [f"the server does not know `{name}`, and ignores it" for name in ("nonsense", "x")]
 
 
 def test_an_error_without_the_header_has_no_request_id(caller: Any, fake: Any) -> None:
