@@ -137,14 +137,19 @@ class PermitsMachine(RuleBasedStateMachine):
         except OverloadedError:
             assert self.permits.left < count
             assert owners[owner] and owners[owner] + count > equal, "it was below its share"
+            self._drop_refused()
             return
+        self._drop_refused()
+        generations = [FakeGeneration() for _ in range(count)]
+        permit.submitted(generations)
+        self.held.append((permit, generations))
+
+    def _drop_refused(self) -> None:
+        """Drops requests that were refused to make room, even if that was not room enough."""
         for other, generations in self.held:
             if any(generation.refusals for generation in generations) and other.left == 0:
                 assert not any(generation.has_begun for generation in generations)
         self.held = [(p, g) for p, g in self.held if p.left]
-        generations = [FakeGeneration() for _ in range(count)]
-        permit.submitted(generations)
-        self.held.append((permit, generations))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
