@@ -158,7 +158,7 @@ CHECKS = [
 
 def stream_helper(client: openai.OpenAI) -> None:
     """The helper that puts a chat's chunks together: the role must come once."""
-    with client.chat.completions.stream(model=MODEL, messages=MESSAGES, max_tokens=8) as stream:
+    with client.chat.completions.stream(model=MODEL, messages=MESSAGES, temperature=0) as stream:
         message = stream.get_final_completion().choices[0].message
     assert message.role == "assistant" and message.content
 

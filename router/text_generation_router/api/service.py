@@ -77,7 +77,9 @@ class ServiceRoutes:
 
     def _model(self) -> dict[str, Any]:
         name = self._services.served_name
-        return {"id": name, "object": "model", "created": 0, "owned_by": name}
+        entry = {"id": name, "object": "model", "created": 0, "owned_by": name}
+        # vLLM and SGLang tell these as well; clients cut their prompts by `max_model_len`.
+        return entry | {"root": name, "max_model_len": self._services.engine.snapshot().limits.max_total_tokens}
 
     async def metrics(self) -> Response:
         """Prometheus metrics."""
