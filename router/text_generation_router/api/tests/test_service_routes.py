@@ -54,7 +54,10 @@ def test_info_has_todays_fields_and_the_older_ones(server):
 
 def test_models_lists_the_served_model(server):
     [model] = server.get("/v1/models").json["data"]
-    assert model == {"id": "local/model", "object": "model", "created": 0, "owned_by": "local/model"}
+    limit = server.engine.limits.max_total_tokens
+    assert model == {"id": "local/model", "object": "model", "created": 0, "owned_by": "local/model"} | {
+        "root": "local/model", "max_model_len": limit
+    }  # fmt: skip
 
 
 def test_the_served_name_is_that_of_v1_and_info_keeps_the_id(make_server):
