@@ -20,6 +20,7 @@ from text_generation_common import faults, places, report
 from text_generation_common.errors import CommandError, WrongUsage
 from text_generation_common.flags.declaration import from_values, values_of
 from text_generation_common.flags.environment import from_environment
+from text_generation_common.flags.model import DEMO_MODEL
 from text_generation_common.flags.process import InheritedFlags
 from text_generation_common.flags.programs import LAUNCHER
 from text_generation_common.logs import setup_logging
@@ -85,6 +86,8 @@ def run(config: LauncherConfig, environ: Mapping[str, str], program_directories:
         plan = resolve(config, environ)
         log_arguments(config, plan)
         machine = check_before_start(plan, environ)
+        if config.model.model_id == DEMO_MODEL:
+            logger.info("Serving the demo model that ships with the package; choose another with --model-id")
         allow_open_files(plan.num_shard)
         programs = commands.find_programs(program_directories, environ.get("PATH"))
         with claim(plan, config.shard_uds_path, inherited.runtime_dir) as (listener, place, janitor):

@@ -9,7 +9,7 @@ from typing import Any
 from text_generation_common.addresses import address_of
 from text_generation_common.errors import ArgumentValidation, WrongUsage
 from text_generation_common.flags.kinds import RopeScalingKind, TrueFalse
-from text_generation_common.flags.model import DEMO_MODEL, NameFlags
+from text_generation_common.flags.model import NameFlags
 from text_generation_common.flags.requests import PREFILL_TOKENS
 from text_generation_common.model_folder import served_name
 from text_generation_launcher import checks, model
@@ -38,8 +38,6 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
     hostname = address_of(config.http.hostname, logger)
     checks.check_paths(config)
     checks.mention_without_effect(config)
-    if config.model.model_id == DEMO_MODEL:
-        logger.info("Serving the demo model that ships with the package; choose another with --model-id")
     return LaunchPlan(
         model_id=model.locate(config.model.model_id, config.cache.weights_cache_override),
         num_shard=num_shard,

@@ -148,6 +148,7 @@ def test_router_gets_its_flags_and_the_bound_socket():
         "--validation-workers": ["2"],
         "--max-concurrent-requests": ["128"],
         "--max-best-of": ["2"],
+        "--max-n": ["16"],
         "--max-stop-sequences": ["4"],
         "--max-top-n-tokens": ["5"],
         "--max-input-tokens": ["10"],
