@@ -83,7 +83,7 @@ def series(page: str) -> Series:
 def test_the_page_parses_and_nothing_of_it_is_lost(page: str) -> None:
     families = list(text_string_to_metric_families(page))
     names = [family.name for family in families]
-    assert len(names) == len(set(names)) > 40 and all(name.startswith("tgi_") for name in names)
+    assert len(names) == len(set(names)) > 40 and all(name.startswith(("tgi_", "process_")) for name in names)
     assert {family.type for family in families} == {"counter", "gauge", "histogram"}
     lines = [line for line in page.splitlines() if line and not line.startswith("#")]
     assert [sample.value for family in families for sample in family.samples] == [

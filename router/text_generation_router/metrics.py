@@ -1,17 +1,24 @@
-"""TGI's Prometheus metrics with the same names, labels, buckets and format, so that TGI's dashboards keep working.
+"""TGI's Prometheus metrics with the same names, labels and format, so that TGI's dashboards keep working.
 
 prometheus_client holds the values; `render` prints them, because its own printer renames counters to `*_total`.
-Every series exists from the start, at zero.
+Every series exists from the start, at zero. Durations have TGI's buckets. Numbers of tokens and of requests have two
+buckets for each doubling, or TGI's 100 and 1,024 buckets, if an operator asks for these.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
-from text_generation_router.step_instruments import PlainStepCounter, PlainStepHistogram, StepCounter, StepHistogram
+from text_generation_router.step_instruments import (
+    Facts,
+    PlainStepCounter,
+    PlainStepHistogram,
+    StepCounter,
+    StepHistogram,
+)
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 METHODS = ("prefill", "decode")
@@ -43,9 +50,17 @@ def hundredths(maximum: int) -> list[float]:
     return [maximum / 100 * step for step in range(1, 101)]
 
 
+def half_doublings(maximum: int) -> list[float]:
+    """1, 2, 3, 4, 6, 8, 12, 16 … and at last `maximum`."""
+    powers = [2**exponent for exponent in range(maximum.bit_length())]
+    bounds = {float(bound) for power in powers for bound in (power, 1.5 * power) if bound < maximum and bound != 1.5}
+    return sorted(bounds | {float(maximum)})
+
+
 # Reasons why a request waits in the queue: earlier requests, TGI's joining rule, no free row, too little memory, the
 # step's budget of prompt tokens, or a prefix that is being computed for another request.
 WAITS = ("turn", "rule", "rows", "memory", "budget", "prefix")
+MOST_REQUESTS = 1024  # the last bound of the sizes of batches
 RATIOS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 
 
@@ -57,8 +72,10 @@ class Metrics:
     request_max_new_tokens: Histogram
     request_generated_tokens: Histogram
 
-    def __init__(self) -> None:
+    def __init__(self, tgi_buckets: bool = False) -> None:
+        """`tgi_buckets`: TGI's buckets also for numbers of tokens and requests, 1,324 instead of about 100."""
         self.registry = CollectorRegistry()
+        self._tgi_buckets = tgi_buckets
         self._add_request_metrics()
         self._add_batch_metrics()
         self._add_shard_metrics()
@@ -67,14 +84,23 @@ class Metrics:
     def set_limits(self, max_input_tokens: int, max_total_tokens: int) -> None:
         """To be called once, after warm-up and before the first request."""
         self.request_input_length = self._histogram(
-            "tgi_request_input_length", "Prompt tokens of each validated request", hundredths(max_input_tokens)
+            "tgi_request_input_length", "Prompt tokens of each validated request", self._lengths(max_input_tokens)
         )
         self.request_max_new_tokens = self._histogram(
-            "tgi_request_max_new_tokens", "New tokens each request may make", hundredths(max_total_tokens)
+            "tgi_request_max_new_tokens", "New tokens each request may make", self._lengths(max_total_tokens)
         )
         self.request_generated_tokens = self._histogram(
-            "tgi_request_generated_tokens", "Tokens made by each finished request", hundredths(max_total_tokens)
+            "tgi_request_generated_tokens", "Tokens made by each finished request", self._lengths(max_total_tokens)
         )
+
+    def describe(self, facts: Callable[[], Mapping[str, str]]) -> None:
+        """Adds `tgi_info`, whose labels are the facts about the server that `facts` returns, and what the operating
+        system knows about this process, under the names that all Prometheus clients use. To be called once."""
+        Facts("tgi_info", "What is served, in labels; always 1", facts, self.registry)
+        ProcessCollector(registry=self.registry)
+
+    def _lengths(self, most: int) -> list[float]:
+        return hundredths(most) if self._tgi_buckets else half_doublings(most)
 
     def _add_request_metrics(self) -> None:
         self.request_count = self._counter("tgi_request_count", "Requests received")
@@ -105,8 +131,11 @@ class Metrics:
         self.queue_size = self._gauge("tgi_queue_size", "Requests waiting in the queue")
 
     def _add_batch_metrics(self) -> None:
+        sizes = [float(size) for size in range(1, MOST_REQUESTS + 1)]
         self.batch_next_size = self._histogram(
-            "tgi_batch_next_size", "Size of each batch leaving the queue", [float(size) for size in range(1, 1025)]
+            "tgi_batch_next_size",
+            "Size of each batch leaving the queue",
+            sizes if self._tgi_buckets else half_doublings(MOST_REQUESTS),
         )
         self.batch_current_size = self._gauge("tgi_batch_current_size", "Requests in the running batch")
         self.batch_current_max_tokens = self._gauge(
@@ -129,7 +158,11 @@ class Metrics:
         self.batch_filter_duration = self._duration(
             "tgi_batch_filter_duration", "Seconds to send tokens on and to filter the batch", METHODS
         )
-        self.batch_concat_duration = self._duration("tgi_batch_concat_duration", "", ("decode",))
+        self.batch_concat_duration = self._duration(
+            "tgi_batch_concat_duration",
+            "Seconds to decide and send a step whose new rows join running rows",
+            ("decode",),
+        )
 
     def _add_shard_metrics(self) -> None:
         """Metrics about shards, which TGI does not have."""
@@ -225,19 +258,22 @@ def render(registry: CollectorRegistry) -> str:
 
 
 def _family_lines(family: Metric) -> Iterator[str]:
+    # TGI's counters have no suffix. The names of a process's metrics are the same for all Prometheus clients.
+    is_standard = family.type == "counter" and family.name.startswith("process_")
+    name = f"{family.name}_total" if is_standard else family.name
     if family.documentation:
-        yield f"# HELP {family.name} {family.documentation}\n"
-    yield f"# TYPE {family.name} {family.type}\n"
+        yield f"# HELP {name} {family.documentation}\n"
+    yield f"# TYPE {name} {family.type}\n"
     for sample in family.samples:
         if sample.name.endswith("_created"):
             continue
-        name = family.name if family.type == "counter" else sample.name
-        yield f"{name}{_labels(sample)} {_number(sample.value)}\n"
+        of_sample = name if family.type == "counter" else sample.name
+        yield f"{of_sample}{_labels(sample)} {_number(sample.value)}\n"
     yield "\n"
 
 
 def _labels(sample: Sample) -> str:
-    pairs = (f'{key}="{_bound(value) if key == "le" else value}"' for key, value in sample.labels.items())
+    pairs = (f'{key}="{_bound(value) if key == "le" else _escaped(value)}"' for key, value in sample.labels.items())
     return "{" + ",".join(pairs) + "}" if sample.labels else ""
 
 
@@ -245,5 +281,9 @@ def _bound(text: str) -> str:
     return text if text == "+Inf" else _number(float(text))
 
 
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
 def _number(value: float) -> str:
-    return str(int(value)) if value.is_integer() else repr(value)
+    return str(int(value)) if float(value).is_integer() else repr(value)

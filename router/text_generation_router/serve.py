@@ -126,7 +126,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         max_part_chars=config.requests.payload_limit // 2,
     )
     chat_template = load_chat_template(files.folder, config.files.tokenizer_config_path)
-    metrics, gate = Metrics(), Gate()
+    metrics, gate = Metrics(config.http.tgi_buckets), Gate()
     hits = LimitHits(metrics)
     pool = ProcessPool(reading_child.ENTRY, reading_child.setup_of(chat_template), child_limits(config))
     shard_groups = await find_shard_groups(config)
@@ -144,6 +144,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             await renderer.check()
         limits = engine.snapshot().limits
         metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)
+        metrics.describe(lambda: facts_of(config, engine.snapshot()))
         # The limits are read for each request: the shards of a later epoch may have fewer slots.
         validator = Validator(tokenizer, lambda: request_limits(config, engine.snapshot()))
         permits = Permits(config.requests.max_concurrent_requests, lambda: engine.load().retry_after_s)
@@ -209,6 +210,19 @@ def connection_limits(config: RouterConfig) -> ConnectionLimits:
         payload_bytes=config.requests.payload_limit,
         write_s=config.http.stream_write_timeout,
     )
+
+
+def facts_of(config: RouterConfig, shards: Snapshot) -> dict[str, str]:
+    """The labels of tgi_info."""
+    model = shards.model
+    return {
+        "model": config.served_model_name,
+        "version": version(),
+        "dtype": model.dtype.removeprefix("torch."),
+        "kernels": model.kernels,
+        "device": model.device_type,
+        "shards": str(model.world_size),
+    }
 
 
 def request_limits(config: RouterConfig, shards: Snapshot) -> RequestLimits:

@@ -1,12 +1,12 @@
 """Histograms and counters that every step updates, in 0.14 us a value. prometheus_client's histograms take 2.7 us and
-its counters 0.7: they look up labels and take locks."""
+its counters 0.7: they look up labels and take locks. Also a gauge whose labels are facts."""
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -112,3 +112,20 @@ class PlainStepCounter(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield CounterMetricFamily(self._name, self._text, value=float(self._read()))
+
+
+class Facts(Collector):
+    """A gauge that is always 1, and whose labels are facts."""
+
+    def __init__(
+        self, name: str, text: str, read: Callable[[], Mapping[str, str]], registry: CollectorRegistry
+    ) -> None:
+        """`read` returns the labels. It is called when the page is made."""
+        self._name, self._text, self._read = name, text, read
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        facts = self._read()
+        family = GaugeMetricFamily(self._name, self._text, labels=tuple(facts))
+        family.add_metric(tuple(facts.values()), 1)
+        yield family

@@ -18,6 +18,10 @@ class HttpFlags:
         "Answer on /v1 as TGI does: stop strings stay in the text, TGI's finish reasons, empty ids, the role in each "
         "delta, TGI's errors.",
     )
+    tgi_buckets: bool = flag(
+        False,
+        "Give the histograms of /metrics all of TGI's buckets: 1,024 sizes of batches, and 100 lengths of texts.",
+    )
     max_connections: int = flag(
         4096, "Most connections at a time; further connections get status 503.", min=1, positive=True
     )

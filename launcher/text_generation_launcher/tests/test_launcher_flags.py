@@ -81,6 +81,7 @@ OWN_FLAGS = {
     "max-n": 16,
     "strict-parameters": False,
     "tgi-dialect": False,
+    "tgi-buckets": False,
     "trusted-proxy": None,
     "max-queued-tokens": None,
     "admission": "past-future",

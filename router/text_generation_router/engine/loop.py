@@ -62,14 +62,26 @@ class StepLoop:
 
     async def _step_for_ever(self) -> None:
         while True:
-            while self._in_flight.num_forwards < MAX_IN_FLIGHT and (step := self._scheduler.next_step()):
-                self._send(step)  # decided without knowing the tokens of the step before it
+            while self._in_flight.num_forwards < MAX_IN_FLIGHT and self._send_next():
+                pass
             if self._in_flight:
                 await self._receive()
             else:
                 self._rest()
                 await self._work.wait()
             self._work.clear()
+
+    def _send_next(self) -> bool:
+        """Decides a step without knowing the tokens of the step before it, and sends it. False: no step can be sent
+        now."""
+        started_s = time.perf_counter()
+        step = self._scheduler.next_step()
+        if step is None:
+            return False
+        self._send(step)
+        if isinstance(step, ForwardStep) and step.concat_reason:
+            self._counts.joined_running(time.perf_counter() - started_s)
+        return True
 
     def _send(self, step: Step) -> None:
         now = time.perf_counter()

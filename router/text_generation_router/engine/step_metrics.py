@@ -59,6 +59,10 @@ class StepMetrics:
             metrics.shard_overlapped_steps.inc(int(answer.successor_queued))
             metrics.shard_step_gap_duration.observe(answer.gap_ns / 1e9)
 
+    def joined_running(self, seconds: float) -> None:
+        """Notes how long it took to decide, encode and send a step whose new rows join running rows."""
+        self._metrics.batch_concat_duration.labels(method="decode").observe(seconds)
+
     def filtered(self, sent_s: float, received_s: float) -> None:
         self._metrics.batch_filter_duration.labels(method="decode").observe(received_s - sent_s)
 

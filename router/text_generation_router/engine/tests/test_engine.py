@@ -189,6 +189,26 @@ def test_the_first_tokens_say_how_long_the_request_waited_and_what_was_cached() 
     serve(use)
 
 
+def test_each_step_whose_new_rows_join_running_rows_is_timed() -> None:
+    async def use(world: World) -> None:
+        def one_more(listener: Listener) -> None:
+            if len(listener.ids) in (1, 6):
+                later.append(world.ask(prompt(len(later) + 1), 2))
+
+        later: list[Listener] = []
+        await world.ask(prompt(0), 12, on_tokens=one_more).all_ids()
+        await all_ids(later)
+        counted = sum(
+            world.metrics.batch_concat.labels(reason=r)._value.get() for r in ("backpressure", "wait_exceeded")
+        )
+        page = render(world.metrics.registry)
+        assert counted == len(later) == 2
+        assert '\ntgi_batch_concat_duration_count{method="decode"} 2\n' in page
+        assert '\ntgi_batch_concat_duration_sum{method="decode"} 0\n' not in page
+
+    serve(use)
+
+
 def test_requests_get_their_own_top_tokens_also_beside_a_request_with_non_finite_logits() -> None:
     async def use(world: World) -> None:
         shards = world.groups.made[0]
