@@ -82,7 +82,7 @@ check: install
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy benchmark/text_generation_benchmark clients/python/text_generation common/text_generation_common \
 		launcher/text_generation_launcher router/text_generation_router server/text_generation_server \
-		tools/demo_model tools/gpu_check tools/mutation tools/prose
+		tools/demo_model tools/gpu_check tools/mutation tools/prose tools/swagger_ui
 	$(BIN)/lint-imports --no-cache --no-logo
 	PYTHONPATH=tools $(BIN)/python -m prose $(PLAIN)
 	$(BIN)/clang-format --dry-run -Werror $(C_CODE)

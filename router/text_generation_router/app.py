@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
@@ -34,6 +33,7 @@ from text_generation_router.http.errors import add_error_handlers
 from text_generation_router.http.gate import Gated
 from text_generation_router.http.keys import Guard, OpenRoute
 from text_generation_router.http.starts import Paced
+from text_generation_router.openapi.page import FILES, page
 
 Endpoint = Callable[..., Awaitable[Response]]
 REQUESTS: tuple[type[Body], ...] = (
@@ -133,11 +133,10 @@ def add_documentation(app: FastAPI, open: bool) -> None:
     async def document(_: Request) -> Response:
         return JSONResponse(app.openapi())  # not orjson: the schema contains 2**64, which orjson refuses
 
-    async def page(_: Request) -> Response:
-        return get_swagger_ui_html(openapi_url=DOCUMENT_PATH, title=app.title)
-
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the schema
     for path in (DOCUMENT_PATH, "/openapi.json"):
         add_get(app, path, document, open, in_schema=False)
     for path in ("/docs", "/docs/"):
         add_get(app, path, page, open, in_schema=False)
+    for file in FILES:
+        add_get(app, file.path, file.answer, open, in_schema=False)

@@ -19,6 +19,9 @@ OPEN_BY_DEFAULT = {
         "/v1/models/{name:path}",
         "/docs",
         "/docs/",
+        "/docs/start.js",
+        "/docs/swagger-ui.css",
+        "/docs/swagger-ui-bundle.js",
         "/api-doc/openapi.json",
         "/openapi.json",
     )

@@ -136,6 +136,9 @@ def test_head_works_where_get_does(server):
         "/v1/models/local/model",
         "/docs",
         "/docs/",
+        "/docs/start.js",
+        "/docs/swagger-ui.css",
+        "/docs/swagger-ui-bundle.js",
         "/api-doc/openapi.json",
         "/openapi.json",
     ):
@@ -179,8 +182,6 @@ def test_an_unexpected_exception_is_a_500_in_json_and_raised_again(server):
 
 
 def test_documentation_names_every_route_and_its_body(server):
-    page = server.get("/docs")
-    assert page.status == 200 and b"/api-doc/openapi.json" in page.body
     document = server.get("/api-doc/openapi.json").json
     assert document["info"]["title"] == "Text Generation Inference"
     assert {"/", "/generate", "/generate_stream", "/v1/chat/completions", "/v1/completions"} <= set(document["paths"])
