@@ -21,9 +21,8 @@ from text_generation_common.flags.programs import ProgramFlags
 WRONG_USAGE = 2  # exit status
 # typer has a copy of click, or uses click itself, by its version. Both have this error, the base of BadParameter.
 UsageError: Any = typer.BadParameter.__mro__[1]
-_NEAR = re.compile(
-    r" (?:\(Possible options: |Did you mean )(.*?)[)?]?$"
-)  # how typer and click name flags that may be meant
+# How typer and click name flags that may be meant.
+_NEAR = re.compile(r" (?:\(Possible options: |Did you mean )(.*?)[)?]?$")
 
 
 class ReportingCommand(TyperCommand):
@@ -48,8 +47,8 @@ def _usage_error(error: Any, json_output: bool) -> str:
     cause, hint = report.parted(cause)
     if near:
         hint = f"did you mean {near}?"
-    elif "unexpected extra argument" in cause:
-        hint = "each value needs its flag, such as --model-id"
+    elif "unexpected extra argument" in cause and error.ctx is not None:
+        hint = f"each value needs its flag, such as {error.ctx.command.params[0].opts[0]}"
     every = f"`{Path(sys.argv[0]).name} --help` lists all flags"
     hint = f"{hint}{'' if hint.endswith('?') else ';'} {every}" if hint else every
     return report.told(cause, hint, "UsageError", json_output)
