@@ -16,7 +16,21 @@ def too_many_listed(name: str, given: int) -> str:
     return f"`{name}` must have at most {MAX_LISTED} items. Given: {given}"
 
 
-def id_checks(name: str, ids: Iterable[int], vocab_size: int) -> Iterator[Check]:
+def list_checks(
+    asked: Sampling, stop_token_ids: Sequence[int], bad_words: Sequence[str], vocab_size: int
+) -> Iterator[Check]:
+    if asked.logit_bias:
+        yield from _id_checks("logit_bias", (token_id for token_id, _ in asked.logit_bias), vocab_size)
+        outside = any(not -100.0 <= value <= 100.0 for _, value in asked.logit_bias)
+        yield outside, "`logit_bias` must have values >= -100.0 and <= 100.0"
+    yield from _id_checks("stop_token_ids", stop_token_ids, vocab_size)
+    yield from _id_checks("allowed_token_ids", asked.allowed_token_ids, vocab_size)
+    yield "" in bad_words, "`bad_words` must not contain an empty word"
+    chars = sum(map(len, bad_words))
+    yield chars > MAX_WORD_CHARS, f"`bad_words` must have at most {MAX_WORD_CHARS} characters in all. Given: {chars}"
+
+
+def _id_checks(name: str, ids: Iterable[int], vocab_size: int) -> Iterator[Check]:
     strange = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
     yield (
         strange is not None,
@@ -24,10 +38,15 @@ def id_checks(name: str, ids: Iterable[int], vocab_size: int) -> Iterator[Check]
     )
 
 
-def word_checks(words: Sequence[str]) -> Iterator[Check]:
-    yield "" in words, "`bad_words` must not contain an empty word"
-    chars = sum(map(len, words))
-    yield chars > MAX_WORD_CHARS, f"`bad_words` must have at most {MAX_WORD_CHARS} characters in all. Given: {chars}"
+def choice_checks(chosen: Sampling, max_new_tokens: int, vocab_size: int) -> Iterator[Check]:
+    """Checks of parameters whose words and ends of text are token ids."""
+    least = chosen.min_new_tokens
+    yield least > max_new_tokens, f"`min_new_tokens` must be <= `max_new_tokens`. Given: {least} and {max_new_tokens}"
+    if chosen.allowed_token_ids or chosen.bad_words_ids or chosen.end_token_ids:
+        yield (
+            not leaves_a_token(chosen, vocab_size),
+            "`allowed_token_ids`, `bad_words` and `min_new_tokens` leave no token that can be chosen",
+        )
 
 
 async def ids_of_bad_words(

@@ -12,7 +12,7 @@ from text_generation_router.errors import TooLongError, ValidationError
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.output import TextRules
-from text_generation_router.text.token_choice import Check, id_checks, ids_of_bad_words, leaves_a_token, word_checks
+from text_generation_router.text.token_choice import Check, choice_checks, ids_of_bad_words, list_checks
 from text_generation_router.text.tokenization import TextTokenizer
 
 
@@ -204,34 +204,9 @@ def parameter_checks(asked: AskedParameters, limits: RequestLimits) -> Iterator[
     given_tops = asked.prompt_logprobs or 0  # TGI lists no most likely tokens with those of a prompt
     yield not 0 <= given_tops <= most, f"`prompt_logprobs` must be >= 0 and <= {most}. Given: {given_tops}"
     yield _not_positive(asked.timeout), "`timeout` must be strictly positive"  # TGI has no timeout
-    yield from list_checks(asked, limits.vocab_size)
-
-
-def list_checks(asked: AskedParameters, vocab_size: int) -> Iterator[Check]:
-    values = asked.sampling.values
-    if values.logit_bias:
-        yield from id_checks("logit_bias", (token_id for token_id, _ in values.logit_bias), vocab_size)
-        outside = any(not -100.0 <= value <= 100.0 for _, value in values.logit_bias)
-        yield outside, "`logit_bias` must have values >= -100.0 and <= 100.0"
-    yield from id_checks("stop_token_ids", asked.stop_token_ids, vocab_size)
-    nothing = "allowed_token_ids" in asked.sampling.given and not values.allowed_token_ids
+    yield from list_checks(asked.sampling.values, asked.stop_token_ids, asked.bad_words, limits.vocab_size)
+    nothing = "allowed_token_ids" in given and not values.allowed_token_ids
     yield nothing, "`allowed_token_ids` must not be empty"
-    yield from id_checks("allowed_token_ids", values.allowed_token_ids, vocab_size)
-    if asked.bad_words:
-        yield from word_checks(asked.bad_words)
-
-
-def choice_checks(chosen: Sampling, max_new_tokens: int, vocab_size: int) -> Iterator[Check]:
-    least = chosen.min_new_tokens
-    yield (
-        least > max_new_tokens,
-        f"`min_new_tokens` must be <= `max_new_tokens`. Given: {least} and {max_new_tokens}",
-    )
-    if chosen.allowed_token_ids or chosen.bad_words_ids or chosen.end_token_ids:
-        yield (
-            not leaves_a_token(chosen, vocab_size),
-            "`allowed_token_ids`, `bad_words` and `min_new_tokens` leave no token that can be chosen",
-        )
 
 
 def too_many_stops(most: int, given: int) -> str:
