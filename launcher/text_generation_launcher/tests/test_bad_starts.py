@@ -268,7 +268,7 @@ BAD: dict[str, Bad] = {
         "GiB in int8, and ", "choose a smaller model, or a machine", "--load-format dummy --quantize int8", **HUGE
     ),
     "batch larger than memory": configured(
-        "--max-batch-total-tokens 2000000000 needs ", "choose at most ", "--max-batch-total-tokens 2000000000"
+        "--max-batch-total-tokens 900000000000 needs ", "choose at most ", "--max-batch-total-tokens 900000000000"
     ),
     "text larger than memory": configured(
         "`max_total_tokens=16000000` needs ",
