@@ -18,7 +18,7 @@ class TextFormatter(logging.Formatter):
         line = f"{timestamp(record)} {record.levelname:>8} {record.name}: {record.getMessage()}"
         for name, value in getattr(record, "fields", {}).items():
             line += f" {name}={value}"
-        if identity := request_id.get():
+        if identity := id_of(record):
             line += f" request_id={identity}"
         exception = exception_text(self, record)
         return f"{line}\n{exception}" if exception else line
@@ -33,12 +33,18 @@ class JsonFormatter(logging.Formatter):
             "target": record.name,
         }
         line |= getattr(record, "fields", {})
-        if identity := request_id.get():
+        if identity := id_of(record):
             line["request_id"] = identity
         exception = exception_text(self, record)
         if exception:
             line["exception"] = exception
         return json.dumps(line, ensure_ascii=False)
+
+
+def id_of(record: logging.LogRecord) -> str:
+    """The id of the request that a line is about. A line that is written outside of the request's own task has the id
+    in `extra`, as `request_id`."""
+    return getattr(record, "request_id", "") or request_id.get()
 
 
 def exception_text(formatter: logging.Formatter, record: logging.LogRecord) -> str | None:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from text_generation_common.errors import ArgumentValidation, WrongUsage
-from text_generation_common.flags import checks
+from text_generation_common.flags import checks, tracing
 from text_generation_common.flags.declaration import Flag, flag_name, values_of
 from text_generation_common.flags.http import AccessFlags
+from text_generation_common.flags.process import TracingFlags
 from text_generation_common.flags.programs import LAUNCHER
 from text_generation_common.flags.requests import TokenFlags
 from text_generation_launcher.config import LauncherConfig
@@ -64,6 +65,11 @@ def check_api_keys(access: AccessFlags, closed_routes: bool) -> None:
         raise ArgumentValidation(
             "--closed-routes needs a key that opens these routes: pass --api-key or --api-key-file as well"
         )
+
+
+def check_tracing(flags: TracingFlags) -> None:
+    if (refused := tracing.refusal(flags.otlp_endpoint)) is not None:
+        raise ArgumentValidation(*refused)
 
 
 def check_limits(tokens: TokenFlags) -> None:

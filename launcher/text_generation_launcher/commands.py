@@ -116,6 +116,7 @@ def router(
         plan.scheduling,
         replace(plan.http, port=port),
         plan.access,
+        plan.tracing,
     ):
         options += _flags(group)
     env = _inherited(plan, environ, "API_KEY") | _token(environ) | _variables(values_of(plan.cache))

@@ -11,7 +11,7 @@ from text_generation_common.flags.declaration import flag
 from text_generation_common.flags.http import AccessFlags, HttpFlags
 from text_generation_common.flags.kinds import LoadFormat, TrueFalse
 from text_generation_common.flags.model import CacheFlags, ComputeFlags, FileFlags, ModelFlags, NameFlags, ShardFlags
-from text_generation_common.flags.process import AbsentFlags, AbsentShardFlags, ProcessFlags
+from text_generation_common.flags.process import AbsentFlags, AbsentShardFlags, ProcessFlags, TracingFlags
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
 
 
@@ -38,6 +38,7 @@ class LauncherConfig:
     access: AccessFlags = AccessFlags()
     process: ProcessFlags = ProcessFlags()
     env: bool = flag(False, "Log versions, platform and GPUs, then serve.", short="-e", env=False)
+    tracing: TracingFlags = TracingFlags()
     absent: AbsentFlags = AbsentFlags()
     absent_of_shards: AbsentShardFlags = AbsentShardFlags()
 
@@ -61,4 +62,5 @@ class LaunchPlan:
     scheduling: SchedulingFlags
     http: HttpFlags
     access: AccessFlags
+    tracing: TracingFlags = TracingFlags()
     process: ProcessFlags

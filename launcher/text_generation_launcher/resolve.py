@@ -37,6 +37,7 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
     rope_scaling, rope_factor = resolve_rope(config.shard.rope_scaling, config.shard.rope_factor)
     hostname = address_of(config.http.hostname, logger)
     checks.check_paths(config)
+    checks.check_tracing(config.tracing)
     checks.mention_without_effect(config)
     return LaunchPlan(
         model_id=model.locate(config.model.model_id, config.cache.weights_cache_override),
@@ -54,6 +55,7 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
         scheduling=config.scheduling,
         http=replace(config.http, hostname=hostname),
         access=config.access,
+        tracing=config.tracing,
         process=config.process,
     )
 

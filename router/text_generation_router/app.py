@@ -34,6 +34,7 @@ from text_generation_router.http.gate import Gated
 from text_generation_router.http.keys import Guard, OpenRoute
 from text_generation_router.http.starts import Paced
 from text_generation_router.openapi.page import FILES, page
+from text_generation_router.tracing import Traced
 
 Endpoint = Callable[..., Awaitable[Response]]
 REQUESTS: tuple[type[Body], ...] = (
@@ -90,6 +91,8 @@ def create_app(services: Services) -> FastAPI:
     if config.api_key_digests:
         app.add_middleware(Guard, digests=config.api_key_digests, routes=app.routes, dialects=services.dialects)
     app.add_middleware(Cors, origins=config.http.cors_allow_origin)
+    if services.tracer is not None:
+        app.add_middleware(Traced, tracer=services.tracer)
     app.add_middleware(Identified)
     return app
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from text_generation_common.flags.declaration import REQUIRED, borrowed, flag
 from text_generation_common.flags.http import AccessFlags, HttpFlags
 from text_generation_common.flags.model import CacheFlags, FileFlags, NameFlags
-from text_generation_common.flags.process import AbsentFlags, InheritedFlags, ProcessFlags
+from text_generation_common.flags.process import AbsentFlags, InheritedFlags, ProcessFlags, TracingFlags
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
 from text_generation_router.http.peer import Network
 
@@ -38,6 +38,7 @@ class RouterFlags:
     log_level: str = flag("info", "A level's name, or a filter such as info,NAME=debug.", hidden=True)
     inherited: InheritedFlags = InheritedFlags()
     compute_type: str = flag("gpu+optimized", "What answers call the hardware.", hidden=True)
+    tracing: TracingFlags = TracingFlags()
     absent: AbsentFlags = AbsentFlags()
     max_image_fetch_size: int = flag(IMAGE_BYTES, "Not supported yet.", hidden=True, refused_except=(IMAGE_BYTES,))
 
@@ -52,6 +53,7 @@ class RouterConfig:
     tokens: TokenFlags
     scheduling: SchedulingFlags
     http: HttpFlags
+    tracing: TracingFlags
     listen_fd: int | None  # a bound socket, inherited; replaces hostname and port
     launcher_fd: int | None  # an inherited socket to the launcher; None: no launcher
     master_shard_uds_path: str

@@ -6,7 +6,7 @@ from typing import Any
 
 from text_generation_common import places
 from text_generation_common.errors import CommandError
-from text_generation_common.flags import checks
+from text_generation_common.flags import checks, tracing
 from text_generation_common.flags.declaration import values_of
 from text_generation_common.flags.programs import ROUTER
 from text_generation_common.flags.requests import TokenFlags
@@ -49,6 +49,8 @@ def check(flags: RouterFlags, has_keys: bool) -> None:
         raise StartError(reason)
     if flags.http.closed_routes and not has_keys:
         raise StartError("--closed-routes needs keys: give --api-key or --api-key-file, or start without it")
+    if (refused := tracing.refusal(flags.tracing.otlp_endpoint)) is not None:
+        raise StartError(": ".join(refused))
     check_tokens(flags.tokens)
 
 

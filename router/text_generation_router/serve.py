@@ -7,6 +7,7 @@ import resource
 import socket
 import sys
 from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -39,6 +40,9 @@ from text_generation_router.text.model_files import find_model_files
 from text_generation_router.text.rendering import rendering
 from text_generation_router.text.tokenization import TextTokenizer
 from text_generation_router.text.validation import RequestLimits, Validator
+
+if TYPE_CHECKING:
+    from text_generation_router.otlp import OtlpTracer
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +152,10 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         # The limits are read for each request: the shards of a later epoch may have fewer slots.
         validator = Validator(tokenizer, lambda: request_limits(config, engine.snapshot()))
         permits = Permits(config.requests.max_concurrent_requests, lambda: engine.load().retry_after_s)
-        inference = Inference(engine, Vocabulary.of(tokenizer.tokenizer), validator, permits, metrics)
+        tracer = tracer_for(config)
+        if tracer is not None:
+            stack.push_async_callback(tracer.close)
+        inference = Inference(engine, Vocabulary.of(tokenizer.tokenizer), validator, permits, metrics, tracer)
         callers = Callers(bool(config.api_key_digests), config.trusted_proxies, config.scheduling.prefix_cache_scope)
         ignored = IgnoredParameters(metrics, config.requests.strict_parameters)
         bodies = Bodies(
@@ -169,6 +176,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             hits,
             ErrorDialects(config.http.tgi_dialect),
             ignored,
+            tracer,
         )
         http = uvicorn_config(
             create_app(services), connection_limits(config), hits, answers_at_once(config), services.dialects
@@ -195,6 +203,16 @@ def mention_addresses(config: RouterConfig, port: int) -> None:
     api = f"http://{reachable(config.http.hostname)}:{port}"
     addresses = {"api": api, "docs": f"{api}/docs", "metrics": f"{api}/metrics"}
     logger.info("Serving %s", config.served_model_name, extra={"fields": addresses})
+
+
+def tracer_for(config: RouterConfig) -> "OtlpTracer | None":
+    flags = config.tracing
+    if flags.otlp_endpoint is None:
+        return None
+    # Imported here, because the packages that it needs are an extra, and take 0.4 s to load.
+    from text_generation_router.otlp import OtlpTracer
+
+    return OtlpTracer(flags.otlp_endpoint, flags.otlp_service_name, version(), config.served_model_name)
 
 
 async def find_shard_groups(config: RouterConfig) -> ShardGroups:

@@ -9,7 +9,13 @@ from text_generation_common.flags.declaration import borrowed, flag
 from text_generation_common.flags.http import HttpFlags
 from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.flags.model import ComputeFlags, FileFlags, ModelFlags, ShardFlags
-from text_generation_common.flags.process import AbsentFlags, AbsentShardFlags, InheritedFlags, ProcessFlags
+from text_generation_common.flags.process import (
+    AbsentFlags,
+    AbsentShardFlags,
+    InheritedFlags,
+    ProcessFlags,
+    TracingFlags,
+)
 from text_generation_common.flags.requests import TokenFlags
 
 
@@ -36,8 +42,8 @@ class ServeFlags:
     port: int = borrowed(HttpFlags, "port")
     max_input_tokens: int | None = borrowed(TokenFlags, "max_input_tokens")
     speculate: int | None = borrowed(AbsentShardFlags, "speculate")
-    otlp_endpoint: str | None = borrowed(AbsentFlags, "otlp_endpoint")
-    otlp_service_name: str = borrowed(AbsentFlags, "otlp_service_name")
+    otlp_endpoint: str | None = borrowed(TracingFlags, "otlp_endpoint")
+    otlp_service_name: str = borrowed(TracingFlags, "otlp_service_name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

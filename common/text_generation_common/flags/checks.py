@@ -25,7 +25,8 @@ def unsupported_choices(flags: Iterable[Flag], values: Mapping[str, Any]) -> Ite
 def without_effect(flags: Iterable[Flag], values: Mapping[str, Any]) -> Iterator[str]:
     """A line for each flag that is given and has no effect."""
     for flag in flags:
-        if flag.no_effect is not None and values[flag.name] != flag.default:
+        has_effect = flag.unless is not None and bool(values[flag.unless])
+        if flag.no_effect is not None and not has_effect and values[flag.name] != flag.default:
             yield f"{flag.flag_name} has no effect: {flag.no_effect}"
 
 

@@ -39,6 +39,7 @@ class Flag:
     # Set if the feature is missing: the values that do not ask for the feature.
     refused_except: tuple[object, ...] | None = None
     no_effect: str | None = None  # why the flag is accepted and has no effect
+    unless: str | None = None  # name of the flag with which a flag with `no_effect` has its effect
 
     @property
     def flag_name(self) -> str:

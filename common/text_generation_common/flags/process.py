@@ -21,6 +21,21 @@ class InheritedFlags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracingFlags:
+    otlp_endpoint: str | None = flag(
+        None,
+        "Send a trace of each request to this collector, by OTLP over gRPC, as in http://localhost:4317; needs the "
+        "packages of tgi-py[otlp].",
+    )
+    otlp_service_name: str = flag(
+        "text-generation-inference.router",
+        "Name of the service in traces; used with --otlp-endpoint only.",
+        no_effect="the name is for traces, which need --otlp-endpoint",
+        unless="otlp_endpoint",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AbsentFlags:
     """Flags of TGI's launcher and router whose features are missing: refused, or accepted without effect."""
 
@@ -30,12 +45,6 @@ class AbsentFlags:
     ngrok: bool = flag(False, "Not supported yet.", refused_except=(False,))
     ngrok_authtoken: str | None = flag(None, "Not supported yet.", refused_except=(None,))
     ngrok_edge: str | None = flag(None, "Not supported yet.", refused_except=(None,))
-    otlp_endpoint: str | None = flag(None, "Not supported yet.", refused_except=(None,))
-    otlp_service_name: str = flag(
-        "text-generation-inference.router",
-        "Name of the service in traces; used with --otlp-endpoint only.",
-        no_effect="the name is for traces, which need --otlp-endpoint",
-    )
     prometheus_port: int | None = flag(
         None,
         "Accepted without effect; /metrics is served on --port.",

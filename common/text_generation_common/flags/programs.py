@@ -59,7 +59,6 @@ ROUTER = ProgramFlags(
         "ngrok": {"hidden": True},
         "ngrok_authtoken": {"hidden": True},
         "ngrok_edge": {"hidden": True},
-        "otlp_endpoint": {"hidden": True},
     },
 )
 
@@ -76,7 +75,7 @@ SHARD = ProgramFlags(
         "max_input_tokens": {"help": "Longest prompt; the router enforces it."},
         "json_output": {"off": True},
         "trust_remote_code": {"off": True},
-        "otlp_endpoint": {"refused_except": (None, "")},
+        "otlp_endpoint": {"refused_except": (None, ""), "help": "Not supported: the router makes the traces."},
         "otlp_service_name": {"default": "text-generation-inference.server"},
     },
 )

@@ -166,6 +166,7 @@ def test_router_gets_its_flags_and_the_bound_socket():
         "--max-connections": ["4096"],
         "--stream-write-timeout": ["30"],
         "--graceful-termination-timeout": ["90"],
+        "--otlp-service-name": ["text-generation-inference.router"],
     }
 
 

@@ -7,8 +7,10 @@ import os
 import pytest
 
 from text_generation_common.errors import CommandError
+from text_generation_common.flags import tracing
 from text_generation_common.flags.declaration import with_flags
 from text_generation_common.flags.kinds import KvCacheDtype, Quantize, RopeScalingKind, TrueFalse, UsageStats
+from text_generation_common.flags.process import TracingFlags
 from text_generation_common.shard_counts import Heads
 from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.errors import NotEnoughCUDADevices
@@ -33,7 +35,6 @@ def error_of(config, environ=None, **changes) -> str:
     [
         ({"speculate": 2}, "--speculate"),
         ({"lora_adapters": "some/adapter"}, "--lora-adapters"),
-        ({"otlp_endpoint": "http://localhost:4317"}, "--otlp-endpoint"),
         ({"ngrok": True}, "--ngrok"),
         ({"ngrok_authtoken": "secret"}, "--ngrok-authtoken"),
         ({"ngrok_edge": "edge"}, "--ngrok-edge"),
@@ -42,6 +43,21 @@ def error_of(config, environ=None, **changes) -> str:
 )
 def test_a_flag_without_its_feature_is_refused_by_name(config, changes, flag):
     assert error_of(config, **changes) == f"{flag} is not supported yet: start without it"
+
+
+def test_traces_are_refused_before_a_process_starts_where_they_cannot_be_sent_and_else_the_router_makes_them(
+    config, monkeypatch, caplog
+):
+    caplog.set_level(logging.INFO)
+    named = with_flags(config, otlp_service_name="mine")
+    monkeypatch.setattr(tracing, "MODULES", ("no_such_package.trace",))
+    assert "is not installed" in error_of(named, otlp_endpoint="http://localhost:4317")
+    assert "is not an address" in error_of(named, otlp_endpoint="localhost")
+    monkeypatch.setattr(tracing, "MODULES", ())
+    assert resolve(with_flags(named, otlp_endpoint="http://h:1"), {}).tracing == TracingFlags(
+        otlp_endpoint="http://h:1", otlp_service_name="mine"
+    )
+    assert "--otlp-service-name has no effect" not in caplog.text
 
 
 @pytest.mark.parametrize(

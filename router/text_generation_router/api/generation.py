@@ -12,6 +12,7 @@ from text_generation_router.http.direct import DirectWriter
 from text_generation_router.metrics import Metrics
 from text_generation_router.text.events import Finish, Token, TokenEvent
 from text_generation_router.text.prompt_rows import PromptRows
+from text_generation_router.tracing import Course, GenerationTrace
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,8 @@ class Generation:
     # time.perf_counter when the engine has accepted the request
     queued_s: float = field(default_factory=time.perf_counter)
     timing: Timing | None = None  # None until the generation has finished
+    finish: Finish | None = None  # the same
+    trace: GenerationTrace | None = None  # None: there are no traces
     _through: tuple[DirectWriter, Encode] | None = None
     _has_begun: bool = False
     _is_closed: bool = False
@@ -98,8 +101,35 @@ class Generation:
             self._is_closed = True
             self.stream.cancel()
             self.permit.give_back(1)
+            if self.trace is not None:
+                self.trace.end(self._course())
+
+    def _course(self) -> Course:
+        stream, finish, now = self.stream, self.finish, time.perf_counter()
+        end, failure = stream.end, None if finish is not None else stream.failure or "dropped"
+        queue_s, inference_s, replays = (
+            (end.queue_s, end.inference_s, end.replays) if end is not None else (None, 0.0, ())
+        )
+        if finish is not None:
+            queue_s, inference_s = finish.queue_s, finish.inference_s
+        return Course(
+            self.started_s,
+            self.queued_s,
+            now,
+            queue_s,
+            stream.first_token_s,
+            inference_s,
+            replays,
+            failure,
+            finish.reason.value if finish is not None else None,
+            self.prompt_tokens,
+            stream.num_tokens,
+            finish.cached_tokens if finish is not None else 0,
+            finish.seed if finish is not None else None,
+        )
 
     def _finish(self, finish: Finish) -> None:
+        self.finish = finish
         self.close()
         self.timing = timing = Timing(
             time.perf_counter() - self.started_s,

@@ -5,6 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from text_generation_common.logs import request_id
 from text_generation_router.engine.protocol import Ended, Engine, TokenLimits, Tokens
 from text_generation_router.errors import (
     DeadlineError,
@@ -61,8 +62,12 @@ class GenerationStream:
         self._output = TextOutput(vocabulary, request, rules)
         self._events: deque[TokenEvent] = deque()
         self._error: InferenceError | None = None
+        self.failure: str | None = None  # the failure's `err` in tgi_request_failure, counted there or not
+        self.first_token_s: float | None = None  # seconds from the first step to the first token; None before
+        self.end: Ended | None = None  # what the engine said at the end
         self._finished = False  # no more events will come
         self._owner = request.share.owner
+        self._id_in_logs = request_id.get()
         self._wakes = wakes
         self._is_waking = False  # `wakes` will wake the reader
         self._changed = asyncio.Event()
@@ -112,6 +117,11 @@ class GenerationStream:
             self._give_up(IncompleteGenerationError(), "dropped")
 
     @property
+    def num_tokens(self) -> int:
+        """Number of tokens that were made."""
+        return self._output.num_tokens
+
+    @property
     def has_begun(self) -> bool:
         """Whether the request runs, or has run before a preemption or a loss of the shards."""
         return self._output.num_tokens > 0 or self._engine.has_begun(self._index)
@@ -130,10 +140,13 @@ class GenerationStream:
     def take(self, tokens: Tokens, ended: Ended | None) -> None:
         ids, logprobs, tops, inference_s, first = tokens
         if first is not None:
+            self.first_token_s = inference_s if ids else None
             self._output.begin(first.queue_s, first.cached_tokens)
             if first.prompt_logprobs is not None:
                 self.prompt = PromptRows(self._vocabulary, self._input_ids, first.prompt_logprobs)
-        reason = FINISH_REASONS[ended.reason] if ended is not None else None
+        reason = None
+        if ended is not None:
+            self.end, reason = ended, FINISH_REASONS[ended.reason]
         if reason is not None and not ids:
             self._events.append(self._output.end(reason, inference_s))
             self._finish()
@@ -154,6 +167,7 @@ class GenerationStream:
         self._wake()
 
     def ended(self, ended: Ended) -> None:
+        self.end = ended
         if self._finished:
             return  # this stream has ended the request itself
         if ended.reason is EndReason.CLOSED:
@@ -177,7 +191,7 @@ class GenerationStream:
         """
         if label is not None:
             self._metrics.request_failure.labels(err=label).inc()
-        self._error = error
+        self._error, self.failure = error, label or error.label
         self._finish()
 
     def _finish(self) -> None:
@@ -205,7 +219,8 @@ class GenerationStream:
             if encoded:
                 writer.write(encoded)
         except Exception as error:  # no task awaits this call, so the reader has to tell the client
-            logger.exception("an event could not be written, so its request fails")
+            about = {"request_id": self._id_in_logs}
+            logger.exception("an event could not be written, so its request fails", extra=about)
             self._through = None
             self._give_up(GenerationError(f"Server error: {type(error).__name__}"), GenerationError.label)
 

@@ -19,6 +19,7 @@ from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.detokenization import Vocabulary
 from text_generation_router.text.validation import Prompt, Validator, copies_of
+from text_generation_router.tracing import Tracer
 
 # Readers that get new tokens in one turn of the event loop: each takes up to half a millisecond to write its event.
 WAKES_PER_TURN = 16
@@ -26,13 +27,20 @@ WAKES_PER_TURN = 16
 
 class Inference:
     def __init__(
-        self, engine: Engine, vocabulary: Vocabulary, validator: Validator, permits: Permits, metrics: Metrics
+        self,
+        engine: Engine,
+        vocabulary: Vocabulary,
+        validator: Validator,
+        permits: Permits,
+        metrics: Metrics,
+        tracer: Tracer | None = None,
     ) -> None:
         self.validator = validator
         self._engine = engine
         self.vocabulary = vocabulary
         self._permits = permits
         self._metrics = metrics
+        self._tracer = tracer
         self._wakes = LoopTurns(WAKES_PER_TURN)
 
     async def start(self, prompts: Sequence[Prompt], caller: Caller, started_s: float) -> list[Generation]:
@@ -112,6 +120,7 @@ class Inference:
             prompt_characters=len(prompt.inputs),
             input_ids=request.input_ids if prompt.parameters.returns_ids else (),
             started_s=started_s,
+            trace=self._tracer.begin(request) if self._tracer is not None else None,
         )
 
     async def results(self, prompts: Sequence[Prompt], caller: Caller, started_s: float) -> list[Result]:

@@ -15,6 +15,7 @@ from text_generation_router.http.limits import LimitHits
 from text_generation_router.metrics import Metrics
 from text_generation_router.text.rendering import Renderer
 from text_generation_router.text.tokenization import TextTokenizer
+from text_generation_router.tracing import Tracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Services:
     limit_hits: LimitHits
     dialects: ErrorDialects
     ignored: IgnoredParameters
+    tracer: Tracer | None = None  # None: there are no traces
 
     @property
     def style(self) -> Style:

@@ -80,6 +80,10 @@ class Ended:
     reason: EndReason
     inference_s: float = 0.0  # seconds from the request's first step to its end; 0 if it never joined a step
     cause: str = ""  # why the request failed: a text for the client
+    queue_s: float | None = None  # seconds from `submit` to the first step; None: it never joined a step
+    # For each loss of the shards that met the running request: seconds from its first step to the loss, and to the step
+    # with which it was sent to shards again.
+    replays: tuple[tuple[float, float], ...] = ()
 
 
 class Sink(Protocol):

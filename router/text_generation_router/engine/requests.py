@@ -4,9 +4,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
+from text_generation_common.logs import request_id
 from text_generation_router.engine.deadlines import Deadlines
 from text_generation_router.engine.protocol import Ended, FirstStep, Sink, Tokens, TopToken
 from text_generation_router.engine.shards import StepAnswer
@@ -38,9 +39,22 @@ class OpenRequest:
     queued_s: float
     begun_s: float = 0.0  # time at which the request's first step was sent; 0 before
     tokens_s: float = 0.0  # time at which the request's newest tokens came; 0 before
+    id_in_logs: str = field(default_factory=request_id.get)  # the HTTP request's
+    lost_s: float = 0.0  # time at which the shards with its row were lost; 0 unless it waits to be sent again
+    replays: tuple[tuple[float, float], ...] = ()  # as in `Ended`
 
     def inference_s(self, now: float) -> float:
         return now - self.begun_s if self.begun_s else 0.0
+
+    def ended(self, reason: EndReason, inference_s: float, cause: str = "") -> Ended:
+        queue_s = self.begun_s - self.queued_s if self.begun_s else None
+        if self.lost_s:
+            self.note_replay(self.begun_s + inference_s)
+        return Ended(reason, inference_s, cause, queue_s, self.replays)
+
+    def note_replay(self, until: float) -> None:
+        self.replays += ((self.lost_s - self.begun_s, until - self.begun_s),)
+        self.lost_s = 0.0
 
     @property
     def first_step(self) -> FirstStep:
@@ -100,6 +114,8 @@ class Requests:
             if request is not None and not request.begun_s:
                 request.begun_s = now
                 self._counts.began(request.running, now - request.queued_s)
+            elif request is not None and request.lost_s:
+                request.note_replay(now)
 
     def publish(self, answer: StepAnswer, applied: Applied, now: float) -> None:
         """Gives the tokens of a step to the sinks. `applied`: what the scheduler has made of the answer."""
@@ -129,7 +145,7 @@ class Requests:
             if (request := self._open.get(index)) is not None:
                 self._forget(index)
                 nothing = Tokens((), (), (), request.inference_s(now), request.first_step)
-                self._give(index, request, nothing, Ended(EndReason.LENGTH, nothing.inference_s))
+                self._give(index, request, nothing, request.ended(EndReason.LENGTH, nothing.inference_s))
 
     def _give(self, index: int, request: OpenRequest, tokens: Tokens, ended: Ended | None) -> None:
         try:
@@ -141,29 +157,38 @@ class Requests:
         """Ends a request that the scheduler has ended with the tokens `last`."""
         self._forget(index)
         self._counts.finished(request.running)
-        return Ended(reason, last.inference_s)
+        return request.ended(reason, last.inference_s)
 
     def _fail(self, index: int, request: OpenRequest, ended: Ended | None, error: Exception) -> None:
         """Ends a request whose sink raised `error` when it received tokens. `ended` is given if they were the last
         tokens.
         """
-        logger.error("the sink of request %d raised an error, so the request fails", index, exc_info=error)
+        logger.error(
+            "the sink of request %d raised an error, so the request fails", index, exc_info=error, extra=_about(request)
+        )
         cause = f"Server error: {type(error).__name__}"
         if ended is None:
             self._end_early(index, EndReason.FAILED, cause)
         else:
-            _tell(request, Ended(EndReason.FAILED, ended.inference_s, cause))
+            _tell(request, request.ended(EndReason.FAILED, ended.inference_s, cause))
 
     def put_back(self, unanswered: Iterable[ForwardStep], reason: str) -> int:
         """Puts running requests back into the queue after a loss. Requests that are blamed for the loss end instead.
         Returns the number of requests that ended.
         """
         running = self._scheduler.active.num_running
+        self._note_loss(time.perf_counter())
         given_up = self._scheduler.put_back(unanswered)
         for request in given_up:
             self._close(request.id, EndReason.FAILED, f"Server error: {LOST_TOO_OFTEN}: {reason}")
         self._counts.resumed(running - len(given_up))
         return len(given_up)
+
+    def _note_loss(self, now: float) -> None:
+        for index in self._scheduler.active.running:
+            request = self._open.get(index)
+            if request is not None and request.begun_s:
+                request.lost_s = request.lost_s or now
 
     def begin_epoch(self, slots: int, eos_token_ids: Iterable[int], query_blocks: QueryBlocks = SINGLE_QUERIES) -> None:
         """To be called when new shards with `slots` token slots are ready: requests that do not fit into the slots
@@ -181,18 +206,24 @@ class Requests:
     def _close(self, index: int, reason: EndReason, cause: str = "") -> None:
         """Calls `ended` of the sink of a request that the scheduler has ended, unless it was called before."""
         if (request := self._forget(index)) is not None:
-            _tell(request, Ended(reason, request.inference_s(time.perf_counter()), cause))
+            _tell(request, request.ended(reason, request.inference_s(time.perf_counter()), cause))
 
     def _forget(self, index: int) -> OpenRequest | None:
         self._deadlines.clear(index)
         return self._open.pop(index, None)
 
 
+def _about(request: OpenRequest) -> dict[str, str]:
+    """For log lines, which the engine's own task writes."""
+    return {"request_id": request.id_in_logs}
+
+
 def _tell(request: OpenRequest, ended: Ended) -> None:
     try:
         request.sink.ended(ended)
     except Exception:
-        logger.exception("the sink of request %d raised an error at the request's end", request.running.id)
+        index = request.running.id
+        logger.exception("the sink of request %d raised an error at the request's end", index, extra=_about(request))
 
 
 def _tops(answer: StepAnswer) -> list[tuple[tuple[TopToken, ...], ...]] | None:

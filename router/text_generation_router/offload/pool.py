@@ -124,11 +124,13 @@ class ProcessPool:
             async with asyncio.timeout(job.timeout_s):
                 answer = await child.ask(job.name, job.content)
         except TimeoutError:
-            logger.warning("a child was killed: a job (%s) took longer than %g s", job.name, job.timeout_s)
+            slow = "a child was killed: a job (%s) took longer than %g s"
+            logger.warning(slow, job.name, job.timeout_s, extra={"request_id": job.id_in_logs})
             _fail(job, JobTimeoutError())
         except JobError as error:
             if isinstance(error, JobLostError):
-                logger.warning("a child died while it worked on a job (%s)", job.name)
+                about = {"request_id": job.id_in_logs}
+                logger.warning("a child died while it worked on a job (%s)", job.name, extra=about)
             _fail(job, error)
         else:
             if not job.answer.done():

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from text_generation_common.logs import request_id
 
 
 @dataclass(slots=True, eq=False)
@@ -13,6 +15,7 @@ class Job:
     timeout_s: float  # seconds that the job may take once a child has it
     answer: asyncio.Future[bytes]
     refusal_timer: asyncio.TimerHandle | None = None  # refuses the job if no child gets it in time
+    id_in_logs: str = field(default_factory=request_id.get)  # the HTTP request's
 
 
 class Waiting:

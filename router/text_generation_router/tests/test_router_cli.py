@@ -39,11 +39,15 @@ def config_of(values: dict[str, object]) -> RouterConfig:
     return resolve(from_values(RouterFlags, values))
 
 
+def test_a_wrong_endpoint_for_traces_is_refused_in_one_line():
+    status, output = run("--otlp-endpoint", "localhost:4317")
+    assert status == 1 and "Error: --otlp-endpoint localhost:4317 is not an address: write it as http://" in output
+
+
 @pytest.mark.parametrize(
     ("words", "flag"),
     [
         (["--ngrok"], "--ngrok"),
-        (["--otlp-endpoint", "http://x"], "--otlp-endpoint"),
         (["--trust-remote-code"], "--trust-remote-code"),
         (["--max-image-fetch-size", "1"], "--max-image-fetch-size"),
     ],

@@ -49,6 +49,7 @@ from text_generation_router.text.chat_template import ChatTemplate
 from text_generation_router.text.rendering import Renderer
 from text_generation_router.text.tokenization import TextTokenizer
 from text_generation_router.text.validation import Validator
+from text_generation_router.tracing import Tracer
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('no such role') }}{% endif %}"
@@ -321,7 +322,7 @@ class Server:
 
     writes_directly = True  # whether events may be written past ASGI, as in `Connection`
 
-    def __init__(self, tokenizer: Tokenizer, **config: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer, tracer: Tracer | None = None, **config: Any) -> None:
         self.engine, self.metrics = FakeEngine(), Metrics()
         limits = self.engine.limits
         self.metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)
@@ -330,7 +331,7 @@ class Server:
         self.tokenizer = TextTokenizer.of(tokenizer, workers=1, max_waiting=16)
         self.tokenizer.max_chars_per_token = None
         validator = Validator(self.tokenizer, lambda: request_limits(self.config, self.engine.snapshot()))
-        inference = Inference(self.engine, self.engine.vocabulary, validator, self.permits, self.metrics)
+        inference = Inference(self.engine, self.engine.vocabulary, validator, self.permits, self.metrics, tracer)
         template = ChatTemplate(TEMPLATE, {})
         self.gate, self.limit_hits = Gate(), LimitHits(self.metrics)
         callers = Callers(
@@ -356,6 +357,7 @@ class Server:
             self.limit_hits,
             ErrorDialects(self.config.http.tgi_dialect),
             ignored,
+            tracer,
         )
         self.services = services
         self.app = create_app(services)

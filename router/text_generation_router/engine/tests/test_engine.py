@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from text_generation_common.logs import id_of, request_id
 from text_generation_common.sampling import Sampling
 from text_generation_router.engine.loop import MAX_IN_FLIGHT
 from text_generation_router.engine.shards import StepAnswer, WarmupAnswer
@@ -296,7 +297,9 @@ def test_a_sink_that_raises_an_error_fails_its_own_request_only(at: str, caplog:
 
     async def use(world: World) -> None:
         raising, others = Raises(), world.ask_all(3, 8)
+        token = request_id.set("mine-1")
         index = world.engine.submit(GenerationRequest((9, 9), 8), raising, MANY)
+        request_id.reset(token)
         if at == "end":
             world.engine.cancel(index)
             assert (await raising.until_end()).reason is EndReason.CANCELLED
@@ -304,6 +307,7 @@ def test_a_sink_that_raises_an_error_fails_its_own_request_only(at: str, caplog:
             assert await raising.failure() == "Server error: ZeroDivisionError"
         assert await all_ids(others) == [expected_tokens(prompt(i), 8) for i in range(3)]
         assert "ZeroDivisionError" in caplog.text and not world.engine.failed.done()
+        assert [id_of(record) for record in caplog.records if "sink" in record.message] == ["mine-1"]
 
     serve(use)
 

@@ -8,6 +8,7 @@ from text_generation_router.engine.loop import MAX_IN_FLIGHT
 from text_generation_router.engine.shards import StepAnswer
 from text_generation_router.engine.tests.fakes import (
     FakeShards,
+    Listener,
     World,
     all_ids,
     dies_at,
@@ -29,6 +30,39 @@ def test_when_shards_die_every_request_goes_on_with_the_next_ones(step_numbers: 
         assert losses == ["lost: connection reset"] * len(step_numbers)
 
     serve(use, *map(dies_at, step_numbers), FakeShards)
+
+
+@pytest.mark.parametrize("losses", [0, 1, 3])
+def test_the_end_of_a_request_says_when_it_waited_to_be_sent_again_after_a_loss(losses: int) -> None:
+    async def use(world: World) -> None:
+        def stop(listener: Listener) -> None:
+            if len(listener.ids) == 30:
+                world.engine.end(listener.index, 30)
+
+        listener, stopped = world.ask(prompt(0), 40), world.ask(prompt(1), 40, on_tokens=stop)
+        for end in (await listener.until_end(), await stopped.until_end()):
+            assert len(end.replays) == losses and end.queue_s is not None and 0 <= end.queue_s < 1
+            times = [time for replay in end.replays for time in replay]
+            assert times == sorted(times) and all(0 < time < end.inference_s for time in times)
+
+    serve(use, *map(dies_at, (3, 5, 4)[:losses]), FakeShards)
+
+
+def test_a_request_that_ends_while_it_waits_for_new_shards_says_since_when_and_one_in_the_queue_nothing() -> None:
+    async def use(world: World) -> None:
+        listener = world.ask(prompt(0), 400)
+        await listener.until_tokens(3)
+        world.groups.made[0].lost.set_result("gone")
+        await asyncio.sleep(0.05)
+        waiting = world.ask(prompt(1), 3)
+        for ended in (listener, waiting):
+            world.engine.cancel(ended.index)
+        assert listener.end is not None and waiting.end is not None
+        ((start_s, end_s),) = listener.end.replays
+        assert 0 < start_s < end_s == pytest.approx(listener.end.inference_s)
+        assert waiting.end.queue_s is None and not waiting.end.replays
+
+    serve(use)
 
 
 def test_after_a_loss_two_steps_are_in_flight_again() -> None:

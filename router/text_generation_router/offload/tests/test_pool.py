@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from text_generation_common.logs import id_of, request_id
 from text_generation_router.offload.child import KEPT_BYTES
 from text_generation_router.offload.errors import BusyError, JobFailedError, JobLostError, JobTimeoutError
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
@@ -123,11 +124,13 @@ def test_a_handler_that_raises_gives_the_class_and_not_the_text_of_its_error():
     run(test)
 
 
-def test_a_child_that_dies_loses_its_job_and_no_other():
+def test_a_child_that_dies_loses_its_job_and_no_other(caplog: pytest.LogCaptureFixture):
     async def test(pool: ProcessPool) -> None:
+        request_id.set("mine-1")
         dying, living = pool.run("die", b"", LONG_S), pool.run("reverse", b"ab", LONG_S)
         lost, answer = await asyncio.gather(dying, living, return_exceptions=True)
         assert isinstance(lost, JobLostError) and answer == b"ba"
+        assert [id_of(record) for record in caplog.records if "died" in record.message] == ["mine-1"]
 
     run(test)
 
