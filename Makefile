@@ -34,7 +34,7 @@ CODE := benchmark clients/python common integration-tests launcher router server
 CPU_KERNELS := server/text_generation_server/kernels/cpu
 C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])
 
-.PHONY: install run test test-models check format prose proto lock sbom audit fuzz demo-model bench bench-guard bench-peers \
+.PHONY: install run test test-models test-schema check format prose proto lock sbom audit fuzz demo-model bench bench-guard bench-peers \
 	gpu-wheels gpu-check compile-gpu chaos attacks digest mutate test-clients clean
 
 install: .venv/installed
@@ -100,6 +100,10 @@ prose: install
 fuzz: install
 	$(BIN)/pytest router/text_generation_router/scheduling/tests/test_scheduler_machine.py \
 		router/text_generation_router/scheduling/memory/tests/test_prefix_cache.py --hypothesis-profile=fuzz $(ARGS)
+
+# Sends 2,000 cases to each route, made of the OpenAPI document, valid and invalid ones; checks status and body.
+test-schema: install
+	$(BIN)/pytest router/text_generation_router/openapi/tests/test_cases.py --hypothesis-profile=schema $(ARGS)
 
 # Makes 500 small changes (mutants) of the code, drawn by a seed, and prints which of them the tests notice. Takes
 # hours. E.g. ARGS="--room worker".

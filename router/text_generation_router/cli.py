@@ -1,5 +1,6 @@
 """`text-generation-router`: turns TGI's flags into one config, and a failed start into one line on stderr."""
 
+import json
 import sys
 from typing import Any, NoReturn
 
@@ -12,8 +13,10 @@ from text_generation_common.logs import setup_logging
 from text_generation_common.typer_command import ReportingCommand, make_app, taking
 from text_generation_router.config import RouterFlags
 from text_generation_router.errors import InferenceError, ShardsError, StartError
+from text_generation_router.openapi.document import document_of
+from text_generation_router.openapi.operation_json import Interface
 from text_generation_router.resolve import resolve
-from text_generation_router.serve import run
+from text_generation_router.serve import run, version
 
 
 def route(values: dict[str, Any]) -> None:
@@ -26,10 +29,18 @@ def route(values: dict[str, Any]) -> None:
         fail(str(error))
 
 
+def print_schema() -> None:
+    """Print the OpenAPI document of a server without keys, and start nothing."""
+    print(json.dumps(document_of(Interface(version=version()))))
+
+
+HELP = """Serve text generation over HTTP, computed by the shards behind a unix socket.
+
+`text-generation-router print-schema` prints the OpenAPI document instead."""
 app = make_app()
-app.command(cls=ReportingCommand, help="Serve text generation over HTTP, computed by the shards behind a unix socket.")(
-    taking(route, ROUTER, RouterFlags)
-)
+app.command(cls=ReportingCommand, help=HELP)(taking(route, ROUTER, RouterFlags))
+schema_app = make_app()
+schema_app.command("print-schema", cls=ReportingCommand)(print_schema)
 
 
 def set_up_faults(text: str, testing: bool) -> None:
@@ -45,4 +56,7 @@ def fail(reason: str) -> NoReturn:
 
 
 def main() -> None:
+    # Not a command of `app`: then every start would need the name of a command.
+    if sys.argv[1:2] == ["print-schema"]:
+        schema_app(sys.argv[2:])
     app()

@@ -38,10 +38,10 @@ class ListLimits:
 
 class Body(BaseModel):
     """Base of request bodies. Numbers are JSON numbers (a boolean is not a number, 1.0 is not an integer); unknown
-    fields are ignored.
+    fields are ignored. A text below a field is its description in the OpenAPI document.
     """
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, use_attribute_docstrings=True)
 
 
 def to_f32(value: float) -> float:

@@ -59,12 +59,19 @@ class SamplingFields(Body):
     """The fields that the native routes and OpenAI's have in common for the parameters of `Sampling`."""
 
     temperature: F32 | None = None
+    """The logits are divided by it before a token is drawn; > 0. Default: 1."""
     repetition_penalty: F32 | None = None
+    """Makes tokens of the prompt and of the output less likely if > 1; > 0. Default: 1."""
     frequency_penalty: F32 | None = None
+    """Subtracted from a token's logit for each time that the output has the token. -2 to 2; 0: off."""
     top_k: I32 | None = None
+    """A token is drawn from this many most likely tokens. Default: all."""
     top_p: F32 | None = None
+    """A token is drawn from the most likely tokens that together have this probability; > 0 and < 1. Default: all."""
     typical_p: F32 | None = None
+    """A token is drawn from the most typical tokens that together have this probability; > 0 and < 1. Default: all."""
     seed: U64 | None = None
+    """Requests with the same seed draw the same tokens. Default: a random seed."""
     min_p: Annotated[
         F32 | None,
         Field(description="Excludes tokens that are less likely than this share of the most likely token. 0: off."),
@@ -115,16 +122,28 @@ class SamplingFields(Body):
 
 class GenerateParameters(SamplingFields):
     best_of: U64 | None = None
+    """Number of texts that are generated; the most likely one is the answer. More than 1 needs sampling."""
     do_sample: bool = False
+    """Whether tokens are drawn. If not, and no other field asks for it, the most likely token is taken."""
     max_new_tokens: U32 | None = None
+    """Most new tokens. Default: as many as fit."""
     return_full_text: bool | None = None
+    """Whether the text begins with the prompt. Default: false; on `/` true."""
     stop: Annotated[Strings, STOP_LIMIT] = Field(default_factory=list)
+    """The text ends behind the first of these strings."""
     truncate: U64 | None = None
+    """Keeps this many tokens of the prompt, the last ones."""
     watermark: bool = False
+    """Whether the choice of tokens leaves a watermark."""
     details: bool = False
+    """Adds `details` to the answer."""
     decoder_input_details: bool = False
+    """Adds the prompt's tokens to the details; with their log-probabilities if the server has `--enable-prefill-
+    logprobs`."""
     top_n_tokens: U32 | None = None
+    """Adds this many most likely tokens at the place of each token."""
     ignore_eos_token: bool = False
+    """Whether the text goes on behind an end token."""
     min_new_tokens: MinTokens = None
     priority: Priority = None
     timeout: Timeout = None
@@ -153,17 +172,23 @@ def sampled_by_default() -> GenerateParameters:
 
 class GenerateRequest(Body):
     inputs: str
+    """The prompt."""
     parameters: GenerateParameters = Field(default_factory=sampled_by_default)
+    """How to generate. Without this field tokens are drawn; with `{}` they are not."""
 
 
 class CompatGenerateRequest(GenerateRequest):
     stream: bool = False
+    """Whether the answer is a stream."""
 
 
 class DetokenizeRequest(Body):
     tokens: TokenIds
+    """Token ids."""
     skip_special_tokens: bool = True
+    """Whether the text is without special tokens."""
     model: str | None = None
+    """Has no effect."""
 
 
 class StreamOptions(Body):
@@ -200,12 +225,16 @@ class OpenAIRequest(SamplingFields):
     ] = None
     do_sample: Annotated[bool | None, Field(description="false means the same as a temperature of 0.")] = None
     stop: Annotated[Texts | None, STOP_LIMIT] = None
+    """The text ends before the first of these strings; one string or a list."""
     include_stop_str_in_output: Annotated[
         bool | None, Field(description="Whether the text keeps the stop string that ended it. Default: false.")
     ] = None
     stream: bool | None = None
+    """Whether the answer is a stream."""
     stream_options: StreamOptions | None = None
+    """What a stream has besides its text; only with `stream`."""
     ignore_eos: bool | None = None
+    """Whether the text goes on behind an end token."""
     min_tokens: MinTokens = None
     skip_special_tokens: Annotated[
         bool | None, Field(description="Whether the text is without special tokens. Default: true.")
@@ -325,9 +354,11 @@ class MessageBody(Body):
     model_config = ConfigDict(extra="allow")
 
     role: str
+    """The sender, such as `user` or `assistant`; the chat template says which there are."""
     content: Annotated[
         str, BeforeValidator(flatten_chunks, json_schema_input_type=str | list[dict[str, Any]] | None)
     ] = ""
+    """The text, or a list of parts `{"type": "text", "text": …}`."""
 
     def message(self) -> Message:
         others = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
@@ -378,6 +409,7 @@ class ChatOptions(OpenAIRequest):
 
 class ChatRequest(ChatOptions):
     messages: Annotated[list[MessageBody], MESSAGE_LIMIT] = Field(min_length=1, fail_fast=True)
+    """The conversation, oldest message first."""
 
     def conversation(self) -> Conversation:
         return Conversation(

@@ -1,0 +1,74 @@
+"""Makes the OpenAPI document of the table of operations. Starts nothing, and needs no model."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from text_generation_router.api import known_fields
+from text_generation_router.api.contract import Contract, Refused, Renamed, Rule
+from text_generation_router.openapi.native_answers import ErrorJson
+from text_generation_router.openapi.operation_json import ANSWER_HEADERS, Interface, Schemas, operation_json
+from text_generation_router.openapi.operations import OPERATIONS, Tag
+from text_generation_router.openapi.v1_answers import V1ErrorJson
+
+REF = "#/components/schemas/{model}"
+CONTRACTS: dict[str, Contract] = {
+    "GenerateParameters": known_fields.PARAMETERS,
+    "CompletionRequest": known_fields.COMPLETION,
+    "ChatRequest": known_fields.CHAT,
+    "MessageBody": known_fields.MESSAGE,
+    "StreamOptions": known_fields.STREAM_OPTIONS,
+}
+
+
+def document_of(interface: Interface) -> dict[str, Any]:
+    made, definitions = TypeAdapter.json_schemas(list(_described()), ref_template=REF)
+    schemas: Schemas = {key: schema for (key, _), schema in made.items()}
+    components: dict[str, Any] = {
+        "schemas": {name: _component(name, schema) for name, schema in sorted(definitions["$defs"].items())},
+        "headers": {name: {"description": text, "schema": {"type": "string"}} for name, text in ANSWER_HEADERS.items()},
+    }
+    if interface.has_keys:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = operation_json(operation, interface, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Text Generation Inference",
+            "version": interface.version,
+            "license": {"name": "Apache 2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
+        },
+        "tags": [{"name": tag.value[0], "description": tag.value[1]} for tag in Tag],
+        "paths": paths,
+        "components": components,
+    }
+
+
+def _described() -> Iterator[tuple[str, Any, TypeAdapter[Any]]]:
+    """What needs a schema: the key of each in `Schemas`, pydantic's mode, and the type."""
+    for operation in OPERATIONS:
+        for part, kind in (("body", operation.body), ("answer", operation.answer), ("event", operation.event)):
+            if kind is not None:
+                yield f"{operation.name} {part}", "validation", TypeAdapter(kind)
+    for kind in (ErrorJson, V1ErrorJson):
+        yield kind.__name__, "validation", TypeAdapter(kind)
+
+
+def _component(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema, and the fields that it does not have but that the server knows."""
+    if name not in CONTRACTS:
+        return schema
+    rules = CONTRACTS[name].rules.items()
+    return schema | {
+        "x-refused": {field: _refusal(rule) for field, rule in sorted(rules) if isinstance(rule, Refused | Renamed)},
+        "x-no-effect": [field for field, rule in sorted(rules) if not isinstance(rule, Refused | Renamed)],
+    }
+
+
+def _refusal(rule: Rule) -> dict[str, Any]:
+    why = f"is not a field of this route, send `{rule.here}`" if isinstance(rule, Renamed) else rule.why
+    neutral = [] if not isinstance(rule, Refused | Renamed) else [*rule.neutral]
+    return {"why": why, "taken": [None, *neutral]}

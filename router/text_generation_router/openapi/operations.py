@@ -1,0 +1,308 @@
+"""The routes as data: what each is for, its body with examples, its answers, its errors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from text_generation_router.api.schemas import (
+    ChatRequest,
+    CompatGenerateRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerateRequest,
+)
+from text_generation_router.openapi import failures
+from text_generation_router.openapi.failures import Errors
+from text_generation_router.openapi.native_answers import (
+    ChatSpansJson,
+    DetokenizedJson,
+    GenerateJson,
+    InfoJson,
+    PredictionsJson,
+    SpanJson,
+    TokenEventJson,
+    VersionJson,
+)
+from text_generation_router.openapi.v1_answers import (
+    ChatChunkJson,
+    ChatJson,
+    CompletionChunkJson,
+    CompletionJson,
+    ModelJson,
+    ModelsJson,
+)
+
+
+class Tag(Enum):
+    NATIVE = "Native", "Text generation as in TGI."
+    OPENAI = "OpenAI", "Text generation as in OpenAI's API."
+    TOKENS = "Tokens", "Between texts and tokens."
+    CLOUDS = "Clouds", "The forms of cloud platforms."
+    SERVER = "Server", "State, limits and metrics."
+
+
+class Access(Enum):
+    """When a route needs a key, if the server has keys."""
+
+    NEVER = "never"
+    CLOSED = "closed"  # with --closed-routes
+    ALWAYS = "always"
+
+
+class Instances(BaseModel):
+    """Vertex AI's form of several requests."""
+
+    instances: Annotated[
+        list[GenerateRequest | ChatRequest], Field(min_length=1, description="Bodies of /generate, or of chats.")
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """`description`, which may use Markdown, follows the summary. `answer`: the type of the answer's JSON; None: no
+    JSON. `event`: the type of a stream's events; None: there are no streams."""
+
+    method: str
+    path: str
+    name: str
+    tag: Tag
+    summary: str
+    description: str = ""
+    access: Access = Access.ALWAYS
+    body: Any = None
+    examples: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    answer: Any = None
+    text: str | None = None  # the media type of an answer that is not JSON
+    event: Any = None
+    errors: Errors = ()
+    generates: bool = False
+
+
+PROMPT = "The capital of France is"
+MESSAGES = [{"role": "user", "content": "What is 2 + 3?"}]
+NATIVE_EXAMPLES = {
+    "The most likely text": {"inputs": PROMPT, "parameters": {"max_new_tokens": 8}},
+    "Drawn, with details": {
+        "inputs": PROMPT,
+        "parameters": {"max_new_tokens": 8, "do_sample": True, "temperature": 0.7, "seed": 1, "details": True},
+    },
+}
+COMPLETION_EXAMPLES = {
+    "One text": {"prompt": PROMPT, "max_tokens": 8},
+    "A stream": {"prompt": PROMPT, "max_tokens": 8, "stream": True, "stream_options": {"include_usage": True}},
+    "Log-probabilities": {"prompt": [PROMPT], "max_tokens": 4, "temperature": 0, "logprobs": 2},
+}
+CHAT_EXAMPLES = {
+    "A question": {"messages": MESSAGES, "max_tokens": 8},
+    "A stream": {"messages": MESSAGES, "max_tokens": 8, "stream": True},
+    "Several answers": {"messages": MESSAGES, "max_tokens": 4, "n": 2, "temperature": 0.7, "seed": 1},
+}
+REFUSED = (
+    "\n\nFields that would change the answer and are not supported are refused by name: `x-refused` of the body's"
+    " schema lists them, with the values that are taken because they change nothing. `x-no-effect` lists fields that"
+    " are known and change no answer. docs/fields.md has all of them in one table. Any other field is named in the"
+    " answer's header `X-Ignored-Parameters`, or refused if the server has `--strict-parameters`."
+)
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        method="post",
+        path="/generate",
+        name="generate",
+        tag=Tag.NATIVE,
+        summary="Generates a text.",
+        description="The answer comes when the text is complete." + REFUSED,
+        body=GenerateRequest,
+        examples=NATIVE_EXAMPLES,
+        answer=GenerateJson,
+        errors=failures.GENERATION,
+        generates=True,
+    ),
+    Operation(
+        method="post",
+        path="/generate_stream",
+        name="generate_stream",
+        tag=Tag.NATIVE,
+        summary="Generates a text as a stream.",
+        description="Each event is one token. Errors of a body that can be read are events, too." + REFUSED,
+        body=GenerateRequest,
+        examples=NATIVE_EXAMPLES,
+        event=TokenEventJson,
+        errors=failures.BODY,
+        generates=True,
+    ),
+    Operation(
+        method="post",
+        path="/",
+        name="compat_generate",
+        tag=Tag.NATIVE,
+        summary="Generates a text, at once or as a stream.",
+        description="/generate in a list of one or, if `stream` is true, /generate_stream. The text has the prompt"
+        " before it, unless `return_full_text` is false." + REFUSED,
+        body=CompatGenerateRequest,
+        examples=NATIVE_EXAMPLES | {"A stream": {"inputs": PROMPT, "stream": True}},
+        answer=Annotated[list[GenerateJson], Field(min_length=1, max_length=1)],
+        event=TokenEventJson,
+        errors=failures.GENERATION,
+        generates=True,
+    ),
+    Operation(
+        method="post",
+        path="/v1/completions",
+        name="completions",
+        tag=Tag.OPENAI,
+        summary="Continues one or several prompts, at once or as a stream.",
+        description="A stream ends with `data: [DONE]`." + REFUSED,
+        body=CompletionRequest,
+        examples=COMPLETION_EXAMPLES,
+        answer=CompletionJson,
+        event=CompletionChunkJson,
+        errors=(*failures.GENERATION, *failures.PROMPTS, *failures.MODEL),
+        generates=True,
+    ),
+    Operation(
+        method="post",
+        path="/v1/chat/completions",
+        name="chat_completions",
+        tag=Tag.OPENAI,
+        summary="Answers a conversation, at once or as a stream.",
+        description="The model's chat template makes the prompt. A stream ends with `data: [DONE]`." + REFUSED,
+        body=ChatRequest,
+        examples=CHAT_EXAMPLES,
+        answer=ChatJson,
+        event=ChatChunkJson,
+        errors=(*failures.GENERATION, *failures.TEMPLATE, *failures.MODEL),
+        generates=True,
+    ),
+    Operation(
+        method="get",
+        path="/v1/models",
+        name="models",
+        tag=Tag.OPENAI,
+        summary="Lists the model that is served.",
+        access=Access.CLOSED,
+        answer=ModelsJson,
+    ),
+    Operation(
+        method="get",
+        path="/v1/models/{name}",
+        name="model",
+        tag=Tag.OPENAI,
+        summary="The entry of the model that is served, by its name or hub id.",
+        access=Access.CLOSED,
+        answer=ModelJson,
+        errors=failures.MODEL,
+    ),
+    Operation(
+        method="post",
+        path="/tokenize",
+        name="tokenize",
+        tag=Tag.TOKENS,
+        summary="The tokens of a text.",
+        description="Each token has the bytes of the text that it covers. `parameters` change nothing.",
+        body=GenerateRequest,
+        examples={"A text": {"inputs": PROMPT}},
+        answer=list[SpanJson],
+        errors=failures.REFUSALS,
+    ),
+    Operation(
+        method="post",
+        path="/chat_tokenize",
+        name="chat_tokenize",
+        tag=Tag.TOKENS,
+        summary="The prompt that the chat template makes, and its tokens.",
+        body=ChatRequest,
+        examples={"A question": {"messages": MESSAGES}},
+        answer=ChatSpansJson,
+        errors=(*failures.REFUSALS, *failures.TEMPLATE),
+    ),
+    Operation(
+        method="post",
+        path="/detokenize",
+        name="detokenize",
+        tag=Tag.TOKENS,
+        summary="The text of token ids.",
+        body=DetokenizeRequest,
+        examples={"Two tokens": {"tokens": [5, 6]}},
+        answer=DetokenizedJson,
+        errors=failures.REFUSALS,
+    ),
+    Operation(
+        method="post",
+        path="/invocations",
+        name="invocations",
+        tag=Tag.CLOUDS,
+        summary="SageMaker's route: a body of /, of chats or of completions.",
+        description="The body's field `inputs`, `messages` or `prompt` decides. Errors are those of native routes.",
+        body=CompatGenerateRequest | ChatRequest | CompletionRequest,
+        examples={"A prompt": {"inputs": PROMPT}, "A chat": CHAT_EXAMPLES["A question"]},
+        answer=Annotated[list[GenerateJson], Field(min_length=1, max_length=1)] | ChatJson | CompletionJson,
+        event=TokenEventJson | ChatChunkJson | CompletionChunkJson,
+        errors=(*failures.GENERATION, *failures.TEMPLATE, *failures.PROMPTS, *failures.MODEL),
+        generates=True,
+    ),
+    Operation(
+        method="post",
+        path="/vertex",
+        name="vertex",
+        tag=Tag.CLOUDS,
+        summary="Vertex AI's route: several bodies of /generate or of chats.",
+        description="Tokens are always drawn for bodies of /generate, as in TGI.",
+        body=Instances,
+        examples={"Two prompts": {"instances": [{"inputs": PROMPT}, {"messages": MESSAGES}]}},
+        answer=PredictionsJson,
+        errors=(*failures.GENERATION, *failures.TEMPLATE, *failures.PROMPTS),
+        generates=True,
+    ),
+    *(
+        Operation(
+            method="get",
+            path=path,
+            name=name,
+            tag=Tag.SERVER,
+            summary="Whether the server takes requests: 200 with an empty body, or 503.",
+            access=Access.NEVER,
+            errors=failures.UNHEALTHY,
+        )
+        for path, name in (("/health", "health"), ("/ready", "ready"), ("/ping", "ping"), ("/", "compat_health"))
+    ),
+    Operation(
+        method="get",
+        path="/live",
+        name="live",
+        tag=Tag.SERVER,
+        summary="200 with an empty body while this process answers at all.",
+        access=Access.NEVER,
+    ),
+    Operation(
+        method="get",
+        path="/info",
+        name="info",
+        tag=Tag.SERVER,
+        summary="What is served, and its limits.",
+        access=Access.CLOSED,
+        answer=InfoJson,
+    ),
+    Operation(
+        method="get",
+        path="/version",
+        name="version",
+        tag=Tag.SERVER,
+        summary="The server's version.",
+        access=Access.CLOSED,
+        answer=VersionJson,
+    ),
+    Operation(
+        method="get",
+        path="/metrics",
+        name="metrics",
+        tag=Tag.SERVER,
+        summary="Metrics in the text format of Prometheus.",
+        access=Access.CLOSED,
+        text="text/plain",
+    ),
+)

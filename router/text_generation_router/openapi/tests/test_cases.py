@@ -1,0 +1,89 @@
+"""Cases generated from the document, valid and invalid ones: every answer has a status, a content type and a body that
+the document names. `make test-schema` sends 2,000 cases to each route.
+"""
+
+import asyncio
+import json
+from functools import cache
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import jsonschema_rs
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+
+from text_generation_router.openapi.document import document_of
+from text_generation_router.openapi.operation_json import Interface
+
+DOCUMENT = document_of(Interface(version="1.2.3"))
+LABELS = [f"{method.upper()} {path}" for path, methods in DOCUMENT["paths"].items() for method in methods]
+MANY = settings.get_profile("schema").max_examples
+CASES = MANY if settings.default.max_examples == MANY else 4  # cases of each route, valid and invalid ones each
+
+
+@cache
+def validator_of(schema: str) -> jsonschema_rs.Validator:
+    return jsonschema_rs.validator_for(json.loads(schema) | {"components": DOCUMENT["components"]})
+
+
+def check_value(schema: Any, value: Any) -> None:
+    validator_of(json.dumps(schema)).validate(value)
+
+
+def check(operation: dict[str, Any], answer: Any, error_schema: Any, may_expire: bool) -> None:
+    assert answer.status < 500 or (answer.status == 504 and may_expire)
+    documented = operation["responses"][str(answer.status)]
+    assert answer.headers["x-request-id"]
+    assert {"retry-after", "www-authenticate"} & answer.headers.keys() <= {
+        name.lower() for name in documented["headers"]
+    }
+    if not answer.body:
+        assert "content" not in documented
+        return
+    kind = answer.headers["content-type"].partition(";")[0]
+    schema = documented["content"][kind]["schema"]
+    if kind == "application/json":
+        check_value(schema, answer.json)
+    if kind == "text/event-stream":
+        for event in answer.events:
+            if event != "[DONE]":
+                check_value({"anyOf": [schema["x-event"], *error_schema]}, event)
+
+
+def error_schemas(operation: dict[str, Any]) -> list[Any]:
+    return [operation["responses"]["500"]["content"]["application/json"]["schema"]]
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+@pytest.mark.parametrize("label", LABELS)
+def test_every_answer_is_documented(session_server, label, mode):
+    method, path = label.split()
+    operation = DOCUMENT["paths"][path][method.lower()]
+    if mode is GenerationMode.NEGATIVE and "requestBody" not in operation:
+        return  # there is no invalid case
+    schema: Any = schemathesis.openapi.from_dict(DOCUMENT)
+    cases = schema[path][method].as_strategy(mode)
+    # A body on /invocations may be one of OpenAI's, whose stream has OpenAI's errors.
+    told = error_schemas(operation) + (error_schemas(DOCUMENT["paths"]["/v1/completions"]["post"]))
+
+    seen = set()
+
+    @settings(max_examples=CASES, deadline=None, derandomize=True, database=None, suppress_health_check=[*HealthCheck])
+    @given(case=cases)
+    def send(case: Any) -> None:
+        request = requests.Request(**case.as_transport_kwargs(base_url="http://test")).prepare()
+        body = request.body or b""
+        content = body.encode() if isinstance(body, str) else body
+        headers = {name.lower(): str(value) for name, value in request.headers.items()}
+        place = unquote(urlsplit(request.url).path)
+        answer = asyncio.run(session_server.call(method, place, content, headers))
+        session_server.engine.asked.clear()
+        seen.add(answer.status)
+        check(operation, answer, told, b"timeout" in content or "x-request-timeout" in headers)
+
+    send()
+    # With few cases, perhaps each one is refused by a limit of the server.
+    assert 200 in seen or CASES < MANY or mode is GenerationMode.NEGATIVE
