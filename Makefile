@@ -192,9 +192,10 @@ digest: install
 attacks: install
 	$(BIN)/python integration-tests/make_attacks.py --write integration-tests/README.md $(ARGS)
 
-# The official clients, each in a virtual environment of its own, against a server on the demo model.
+# The official clients, each in a virtual environment of its own, against a server on the demo model. A part of them:
+# ARGS="--only openai-3 litellm"
 test-clients: install
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python integration-tests/clients/run_clients.py
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python integration-tests/clients/run_clients.py $(ARGS)
 
 clean:
 	rm -rf .venv .venv-* .gpu build dist proto/text_generation_proto .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -2,8 +2,8 @@
 
     .venv/bin/python integration-tests/clients/run_clients.py [URL]
 
-Without a URL, starts `text-generation-launcher` on its default model, and stops the launcher in the end. The exit
-status is 1 if a check fails.
+Without a URL, starts `text-generation-launcher` on the demo model, in float32, and stops the launcher in the end. The
+exit status is 1 if a check fails.
 """
 
 import argparse
@@ -19,12 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from text_generation_benchmark.process import ServerCommand, free_port, running
+from text_generation_common.model_folder import demo_directory
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENTS = HERE.parents[1] / ".venv-clients"
 
 START_S = 120.0
 CHECKS_S = 600.0
+UNREACHABLE = "after connection broken by"  # what pip says when the registry does not answer
+# A request of langchain-openai has six prompts.
+SERVER_FLAGS = ("--dtype", "float32", "--max-client-batch-size", "8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ class OfficialClient:
     name: str  # name of the virtual environment in which the client is installed
     packages: tuple[str, ...]
     script: str
+    first: tuple[str, ...] = ()  # packages that are installed before the others
 
 
 CLIENTS = (
@@ -39,12 +44,22 @@ CLIENTS = (
     # The asynchronous client of huggingface_hub 0 needs aiohttp, and does not require it.
     OfficialClient("huggingface-hub-0", ("huggingface_hub==0.36.*", "aiohttp"), "check_huggingface_hub.py"),
     OfficialClient("huggingface-hub-2", ("huggingface_hub>=2,<3",), "check_huggingface_hub.py"),
-    OfficialClient("openai", ("openai",), "check_openai.py"),
+    OfficialClient("openai-2", ("openai>=2,<3",), "check_openai.py"),
+    OfficialClient("openai-3", ("openai>=3,<4",), "check_openai.py"),
+    OfficialClient("langchain-openai", ("langchain-openai>=1",), "check_langchain_openai.py"),
+    OfficialClient("langchain-huggingface", ("langchain-huggingface>=1",), "check_langchain_huggingface.py"),
+    OfficialClient("llama-index", ("llama-index-llms-openai-like",), "check_llama_index.py"),
+    OfficialClient("litellm", ("litellm",), "check_litellm.py"),
+    OfficialClient("locust", ("locust",), "check_locust.py"),
 )
 
 
 class Failure(Exception):
     """The checks could not be run; the text says why in one line."""
+
+
+class NoRegistry(Failure):
+    """The registry of packages did not answer."""
 
 
 def install(client: OfficialClient) -> Path:
@@ -54,62 +69,78 @@ def install(client: OfficialClient) -> Path:
     root = ENVIRONMENTS / client.name
     python = root / "bin" / "python"
     stamp = root / "installed"
-    wanted = "\n".join(client.packages)
+    wanted = "\n".join((*client.first, *client.packages))
     if python.exists() and stamp.exists() and stamp.read_text() == wanted:
         return python
     venv.create(root, clear=True, with_pip=True)
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *client.packages]
-    if subprocess.run(pip).returncode:
-        raise Failure(f"{wanted!r} could not be installed; see pip's lines above")
+    for packages in (client.first, client.packages):
+        if packages:
+            pip_install(python, packages)
     stamp.write_text(wanted)
     return python
 
 
-def check(client: OfficialClient, url: str) -> bool:
-    """Runs the client's script, which prints one line for each check. The user's tokens, keys and proxies are not
-    passed on.
+def pip_install(python: Path, packages: tuple[str, ...]) -> None:
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        print(done.stderr, file=sys.stderr)
+        kind = NoRegistry if UNREACHABLE in done.stderr else Failure
+        raise kind(f"{' '.join(packages)!r} could not be installed; see pip's lines above")
+
+
+def check(client: OfficialClient, url: str, model: Path) -> bool:
+    return run_script(client.name, [str(install(client)), str(HERE / client.script), url, str(model)])
+
+
+def run_script(name: str, command: list[str]) -> bool:
+    """Runs a client's script, which prints one line for each check. The user's tokens, keys and proxies are not passed
+    on.
     """
-    python = install(client)
     kept = {name: value for name, value in os.environ.items() if name in ("LANG", "PATH", "TMPDIR")}
     kept |= {"HOME": str(ENVIRONMENTS), "HF_HOME": str(ENVIRONMENTS), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        return subprocess.run([python, HERE / client.script, url], env=kept, timeout=CHECKS_S).returncode == 0
+        return subprocess.run(command, env=kept, timeout=CHECKS_S).returncode == 0
     except subprocess.TimeoutExpired:
-        print(f"FAIL {client.name}: the checks did not end within {CHECKS_S:g} s")
+        print(f"FAIL {name}: the checks did not end within {CHECKS_S:g} s")
         return False
 
 
 @contextmanager
-def started_server() -> Iterator[str]:
+def started_server(model: Path) -> Iterator[str]:
     launcher = shutil.which("text-generation-launcher")
     if launcher is None:
         raise Failure("there is no text-generation-launcher on PATH; install tgi-py first, or give the URL of a server")
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
-        arguments = [launcher, "--hostname", "127.0.0.1", "--port", str(port), "--shard-uds-path", f"{folder}/shard"]
+        arguments = [launcher, "--model-id", str(model), "--hostname", "127.0.0.1", "--port", str(port)]
+        arguments += ["--shard-uds-path", f"{folder}/shard", *SERVER_FLAGS]
         with running(ServerCommand("the server", arguments, port, "/health", START_S), Path(folder) / "log"):
             yield f"http://127.0.0.1:{port}"
 
 
 def main() -> int:
+    names = [client.name for client in CLIENTS]
     parser = argparse.ArgumentParser(description="Run the official clients against a server.")
-    parser.add_argument("url", nargs="?", help="URL of a running server; without it, a server is started")
-    parser.add_argument("--only", choices=[client.name for client in CLIENTS], help="run this client alone")
+    parser.add_argument(
+        "url", nargs="?", help=f"URL of a server that runs with {' '.join(SERVER_FLAGS)}; without it, one is started"
+    )
+    parser.add_argument("--model", type=Path, default=demo_directory(), help="folder of the server's model")
+    parser.add_argument("--only", choices=names, nargs="+", default=names, help="run these clients alone")
     arguments = parser.parse_args()
-    clients = [client for client in CLIENTS if arguments.only in (None, client.name)]
     try:
         if arguments.url:
-            return run_all(clients, arguments.url.rstrip("/"))
-        with started_server() as url:
-            return run_all(clients, url)
+            return run_all(arguments.only, arguments.url.rstrip("/"), arguments.model)
+        with started_server(arguments.model) as url:
+            return run_all(arguments.only, url, arguments.model)
     except (Failure, RuntimeError) as failure:
         print(f"run_clients: {failure}", file=sys.stderr)
         return 1
 
 
-def run_all(clients: list[OfficialClient], url: str) -> int:
-    failed = [client.name for client in clients if not check(client, url)]
-    print(f"failed: {', '.join(failed)}" if failed else f"all {len(clients)} clients passed")
+def run_all(names: list[str], url: str, model: Path) -> int:
+    failed = [client.name for client in CLIENTS if client.name in names and not check(client, url, model)]
+    print(f"failed: {', '.join(failed)}" if failed else f"{len(names)} clients passed")
     return 1 if failed else 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from text_generation_router.errors import InferenceError
+from text_generation_router.errors import InferenceError, TooLongError
 from text_generation_router.http.encoding import to_event
 
 # OpenAI's `type` and `code` by status, where they are not those of all statuses below 500 or all others.
@@ -16,6 +16,8 @@ CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 # OpenAI's clients send a request again after a status >= 500, but one that has failed while it was computed was already
 # tried again by the server.
 NO_RETRY = {"x-should-retry": "false"}
+# litellm knows a prompt that is too long by these words: no `code` reaches it.
+TOO_LONG = "The request exceeds the available context size"
 QUOTED = re.compile(r"`([A-Za-z_][\w.\[\]]*)`")
 
 
@@ -62,7 +64,8 @@ def _openai(error: InferenceError) -> dict[str, Any]:
     status = _openai_status(error)
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     code = error.code or CODES.get(status)
-    told = {"message": error.text, "type": kind, "param": _param(error) if status == 400 else None, "code": code}
+    text = f"{error.text}. {TOO_LONG}" if code == TooLongError.code else error.text
+    told = {"message": text, "type": kind, "param": _param(error) if status == 400 else None, "code": code}
     return {"error": told, "error_type": error.error_type}
 
 

@@ -476,6 +476,12 @@ def test_a_failed_generation_is_a_500_that_asks_for_no_retry(server):
     assert (answer.status, answer.headers["x-should-retry"]) == (500, "false")
 
 
+def test_a_prompt_that_is_too_long_is_told_in_words_that_litellm_knows(server):
+    for path, field in ((PATHS[0], {"prompt": "x" * 5000}), (PATHS[1], {"max_tokens": 10**6})):
+        message = server.post(path, BODIES[path] | field).json["error"]["message"]
+        assert message.endswith(". The request exceeds the available context size")
+
+
 def test_errors_are_openais_and_name_the_callers_own_field(server):
     """(path, what is wrong) -> (status, param, code)."""
     long = "x" * 5000

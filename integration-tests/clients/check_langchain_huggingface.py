@@ -1,0 +1,60 @@
+"""Checks the models of langchain-huggingface against the server at argv[1]."""
+
+import asyncio
+import sys
+from functools import partial
+
+from checks import PROMPT, Checks, raises
+from huggingface_hub.errors import BadRequestError, ValidationError
+from langchain_huggingface import ChatHuggingFace, HuggingFaceEndpoint
+
+QUESTION = "What is 2 + 3?"
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+def endpoint(url: str, **options: object) -> HuggingFaceEndpoint:
+    # The library always sends a temperature and `top_p`: the text is drawn.
+    arguments = {"max_new_tokens": 12, "seed": 7, "timeout": 60, **options}
+    return HuggingFaceEndpoint(endpoint_url=url, task="text-generation", huggingfacehub_api_token="-", **arguments)
+
+
+def chat_model(url: str, **options: object) -> ChatHuggingFace:
+    return ChatHuggingFace(llm=endpoint(url), model_id="tgi", max_tokens=12, temperature=0.0, **options)
+
+
+def invoke(url: str) -> None:
+    text = endpoint(url).invoke(PROMPT)
+    assert text and asyncio.run(endpoint(url).ainvoke(PROMPT)) == text
+
+
+def stream(url: str) -> None:
+    assert "".join(endpoint(url).stream(PROMPT)) == endpoint(url).invoke(PROMPT)
+
+
+def stop(url: str) -> None:
+    """The library itself cuts the stop text off."""
+    text = endpoint(url).invoke(PROMPT)
+    assert endpoint(url).invoke(PROMPT, stop=[text[4:7]]) == text[: text.index(text[4:7])]
+
+
+def chat(url: str) -> None:
+    message = chat_model(url).invoke(QUESTION)
+    assert message.content and message.response_metadata["finish_reason"] in ("stop", "length")
+    assert message.usage_metadata["output_tokens"] > 0
+
+
+def chat_stream(url: str) -> None:
+    chunks = list(chat_model(url).stream(QUESTION))
+    assert len(chunks) > 2 and "".join(chunk.content for chunk in chunks) == chat_model(url).invoke(QUESTION).content
+
+
+def errors_name_the_field(url: str) -> None:
+    raises(ValidationError, "`top_p`", partial(endpoint(url, top_p=2.0).invoke, PROMPT))
+    raises(BadRequestError, "`tools`", partial(chat_model(url).bind_tools([TOOL]).invoke, QUESTION))
+
+
+if __name__ == "__main__":
+    checks = Checks("langchain-huggingface")
+    for check in (invoke, stream, stop, chat, chat_stream, errors_name_the_field):
+        checks.run(check.__name__, partial(check, sys.argv[1]))
+    checks.exit()
