@@ -27,7 +27,7 @@ ENVIRONMENTS = HERE.parents[1] / ".venv-clients"
 START_S = 120.0
 CHECKS_S = 600.0
 UNREACHABLE = "after connection broken by"  # what pip says when the registry does not answer
-# A request of langchain-openai has six prompts.
+# lm-eval compares with transformers in float32; a request of langchain-openai has six prompts.
 SERVER_FLAGS = ("--dtype", "float32", "--max-client-batch-size", "8")
 
 
@@ -50,6 +50,8 @@ CLIENTS = (
     OfficialClient("langchain-huggingface", ("langchain-huggingface>=1",), "check_langchain_huggingface.py"),
     OfficialClient("llama-index", ("llama-index-llms-openai-like",), "check_llama_index.py"),
     OfficialClient("litellm", ("litellm",), "check_litellm.py"),
+    # The build of torch that its version alone names; with lm-eval's own requirement pip may take another one.
+    OfficialClient("lm-eval", ("lm-eval[api,hf]>=0.4.9",), "check_lm_eval.py", first=("torch==2.13.0",)),
     OfficialClient("locust", ("locust",), "check_locust.py"),
 )
 
