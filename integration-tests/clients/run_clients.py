@@ -39,6 +39,17 @@ class OfficialClient:
     first: tuple[str, ...] = ()  # packages that are installed before the others
 
 
+@dataclass(frozen=True, slots=True)
+class InstalledProgram:
+    """A client that is too large to be installed for its checks: an installed one is taken, or none."""
+
+    name: str
+    variable: str  # environment variable that tells the program's path
+    default: Path  # the program's path without the variable
+    hint: str  # how to install it
+    script: str
+
+
 CLIENTS = (
     OfficialClient("text-generation", ("text-generation==0.7.0",), "check_text_generation.py"),
     # The asynchronous client of huggingface_hub 0 needs aiohttp, and does not require it.
@@ -52,7 +63,17 @@ CLIENTS = (
     OfficialClient("litellm", ("litellm",), "check_litellm.py"),
     # The build of torch that its version alone names; with lm-eval's own requirement pip may take another one.
     OfficialClient("lm-eval", ("lm-eval[api,hf]>=0.4.9",), "check_lm_eval.py", first=("torch==2.13.0",)),
+    OfficialClient("guidellm", ("guidellm",), "check_guidellm.py"),
     OfficialClient("locust", ("locust",), "check_locust.py"),
+)
+PROGRAMS = (
+    InstalledProgram(
+        "vllm-bench",
+        "VLLM",
+        HERE.parents[1] / ".venv-vllm" / "bin" / "vllm",
+        "`make bench-peers` installs it",
+        "check_vllm_bench.py",
+    ),
 )
 
 
@@ -95,6 +116,15 @@ def check(client: OfficialClient, url: str, model: Path) -> bool:
     return run_script(client.name, [str(install(client)), str(HERE / client.script), url, str(model)])
 
 
+def check_program(program: InstalledProgram, url: str, model: Path) -> bool | None:
+    """None if the program is not installed."""
+    path = Path(os.environ.get(program.variable) or program.default)
+    if not path.exists():
+        print(f"SKIP {program.name}: no {path}: {program.hint}, or set {program.variable} to the program's path")
+        return None
+    return run_script(program.name, [sys.executable, str(HERE / program.script), url, str(model), str(path)])
+
+
 def run_script(name: str, command: list[str]) -> bool:
     """Runs a client's script, which prints one line for each check. The user's tokens, keys and proxies are not passed
     on.
@@ -122,7 +152,7 @@ def started_server(model: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    names = [client.name for client in CLIENTS]
+    names = [client.name for client in (*CLIENTS, *PROGRAMS)]
     parser = argparse.ArgumentParser(description="Run the official clients against a server.")
     parser.add_argument(
         "url", nargs="?", help=f"URL of a server that runs with {' '.join(SERVER_FLAGS)}; without it, one is started"
@@ -141,8 +171,12 @@ def main() -> int:
 
 
 def run_all(names: list[str], url: str, model: Path) -> int:
-    failed = [client.name for client in CLIENTS if client.name in names and not check(client, url, model)]
-    print(f"failed: {', '.join(failed)}" if failed else f"{len(names)} clients passed")
+    outcomes = {client.name: check(client, url, model) for client in CLIENTS if client.name in names}
+    outcomes |= {program.name: check_program(program, url, model) for program in PROGRAMS if program.name in names}
+    failed, skipped = ([name for name, outcome in outcomes.items() if outcome is kind] for kind in (False, None))
+    rest = f"; skipped: {', '.join(skipped)}" if skipped else ""
+    passed = f"{len(outcomes) - len(skipped)} clients passed"
+    print((f"failed: {', '.join(failed)}" if failed else passed) + rest)
     return 1 if failed else 0
 
 
