@@ -14,8 +14,8 @@ from fastapi import Request, Response
 from text_generation_router.api.asking import B, Question
 from text_generation_router.api.generation import Generation, Result, close_all
 from text_generation_router.api.headers import stream_headers, timing_headers
-from text_generation_router.api.schemas import OpenAIRequest
 from text_generation_router.api.services import Services
+from text_generation_router.api.v1_schemas import OpenAIRequest
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.disconnect import unless_disconnected

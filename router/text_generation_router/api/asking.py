@@ -13,18 +13,10 @@ import orjson
 import pydantic
 
 from text_generation_router.api import known_fields
+from text_generation_router.api.cloud_schemas import VertexRequest
 from text_generation_router.api.contract import Contract
 from text_generation_router.api.fields import Body, ListLimits
-from text_generation_router.api.schemas import (
-    ChatOptions,
-    ChatRequest,
-    CompatGenerateRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    GenerateRequest,
-    RenderedChat,
-    VertexRequest,
-)
+from text_generation_router.api.schemas import CompatGenerateRequest, DetokenizeRequest, GenerateRequest
 from text_generation_router.api.surveys import (
     survey_chat,
     survey_compat,
@@ -33,6 +25,7 @@ from text_generation_router.api.surveys import (
     survey_generate,
     survey_tokenize,
 )
+from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest, CompletionRequest, RenderedChat
 from text_generation_router.errors import InvalidJsonError, TooManyPromptsError, UnprocessableError
 
 B = TypeVar("B", bound=Body)

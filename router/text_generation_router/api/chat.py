@@ -20,9 +20,9 @@ from text_generation_router.api.openai import (
     usage_json,
 )
 from text_generation_router.api.prompt_answers import prompt_logprobs_json
-from text_generation_router.api.schemas import ChatOptions, ChatRequest, RenderedChat
 from text_generation_router.api.services import Services
 from text_generation_router.api.v1_request import check_request, parameters_of
+from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest, RenderedChat
 from text_generation_router.errors import TemplateError, ValidationError
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.scheduling.share import Share

@@ -9,13 +9,9 @@ from text_generation_router.api.asking import INVOCATION, VERTEX
 from text_generation_router.api.chat import ChatRoutes
 from text_generation_router.api.completions import CompletionRoutes
 from text_generation_router.api.generate import GenerateRoutes, native_prompt
-from text_generation_router.api.schemas import (
-    ChatOptions,
-    CompatGenerateRequest,
-    CompletionRequest,
-    GenerateRequest,
-)
+from text_generation_router.api.schemas import CompatGenerateRequest, GenerateRequest
 from text_generation_router.api.services import Services
+from text_generation_router.api.v1_schemas import ChatOptions, CompletionRequest
 from text_generation_router.errors import ValidationError
 from text_generation_router.http.disconnect import unless_disconnected
 from text_generation_router.http.encoding import json_response

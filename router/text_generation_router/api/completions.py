@@ -29,9 +29,9 @@ from text_generation_router.api.prompt_answers import (
     rows_of_prompt,
     text_of_prompt,
 )
-from text_generation_router.api.schemas import CompletionRequest
 from text_generation_router.api.services import Services
 from text_generation_router.api.v1_request import check_request, parameters_of
+from text_generation_router.api.v1_schemas import CompletionRequest
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.events import TokenEvent

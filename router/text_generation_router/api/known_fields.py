@@ -3,16 +3,14 @@ lacks them. `contract.py` explains the classes; a field of the schema needs no r
 """
 
 from text_generation_router.api.contract import Contract, Refused, Renamed, Rule, Tolerated
+from text_generation_router.api.messages import MessageBody
 from text_generation_router.api.schemas import (
-    ChatRequest,
     CompatGenerateRequest,
-    CompletionRequest,
     DetokenizeRequest,
     GenerateParameters,
     GenerateRequest,
-    MessageBody,
-    StreamOptions,
 )
+from text_generation_router.api.v1_schemas import ChatRequest, CompletionRequest, StreamOptions
 
 Rules = dict[str, Rule]
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from text_generation_common.tasks import cancelled
 from text_generation_router.api.generation import Generation, Result, Row, Timing
-from text_generation_router.api.schemas import OpenAIRequest
 from text_generation_router.api.styles import Style
+from text_generation_router.api.v1_schemas import OpenAIRequest
 from text_generation_router.errors import InferenceError
 from text_generation_router.http.dialects import ErrorDialect
 from text_generation_router.http.encoding import DONE, rows_json, to_event, to_event_with, to_json

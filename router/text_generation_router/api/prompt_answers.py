@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from text_generation_router.api.generation import Result, Row
-from text_generation_router.api.schemas import CompletionRequest, OpenAIRequest
+from text_generation_router.api.v1_schemas import CompletionRequest, OpenAIRequest
 from text_generation_router.errors import ValidationError
 from text_generation_router.http.encoding import ROWS_PER_PIECE
 from text_generation_router.text.events import Token

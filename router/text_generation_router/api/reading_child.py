@@ -27,7 +27,7 @@ from text_generation_router.api.asking import (
     parse,
 )
 from text_generation_router.api.fields import Body, ListLimits
-from text_generation_router.api.schemas import ChatRequest
+from text_generation_router.api.v1_schemas import ChatRequest
 from text_generation_router.errors import (
     InferenceError,
     InvalidJsonError,

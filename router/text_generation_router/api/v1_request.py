@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from text_generation_router.api.prompt_answers import check_prompt_logprobs, wanted_logprobs
-from text_generation_router.api.schemas import OpenAIRequest
 from text_generation_router.api.services import Services
+from text_generation_router.api.v1_schemas import OpenAIRequest
 from text_generation_router.errors import ValidationError
 from text_generation_router.text.validation import AskedParameters
 

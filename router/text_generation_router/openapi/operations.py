@@ -8,13 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from text_generation_router.api.schemas import (
-    ChatRequest,
-    CompatGenerateRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    GenerateRequest,
-)
+from text_generation_router.api.schemas import CompatGenerateRequest, DetokenizeRequest, GenerateRequest
+from text_generation_router.api.v1_schemas import ChatRequest, CompletionRequest
 from text_generation_router.openapi import failures
 from text_generation_router.openapi.failures import Errors
 from text_generation_router.openapi.native_answers import (

@@ -14,7 +14,8 @@ from text_generation_router.api.asking import CHAT, COMPAT_GENERATE, COMPLETION,
 from text_generation_router.api.body import LARGE_BYTES
 from text_generation_router.api.fields import ListLimits
 from text_generation_router.api.reading_child import ENTRY, job_of, make_handlers, read_answer, setup_of
-from text_generation_router.api.schemas import ChatRequest, CompletionRequest, GenerateRequest
+from text_generation_router.api.schemas import GenerateRequest
+from text_generation_router.api.v1_schemas import ChatRequest, CompletionRequest
 from text_generation_router.errors import InferenceError
 from text_generation_router.offload.errors import BusyError, JobFailedError, JobLostError, JobTimeoutError
 from text_generation_router.offload.pool import PoolLimits, ProcessPool

@@ -1,0 +1,70 @@
+"""The messages of a chat: one text of all that a message's content may be, and its other fields for the template."""
+
+from typing import Annotated, Any
+
+import orjson
+from pydantic import BeforeValidator, ConfigDict
+
+from text_generation_router.api.fields import (
+    Body,
+)
+from text_generation_router.errors import ValidationError
+from text_generation_router.text.chat_template import Message
+
+
+def flatten_chunks(content: Any) -> Any:
+    """Joins a list of text chunks into one string, and makes an absent content "". Any other value is left to the type
+    check."""
+    if not isinstance(content, list):
+        return "" if content is None else content
+    return "".join(_chunk_text(chunk) for chunk in content)
+
+
+def _chunk_text(chunk: Any) -> str:
+    kind = str(chunk.get("type")) if isinstance(chunk, dict) else ""
+    if kind in ("image_url", "input_image", "input_audio", "file", "audio_url", "video_url"):
+        raise ValidationError(f"`{kind}` in `messages` is not supported yet")
+    text = chunk.get(TEXTS_OF_CHUNKS.get(kind)) if isinstance(chunk, dict) else None
+    if not isinstance(text, str):
+        raise ValueError('Input should be a string or a list of {"type": "text", "text": string}')
+    return text
+
+
+# Where chunks of text have their text. A refusal is a text that OpenAI's models write.
+TEXTS_OF_CHUNKS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+
+class MessageBody(Body):
+    """One message. Its other fields, such as `name`, `tool_calls` or `reasoning_content`, go to the chat template."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    """The sender, such as `user` or `assistant`; the chat template says which there are."""
+    content: Annotated[
+        str, BeforeValidator(flatten_chunks, json_schema_input_type=str | list[dict[str, Any]] | None)
+    ] = ""
+    """The text, or a list of parts `{"type": "text", "text": …}`."""
+
+    def message(self) -> Message:
+        others = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+        if "tool_calls" in others:
+            others["tool_calls"] = with_objects(others["tool_calls"])
+        return Message(self.role, self.content, others)
+
+
+def with_objects(tool_calls: Any) -> Any:
+    """The calls with their arguments as objects, which templates expect; OpenAI's clients send them as JSON texts."""
+    if not isinstance(tool_calls, list):
+        return tool_calls
+    return [_with_object(call) for call in tool_calls]
+
+
+def _with_object(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(arguments := function.get("arguments"), str):
+        return call
+    try:
+        return call | {"function": function | {"arguments": orjson.loads(arguments)}}
+    except orjson.JSONDecodeError:
+        return call  # a text that is not JSON is the template's to show

@@ -1,0 +1,204 @@
+"""The bodies that the routes of /v1 accept: as `schemas.py`."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from text_generation_router.api.fields import (
+    I32,
+    MESSAGE_LIMIT,
+    STOP_LIMIT,
+    U32,
+    Body,
+    Prompts,
+    Seed,
+    Texts,
+)
+from text_generation_router.api.messages import MessageBody
+from text_generation_router.api.schemas import CacheSalt, MinTokens, Priority, SamplingFields, Timeout
+from text_generation_router.errors import ValidationError
+from text_generation_router.text.chat_template import Conversation
+from text_generation_router.text.validation import AskedParameters, AskedSampling
+
+
+class StreamOptions(Body):
+    include_usage: Annotated[
+        bool | None, Field(description="Ends the stream with an event that has the usage of the whole request.")
+    ] = None
+    continuous_usage_stats: Annotated[
+        bool | None, Field(description="With `include_usage`: every event has the usage until then.")
+    ] = None
+
+
+# OpenAI's values that mean the same as no value. A temperature of 0 is also greedy.
+MEAN_NONE: dict[str, tuple[int, ...]] = {"temperature": (0,), "top_k": (0, -1), "top_p": (1,), "typical_p": (1,)}
+# Most log-probabilities of a token that an OpenAI client may ask for, whatever --max-top-n-tokens says.
+MAX_LOGPROBS = 20
+
+
+class OpenAIRequest(SamplingFields):
+    """Fields that completions and chat have in common."""
+
+    model: Annotated[
+        str | None,
+        Field(
+            max_length=512,
+            description="Does not choose a model. A name that the server does not have is served all the same and named"
+            " in `X-Ignored-Parameters`; with `--strict-parameters` it is refused.",
+        ),
+    ] = None
+    max_tokens: Annotated[U32 | None, Field(description="Most new tokens. Default: as many as fit.")] = None
+    n: Annotated[U32 | None, Field(description="Number of texts for each prompt. Default: 1.")] = None
+    top_k: Annotated[I32 | None, Field(description="0 and -1 mean all tokens, as does a missing value.")] = None
+    seed: Annotated[
+        Seed | None, Field(description="With `n` > 1 the texts have this seed and the numbers that follow it.")
+    ] = None
+    do_sample: Annotated[bool | None, Field(description="false means the same as a temperature of 0.")] = None
+    stop: Annotated[Texts | None, STOP_LIMIT] = None
+    """The text ends before the first of these strings; one string or a list."""
+    include_stop_str_in_output: Annotated[
+        bool | None, Field(description="Whether the text keeps the stop string that ended it. Default: false.")
+    ] = None
+    stream: bool | None = None
+    """Whether the answer is a stream."""
+    stream_options: StreamOptions | None = None
+    """What a stream has besides its text; only with `stream`."""
+    ignore_eos: bool | None = None
+    """Whether the text goes on behind an end token."""
+    min_tokens: MinTokens = None
+    skip_special_tokens: Annotated[
+        bool | None, Field(description="Whether the text is without special tokens. Default: true.")
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None,
+        Field(
+            description="Whether the tokenizer adds special tokens to the prompt. Default: true for completions; false"
+            " for chats, whose template writes them."
+        ),
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        Field(ge=-1, description="Keeps this many tokens of the prompt; -1: as many as the server takes."),
+    ] = None
+    truncation_side: Annotated[
+        Literal["left", "right"] | None, Field(description="Where the prompt is cut. Default: left, its beginning.")
+    ] = None
+    prompt_logprobs: Annotated[
+        U32 | None,
+        Field(
+            description="Adds the log-probability of each token of the prompt, and of this many most likely tokens in"
+            " its place; at most 20; not in streams."
+        ),
+    ] = None
+    return_token_ids: Annotated[
+        bool | None, Field(description="Adds `token_ids` to each choice, and `prompt_token_ids`.")
+    ] = None
+    priority: Priority = None
+    timeout: Timeout = None
+    cache_salt: CacheSalt = None
+
+    @property
+    def choices(self) -> int:
+        """Number of texts for each prompt."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def sampling_parameters(
+        self, max_new_tokens: int | None, top_n_tokens: int | None, keeps_stop: bool = False
+    ) -> AskedParameters:
+        """OpenAI's meanings: temperature 0 is greedy whatever the other fields say, a missing temperature is 1.0,
+        top_p 1 has no effect. `keeps_stop`: what a missing `include_stop_str_in_output` means."""
+        greedy = self.temperature == 0 or self.do_sample is False
+        given = self.sampling_values()
+        values = {name: value for name, value in given.items() if value not in MEAN_NONE.get(name, ())}
+        values |= {"do_sample": not greedy, "top_n_tokens": top_n_tokens, "min_new_tokens": self.min_tokens}
+        keep = self.include_stop_str_in_output
+        return AskedParameters(
+            AskedSampling.of(values, greedy),
+            max_new_tokens=max_new_tokens,
+            stop=tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            bad_words=tuple(self.bad_words or ()),
+            truncate=self.truncate_prompt_tokens,
+            ignore_eos_token=bool(self.ignore_eos),
+            priority=self.priority,
+            timeout=self.timeout,
+            cache_salt=self.cache_salt,
+            keeps_last=self.truncation_side != "right",
+            keeps_stop=keeps_stop if keep is None else keep,
+            skips_special=self.skip_special_tokens is not False,
+            returns_ids=bool(self.return_token_ids),
+            max_top_n_tokens=MAX_LOGPROBS,
+        )
+
+
+class CompletionRequest(OpenAIRequest):
+    prompt: Annotated[
+        Prompts, Field(description="A text, a list of token ids, or a list of texts or of lists of token ids.")
+    ]
+    echo: Annotated[
+        bool | None,
+        Field(
+            description="Begins each text with the prompt, and `logprobs` with the prompt's tokens. `max_tokens` may be"
+            " 0 then: nothing is generated."
+        ),
+    ] = None
+    logprobs: Annotated[
+        U32 | None,
+        Field(description="Adds the log-probability of each token, and of this many most likely tokens; at most 20."),
+    ] = None
+
+
+class ChatOptions(OpenAIRequest):
+    """All fields of a chat except its messages."""
+
+    max_completion_tokens: Annotated[U32 | None, Field(description="The newer name of `max_tokens`.")] = None
+    logprobs: Annotated[bool | None, Field(description="Adds the log-probability of each token.")] = None
+    top_logprobs: Annotated[
+        U32 | None, Field(description="With `logprobs`: those of this many most likely tokens as well; at most 20.")
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None,
+        Field(
+            description="Whether the prompt ends with the beginning of the assistant's answer. Default: true, unless"
+            " the last message is the assistant's, which is then continued."
+        ),
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, Field(description="Whether the last message is continued. Default: if it is the assistant's.")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Field(description="Variables for the chat template, such as `enable_thinking`.")
+    ] = None
+
+
+class ChatRequest(ChatOptions):
+    messages: Annotated[list[MessageBody], MESSAGE_LIMIT] = Field(min_length=1, fail_fast=True)
+    """The conversation, oldest message first."""
+
+    def conversation(self) -> Conversation:
+        return Conversation(
+            tuple(message.message() for message in self.messages),
+            self.add_generation_prompt,
+            self.continue_final_message,
+            self.chat_template_kwargs or {},
+        )
+
+    @model_validator(mode="after")
+    def _check_turn(self) -> Self:
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValidationError("`continue_final_message` and `add_generation_prompt` must not both be true")
+        return self
+
+
+class RenderedChat(ChatOptions):
+    """A chat whose messages the template has already turned into a prompt."""
+
+    prompt: str
