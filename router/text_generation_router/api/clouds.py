@@ -51,7 +51,9 @@ class CloudRoutes:
             with services.inference.counted_failures():
                 prompts = [await self._prompt(instance, caller.share) for instance in asked.instances]
             results = await services.inference.results(prompts, caller, started_s)
-            return json_response({"predictions": [result.finish.generated_text for result in results]})
+            texts = [result.finish.generated_text for result in results]
+            starts = map(_start_of, asked.instances)
+            return json_response({"predictions": [start + text for start, text in zip(starts, texts, strict=True)]})
 
         return await unless_disconnected(request.receive, answer())
 
@@ -61,7 +63,16 @@ class CloudRoutes:
                 raise ValidationError("`best_of` is not supported in `instances`: send the instance several times")
             drawn = instance.parameters.model_copy(update={"do_sample": True})
             return native_prompt(instance.model_copy(update={"parameters": drawn}))
+        if instance.stream:
+            raise ValidationError("`stream` is not supported in `instances`: the answer has all texts")
         if instance.choices != 1:
             raise ValidationError("`n` is not supported in `instances`: send the instance several times")
         [prompt] = await self._chats.prompts(instance, share)
         return prompt
+
+
+def _start_of(instance: GenerateRequest | ChatOptions) -> str:
+    """What stands before the generated text."""
+    if isinstance(instance, GenerateRequest) and instance.parameters.return_full_text:
+        return instance.inputs
+    return ""

@@ -46,10 +46,10 @@ def test_vertex_answers_all_instances_in_order(make_server, more):
     instances = [
         {"inputs": "Hi", "parameters": {"max_new_tokens": 3, "seed": 5}} | more,
         {"messages": USER, "temperature": 0},
-        {"inputs": "Ho"},
+        {"inputs": "Ho", "parameters": {"return_full_text": True}},
     ]
     answer = server.post("/vertex", {"instances": instances})
-    assert (answer.status, answer.json) == (200, {"predictions": ["a", "b", "c"]})
+    assert (answer.status, answer.json) == (200, {"predictions": ["a", "b", "Hoc"]})
     requests = [asked.request for asked in server.engine.asked]
     assert [request.sampling.do_sample for request in requests] == [True, False, True]
     assert (requests[0].max_new_tokens, requests[0].sampling.seed) == (3, 5)
@@ -66,6 +66,7 @@ def test_vertex_answers_all_instances_in_order(make_server, more):
         ([{"inputs": "a"}] * 4, "batch size"),
         ([{"inputs": "a", "parameters": {"best_of": 2, "do_sample": True}}], "`best_of`"),
         ([{"messages": USER, "n": 2}], "`n`"),
+        ([{"messages": USER, "stream": True}], "`stream`"),
         ([{"inputs": "a", "parameters": {"temperature": -1.0}}], "`temperature`"),
     ],
 )
