@@ -34,6 +34,7 @@ class Sampling:
     # Number of output tokens until which none of `end_token_ids`, the tokens that end the text, can be chosen.
     min_new_tokens: int = 0
     end_token_ids: tuple[int, ...] = ()
+    grammar: str = ""  # the form of the output, as llguidance's JSON text of a grammar; "": free text
 
     @property
     def warps(self) -> bool:
