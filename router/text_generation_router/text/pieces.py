@@ -21,7 +21,7 @@ class Reasoning(NamedTuple):
 class CallStart(NamedTuple):
     """A call of a tool begins; `CallArguments` of the same index follow."""
 
-    index: int  # 0 for the answer's first call
+    index: int  # type: ignore[assignment]  # 0 for the answer's first call
     name: str
     id: str | None = None  # as the model has written it; None: the format has no ids
 
@@ -29,7 +29,7 @@ class CallStart(NamedTuple):
 class CallArguments(NamedTuple):
     """The next part of a call's arguments. All parts together are one JSON object."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     text: str
 
 

@@ -1,0 +1,54 @@
+"""The calls that a reader has found in an answer, within bounds."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from text_generation_router.text.calls.errors import TooMuchError
+from text_generation_router.text.pieces import CallArguments, CallStart, Piece
+
+MAX_CALLS = 64
+MAX_ARGUMENT_CHARS = 256 * 1024  # sum over all calls of an answer
+MAX_NAME_CHARS = 256
+
+Tools = Mapping[str, Mapping[str, Any]]  # the JSON schema of each tool's parameters, by the tool's name
+
+
+class FoundCalls:
+    def __init__(self, give: Callable[[Piece], None], tools: Tools, decode: Callable[[str], str]) -> None:
+        self.count = 0
+        self.is_complete = False  # whether the latest call has all its arguments
+        self.left_out: list[str] = []  # members of calls that have no place in a `CallStart` or `CallArguments`
+        self._give = give
+        self._tools = tools
+        self._decode = decode
+        self._chars_left = MAX_ARGUMENT_CHARS
+
+    @property
+    def names(self) -> Collection[str]:
+        """The tools of the request."""
+        return self._tools
+
+    def schema(self, name: str) -> Mapping[str, Any]:
+        return self._tools.get(name, {})
+
+    def start(self, name: str, call_id: str | None = None) -> None:
+        if self.count == MAX_CALLS:
+            raise TooMuchError
+        self._give(CallStart(self.count, name, call_id))
+        self.count += 1
+        self.is_complete = False
+
+    def arguments(self, text: str) -> None:
+        """The next part of the arguments of the latest call."""
+        given, rest = text[: self._chars_left], text[self._chars_left :]
+        self._chars_left -= len(given)
+        if given := self._decode(given):
+            self._give(CallArguments(self.count - 1, given))
+        if rest:
+            raise TooMuchError(rest)
+
+    def complete(self) -> None:
+        self.is_complete = True
+
+    def leave_out(self, text: str) -> None:
+        self.left_out.append(self._decode(text))
