@@ -9,6 +9,7 @@ from torch import Tensor
 
 from text_generation_common import faults
 from text_generation_common.memory import choose_slots
+from text_generation_common.row_failures import NOT_FINITE
 from text_generation_server.device.graphs import Signal
 from text_generation_server.device.memory import available_bytes, give_back_memory, memory_for
 from text_generation_server.device.transfers import Moment, fetch
@@ -216,7 +217,7 @@ class ModelRunner:
                 result.top_counts,
                 result.top_ids,
                 result.top_logprobs,
-                [ids[i] for i in result.not_finite],
+                dict.fromkeys([ids[i] for i in result.not_finite], NOT_FINITE),
                 forwarded.ns_since(started),
                 done.ns_since(forwarded),
                 prompts,

@@ -182,7 +182,8 @@ def _result(output: StepOutput, epoch: int, number: int, clock: StepClock) -> pb
         sampling_ns=output.sampling_ns,
         gap_ns=clock.gap_ns,
         successor_queued=clock.successor_queued(),
-        not_finite_ids=np.array(output.not_finite_ids, dtype="<u8").tobytes(),
+        failures=[pb.FailedRequest(id=i, reason=reason) for i, reason in output.failures.items()],
+        complete_ids=np.array(output.complete_ids, dtype="<u8").tobytes(),
     )
     if output.prompts is not None:
         _add_prompts(output.prompts, result)

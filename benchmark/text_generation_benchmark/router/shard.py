@@ -58,7 +58,7 @@ class TimedRunner:
         self._at = at + len(ids)
         here = slice(at, at + len(ids))
         logprobs = self._logprobs[here]
-        output = StepOutput(new_batch_id, ids, ids, self._tokens[here], logprobs, [], NOTHING, NOTHING, [], 1, 1)
+        output = StepOutput(new_batch_id, ids, ids, self._tokens[here], logprobs, [], NOTHING, NOTHING, {}, 1, 1)
         return completed(output)
 
 

@@ -34,7 +34,11 @@ CREDITS = 512
 PLAIN_TEXT = TextRules()
 Encode = Callable[[TokenEvent], bytes]
 # The reasons why a request ended that follow from its token ids alone.
-FINISH_REASONS = {EndReason.LENGTH: FinishReason.LENGTH, EndReason.EOS_TOKEN: FinishReason.EOS_TOKEN}
+FINISH_REASONS = {
+    EndReason.LENGTH: FinishReason.LENGTH,
+    EndReason.EOS_TOKEN: FinishReason.EOS_TOKEN,
+    EndReason.COMPLETE: FinishReason.EOS_TOKEN,  # nothing but an end token could follow
+}
 
 
 class GenerationStream:
@@ -151,10 +155,10 @@ class GenerationStream:
             self._events.append(self._output.end(reason, inference_s))
             self._finish()
             return
-        last = len(ids) - 1
+        last, is_text = len(ids) - 1, ended is not None and ended.reason is EndReason.COMPLETE
         for i, token_id in enumerate(ids):
             reason_here = reason if i == last else None
-            event = self._output.push(token_id, logprobs[i], tops[i] if tops else (), reason_here, inference_s)
+            event = self._output.push(token_id, logprobs[i], tops[i] if tops else (), reason_here, inference_s, is_text)
             self._events.append(event)
             self._credits -= 1 + len(event.top_tokens)
             if event.finish is not None:

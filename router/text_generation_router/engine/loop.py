@@ -113,9 +113,8 @@ class StepLoop:
     def _apply(self, answer: StepAnswer, now: float) -> None:
         tokens = list(zip(answer.token_ids, strict=True))  # one tuple of one token for each request
         seconds = answer.total_ns / 1e9
-        made = StepTokens(
-            answer.number, answer.request_ids, tokens, answer.not_finite_ids, seconds, answer.prompt_logprobs
-        )
+        found = answer.failures, seconds, answer.prompt_logprobs, answer.complete_ids
+        made = StepTokens(answer.number, answer.request_ids, tokens, *found)
         applied = self._scheduler.apply(made)
         self._requests.publish(answer, applied, now)
 

@@ -22,7 +22,6 @@ from text_generation_router.scheduling.step import Applied, ForwardStep
 logger = logging.getLogger("text_generation_router")
 
 # Error texts for clients whose request failed.
-NOT_FINITE = "the model's logits for it are not finite (NaN or infinity)"
 LOST_TOO_OFTEN = (
     f"the shards died, or failed a step, {MAX_LOSSES} times in a row while they worked on this request, the last"
     f" {MAX_COUNTS} times on nothing else"
@@ -119,14 +118,14 @@ class Requests:
 
     def publish(self, answer: StepAnswer, applied: Applied, now: float) -> None:
         """Gives the tokens of a step to the sinks. `applied`: what the scheduler has made of the answer."""
-        for index in applied.not_finite:
-            self._close(index, EndReason.FAILED, NOT_FINITE)
+        for index, cause in applied.failed.items():
+            self._close(index, EndReason.FAILED, cause)
         gaps_s: dict[float, int] = {}  # time since a request's previous tokens: number of requests
         tops = _tops(answer)
         for i, (index, ids, logprob) in enumerate(zip(answer.request_ids, applied.taken, answer.logprobs, strict=True)):
             request = self._open.get(index)
             if not ids or request is None:
-                continue  # the request ended while this step was in flight, or its logits are not finite
+                continue  # the request ended while this step was in flight, or it failed in this step
             first = None
             if request.tokens_s:
                 gap_s = now - request.tokens_s

@@ -19,7 +19,15 @@ from text_generation_router.engine.step_connection import StepConnection
 from text_generation_router.errors import ShardsError, StepAbortedError, StepFailedError, WarmupRefusedError
 from text_generation_router.scheduling.costs import QueryBlocks
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
-from text_generation_router.scheduling.step import BATCH_ID, NO_PROMPTS, Chunk, ClearStep, ForwardStep, Step
+from text_generation_router.scheduling.step import (
+    BATCH_ID,
+    NO_FAILURES,
+    NO_PROMPTS,
+    Chunk,
+    ClearStep,
+    ForwardStep,
+    Step,
+)
 
 MESSAGE_LIMIT = 64 * 2**20
 OPTIONS = [
@@ -74,8 +82,9 @@ class StepAnswer(NamedTuple):
     total_ns: int
     gap_ns: int
     successor_queued: bool
-    not_finite_ids: list[int]  # requests whose logits had a NaN or an infinity: their tokens are invalid
+    failures: Mapping[int, str] = NO_FAILURES  # requests that failed alone, and why: their tokens are invalid
     prompt_logprobs: Mapping[int, PromptLogprobs] = NO_PROMPTS  # what the step's chunks gave, by the request's id
+    complete_ids: Sequence[int] = ()  # requests whose grammar is complete with this token
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,8 +328,9 @@ def _answer(response: pb.PrefillResponse | pb.DecodeResponse) -> StepAnswer:
         response.total_ns,
         result.gap_ns,
         result.successor_queued,
-        _integers(result.not_finite_ids, "Q"),
+        {failed.id: failed.reason for failed in result.failures} if result.failures else NO_FAILURES,
         _prompt_logprobs(result) if result.prompt_request_ids else NO_PROMPTS,
+        _integers(result.complete_ids, "Q"),
     )
 
 

@@ -10,10 +10,11 @@ Namespace = tuple[str, ...]
 
 
 class EndReason(StrEnum):
-    """Why a request has ended. The scheduler itself finds only the first two reasons."""
+    """Why a request has ended. The scheduler itself finds only the first three reasons."""
 
     LENGTH = "length"  # `max_new_tokens` are made; of 0 tokens, the prompt is computed
     EOS_TOKEN = "eos_token"
+    COMPLETE = "complete"  # the request's grammar is complete with the last token, which belongs to the text
     STOPPED = "stopped"  # the request's front found a stop string
     CANCELLED = "cancelled"  # the request's front needs no more tokens
     DEADLINE = "deadline"  # the request's time ran out

@@ -178,21 +178,26 @@ class Running:
         return FirstChunk(ids, self.slots.copy(), len(asked.input_ids), asked.sampling, prompt_logprobs)
 
     def add_tokens(
-        self, token_ids: tuple[int, ...], end_tokens: frozenset[int] = NO_TOKENS
+        self, token_ids: tuple[int, ...], end_tokens: frozenset[int] = NO_TOKENS, is_complete: bool = False
     ) -> tuple[tuple[int, ...], EndReason | None]:
         """Adds confirmed tokens up to the token that ends the request. Returns the added tokens and, if they end the
         request, the reason: its length, one of its own stop tokens, or one of `end_tokens` unless the request ignores
-        them.
+        them. `is_complete`: the request's grammar is complete with the last of the tokens, which ends the request in
+        any case.
         """
         asked, made, reason = self.request, len(self.output_ids), None
-        if asked.ignore_eos:
+        if asked.ignore_eos and not is_complete:
             end_tokens = asked.stop_token_ids
         elif asked.stop_token_ids:
             end_tokens |= asked.stop_token_ids
         if not end_tokens.isdisjoint(token_ids):
             first = next(place for place, token_id in enumerate(token_ids) if token_id in end_tokens)
             token_ids, reason = token_ids[: first + 1], EndReason.EOS_TOKEN
-        if made + len(token_ids) >= asked.max_new_tokens:  # the length limit is checked before the end token, as in TGI
+        if is_complete:
+            reason = reason or EndReason.COMPLETE
+        elif (
+            made + len(token_ids) >= asked.max_new_tokens
+        ):  # the length limit is checked before the end token, as in TGI
             token_ids, reason = token_ids[: asked.max_new_tokens - made], EndReason.LENGTH
         self.output_ids += token_ids
         self.num_tokens += len(token_ids)

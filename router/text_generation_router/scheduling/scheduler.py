@@ -10,6 +10,7 @@ and token slots; *leaving*, ended or preempted but still with slots, because an 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from text_generation_common.row_failures import NOT_FINITE
 from text_generation_router.scheduling.active import ActiveRequests
 from text_generation_router.scheduling.admission import AdmissionControl
 from text_generation_router.scheduling.blame import reaches
@@ -241,24 +242,25 @@ class Scheduler:
 
     def apply(self, answer: StepTokens) -> Applied:
         """Takes the answer to the oldest step in flight. Confirms its tokens and chunks; ends requests by length, by
-        end token, or because their logits are not finite; frees the slots that no later step reads.
+        end token, with their grammar complete, or because they failed; frees the slots that no later step reads.
         """
         applied = Applied()
         chunks = self.steps.note_answered(answer.number)
         self._budget.note_answered(answer.number, answer.seconds)
         if answer.prompts:
             self._take_logprobs(chunks, answer.prompts, applied)
-        take, not_finite_ids = applied.taken.append, answer.not_finite_ids
+        take, failures, complete_ids = applied.taken.append, answer.failures, answer.complete_ids
         for request_id, tokens in zip(answer.request_ids, answer.tokens, strict=True):
             request = self._requests.get(request_id)
             if request is None:
                 take(())
-            elif not_finite_ids and request_id in not_finite_ids:
+            elif failures and request_id in failures:
                 take(())
-                self._end_not_finite(request, applied)
+                self._fail(request, failures[request_id], applied)
             else:
                 assert len(tokens) == 1, "a step sends one token and one slot for each row"
-                taken, reason = request.add_tokens(tokens, self._end_tokens)
+                is_complete = bool(complete_ids) and request_id in complete_ids
+                taken, reason = request.add_tokens(tokens, self._end_tokens, is_complete)
                 take(taken)
                 request.tenant.serve_output(len(taken))
                 if reason is not None:
@@ -266,7 +268,7 @@ class Scheduler:
                     self._complete(request)
         for chunk in chunks:
             self._confirm(chunk, applied)
-        ended = (*applied.ended, *applied.not_finite, *applied.computed)
+        ended = (*applied.ended, *applied.failed, *applied.computed)
         applied.freed.extend(i for i in ended if self.active.find(i) is None)
         for request in self.active.take_left(answer.number):
             self._release(request)
@@ -282,10 +284,11 @@ class Scheduler:
             if given.are_finite:
                 request.prompt_logprobs.add(chunk.start, given)
             else:
-                self._end_not_finite(request, applied)
+                self._fail(request, NOT_FINITE, applied)
 
-    def _end_not_finite(self, request: Running, applied: Applied) -> None:
-        applied.not_finite.append(request.id)
+    def _fail(self, request: Running, reason: str, applied: Applied) -> None:
+        """Ends a request that failed alone. What was computed for it may be invalid, so the cache forgets it."""
+        applied.failed[request.id] = reason
         self.memory.forget(request)
         self._end(request)
 

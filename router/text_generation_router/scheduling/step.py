@@ -14,6 +14,7 @@ from text_generation_router.scheduling.request import EndReason
 # All requests of an engine run in the same steps, so the protocol's batches are not needed: there is only one.
 BATCH_ID = 1
 NO_PROMPTS: Mapping[int, PromptLogprobs] = MappingProxyType({})
+NO_FAILURES: Mapping[int, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +85,19 @@ Step = ForwardStep | FilterStep | ClearStep
 
 class StepTokens(NamedTuple):
     """The tokens that step `number` made: `tokens[i]` for request `request_ids[i]`, exactly one, because a step sends
-    one token and one slot for each row. A step that only drops rows makes no tokens. The tokens of the requests in
-    `not_finite_ids` are invalid: their logits had a NaN or an infinity. `seconds`: how long the shards took; 0 if that
-    is not known. `prompts`: the log-probabilities that chunks of the step gave, by the request's id.
+    one token and one slot for each row. A step that only drops rows makes no tokens. `failures`: requests that failed
+    alone, and why; their tokens are invalid. `seconds`: how long the shards took; 0 if that is not known. `prompts`:
+    the log-probabilities that chunks of the step gave, by the request's id. `complete_ids`: requests whose grammar is
+    complete with this token.
     """
 
     number: int
     request_ids: Sequence[int] = ()
     tokens: Sequence[tuple[int, ...]] = ()
-    not_finite_ids: Collection[int] = ()
+    failures: Mapping[int, str] = NO_FAILURES
     seconds: float = 0.0
     prompts: Mapping[int, PromptLogprobs] = NO_PROMPTS
+    complete_ids: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +106,12 @@ class Applied:
 
     taken: list[tuple[int, ...]] = field(default_factory=list)
     """The tokens to publish, in the order of the answer's requests: empty for a request that had ended before, and for
-    one that ends because its logits are not finite."""
+    one that failed in this step."""
     ended: dict[int, EndReason] = field(default_factory=dict)
-    """Ids of requests that ended at their length limit or with an end token, in this step."""
+    """Requests that ended at their length limit, with an end token, or with their grammar complete, in this step."""
     computed: list[int] = field(default_factory=list)
     """Ids of requests that ended without a token, because their prompts are computed and they want no more."""
-    not_finite: list[int] = field(default_factory=list)
-    """Ids of requests that ended because their logits are not finite."""
+    failed: dict[int, str] = field(default_factory=dict)
+    """Requests that failed in this step, and why."""
     freed: list[int] = field(default_factory=list)
     """Ended requests that no unanswered step carries any more: their slots are free, and nothing is known of them."""

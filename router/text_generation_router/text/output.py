@@ -46,14 +46,16 @@ class TextOutput:
         tops: Sequence[tuple[int, float]],
         reason: FinishReason | None,
         inference_s: float,
+        is_text: bool = False,
     ) -> TokenEvent:
         """Adds a token. `reason`: why the engine ends the request with this token, or None. A stop string ends the text
         too, unless one of the first `min_new_tokens` tokens completes it. As in TGI, the length limit and the
         end-of-text token take precedence as the reason. The event has `finish` if the token is the last. `tops`: (id,
-        log-probability) of the most likely tokens.
+        log-probability) of the most likely tokens. `is_text`: the last token belongs to the text, which is complete
+        with it, so it is not cut off as an end token.
         """
         self.num_tokens += 1
-        if reason is FinishReason.EOS_TOKEN and not self._keeps_stop:
+        if reason is FinishReason.EOS_TOKEN and not self._keeps_stop and not is_text:
             shown, plain = self._cut_end_token(token_id)
         else:
             shown, plain, stopped = self._text.push(token_id, self.num_tokens > self._min_new_tokens)

@@ -1,6 +1,6 @@
 """The result of a step, and how to wait for it: the device may still be computing a step that has been launched."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -38,10 +38,11 @@ class StepOutput:
     top_counts: list[int]
     top_ids: Tensor
     top_logprobs: Tensor
-    not_finite_ids: list[int]  # requests with a NaN or an infinity among their logits: their tokens are invalid
+    failures: dict[int, str]  # requests that failed alone, and why: their tokens are invalid
     forward_ns: int
     sampling_ns: int
     prompts: PromptOutput | None = None  # None: no chunk of the step has given log-probabilities
+    complete_ids: Sequence[int] = ()  # requests whose grammar is complete with this token
 
 
 class Pending(Generic[T]):

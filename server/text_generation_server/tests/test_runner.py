@@ -12,6 +12,7 @@ from shard_tools import BATCH, Client, generate, make_checkpoint, make_runner, r
 
 from text_generation_common import faults
 from text_generation_common.errors import MemoryLimitError
+from text_generation_common.row_failures import NOT_FINITE
 from text_generation_common.sampling import NAMES, NEUTRAL, Sampling
 from text_generation_server.errors import StepError
 from text_generation_server.kernels import reference
@@ -70,11 +71,11 @@ def test_a_poisoned_request_is_named_and_its_neighbours_do_not_change_by_a_bit(p
     prompts = {i: without_poison(5 + 20 * i, i) for i in range(8)}
     choices = {i: options[i % 2] for i in prompts}
     healthy = crowd(poisoned, prompts, choices)
-    assert all(output.not_finite_ids == [] for output in healthy)
+    assert all(output.failures == {} for output in healthy)
     prompts[3] = prompts[3].clone()
     prompts[3][10] = POISON
     sick = crowd(poisoned, prompts, choices)
-    assert all(output.not_finite_ids == [3] for output in sick)
+    assert all(output.failures == {3: NOT_FINITE} for output in sick)
     for i in prompts:
         assert (said_by(sick, i) == said_by(healthy, i)) == (i != 3)
     assert all(bool(output.logprobs.isfinite().all()) for output in sick)
@@ -87,7 +88,7 @@ def test_slots_that_held_not_a_number_do_no_harm_to_their_next_owner(poisoned: M
     slots = client.slots
     ids = without_poison(90, 2)
     ids[0] = POISON
-    assert client.step([], [client.first_chunk(7, ids)]).not_finite_ids == [7]
+    assert client.step([], [client.first_chunk(7, ids)]).failures == {7: NOT_FINITE}
     client.step([7])
     poisoned.clear(None)
     again = Client(poisoned, slots)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import numpy as np
 
 from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
+from text_generation_common.row_failures import NOT_FINITE
 from text_generation_router.engine.config import EngineConfig
 from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine.protocol import Ended, ModelInfo, Tokens
@@ -41,6 +42,7 @@ class FakeShards:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.capacity = capacity
         self.poisoned: set[int] = set()  # requests whose logits are not finite
+        self.completing: dict[int, int] = {}  # the token with which a request's grammar is complete, by request
         self.top_counts: dict[int, int] = {}  # number of top tokens in each answer, by request
         self.rows_left = 0  # number of rows that the shards report while no request runs
         self.wanted: tuple[int | None, ...] = ()  # the limits of the last warm-up
@@ -96,11 +98,13 @@ class FakeShards:
             tokens.append(next_token(self.histories[request_id]))
             self.histories[request_id].append(tokens[-1])
         zeros = [0.0] * len(ids)
-        poisoned = [i for i in ids if i in self.poisoned]
+        failures = {i: NOT_FINITE for i in ids if i in self.poisoned}
+        complete = [i for i, token in zip(ids, tokens, strict=True) if token == self.completing.get(i)]
         counts = [self.top_counts.get(i, 0) for i in ids]
         tops = [top_id(i, rank) for i, count in zip(ids, counts, strict=True) for rank in range(count)]
         top_logprobs = [0.0] * len(tops)
-        return StepAnswer(step.number, ids, tokens, zeros, counts, tops, top_logprobs, 1, 1, 1, True, poisoned, prompts)
+        texts = ids, tokens, zeros, counts, tops, top_logprobs
+        return StepAnswer(step.number, *texts, 1, 1, 1, True, failures, prompts, complete)
 
     def _prompt_logprobs(self, chunk: Chunk) -> PromptLogprobs | None:
         asked = self.prompts.get(chunk.request_id)

@@ -236,6 +236,20 @@ def test_a_request_whose_logits_are_not_finite_ends_alone() -> None:
     serve(use)
 
 
+def test_a_request_ends_with_the_token_that_completes_its_grammar() -> None:
+    async def use(world: World) -> None:
+        expected = expected_tokens(prompt(1), 12)
+        last = next(i for i in range(3, 12) if expected[i] not in expected[:i])
+        world.groups.made[0].completing = {2: expected[last]}
+        listeners = world.ask_all(3, 12)
+        constrained = listeners.pop(1)
+        assert (await constrained.until_end()).reason is EndReason.COMPLETE
+        assert constrained.ids == expected[: last + 1]
+        assert await all_ids(listeners) == [expected_tokens(prompt(i), 12) for i in (0, 2)]
+
+    serve(use)
+
+
 def test_the_cache_keeps_nothing_of_a_request_whose_logits_were_not_finite() -> None:
     async def use(world: World) -> None:
         async def cached(ids: range) -> int:

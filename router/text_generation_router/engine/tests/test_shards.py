@@ -87,7 +87,8 @@ class Rank(pb_grpc.TextGenerationServiceServicer):
             logprobs=np.array([-0.5, -1.5], "<f4").tobytes(), top_counts=np.array([0, self.tops], "<u4").tobytes(),
             top_ids=np.arange(self.tops, dtype="<i4").tobytes(),
             top_logprobs=np.negative(np.arange(self.tops, dtype="<f4")).tobytes(),
-            gap_ns=6, successor_queued=True, not_finite_ids=np.array([9], "<u8").tobytes(), **self.prompts,
+            gap_ns=6, successor_queued=True, complete_ids=np.array([2**40], "<u8").tobytes(),
+            failures=[pb.FailedRequest(id=9, reason="too complex")], **self.prompts,
         )  # fmt: skip
 
 
@@ -235,7 +236,7 @@ def test_a_decode_step_is_answered_by_the_first_rank(place: Path) -> None:
         assert (answer.logprobs, answer.top_counts) == ([-0.5, -1.5], [0, 2])
         assert (answer.top_ids, answer.top_logprobs) == ([0, 1], [0.0, -1.0])
         assert (answer.forward_ns, answer.total_ns, answer.gap_ns) == (10, 20, 6)
-        assert answer.successor_queued and answer.not_finite_ids == [9]
+        assert answer.successor_queued and answer.failures == {9: "too complex"} and answer.complete_ids == [2**40]
         for rank in ranks:
             (asked,) = rank.asked
             assert (asked.epoch, asked.step) == (EPOCH, 6)

@@ -23,7 +23,7 @@ def step(chunks: int = 0, joined: int = 0, concat_reason: str | None = None) -> 
 
 
 def answer(successor_queued: bool = True) -> StepAnswer:
-    return StepAnswer(1, [], [], [], [], [], [], 10**9, 2 * 10**9, 3 * 10**9, successor_queued, [])
+    return StepAnswer(1, [], [], [], [], [], [], 10**9, 2 * 10**9, 3 * 10**9, successor_queued)
 
 
 class Page:

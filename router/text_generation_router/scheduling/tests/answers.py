@@ -1,9 +1,9 @@
 """Answers the steps of a scheduler as shards would."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.step import Applied, ForwardStep, Step, StepTokens
+from text_generation_router.scheduling.step import NO_FAILURES, Applied, ForwardStep, Step, StepTokens
 
 
 def sampled(step: Step) -> list[int]:
@@ -17,11 +17,13 @@ def answer(
     scheduler: Scheduler,
     step: Step | None,
     token_of: Callable[[int], int] = lambda request_id: 0,
-    not_finite: Collection[int] = (),
+    failures: Mapping[int, str] = NO_FAILURES,
+    complete: Collection[int] = (),
 ) -> Applied:
     """Answers the step with one token for each request that it samples. `token_of` returns the token for a request
     id.
     """
     assert step is not None, "the scheduler has no step to send"
     ids = sampled(step)
-    return scheduler.apply(StepTokens(step.number, ids, [(token_of(request_id),) for request_id in ids], not_finite))
+    tokens = [(token_of(request_id),) for request_id in ids]
+    return scheduler.apply(StepTokens(step.number, ids, tokens, failures, complete_ids=complete))

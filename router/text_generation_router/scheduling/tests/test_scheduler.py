@@ -8,6 +8,7 @@ import pytest
 
 from text_generation_common.flags.declaration import with_flags
 from text_generation_common.flags.kinds import AdmissionMode
+from text_generation_common.row_failures import NOT_FINITE
 from text_generation_router.scheduling.blame import MAX_LOSSES, MAX_SUSPICIONS, reaches
 from text_generation_router.scheduling.futures import ENOUGH
 from text_generation_router.scheduling.limits import Limits
@@ -722,7 +723,7 @@ def test_tokens_of_a_request_with_non_finite_logits_leave_the_cache() -> None:
     step = scheduler.next_step()
     answer(scheduler, step)
     assert bad.cached_tokens == 10 and scheduler.memory.cache.num_tokens > 21
-    assert answer(scheduler, scheduler.next_step(), not_finite=[bad.id]).not_finite == [bad.id]
+    assert answer(scheduler, scheduler.next_step(), failures={bad.id: NOT_FINITE}).failed == {bad.id: NOT_FINITE}
     assert scheduler.memory.cache.num_tokens == 21 and good.ended and scheduler.books() is None
 
 
@@ -730,7 +731,7 @@ def test_tokens_of_a_non_finite_request_are_not_matched_while_its_last_step_is_i
     scheduler = make_scheduler()
     bad = scheduler.add(make_request(12, 5))
     first, second = scheduler.next_step(), scheduler.next_step()
-    assert answer(scheduler, first, not_finite=[bad.id]).not_finite == [bad.id]
+    assert answer(scheduler, first, failures={bad.id: NOT_FINITE}).failed == {bad.id: NOT_FINITE}
     twin = scheduler.add(make_request(12, 2))
     while not twin.has_begun:
         scheduler.next_step()
@@ -745,7 +746,7 @@ def test_chunks_cached_before_a_request_turned_out_non_finite_are_not_matched() 
         answer(scheduler, scheduler.next_step())
     last, behind = scheduler.next_step(), scheduler.next_step()
     assert scheduler.memory.cache.match((), np.arange(40, dtype=np.int32)) == 32
-    assert answer(scheduler, last, not_finite=[bad.id]).not_finite == [bad.id]
+    assert answer(scheduler, last, failures={bad.id: NOT_FINITE}).failed == {bad.id: NOT_FINITE}
     assert bad.holding is not None and scheduler.memory.cache.match((), np.arange(40, dtype=np.int32)) == 0
     twin = scheduler.add(make_request(40, 2))
     answer(scheduler, behind)
@@ -766,7 +767,7 @@ def test_tokens_computed_on_top_of_a_non_finite_request_are_not_matched() -> Non
         answer(scheduler, step)
         step = scheduler.next_step()
     assert heir.cached_tokens > 20
-    assert answer(scheduler, step, not_finite=[bad.id]).not_finite == [bad.id]
+    assert answer(scheduler, step, failures={bad.id: NOT_FINITE}).failed == {bad.id: NOT_FINITE}
     run_to_end(scheduler)
     assert heir.ended and scheduler.books() is None
     whole = np.array([*range(10), *range(500, 520), 7, 8, 9], dtype=np.int32)
@@ -782,3 +783,34 @@ def test_a_request_cancelled_in_its_prompt_leaves_only_confirmed_tokens_in_the_c
     assert scheduler.memory.cache.num_tokens == 16
     answer(scheduler, second)
     assert scheduler.memory.cache.num_tokens == 32 and scheduler.memory.num_held == 0
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+@pytest.mark.parametrize(("last", "reason"), [(7, EndReason.COMPLETE), (99, EndReason.EOS_TOKEN)])
+def test_a_request_ends_with_its_grammar_whatever_else_it_asked_for(
+    ignore_eos: bool, last: int, reason: EndReason
+) -> None:
+    """Also where the last token is the last that the request may have: the text is whole. The end token is told apart,
+    because the text is without it."""
+    scheduler = make_scheduler()
+    scheduler.begin_epoch(100, frozenset({99}))
+    made = {
+        most: scheduler.add(GenerationRequest((1, 2, 3 + most), most, ignore_eos=ignore_eos, stop_token_ids=stops))
+        for most, stops in [(2, frozenset[int]()), (9, frozenset[int]()), (10, frozenset({42}))]
+    }
+    free = scheduler.add(make_request(4, 9))
+    assert not answer(scheduler, scheduler.next_step()).ended
+    step, in_flight = scheduler.next_step(), scheduler.next_step()
+    ids = [request.id for request in made.values()]
+    applied = answer(scheduler, step, lambda i: last if i in ids else 5, complete=ids)
+    assert applied.ended == dict.fromkeys(ids, reason)
+    assert answer(scheduler, in_flight).taken.count(()) == 2, "the rows of which step 3 made another token"
+    assert [request.output_ids for request in made.values()] == [[0, last]] * 3 and free.output_ids == [0, 5, 0]
+
+
+def test_a_failed_request_of_a_step_leaves_the_others_as_they_are() -> None:
+    scheduler = make_scheduler()
+    bad, good = scheduler.add(make_request(4, 9)), scheduler.add(make_request(5, 9, first=50))
+    applied = answer(scheduler, scheduler.next_step(), failures={bad.id: "too complex"}, complete=[bad.id])
+    assert applied.failed == {bad.id: "too complex"} and not applied.ended
+    assert (bad.output_ids, good.output_ids) == ([], [0])

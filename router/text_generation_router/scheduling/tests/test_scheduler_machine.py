@@ -177,19 +177,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         step = self.in_flight.pop(0)
         tokens = self.shard.run(step)
-        not_finite = list(tokens)[poisoned : poisoned + 1]
+        failures = dict.fromkeys(list(tokens)[poisoned : poisoned + 1], "its logits are not finite")
         seconds = 0.0
         if isinstance(step, ForwardStep):
             seconds = len(step.decode_ids) + sum(chunk.end - chunk.start for chunk in step.chunks)
         values = list(zip(tokens.values()))
-        made = StepTokens(step.number, list(tokens), values, not_finite, seconds, self.shard.prompts)
+        made = StepTokens(step.number, list(tokens), values, failures, seconds, self.shard.prompts)
         applied = self.scheduler.apply(made)
         for request_id in applied.computed:
             request = self.alive.pop(request_id)
             assert request.ended and not request.request.max_new_tokens
             self.prompt_is_known(request)
-        for request_id in applied.not_finite:
-            assert request_id in not_finite
+        for request_id, reason in applied.failed.items():
+            assert reason == failures[request_id]
             del self.alive[request_id]
         for place, (request_id, taken) in enumerate(zip(tokens, applied.taken, strict=True)):
             if request_id not in self.alive:

@@ -134,3 +134,11 @@ def test_top_tokens_have_their_texts(vocabulary):
         (A, "a", -1.0, False),
         (EOS, "</s>", -2.0, True),
     ]
+
+
+@pytest.mark.parametrize("is_text", [False, True])
+def test_the_token_that_completes_a_grammar_is_not_cut_off(vocabulary, is_text):
+    output = cutting(vocabulary, "zz")
+    output.push(A, -1.0, (), None, 1.0)
+    last = output.push(B, -1.0, (), FinishReason.EOS_TOKEN, 1.0, is_text)
+    assert (last.finish.reason, last.finish.generated_text) == (FinishReason.EOS_TOKEN, "ab" if is_text else "a")

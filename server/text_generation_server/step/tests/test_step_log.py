@@ -37,7 +37,7 @@ def test_a_line_for_each_step_is_appended_and_can_be_read_at_once(tmp_path: Path
     path = tmp_path / "steps"
     path.write_text("before\n")
     none = torch.empty(0)
-    output = StepOutput(1, [], [], none, none, [], none, none, [], forward_ns=70, sampling_ns=5)
+    output = StepOutput(1, [], [], none, none, [], none, none, {}, forward_ns=70, sampling_ns=5)
     log = StepLog(path)
     for step in (3, 4):
         log.write(step, StepLoad(2, 14, 0, 0), output, gap_ns=6)

@@ -1,0 +1,3 @@
+"""Why a single request of a step fails, in words for its client. The other requests of the step go on."""
+
+NOT_FINITE = "the model's logits for it are not finite (NaN or infinity)"
