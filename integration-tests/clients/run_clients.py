@@ -57,6 +57,7 @@ CLIENTS = (
     OfficialClient("huggingface-hub-2", ("huggingface_hub>=2,<3",), "check_huggingface_hub.py"),
     OfficialClient("openai-2", ("openai>=2,<3",), "check_openai.py"),
     OfficialClient("openai-3", ("openai>=3,<4",), "check_openai.py"),
+    OfficialClient("anthropic", ("anthropic",), "check_anthropic.py"),
     OfficialClient("langchain-openai", ("langchain-openai>=1",), "check_langchain_openai.py"),
     OfficialClient("langchain-huggingface", ("langchain-huggingface>=1",), "check_langchain_huggingface.py"),
     OfficialClient("llama-index", ("llama-index-llms-openai-like",), "check_llama_index.py"),

@@ -6,6 +6,7 @@ from fastapi import FastAPI, Response
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
+from text_generation_router.api.anthropic import MessagesRoutes
 from text_generation_router.api.chat import ChatRoutes
 from text_generation_router.api.clouds import CloudRoutes
 from text_generation_router.api.completions import CompletionRoutes
@@ -47,6 +48,9 @@ def create_app(services: Services) -> FastAPI:
     completions, chats = CompletionRoutes(services), ChatRoutes(services)
     add_post(app, "/v1/completions", completions.completions)
     add_post(app, "/v1/chat/completions", chats.chat_completions)
+    messages = MessagesRoutes(services)
+    add_post(app, "/v1/messages", messages.messages)
+    add_post(app, "/v1/messages/count_tokens", messages.count_tokens)
     clouds = CloudRoutes(services, generate, completions, chats)
     add_post(app, "/invocations", clouds.invocations)
     add_post(app, "/vertex", clouds.vertex)

@@ -15,7 +15,7 @@ from text_generation_router.api.asking import B, Question
 from text_generation_router.api.generation import Generation, Result, close_all
 from text_generation_router.api.headers import stream_headers, timing_headers
 from text_generation_router.api.services import Services
-from text_generation_router.api.v1_schemas import OpenAIRequest
+from text_generation_router.api.v1_schemas import AnsweredRequest
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.disconnect import unless_disconnected
@@ -24,7 +24,7 @@ from text_generation_router.http.sse import EventStream
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.validation import Prompt
 
-A = TypeVar("A", bound=OpenAIRequest)
+A = TypeVar("A", bound=AnsweredRequest)
 
 
 class AnswerDialect(Protocol[A]):

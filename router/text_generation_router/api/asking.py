@@ -12,7 +12,15 @@ from typing import Any, Generic, TypeVar
 import orjson
 import pydantic
 
-from text_generation_router.api import known_fields
+from text_generation_router.api import anthropic_fields, known_fields
+from text_generation_router.api.anthropic_schemas import (
+    CountOptions,
+    CountTokensRequest,
+    MessagesOptions,
+    MessagesRequest,
+    RenderedCount,
+    RenderedMessages,
+)
 from text_generation_router.api.cloud_schemas import VertexRequest
 from text_generation_router.api.contract import Contract
 from text_generation_router.api.fields import Body, ListLimits
@@ -21,8 +29,10 @@ from text_generation_router.api.surveys import (
     survey_chat,
     survey_compat,
     survey_completion,
+    survey_count_tokens,
     survey_detokenize,
     survey_generate,
+    survey_messages,
     survey_tokenize,
 )
 from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest, CompletionRequest, RenderedChat
@@ -110,6 +120,12 @@ TOKENIZE = _question(GenerateRequest, "tokenize", survey_tokenize, known_fields.
 DETOKENIZE = _question(DetokenizeRequest, "detokenize", survey_detokenize, known_fields.DETOKENIZE)
 COMPLETION = _question(CompletionRequest, "completion", survey_completion, known_fields.COMPLETION)
 CHAT: Question[ChatOptions] = _question(ChatRequest, "chat", survey_chat, known_fields.CHAT, RenderedChat)
+MESSAGES: Question[MessagesOptions] = _question(
+    MessagesRequest, "messages", survey_messages, anthropic_fields.MESSAGES, RenderedMessages
+)
+COUNT_TOKENS: Question[CountOptions] = _question(
+    CountTokensRequest, "count_tokens", survey_count_tokens, anthropic_fields.COUNT_TOKENS, RenderedCount
+)
 
 # The body's own field decides which question it answers.
 INVOKED: dict[str, Question[Any]] = {"inputs": COMPAT_GENERATE, "messages": CHAT, "prompt": COMPLETION}

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from fastapi import Request, Response
@@ -60,14 +60,8 @@ class ChatRoutes:
         return 1 + asked.choices
 
     async def prompts(self, asked: ChatOptions, share: Share) -> Sequence[Prompt]:
-        check_request(asked, self._services)
-        if asked.top_logprobs and not asked.logprobs and not self._style.is_tgis:
-            raise ValidationError("`top_logprobs` is allowed only if `logprobs` is true")
-        parameters = parameters_of(asked, self._services, requested_tokens(asked), asked.top_logprobs)
-        text = await rendered(self._services, asked, share)
         names = NAMES if asked.max_completion_tokens is None else NAMES | {"max_new_tokens": "max_completion_tokens"}
-        # Templates write special tokens themselves.
-        return [Prompt(text, parameters, bool(asked.add_special_tokens), copies=asked.choices, names=names)]
+        return [await chat_prompt(self._services, asked, share, names)]
 
     def events(
         self, asked: ChatOptions, generations: Sequence[Generation], writer: DirectWriter
@@ -160,6 +154,17 @@ class ChatEncoder:
     ) -> bytes:
         choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return self._write.chunk(choice if ids is None else choice | {"token_ids": ids}, self._made)
+
+
+async def chat_prompt(services: Services, asked: ChatOptions, share: Share, names: Mapping[str, str]) -> Prompt:
+    """What to generate from. `names`: see `Prompt`. Raises InferenceError."""
+    check_request(asked, services)
+    if asked.top_logprobs and not asked.logprobs and not services.style.is_tgis:
+        raise ValidationError("`top_logprobs` is allowed only if `logprobs` is true")
+    parameters = parameters_of(asked, services, requested_tokens(asked), asked.top_logprobs)
+    text = await rendered(services, asked, share)
+    # Templates write special tokens themselves.
+    return Prompt(text, parameters, bool(asked.add_special_tokens), copies=asked.choices, names=names)
 
 
 async def rendered(services: Services, asked: ChatOptions, share: Share) -> str:

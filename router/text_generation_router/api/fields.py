@@ -70,13 +70,21 @@ def _at_most(limit: Callable[[ListLimits], int], refusal: Callable[[int, int], I
     return BeforeValidator(check_length)
 
 
-def _too_many_stops(most: int, given: int) -> ValidationError:
-    return ValidationError(too_many_stops(most, given))
+def stop_limit(name: str) -> BeforeValidator:
+    """A check of the number of stop strings. `name`: what the route calls the field."""
+    return _at_most(
+        lambda limits: limits.stops,
+        lambda most, given: ValidationError(too_many_stops(most, given).replace("`stop`", f"`{name}`")),
+    )
 
 
-def _too_many_messages(most: int, given: int) -> ValidationError:
-    return ValidationError(
-        f"`messages` must have at most {most} messages, because each message takes at least one token. Given: {given}"
+def item_limit(name: str, items: str = "items") -> BeforeValidator:
+    """A check of the length of a conversation. `name`: what the route calls the field. `items`: what it has."""
+    return _at_most(
+        lambda limits: limits.messages,
+        lambda most, given: ValidationError(
+            f"`{name}` must have at most {most} {items}, because each takes at least one token. Given: {given}"
+        ),
     )
 
 
@@ -155,5 +163,5 @@ LogitBias = Annotated[
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64), AfterValidator(lambda seed: seed % 2**64)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 Texts = Annotated[Strings, BeforeValidator(one_or_many, json_schema_input_type=str | list[str])]
-STOP_LIMIT = _at_most(lambda limits: limits.stops, _too_many_stops)
-MESSAGE_LIMIT = _at_most(lambda limits: limits.messages, _too_many_messages)
+STOP_LIMIT = stop_limit("stop")
+MESSAGE_LIMIT = item_limit("messages", "messages")

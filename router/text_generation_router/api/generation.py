@@ -96,6 +96,11 @@ class Generation:
         """The prompt's tokens with their log-probabilities, if these were asked for. Set before the first event."""
         return self.stream.prompt
 
+    @property
+    def cached_tokens(self) -> int:
+        """Number of the prompt's tokens that the prefix cache had. Set before the first event."""
+        return self.stream.cached_tokens
+
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True

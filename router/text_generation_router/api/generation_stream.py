@@ -126,6 +126,11 @@ class GenerationStream:
         return self._output.num_tokens
 
     @property
+    def cached_tokens(self) -> int:
+        """Number of the prompt's tokens that the prefix cache had; 0 before the first event."""
+        return self._output.cached_tokens
+
+    @property
     def has_begun(self) -> bool:
         """Whether the request runs, or has run before a preemption or a loss of the shards."""
         return self._output.num_tokens > 0 or self._engine.has_begun(self._index)
@@ -219,7 +224,8 @@ class GenerationStream:
         events, encoded = self._events, []
         try:
             while events and events[0].finish is None:
-                encoded.append(encode(self._next_event()))
+                if event := encode(self._next_event()):  # some tokens add nothing that is told
+                    encoded.append(event)
             if encoded:
                 writer.write(encoded)
         except Exception as error:  # no task awaits this call, so the reader has to tell the client

@@ -1,5 +1,6 @@
 """The messages of a chat: one text of all that a message's content may be, and its other fields for the template."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import orjson
@@ -12,18 +13,22 @@ from text_generation_router.errors import ValidationError
 from text_generation_router.text.chat_template import Message
 
 
-def flatten_chunks(content: Any) -> Any:
-    """Joins a list of text chunks into one string, and makes an absent content "". Any other value is left to the type
-    check."""
-    if not isinstance(content, list):
-        return "" if content is None else content
-    return "".join(_chunk_text(chunk) for chunk in content)
+def flattened(field: str) -> Callable[[Any], Any]:
+    """A function that joins a list of text chunks into one string, and makes an absent content "". Any other value is
+    left to the type check. `field`: what the route calls the conversation."""
+
+    def flatten(content: Any) -> Any:
+        if not isinstance(content, list):
+            return "" if content is None else content
+        return "".join(_chunk_text(chunk, field) for chunk in content)
+
+    return flatten
 
 
-def _chunk_text(chunk: Any) -> str:
+def _chunk_text(chunk: Any, field: str) -> str:
     kind = str(chunk.get("type")) if isinstance(chunk, dict) else ""
-    if kind in ("image_url", "input_image", "input_audio", "file", "audio_url", "video_url"):
-        raise ValidationError(f"`{kind}` in `messages` is not supported yet")
+    if kind in ("image_url", "input_image", "input_audio", "file", "input_file", "audio_url", "video_url"):
+        raise ValidationError(f"`{kind}` in `{field}` is not supported yet")
     text = chunk.get(TEXTS_OF_CHUNKS.get(kind)) if isinstance(chunk, dict) else None
     if not isinstance(text, str):
         raise ValueError('Input should be a string or a list of {"type": "text", "text": string}')
@@ -42,7 +47,7 @@ class MessageBody(Body):
     role: str
     """The sender, such as `user` or `assistant`; the chat template says which there are."""
     content: Annotated[
-        str, BeforeValidator(flatten_chunks, json_schema_input_type=str | list[dict[str, Any]] | None)
+        str, BeforeValidator(flattened("messages"), json_schema_input_type=str | list[dict[str, Any]] | None)
     ] = ""
     """The text, or a list of parts `{"type": "text", "text": …}`."""
 

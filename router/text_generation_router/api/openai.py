@@ -109,12 +109,12 @@ class ChatLogprobs:
         self._has_bytes = has_bytes
 
     def of_token(self, row: Row) -> dict[str, Any]:
-        return {"content": [self._of_row(row)]}
+        return {"content": [self.of_row(row)]}
 
     async def of_text(self, rows: Sequence[Row]) -> dict[str, Any]:
-        return {"content": await rows_json(rows, self._of_row)}
+        return {"content": await rows_json(rows, self.of_row)}
 
-    def _of_row(self, row: Row) -> dict[str, Any]:
+    def of_row(self, row: Row) -> dict[str, Any]:
         token, others = row
         return self._named(token) | {"top_logprobs": [self._named(other) for other in others]}
 

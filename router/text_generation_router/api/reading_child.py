@@ -10,14 +10,18 @@ from typing import Any, TypeVar
 
 import orjson
 
+from text_generation_router.api.anthropic_chat import chat_of as chat_of_messages
+from text_generation_router.api.anthropic_chat import counted_chat_of
 from text_generation_router.api.asking import (
     CHAT,
     COMPAT_GENERATE,
     COMPLETION,
+    COUNT_TOKENS,
     DETOKENIZE,
     GENERATE,
     INVOCATION,
     INVOKED,
+    MESSAGES,
     TOKENIZE,
     VERTEX,
     Question,
@@ -27,7 +31,7 @@ from text_generation_router.api.asking import (
     parse,
 )
 from text_generation_router.api.fields import Body, ListLimits
-from text_generation_router.api.v1_schemas import ChatRequest
+from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest
 from text_generation_router.errors import (
     InferenceError,
     InvalidJsonError,
@@ -87,19 +91,28 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
     source = orjson.loads(setup)
     template = None if source is None else ChatTemplate(*source)
 
-    def chat(value: dict[str, Any], limits: ListLimits) -> Dumped:
-        read = CHAT.read_value(value, limits)
-        asked, unknown = read.asked, read.unknown
-        assert isinstance(asked, ChatRequest)
-        if template is None:
-            raise TemplateError("template not found")
-        conversation = asked.conversation()
-        values = asked.model_dump(exclude_unset=True, exclude={"messages"})
-        del asked, read
-        return {"asked": values | {"prompt": template.render(conversation)}, "unknown": unknown}
+    def rendering(question: Question[B], chat_of: Callable[[B], ChatOptions], turns: set[str]) -> Dump:
+        """`turns`: the fields that make the conversation, which are not sent back."""
+
+        def dump(value: dict[str, Any], limits: ListLimits) -> Dumped:
+            read = question.read_value(value, limits)
+            asked, unknown = read.asked, read.unknown
+            if template is None:
+                raise TemplateError("template not found")
+            chat = chat_of(asked)
+            assert isinstance(chat, ChatRequest)
+            conversation = chat.conversation()
+            values = asked.model_dump(exclude_unset=True, exclude=turns)
+            del asked, chat, read
+            return {"asked": values | {"prompt": template.render(conversation)}, "unknown": unknown}
+
+        return dump
 
     questions = (GENERATE, COMPAT_GENERATE, TOKENIZE, DETOKENIZE, COMPLETION)
-    dumps: dict[str, Dump] = {question.name: _dump_of(question) for question in questions} | {CHAT.name: chat}
+    dumps: dict[str, Dump] = {question.name: _dump_of(question) for question in questions}
+    dumps[CHAT.name] = rendering(CHAT, lambda asked: asked, {"messages"})
+    dumps[MESSAGES.name] = rendering(MESSAGES, chat_of_messages, {"system", "messages"})
+    dumps[COUNT_TOKENS.name] = rendering(COUNT_TOKENS, counted_chat_of, {"system", "messages"})
 
     def invocation(value: dict[str, Any], limits: ListLimits) -> Dumped:
         kind = answered(value, INVOKED).name

@@ -3,10 +3,11 @@
 Each function returns the paths of the unknown fields, and raises a ValidationError for the first unsupported field.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
-from text_generation_router.api import known_fields
-from text_generation_router.api.contract import Contract
+from text_generation_router.api import anthropic_fields, known_fields
+from text_generation_router.api.contract import MAX_NAMES, Contract
 from text_generation_router.errors import SuffixError
 
 Value = dict[str, Any]
@@ -50,6 +51,43 @@ def survey_chat(value: Value) -> tuple[str, ...]:
         if isinstance(message, dict) and not message.keys() <= known_fields.MESSAGE.honoured:
             known_fields.MESSAGE.refuse(message, f"messages[{number}].")
     return unknown
+
+
+def survey_messages(value: Value) -> tuple[str, ...]:
+    return *_survey(value, anthropic_fields.MESSAGES), *_turns(value)
+
+
+def survey_count_tokens(value: Value) -> tuple[str, ...]:
+    return *_survey(value, anthropic_fields.COUNT_TOKENS), *_turns(value)
+
+
+def _turns(value: Value) -> tuple[str, ...]:
+    """The unknown fields of messages and of their blocks."""
+    unknown = [*_blocks(value.get("system"), "system")]
+    for where, turn in _objects(value.get("messages"), "messages"):
+        unknown += _survey(turn, anthropic_fields.TURN, where)
+        for place, block in _objects(turn.get("content"), f"{where}content"):
+            unknown += _block(block, place)
+            unknown += _blocks(block.get("content"), f"{place}content")  # the blocks of a result
+    return tuple(unknown[:MAX_NAMES])
+
+
+def _blocks(blocks: Any, where: str) -> list[str]:
+    return [path for place, block in _objects(blocks, where) for path in _block(block, place)]
+
+
+def _block(block: Value, where: str) -> tuple[str, ...]:
+    """A block of another kind is refused by the schema."""
+    kind = block.get("type")
+    contract = anthropic_fields.BLOCKS.get(kind) if isinstance(kind, str) else None
+    return () if contract is None else _survey(block, contract, where)
+
+
+def _objects(values: Any, where: str) -> Iterator[tuple[str, Value]]:
+    """The objects of a list, each with its place."""
+    for number, value in enumerate(values if isinstance(values, list) else ()):
+        if isinstance(value, dict):
+            yield f"{where}[{number}].", value
 
 
 def _survey(value: Value, contract: Contract, where: str = "") -> tuple[str, ...]:

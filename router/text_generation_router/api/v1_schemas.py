@@ -36,17 +36,27 @@ MEAN_NONE: dict[str, tuple[int, ...]] = {"temperature": (0,), "top_k": (0, -1), 
 MAX_LOGPROBS = 20
 
 
-class OpenAIRequest(SamplingFields):
+ModelName = Annotated[
+    str | None,
+    Field(
+        max_length=512,
+        description="Does not choose a model. A name that the server does not have is served all the same and named"
+        " in `X-Ignored-Parameters`; with `--strict-parameters` it is refused.",
+    ),
+]
+
+
+class AnsweredRequest(Body):
+    """What every request has that is answered at once or as a stream."""
+
+    model: ModelName = None
+    stream: bool | None = None
+    """Whether the answer is a stream."""
+
+
+class OpenAIRequest(SamplingFields, AnsweredRequest):
     """Fields that completions and chat have in common."""
 
-    model: Annotated[
-        str | None,
-        Field(
-            max_length=512,
-            description="Does not choose a model. A name that the server does not have is served all the same and named"
-            " in `X-Ignored-Parameters`; with `--strict-parameters` it is refused.",
-        ),
-    ] = None
     max_tokens: Annotated[U32 | None, Field(description="Most new tokens. Default: as many as fit.")] = None
     n: Annotated[U32 | None, Field(description="Number of texts for each prompt. Default: 1.")] = None
     top_k: Annotated[I32 | None, Field(description="0 and -1 mean all tokens, as does a missing value.")] = None
@@ -59,8 +69,6 @@ class OpenAIRequest(SamplingFields):
     include_stop_str_in_output: Annotated[
         bool | None, Field(description="Whether the text keeps the stop string that ended it. Default: false.")
     ] = None
-    stream: bool | None = None
-    """Whether the answer is a stream."""
     stream_options: StreamOptions | None = None
     """What a stream has besides its text; only with `stream`."""
     ignore_eos: bool | None = None

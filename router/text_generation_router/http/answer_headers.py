@@ -8,8 +8,10 @@ import secrets
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from text_generation_common.logs import request_id
+from text_generation_router.http.dialects import is_anthropics
 
 HEADER = b"x-request-id"
+ANTHROPIC_HEADER = b"request-id"  # the header in which Anthropic's clients look for the id
 # An id is repeated in headers, logs and JSON.
 ALLOWED = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 ID_BYTES = 12
@@ -47,6 +49,8 @@ class Identified:
         identity = given if ALLOWED.fullmatch(given) else secrets.token_hex(ID_BYTES).encode()
         request_id.set(identity.decode())
         scope[KEY] = headers = [(HEADER, identity)]
+        if is_anthropics(scope["path"]):
+            headers.append((ANTHROPIC_HEADER, identity))
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from text_generation_common.flags.kinds import CacheScope
 from text_generation_router.errors import ValidationError
-from text_generation_router.http.keys import name_of_key
+from text_generation_router.http.keys import authorization_of, name_of_key
 from text_generation_router.http.peer import Network, peer_of
 from text_generation_router.scheduling.request import Namespace
 from text_generation_router.scheduling.share import Share
@@ -50,7 +50,7 @@ class Callers:
 
     def owner_of(self, request: Request) -> str:
         if self._has_keys:
-            return "key " + name_of_key(request.headers.get("authorization", "").encode("latin-1"))
+            return "key " + name_of_key(authorization_of(request.scope))
         return "peer " + peer_of(request, self._trusted_proxies)
 
 

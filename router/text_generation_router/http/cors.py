@@ -1,5 +1,5 @@
 """Cross-origin requests, answered as TGI's outermost layer answers them, except that browsers may also send
-`authorization`.
+`authorization` and the headers of Anthropic's clients.
 """
 
 from collections.abc import MutableMapping
@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 VARY = "origin, access-control-request-method, access-control-request-headers"
 PREFLIGHT = {
     "access-control-allow-methods": "GET,POST",
-    "access-control-allow-headers": "content-type,authorization,x-tenant,x-request-timeout",
+    "access-control-allow-headers": "content-type,authorization,x-tenant,x-request-timeout,"
+    "x-api-key,anthropic-version,anthropic-beta",
 }
 
 

@@ -1,5 +1,5 @@
-"""How an error is told: with TGI's status and JSON, or with OpenAI's. The path of the route decides which, and
-`--tgi-dialect`.
+"""How an error is told: with TGI's status and JSON, with OpenAI's or with Anthropic's. The path of the route decides
+which, and `--tgi-dialect`.
 """
 
 import re
@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from text_generation_common.logs import request_id
 from text_generation_router.errors import InferenceError, TooLongError
-from text_generation_router.http.encoding import to_event
+from text_generation_router.http.encoding import to_event, to_named_event
 
 # OpenAI's `type` and `code` by status, where they are not those of all statuses below 500 or all others.
 TYPES = {429: "rate_limit_error"}
@@ -18,6 +19,20 @@ CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 NO_RETRY = {"x-should-retry": "false"}
 # litellm knows a prompt that is too long by these words: no `code` reaches it.
 TOO_LONG = "The request exceeds the available context size"
+# Anthropic's `type` by status, as above.
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+# Agents make a conversation shorter when they read these words.
+PROMPT_TOO_LONG = "the prompt is too long"
+ANTHROPIC_PATH = "/v1/messages"
+# OpenAI's routes that TGI does not have.
+NEW_PATHS = ("/v1/responses",)
 QUOTED = re.compile(r"`([A-Za-z_][\w.\[\]]*)`")
 
 
@@ -31,11 +46,25 @@ class ErrorDialect:
 
 class ErrorDialects:
     def __init__(self, is_tgis: bool) -> None:
-        """`is_tgis`: whether OpenAI's routes, too, tell errors as TGI does."""
+        """`is_tgis`: whether those of OpenAI's routes that TGI has tell errors as TGI does."""
         self._openai = TGI_OPENAI if is_tgis else OPENAI
 
     def of(self, path: str) -> ErrorDialect:
-        return self._openai if path.startswith("/v1/") else NATIVE
+        """`path` may have a query."""
+        if not path.startswith("/v1/"):
+            return NATIVE
+        if is_anthropics(path):
+            return ANTHROPIC
+        return OPENAI if any(_is_below(path, new) for new in NEW_PATHS) else self._openai
+
+
+def is_anthropics(path: str) -> bool:
+    """Whether the path is one of Anthropic's API, whether or not there is such a route."""
+    return _is_below(path, ANTHROPIC_PATH)
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/", "?")
 
 
 def _native(error: InferenceError) -> dict[str, Any]:
@@ -69,6 +98,15 @@ def _openai(error: InferenceError) -> dict[str, Any]:
     return {"error": told, "error_type": error.error_type}
 
 
+def _anthropic(error: InferenceError) -> dict[str, Any]:
+    """Anthropic's envelope, with TGI's `error_type` beside it as in OpenAI's."""
+    status = _openai_status(error)
+    kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    text = f"{error.text}: {PROMPT_TOO_LONG}" if error.code == TooLongError.code else error.text
+    told = {"type": kind, "message": text}
+    return {"type": "error", "error": told, "request_id": request_id.get(), "error_type": error.error_type}
+
+
 def _openai_headers(error: InferenceError) -> dict[str, str]:
     return NO_RETRY if error.status == 424 else {}
 
@@ -81,4 +119,5 @@ def _param(error: InferenceError) -> str | None:
 
 NATIVE = ErrorDialect(_status, _native, lambda error: to_event(_native(error)), _no_headers)
 OPENAI = ErrorDialect(_openai_status, _openai, lambda error: to_event(_openai(error)), _openai_headers)
+ANTHROPIC = ErrorDialect(_openai_status, _anthropic, lambda error: to_named_event(_anthropic(error)), _openai_headers)
 TGI_OPENAI = ErrorDialect(_status, _native, _tgi_openai_event, _no_headers)

@@ -28,6 +28,12 @@ def to_event(value: Any) -> bytes:
     return b"data: %b\n\n" % orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
+def to_named_event(value: dict[str, Any]) -> bytes:
+    """One server-sent event that has the object's `type` as its name too."""
+    content = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    return b"event: %b\ndata: %b\n\n" % (value["type"].encode(), content)
+
+
 def to_event_with(start: bytes, value: Any, end: bytes) -> bytes:
     """The event of an object whose first and last fields are encoded already: `start` and `end`, around `value`."""
     return b"data: %b%b%b\n\n" % (start, orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), end)

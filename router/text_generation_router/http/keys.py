@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from text_generation_router.errors import StartError, UnauthorizedError
-from text_generation_router.http.dialects import ErrorDialects
+from text_generation_router.http.dialects import ErrorDialects, is_anthropics
 from text_generation_router.http.errors import error_response
 
 DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{64})", re.IGNORECASE)
@@ -42,8 +42,7 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _has_key(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        return len(given) == 1 and is_allowed(given[0], self._digests)
+        return is_allowed(authorization_of(scope), self._digests)
 
 
 def is_open(routes: Iterable[BaseRoute], scope: Scope) -> bool:
@@ -58,6 +57,15 @@ def is_open(routes: Iterable[BaseRoute], scope: Scope) -> bool:
         if match is Match.PARTIAL and partial is None:
             partial = route
     return isinstance(partial, OpenRoute)
+
+
+def authorization_of(scope: Scope) -> bytes:
+    """The request's `Authorization`; b"" if there is none, or more than one. Anthropic's clients may send the key as
+    `X-Api-Key` instead, which counts on Anthropic's routes if there is no `Authorization`."""
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    if not given and is_anthropics(scope["path"]):
+        given = [b"Bearer " + value for name, value in scope["headers"] if name == b"x-api-key"]
+    return given[0] if len(given) == 1 else b""
 
 
 def is_allowed(authorization: bytes, digests: Iterable[bytes]) -> bool:

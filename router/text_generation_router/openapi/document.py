@@ -5,8 +5,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from text_generation_router.api import known_fields
+from text_generation_router.api import anthropic_fields, known_fields
 from text_generation_router.api.contract import Contract, Refused, Renamed, Rule
+from text_generation_router.openapi.anthropic_answers import AnthropicErrorJson
 from text_generation_router.openapi.native_answers import ErrorJson
 from text_generation_router.openapi.operation_json import ANSWER_HEADERS, Interface, Schemas, operation_json
 from text_generation_router.openapi.operations import OPERATIONS, Tag
@@ -19,6 +20,10 @@ CONTRACTS: dict[str, Contract] = {
     "ChatRequest": known_fields.CHAT,
     "MessageBody": known_fields.MESSAGE,
     "StreamOptions": known_fields.STREAM_OPTIONS,
+    "MessagesRequest": anthropic_fields.MESSAGES,
+    "CountTokensRequest": anthropic_fields.COUNT_TOKENS,
+    "ToolUseBlock": anthropic_fields.BLOCKS["tool_use"],
+    "ToolResultBlock": anthropic_fields.BLOCKS["tool_result"],
 }
 
 
@@ -53,7 +58,7 @@ def _described() -> Iterator[tuple[str, Any, TypeAdapter[Any]]]:
         for part, kind in (("body", operation.body), ("answer", operation.answer), ("event", operation.event)):
             if kind is not None:
                 yield f"{operation.name} {part}", "validation", TypeAdapter(kind)
-    for kind in (ErrorJson, V1ErrorJson):
+    for kind in (ErrorJson, V1ErrorJson, AnthropicErrorJson):
         yield kind.__name__, "validation", TypeAdapter(kind)
 
 

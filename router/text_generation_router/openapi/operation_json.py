@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from text_generation_router.errors import InferenceError
-from text_generation_router.http.dialects import ErrorDialect, ErrorDialects
+from text_generation_router.http.dialects import ANTHROPIC, OPENAI, ErrorDialect, ErrorDialects
 from text_generation_router.openapi import failures
+from text_generation_router.openapi.anthropic_answers import AnthropicErrorJson
 from text_generation_router.openapi.native_answers import ErrorJson
 from text_generation_router.openapi.operations import Access, Operation
 from text_generation_router.openapi.v1_answers import V1ErrorJson
@@ -114,8 +115,7 @@ def _error(errors: list[InferenceError], dialect: ErrorDialect) -> dict[str, Any
     for error in errors:
         names |= {name.title() for name in (*error.headers, *dialect.headers(error))}
         names |= {"Retry-After"} if error.retry_after_s is not None else set()
-    is_openais = "error_type" in (told := dialect.answer(errors[0])) and isinstance(told["error"], dict)
-    model = V1ErrorJson if is_openais else ErrorJson
+    model = AnthropicErrorJson if dialect is ANTHROPIC else V1ErrorJson if dialect is OPENAI else ErrorJson
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     return {
         "description": f"Errors of the kinds {types}.",

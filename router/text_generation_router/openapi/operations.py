@@ -8,9 +8,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
+from text_generation_router.api.anthropic_schemas import CountTokensRequest, MessagesRequest
 from text_generation_router.api.schemas import CompatGenerateRequest, DetokenizeRequest, GenerateRequest
 from text_generation_router.api.v1_schemas import ChatRequest, CompletionRequest
 from text_generation_router.openapi import failures
+from text_generation_router.openapi.anthropic_answers import AnsweredMessageJson, CountedTokensJson, MessageEventJson
 from text_generation_router.openapi.failures import Errors
 from text_generation_router.openapi.native_answers import (
     ChatSpansJson,
@@ -35,6 +37,7 @@ from text_generation_router.openapi.v1_answers import (
 class Tag(Enum):
     NATIVE = "Native", "Text generation as in TGI."
     OPENAI = "OpenAI", "Text generation as in OpenAI's API."
+    ANTHROPIC = "Anthropic", "Text generation as in Anthropic's API."
     TOKENS = "Tokens", "Between texts and tokens."
     CLOUDS = "Clouds", "The forms of cloud platforms."
     SERVER = "Server", "State, limits and metrics."
@@ -95,6 +98,23 @@ CHAT_EXAMPLES = {
     "A question": {"messages": MESSAGES, "max_tokens": 8},
     "A stream": {"messages": MESSAGES, "max_tokens": 8, "stream": True},
     "Several answers": {"messages": MESSAGES, "max_tokens": 4, "n": 2, "temperature": 0.7, "seed": 1},
+}
+MESSAGES_EXAMPLES = {
+    "A question": {"messages": MESSAGES, "max_tokens": 8},
+    "A stream": {"messages": MESSAGES, "max_tokens": 8, "stream": True},
+    "A tool's result": {
+        "system": [{"type": "text", "text": "Be short."}],
+        "messages": [
+            *MESSAGES,
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 2, "b": 3}}],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "5"}]},
+        ],
+        "max_tokens": 8,
+        "stop_sequences": ["."],
+    },
 }
 REFUSED = (
     "\n\nFields that would change the answer and are not supported are refused by name: `x-refused` of the body's"
@@ -172,6 +192,31 @@ OPERATIONS: tuple[Operation, ...] = (
         event=ChatChunkJson,
         errors=(*failures.GENERATION, *failures.TEMPLATE, *failures.MODEL),
         generates=True,
+    ),
+    Operation(
+        method="post",
+        path="/v1/messages",
+        name="messages",
+        tag=Tag.ANTHROPIC,
+        summary="Answers a conversation, at once or as a stream.",
+        description="The model's chat template makes the prompt. The events of a stream have names." + REFUSED,
+        body=MessagesRequest,
+        examples=MESSAGES_EXAMPLES,
+        answer=AnsweredMessageJson,
+        event=MessageEventJson,
+        errors=(*failures.GENERATION, *failures.TEMPLATE, *failures.MODEL),
+        generates=True,
+    ),
+    Operation(
+        method="post",
+        path="/v1/messages/count_tokens",
+        name="count_tokens",
+        tag=Tag.ANTHROPIC,
+        summary="The number of tokens of a conversation's prompt.",
+        body=CountTokensRequest,
+        examples={"A question": {"messages": MESSAGES}},
+        answer=CountedTokensJson,
+        errors=(*failures.REFUSALS, *failures.TEMPLATE, *failures.MODEL),
     ),
     Operation(
         method="get",

@@ -36,6 +36,7 @@ class Finish:
     queue_s: float  # seconds from submission until the first step was decided
     inference_s: float  # seconds from the first step to the last token
     cached_tokens: int  # number of prompt tokens found in the prefix cache at the first start
+    stop: str | None = None  # the stop string that ended a text which is cut off before it
 
 
 class TokenEvent(NamedTuple):

@@ -33,11 +33,11 @@ class TextOutput:
         self._min_new_tokens = request.sampling.min_new_tokens
         self._seed = request.sampling.seed if request.sampling.do_sample else None
         self._queue_s = 0.0
-        self._cached_tokens = 0
+        self.cached_tokens = 0
 
     def begin(self, queue_s: float, cached_tokens: int) -> None:
         """To be called before the first token, with facts that are known since the first step."""
-        self._queue_s, self._cached_tokens = queue_s, cached_tokens
+        self._queue_s, self.cached_tokens = queue_s, cached_tokens
 
     def push(
         self,
@@ -101,4 +101,6 @@ class TextOutput:
 
     def _finish(self, reason: FinishReason, inference_s: float) -> Finish:
         text = self._text.text() if self._pieces is None else "".join(self._pieces)
-        return Finish(reason, text, self.num_tokens, self._seed, self._queue_s, inference_s, self._cached_tokens)
+        stop = None if self._cutter is None else self._cutter.found
+        seconds = self._queue_s, inference_s
+        return Finish(reason, text, self.num_tokens, self._seed, *seconds, self.cached_tokens, stop)

@@ -9,6 +9,7 @@ class StopCutter:
         """`stop`: texts that are not empty."""
         self._stop = tuple(stop)
         self._longest = max(map(len, stop))
+        self.found: str | None = None  # the stop string that has ended the text
         # Pieces that are held back, each (text in which stop strings are searched, the part of it that is given out).
         self._held: deque[tuple[str, str]] = deque()
 
@@ -32,8 +33,11 @@ class StopCutter:
         """Where the stop string begins that is complete first, behind the `old` first characters; None if there is
         none."""
         starts = ((stop, text.find(stop, max(old - len(stop) + 1, 0))) for stop in self._stop)
-        places = [(at + len(stop), at) for stop, at in starts if at >= 0]
-        return min(places)[1] if places else None
+        places = [(at + len(stop), at, stop) for stop, at in starts if at >= 0]
+        if not places:
+            return None
+        _, at, self.found = min(places)
+        return at
 
     def _open_chars(self, text: str) -> int:
         """Most characters at the end of `text` with which a stop string begins."""

@@ -238,11 +238,21 @@ class Answer:
 
     @property
     def events(self) -> list[Any]:
-        """The values of the answer's `data:` lines. JSON is parsed; `[DONE]` stays a string."""
-        lines = self.body.decode().split("\n\n")
-        assert lines.pop() == ""
-        assert all(line.startswith("data: ") for line in lines)
-        return [line[6:] if line == "data: [DONE]" else json.loads(line[6:]) for line in lines]
+        """The values of the answer's `data:` lines. JSON is parsed; `[DONE]` stays a string. An event that has a name
+        has it as its `type` too."""
+        events = self.body.decode().split("\n\n")
+        assert events.pop() == ""
+        return [_event(event) for event in events]
+
+
+def _event(event: str) -> Any:
+    if event == "data: [DONE]":
+        return "[DONE]"
+    name, is_named, data = event.rpartition("\ndata: ") if event.startswith("event: ") else ("", "", event[6:])
+    assert is_named or event.startswith("data: ")
+    value = json.loads(data)
+    assert not is_named or value["type"] == name.removeprefix("event: ")
+    return value
 
 
 # With an id of its own no answer differs from another one by a random id.
@@ -258,11 +268,17 @@ class Route:
 
     @property
     def is_openais(self) -> bool:
+        """Whether the route has OpenAI's form: all fields in one object, and its statuses of errors."""
         return self.path.startswith("/v1/")
 
     def status(self, native: int) -> int:
         """The status of an error whose status on TGI's routes is `native`."""
         return {422: 400, 424: 500}.get(native, native) if self.is_openais else native
+
+    @property
+    def ends_with_done(self) -> bool:
+        """Whether each stream has `[DONE]` as its last event."""
+        return self.path in ("/v1/completions", "/v1/chat/completions")
 
     @property
     def fails_as_event(self) -> bool:
@@ -276,6 +292,7 @@ ROUTES = (
     Route("/generate_stream", {"inputs": "Hi"}),
     Route("/v1/completions", {"prompt": "Hi"}),
     Route("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+    Route("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}),
 )
 
 

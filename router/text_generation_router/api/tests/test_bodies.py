@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 
 from text_generation_router.api.body import LARGE_BYTES, OWNERS_BODIES
 
-ROUTES = ("/generate", "/generate_stream", "/", "/tokenize", "/v1/completions", "/v1/chat/completions")
+ROUTES = (
+    "/generate", "/generate_stream", "/", "/tokenize", "/v1/completions", "/v1/chat/completions", "/v1/messages",
+    "/v1/messages/count_tokens",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("path", ROUTES)

@@ -84,7 +84,7 @@ def test_a_request_that_expires_in_the_queue_gets_a_deadline_error(server, route
     if route.path == "/generate" or not (stream or route.fails_as_event):
         assert (answer.status, answer.told) == (504, native)
     else:
-        assert answer.told == native and answer.events[1:] == (["[DONE]"] if route.is_openais else [])
+        assert answer.told == native and answer.events[1:] == (["[DONE]"] if route.ends_with_done else [])
     assert server.permits.left == 4 and server.failures("deadline") == 1
 
 

@@ -31,6 +31,7 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "prompts": ("/v1/completions", {"prompt": ["Hi", "Ho"], "stream": True}),
     "logprobs": ("/v1/completions", {"prompt": "Hi", "stream": True, "logprobs": 2}),
     "usage": ("/v1/completions", {"prompt": "Hi", "stream": True, "stream_options": {"include_usage": True}}),
+    "messages": ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9, "stream": True}),
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "stream": True}),
     "chat logprobs": (
         "/v1/chat/completions",

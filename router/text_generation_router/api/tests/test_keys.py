@@ -4,6 +4,7 @@ import pytest
 from fastapi import Response
 from starlette.routing import Route
 
+from text_generation_router.api.tests.conftest import HEADERS
 from text_generation_router.http.keys import digests_of
 
 KEY = "Secret-Key-1"
@@ -39,7 +40,8 @@ WRONG = (
     {"authorization": f"Basic {KEY}"},
     {"authorization": KEY},
     {"authorization": f"Bearer{KEY}"},
-    {"x-api-key": KEY},
+    {"authorization": "Bearer x", "x-api-key": KEY},
+    {"x-api-key": f"Bearer {KEY}"},
     {"host": "127.0.0.1/health?"},
     {"host": "x/health", "x-forwarded-prefix": "/health", "x-original-url": "/health"},
 )
@@ -117,6 +119,23 @@ def status_of(app, method: str, path: str, headers: list[tuple[bytes, bytes]]) -
     scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": b""}
     asyncio.run(app(scope, receive, send))
     return statuses[0]
+
+
+def test_anthropics_routes_take_the_key_in_a_header_of_its_own_and_no_other_route_does(guarded, make_server):
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    headers = {"content-type": "application/json", "x-api-key": KEY}
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        assert guarded[True].post(path, body, headers).status == 200
+        refused = guarded[True].post(path, body, headers | {"x-api-key": "x"})
+        assert (refused.status, refused.json["error"]["type"]) == (401, "authentication_error")
+    for method, pattern in routes_of(guarded[True]):
+        if not pattern.startswith("/v1/messages") and (method.replace("HEAD", "GET"), pattern) not in ALWAYS_OPEN:
+            assert guarded[True].get(pattern.replace("{name:path}", "m"), method, headers).status == 401
+    owners = {guarded[True].engine.asked[-1].request.share.owner}
+    guarded[True].post("/v1/messages", body, {**HEADERS, "authorization": f"Bearer {KEY}"})
+    assert owners == {guarded[True].engine.asked[-1].request.share.owner}
+    two = [(b"x-api-key", KEY.encode()), (b"x-api-key", b"x")]
+    assert status_of(guarded[True].app, "POST", "/v1/messages", two) == 401
 
 
 def test_nothing_of_the_body_is_read_without_a_key(guarded):

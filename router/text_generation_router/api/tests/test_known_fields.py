@@ -1,5 +1,6 @@
 """The tables know every field of the peers' APIs. `field_names.json` has the fields of OpenAI's client (TypedDicts),
-of vLLM's request classes and of TGI's openapi.json, each with its version.
+of Anthropic's (the same, those of its beta API too), of vLLM's request classes and of TGI's openapi.json, each with its
+version.
 """
 
 import json
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from text_generation_router.api import known_fields
+from text_generation_router.api import anthropic_fields, known_fields
+from text_generation_router.api.anthropic_schemas import BLOCKS, OTHER_BLOCKS
 from text_generation_router.api.contract import Contract, Refused, Renamed, Tolerated
 from text_generation_router.api.field_docs import page
 
@@ -16,6 +18,9 @@ CONTRACTS: dict[str, Contract] = {
     "completion": known_fields.COMPLETION,
     "parameters": known_fields.PARAMETERS,
     "stream_options": known_fields.STREAM_OPTIONS,
+    "messages": anthropic_fields.MESSAGES,
+    "count_tokens": anthropic_fields.COUNT_TOKENS,
+    **{f"block {kind}": contract for kind, contract in anthropic_fields.BLOCKS.items()},
 }
 NAMES = json.loads((Path(__file__).parent / "field_names.json").read_text())
 
@@ -24,6 +29,12 @@ NAMES = json.loads((Path(__file__).parent / "field_names.json").read_text())
 @pytest.mark.parametrize("kind", CONTRACTS)
 def test_every_field_of_a_peer_is_in_the_table(source, kind):
     assert set(NAMES[source].get(kind, ())) <= CONTRACTS[kind].known
+
+
+def test_every_kind_of_block_is_known():
+    (version,) = (source for source in NAMES if source.startswith("anthropic"))
+    assert set(NAMES[version]["block kinds"]) == {*BLOCKS} | OTHER_BLOCKS and not {*BLOCKS} & OTHER_BLOCKS
+    assert {*BLOCKS} == anthropic_fields.BLOCKS.keys()
 
 
 def test_a_renamed_field_names_one_that_the_route_has():

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from text_generation_router.api.anthropic_schemas import MessagesRequest
 from text_generation_router.api.asking import CHAT, COMPAT_GENERATE, COMPLETION, GENERATE, TOKENIZE, check
 from text_generation_router.api.body import LARGE_BYTES
 from text_generation_router.api.fields import ListLimits
@@ -27,6 +28,7 @@ TEMPLATE = ChatTemplate(
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ eos_token }}", {"eos_token": "$"}
 )
 HANDLERS = make_handlers(setup_of(TEMPLATE))
+RESULT = {"type": "tool_result", "tool_use_id": "a"}
 PADDING = {"padding": "x" * LARGE_BYTES}
 
 
@@ -67,6 +69,9 @@ def without_clock(body: bytes) -> bytes:
         ("/v1/chat/completions", {"messages": [{"role": "bad", "content": "a"}]}, 400),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "file"}]}]}, 400),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}] * 41}, 400),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "tools": [{}]}, 400),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 1}, 400),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "assistant", "content": [RESULT]}]}, 400),
     ],
 )
 def test_a_large_body_is_refused_as_a_small_one_and_counted_alike(make_server, path, body, status):
@@ -88,6 +93,8 @@ def test_a_large_body_is_refused_as_a_small_one_and_counted_alike(make_server, p
         (ChatRequest, {"messages": [1] * 1000}),
         (ChatRequest, {"messages": [{"role": 1, "content": "a"}] * 1000}),
         (ChatRequest, {"messages": [{"role": "user", "content": [{}] * 1000}] * 1000}),
+        (MessagesRequest, {"max_tokens": 1, "messages": [1] * 1000}),
+        (MessagesRequest, {"max_tokens": 1, "messages": [{"role": "user", "content": [{}] * 1000}] * 1000}),
     ],
 )
 def test_a_list_fails_at_its_first_bad_item(schema, value):

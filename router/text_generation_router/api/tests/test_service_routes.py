@@ -186,7 +186,8 @@ def test_any_origin_may_read_by_default(server):
     assert answer.headers["access-control-allow-origin"] == "*" and "origin" in answer.headers["vary"]
     answer = server.get("/generate", "OPTIONS")
     assert (answer.status, answer.headers["access-control-allow-methods"]) == (200, "GET,POST")
-    assert answer.headers["access-control-allow-headers"] == "content-type,authorization,x-tenant,x-request-timeout"
+    allowed = "content-type,authorization,x-tenant,x-request-timeout,x-api-key,anthropic-version,anthropic-beta"
+    assert answer.headers["access-control-allow-headers"] == allowed
 
 
 def test_only_listed_origins_may_read(make_server):

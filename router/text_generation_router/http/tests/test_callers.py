@@ -17,7 +17,8 @@ PROXIES = networks_of(["10.0.0.0/8", "fd00::7"])
 
 def request(*headers: tuple[str, str], client: str | None = "192.0.2.1") -> Request:
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers]
-    return Request({"type": "http", "headers": raw, "client": None if client is None else (client, 4711)})
+    address = None if client is None else (client, 4711)
+    return Request({"type": "http", "path": "/generate", "headers": raw, "client": address})
 
 
 def caller(*headers: tuple[str, str], has_keys: bool = True, scope: CacheScope = CacheScope.KEY):

@@ -5,6 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from text_generation_router import cli
+from text_generation_router.engine.protocol import TokenLimits
 from text_generation_router.openapi.document import document_of
 from text_generation_router.openapi.operation_json import Interface
 from text_generation_router.openapi.operations import OPERATIONS, Operation, Tag
@@ -56,6 +57,7 @@ def test_the_examples_of_a_route_run(server, operation: Operation):
         "examples"
     ]
     assert examples
+    server.engine.limits = TokenLimits(max_input_tokens=200, max_total_tokens=300, max_batch_total_tokens=300)
     for example in examples.values():
         answer = server.post(operation.path, example["value"])
         assert (answer.status, answer.headers.get("x-ignored-parameters")) == (200, None)

@@ -1,0 +1,118 @@
+"""Checks the calls of Anthropic's client against the server at argv[1]."""
+
+import sys
+from functools import partial
+from typing import Any
+
+import anthropic
+from checks import MESSAGES, Call, Checks, async_call, sync_call
+
+MODEL = "tgi"
+CREATE, COUNT = "messages.create", "messages.count_tokens"
+GREEDY = {"extra_body": {"temperature": 0}}
+OPTIONS: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 24, **GREEDY}
+CALL = {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 2, "b": 3}}
+RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "5"}]}
+
+
+def message(call: Call) -> None:
+    answer = call(CREATE, **OPTIONS)
+    (block,) = answer.content
+    assert (answer.type, answer.role, block.type, block.text) == ("message", "assistant", "text", "2 + 3 = 5")
+    assert (answer.stop_reason, answer.stop_sequence) == ("end_turn", None) and answer.id.startswith("msg_")
+    assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens > 0 and answer.usage.output_tokens > 0
+    assert answer._request_id and answer.id == f"msg_{answer._request_id}"
+
+
+def system_of_several_blocks(call: Call) -> None:
+    cached = {"type": "ephemeral"}
+    system = [{"type": "text", "text": "Be short.", "cache_control": cached}, {"type": "text", "text": "Be kind."}]
+    assert call(CREATE, system=system, metadata={"user_id": "a"}, **OPTIONS).content[0].text
+
+
+def stream_is_the_answer_in_parts(call: Call) -> None:
+    whole = call(CREATE, **OPTIONS)
+    events = call(CREATE, stream=True, **OPTIONS)
+    texts = [event.delta.text for event in events if event.type == "content_block_delta"]
+    assert "".join(texts) == whole.content[0].text and len(texts) > 1
+    assert [events[0].type, events[-1].type] == ["message_start", "message_stop"]
+    assert events[-2].delta.stop_reason == whole.stop_reason
+    assert events[-2].usage.output_tokens == whole.usage.output_tokens
+
+
+def stops(call: Call) -> None:
+    text = call(CREATE, **OPTIONS).content[0].text
+    answer = call(CREATE, stop_sequences=["no such", text[2:4]], **OPTIONS)
+    assert (answer.content[0].text, answer.stop_reason, answer.stop_sequence) == (
+        text[:2],
+        "stop_sequence",
+        text[2:4],
+    )
+    cut = call(CREATE, **OPTIONS | {"max_tokens": 1})
+    assert (cut.stop_reason, cut.usage.output_tokens) == ("max_tokens", 1)
+
+
+def count_is_that_of_the_prompt(call: Call) -> None:
+    usage = call(CREATE, **OPTIONS).usage
+    counted = call(COUNT, model=MODEL, messages=MESSAGES).input_tokens
+    assert counted == usage.input_tokens + usage.cache_read_input_tokens
+    assert call(COUNT, model=MODEL, messages=MESSAGES, system="Be short.").input_tokens > counted
+
+
+def round_trip_of_a_tool(call: Call) -> None:
+    turns = [*MESSAGES, {"role": "assistant", "content": [CALL]}, {"role": "user", "content": [RESULT]}]
+    assert call(CREATE, **OPTIONS | {"messages": turns}).content
+    assert call("beta.messages.create", betas=["a-feature"], **OPTIONS | {"messages": turns}).content
+
+
+def errors_of_the_server(call: Call) -> None:
+    for stream in (False, True):
+        try:
+            call(CREATE, stream=stream, **OPTIONS | {"extra_body": {"frequency_penalty": 3.0}})
+        except anthropic.BadRequestError as error:
+            assert "`frequency_penalty`" in str(error) and error.request_id, error
+            assert error.body["error"]["type"] == "invalid_request_error"
+        else:
+            raise AssertionError("no BadRequestError")
+    try:
+        call(CREATE, **OPTIONS | {"messages": [{"role": "user", "content": "word " * 5000}]})
+    except anthropic.BadRequestError as error:
+        assert "prompt is too long" in str(error)
+    else:
+        raise AssertionError("no BadRequestError")
+
+
+def stream_helper(client: anthropic.Anthropic) -> None:
+    with client.messages.stream(**OPTIONS) as stream:
+        texts = list(stream.text_stream)
+        final = stream.get_final_message()
+    assert "".join(texts) == final.content[0].text == "2 + 3 = 5"
+    assert final.stop_reason == "end_turn" and final.usage.output_tokens > 0
+
+
+CHECKS = [
+    message,
+    system_of_several_blocks,
+    stream_is_the_answer_in_parts,
+    stops,
+    count_is_that_of_the_prompt,
+    round_trip_of_a_tool,
+    errors_of_the_server,
+]
+
+
+def main(url: str) -> None:
+    checks = Checks(f"anthropic {anthropic.__version__}")
+    options = {"base_url": url, "api_key": "-", "max_retries": 0, "timeout": 60}
+    for kind, call in (
+        ("sync", sync_call(lambda: anthropic.Anthropic(**options))),
+        ("async", async_call(lambda: anthropic.AsyncAnthropic(**options))),
+    ):
+        for check in CHECKS:
+            checks.run(f"{check.__name__} ({kind})", partial(check, call))
+    checks.run("stream_helper", partial(stream_helper, anthropic.Anthropic(**options)))
+    checks.exit()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

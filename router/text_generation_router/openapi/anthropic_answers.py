@@ -1,0 +1,214 @@
+"""The answers of Anthropic's routes, as the OpenAPI document describes them."""
+
+from typing import Any, Literal
+
+from text_generation_router.openapi.native_answers import AnswerJson, Count
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+
+
+class MessageUsageJson(AnswerJson):
+    """Numbers of tokens."""
+
+    input_tokens: Count
+    """Tokens of the prompt, without those of `cache_read_input_tokens`."""
+    cache_creation_input_tokens: Count
+    """Always 0: what the prefix cache takes is not counted."""
+    cache_read_input_tokens: Count
+    """Tokens of the prompt that the prefix cache had."""
+    output_tokens: Count
+    """Generated tokens."""
+
+
+class AnsweredTextJson(AnswerJson):
+    """A text."""
+
+    type: Literal["text"]
+    """The kind of block."""
+    text: str
+    """The text."""
+
+
+class AnsweredThinkingJson(AnswerJson):
+    """What the model has written for itself."""
+
+    type: Literal["thinking"]
+    """The kind of block."""
+    thinking: str
+    """The text."""
+    signature: Literal[""]
+    """Always empty: this server signs nothing."""
+
+
+class AnsweredToolUseJson(AnswerJson):
+    """A call of a tool."""
+
+    type: Literal["tool_use"]
+    """The kind of block."""
+    id: str
+    """The name by which the result refers to this call."""
+    name: str
+    """The tool's name."""
+    input: dict[str, Any]
+    """The arguments."""
+
+
+AnsweredBlockJson = AnsweredTextJson | AnsweredThinkingJson | AnsweredToolUseJson
+
+
+class AnsweredMessageJson(AnswerJson):
+    """The model's message."""
+
+    id: str
+    """The request's id, behind `msg_`."""
+    type: Literal["message"]
+    """The kind of answer."""
+    role: Literal["assistant"]
+    """The sender."""
+    model: str
+    """The served model."""
+    content: list[AnsweredBlockJson]
+    """The blocks, in order; empty in the first event of a stream."""
+    stop_reason: StopReason | None
+    """Why the text ended; null in the first event of a stream."""
+    stop_sequence: str | None
+    """The stop sequence that ended the text."""
+    usage: MessageUsageJson
+    """The tokens of the request."""
+
+
+class MessageStartJson(AnswerJson):
+    """The first event of a stream."""
+
+    type: Literal["message_start"]
+    """The kind of event."""
+    message: AnsweredMessageJson
+    """The message without its content."""
+
+
+class BlockStartJson(AnswerJson):
+    """A block begins."""
+
+    type: Literal["content_block_start"]
+    """The kind of event."""
+    index: Count
+    """Number of the block."""
+    content_block: AnsweredBlockJson
+    """The block, as yet without text."""
+
+
+class TextDeltaJson(AnswerJson):
+    """The next part of a text."""
+
+    type: Literal["text_delta"]
+    """The kind of part."""
+    text: str
+    """The part."""
+
+
+class ThinkingDeltaJson(AnswerJson):
+    """The next part of the model's thinking."""
+
+    type: Literal["thinking_delta"]
+    """The kind of part."""
+    thinking: str
+    """The part."""
+
+
+class SignatureDeltaJson(AnswerJson):
+    """Ends the model's thinking."""
+
+    type: Literal["signature_delta"]
+    """The kind of part."""
+    signature: Literal[""]
+    """Always empty."""
+
+
+class InputDeltaJson(AnswerJson):
+    """The next part of a call's arguments."""
+
+    type: Literal["input_json_delta"]
+    """The kind of part."""
+    partial_json: str
+    """The part; all parts together are a JSON object."""
+
+
+class BlockDeltaJson(AnswerJson):
+    """A block goes on."""
+
+    type: Literal["content_block_delta"]
+    """The kind of event."""
+    index: Count
+    """Number of the block."""
+    delta: TextDeltaJson | ThinkingDeltaJson | SignatureDeltaJson | InputDeltaJson
+    """What is added."""
+
+
+class BlockStopJson(AnswerJson):
+    """A block is complete."""
+
+    type: Literal["content_block_stop"]
+    """The kind of event."""
+    index: Count
+    """Number of the block."""
+
+
+class MessageEndJson(AnswerJson):
+    """Why a message ended."""
+
+    stop_reason: StopReason
+    """Why the text ended."""
+    stop_sequence: str | None
+    """The stop sequence that ended the text."""
+
+
+class MessageDeltaJson(AnswerJson):
+    """The message is complete."""
+
+    type: Literal["message_delta"]
+    """The kind of event."""
+    delta: MessageEndJson
+    """Why the message ended."""
+    usage: MessageUsageJson
+    """The tokens of the request."""
+
+
+class MessageStopJson(AnswerJson):
+    """The last event of a stream."""
+
+    type: Literal["message_stop"]
+    """The kind of event."""
+
+
+MessageEventJson = (
+    MessageStartJson | BlockStartJson | BlockDeltaJson | BlockStopJson | MessageDeltaJson | MessageStopJson
+)
+
+
+class CountedTokensJson(AnswerJson):
+    """The length of a prompt."""
+
+    input_tokens: Count
+    """Number of tokens."""
+
+
+class AnthropicToldJson(AnswerJson):
+    """What is wrong."""
+
+    type: str
+    """Anthropic's kind of error, such as `invalid_request_error`."""
+    message: str
+    """What is wrong, why, and what to do."""
+
+
+class AnthropicErrorJson(AnswerJson):
+    """An error of Anthropic's routes; in a stream, an event."""
+
+    type: Literal["error"]
+    """The kind of answer."""
+    error: AnthropicToldJson
+    """The error as Anthropic's clients read it."""
+    request_id: str
+    """The id of the request."""
+    error_type: str
+    """The kind of error, as TGI names it."""
