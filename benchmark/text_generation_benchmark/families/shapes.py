@@ -27,6 +27,7 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
     },
     "BLOOM-560m": {
         "model_type": "bloom", "hidden_size": 1024, "n_layer": 24, "n_head": 16, "vocab_size": 250880,
+        "seq_length": 4096,
     },
     # 0.91 billion parameters, of which a token uses 0.33 billion.
     "Qwen3-MoE-0.9B": {
