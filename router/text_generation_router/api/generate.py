@@ -153,7 +153,7 @@ class EventEncoder:
 
     def __call__(self, event: TokenEvent) -> bytes:
         self._index += 1
-        token, _, top_tokens, finish = event
+        token, _, top_tokens, finish, _ = event
         if token is None or top_tokens or finish is not None:
             return to_event(event_json(self._index, event, self._asked, self._prompt_tokens, self._full_text))
         special = b"true" if token.special else b"false"

@@ -11,6 +11,7 @@ from text_generation_router.api.permits import Permit
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.metrics import Metrics
 from text_generation_router.text.events import Finish, Token, TokenEvent
+from text_generation_router.text.pieces import Piece, PieceReader, merged, read
 from text_generation_router.text.prompt_rows import PromptRows
 from text_generation_router.tracing import Course, GenerationTrace
 
@@ -42,6 +43,8 @@ class Result:
     timing: Timing
     prompt: PromptRows | None = None  # set if log-probabilities of the prompt were asked for
     input_ids: tuple[int, ...] = ()
+    pieces: tuple[Piece, ...] = ()  # the text divided into pieces, if it is; neighbours of one kind are one piece
+    is_divided: bool = False  # whether the text is divided into pieces
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -64,6 +67,7 @@ class Generation:
     prompt_characters: int
     started_s: float  # time.perf_counter when the HTTP request was received
     input_ids: tuple[int, ...] = ()  # the prompt's, if the answer repeats them
+    reader: PieceReader | None = None  # None: the text is not divided into pieces
     # time.perf_counter when the engine has accepted the request
     queued_s: float = field(default_factory=time.perf_counter)
     timing: Timing | None = None  # None until the generation has finished
@@ -151,13 +155,17 @@ class Generation:
 
     async def collect(self) -> Result:
         tokens, top_tokens, finish = [], [], None
+        pieces: list[Piece] = []
         async for event in self:
             if event.token is not None:
                 tokens.append(event.token)
                 top_tokens.append(event.top_tokens)
+            if self.reader is not None:
+                pieces += read(self.reader, event)
             finish = event.finish
         assert finish is not None and self.timing is not None
-        return Result(tuple(tokens), tuple(top_tokens), finish, self.timing, self.prompt, self.input_ids)
+        known = self.prompt, self.input_ids, merged(pieces), self.reader is not None
+        return Result(tuple(tokens), tuple(top_tokens), finish, self.timing, *known)
 
 
 def close_all(generations: Sequence[Generation]) -> None:

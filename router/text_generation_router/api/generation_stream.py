@@ -224,8 +224,9 @@ class GenerationStream:
         events, encoded = self._events, []
         try:
             while events and events[0].finish is None:
-                if event := encode(self._next_event()):  # some tokens add nothing that is told
-                    encoded.append(event)
+                # Nothing is sent for an event whose text is held back: an empty chunk would end the response.
+                if chunk := encode(self._next_event()):
+                    encoded.append(chunk)
             if encoded:
                 writer.write(encoded)
         except Exception as error:  # no task awaits this call, so the reader has to tell the client

@@ -119,6 +119,7 @@ class Inference:
             prompt_tokens=len(request.input_ids),
             prompt_characters=len(prompt.inputs),
             input_ids=request.input_ids if prompt.parameters.returns_ids else (),
+            reader=prompt.reader() if prompt.reader is not None else None,
             started_s=started_s,
             trace=self._tracer.begin(request) if self._tracer is not None else None,
         )

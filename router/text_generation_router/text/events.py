@@ -39,6 +39,13 @@ class Finish:
     stop: str | None = None  # the stop string that ended a text which is cut off before it
 
 
+class Part(NamedTuple):
+    """A part of a text that is divided into pieces (pieces.py)."""
+
+    text: str
+    special: bool  # whether it is the text of a special token, and no text that ordinary tokens spell
+
+
 class TokenEvent(NamedTuple):
     """The event of one generated token. The last event of a request has `finish`. It has no token if the reason is
     DEADLINE, or if no token was wanted.
@@ -50,3 +57,4 @@ class TokenEvent(NamedTuple):
     text: str
     top_tokens: tuple[Token, ...] = ()
     finish: Finish | None = None
+    parts: tuple[Part, ...] = ()  # the parts of `text`, if the text has markers (`TextRules`)

@@ -2,34 +2,41 @@
 while it is made.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from text_generation_router.text.events import TokenEvent
 
 
-class Text(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Text:
     """Text of the answer itself."""
 
     text: str
 
 
-class Reasoning(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Reasoning:
     """Text that the model has written for itself before its answer."""
 
     text: str
 
 
-class CallStart(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CallStart:
     """A call of a tool begins; `CallArguments` of the same index follow."""
 
-    index: int  # type: ignore[assignment]  # 0 for the answer's first call
+    index: int  # 0 for the answer's first call
     name: str
     id: str | None = None  # as the model has written it; None: the format has no ids
 
 
-class CallArguments(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CallArguments:
     """The next part of a call's arguments. All parts together are one JSON object."""
 
-    index: int  # type: ignore[assignment]
+    index: int
     text: str
 
 
@@ -57,3 +64,25 @@ class PlainReader:
 
     def finish(self) -> Sequence[Piece]:
         return ()
+
+
+def read(reader: PieceReader, event: TokenEvent) -> list[Piece]:
+    """The pieces that are certain with an event of a text that has markers (`TextRules`)."""
+    pieces = [piece for part in event.parts for piece in reader.push(part.text, part.special)]
+    return pieces if event.finish is None else [*pieces, *reader.finish()]
+
+
+def merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """The pieces of a whole text: neighbours of one kind, and all arguments of one call, become one piece."""
+    whole: list[Piece] = []
+    for piece in pieces:
+        last = whole[-1] if whole else None
+        if isinstance(last, Text) and isinstance(piece, Text):
+            whole[-1] = Text(last.text + piece.text)
+        elif isinstance(last, Reasoning) and isinstance(piece, Reasoning):
+            whole[-1] = Reasoning(last.text + piece.text)
+        elif isinstance(last, CallArguments) and isinstance(piece, CallArguments) and last.index == piece.index:
+            whole[-1] = CallArguments(last.index, last.text + piece.text)
+        else:
+            whole.append(piece)
+    return tuple(whole)

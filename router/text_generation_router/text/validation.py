@@ -12,6 +12,7 @@ from text_generation_router.errors import TooLongError, ValidationError
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.output import TextRules
+from text_generation_router.text.pieces import PieceReader
 from text_generation_router.text.token_choice import Check, choice_checks, ids_of_bad_words, list_checks
 from text_generation_router.text.tokenization import TextTokenizer
 
@@ -55,12 +56,13 @@ class AskedParameters:
     keeps_last: bool = True  # whether `truncate` keeps the last tokens of the prompt, and not the first
     keeps_stop: bool = True  # see TextRules
     skips_special: bool = True
+    markers: frozenset[str] | None = None
     returns_ids: bool = False  # whether the answer has the prompt's token ids
     max_top_n_tokens: int | None = None  # the route's own limit, where it has one
 
     @property
     def text_rules(self) -> TextRules:
-        return TextRules(self.stop, self.keeps_stop, self.skips_special)
+        return TextRules(self.stop, self.keeps_stop, self.skips_special, self.markers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class Prompt:
     ids: tuple[int, ...] | None = None  # the tokens, if the client sent tokens and no text
     copies: int = 1  # number of generations
     names: Mapping[str, str] = field(default_factory=dict)  # what the route calls a field that TGI calls otherwise
+    reader: Callable[[], PieceReader] | None = None  # makes a reader for each text; None: texts are not divided
 
 
 # As in TGI, of the tokens that a request asks for at most this many must fit behind its prompt.

@@ -142,3 +142,43 @@ def test_the_token_that_completes_a_grammar_is_not_cut_off(vocabulary, is_text):
     output.push(A, -1.0, (), None, 1.0)
     last = output.push(B, -1.0, (), FinishReason.EOS_TOKEN, 1.0, is_text)
     assert (last.finish.reason, last.finish.generated_text) == (FinishReason.EOS_TOKEN, "ab" if is_text else "a")
+
+
+MARKER, OTHER = EOS + 1, EOS + 2
+
+
+@pytest.fixture(scope="module")
+def marked_vocabulary() -> Vocabulary:
+    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(ALPHABET)}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("</s>", "<call>", "<other>")])
+    return Vocabulary.of(tokenizer)
+
+
+def divided(vocabulary: Vocabulary, *token_ids: int, stop: tuple[str, ...] = (), skips_special: bool = True):
+    rules = TextRules(stop, keeps_stop=False, skips_special=skips_special, markers=frozenset({"<call>"}))
+    output = TextOutput(vocabulary, GenerationRequest((1, 2, 3), 9), rules)
+    events = push(output, *token_ids, reason=FinishReason.LENGTH)
+    assert "".join(part.text for event in events for part in event.parts) == events[-1].finish.generated_text
+    return [tuple(part) for event in events for part in event.parts]
+
+
+def test_a_marker_is_a_part_of_its_own_and_other_special_tokens_are_skipped(marked_vocabulary):
+    assert divided(marked_vocabulary, A, E_ACUTE[0], MARKER, OTHER, B) == [
+        ("a", False),
+        ("\ufffd", False),
+        ("<call>", True),
+        ("b", False),
+    ]
+
+
+def test_a_spelled_marker_is_not_special_and_all_special_tokens_can_be_kept(marked_vocabulary):
+    spelled = [ALPHABET.index(char) for char in "<call>"]
+    parts = divided(marked_vocabulary, *spelled, MARKER, OTHER, skips_special=False)
+    assert parts == [*((char, False) for char in "<call>"), ("<call>", True), ("<other>", True)]
+
+
+def test_a_marker_that_a_stop_string_held_back_is_still_special(marked_vocabulary):
+    parts = divided(marked_vocabulary, A, MARKER, B, stop=("a<call>a",))
+    assert parts == [("a", False), ("<call>", True), ("b", False)]
+    assert divided(marked_vocabulary, B, A, MARKER, A, stop=("a<call>a",)) == [("b", False)]

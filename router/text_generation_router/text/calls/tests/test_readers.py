@@ -12,7 +12,7 @@ from text_generation_router.text.calls.reader import AnswerReader
 from text_generation_router.text.calls.reading import Reading
 from text_generation_router.text.calls.reasoning import REASONING_FORMATS
 from text_generation_router.text.calls.tests.call_texts import CALL_TEXTS, TOOLS, CallText
-from text_generation_router.text.pieces import CallArguments, CallStart, Piece, Reasoning, Text
+from text_generation_router.text.pieces import CallArguments, CallStart, Piece, Reasoning, Text, merged
 
 Part = tuple[str, bool]  # a text, and whether it ends with a special token
 
@@ -27,24 +27,11 @@ def markers(case: CallText) -> list[str]:
     return [*CALL_FORMATS[case.format].markers, *REASONING_FORMATS[case.reasoning_format].markers]
 
 
-def merged(pieces: Iterable[Piece]) -> list[Piece]:
-    joined: list[Piece] = []
-    for piece in pieces:
-        last = joined[-1] if joined else None
-        if isinstance(piece, Text | Reasoning) and type(last) is type(piece):
-            joined[-1] = piece._replace(text=last.text + piece.text)  # type: ignore[union-attr]
-        elif isinstance(piece, CallArguments) and isinstance(last, CallArguments) and last.index == piece.index:
-            joined[-1] = piece._replace(text=last.text + piece.text)
-        else:
-            joined.append(piece)
-    return joined
-
-
 def read(reader: AnswerReader, parts: Iterable[Part]) -> list[Piece]:
     pieces: list[Piece] = []
     for text, special in parts:
         pieces += reader.push(text, special)
-    return merged([*pieces, *reader.finish()])
+    return list(merged([*pieces, *reader.finish()]))
 
 
 def read_case(case: CallText, parts: Iterable[Part]) -> list[Piece]:
