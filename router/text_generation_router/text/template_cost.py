@@ -2,7 +2,7 @@
 
 Only the syntax of common templates is known here; a template with any other syntax has no bound. The unit of cost is
 the number of characters of the chat and the template together. Each expression has a size: the most units that its
-value can take for any chat. The size is also the cost of the expression.
+value can take for any plain chat (`Conversation.is_plain`). The size is also the cost of the expression.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +19,10 @@ from text_generation_router.text.template_nodes import (
     is_loop,
     is_method,
     is_number,
+    names_set_in,
 )
 from text_generation_router.text.template_variables import (
+    ABSENT,
     MAX_KEPT,
     TEXT_FILTERS,
     TemplateVariables,
@@ -73,7 +75,7 @@ class Cost:
 
 
 def cost_of(template: nodes.Template) -> Cost | None:
-    walk = _Walk()
+    walk = _Walk(TemplateVariables(absent=ABSENT - names_set_in(template)))
     try:
         walk.statements(template.body)
     except UnboundedError:
@@ -82,10 +84,10 @@ def cost_of(template: nodes.Template) -> Cost | None:
 
 
 class _Walk:
-    def __init__(self) -> None:
+    def __init__(self, variables: TemplateVariables) -> None:
         self.by_depth = [0] * (MAX_DEPTH + 1)
         self._depth = 0
-        self._variables = TemplateVariables()
+        self._variables = variables
         self._statements: Mapping[type[nodes.Node], Callable[..., None]] = {
             nodes.Output: self._output,
             nodes.If: self._if,
@@ -132,7 +134,9 @@ class _Walk:
 
     def _if(self, node: nodes.If) -> None:
         self.size(node.test)
-        for body in (node.body, node.elif_, node.else_):
+        if not self._variables.is_absent(node.test):
+            self.statements(node.body)
+        for body in (node.elif_, node.else_):
             self.statements(body)
 
     def _for(self, node: nodes.For) -> None:

@@ -38,3 +38,10 @@ def is_call_of(node: nodes.Node, name: str) -> bool:
 
 def has_arguments(node: nodes.Filter | nodes.Test) -> bool:
     return bool(node.args or node.kwargs or node.dyn_args or node.dyn_kwargs)
+
+
+def names_set_in(template: nodes.Template) -> set[str]:
+    """Names of all variables that the template itself sets, in any way."""
+    return {name.name for name in template.find_all(nodes.Name) if name.ctx != "load"} | {
+        name.name for name in template.find_all(nodes.NSRef)
+    }

@@ -18,6 +18,9 @@ RESERVED = {"loop", "raise_exception", "namespace", "range", "lipsum", "dict", "
     "super",
     "caller",
 }
+# Variables that are None in a plain chat, and the only fields of its messages.
+ABSENT = frozenset({"tools"})
+FIELDS = {"role", "content"}
 
 
 class UnboundedError(Exception):
@@ -25,7 +28,9 @@ class UnboundedError(Exception):
 
 
 class TemplateVariables:
-    def __init__(self) -> None:
+    def __init__(self, absent: frozenset[str]) -> None:
+        """`absent`: variables that are certainly None or undefined."""
+        self._absent = absent
         # Size of each variable's value in units; a variable that is missing here has the size of one unit.
         self._sizes: dict[str, int] = {}
         self._messages = {"messages"}  # variables whose every value is a list of messages
@@ -84,6 +89,14 @@ class TemplateVariables:
         if isinstance(node, nodes.Filter):
             return node.name in TEXT_FILTERS
         return isinstance(node, nodes.Getattr | nodes.Getitem) and self.is_message(node.node)
+
+    def is_absent(self, node: nodes.Node) -> bool:
+        """Whether the value is certainly false in a plain chat: tools, calls of tools, and the like."""
+        if isinstance(node, nodes.And):
+            return self.is_absent(node.left) or self.is_absent(node.right)
+        if isinstance(node, nodes.Getattr):
+            return self.is_message(node.node) and node.attr not in FIELDS
+        return isinstance(node, nodes.Name) and node.name in self._absent
 
     def is_from_namespace(self, node: nodes.Node) -> bool:
         names = [node, *node.find_all(nodes.Name)]

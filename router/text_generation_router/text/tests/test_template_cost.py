@@ -66,6 +66,34 @@ def test_a_template_with_unknown_syntax_has_no_bound(source):
     assert cost(source) is None
 
 
+LOOPS_OVER_WORDS = "{% for word in messages[0].content.split() %}{% endfor %}"  # has no bound
+
+
+@pytest.mark.parametrize("test", ["tools", "tools and x", "messages[0].tool_calls", "x and messages[-1].name"])
+def test_branches_for_what_no_plain_chat_has_cost_nothing(test):
+    assert cost(f"{{% if {test} %}}{LOOPS_OVER_WORDS}{{% endif %}}") is not None
+    assert cost(f"{{% if {test} %}}{{% else %}}{LOOPS_OVER_WORDS}{{% endif %}}") is None
+    assert cost(f"{{% if {test} %}}{{% elif x %}}{LOOPS_OVER_WORDS}{{% endif %}}") is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if tools or x %}?{% endif %}",
+        "{% if not tools %}?{% endif %}",
+        "{% if messages[0].content %}?{% endif %}",
+        "{% if x.tool_calls %}?{% endif %}",
+        "{% set tools = 'x' %}{% if tools %}?{% endif %}",
+        "{% for m in messages %}{% if tools %}?{% endif %}{% set tools = m %}{% endfor %}",
+        "{% for tools in messages %}{% if tools %}?{% endif %}{% endfor %}",
+        "{% set tools = namespace() %}{% set tools.x = 1 %}{% if tools %}?{% endif %}",
+    ],
+)
+def test_a_branch_that_a_plain_chat_may_take_is_counted(source):
+    assert cost(source.replace("?", "")) is not None
+    assert cost(source.replace("?", LOOPS_OVER_WORDS)) is None
+
+
 def test_doubling_is_counted():
     assert cost("{% set a = 'x' %}" + "{% set a = a + a %}" * 40).of(1, 1) > 2**40
 
