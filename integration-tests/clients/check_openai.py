@@ -93,6 +93,54 @@ def completion_stream(call: Call) -> None:
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
 
 
+RESPONSE = "responses.create"
+LOGPROBS = "message.output_text.logprobs"
+ASKED = {"model": MODEL, "input": MESSAGES, "max_output_tokens": 24, "temperature": 0}
+
+
+def response(call: Call) -> None:
+    answer = call(RESPONSE, **ASKED)
+    assert (answer.output_text, answer.status, answer.object) == ("2 + 3 = 5", "completed", "response")
+    assert answer.id.startswith("resp_") and answer.output[0].id.startswith("msg_") and answer.error is None
+    usage = answer.usage
+    assert usage.input_tokens > 0 and usage.total_tokens == usage.input_tokens + usage.output_tokens
+    cut = call(RESPONSE, **ASKED | {"max_output_tokens": 1})
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert call(RESPONSE, **ASKED | {"input": MESSAGES[0]["content"]}).output_text == answer.output_text
+    assert call(RESPONSE, instructions="Be short.", metadata={"a": "b"}, **ASKED).metadata == {"a": "b"}
+
+
+def response_stream(call: Call) -> None:
+    whole = call(RESPONSE, include=[LOGPROBS], top_logprobs=2, **ASKED)
+    events = call(RESPONSE, include=[LOGPROBS], top_logprobs=2, stream=True, **ASKED)
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert "".join(event.delta for event in deltas) == whole.output_text and len(deltas) > 1
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.type for event in events[:3]] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+    ]
+    last = events[-1]
+    assert last.type == "response.completed" and last.response.output_text == whole.output_text
+    assert len(last.response.output[0].content[0].logprobs) == last.response.usage.output_tokens
+    assert last.response.usage.output_tokens == whole.usage.output_tokens
+
+
+def responses_go_on(call: Call) -> None:
+    """A conversation is continued with the items of an answer, and with a call and its result."""
+    first = call(RESPONSE, **ASKED)
+    given = [*MESSAGES, *(item.model_dump(exclude_none=True) for item in first.output), *MESSAGES]
+    assert call(RESPONSE, **ASKED | {"input": given}).output_text
+    result = [
+        {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"a": 2, "b": 3}'},
+        {"type": "function_call_output", "call_id": "call_1", "output": "5"},
+    ]
+    assert call(RESPONSE, **ASKED | {"input": [*MESSAGES, *result]}).usage.input_tokens > first.usage.input_tokens
+    refused("previous_response_id", partial(call, RESPONSE, previous_response_id=first.id, **ASKED))
+    refused("frequency_penalty", partial(call, RESPONSE, extra_body={"frequency_penalty": 3.0}, **ASKED))
+
+
 def refused(text: str, action: Callable[[], object]) -> None:
     """Checks that `action` is refused, and that what the client prints names the field."""
     try:
@@ -153,6 +201,9 @@ CHECKS = [
     errors_of_the_server,
     too_long_prompts_have_a_code,
     unknown_route,
+    response,
+    response_stream,
+    responses_go_on,
 ]
 
 
@@ -161,6 +212,13 @@ def stream_helper(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(model=MODEL, messages=MESSAGES, temperature=0) as stream:
         message = stream.get_final_completion().choices[0].message
     assert message.role == "assistant" and message.content
+
+
+def response_stream_helper(client: openai.OpenAI) -> None:
+    with client.responses.stream(**ASKED) as stream:
+        texts = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert "".join(texts) == final.output_text == "2 + 3 = 5" and final.status == "completed"
 
 
 def main(url: str) -> None:
@@ -173,6 +231,7 @@ def main(url: str) -> None:
         for check in CHECKS:
             checks.run(f"{check.__name__} ({kind})", partial(check, call))
     checks.run("stream_helper", partial(stream_helper, openai.OpenAI(**options)))
+    checks.run("response_stream_helper", partial(response_stream_helper, openai.OpenAI(**options)))
     checks.exit()
 
 

@@ -11,6 +11,7 @@ from text_generation_router.api.chat import ChatRoutes
 from text_generation_router.api.clouds import CloudRoutes
 from text_generation_router.api.completions import CompletionRoutes
 from text_generation_router.api.generate import GenerateRoutes
+from text_generation_router.api.responses import ResponsesRoutes
 from text_generation_router.api.service import ServiceRoutes
 from text_generation_router.api.services import Services
 from text_generation_router.api.texts import TextRoutes
@@ -48,6 +49,7 @@ def create_app(services: Services) -> FastAPI:
     completions, chats = CompletionRoutes(services), ChatRoutes(services)
     add_post(app, "/v1/completions", completions.completions)
     add_post(app, "/v1/chat/completions", chats.chat_completions)
+    add_post(app, "/v1/responses", ResponsesRoutes(services).responses)
     messages = MessagesRoutes(services)
     add_post(app, "/v1/messages", messages.messages)
     add_post(app, "/v1/messages/count_tokens", messages.count_tokens)

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import orjson
 import pydantic
 
-from text_generation_router.api import anthropic_fields, known_fields
+from text_generation_router.api import anthropic_fields, known_fields, responses_fields
 from text_generation_router.api.anthropic_schemas import (
     CountOptions,
     CountTokensRequest,
@@ -24,6 +24,7 @@ from text_generation_router.api.anthropic_schemas import (
 from text_generation_router.api.cloud_schemas import VertexRequest
 from text_generation_router.api.contract import Contract
 from text_generation_router.api.fields import Body, ListLimits
+from text_generation_router.api.responses_schemas import RenderedResponses, ResponsesOptions, ResponsesRequest
 from text_generation_router.api.schemas import CompatGenerateRequest, DetokenizeRequest, GenerateRequest
 from text_generation_router.api.surveys import (
     survey_chat,
@@ -33,6 +34,7 @@ from text_generation_router.api.surveys import (
     survey_detokenize,
     survey_generate,
     survey_messages,
+    survey_responses,
     survey_tokenize,
 )
 from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest, CompletionRequest, RenderedChat
@@ -125,6 +127,9 @@ MESSAGES: Question[MessagesOptions] = _question(
 )
 COUNT_TOKENS: Question[CountOptions] = _question(
     CountTokensRequest, "count_tokens", survey_count_tokens, anthropic_fields.COUNT_TOKENS, RenderedCount
+)
+RESPONSES: Question[ResponsesOptions] = _question(
+    ResponsesRequest, "responses", survey_responses, responses_fields.RESPONSES, RenderedResponses
 )
 
 # The body's own field decides which question it answers.

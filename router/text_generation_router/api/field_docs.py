@@ -6,20 +6,21 @@ python -m text_generation_router.api.field_docs docs/fields.md
 import sys
 from pathlib import Path
 
-from text_generation_router.api import anthropic_fields, known_fields
+from text_generation_router.api import anthropic_fields, known_fields, responses_fields
 from text_generation_router.api.contract import Contract, Refused, Renamed
 
 COLUMNS: dict[str, Contract] = {
     "native": known_fields.PARAMETERS,
     "completions": known_fields.COMPLETION,
     "chat": known_fields.CHAT,
+    "responses": responses_fields.RESPONSES,
     "messages": anthropic_fields.MESSAGES,
 }
 HEAD = """# Fields of requests
 
 Every field that the server knows, by route: *native* is `parameters` of `/generate`, `/generate_stream` and `/`;
-*completions* is `/v1/completions`; *chat* is `/v1/chat/completions`; *messages* is `/v1/messages`. [api.md](api.md) has
-the others.
+*completions* is `/v1/completions`; *chat* is `/v1/chat/completions`; *responses* is `/v1/responses`;
+*messages* is `/v1/messages`. [api.md](api.md) has the others.
 
 - **yes**: the field has its effect.
 - **no**: the field would change the answer, and is refused by its name. `null` is never refused, nor are the values

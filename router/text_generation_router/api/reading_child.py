@@ -22,6 +22,7 @@ from text_generation_router.api.asking import (
     INVOCATION,
     INVOKED,
     MESSAGES,
+    RESPONSES,
     TOKENIZE,
     VERTEX,
     Question,
@@ -31,6 +32,7 @@ from text_generation_router.api.asking import (
     parse,
 )
 from text_generation_router.api.fields import Body, ListLimits
+from text_generation_router.api.responses_chat import chat_of as chat_of_response
 from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest
 from text_generation_router.errors import (
     InferenceError,
@@ -112,6 +114,7 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
     dumps: dict[str, Dump] = {question.name: _dump_of(question) for question in questions}
     dumps[CHAT.name] = rendering(CHAT, lambda asked: asked, {"messages"})
     dumps[MESSAGES.name] = rendering(MESSAGES, chat_of_messages, {"system", "messages"})
+    dumps[RESPONSES.name] = rendering(RESPONSES, chat_of_response, {"instructions", "input"})
     dumps[COUNT_TOKENS.name] = rendering(COUNT_TOKENS, counted_chat_of, {"system", "messages"})
 
     def invocation(value: dict[str, Any], limits: ListLimits) -> Dumped:

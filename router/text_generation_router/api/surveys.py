@@ -6,7 +6,7 @@ Each function returns the paths of the unknown fields, and raises a ValidationEr
 from collections.abc import Iterator
 from typing import Any
 
-from text_generation_router.api import anthropic_fields, known_fields
+from text_generation_router.api import anthropic_fields, known_fields, responses_fields
 from text_generation_router.api.contract import MAX_NAMES, Contract
 from text_generation_router.errors import SuffixError
 
@@ -59,6 +59,17 @@ def survey_messages(value: Value) -> tuple[str, ...]:
 
 def survey_count_tokens(value: Value) -> tuple[str, ...]:
     return *_survey(value, anthropic_fields.COUNT_TOKENS), *_turns(value)
+
+
+def survey_responses(value: Value) -> tuple[str, ...]:
+    unknown = [*_survey(value, responses_fields.RESPONSES), *_stream_options(value)]
+    unknown += _survey(_object(value.get("text")), responses_fields.TEXT, "text.")
+    unknown += _survey(_object(value.get("reasoning")), responses_fields.REASONING, "reasoning.")
+    for where, item in _objects(value.get("input"), "input"):
+        kind = item.get("type", "message")
+        contract = responses_fields.ITEMS.get(kind) if isinstance(kind, str) else None
+        unknown += () if contract is None else _survey(item, contract, where)
+    return tuple(unknown[:MAX_NAMES])
 
 
 def _turns(value: Value) -> tuple[str, ...]:

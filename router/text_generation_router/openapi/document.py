@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from text_generation_router.api import anthropic_fields, known_fields
+from text_generation_router.api import anthropic_fields, known_fields, responses_fields
 from text_generation_router.api.contract import Contract, Refused, Renamed, Rule
 from text_generation_router.openapi.anthropic_answers import AnthropicErrorJson
 from text_generation_router.openapi.native_answers import ErrorJson
@@ -20,6 +20,11 @@ CONTRACTS: dict[str, Contract] = {
     "ChatRequest": known_fields.CHAT,
     "MessageBody": known_fields.MESSAGE,
     "StreamOptions": known_fields.STREAM_OPTIONS,
+    "ResponsesRequest": responses_fields.RESPONSES,
+    "TextConfig": responses_fields.TEXT,
+    "ReasoningConfig": responses_fields.REASONING,
+    "FunctionCallItem": responses_fields.ITEMS["function_call"],
+    "FunctionResultItem": responses_fields.ITEMS["function_call_output"],
     "MessagesRequest": anthropic_fields.MESSAGES,
     "CountTokensRequest": anthropic_fields.COUNT_TOKENS,
     "ToolUseBlock": anthropic_fields.BLOCKS["tool_use"],

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from text_generation_router.api.anthropic_schemas import CountTokensRequest, MessagesRequest
+from text_generation_router.api.responses_schemas import ResponsesRequest
 from text_generation_router.api.schemas import CompatGenerateRequest, DetokenizeRequest, GenerateRequest
 from text_generation_router.api.v1_schemas import ChatRequest, CompletionRequest
 from text_generation_router.openapi import failures
@@ -24,6 +25,7 @@ from text_generation_router.openapi.native_answers import (
     TokenEventJson,
     VersionJson,
 )
+from text_generation_router.openapi.responses_answers import ResponseEventJson, ResponseJson
 from text_generation_router.openapi.v1_answers import (
     ChatChunkJson,
     ChatJson,
@@ -98,6 +100,20 @@ CHAT_EXAMPLES = {
     "A question": {"messages": MESSAGES, "max_tokens": 8},
     "A stream": {"messages": MESSAGES, "max_tokens": 8, "stream": True},
     "Several answers": {"messages": MESSAGES, "max_tokens": 4, "n": 2, "temperature": 0.7, "seed": 1},
+}
+RESPONSES_EXAMPLES = {
+    "A question": {"input": "What is 2 + 3?", "max_output_tokens": 8},
+    "A stream": {"input": "What is 2 + 3?", "max_output_tokens": 8, "stream": True},
+    "A function's result": {
+        "instructions": "Be short.",
+        "input": [
+            *MESSAGES,
+            {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"a": 2, "b": 3}'},
+            {"type": "function_call_output", "call_id": "call_1", "output": "5"},
+        ],
+        "max_output_tokens": 8,
+        "include": ["message.output_text.logprobs"],
+    },
 }
 MESSAGES_EXAMPLES = {
     "A question": {"messages": MESSAGES, "max_tokens": 8},
@@ -190,6 +206,21 @@ OPERATIONS: tuple[Operation, ...] = (
         examples=CHAT_EXAMPLES,
         answer=ChatJson,
         event=ChatChunkJson,
+        errors=(*failures.GENERATION, *failures.TEMPLATE, *failures.MODEL),
+        generates=True,
+    ),
+    Operation(
+        method="post",
+        path="/v1/responses",
+        name="responses",
+        tag=Tag.OPENAI,
+        summary="Answers a conversation, at once or as a stream, in OpenAI's newer form.",
+        description="The model's chat template makes the prompt. Nothing is stored. The events of a stream have names."
+        + REFUSED,
+        body=ResponsesRequest,
+        examples=RESPONSES_EXAMPLES,
+        answer=ResponseJson,
+        event=ResponseEventJson,
         errors=(*failures.GENERATION, *failures.TEMPLATE, *failures.MODEL),
         generates=True,
     ),

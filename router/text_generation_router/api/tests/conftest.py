@@ -292,6 +292,7 @@ ROUTES = (
     Route("/generate_stream", {"inputs": "Hi"}),
     Route("/v1/completions", {"prompt": "Hi"}),
     Route("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+    Route("/v1/responses", {"input": "Hi"}),
     Route("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}),
 )
 

@@ -9,7 +9,7 @@ from text_generation_router.api.body import LARGE_BYTES, OWNERS_BODIES
 
 ROUTES = (
     "/generate", "/generate_stream", "/", "/tokenize", "/v1/completions", "/v1/chat/completions", "/v1/messages",
-    "/v1/messages/count_tokens",
+    "/v1/messages/count_tokens", "/v1/responses",
 )  # fmt: skip
 
 

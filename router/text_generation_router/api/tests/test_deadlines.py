@@ -81,7 +81,10 @@ def test_a_request_that_expires_in_the_queue_gets_a_deadline_error(server, route
     server.engine.script.ends_after = (0, Ended(EndReason.DEADLINE))
     answer = server.ask(route, stream=stream)
     native = {"error": DeadlineError().text, "error_type": "deadline"}
-    if route.path == "/generate" or not (stream or route.fails_as_event):
+    if route.path == "/v1/responses" and stream:
+        last = answer.events[-1]["response"]
+        assert (last["status"], last["error"]) == ("failed", {"code": "server_error", "message": DeadlineError().text})
+    elif route.path == "/generate" or not (stream or route.fails_as_event):
         assert (answer.status, answer.told) == (504, native)
     else:
         assert answer.told == native and answer.events[1:] == (["[DONE]"] if route.ends_with_done else [])

@@ -31,6 +31,10 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "prompts": ("/v1/completions", {"prompt": ["Hi", "Ho"], "stream": True}),
     "logprobs": ("/v1/completions", {"prompt": "Hi", "stream": True, "logprobs": 2}),
     "usage": ("/v1/completions", {"prompt": "Hi", "stream": True, "stream_options": {"include_usage": True}}),
+    "responses": (
+        "/v1/responses",
+        {"input": "Hi", "stream": True, "include": ["message.output_text.logprobs"], "top_logprobs": 2},
+    ),
     "messages": ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9, "stream": True}),
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "stream": True}),
     "chat logprobs": (

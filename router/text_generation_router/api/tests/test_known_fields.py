@@ -8,16 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from text_generation_router.api import anthropic_fields, known_fields
+from text_generation_router.api import anthropic_fields, known_fields, responses_fields
 from text_generation_router.api.anthropic_schemas import BLOCKS, OTHER_BLOCKS
 from text_generation_router.api.contract import Contract, Refused, Renamed, Tolerated
 from text_generation_router.api.field_docs import page
+from text_generation_router.api.responses_schemas import ITEMS, OTHER_ITEMS
 
 CONTRACTS: dict[str, Contract] = {
     "chat": known_fields.CHAT,
     "completion": known_fields.COMPLETION,
     "parameters": known_fields.PARAMETERS,
     "stream_options": known_fields.STREAM_OPTIONS,
+    "responses": responses_fields.RESPONSES,
+    "responses text": responses_fields.TEXT,
+    "responses reasoning": responses_fields.REASONING,
+    "responses stream_options": known_fields.STREAM_OPTIONS,
+    **{f"responses item {kind}": contract for kind, contract in responses_fields.ITEMS.items()},
     "messages": anthropic_fields.MESSAGES,
     "count_tokens": anthropic_fields.COUNT_TOKENS,
     **{f"block {kind}": contract for kind, contract in anthropic_fields.BLOCKS.items()},
@@ -35,6 +41,12 @@ def test_every_kind_of_block_is_known():
     (version,) = (source for source in NAMES if source.startswith("anthropic"))
     assert set(NAMES[version]["block kinds"]) == {*BLOCKS} | OTHER_BLOCKS and not {*BLOCKS} & OTHER_BLOCKS
     assert {*BLOCKS} == anthropic_fields.BLOCKS.keys()
+
+
+def test_every_kind_of_item_is_known():
+    (version,) = (source for source in NAMES if source.startswith("openai"))
+    assert set(NAMES[version]["responses item kinds"]) == {*ITEMS} | OTHER_ITEMS and not {*ITEMS} & OTHER_ITEMS
+    assert {*ITEMS} == responses_fields.ITEMS.keys()
 
 
 def test_a_renamed_field_names_one_that_the_route_has():

@@ -15,6 +15,7 @@ from text_generation_router.api.asking import CHAT, COMPAT_GENERATE, COMPLETION,
 from text_generation_router.api.body import LARGE_BYTES
 from text_generation_router.api.fields import ListLimits
 from text_generation_router.api.reading_child import ENTRY, job_of, make_handlers, read_answer, setup_of
+from text_generation_router.api.responses_schemas import ResponsesRequest
 from text_generation_router.api.schemas import GenerateRequest
 from text_generation_router.api.v1_schemas import ChatRequest, CompletionRequest
 from text_generation_router.errors import InferenceError
@@ -69,6 +70,9 @@ def without_clock(body: bytes) -> bytes:
         ("/v1/chat/completions", {"messages": [{"role": "bad", "content": "a"}]}, 400),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "file"}]}]}, 400),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}] * 41}, 400),
+        ("/v1/responses", {"input": "a", "tools": [{}]}, 400),
+        ("/v1/responses", {"input": [{"type": "item_reference"}]}, 400),
+        ("/v1/responses", {"input": [{"role": "user", "content": ""}] * 41}, 400),
         ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "tools": [{}]}, 400),
         ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 1}, 400),
         ("/v1/messages/count_tokens", {"messages": [{"role": "assistant", "content": [RESULT]}]}, 400),
@@ -93,6 +97,8 @@ def test_a_large_body_is_refused_as_a_small_one_and_counted_alike(make_server, p
         (ChatRequest, {"messages": [1] * 1000}),
         (ChatRequest, {"messages": [{"role": 1, "content": "a"}] * 1000}),
         (ChatRequest, {"messages": [{"role": "user", "content": [{}] * 1000}] * 1000}),
+        (ResponsesRequest, {"input": [1] * 1000}),
+        (ResponsesRequest, {"input": [{"type": "message", "role": "user", "content": 1}] * 1000}),
         (MessagesRequest, {"max_tokens": 1, "messages": [1] * 1000}),
         (MessagesRequest, {"max_tokens": 1, "messages": [{"role": "user", "content": [{}] * 1000}] * 1000}),
     ],

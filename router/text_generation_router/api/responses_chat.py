@@ -1,0 +1,84 @@
+"""From the body of /v1/responses to that of chats: pure functions, without input or output."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from text_generation_router.api.messages import MessageBody
+from text_generation_router.api.responses_schemas import (
+    LOGPROBS,
+    FunctionCallItem,
+    FunctionResultItem,
+    InputMessage,
+    Item,
+    ReasoningItem,
+    RenderedResponses,
+    ResponsesOptions,
+    ResponsesRequest,
+)
+from text_generation_router.api.schemas import SamplingFields
+from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest, RenderedChat
+from text_generation_router.errors import ValidationError
+
+# What the route calls the fields that the checks of chats call by other names.
+NAMES = {"inputs": "input", "max_new_tokens": "max_output_tokens", "max_tokens": "max_output_tokens"}
+NAMES |= {"top_n_tokens": "top_logprobs"}
+# Fields that have the same name and meaning in chats.
+SAME = (*SamplingFields.model_fields, "model", "stream", "top_logprobs", "priority", "timeout", "cache_salt")
+
+
+def chat_of(asked: ResponsesOptions) -> ChatOptions:
+    """The chat that a request asks for. Raises ValidationError."""
+    values = {name: value for name in SAME if (value := getattr(asked, name)) is not None}
+    values |= {"max_tokens": asked.max_output_tokens, "logprobs": LOGPROBS in (asked.include or ())}
+    if asked.top_logprobs and not values["logprobs"]:
+        raise ValidationError(f"`top_logprobs` is allowed only if `include` has `{LOGPROBS}`")
+    if isinstance(asked, RenderedResponses):
+        return RenderedChat(prompt=asked.prompt, **values)
+    assert isinstance(asked, ResponsesRequest)
+    return ChatRequest(messages=messages_of(asked), **values)
+
+
+def messages_of(asked: ResponsesRequest) -> list[MessageBody]:
+    """The conversation as messages of a chat."""
+    told = [] if asked.instructions is None else [MessageBody(role="system", content=asked.instructions)]
+    return told + _messages_of(asked.input)
+
+
+def _messages_of(items: Iterable[Item]) -> list[MessageBody]:
+    """The reasoning, the text and the calls of one turn of the model are one message of the assistant's."""
+    messages: list[MessageBody] = []
+    turn: dict[str, Any] = {}  # the fields of the assistant's message that is being put together
+
+    def end_turn() -> None:
+        if turn:
+            messages.append(MessageBody(role="assistant", **turn))
+            turn.clear()
+
+    for item in items:
+        if isinstance(item, FunctionCallItem):
+            turn.setdefault("tool_calls", []).append(_call(item))
+        elif isinstance(item, ReasoningItem):
+            if turn:  # reasoning is the beginning of a turn
+                end_turn()
+            if text := "".join(part.text for part in item.content or item.summary):
+                turn["reasoning_content"] = text
+        elif isinstance(item, InputMessage) and item.role == "assistant":
+            if "content" in turn:
+                end_turn()
+            turn["content"] = item.content
+        else:
+            end_turn()
+            messages.append(_others(item))
+    end_turn()
+    return messages
+
+
+def _others(item: InputMessage | FunctionResultItem) -> MessageBody:
+    if isinstance(item, FunctionResultItem):
+        return MessageBody(role="tool", content=item.output, **{"tool_call_id": item.call_id})
+    # Templates know one of the two names.
+    return MessageBody(role="system" if item.role == "developer" else item.role, content=item.content)
+
+
+def _call(item: FunctionCallItem) -> dict[str, Any]:
+    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}

@@ -1,0 +1,308 @@
+"""The answer and the events of /v1/responses, as the OpenAPI document describes them."""
+
+from typing import Any, Literal
+
+from text_generation_router.openapi.native_answers import AnswerJson, Count
+from text_generation_router.openapi.v1_answers import ChatTokenJson
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputTextJson(AnswerJson):
+    """The text of a message."""
+
+    type: Literal["output_text"]
+    """The kind of part."""
+    text: str
+    """The text."""
+    annotations: list[Any]
+    """Always empty."""
+    logprobs: list[ChatTokenJson]
+    """One item for each token, if `include` asks for them."""
+
+
+class ReasoningTextJson(AnswerJson):
+    """What the model has written for itself."""
+
+    type: Literal["reasoning_text"]
+    """The kind of part."""
+    text: str
+    """The text."""
+
+
+class OutputMessageJson(AnswerJson):
+    """A message."""
+
+    id: str
+    """The item's name."""
+    type: Literal["message"]
+    """The kind of item."""
+    status: ItemStatus
+    """Whether the item is complete."""
+    role: Literal["assistant"]
+    """The sender."""
+    content: list[OutputTextJson]
+    """One part; none when the item begins."""
+
+
+class OutputReasoningJson(AnswerJson):
+    """What the model has written for itself."""
+
+    id: str
+    """The item's name."""
+    type: Literal["reasoning"]
+    """The kind of item."""
+    status: ItemStatus
+    """Whether the item is complete."""
+    summary: list[Any]
+    """Always empty: `content` has the reasoning itself."""
+    content: list[ReasoningTextJson]
+    """One part; none when the item begins."""
+
+
+class OutputCallJson(AnswerJson):
+    """A call of a function."""
+
+    id: str
+    """The item's name."""
+    type: Literal["function_call"]
+    """The kind of item."""
+    status: ItemStatus
+    """Whether the item is complete."""
+    call_id: str
+    """The name by which the result refers to this call."""
+    name: str
+    """The function's name."""
+    arguments: str
+    """The arguments, as JSON."""
+
+
+OutputItemJson = OutputMessageJson | OutputReasoningJson | OutputCallJson
+
+
+class InputDetailsJson(AnswerJson):
+    """Numbers of tokens that the prefix cache read and took."""
+
+    cached_tokens: Count
+    """Tokens that the prefix cache had."""
+    cache_write_tokens: Count
+    """Always 0: what the prefix cache takes is not counted."""
+
+
+class OutputDetailsJson(AnswerJson):
+    """Numbers of tokens by their kind."""
+
+    reasoning_tokens: Count
+    """Tokens of reasoning."""
+
+
+class ResponseUsageJson(AnswerJson):
+    """Numbers of tokens."""
+
+    input_tokens: Count
+    """Tokens of the prompt."""
+    input_tokens_details: InputDetailsJson
+    """Parts of the prompt."""
+    output_tokens: Count
+    """Generated tokens."""
+    output_tokens_details: OutputDetailsJson
+    """Parts of the output."""
+    total_tokens: Count
+    """The sum of both."""
+
+
+class ResponseErrorJson(AnswerJson):
+    """Why an answer failed."""
+
+    code: Literal["server_error", "rate_limit_exceeded"]
+    """The kind of error."""
+    message: str
+    """What is wrong, why, and what to do."""
+
+
+class IncompleteJson(AnswerJson):
+    """Why an answer is incomplete."""
+
+    reason: Literal["max_output_tokens"]
+    """The length, or a deadline."""
+
+
+class ResponseJson(AnswerJson):
+    """An answer."""
+
+    id: str
+    """The request's id, behind `resp_`."""
+    object: Literal["response"]
+    """The kind of answer."""
+    created_at: Count
+    """When the answer was begun, in seconds since 1970."""
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    """How far the answer is."""
+    background: Literal[False]
+    """Always false."""
+    error: ResponseErrorJson | None
+    """Why the answer failed."""
+    incomplete_details: IncompleteJson | None
+    """Why the answer is incomplete."""
+    max_output_tokens: Count | None
+    """As in the request."""
+    metadata: dict[str, str]
+    """As in the request."""
+    model: str
+    """The served model."""
+    output: list[OutputItemJson]
+    """The items, in order; none when a stream begins."""
+    parallel_tool_calls: bool
+    """As in the request."""
+    previous_response_id: None
+    """Always null: answers are not stored."""
+    reasoning: dict[str, Any]
+    """As in the request."""
+    store: Literal[False]
+    """Always false."""
+    temperature: float
+    """As in the request."""
+    text: dict[str, Any]
+    """As in the request."""
+    tool_choice: Any
+    """As in the request."""
+    tools: list[dict[str, Any]]
+    """As in the request."""
+    top_logprobs: Count
+    """As in the request."""
+    top_p: float
+    """As in the request."""
+    truncation: Literal["disabled"]
+    """Always `disabled`."""
+    usage: ResponseUsageJson | None
+    """The tokens of the request; null until the answer is complete."""
+
+
+class ResponseEvent(AnswerJson):
+    """A part of a stream."""
+
+    sequence_number: Count
+    """Number of the event."""
+
+
+class LifecycleEventJson(ResponseEvent):
+    """The answer as it is."""
+
+    type: Literal[
+        "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
+    ]
+    """The kind of event."""
+    response: ResponseJson
+    """The answer."""
+
+
+class ItemEventJson(ResponseEvent):
+    """An item begins or is complete."""
+
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    """The kind of event."""
+    output_index: Count
+    """Number of the item."""
+    item: OutputItemJson
+    """The item."""
+
+
+class OfItemEvent(ResponseEvent):
+    """Something in an item."""
+
+    item_id: str
+    """The item's name."""
+    output_index: Count
+    """Number of the item."""
+
+
+class PartEventJson(OfItemEvent):
+    """A part of an item begins or is complete."""
+
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    """The kind of event."""
+    content_index: Literal[0]
+    """Number of the part."""
+    part: OutputTextJson | ReasoningTextJson
+    """The part."""
+
+
+class OutputDeltaJson(OfItemEvent):
+    """The next part of a text."""
+
+    type: Literal["response.output_text.delta"]
+    """The kind of event."""
+    content_index: Literal[0]
+    """Number of the part."""
+    delta: str
+    """The next part of the text."""
+    logprobs: list[ChatTokenJson]
+    """One item for each token, if `include` asks for them."""
+
+
+class OutputDoneJson(OfItemEvent):
+    """A text is complete."""
+
+    type: Literal["response.output_text.done"]
+    """The kind of event."""
+    content_index: Literal[0]
+    """Number of the part."""
+    text: str
+    """The text."""
+    logprobs: list[ChatTokenJson]
+    """One item for each token, if `include` asks for them."""
+
+
+class ReasoningDeltaJson(OfItemEvent):
+    """The next part of the reasoning."""
+
+    type: Literal["response.reasoning_text.delta"]
+    """The kind of event."""
+    content_index: Literal[0]
+    """Number of the part."""
+    delta: str
+    """The next part of the text."""
+
+
+class ReasoningDoneJson(OfItemEvent):
+    """The reasoning is complete."""
+
+    type: Literal["response.reasoning_text.done"]
+    """The kind of event."""
+    content_index: Literal[0]
+    """Number of the part."""
+    text: str
+    """The text."""
+
+
+class ArgumentsDeltaJson(OfItemEvent):
+    """The next part of a call's arguments."""
+
+    type: Literal["response.function_call_arguments.delta"]
+    """The kind of event."""
+    delta: str
+    """The next part of the arguments."""
+
+
+class ArgumentsDoneJson(OfItemEvent):
+    """The arguments of a call are complete."""
+
+    type: Literal["response.function_call_arguments.done"]
+    """The kind of event."""
+    name: str
+    """The function's name."""
+    arguments: str
+    """The arguments, as JSON."""
+
+
+ResponseEventJson = (
+    LifecycleEventJson
+    | ItemEventJson
+    | PartEventJson
+    | OutputDeltaJson
+    | OutputDoneJson
+    | ReasoningDeltaJson
+    | ReasoningDoneJson
+    | ArgumentsDeltaJson
+    | ArgumentsDoneJson
+)
