@@ -21,7 +21,7 @@ class FoundCalls:
         self._give = give
         self._tools = tools
         self._decode = decode
-        self._chars_left = MAX_ARGUMENT_CHARS
+        self.chars_left = MAX_ARGUMENT_CHARS
 
     @property
     def names(self) -> Collection[str]:
@@ -40,8 +40,8 @@ class FoundCalls:
 
     def arguments(self, text: str) -> None:
         """The next part of the arguments of the latest call."""
-        given, rest = text[: self._chars_left], text[self._chars_left :]
-        self._chars_left -= len(given)
+        given, rest = text[: self.chars_left], text[self.chars_left :]
+        self.chars_left -= len(given)
         if given := self._decode(given):
             self._give(CallArguments(self.count - 1, given))
         if rest:

@@ -42,6 +42,11 @@ class JsonScanner:
         self._word = ""  # the number, true, false or null that is being read
         self._hex_left = 0
 
+    @property
+    def rest(self) -> str:
+        """What has been read and not been given: nothing."""
+        return ""
+
     def scan(self, text: str, at: int, end: int, parts: list[str]) -> int:
         """Reads `text` from `at`, at most up to `end`. Returns where it stopped: at `end`, after the value's last
         character, or before a character that cannot belong to the value.

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol
 
-from text_generation_router.text.calls.errors import BrokenCallError, NotACallError, TextEndedError, TooMuchError
+from text_generation_router.text.calls.errors import BrokenCallError, NotACallError, TextEndedError
 from text_generation_router.text.calls.found_calls import FoundCalls, Tools
 from text_generation_router.text.calls.source import Markers, Source, Steps
 from text_generation_router.text.calls.special_tokens import SpecialTokens
-from text_generation_router.text.pieces import Piece, Reasoning, Text
-
-_NO_MARKERS = Markers(())
+from text_generation_router.text.calls.stepped_reader import SteppedReader
 
 
 class CallBody(Protocol):
@@ -31,22 +29,28 @@ class Marks:
     def __init__(
         self,
         body: CallBody | None,
-        thinks: tuple[str, str] | None,
+        thinks: tuple[Sequence[str], Sequence[str]] = ((), ()),
         starts: Sequence[str] = (),
+        call_begin: str = "",
         ends: Sequence[str] = (),
         separators: Sequence[str] = (),
+        frames: Sequence[tuple[str, str]] = (),
         bare_starts: str = "",
     ) -> None:
-        """`thinks`: the markers that begin and end reasoning. `starts`: of calls. `ends`, `separators`: what may stand
-        after calls, and between them. `bare_starts`: characters with which a call may begin without a marker."""
+        """`thinks`: the markers that begin and that end reasoning. `starts`: of calls; `call_begin` is one of them and
+        stands after each of the others. `ends`, `separators`: what may stand after calls, and between them.
+        `frames`: what may stand around the answer. `bare_starts`: characters with which a call may begin without a
+        marker."""
         self.body, self.separators, self.bare_starts = body, separators, bare_starts
-        self.begin, self.end = thinks or ("", "")
-        begin, end = filter(None, [self.begin]), filter(None, [self.end])
-        self.at_start = (*begin, *starts)
-        self.after_call = (*self.at_start, *ends, *end)
-        self.in_reasoning = Markers((*starts, self.end))
-        # An answer may speak of reasoning's marker. Where only a special token can be it, it is a marker everywhere.
-        self.in_text = Markers((*starts, self.begin if len(self.begin) == 1 else ""))
+        self.call_begin = call_begin
+        self.begins, self.ends = thinks
+        self.frames = tuple(begin for begin, _ in frames)
+        self.at_start = (*self.begins, *starts, *self.frames)
+        self.after_call = tuple(dict.fromkeys((*self.at_start, *ends, *self.ends)))
+        self.in_reasoning = Markers((*starts, *self.ends))
+        # An answer may speak of reasoning's markers. Where only a special token can be one, it is one everywhere.
+        self.in_text = Markers((*starts, *(begin for begin in self.begins if len(begin) == 1)))
+        self.in_frame = Markers((*self.in_text.texts, *(end for _, end in frames)))
 
 
 class _Place(Enum):
@@ -59,71 +63,19 @@ class _Place(Enum):
     END = 5
 
 
-class AnswerReader:
-    """A `PieceReader`. It never raises. Each character comes out as text, as reasoning or in a call, or belongs to the
-    markers and the syntax of reasoning and calls."""
-
+class AnswerReader(SteppedReader):
     def __init__(
         self, marks: Marks, special_tokens: SpecialTokens, tools: Tools, is_open: bool, keeps_special: bool
     ) -> None:
         """`is_open`: the text begins within reasoning. `keeps_special`: texts have those of special tokens."""
-        self._marks, self._special_tokens, self._keeps_special = marks, special_tokens, keeps_special
-        self._source = Source()
-        self._pieces: list[Piece] = []
-        self._calls = FoundCalls(self._pieces.append, tools, self._decode)
-        self._line_breaks: list[str] = []  # at the end of the reasoning until now
-        self._steps = self._read(is_open)
-        next(self._steps, None)
+        self._marks, self._is_open = marks, is_open
+        self._is_framed = False  # the answer's own text has begun with a frame's marker
+        super().__init__(special_tokens, tools, keeps_special)
 
-    @property
-    def work(self) -> int:
-        """Number of characters looked at."""
-        return self._source.work
-
-    @property
-    def left_out(self) -> Sequence[str]:
-        """Values in calls that no piece has a place for."""
-        return self._calls.left_out
-
-    def push(self, text: str, special: bool = False) -> Sequence[Piece]:
-        self._source.add(self._special_tokens.encode(text, special, self._keeps_special))
-        return self._advance()
-
-    def finish(self) -> Sequence[Piece]:
-        self._source.end()
-        return self._advance()
-
-    def _advance(self) -> Sequence[Piece]:
-        next(self._steps, None)
-        pieces = tuple(self._pieces)
-        self._pieces.clear()
-        return pieces
-
-    def _decode(self, text: str) -> str:
-        return self._special_tokens.decode(text, self._keeps_special)
-
-    def _give_text(self, text: str) -> None:
-        if text := self._decode(text):
-            self._pieces.append(Text(text))
-
-    def _give_reasoning(self, text: str) -> None:
-        """Line breaks at the end of reasoning belong to its marker, as in the templates that write it."""
-        text = self._decode(text)
-        kept = text.rstrip("\n")
-        if kept:
-            self._pieces.append(Reasoning("".join(self._line_breaks) + kept))
-            self._line_breaks.clear()
-        if len(kept) < len(text):
-            self._line_breaks.append(text[len(kept) :])
-
-    def _read(self, is_open: bool) -> Steps[None]:
-        try:
-            place = (yield from self._reasoning()) if is_open else _Place.NOTHING
-            while place is not _Place.END:
-                place = yield from (self._text() if place is _Place.TEXT else self._next(place))
-        except TooMuchError as error:
-            self._give_text(self._source.release() + error.rest)
-            yield from self._source.copy_until(_NO_MARKERS, self._give_text)
+    def _read(self) -> Steps[None]:
+        place = (yield from self._reasoning()) if self._is_open else _Place.NOTHING
+        while place is not _Place.END:
+            place = yield from (self._text() if place is _Place.TEXT else self._next(place))
 
     def _next(self, place: _Place) -> Steps[_Place]:
         """Reads on from a place where reasoning and calls may begin."""
@@ -133,21 +85,29 @@ class AnswerReader:
             space += separator + (yield from source.spaces())
         looked_for = marks.after_call if place is _Place.CALL else marks.at_start
         found = yield from source.match(looked_for)
-        if not found and place is _Place.CALL and source.ends_within(looked_for):
-            return _Place.END
-        if found and found == marks.begin:
+        if found in marks.begins:
             return (yield from self._reasoning())
+        if found in marks.frames:
+            self._is_framed = True
+            return _Place.TEXT
         if found and found not in marks.at_start:
             return _Place.CALL
-        first = "" if found else (yield from source.peek())
-        if found or (first and first in marks.bare_starts):
+        if not found and place is _Place.CALL and source.ends_within(looked_for):
+            return _Place.END
+        return (yield from self._call_or_text(found, self._kept(space, place), is_all=place is _Place.NOTHING))
+
+    def _call_or_text(self, found: str, space: str, is_all: bool) -> Steps[_Place]:
+        """Reads a call, after its marker `found` or without one; if there is none, the beginning of text. `space` is
+        the white space before it. `is_all`: nothing else precedes."""
+        first = "" if found else (yield from self._source.peek())
+        if found or (first and first in self._marks.bare_starts):
             was_call, rest = yield from self._call(found)
             if was_call and not rest:
                 return _Place.CALL
-            self._give_text(rest if was_call else self._kept(space, place) + rest)
+            self._give_text(rest if was_call else space + rest)
             return _Place.TEXT
-        if first or place is _Place.NOTHING:
-            self._give_text(self._kept(space, place))
+        if first or is_all:
+            self._give_text(space)
         return _Place.TEXT if first else _Place.END
 
     def _kept(self, space: str, place: _Place) -> str:
@@ -157,10 +117,14 @@ class AnswerReader:
     def _text(self) -> Steps[_Place]:
         """Reads text of the answer."""
         source, marks = self._source, self._marks
-        while (yield from source.copy_until(marks.in_text, self._give_text)):
-            found = yield from source.match(tuple(marks.in_text.texts))
-            if found == marks.begin:
+        looked_for = marks.in_frame if self._is_framed else marks.in_text
+        while (yield from source.copy_until(looked_for, self._give_text)):
+            found = yield from source.match(tuple(looked_for.texts))
+            if found in marks.begins:
                 return (yield from self._reasoning())
+            if found not in marks.in_text.texts:
+                self._is_framed = False
+                return _Place.CALL
             was_call, rest = yield from self._call(found)
             self._give_text(rest)
             if was_call and not rest:
@@ -173,30 +137,33 @@ class AnswerReader:
         self._give_reasoning((yield from source.spaces()).lstrip("\n"))
         while (yield from source.copy_until(marks.in_reasoning, self._give_reasoning)):
             found = yield from source.match(tuple(marks.in_reasoning.texts))
-            was_call, rest = (False, "") if found == marks.end else (yield from self._call(found))
-            if found == marks.end or was_call:
+            was_call, rest = (False, "") if found in marks.ends else (yield from self._call(found))
+            if found in marks.ends or was_call:
                 self._line_breaks.clear()
                 self._give_text(rest)
                 return _Place.TEXT if rest else _Place.CALL if was_call else _Place.REASONING
             self._give_reasoning(rest)
-        self._pieces += map(Reasoning, self._line_breaks)
+        self._cut_reasoning()
         return _Place.END
 
     def _call(self, begin: str) -> Steps[tuple[bool, str]]:
         """Reads calls after the marker `begin`, or bare ones. Returns whether there was any, and what is text."""
-        source, calls, body = self._source, self._calls, self._marks.body
-        assert body is not None
+        source, calls, marks = self._source, self._calls, self._marks
+        assert marks.body is not None
         before = calls.count
         source.hold(begin)
         try:
+            if begin and marks.call_begin not in ("", begin):
+                yield from source.spaces()
+                yield from source.expect(marks.call_begin)
             yield from source.spaces()
-            yield from body.read(source, calls, is_marked=bool(begin))
+            yield from marks.body.read(source, calls, is_marked=bool(begin))
             rest = ""
         except BrokenCallError:
             rest = ""
         except TextEndedError:
             rest = source.release()
-            if calls.count > before and calls.is_complete and not rest.strip(" \t\r\n,]}"):
+            if calls.count > before and calls.is_complete and not rest.strip(" \t\r\n,])}"):
                 rest = ""  # the end of a call that is complete
         except NotACallError:
             rest = source.release()

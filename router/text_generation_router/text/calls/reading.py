@@ -4,13 +4,25 @@ from collections.abc import Callable
 
 from text_generation_router.text.calls.formats import Body, CallFormat
 from text_generation_router.text.calls.found_calls import Tools
+from text_generation_router.text.calls.harmony import HarmonyMarks, HarmonyReader
 from text_generation_router.text.calls.json_body import JsonBody
-from text_generation_router.text.calls.reader import AnswerReader, Marks
+from text_generation_router.text.calls.named_body import NamedBody
+from text_generation_router.text.calls.pythonic_body import PythonicBody
+from text_generation_router.text.calls.reader import AnswerReader, CallBody, Marks
 from text_generation_router.text.calls.reasoning import ReasoningFormat
 from text_generation_router.text.calls.special_tokens import SpecialTokens
-from text_generation_router.text.pieces import PieceReader
+from text_generation_router.text.calls.stepped_reader import SteppedReader
+from text_generation_router.text.calls.xml_body import XmlBody
 
-_FIRST_CHARACTERS = {Body.JSON_OBJECT: "{", Body.JSON_ARRAY: "["}
+# The readers of bodies, with the character that begins a call without a marker.
+_BODIES: dict[Body, tuple[Callable[[CallFormat], CallBody], str]] = {
+    Body.JSON_OBJECT: (JsonBody, "{"),
+    Body.JSON_ARRAY: (JsonBody, "["),
+    Body.NAMED_JSON: (NamedBody, ""),
+    Body.XML: (XmlBody, ""),
+    Body.PYTHONIC: (PythonicBody, "["),
+    Body.PYTHONIC_LINES: (PythonicBody, ""),
+}
 
 
 class Reading:
@@ -24,35 +36,45 @@ class Reading:
         self.calls, self.reasoning = calls, reasoning
         markers = (*(calls.markers if calls else ()), *(reasoning.markers if reasoning else ()))
         self._special_tokens = SpecialTokens(special_texts, markers)
-        code = self._special_tokens.coded
-        self._with_calls = _marks(calls, reasoning, code)
-        self._without_calls = _marks(None, reasoning, code)
+        self._harmony: HarmonyMarks | None = None
+        if (calls and calls.body is Body.HARMONY) or (reasoning and reasoning.name == "harmony"):
+            self._harmony = HarmonyMarks(self._special_tokens)
+        else:
+            self._with_calls, self._without_calls = self._marks(calls), self._marks(None)
 
     @property
     def needs_special_tokens(self) -> bool:
         """Whether a marker is a special token: a reader then needs the texts of special tokens too."""
         return self._special_tokens.has_markers
 
-    def reader(self, tools: Tools | None = None, prompt: str = "", keeps_special: bool = False) -> PieceReader:
+    def reader(self, tools: Tools | None = None, prompt: str = "", keeps_special: bool = False) -> SteppedReader:
         """A reader for one answer. `tools`: the request's tools; None: calls are not looked for. `prompt`: the rendered
         prompt, which may open the reasoning. `keeps_special`: whether the answer's texts contain those of special
         tokens.
         """
+        if self._harmony is not None:
+            thinks = self.reasoning is not None
+            return HarmonyReader(self._harmony, self._special_tokens, tools, thinks, keeps_special)
         is_open = self.reasoning is not None and self.reasoning.is_open_in(prompt)
         marks = self._without_calls if tools is None else self._with_calls
         return AnswerReader(marks, self._special_tokens, tools or {}, is_open, keeps_special)
 
-
-def _marks(calls: CallFormat | None, reasoning: ReasoningFormat | None, code: Callable[[str], str]) -> Marks:
-    thinks = (code(reasoning.begin), code(reasoning.end)) if reasoning else None
-    if calls is None:
-        return Marks(None, thinks)
-    syntax = calls.coded(code)
-    return Marks(
-        JsonBody(syntax),
-        thinks,
-        syntax.starts,
-        syntax.ends,
-        syntax.separators,
-        _FIRST_CHARACTERS[syntax.body] if syntax.is_bare else "",
-    )
+    def _marks(self, calls: CallFormat | None) -> Marks:
+        code, reasoning = self._special_tokens.coded, self.reasoning
+        frames = dict(reasoning.frames if reasoning else ())
+        thinks = (tuple(map(code, reasoning.begins)), tuple(map(code, reasoning.ends))) if reasoning else ((), ())
+        if calls is None:
+            return Marks(None, thinks, frames=tuple((code(begin), code(end)) for begin, end in frames.items()))
+        syntax = calls.coded(code)
+        make_body, first = _BODIES[syntax.body]
+        frames |= dict(calls.frames)
+        return Marks(
+            make_body(syntax),
+            thinks,
+            syntax.starts,
+            syntax.call_begin,
+            syntax.ends,
+            syntax.separators,
+            tuple((code(begin), code(end)) for begin, end in frames.items()),
+            first if syntax.is_bare else "",
+        )

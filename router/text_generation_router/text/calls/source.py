@@ -6,16 +6,31 @@ never from where one push ends and the next begins.
 
 import re
 from collections.abc import Callable, Generator, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from text_generation_router.text.calls.errors import NotACallError, TextEndedError
-from text_generation_router.text.calls.json_scan import JsonScanner
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 Give = Callable[[str], None]
 
 _SPACES = re.compile(r"[ \t\r\n]*")
+
+
+class Scanner(Protocol):
+    """Follows one value, in whatever notation."""
+
+    is_done: bool
+    is_broken: bool  # the next character cannot belong to the value
+
+    @property
+    def rest(self) -> str:
+        """What has been read and not been given."""
+        ...
+
+    def scan(self, text: str, at: int, end: int, parts: list[str]) -> int:
+        """Reads `text` from `at`, at most up to `end`. Returns where it stopped. `parts` gets JSON text."""
+        ...
 
 
 class Markers:
@@ -122,11 +137,12 @@ class Source:
                 raise TextEndedError
             yield
 
-    def follow(self, scanner: JsonScanner, give: Give, most: int | None = None) -> Steps[bool]:
-        """Reads one JSON value. False: what follows cannot belong to it. NotACallError if it is longer than `most`."""
+    def follow(self, scanner: Scanner, give: Give, most: int | None = None) -> Steps[bool]:
+        """Reads one value. False: what follows cannot belong to it. NotACallError if it is longer than `most`."""
         size = 0
         while not scanner.is_done:
             if not (yield from self.peek()):
+                give(scanner.rest)
                 raise TextEndedError
             end = len(self._text) if most is None else min(len(self._text), self._at + most - size)
             if end == self._at:

@@ -8,9 +8,9 @@ import pytest
 
 from text_generation_router.text.calls.formats import CALL_FORMATS
 from text_generation_router.text.calls.found_calls import MAX_ARGUMENT_CHARS, MAX_CALLS
-from text_generation_router.text.calls.reader import AnswerReader
 from text_generation_router.text.calls.reading import Reading
 from text_generation_router.text.calls.reasoning import REASONING_FORMATS
+from text_generation_router.text.calls.stepped_reader import SteppedReader
 from text_generation_router.text.calls.tests.call_texts import CALL_TEXTS, TOOLS, CallText
 from text_generation_router.text.pieces import CallArguments, CallStart, Piece, Reasoning, Text, merged
 
@@ -27,7 +27,7 @@ def markers(case: CallText) -> list[str]:
     return [*CALL_FORMATS[case.format].markers, *REASONING_FORMATS[case.reasoning_format].markers]
 
 
-def read(reader: AnswerReader, parts: Iterable[Part]) -> list[Piece]:
+def read(reader: SteppedReader, parts: Iterable[Part]) -> list[Piece]:
     pieces: list[Piece] = []
     for text, special in parts:
         pieces += reader.push(text, special)
