@@ -9,20 +9,27 @@ from torch import Tensor
 
 from text_generation_common import faults
 from text_generation_common.memory import choose_slots
-from text_generation_common.row_failures import NOT_FINITE
+from text_generation_common.row_failures import NO_TOKEN, NOT_FINITE
 from text_generation_server.device.graphs import Signal
 from text_generation_server.device.memory import available_bytes, give_back_memory, memory_for
 from text_generation_server.device.transfers import Moment, fetch
 from text_generation_server.errors import StepError
 from text_generation_server.forward import ForwardPass
-from text_generation_server.kernels.interface import KvLayer
+from text_generation_server.kernels.interface import KvLayer, Masks
 from text_generation_server.models.model import Model
 from text_generation_server.platforms import Platform
 from text_generation_server.sampling.sampler import Sampled, Sampler, read_out
 from text_generation_server.step.preparation import Planner, PreparedStep, StepLimits
 from text_generation_server.step.results import Pending, StepOutput
 from text_generation_server.step.rows import Batches, PromptChunk, Rows, StepBatch
-from text_generation_server.step.warmup import SMALL_ROWS, LongestPause, WarmupStep, largest_step, small_steps
+from text_generation_server.step.warmup import (
+    SMALL_ROWS,
+    LongestPause,
+    WarmupStep,
+    all_allowed,
+    largest_step,
+    small_steps,
+)
 
 NO_SLOTS = torch.empty(0, dtype=torch.int32)
 NOTHING_SAMPLED = Sampled(
@@ -152,7 +159,11 @@ class ModelRunner:
         with self._group.agreement("prepare a step of the warm-up"), memory_for(tokens):
             prepared = self.row_state.planner.prepare(step.decoding, step.slots_R, 0, step.chunks)
         with self._group.collective_work("a step of the warm-up"), memory_for(tokens):
-            self._launch(prepared, self._mark(), on_progress, on_progress).wait()
+            self._launch(prepared, self._mark(), on_progress, on_progress, self._all_allowed).wait()
+
+    def _all_allowed(self, index: tuple[int, ...]) -> Masks | None:
+        constrained = self._sampler.constrained(self.row_state.batches.rows, index)
+        return all_allowed(constrained, self._model.vocab_size, self._device) if constrained else None
 
     def close(self) -> None:
         """Drops all recordings. Must be called before a group of GPUs is left: NCCL waits until no CUDA graph with its
@@ -188,15 +199,22 @@ class ModelRunner:
             return self._launch(step, started, self._on_progress, on_layer)
 
     def _launch(
-        self, step: PreparedStep, started: Moment, on_progress: Signal, on_layer: Signal
+        self,
+        step: PreparedStep,
+        started: Moment,
+        on_progress: Signal,
+        on_layer: Signal,
+        masks_of: Callable[[tuple[int, ...]], Masks | None] = lambda _: None,
     ) -> Pending[StepOutput]:
+        """`masks_of` gives the masks of the step's sampled rows. The rank that samples calls it when the forward pass
+        has been launched."""
         newest = None
         if self._group.rank == 0 and step.sampled.rows:
             newest = self._sampler.before(self.row_state.batches.rows, step.sampled.rows, self._mark)
         logits, rows_R, scores = self.row_state.forward(step, on_layer, lambda h_TH: self._logits(h_TH, step))
         on_progress()
         forwarded = self._mark()
-        sampled = self._sample(logits, step, rows_R, newest)
+        sampled = self._sample(logits, step, rows_R, newest, masks_of)
         on_host = sampled.moved(fetch)
         scores_on_host = None if scores is None else scores.moved(fetch)
         done = self._mark()
@@ -208,6 +226,7 @@ class ModelRunner:
                 result = read_out(on_host)
                 prompts = None if scores_on_host is None else scores_on_host.read_out()
             ids = step.sampled.request_ids if self._group.rank == 0 else []
+            failures = {ids[i]: NO_TOKEN if i in result.without_token else NOT_FINITE for i in result.not_finite}
             return StepOutput(
                 step.batch.id,
                 batch_request_ids,
@@ -217,7 +236,7 @@ class ModelRunner:
                 result.top_counts,
                 result.top_ids,
                 result.top_logprobs,
-                dict.fromkeys([ids[i] for i in result.not_finite], NOT_FINITE),
+                failures,
                 forwarded.ns_since(started),
                 done.ns_since(forwarded),
                 prompts,
@@ -237,7 +256,12 @@ class ModelRunner:
         return self._sampler.works_on_parts(rows, step.sampled.rows, self._group, part)
 
     def _sample(
-        self, logits: Tensor | None, step: PreparedStep, rows_R: Tensor, newest: Pending[list[int]] | None
+        self,
+        logits: Tensor | None,
+        step: PreparedStep,
+        rows_R: Tensor,
+        newest: Pending[list[int]] | None,
+        masks_of: Callable[[tuple[int, ...]], Masks | None],
     ) -> Sampled:
         """Samples on rank 0, and appends the sampled tokens to the rows of every rank."""
         if not step.sampled.rows:
@@ -248,7 +272,7 @@ class ModelRunner:
             model = self._model
             sampled = self._sampler.sample_parts(logits, model.vocabulary, model.vocab_size, rows, index, self._group)
         elif logits is not None:
-            sampled = self._sampler(logits, rows, index, newest)
+            sampled = self._sampler(logits, rows, index, newest, masks_of(index))
         ids_R = self._group.broadcast(torch.empty_like(rows_R) if sampled is None else sampled.ids_R)
         self._kernels.advance(rows.history, rows.lengths, rows_R, ids_R)
         rows.note_tokens(step.sampled.rows)

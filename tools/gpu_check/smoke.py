@@ -56,7 +56,7 @@ def compare_all(context: Context) -> Iterator[Case]:
             yield _case({"kernel": f"attend: {of}, {options}"}, check, smoke.sizes.dtype, options)
     yield _case({"kernel": "add_layer_norm"}, smoke.layer_norm)
     yield _case({"kernel": "route and experts"}, smoke.experts)
-    for option in ("greedy", "masks", "all together"):
+    for option in ("greedy", "masks", "masks of bits", "all together"):
         yield _case({"kernel": f"sample: {option}"}, smoke.sample, option)
 
 

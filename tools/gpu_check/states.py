@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from text_generation_server.kernels.interface import Allowed, Bans, Bias, Choices, Kernels, KvLayer
+from text_generation_server.kernels.interface import WORD_BITS, Allowed, Bans, Bias, Choices, Kernels, KvLayer, Masks
 from text_generation_server.models.kv_cache import SCALED
 
 SEED = 2**63 - 5
@@ -82,6 +82,16 @@ def random_bans(choices: Choices, tokens_RB: Tensor) -> Bans:
     return Bans(numbers // bans, tokens_RB[:-1].reshape(-1).contiguous(), until, offsets, int32(before, device))
 
 
+def random_masks(rows: int, vocabulary: int, device: torch.device) -> Masks:
+    """Masks for each row but the last. Rows in turns can choose half of all tokens, and a sixteenth."""
+    shape = (rows - 1, -(-vocabulary // WORD_BITS))
+    few, half = (torch.randint(-(2**31), 2**31, shape, device=device) for _ in range(2))
+    for _ in range(3):
+        few &= torch.randint(-(2**31), 2**31, shape, device=device)
+    numbers = torch.arange(rows - 1, dtype=torch.int32, device=device)
+    return Masks(numbers, torch.where(numbers.unsqueeze(1) % 2 == 0, half, few).int())
+
+
 def variants(choices: Choices, vocabulary: int) -> Iterator[tuple[str, Choices]]:
     """Sampling parameters to run: options alone, then all together. The last row has neutral parameters, except that
     it draws its token, and has a bias if the other rows have one."""
@@ -106,8 +116,12 @@ def variants(choices: Choices, vocabulary: int) -> Iterator[tuple[str, Choices]]
     yield "top-p", with_values(cutting, top_p=0.9)
     yield "typical-p", with_values(replace(cutting, any_typical=True), typical_p=0.8)
     yield "masks", replace(drawing, allowed=allowed, bans=bans)
+    masks = random_masks(rows, vocabulary, device)
+    yield "masks of bits", replace(drawing, masks=masks)
     yield "repetition penalty", with_values(replace(drawing, any_penalties=True), repetition_penalty=1.3)
-    everything = replace(drawing, bias=bias, bans=bans, any_penalties=True, any_cuts=True, any_typical=True)
+    everything = replace(
+        drawing, bias=bias, bans=bans, masks=masks, any_penalties=True, any_cuts=True, any_typical=True
+    )
     yield "all together", with_values(
         everything, temperature=0.8, top_k=300, top_p=0.95, log_min_p=math.log(0.001), typical_p=0.95,
         repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1,

@@ -13,6 +13,7 @@ from text_generation_common.models.activations import Activation, ClampedGate
 LOG2E = 1.4426950216293335  # the float32 nearest to log2 e
 MOST_HALVINGS = 40.0
 HALVING = (-0.00094490015, 0.009205789, -0.05529735, 0.24018013, -0.6931437, 1.0)  # relative error 3e-7
+WORD_BITS = 32  # tokens of a word of `Masks`
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,16 @@ class Bans:
 
 
 @dataclass(frozen=True, slots=True)
+class Masks:
+    """The tokens that M of R rows can choose, as one bit for each token. Each of these rows has one mask."""
+
+    rows_M: Tensor  # int32: indices among the R rows
+    # int32 [M, ceil(V / 32)] or wider, rows contiguous: bit v & 31 of word v >> 5 is 1 if token v can be chosen. Bits
+    # and words behind the V tokens are not used.
+    bits_MW: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Choices:
     """How each of R rows chooses its next token.
 
@@ -166,11 +177,12 @@ class Choices:
     any_penalties: bool
     any_cuts: bool  # whether any row uses top-k, top-p, min-p or typical-p
     any_typical: bool
+    masks: Masks | None = None  # None in the plan of a batch, because masks change with each step
 
     @property
     def any_masks(self) -> bool:
         """Whether tokens may be excluded before any cut."""
-        return self.allowed is not None or self.bans is not None
+        return self.allowed is not None or self.bans is not None or self.masks is not None
 
     @property
     def any_changes(self) -> bool:
@@ -181,8 +193,10 @@ class Choices:
 @dataclass(frozen=True, slots=True)
 class Chosen:
     ids_R: Tensor  # int32
-    logprobs_R: Tensor  # float32, in the distribution from which the token was drawn
-    # bool: False if a logit of the row was NaN or infinite, or if no token is left; id and log-probability are then 0
+    # float32, in the distribution from which the token was drawn; minus infinity for a row without a token that is left
+    logprobs_R: Tensor
+    # bool: False if a logit of the row was NaN or infinite: id and log-probability are then 0; or if masks have left no
+    # token: then the id is 0
     finite_R: Tensor
     # The three results in one buffer, int32 [3, W], if the kernel has written them there. One copy moves them all.
     words: Tensor | None = None
@@ -292,14 +306,15 @@ class Kernels(Protocol):
         ...
 
     def sample(self, logits_RV: Tensor, choices: Choices) -> Chosen:
-        """Applies bias, repetition penalty, frequency penalty, presence penalty, allowed tokens, bans, temperature,
-        top-k, top-p, min-p and typical-p, in this order. Then takes the token with the largest logit + Gumbel noise; of
-        equal ones the lowest id. Top-k, top-p and min-p always keep the most likely token, and typical-p the most
-        typical token.
+        """Applies bias, repetition penalty, frequency penalty, presence penalty, allowed tokens, bans, masks,
+        temperature, top-k, top-p, min-p and typical-p, in this order. Then takes the token with the largest logit +
+        Gumbel noise; of equal ones the lowest id. Top-k, top-p and min-p always keep the most likely token, and
+        typical-p the most typical token.
 
         The logits are float32, and are overwritten with the logits of the distribution from which the token was drawn:
-        minus infinity for tokens that were excluded, zeros for a row that is not finite. The noise is a pure function
-        of (seed, position, token). A row may be longer than V in memory: no number after the V logits is used.
+        minus infinity for tokens that were excluded, zeros for a row whose result is invalid (`Chosen.finite_R`). A
+        logit that is not finite makes its row invalid even if masks exclude the token. The noise is a pure function of
+        (seed, position, token). A row may be longer than V in memory: no number after the V logits is used.
 
         All backends keep the same tokens, whatever the order in which they sum: top-p and typical-p sum integers. With
         h = (peak - logit) * float32(log2 e), and peak the largest logit of the row after the temperature, a token

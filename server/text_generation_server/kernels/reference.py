@@ -18,6 +18,7 @@ from text_generation_server.kernels.interface import (
     HALVING,
     LOG2E,
     MOST_HALVINGS,
+    WORD_BITS,
     Allowed,
     AttentionOptions,
     Bans,
@@ -27,6 +28,7 @@ from text_generation_server.kernels.interface import (
     ExpertWeights,
     HeadNorms,
     KvLayer,
+    Masks,
     Routes,
     Segments,
 )
@@ -348,7 +350,14 @@ def sample(logits_RV: Tensor, choices: Choices) -> Chosen:
     # no operation mixes rows.
     finite_R = (logits_RV.amin(dim=1) > MINUS_INFINITY) & (logits_RV.amax(dim=1) < -MINUS_INFINITY)
     logits_RV.masked_fill_(~finite_R.unsqueeze(1), 0)
-    change(logits_RV, choices, finite_R)
+    empty_R = torch.zeros_like(finite_R)
+    if choices.any_changes:
+        change(logits_RV, choices)
+        if choices.masks is not None:
+            _mask(logits_RV, choices.masks)
+        empty_R = finite_R & (logits_RV.amax(dim=1) == MINUS_INFINITY)
+        finite_R &= ~empty_R
+        logits_RV.masked_fill_(~finite_R.unsqueeze(1), 0)
     _divide_and_cut(logits_RV, choices)
     logits_RV.masked_fill_(~finite_R.unsqueeze(1), 0)
     scores_RV = logits_RV
@@ -358,7 +367,8 @@ def sample(logits_RV: Tensor, choices: Choices) -> Chosen:
         scores_RV = torch.where(choices.draws_R.unsqueeze(1), logits_RV + noise_RV, logits_RV)
     ids_R = scores_RV.argmax(dim=1).masked_fill_(~finite_R, 0)
     logprobs_R = logits_RV.log_softmax(dim=1).gather(1, ids_R.unsqueeze(1)).squeeze(1)
-    return Chosen(ids_R.int(), logprobs_R.masked_fill_(~finite_R, 0), finite_R)
+    logprobs_R.masked_fill_(~finite_R, 0).masked_fill_(empty_R, MINUS_INFINITY)
+    return Chosen(ids_R.int(), logprobs_R, finite_R)
 
 
 def vocabulary_part(vocab_size: int, ranks: int) -> int:
@@ -402,9 +412,8 @@ def sorts() -> bool:
     return True
 
 
-def change(logits_RV: Tensor, choices: Choices, finite_R: Tensor) -> None:
-    """Adds biases to the model's logits, and applies penalties and masks, in place. `finite_R` becomes False for rows
-    without a token that is left."""
+def change(logits_RV: Tensor, choices: Choices) -> None:
+    """Adds biases to the model's logits, and applies penalties, allowed tokens and bans, in place."""
     if choices.bias is not None:
         _add_bias(logits_RV, choices.bias)
     if choices.any_penalties:
@@ -413,10 +422,6 @@ def change(logits_RV: Tensor, choices: Choices, finite_R: Tensor) -> None:
         _allow(logits_RV, choices.allowed)
     if choices.bans is not None:
         _ban(logits_RV, choices, choices.bans)
-        # Tokens that are allowed may all be banned. Rows without bans keep a token.
-        rows_B = torch.zeros_like(finite_R).index_fill_(0, choices.bans.rows_E.long(), True).nonzero().squeeze(1)
-        empty_B = rows_B[logits_RV[rows_B].amax(dim=1) == MINUS_INFINITY]
-        finite_R[empty_B], logits_RV[empty_B] = False, 0.0
 
 
 def _divide_and_cut(logits_RV: Tensor, choices: Choices) -> None:
@@ -478,6 +483,14 @@ def _ban(logits_RV: Tensor, choices: Choices, bans: Bans) -> None:
     # Bans that do not hold add minus zero, which changes no number.
     values_E = torch.where(holds_E, MINUS_INFINITY, -0.0)
     logits_RV.index_put_((rows_E, tokens_E), values_E, accumulate=True)
+
+
+def _mask(logits_RV: Tensor, masks: Masks) -> None:
+    vocabulary, rows_M = logits_RV.shape[1], masks.rows_M.long()
+    words_MW = masks.bits_MW[:, : -(-vocabulary // WORD_BITS)]
+    shifts = torch.arange(WORD_BITS, dtype=torch.int32, device=words_MW.device)
+    is_excluded_MV = ((words_MW.unsqueeze(2) >> shifts & 1) == 0).flatten(1)[:, :vocabulary]
+    logits_RV[rows_M] = logits_RV[rows_M].masked_fill_(is_excluded_MV, MINUS_INFINITY)
 
 
 def _cut_tails(logits_RV: Tensor, choices: Choices) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from text_generation_common.sampling import Sampling
 from text_generation_server.device.transfers import send
-from text_generation_server.kernels.interface import Choices
+from text_generation_server.kernels.interface import Choices, Masks
 from text_generation_server.sampling.token_changes import allowed_of, bans_of, bias_of
 from text_generation_server.step.parameters import (
     RowParameters,
@@ -35,6 +35,18 @@ class RowBlock:
     rows: list[int]
     choices: Choices
 
+    def own_masks(self, masks: Masks, count: int) -> Masks | None:
+        """The masks of a step that belong to rows of this block, with indices within the block. The step has
+        `count` rows. Waits for the device if the block has not all of them."""
+        if self.where is None:
+            return masks
+        places_R = torch.full((count,), -1, dtype=torch.int32, device=self.where.device)
+        places_R[self.where] = torch.arange(len(self.rows), dtype=torch.int32, device=self.where.device)
+        places_M = places_R[masks.rows_M]
+        is_own_M = places_M >= 0
+        rows_M = places_M[is_own_M]
+        return Masks(rows_M, masks.bits_MW[is_own_M]) if len(rows_M) else None
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
@@ -45,13 +57,14 @@ class SamplingPlan:
     version: int
     blocks: tuple[RowBlock, ...]
     watermarked: tuple[int, ...]  # indices of the rows that have a watermark, within the step
+    constrained: tuple[int, ...]  # indices of the rows that have a grammar: their masks come with each step
     top_counts: tuple[int, ...]  # number of most likely tokens that each row asks for
     top_where: Tensor | None  # int32: indices, within the step, of the rows that ask for most likely tokens
 
     @property
     def only_draws(self) -> bool:
         """Whether the tokens depend on temperature and noise only, and no row asks for more than its token."""
-        if self.watermarked or self.top_where is not None or len(self.blocks) != 1:
+        if self.watermarked or self.constrained or self.top_where is not None or len(self.blocks) != 1:
             return False
         choices = self.blocks[0].choices
         return not choices.any_changes and not choices.any_cuts
@@ -72,6 +85,7 @@ def make_plan(rows: Rows, index: tuple[int, ...], sorts: bool) -> SamplingPlan:
         rows.parameters.version,
         tuple(_block(rows, index, where) for where in _split(parameters, sorts)),
         tuple(i for i, p in enumerate(parameters) if p.watermark),
+        tuple(i for i, p in enumerate(parameters) if p.grammar),
         counts,
         _int32(asking, rows.device) if asking else None,
     )

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from text_generation_server.device.transfers import Moment, send
 from text_generation_server.distributed import Group
-from text_generation_server.kernels.interface import Chosen, Kernels
+from text_generation_server.kernels.interface import Chosen, Kernels, Masks
 from text_generation_server.sampling.plan import RowBlock, SamplingPlan, make_plan
 from text_generation_server.sampling.watermark import green_list, newest_tokens
 from text_generation_server.step.results import Pending
 from text_generation_server.step.rows import Rows
 
 NO_TOP_IDS, NO_TOP_LOGPROBS = torch.empty((0, 0), dtype=torch.int32), torch.empty((0, 0))
+MINUS_INFINITY = float("-inf")
 NO_IDS, NO_LOGPROBS = torch.empty(0, dtype=torch.int32), torch.empty(0)
 
 
@@ -26,7 +27,7 @@ class Sampled:
 
     ids_R: Tensor  # int32
     logprobs_R: Tensor  # float32, in the distribution from which the token was drawn
-    finite_R: Tensor  # bool
+    finite_R: Tensor  # bool; like the logprobs, as in `Chosen`
     top_counts: tuple[int, ...]  # number of most likely tokens that each row asked for
     top_ids_AK: Tensor  # int32 [A, K]; K is the largest of top_counts
     top_logprobs_AK: Tensor  # float32; minus infinity for excluded tokens
@@ -56,7 +57,8 @@ class SampledOnHost:
     top_counts: list[int]  # number of most likely tokens of each row
     top_ids: Tensor  # int32, row after row
     top_logprobs: Tensor  # float32
-    not_finite: list[int]  # rows with a NaN or an infinity among their logits: their results are invalid
+    not_finite: list[int]  # rows whose results are invalid: a logit was NaN or infinite, or no token is left
+    without_token: list[int]  # the rows of `not_finite` whose logits were finite: no token is left
 
 
 def read_out(sampled: Sampled) -> SampledOnHost:
@@ -74,7 +76,10 @@ def read_out(sampled: Sampled) -> SampledOnHost:
         top_ids, top_logprobs = top_ids[taken], top_logprobs[taken]
     finite = sampled.finite_R.tolist()
     not_finite = [] if all(finite) else [i for i, is_finite in enumerate(finite) if not is_finite]
-    return SampledOnHost(sampled.ids_R, sampled.logprobs_R, top_counts, top_ids, top_logprobs, not_finite)
+    without_token = [i for i in not_finite if sampled.logprobs_R[i] == MINUS_INFINITY]
+    return SampledOnHost(
+        sampled.ids_R, sampled.logprobs_R, top_counts, top_ids, top_logprobs, not_finite, without_token
+    )
 
 
 class Sampler:
@@ -101,20 +106,29 @@ class Sampler:
         plan = self._plan_for(rows, index)
         return newest_tokens(rows, tuple(index[i] for i in plan.watermarked), mark) if plan.watermarked else None
 
+    def constrained(self, rows: Rows, index: tuple[int, ...]) -> tuple[int, ...]:
+        """The places within `index` of the rows that have a grammar, which need a mask at each step."""
+        return self._plan_for(rows, index).constrained
+
     def __call__(
-        self, logits_RV: Tensor, rows: Rows, index: tuple[int, ...], newest: Pending[list[int]] | None = None
+        self,
+        logits_RV: Tensor,
+        rows: Rows,
+        index: tuple[int, ...],
+        newest: Pending[list[int]] | None = None,
+        masks: Masks | None = None,
     ) -> Sampled:
         """Samples one token for each row of `index`, in the order of the logits. May overwrite the logits. `newest` is
-        the result of `before`."""
+        the result of `before`. The rows of `masks` are places within `index`."""
         plan = self._plan_for(rows, index)
         logits = logits_RV.float()
         if plan.watermarked:
             assert newest is not None
             self._watermark(logits, plan, newest)
         if len(plan.blocks) == 1:
-            chosen = self._choose(logits, rows, plan.blocks[0])
+            chosen = self._choose(logits, rows, plan.blocks[0], masks)
         else:
-            chosen = self._choose_in_blocks(logits, rows, plan.blocks)
+            chosen = self._choose_in_blocks(logits, rows, plan.blocks, masks)
         top_ids, top_logprobs = _top_tokens(logits, plan)
         tops = plan.top_counts, top_ids, top_logprobs
         return Sampled(chosen.ids_R, chosen.logprobs_R, chosen.finite_R, *tops, chosen.words)
@@ -143,22 +157,25 @@ class Sampler:
             plan = self._plan = make_plan(rows, index, self._kernels.sorts())
         return plan
 
-    def _choose(self, logits: Tensor, rows: Rows, block: RowBlock) -> Chosen:
-        choices = block.choices
+    def _choose(self, logits: Tensor, rows: Rows, block: RowBlock, masks: Masks | None) -> Chosen:
+        choices = block.choices if masks is None else replace(block.choices, masks=masks)
         if choices.any_penalties:
             # The kernel need not read beyond the longest row, whose length the host knows.
             longest = int(rows.known[block.rows].max())
             choices = replace(choices, history=choices.history[:, :longest])
         return self._kernels.sample(logits, choices)
 
-    def _choose_in_blocks(self, logits: Tensor, rows: Rows, blocks: tuple[RowBlock, ...]) -> Chosen:
+    def _choose_in_blocks(
+        self, logits: Tensor, rows: Rows, blocks: tuple[RowBlock, ...], masks: Masks | None
+    ) -> Chosen:
         count, device = logits.shape[0], logits.device
         ids = torch.empty(count, dtype=torch.int32, device=device)
         logprobs = torch.empty(count, device=device)
         finite = torch.empty(count, dtype=torch.bool, device=device)
         for block in blocks:
             own = logits[block.where]
-            chosen = self._choose(own, rows, block)
+            own_masks = None if masks is None else block.own_masks(masks, count)
+            chosen = self._choose(own, rows, block, own_masks)
             logits[block.where] = own
             ids[block.where], logprobs[block.where] = chosen.ids_R, chosen.logprobs_R
             finite[block.where] = chosen.finite_R

@@ -3,19 +3,23 @@ asked to run, to find out whether memory suffices and how long a step may take.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from text_generation_common.sampling import NEUTRAL, Sampling
+from text_generation_server.device.transfers import send
+from text_generation_server.kernels.interface import WORD_BITS, Masks
 from text_generation_server.step.rows import PromptChunk, StepBatch
 
 EVERY_OPTION = Sampling(
     do_sample=True, temperature=0.9, top_k=10, top_p=0.9, min_p=0.01, typical_p=0.9, seed=1, repetition_penalty=1.2,
     frequency_penalty=0.1, presence_penalty=0.1, watermark=True, top_n_tokens=5, logit_bias=((0, 0.5),),
     allowed_token_ids=(0, 1, 2), bad_words_ids=((2,), (0, 0, 1)), min_new_tokens=2, end_token_ids=(1,),
+    grammar="{}",
 )  # fmt: skip
 SMALL_TOKENS = 16
 SMALL_ROWS = 3
@@ -59,6 +63,14 @@ def largest_step(tokens: int, longest: int) -> list[PromptChunk]:
         own_slots = slots[first : first + length]
         chunks.append(PromptChunk(first, 0, length, True, ids[:length], own_slots, length, EVERY_OPTION))
     return chunks
+
+
+def all_allowed(rows: Sequence[int], vocab_size: int, device: torch.device) -> Masks:
+    """Masks with which a step's rows `rows`, which have a grammar, can choose every token. The grammar of EVERY_OPTION
+    is never read."""
+    words = -(-vocab_size // WORD_BITS)
+    rows_M, bits = send([np.array(rows, np.int32), np.full(len(rows) * words, -1, np.int32)], device)
+    return Masks(rows_M, bits.view(len(rows), words))
 
 
 class LongestPause:

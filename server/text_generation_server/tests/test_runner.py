@@ -12,11 +12,11 @@ from shard_tools import BATCH, Client, generate, make_checkpoint, make_runner, r
 
 from text_generation_common import faults
 from text_generation_common.errors import MemoryLimitError
-from text_generation_common.row_failures import NOT_FINITE
+from text_generation_common.row_failures import NO_TOKEN, NOT_FINITE
 from text_generation_common.sampling import NAMES, NEUTRAL, Sampling
 from text_generation_server.errors import StepError
 from text_generation_server.kernels import reference
-from text_generation_server.kernels.interface import Kernels
+from text_generation_server.kernels.interface import Choices, Chosen, Kernels
 from text_generation_server.runner import Capacity, ModelRunner
 from text_generation_server.step.results import StepOutput
 from text_generation_server.step.rows import PromptChunk, StepBatch
@@ -79,6 +79,16 @@ def test_a_poisoned_request_is_named_and_its_neighbours_do_not_change_by_a_bit(p
     for i in prompts:
         assert (said_by(sick, i) == said_by(healthy, i)) == (i != 3)
     assert all(bool(output.logprobs.isfinite().all()) for output in sick)
+
+
+def test_a_request_without_a_token_that_could_come_next_fails_for_this_reason_alone(runner: ModelRunner) -> None:
+    runner.warmup(64, None, 16, None)
+    nothing = Sampling(allowed_token_ids=(9,), bad_words_ids=((9,),))
+    prompts = {i: random_ids(5 + i, i) for i in range(4)}
+    free = dict.fromkeys(prompts, Sampling())
+    healthy, sick = crowd(runner, prompts, free), crowd(runner, prompts, free | {2: nothing})
+    assert all(output.failures == {2: NO_TOKEN} for output in sick)
+    assert all(said_by(sick, i) == said_by(healthy, i) for i in (0, 1, 3))
 
 
 def test_slots_that_held_not_a_number_do_no_harm_to_their_next_owner(poisoned: ModelRunner) -> None:
@@ -255,6 +265,20 @@ def test_the_small_steps_of_a_warm_up_fit_wherever_the_largest_does(model: Path,
     runner = make_runner(model, max_total_tokens=longest)
     assert runner.warmup(tokens, longest, 1, None).max_total_tokens == longest
     assert runner.num_rows == 0
+
+
+def test_a_warm_up_masks_the_rows_that_have_a_grammar_and_no_others(model: Path) -> None:
+    masked: list[int] = []
+
+    class NotedMasks(Noting):
+        def sample(self, logits_RV: torch.Tensor, choices: Choices) -> Chosen:
+            masked.append(len(choices.masks.rows_M) if choices.masks is not None else 0)
+            return reference.sample(logits_RV, choices)
+
+    kernels = NotedMasks(cast(Kernels, reference))
+    make_runner(model, kernels=cast(Kernels, kernels)).warmup(64, None, 4, None)
+    # A prompt, a prompt beside a row that decodes, a prompt without options, and the largest step.
+    assert masked[:3] == [1, 2, 0] and masked[3] > 0
 
 
 def test_a_warm_up_samples_with_every_option() -> None:

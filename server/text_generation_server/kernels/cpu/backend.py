@@ -15,12 +15,14 @@ from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.library import TYPES, Library, Word
 from text_generation_server.kernels.cpu.linear import Float32Linear, PackedLinear, Scratch, can_pack
 from text_generation_server.kernels.interface import (
+    WORD_BITS,
     AttentionOptions,
     Choices,
     Chosen,
     ExpertWeights,
     HeadNorms,
     KvLayer,
+    Masks,
     Routes,
     Segments,
 )
@@ -40,6 +42,7 @@ SPLIT_KEYS = CONSTANTS["SPLIT_KEYS"]
 WORTH_THREADS = 32768
 CHUNK_KEYS = CONSTANTS["CHUNK_KEYS"]
 CUT_BUCKETS = CONSTANTS["CUT_BUCKETS"]
+NO_MASKS: dict[str, Word] = dict.fromkeys(("masks", "mask_stride", "masked_rows", "masked"), 0)
 
 Run = tuple[int, int, int]
 
@@ -353,16 +356,16 @@ class CpuKernels:
 
     def sample(self, logits_RV: Tensor, choices: Choices) -> Chosen:
         rows, vocabulary = logits_RV.shape
-        finite = torch.empty(rows, dtype=torch.bool)
-        if choices.any_changes:
+        finite, changes = torch.empty(rows, dtype=torch.bool), _changes_in_torch(choices)
+        if changes:
             self._call(
                 logits_RV.numel(), "check_finite", logits=logits_RV.data_ptr(), count=rows, vocabulary=vocabulary,
                 stride=logits_RV.stride(0), finite=finite.data_ptr(),
             )  # fmt: skip
-            reference.change(logits_RV, choices, finite)
+            reference.change(logits_RV, choices)
         ids, logprobs = torch.empty(rows, dtype=torch.int32), torch.empty(rows)
         words = self.threads * (CUT_BUCKETS + 3 * vocabulary + 16)
-        if choices.any_cuts and len(self._cut_scratch) < words:
+        if (choices.any_cuts or choices.masks is not None) and len(self._cut_scratch) < words:
             self._cut_scratch = torch.empty(words, dtype=torch.int64)
         self._call(
             logits_RV.numel(), "draw", logits=logits_RV.data_ptr(), count=rows, vocabulary=vocabulary,
@@ -370,8 +373,9 @@ class CpuKernels:
             lengths=choices.lengths.data_ptr(), rows=choices.rows_R.data_ptr(),
             temperatures=choices.temperature_R.data_ptr(), top_k=choices.top_k_R.data_ptr(),
             top_p=choices.top_p_R.data_ptr(), log_min_p=choices.log_min_p_R.data_ptr(),
-            typical_p=choices.typical_p_R.data_ptr(), is_checked=int(choices.any_changes), finite=finite.data_ptr(),
-            ids=ids.data_ptr(), logprobs=logprobs.data_ptr(), scratch=self._cut_scratch.data_ptr(),
+            typical_p=choices.typical_p_R.data_ptr(), **_mask_words(choices.masks, vocabulary),
+            is_checked=int(changes), finite=finite.data_ptr(), ids=ids.data_ptr(), logprobs=logprobs.data_ptr(),
+            scratch=self._cut_scratch.data_ptr(),
         )  # fmt: skip
         return Chosen(ids, logprobs, finite)
 
@@ -424,6 +428,25 @@ def _words(options: AttentionOptions) -> dict[str, Word]:
         "slopes": 0 if options.slopes_H is None else options.slopes_H.data_ptr(),
         "sinks": 0 if options.sinks_H is None else options.sinks_H.data_ptr(),
         "window": options.window or 0,
+    }
+
+
+def _changes_in_torch(choices: Choices) -> bool:
+    """Whether logits are changed before the C code gets them. It applies masks itself."""
+    listed = choices.bias, choices.allowed, choices.bans
+    return choices.any_penalties or any(one is not None for one in listed)
+
+
+def _mask_words(masks: Masks | None, vocabulary: int) -> dict[str, Word]:
+    if masks is None:
+        return NO_MASKS
+    words = masks.bits_MW
+    assert words.stride(1) == 1 and words.shape[1] * WORD_BITS >= vocabulary and len(words) == len(masks.rows_M)
+    return {
+        "masks": words.data_ptr(),
+        "mask_stride": words.stride(0),
+        "masked_rows": masks.rows_M.data_ptr(),
+        "masked": len(words),
     }
 
 

@@ -22,10 +22,12 @@ from text_generation_server.kernels.interface import (
     ExpertWeights,
     HeadNorms,
     KvLayer,
+    Masks,
     Segments,
 )
 from text_generation_server.kernels.triton.candidates import fault, table_jobs
 from text_generation_server.kernels.triton.compiling import AttentionShape, compile_attention, compiling_for
+from text_generation_server.kernels.triton.sample_masks import apply_masks
 
 FP32, FP16, BF16, INT8, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn
 KV_HEADS = 2
@@ -98,10 +100,10 @@ def compile_sample() -> None:
         temperature, int32(3), top_p, min_p, typical_p, repetition, frequency, presence,
         Bias(int32(3, 2), torch.zeros(3, 2)), Allowed(int32(2), int32(2, 9)),
         Bans(int32(4), int32(4), int32(4), int32(5), int32(7)),
-        any_draws=True, any_penalties=True, any_cuts=True, any_typical=True,
+        any_draws=True, any_penalties=True, any_cuts=True, any_typical=True, masks=Masks(int32(2), int32(2, 4008)),
     )  # fmt: skip
     kernels.sample(torch.zeros(3, 128_256), choices)
-    only_draws = replace(choices, bias=None, allowed=None, bans=None, any_penalties=False, any_cuts=False)
+    only_draws = replace(choices, bias=None, allowed=None, bans=None, masks=None, any_penalties=False, any_cuts=False)
     part = kernels.reduce_part(torch.zeros(3, 16_384), only_draws, range(114_688, 128_256))
     kernels.merge_parts([part] * 8, 128_256)
 
@@ -131,6 +133,7 @@ def compile_serving() -> None:
             for first in (0, 1):  # vectors at an address that is a multiple of 16 bytes, and at another address
                 rows, slots = (int32(tokens + 1 + first)[first : first + tokens] for _ in range(2))
                 compile_step(rows, slots, int32(tokens + 1 + first)[first:])
+                compile_masks(rows)
         for width in (2000, 2001):  # the tables are as wide as the longest row that fits, whatever that is
             compile_step(int32(2), int32(2), int32(3), width)
     for kernel in compiled:
@@ -153,6 +156,15 @@ def compile_step(rows: torch.Tensor, slots: torch.Tensor, offsets: torch.Tensor,
     kernels.attend(q, kv, table, rows, lengths, None, PLAIN)
     kernels.attend(q, kv, table, rows, lengths, Segments(rows, positions, offsets, tokens), PLAIN)
     kernels.advance(table, int32(40), rows, ids)
+
+
+def compile_masks(rows: torch.Tensor) -> None:
+    logits = torch.zeros(40, 1000)
+    for words in (32, 33):  # a mask may be wider than the vocabulary
+        whole = int32(len(rows) + 1, words).view(-1)
+        for first in (0, 1):
+            bits = whole[first : first + len(rows) * words].view(len(rows), words)
+            apply_masks(logits, Masks(rows, bits))
 
 
 if __name__ == "__main__":

@@ -5,47 +5,33 @@ are only tested to equal the reference's draws.
 """
 
 import random
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from importlib import import_module
-from itertools import accumulate, chain
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from sampled_rows import (
+    MINUS_INFINITY,
+    VOCABULARY,
+    Row,
+    banned,
+    choices,
+    plain,
+    random_logits,
+    sample,
+)
 from torch import Tensor
 
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu.library import NEEDS
-from text_generation_server.kernels.interface import Allowed, Bans, Bias, Choices, Chosen
+from text_generation_server.kernels.interface import Allowed, Bans, Bias, Choices
 
 SUBJECTS = [(name, torch.float32) for name in ("reference", "triton", *(f"cpu_{target}" for target in NEEDS))]
 pytestmark = pytest.mark.parametrize("subject", SUBJECTS, indirect=True, ids=[name for name, _ in SUBJECTS])
 CPU = torch.device("cpu")
 GPU = torch.cuda.is_available()
-MINUS_INFINITY = float("-inf")
-VOCABULARY = 40
-
-
-@dataclass(frozen=True)
-class Row:
-    draws: bool = True
-    seed: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition: float = 1.0
-    frequency: float = 0.0
-    presence: float = 0.0
-    allowed: tuple[int, ...] = ()
-    words: tuple[tuple[int, ...], ...] = ()
-    ends: tuple[int, ...] = ()
-    least: int = 0  # number of output tokens until which no token of `ends` is chosen
-    bias: tuple[tuple[int, float], ...] = ()
-    history: tuple[int, ...] = (3, 4, 5, 5, 4, 5)
-    prompt_length: int = 2
 
 
 ALONE = {
@@ -86,63 +72,6 @@ CASES = {
 }
 
 
-def choices(rows: list[Row], device: torch.device) -> Choices:
-    """Sampling arguments for `rows`. These rows lie in reverse order among other rows, whose history contains invalid
-    ids.
-    """
-    count = len(rows)
-    width = max(len(row.history) for row in rows) + 3
-    history = torch.full((count + 2, width), 10**9, dtype=torch.int32)
-    lengths = torch.zeros(count + 2, dtype=torch.int32)
-    places = torch.arange(count, 0, -1, dtype=torch.int32)
-    for row, place in zip(rows, places.tolist(), strict=True):
-        history[place, : len(row.history)] = torch.tensor(row.history)
-        lengths[place] = len(row.history)
-
-    def column(name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.tensor([getattr(row, name) for row in rows], dtype=dtype, device=device)
-
-    return Choices(
-        places.to(device), history.to(device), lengths.to(device), column("prompt_length", torch.int32),
-        column("draws", torch.bool), column("seed", torch.int64), column("temperature"), column("top_k", torch.int32),
-        column("top_p"), column("min_p").log(), column("typical_p"), column("repetition"), column("frequency"),
-        column("presence"), biases(rows, device), allowed_tokens(rows, device), bans(rows, device),
-        any_draws=any(row.draws for row in rows),
-        any_penalties=any(row.repetition != 1 or row.frequency != 0 or row.presence != 0 for row in rows),
-        any_cuts=any(row.top_k or row.min_p or row.top_p < 1 or row.typical_p < 1 for row in rows),
-        any_typical=any(row.typical_p < 1 for row in rows),
-    )  # fmt: skip
-
-
-def biases(rows: list[Row], device: torch.device) -> Bias | None:
-    width = max(len(row.bias) for row in rows)
-    if not width:
-        return None
-    padded = [[*row.bias, *[(-1, 9.0)] * (width - len(row.bias))] for row in rows]
-    tokens, values = torch.tensor(padded, dtype=torch.float64).unbind(2)
-    return Bias(tokens.int().contiguous().to(device), values.float().contiguous().to(device))
-
-
-def allowed_tokens(rows: list[Row], device: torch.device) -> Allowed | None:
-    asking = [i for i, row in enumerate(rows) if row.allowed]
-    if not asking:
-        return None
-    width = max(len(rows[i].allowed) for i in asking)
-    tokens = [[*rows[i].allowed, *[-1] * (width - len(rows[i].allowed))] for i in asking]
-    return Allowed(*(torch.tensor(values, dtype=torch.int32, device=device) for values in (asking, tokens)))
-
-
-def bans(rows: list[Row], device: torch.device) -> Bans | None:
-    asked = [(i, token, row.least, ()) for i, row in enumerate(rows) for token in row.ends]
-    asked += [(i, word[-1], 2**31 - 1, word[:-1]) for i, row in enumerate(rows) for word in row.words]
-    if not asked:
-        return None
-    numbers, tokens, until, before = zip(*asked, strict=True)
-    offsets = [0, *accumulate(map(len, before))]
-    columns = (numbers, tokens, until, offsets, list(chain.from_iterable(before)))
-    return Bans(*(torch.tensor(column, dtype=torch.int32, device=device) for column in columns))
-
-
 def repeated(row: Row, count: int, device: torch.device) -> Choices:
     """Choices of `count` copies of one row, each with another seed."""
     single = choices([row], device)
@@ -165,60 +94,6 @@ def repeated_bans(bans: Bans, count: int) -> Bans:
         numbers.repeat_interleave(len(bans.tokens_E)), bans.tokens_E.repeat(count), bans.until_E.repeat(count),
         torch.cat([sizes.new_zeros(1), sizes]), bans.before.repeat(count),
     )  # fmt: skip
-
-
-def sample(subject: Any, logits: Tensor, rows: list[Row]) -> tuple[Tensor, Chosen]:
-    """The logits after sampling, and the chosen tokens, both on the host."""
-    left = logits.clone().to(subject.device)
-    chosen = subject.kernels.sample(left, choices(rows, subject.device))
-    return left.cpu(), Chosen(chosen.ids_R.cpu(), chosen.logprobs_R.cpu(), chosen.finite_R.cpu())
-
-
-def plain(logits: Tensor, row: Row) -> Tensor:
-    """Log-probabilities of the distribution from which a row draws, by a plain computation in float64."""
-    x = logits.double().tolist()
-    for token, value in row.bias:
-        x[token] += value
-    for token in set(row.history):
-        x[token] = x[token] * row.repetition if x[token] < 0 else x[token] / row.repetition
-    for token in row.history[row.prompt_length :]:
-        x[token] -= row.frequency
-    for token in set(row.history[row.prompt_length :]):
-        x[token] -= row.presence
-    x = [value / row.temperature for value in x]
-    allowed = (set(row.allowed) or set(range(len(x)))) - banned(row)
-    alive = sorted(allowed, key=lambda token: (-x[token], token))
-    alive = alive[: row.top_k] if row.top_k else alive
-    p = likelihoods(x, alive)
-    alive = [token for i, token in enumerate(alive) if i == 0 or row.top_p >= 1 or sum(p[:i]) < row.top_p]
-    p = likelihoods(x, alive)
-    alive = [token for i, token in enumerate(alive) if p[i] >= row.min_p * p[0]]
-    if row.typical_p < 1:
-        logprobs = torch.tensor(likelihoods(x, alive), dtype=torch.float64).log()
-        entropy = -(logprobs.exp() * logprobs).sum()
-        distance = dict(zip(alive, (-logprobs - entropy).abs().tolist(), strict=True))
-        alive = sorted(alive, key=lambda token: (round(distance[token], 9), token))
-        p = likelihoods(x, alive)
-        alive = [token for i, token in enumerate(alive) if i == 0 or sum(p[:i]) < row.typical_p]
-    out = torch.full((len(x),), MINUS_INFINITY, dtype=torch.float64)
-    out[alive] = torch.tensor(likelihoods(x, alive), dtype=torch.float64).log()
-    return out
-
-
-def banned(row: Row) -> set[int]:
-    ends = set(row.ends) if len(row.history) - row.prompt_length < row.least else set()
-    return ends | {word[-1] for word in row.words if row.history[-len(word) + 1 or len(row.history) :] == word[:-1]}
-
-
-def likelihoods(x: list[float], tokens: list[int]) -> list[float]:
-    return torch.tensor([x[token] for token in tokens], dtype=torch.float64).softmax(0).tolist()
-
-
-def random_logits(rows: int, vocabulary: int = VOCABULARY, seed: int = 0) -> Tensor:
-    """Random logits; in each row some logits are equal."""
-    logits = torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * 2
-    logits[:, 11:14] = logits[:, 10:11]
-    return logits
 
 
 def test_every_option_alone_and_with_others_leaves_what_the_plain_computation_leaves(subject: Any) -> None:
@@ -442,7 +317,7 @@ def test_masks_exclude_exactly_what_a_plain_search_of_the_history_excludes(subje
         expected = (set(row.allowed) or set(range(6))) - banned(row)
         assert bool(chosen.finite_R[i]) == bool(expected)
         if not expected:
-            assert not left[i].any() and chosen.ids_R[i] == 0 and chosen.logprobs_R[i] == 0
+            assert not left[i].any() and chosen.ids_R[i] == 0 and chosen.logprobs_R[i] == MINUS_INFINITY
             continue
         kept = set(left[i].isfinite().nonzero().flatten().tolist())
         assert int(chosen.ids_R[i]) in kept <= expected and chosen.logprobs_R[i].isfinite()

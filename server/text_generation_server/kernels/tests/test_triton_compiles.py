@@ -14,8 +14,8 @@ pytest.importorskip("triton", reason="triton is not installed: pip install trito
 
 SCRIPT = Path(__file__).with_name("compile_triton.py")
 SAMPLERS = {
-    "_add_bias", "_allow", "_apply", "_ban", "_check_block", "_count", "_draw_block", "_find_bounds", "_merge_blocks",
-    "_most_typical", "_prepare_block", "_weigh_block",
+    "_add_bias", "_allow", "_apply", "_ban", "_check_block", "_count", "_draw_block", "_find_bounds", "_mask",
+    "_merge_blocks", "_most_typical", "_prepare_block", "_weigh_block",
 }  # fmt: skip
 KERNELS = {
     "_activate", "_add_scored", "_advance", "_embed", "_experts_down", "_experts_up", "_layer_norm", "_place",

@@ -188,9 +188,10 @@ def _merge_blocks(
     base = tl.where(has_tokens, peak, 0.0)
     total = tl.sum(totals * tl.exp(peaks - base), 0)
     logprob = logit - base - tl.log(tl.where(has_tokens, total, 1.0))
-    is_finite = (tl.min(tl.load(words + 5 * stride + here, mask=inside, other=1), 0) != 0) & has_tokens
+    was_finite = tl.min(tl.load(words + 5 * stride + here, mask=inside, other=1), 0) != 0
+    is_finite = was_finite & has_tokens
     tl.store(ids_R + row, tl.where(is_finite, tl.load(words + 4 * stride + row * BLOCKS + best), 0))
-    tl.store(logprobs_R + row, tl.where(is_finite, logprob, 0.0))
+    tl.store(logprobs_R + row, tl.where(is_finite, logprob, tl.where(was_finite, MINUS_INFINITY, 0.0)))
     tl.store(finite_R + row, is_finite)
     if is_finite == 0:
         for first in range(0, WIDTH, BLOCK):

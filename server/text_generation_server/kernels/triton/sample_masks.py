@@ -6,13 +6,15 @@ with minus infinity, and writes the kept logits back.
 Bans: a ban holds if the output is short enough and the newest ids of the row's history are those before the banned
 token. Each program tests BANS bans at once, id by id from the newest one. The history is on the device, where the step
 before has appended its token.
+
+Masks: a program reads the bits of FILLED tokens of a row. The logits of tokens that stay are neither read nor written.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from text_generation_server.kernels.interface import Allowed, Bans, Choices
+from text_generation_server.kernels.interface import WORD_BITS, Allowed, Bans, Choices, Masks
 from text_generation_server.kernels.triton.sample_prepare import MINUS_INFINITY
 
 MOST_ALLOWED = 1024  # most tokens that a row lists: a power of two
@@ -26,6 +28,8 @@ def exclude_tokens(logits_RV: Tensor, choices: Choices) -> None:
         _allow_listed(logits_RV, choices.allowed)
     if choices.bans is not None:
         _ban_tokens(logits_RV, choices, choices.bans)
+    if choices.masks is not None:
+        apply_masks(logits_RV, choices.masks)
 
 
 def _allow_listed(logits_RV: Tensor, allowed: Allowed) -> None:
@@ -44,6 +48,15 @@ def _ban_tokens(logits_RV: Tensor, choices: Choices, bans: Bans) -> None:
         logits_RV, bans.rows_E, bans.tokens_E, bans.until_E, bans.offsets, bans.before, choices.rows_R,
         choices.prompt_lengths_R, choices.lengths, choices.history, choices.history.stride(0), count,
         STRIDE=logits_RV.stride(0), BLOCK=BANS,
+    )  # fmt: skip
+
+
+def apply_masks(logits_RV: Tensor, masks: Masks) -> None:
+    rows, vocabulary = len(masks.rows_M), logits_RV.shape[1]
+    assert masks.bits_MW.stride(1) == 1 and masks.bits_MW.shape[1] * WORD_BITS >= vocabulary
+    _mask[(rows, triton.cdiv(vocabulary, FILLED))](
+        logits_RV, masks.rows_M, masks.bits_MW, masks.bits_MW.stride(0),
+        VOCABULARY=vocabulary, STRIDE=logits_RV.stride(0), BLOCK=FILLED, BITS=WORD_BITS, num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -90,3 +103,17 @@ def _ban(
         back += 1
     at = logits + row.to(tl.int64) * STRIDE + tl.load(tokens_E + ban, mask=inside, other=0)
     tl.store(at, tl.full([BLOCK], MINUS_INFINITY, tl.float32), mask=holds)
+
+
+@triton.jit(do_not_specialize=["words"], do_not_specialize_on_alignment=["rows_M", "bits_MW"])
+def _mask(
+    logits, rows_M, bits_MW, words,
+    VOCABULARY: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    own = tl.program_id(0).to(tl.int64)
+    row = logits + tl.load(rows_M + own).to(tl.int64) * STRIDE
+    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = token < VOCABULARY
+    word = tl.load(bits_MW + own * words + token // BITS, mask=inside, other=0)
+    is_excluded = inside & (((word >> (token % BITS)) & 1) == 0)
+    tl.store(row + token, tl.full([BLOCK], MINUS_INFINITY, tl.float32), mask=is_excluded)

@@ -193,14 +193,16 @@ def _most_typical(
 
 @triton.jit
 def merged_extremes(extremes, row, rows, BLOCKS: tl.constexpr, B: tl.constexpr):
-    """The peak of a row, and its least logit above minus infinity. Without such a logit the peak is finite too, so that
-    nothing is computed from it that is not a number."""
+    """The peak of a row, and its least logit above minus infinity. Without such a logit both are 0, so that nothing
+    is computed from them that is not a number."""
     block = tl.arange(0, B)
     inside = block < BLOCKS
     extremes += row * BLOCKS + block
     peaks = tl.load(extremes, mask=inside, other=MINUS_INFINITY)
     leasts = tl.load(extremes + rows.to(tl.int64) * BLOCKS, mask=inside, other=-MINUS_INFINITY)
-    return tl.maximum(tl.max(peaks, 0), -LARGEST), tl.min(leasts, 0)
+    peak = tl.max(peaks, 0)
+    peak = tl.where(peak == MINUS_INFINITY, 0.0, peak)
+    return peak, tl.minimum(tl.min(leasts, 0), peak)
 
 
 @triton.jit

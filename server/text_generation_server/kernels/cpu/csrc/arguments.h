@@ -18,7 +18,7 @@ enum type { F32 = 0, BF16 = 1, I8 = 2, F8 = 3 };
 enum activation { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3 };
 
 enum {
-  MAX_ARGUMENTS = 20,      /* most arguments of one kernel */
+  MAX_ARGUMENTS = 22,      /* most arguments of one kernel */
   MAX_EXPERTS = 1024,      /* experts of one layer */
   MAX_HEAD_SIZE = 256,     /* most numbers in a head, in all kernels that compute heads; always a multiple of 16 */
   FEW_ROWS = 16,           /* gemm: most rows of x that are read in place; more rows are packed into tiles first */
@@ -243,27 +243,33 @@ struct advance_arguments {
 };
 
 /* Chooses a token for each row of logits, and gives its log-probability. Logits are divided by the temperature, and
-   those of tokens that a cut excludes become minus infinity. A row that is not finite becomes zeros, and its id and
-   log-probability 0. */
+   those of tokens that a mask or a cut excludes become minus infinity. A row that is not finite becomes zeros, and its
+   id and log-probability 0; a row without a token that is left becomes zeros, its id 0, and its log-probability minus
+   infinity. */
 struct draw_arguments {
   float *logits; /* [R, vocabulary], rows stride apart */
   long count;    /* R */
   long vocabulary;
-  long stride;               /* numbers from one row of logits to the next */
-  const uint8_t *draws;      /* [R]: 1 draws at random, 0 takes the token with the highest logit */
-  const int64_t *seeds;      /* [R] */
-  const int32_t *lengths;    /* [rows]: the position that seeds the noise */
-  const int32_t *rows;       /* [R]: indices into lengths */
-  const float *temperatures; /* [R] */
-  const int32_t *top_k;      /* [R]; 0: no cut */
-  const float *top_p;        /* [R]; 1: no cut */
-  const float *log_min_p;    /* [R]; minus infinity: no cut */
-  const float *typical_p;    /* [R]; 1: no cut */
-  long is_checked;           /* 1: `finite` is known; 0: it is written */
-  uint8_t *finite;           /* [R]: whether all numbers of a row are finite */
-  int32_t *ids;              /* [R] */
-  float *logprobs;           /* [R] */
-  int64_t *scratch;          /* [threads, CUT_BUCKETS + 3 * vocabulary + 16] */
+  long stride;                /* numbers from one row of logits to the next */
+  const uint8_t *draws;       /* [R]: 1 draws at random, 0 takes the token with the highest logit */
+  const int64_t *seeds;       /* [R] */
+  const int32_t *lengths;     /* [rows]: the position that seeds the noise */
+  const int32_t *rows;        /* [R]: indices into lengths */
+  const float *temperatures;  /* [R] */
+  const int32_t *top_k;       /* [R]; 0: no cut */
+  const float *top_p;         /* [R]; 1: no cut */
+  const float *log_min_p;     /* [R]; minus infinity: no cut */
+  const float *typical_p;     /* [R]; 1: no cut */
+  const int32_t *masks;       /* [masked, vocabulary / 32 rounded up], mask_stride apart: bits of the tokens that a row
+                                 can choose; or null */
+  long mask_stride;           /* words from one mask to the next */
+  const int32_t *masked_rows; /* [masked]: the row of each mask, below R; or null */
+  long masked;
+  long is_checked;  /* 1: `finite` is known; 0: it is written */
+  uint8_t *finite;  /* [R]: whether all numbers of a row are finite; becomes 0 where no token is left */
+  int32_t *ids;     /* [R] */
+  float *logprobs;  /* [R] */
+  int64_t *scratch; /* [threads, CUT_BUCKETS + 3 * vocabulary + 16] */
 };
 
 /* finite[r] = 1 where all numbers of row r are finite. A row that is not finite is replaced by zeros. */

@@ -36,13 +36,6 @@ struct listed {
   int64_t weight;
 };
 
-struct cut_memory {
-  int64_t *sums; /* [CUT_BUCKETS] */
-  struct listed *list;
-  float *logits; /* logits of the tokens that are kept */
-  int32_t *ids;
-};
-
 /* How one cut orders tokens and weighs them. */
 struct search {
   enum order order;
@@ -195,32 +188,11 @@ static struct bound find_bound(struct listed *list, long count, int64_t target, 
   return (struct bound){list[last].rank, list[last].place};
 }
 
-/* Stores the lanes of `bits` one after the other from number `count` on. May write LANES numbers. */
-INLINE long keep_lanes(unsigned bits, vf x, vi ids, long count, const struct cut_memory *memory) {
-#if defined(__AVX512F__)
-  _mm512_storeu_ps(memory->logits + count, _mm512_maskz_compress_ps((__mmask16)bits, (__m512)x));
-  _mm512_storeu_si512(memory->ids + count, _mm512_maskz_compress_epi32((__mmask16)bits, (__m512i)ids));
-  return count + __builtin_popcount(bits);
-#else
-  for (; bits; bits &= bits - 1, count++) {
-    int j = __builtin_ctz(bits);
-    memory->logits[count] = x[j], memory->ids[count] = ids[j];
-  }
-  return count;
-#endif
-}
-
 INLINE vi ids_from(const struct tokens *tokens, long i, vi lanes) {
   if (!tokens->ids) return lanes + (int32_t)i;
   vi ids;
   memcpy(&ids, tokens->ids + i, sizeof ids); /* there is room for LANES ids behind the last token */
   return ids;
-}
-
-INLINE vi lane_indices(void) {
-  vi lanes;
-  for (int i = 0; i < LANES; i++) lanes[i] = i;
-  return lanes;
 }
 
 /* Copies the tokens up to the bound. The copies may take the place of the tokens. */
@@ -281,15 +253,12 @@ static void cut_untypical(struct tokens *tokens, float peak, float farthest, flo
   cut_tokens(tokens, (struct search){MOST_TYPICAL, MASS, peak, mean, 0, 0}, most, 0, share, memory);
 }
 
-struct tokens cut_row(const float *row, long size, const struct cuts *cuts, int64_t *scratch) {
-  int64_t *behind = scratch + CUT_BUCKETS + 2 * size;
-  struct cut_memory memory = {scratch, (struct listed *)(scratch + CUT_BUCKETS), (float *)behind,
-                              (int32_t *)behind + size + LANES};
-  struct tokens tokens = {row, NULL, size};
+struct tokens cut_row(struct tokens tokens, long size, const struct cuts *cuts, int64_t *scratch) {
+  struct cut_memory memory = divide_scratch(scratch, size);
   float least, peak;
   find_extremes(&tokens, &least, &peak);
   float farthest = (peak - least) * LOG2E;
-  if (cuts->top_k > 0 && cuts->top_k < size)
+  if (cuts->top_k > 0 && cuts->top_k < tokens.count)
     cut_tokens(&tokens, (struct search){MOST_LIKELY, COUNT, peak, 0, 0, 0}, farthest, cuts->top_k, 0, &memory);
   if (cuts->top_p < 1)
     cut_tokens(&tokens, (struct search){MOST_LIKELY, MASS, peak, 0, 0, 0}, farthest, 0, cuts->top_p, &memory);

@@ -1,8 +1,9 @@
-/* Choosing a token for each row of logits, and its log-probability, after the row's temperature and cuts. The token
-   with the largest logit + Gumbel noise is a draw from softmax(logits): https://arxiv.org/abs/1411.0030. The noise is a
-   pure function of (seed, position, token) and begins with the same integers as in ../../reference.py, so that a draw
-   depends on nothing else. */
+/* Choosing a token for each row of logits, and its log-probability, after the row's mask, temperature and cuts. The
+   token with the largest logit + Gumbel noise is a draw from softmax(logits): https://arxiv.org/abs/1411.0030. The
+   noise is a pure function of (seed, position, token) and begins with the same integers as in ../../reference.py, so
+   that a draw depends on nothing else. */
 #include "cuts.h"
+#include "masks.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -151,19 +152,43 @@ static int is_finite(const float *row, long size) {
   return lane_sum(sum) == 0.0f;
 }
 
+/* The bits of the tokens that a row can choose; null where the row has no mask. */
+static const uint32_t *mask_of(const struct draw_arguments *a, long r) {
+  for (long m = 0; m < a->masked; m++)
+    if (a->masked_rows[m] == r) return (const uint32_t *)a->masks + m * a->mask_stride;
+  return NULL;
+}
+
+/* Whether all tokens have been excluded. */
+static int is_empty(const struct tokens *tokens) {
+  for (long i = 0; i < tokens->count; i += LANES)
+    if (lane_bits(logits_from(tokens->logits, i, tokens->count) > -INFINITY)) return 0;
+  return 1;
+}
+
+static void set_invalid(const struct draw_arguments *a, long r, float logprob) {
+  memset(a->logits + r * a->stride, 0, a->vocabulary * sizeof(float));
+  a->finite[r] = 0, a->ids[r] = 0, a->logprobs[r] = logprob;
+}
+
 static void draw_row(const struct draw_arguments *a, long r, int64_t *scratch) {
   float *row = a->logits + r * a->stride;
   long size = a->vocabulary;
   if (!a->is_checked) a->finite[r] = is_finite(row, size);
   if (!a->finite[r]) {
-    memset(row, 0, size * sizeof(float));
-    a->ids[r] = 0, a->logprobs[r] = 0;
+    set_invalid(a, r, 0);
     return;
   }
-  if (a->temperatures[r] != 1.0f) divide_row(row, size, a->temperatures[r]);
-  struct cuts cuts = {a->top_k[r], a->top_p[r], a->log_min_p[r], a->typical_p[r]};
   struct tokens tokens = {row, NULL, size};
-  if (asks_for_cut(&cuts)) tokens = cut_row(row, size, &cuts, scratch);
+  const uint32_t *mask = mask_of(a, r);
+  if (mask) tokens = mask_row(row, size, mask, scratch);
+  if ((mask || a->is_checked) && is_empty(&tokens)) {
+    set_invalid(a, r, -INFINITY);
+    return;
+  }
+  if (a->temperatures[r] != 1.0f) divide_row(tokens.logits, tokens.count, a->temperatures[r]);
+  struct cuts cuts = {a->top_k[r], a->top_p[r], a->log_min_p[r], a->typical_p[r]};
+  if (asks_for_cut(&cuts)) tokens = cut_row(tokens, size, &cuts, scratch);
   uint32_t key = a->draws[r] ? noise_key(a->seeds[r], a->lengths[a->rows[r]]) : 0;
   draw_token(&tokens, a->draws[r], key, a->ids + r, a->logprobs + r);
   if (tokens.ids) exclude_others(row, size, &tokens);
