@@ -3,9 +3,6 @@
 from text_generation.types import Parameters
 from text_generation_router.api.schemas import GenerateParameters
 
-# The router refuses this one by name.
-REFUSED = {"grammar"}
-
 
 def test_every_parameter_of_the_client_is_one_of_the_router() -> None:
-    assert set(Parameters.model_fields) - set(GenerateParameters.model_fields) <= REFUSED
+    assert set(Parameters.model_fields) <= set(GenerateParameters.model_fields)

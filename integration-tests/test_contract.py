@@ -102,7 +102,8 @@ BAD_PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"stop": ["a"] * 5}, "`stop` supports up to 4 stop sequences. Given: 5"),
     ({"truncate": 100_000}, "`truncate` must be strictly positive and less than 2047. Given: 100000"),
     ({"top_n_tokens": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
-    ({"grammar": {"type": "regex", "value": "a"}}, "`grammar` is not supported yet"),
+    ({"grammar": {"type": "regex", "value": "a("}}, "grammar is not valid: a regular expression cannot be read"),
+    ({"grammar": {"type": "json", "value": {}}}, "grammar is not valid: Grammar must have a 'properties' field"),
     ({"adapter_id": "x"}, "`adapter_id` is not supported yet"),
 ]
 
@@ -249,7 +250,7 @@ def test_openai_routes_refuse_missing_features_and_accept_neutral_values(server:
     url = f"{server.url}/v1/chat/completions"
     neutral = {"n": 1, "presence_penalty": 0, "top_p": 1, "tools": [], "logit_bias": {}, "model": "x", "novel": 1}
     assert httpx.post(url, json=chat("Hi", max_tokens=3, **neutral)).status_code == 200
-    for field, value in {"tools": [{"type": "function"}], "structured_outputs": {"regex": "a"}}.items():
+    for field, value in {"tools": [{"type": "function"}], "guided_json": {"not": {}}}.items():
         response = httpx.post(url, json=chat("Hi", **{field: value}))
         assert response.status_code == 400 and response.json()["error"]["param"] == field
 

@@ -117,11 +117,8 @@ def errors_name_the_field(models: Models) -> None:
     refused("frequency_penalty", lambda: list(models.chat(frequency_penalty=3.0).stream(QUESTION)))
 
 
-def tools_and_schemas_are_refused_by_name(models: Models) -> None:
+def tools_are_refused_by_name(models: Models) -> None:
     refused("`tools`", partial(models.chat().bind_tools([TOOL]).invoke, QUESTION))
-    schema = {"title": "Sum", "type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
-    asked = models.chat().with_structured_output(schema, method="json_schema")
-    refused("`response_format`", partial(asked.invoke, QUESTION))
 
 
 CHECKS = [
@@ -137,7 +134,7 @@ CHECKS = [
     completion,
     batch_of_six_completions,
     errors_name_the_field,
-    tools_and_schemas_are_refused_by_name,
+    tools_are_refused_by_name,
 ]
 
 

@@ -62,8 +62,8 @@ def a_long_prompt_exceeds_the_context_window(options: dict) -> None:
 def errors_name_the_field(options: dict) -> None:
     asked = {"model": "openai/tgi", "messages": MESSAGES, **options}
     raises(litellm.BadRequestError, "frequency_penalty", partial(litellm.completion, frequency_penalty=3.0, **asked))
-    schema = partial(litellm.completion, response_format={"type": "json_object"}, **asked)
-    raises(litellm.BadRequestError, "`response_format`", schema)
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}
+    raises(litellm.BadRequestError, "`response_format`", partial(litellm.completion, response_format=schema, **asked))
 
 
 def main(url: str) -> None:

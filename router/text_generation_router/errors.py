@@ -7,9 +7,11 @@
     ├── ValidationError             422
     │   ├── TooLongError                422
     │   ├── UnsupportedParameterError   422
-    │   └── UnknownParameterError       422
+    │   ├── UnknownParameterError       422
+    │   └── GrammarError                422
     ├── UnknownModelError           404
     ├── TemplateError               422
+    ├── ToolError                   422
     ├── SuffixError                 422
     ├── TooManyPromptsError         422
     ├── OverloadedError             429
@@ -106,6 +108,14 @@ class UnknownParameterError(ValidationError):
         self.param = name
 
 
+class GrammarError(ValidationError):
+    """The grammar in `field` is refused. The native field has TGI's words."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"grammar is not valid: {reason}" if field == "grammar" else f"`{field}`: {reason}")
+        self.param = field
+
+
 class UnknownModelError(InferenceError):
     """Raised with `--strict-parameters` only."""
 
@@ -121,6 +131,14 @@ class TemplateError(InferenceError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"Template error: {reason}")
+
+
+class ToolError(InferenceError):
+    error_type, status, label = "tool_error", 422, "validation"
+    param = "tools"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Tool error: {reason}")
 
 
 class OverloadedError(InferenceError):

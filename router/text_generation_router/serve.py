@@ -36,6 +36,7 @@ from text_generation_router.metrics import Metrics
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
 from text_generation_router.text.chat_template import load_chat_template
 from text_generation_router.text.detokenization import Vocabulary
+from text_generation_router.text.grammars.checking import GrammarChecker
 from text_generation_router.text.model_files import find_model_files
 from text_generation_router.text.rendering import rendering
 from text_generation_router.text.tokenization import TextTokenizer
@@ -129,6 +130,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         # little.
         max_part_chars=config.requests.payload_limit // 2,
     )
+    grammars = GrammarChecker(config.requests.max_concurrent_requests)
     chat_template = load_chat_template(files.folder, config.files.tokenizer_config_path)
     metrics, gate = Metrics(config.http.tgi_buckets), Gate()
     hits = LimitHits(metrics)
@@ -150,7 +152,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)
         metrics.describe(lambda: facts_of(config, engine.snapshot()))
         # The limits are read for each request: the shards of a later epoch may have fewer slots.
-        validator = Validator(tokenizer, lambda: request_limits(config, engine.snapshot()))
+        validator = Validator(tokenizer, grammars, lambda: request_limits(config, engine.snapshot()))
         permits = Permits(config.requests.max_concurrent_requests, lambda: engine.load().retry_after_s)
         tracer = tracer_for(config)
         if tracer is not None:
@@ -194,6 +196,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
     finally:
         await engine.close()
         tokenizer.close()
+        grammars.close()
         await pool.close()
         await stack.aclose()
 

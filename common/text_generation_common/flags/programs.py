@@ -42,7 +42,6 @@ LAUNCHER = ProgramFlags(
         "graceful_termination_timeout": {"type": int},
         "stream_write_timeout": {"type": int},
         "usage_stats": {"type": UsageStats | None},
-        "disable_grammar_support": {"no_effect": None},  # the router logs that the flag is set
     }
 )
 

@@ -35,7 +35,7 @@ class RequestFlags:
     )
     payload_limit: int = flag(2_000_000, "Largest request body, in bytes.", min=0, positive=True)
     disable_grammar_support: bool = flag(
-        False, "Refuse constrained generation.", no_effect="grammars are not supported yet"
+        False, "Refuse requests that set the form of their text: grammar, response_format and the like."
     )
 
 

@@ -78,7 +78,7 @@ class GenerateRoutes:
         self._inference.validator.check_best_of(asked.parameters.best_of)
         with self._inference.counted_failures():
             caller = self._services.callers.caller_of(request)
-        prompts = self._prompts(asked)
+            prompts = self._prompts(asked)
         results = await unless_disconnected(request.receive, self._inference.results(prompts, caller, started_s))
         # If several results have the highest mean, `max` takes the first, as TGI does.
         best = results[0] if len(results) == 1 else max(results, key=lambda result: result.mean_logprob)
@@ -113,7 +113,8 @@ class GenerateRoutes:
             with self._inference.counted_failures():
                 check_streamable(asked.parameters)
                 caller = self._services.callers.caller_of(request)
-            generations = await self._inference.start([native_prompt(asked)], caller, started_s)
+                prompt = native_prompt(asked)
+            generations = await self._inference.start([prompt], caller, started_s)
             [generation] = generations
             encode = EventEncoder(asked, generation.prompt_tokens, full_text)
             generation.write_through(writer, encode)

@@ -16,13 +16,15 @@ Rules = dict[str, Rule]
 
 FORM: Rules = dict.fromkeys(  # fields that set the form of the text
     (
-        "grammar", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend",
-        "guided_whitespace_pattern", "structured_outputs", "json_schema", "regex", "ebnf", "structural_tag",
-        "custom_logit_processor", "custom_params", "repetition_detection",
+        "grammar", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
+        "json_schema", "regex", "ebnf", "structural_tag", "custom_logit_processor", "custom_params",
+        "repetition_detection",
     ),
     Refused(),
 )  # fmt: skip
 FORM["response_format"] = Refused(neutral=({"type": "text"},))
+FORM["guided_whitespace_pattern"] = Refused("is not supported: white space is at most one space")
+FORM["guided_decoding_backend"] = Tolerated("there is one engine for grammars")
 
 WEIGHTS: Rules = dict.fromkeys(("adapter_id", "lora_path", "lora"), Refused())
 
@@ -131,6 +133,15 @@ COMMON: Rules = FORM | WEIGHTS | TOOLS | PROMPT | TOKENS | ANSWER | NO_EFFECT
 
 CUT_STOP = Refused("must be true: a text of this route keeps the stop string that ended it", (True,))
 NATIVE: Rules = COMMON | {
+    "response_format": Renamed("grammar", ({"type": "text"},)),
+    "structured_outputs": Renamed("grammar"),
+    "guided_json": Renamed("grammar"),
+    "guided_regex": Renamed("grammar"),
+    "guided_choice": Renamed("grammar"),
+    "guided_grammar": Renamed("grammar"),
+    "json_schema": Renamed("grammar"),
+    "regex": Renamed("grammar"),
+    "ebnf": Renamed("grammar"),
     "add_special_tokens": Refused(neutral=(True,)),
     "include_stop_str_in_output": CUT_STOP,
     "max_tokens": Renamed("max_new_tokens"),
@@ -180,8 +191,10 @@ CHAT_RULES: Rules = OPENAI | {
     "prompt": Refused("is a field of /v1/completions"),
 }
 
-GENERATE = Contract.of(GenerateRequest, NATIVE)
-COMPAT_GENERATE = Contract.of(CompatGenerateRequest, NATIVE)
+# Beside `parameters`, where most fields of `parameters` are unknown, the form of the text is not passed over.
+BESIDE: Rules = NATIVE | {"grammar": Refused("is a field of `parameters`")}
+GENERATE = Contract.of(GenerateRequest, BESIDE)
+COMPAT_GENERATE = Contract.of(CompatGenerateRequest, BESIDE)
 PARAMETERS = Contract.of(GenerateParameters, NATIVE)
 DETOKENIZE = Contract.of(DetokenizeRequest, {})
 TOKENIZE = Contract.of(GenerateRequest, TOKENIZE_RULES)

@@ -35,6 +35,7 @@ from text_generation_router.api.fields import Body, ListLimits
 from text_generation_router.api.responses_chat import chat_of as chat_of_response
 from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest
 from text_generation_router.errors import (
+    GrammarError,
     InferenceError,
     InvalidJsonError,
     SuffixError,
@@ -51,6 +52,7 @@ ENTRY = f"{__name__}:make_handlers"
 ERRORS: Mapping[str, type[InferenceError]] = {
     error.__name__: error
     for error in (
+        GrammarError,
         InvalidJsonError,
         SuffixError,
         TemplateError,

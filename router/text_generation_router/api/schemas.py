@@ -17,6 +17,7 @@ from text_generation_router.api.fields import (
     TokenIds,
     listed,
 )
+from text_generation_router.api.form_fields import NativeGrammar, asked_grammar
 from text_generation_router.text.token_choice import MAX_LISTED
 from text_generation_router.text.validation import AskedParameters, AskedSampling
 
@@ -104,8 +105,9 @@ class SamplingFields(Body):
     ] = None
 
     def sampling_values(self) -> dict[str, Any]:
-        """All fields; the values of those that `Sampling` has in its types."""
+        """All fields but `grammar`; the values of those that `Sampling` has in its types."""
         values = dict(vars(self))
+        values.pop("grammar", None)  # a grammar is checked before it is part of a `Sampling`
         if self.logit_bias is not None:
             values["logit_bias"] = tuple((int(token_id), value) for token_id, value in self.logit_bias.items())
         if self.allowed_token_ids is not None:
@@ -141,6 +143,7 @@ class GenerateParameters(SamplingFields):
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
+    grammar: NativeGrammar = None
 
     def sampling_parameters(self) -> AskedParameters:
         return AskedParameters(
@@ -155,6 +158,7 @@ class GenerateParameters(SamplingFields):
             priority=self.priority,
             timeout=self.timeout,
             cache_salt=self.cache_salt,
+            grammar=asked_grammar(self),
         )
 
 

@@ -29,6 +29,8 @@ def parameters_of(
     """`echoed`: number of most likely tokens that `echo` needs with each log-probability of the prompt, or None."""
     parameters = asked.sampling_parameters(max_new_tokens, top_n_tokens, services.style.keeps_stop)
     parameters = replace(parameters, prompt_logprobs=wanted_logprobs(asked, echoed))
+    if parameters.grammar is not None and services.style.is_tgis:  # TGI's errors have one name for all fields
+        parameters = replace(parameters, grammar=replace(parameters.grammar, field="grammar"))
     if parameters.truncate == -1:  # the longest prompt that the server takes
         return replace(parameters, truncate=services.inference.validator.limits.max_input_tokens)
     return parameters

@@ -14,8 +14,10 @@ from text_generation_router.api.fields import (
     Seed,
     Texts,
 )
+from text_generation_router.api.form_fields import asked_grammar
+from text_generation_router.api.form_schemas import FormFields
 from text_generation_router.api.messages import MessageBody
-from text_generation_router.api.schemas import CacheSalt, MinTokens, Priority, SamplingFields, Timeout
+from text_generation_router.api.schemas import CacheSalt, MinTokens, Priority, Timeout
 from text_generation_router.errors import ValidationError
 from text_generation_router.text.chat_template import Conversation
 from text_generation_router.text.validation import AskedParameters, AskedSampling
@@ -54,7 +56,7 @@ class AnsweredRequest(Body):
     """Whether the answer is a stream."""
 
 
-class OpenAIRequest(SamplingFields, AnsweredRequest):
+class OpenAIRequest(FormFields, AnsweredRequest):
     """Fields that completions and chat have in common."""
 
     max_tokens: Annotated[U32 | None, Field(description="Most new tokens. Default: as many as fit.")] = None
@@ -144,6 +146,7 @@ class OpenAIRequest(SamplingFields, AnsweredRequest):
             skips_special=self.skip_special_tokens is not False,
             returns_ids=bool(self.return_token_ids),
             max_top_n_tokens=MAX_LOGPROBS,
+            grammar=asked_grammar(self),
         )
 
 

@@ -11,6 +11,8 @@ from text_generation_common.sampling import NAMES, WARPERS, Sampling
 from text_generation_router.errors import TooLongError, ValidationError
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.share import Share
+from text_generation_router.text.grammars.asked import AskedGrammar
+from text_generation_router.text.grammars.checking import GrammarChecker
 from text_generation_router.text.output import TextRules
 from text_generation_router.text.pieces import PieceReader
 from text_generation_router.text.token_choice import Check, choice_checks, ids_of_bad_words, list_checks
@@ -59,6 +61,7 @@ class AskedParameters:
     markers: frozenset[str] | None = None
     returns_ids: bool = False  # whether the answer has the prompt's token ids
     max_top_n_tokens: int | None = None  # the route's own limit, where it has one
+    grammar: AskedGrammar | None = None
 
     @property
     def text_rules(self) -> TextRules:
@@ -92,10 +95,11 @@ MUST_FIT = 1024
 
 
 class Validator:
-    def __init__(self, tokenizer: TextTokenizer, limits: Callable[[], RequestLimits]) -> None:
+    def __init__(self, tokenizer: TextTokenizer, grammars: GrammarChecker, limits: Callable[[], RequestLimits]) -> None:
         """`limits` returns the limits of the current shards."""
         self._limits = limits
         self._tokenizer = tokenizer
+        self._grammars = grammars
 
     @property
     def limits(self) -> RequestLimits:
@@ -157,6 +161,10 @@ class Validator:
             ends = {*parameters.stop_token_ids, *(() if parameters.ignore_eos_token else limits.eos_token_ids)}
             result = replace(result, end_token_ids=tuple(sorted(i for i in ends if i < limits.vocab_size)))
         _raise_first(choice_checks(result, max_new_tokens, limits.vocab_size))
+        if parameters.grammar is not None:
+            if limits.asked.disable_grammar_support:
+                raise ValidationError("grammar is not supported")
+            result = replace(result, grammar=await self._grammars.grammar(parameters.grammar, share))
         return result
 
     async def _ids(self, prompt: Prompt, limits: RequestLimits, share: Share) -> tuple[int, ...]:

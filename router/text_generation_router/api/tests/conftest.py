@@ -46,6 +46,7 @@ from text_generation_router.scheduling.request import EndReason, GenerationReque
 from text_generation_router.serve import request_limits
 from text_generation_router.text import rendering_child
 from text_generation_router.text.chat_template import ChatTemplate
+from text_generation_router.text.grammars.checking import GrammarChecker
 from text_generation_router.text.rendering import Renderer
 from text_generation_router.text.tokenization import TextTokenizer
 from text_generation_router.text.validation import Validator
@@ -348,7 +349,8 @@ class Server:
         self.permits = Permits(self.config.requests.max_concurrent_requests, lambda: self.engine.load().retry_after_s)
         self.tokenizer = TextTokenizer.of(tokenizer, workers=1, max_waiting=16)
         self.tokenizer.max_chars_per_token = None
-        validator = Validator(self.tokenizer, lambda: request_limits(self.config, self.engine.snapshot()))
+        grammars = GrammarChecker(max_waiting=16)
+        validator = Validator(self.tokenizer, grammars, lambda: request_limits(self.config, self.engine.snapshot()))
         inference = Inference(self.engine, self.engine.vocabulary, validator, self.permits, self.metrics, tracer)
         template = ChatTemplate(TEMPLATE, {})
         self.gate, self.limit_hits = Gate(), LimitHits(self.metrics)

@@ -308,7 +308,10 @@ def test_finish_reasons_are_tgis(server):
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
-        ({"grammar": {"type": "regex", "value": "a"}}, "`grammar` is not supported yet"),
+        (
+            {"grammar": {"type": "regex", "value": "a("}},
+            "grammar is not valid: a regular expression cannot be read: unclosed group",
+        ),
         ({"adapter_id": "x"}, "`adapter_id` is not supported yet"),
         ({"best_of": 3, "do_sample": True}, "`best_of` must be > 0 and <= 2. Given: 3"),
         ({"best_of": 2}, "you must use sampling when `best_of` is > 1"),

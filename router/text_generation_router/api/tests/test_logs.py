@@ -12,6 +12,10 @@ def ask_everything(server):
         for path in ("/", "/generate", "/v1/completions", "/v1/chat/completions", "/tokenize"):
             for inputs in (CANARY, CANARY * 99):
                 server.post(path, {"inputs": inputs, "prompt": inputs, "messages": [message], "stream": stream})
+    for rule in (CANARY, f"{CANARY}("):
+        server.post("/generate", {"inputs": "Hi", "parameters": {"grammar": {"type": "regex", "value": rule}}})
+        server.post("/v1/completions", {"prompt": "Hi", "guided_json": {"properties": {rule: {"pattern": rule}}}})
+        server.post("/v1/completions", {"prompt": "Hi", "guided_grammar": rule})
 
 
 def test_no_text_of_users_or_models_is_logged(server, caplog):

@@ -65,7 +65,7 @@ def without_clock(body: bytes) -> bytes:
         ("/v1/completions", {"prompt": "a", "suffix": "b"}, 400),
         ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, 400),
         ("/v1/completions", {"prompt": "a", "stop_token_ids": [1] * 1025}, 400),
-        ("/v1/completions", {"prompt": "a", "guided_regex": "a"}, 400),
+        ("/v1/completions", {"prompt": "a", "guided_regex": "a("}, 400),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, 400),
         ("/v1/chat/completions", {"messages": [{"role": "bad", "content": "a"}]}, 400),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "file"}]}]}, 400),

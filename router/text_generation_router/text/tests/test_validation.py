@@ -10,6 +10,7 @@ from text_generation_common.flags.requests import RequestFlags
 from text_generation_common.sampling import NAMES, Sampling
 from text_generation_router.errors import ValidationError
 from text_generation_router.scheduling.share import Share
+from text_generation_router.text.grammars.checking import GrammarChecker
 from text_generation_router.text.token_choice import leaves_a_token
 from text_generation_router.text.tokenization import Ids
 from text_generation_router.text.validation import AskedParameters, AskedSampling, Prompt, RequestLimits, Validator
@@ -35,7 +36,7 @@ class Letters:
 
 
 def validate(inputs, tokenizer=None, greedy=False, **parameters):
-    validator = Validator(tokenizer or Letters(), lambda: LIMITS)
+    validator = Validator(tokenizer or Letters(), GrammarChecker(max_waiting=4), lambda: LIMITS)
     others = {name: value for name, value in parameters.items() if name not in NAMES}
     asked = AskedParameters(AskedSampling.of(parameters, greedy), **others)
     return asyncio.run(validator.validate(Prompt(inputs, asked), Share()))

@@ -1,0 +1,27 @@
+"""What a request asks the form of its text to be, before it is turned into a grammar of llguidance."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+# Most bytes of a grammar as the client has sent it, most levels of JSON in it, and most strings to choose from.
+MAX_BYTES, MAX_DEPTH, MAX_CHOICES = 2**16, 64, 4096
+
+
+class GrammarKind(StrEnum):
+    JSON_SCHEMA = "JSON schema"  # the text is a schema, written as JSON
+    REGEX = "regular expression"  # which the whole answer matches
+    CHOICE = "choice"  # the text is a JSON list of strings, of which the answer is one
+    RULES = "grammar"  # in llguidance's Lark syntax, or in llama.cpp's GBNF
+
+
+@dataclass(frozen=True, slots=True)
+class AskedGrammar:
+    field: str  # the request's field, for errors
+    kind: GrammarKind
+    text: str
+    # TGI takes schemas with the keyword `properties` only, and its clients' tests expect the error.
+    needs_properties: bool = False
+
+
+class RefusedGrammarError(Exception):
+    """The grammar is refused. The text says why, in one line that can follow the name of the request's field."""

@@ -1,0 +1,65 @@
+"""The keywords of JSON schemas, as data: what each means here. docs/api.md has them as a table.
+
+llguidance refuses most keywords that it does not know by itself; a keyword that it would pass over although the keyword
+changes which texts are valid is refused here. A keyword that is in no table is an annotation, as the standard has it.
+"""
+
+from typing import Any, Final
+
+SUPPORTED: Final = frozenset(
+    (
+        "$anchor", "$defs", "$id", "$ref", "$schema", "additionalItems", "additionalProperties", "allOf", "anyOf",
+        "const", "definitions", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "items", "maxItems",
+        "maxLength", "maxProperties", "maximum", "minItems", "minLength", "minProperties", "minimum", "multipleOf",
+        "oneOf", "pattern", "patternProperties", "prefixItems", "properties", "required", "type",
+    )
+)  # fmt: skip
+
+# Keywords that change no text.
+ANNOTATIONS: Final = frozenset(
+    (
+        "$comment", "default", "deprecated", "description", "discriminator", "example", "examples", "externalDocs",
+        "readOnly", "title", "writeOnly", "xml",
+    )
+)  # fmt: skip
+
+# Keywords that are not supported, each with the values that mean the same as no keyword.
+REFUSED: Final[dict[str, tuple[Any, ...]]] = {
+    "$dynamicAnchor": (),
+    "$dynamicRef": (),
+    "$recursiveAnchor": (False,),
+    "$recursiveRef": (),
+    "$vocabulary": (),
+    "contains": (),
+    "contentEncoding": (),
+    "contentMediaType": (),
+    "contentSchema": (),
+    "dependencies": ({},),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "disallow": (),
+    "divisibleBy": (),
+    "else": (),
+    "extends": (),
+    "if": (),
+    "maxContains": (),
+    "minContains": (),
+    "not": (False,),
+    "nullable": (False,),
+    "propertyNames": (True, {}),
+    "then": (),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "uniqueItems": (False,),
+    "x-guidance": (),  # would switch checks off
+}
+
+# Strings of these formats follow their standards; any other `format` of strings is refused by its name.
+FORMATS: Final = (
+    "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid",
+)  # fmt: skip
+
+# Where a schema has other schemas: as the value itself, in a list, or in an object.
+ONE: Final = ("additionalItems", "additionalProperties", "items")
+LIST: Final = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+MAP: Final = ("$defs", "definitions", "patternProperties", "properties")

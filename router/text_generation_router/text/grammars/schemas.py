@@ -1,0 +1,188 @@
+"""JSON schemas made ready for llguidance: refused keywords, and objects that have no other properties than they list.
+
+`{"properties": {…}}` allows other properties as well. TGI's grammars do not, and a model that may add any property to
+an object rarely ends it. So an object that lists its properties gets `additionalProperties: false`, unless the schema
+says more about them: then other properties may be needed to satisfy it.
+"""
+
+import math
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+from text_generation_router.text.grammars.asked import MAX_DEPTH, RefusedGrammarError
+from text_generation_router.text.grammars.keywords import ANNOTATIONS, FORMATS, LIST, MAP, ONE, REFUSED
+from text_generation_router.text.grammars.unions import have_discriminator
+
+Schema = dict[str, Any]
+
+MAX_MULTIPLE = 10_000
+# Keywords that leave no doubt about other properties, or that an object without other properties may contradict.
+SAYS_MORE = frozenset(("additionalProperties", "patternProperties", "unevaluatedProperties", "$anchor", "$id"))
+# Keywords that say nothing about an object beside a reference to another schema.
+NEUTRAL_BESIDE = ANNOTATIONS | {"$schema", "$defs", "definitions", "type"}
+
+
+def prepare(schema: Schema) -> None:
+    """Changes the schema in place, which must be a tree: no object twice. Raises RefusedGrammarError."""
+    check_depth(schema)
+    parts = list(_all_parts(schema))
+    for part in parts:
+        _refuse_keywords(part)
+    _refuse_large_multiples(parts)
+    for part in parts:
+        if "anyOf" not in part and have_discriminator(part.get("oneOf"), lambda one: resolved(schema, one)):
+            part["anyOf"] = part.pop("oneOf")
+    Closing(schema).close()
+
+
+def check_depth(value: Any) -> None:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for outer in level if isinstance(outer, dict | list) for inner in _items(outer)]
+        if not level:
+            return
+    raise RefusedGrammarError(f"the schema has more than {MAX_DEPTH} levels of objects and lists")
+
+
+def _items(value: Any) -> Iterator[Any]:
+    yield from value.values() if isinstance(value, dict) else value
+
+
+def _all_parts(schema: Schema) -> Iterator[Schema]:
+    """The schema and all schemas in it."""
+    stack: list[Any] = [schema]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, dict):
+            yield part
+            stack.extend(_parts_of(part, MAP))
+
+
+def _parts_of(schema: Schema, maps: tuple[str, ...]) -> Iterator[Any]:
+    for name in ONE:
+        yield schema.get(name)
+    for name in LIST:
+        if isinstance(listed := schema.get(name), list):
+            yield from listed
+    for name in maps:
+        if isinstance(named := schema.get(name), dict):
+            yield from named.values()
+
+
+def _refuse_keywords(schema: Schema) -> None:
+    for name in [name for name in schema if name in REFUSED]:
+        if not any(type(schema[name]) is type(neutral) and schema[name] == neutral for neutral in REFUSED[name]):
+            raise RefusedGrammarError(f"the schema's keyword `{name}` is not supported")
+        del schema[name]
+    if "format" in schema and _may_be_text(schema) and schema["format"] not in FORMATS:
+        raise RefusedGrammarError(f"the schema's `format` {str(schema['format'])[:64]!r} is not supported")
+
+
+def _may_be_text(schema: Schema) -> bool:
+    kinds = schema.get("type", "string")
+    return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
+
+
+def _refuse_large_multiples(parts: list[Schema]) -> None:
+    """llguidance follows a multiple of n with n states and without a bound, in `allOf` with those of the common
+    multiple."""
+    common = 1
+    for part in parts:
+        given = part.get("multipleOf")
+        if isinstance(given, int | float) and 0 < given < math.inf:
+            common = math.lcm(common, int("".join(map(str, Decimal(str(given)).normalize().as_tuple().digits))))
+    if common > MAX_MULTIPLE:
+        raise RefusedGrammarError(
+            f"the schema's keyword `multipleOf` is supported up to {MAX_MULTIPLE}, as the least common multiple of all"
+        )
+
+
+def resolved(root: Schema, schema: Any) -> Any:
+    """The schema that a reference such as `#/$defs/name` refers to, at most MAX_DEPTH references away. Schemas that are
+    not just a reference are their own."""
+    for _ in range(MAX_DEPTH):
+        if not isinstance(schema, dict) or "$ref" not in schema or not schema.keys() <= {"$ref", *ANNOTATIONS}:
+            return schema
+        schema = target(root, schema["$ref"])
+    return None
+
+
+def target(root: Schema, reference: Any) -> Any:
+    """The schema at a reference; None for references of other forms than `#/$defs/name`."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    found: Any = root
+    for step in reference[1:].split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and step.isascii() and step.isdigit() and int(step[:9]) < len(found):
+            found = found[int(step[:9])]
+        elif isinstance(found, dict) and step in found:
+            found = found[step]
+        else:
+            return None
+    return found
+
+
+class Closing:
+    """Follows the references of one schema from its root, and closes the objects that list all of their properties.
+
+    A schema of an object that is combined with others, such as one of two in `allOf`, stays open: the others may demand
+    properties that it does not list.
+    """
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._open: dict[int, bool] = {}  # by the id of a part: whether it stays open
+        self._parts: list[Schema] = []
+
+    def close(self) -> None:
+        stack: list[tuple[Any, bool]] = [(self._root, False)]
+        while stack:
+            part, is_open = stack.pop()
+            if isinstance(part, dict) and self._is_news(part, is_open):
+                stack.extend(self._reached(part, is_open))
+        for part in self._parts:
+            if not self._open[id(part)] and _lists_all_properties(part):
+                part["additionalProperties"] = False
+
+    def _is_news(self, part: Schema, is_open: bool) -> bool:
+        known = self._open.get(id(part))
+        if known is None:
+            self._parts.append(part)
+        elif known or not is_open:
+            return False
+        self._open[id(part)] = is_open
+        return True
+
+    def _reached(self, part: Schema, is_open: bool) -> Iterator[tuple[Any, bool]]:
+        """The schemas that the part names: of the same value first, then of values inside it."""
+        same = [target(self._root, part["$ref"])] if "$ref" in part else []
+        for name in ("allOf", "anyOf", "oneOf"):
+            if isinstance(listed := part.get(name), list):
+                same.extend(listed)
+        combined = is_open or _is_combined(part)
+        if same:
+            self._open[id(part)] = combined
+        yield from ((one, combined) for one in same)
+        inner = {name: value for name, value in part.items() if name not in ("allOf", "anyOf", "oneOf")}
+        yield from ((one, False) for one in _parts_of(inner, ("patternProperties", "properties")))
+
+
+def _is_combined(schema: Schema) -> bool:
+    """Whether several schemas hold for the same value."""
+    count = int("$ref" in schema) + sum(name in schema for name in ("anyOf", "oneOf"))
+    count += len(schema["allOf"]) if isinstance(schema.get("allOf"), list) else 0
+    others = any(name not in NEUTRAL_BESIDE and name not in ("$ref", "allOf", "anyOf", "oneOf") for name in schema)
+    return count > 1 or (count == 1 and others)
+
+
+def _lists_all_properties(schema: Schema) -> bool:
+    listed, required, fewest = schema.get("properties"), schema.get("required", []), schema.get("minProperties", 0)
+    if not isinstance(listed, dict) or not SAYS_MORE.isdisjoint(schema):
+        return False
+    if any(name in schema for name in ("$ref", "allOf", "anyOf", "oneOf")):
+        return False
+    if not isinstance(required, list) or not all(isinstance(name, str) and name in listed for name in required):
+        return False
+    return isinstance(fewest, int) and fewest <= len(listed)

@@ -1,0 +1,191 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from text_generation_router.text.grammars.asked import MAX_CHOICES, MAX_DEPTH, GrammarKind
+from text_generation_router.text.grammars.keywords import ANNOTATIONS, FORMATS, REFUSED, SUPPORTED
+from text_generation_router.text.grammars.tests.matching import grammar_of, matches, refusal_of
+
+PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["age"]}
+
+
+def schema_grammar(schema) -> str:
+    return grammar_of(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+
+
+def schema_refusal(schema) -> str:
+    return refusal_of(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ('{"name":"Ann","age":3}', True),
+        ('{ "name": "Ann", "age": 3 }', True),
+        ('{"age":3}', True),
+        ('{"name":"Ann"}', False),
+        ('{"age":"3"}', False),
+        ('{"age":3,"size":1}', False),  # another property
+        ('{  "age":3}', False),  # two spaces
+        ('{\n"age":3}', False),
+        ('{"age":3} ', False),
+        ('{"age":3', False),
+    ],
+)
+def test_a_schema_allows_its_values_as_json_with_single_spaces(text, fits):
+    assert matches(schema_grammar(PERSON), text) == fits
+
+
+@pytest.mark.parametrize(
+    ("expression", "fitting", "unfitting"),
+    [
+        ("a+/b", ["aa/b"], ["/b", "a/bc", "xa/b"]),
+        ("^(yes|no)$", ["yes"], ["yesno", "maybe"]),
+        (r"\d{2}-[\w.]+", ["12-a_b."], ["1-a", "12-é", "١٢-a"]),
+        ("(?i)ok", ["oK"], ["k"]),
+        ("é\n'\"", ["é\n'\""], ["e"]),
+    ],
+)
+def test_the_whole_answer_matches_a_regular_expression(expression, fitting, unfitting):
+    grammar = grammar_of(GrammarKind.REGEX, expression)
+    assert all(matches(grammar, text) for text in fitting)
+    assert not any(matches(grammar, text) for text in unfitting)
+
+
+def test_the_answer_is_one_of_the_choices_whatever_characters_they_have():
+    choices = ["yes", "yes, indeed", 'a "b" \\n', "é\n\t\x07", "/*", "yes"]
+    grammar = grammar_of(GrammarKind.CHOICE, json.dumps(choices))
+    assert all(matches(grammar, choice) for choice in choices)
+    assert not any(matches(grammar, text) for text in ("", "ye", "yesyes", "no"))
+
+
+@pytest.mark.parametrize(
+    "rules", ['root ::= "a" digit+ | "b"\ndigit ::= [0-9]', 'start: "a" DIGIT+ | "b"\nDIGIT: /[0-9]/']
+)
+def test_rules_are_gbnf_or_lark(rules):
+    grammar = grammar_of(GrammarKind.RULES, rules)
+    assert matches(grammar, "a12") and matches(grammar, "b") and not matches(grammar, "a")
+
+
+ANY = {"type": "object", "properties": {"a": {}}}
+
+
+@pytest.mark.parametrize("keyword", sorted(REFUSED))
+def test_a_keyword_without_support_is_refused_by_its_name_wherever_it_stands(keyword):
+    schema = {keyword: {"type": "string"}}
+    places = (
+        schema,
+        {"type": "object", "properties": {"a": schema}},
+        {"anyOf": [{"type": "string"}, schema]},
+        {"type": "array", "items": schema},
+        {"$ref": "#/$defs/a", "$defs": {"a": schema}},
+        {"type": "object", "additionalProperties": schema},
+    )
+    for place in places:
+        assert schema_refusal(place) == f"the schema's keyword `{keyword}` is not supported"
+    for neutral in REFUSED[keyword]:
+        assert schema_refusal(ANY | {keyword: neutral}) == ""
+
+
+def test_a_property_may_have_the_name_of_any_keyword():
+    names = (*REFUSED, *SUPPORTED, *ANNOTATIONS)
+    assert schema_refusal({"type": "object", "properties": {name: {"type": "integer"} for name in names}}) == ""
+
+
+@pytest.mark.parametrize("keyword", [*sorted(ANNOTATIONS), "x-order", "customs"])
+def test_annotations_change_nothing(keyword):
+    grammar = schema_grammar({"type": "integer", keyword: {"not": {}}})
+    assert matches(grammar, "12") and not matches(grammar, '"a"')
+
+
+def test_no_keyword_is_in_two_tables():
+    assert not (SUPPORTED & ANNOTATIONS or SUPPORTED & REFUSED.keys() or ANNOTATIONS & REFUSED.keys())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_strings_have_a_format_that_is_supported(name):
+    assert not matches(schema_grammar({"type": "string", "format": name}), '"§"')
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "string", "format": "iri"}, "the schema's `format` 'iri' is not supported"),
+        ({"type": ["null", "string"], "format": "unknown"}, "the schema's `format` 'unknown' is not supported"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "the schema's keyword `oneOf` is supported only where"),
+        ({"$ref": "http://a/b.json"}, "the schema refers to 'http://a/b.json', and only references to its own parts"),
+        ({"$ref": "b.json"}, "the schema refers to 'b.json', and only references to its own parts"),
+        ({"type": "string", "pattern": "(?=a)b"}, "a regular expression must not have look-around"),
+        ({"type": "string", "pattern": r"(a)\1"}, "a regular expression must not have back-references"),
+        ({"type": "string", "pattern": "a("}, "a regular expression cannot be read: unclosed group"),
+        ({"type": "integer", "minimum": 3, "maximum": 2}, "the schema allows no value: "),
+        ({"$ref": "#"}, "no text has the form that it asks for"),
+        (
+            {"patternProperties": {"^a": {"type": "string"}, "^ab": {"type": "integer"}}},
+            "patternProperty regexes /^a/ and /^ab/ are not disjoint",
+        ),
+        (
+            {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "maxProperties": 2},
+            "the schema's keywords `minProperties` and `maxProperties` are supported only where",
+        ),
+        ([], "the schema must be a JSON object"),
+        ("a", "the schema must be a JSON object"),
+        ({"type": "foo"}, "Invalid type: foo"),
+    ],
+)
+def test_a_schema_that_cannot_be_followed_is_refused_with_the_reason(schema, reason):
+    assert schema_refusal(schema).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "reason"),
+    [
+        (GrammarKind.JSON_SCHEMA, "{", "the schema is not valid JSON: "),
+        (GrammarKind.REGEX, "", "the regular expression is empty"),
+        (GrammarKind.REGEX, "a(?!b)", "a regular expression must not have look-around"),
+        (GrammarKind.REGEX, "a{2", "a regular expression cannot be read: "),
+        (GrammarKind.CHOICE, "[]", "there is nothing to choose from"),
+        (GrammarKind.CHOICE, '["a", ""]', "an empty string cannot be chosen"),
+        (GrammarKind.CHOICE, json.dumps(list(map(str, range(MAX_CHOICES + 1)))), f"at most {MAX_CHOICES} choices"),
+        (GrammarKind.RULES, "root ::= word", "the GBNF grammar cannot be read: Rule 'word' not found"),
+        (GrammarKind.RULES, "root ::= " + "(" * 5000, "the grammar is nested too deeply"),
+        (GrammarKind.RULES, "", "no start rule found"),
+        (GrammarKind.RULES, 'start: "a" b', "line 1, column 8: unknown name"),
+        (GrammarKind.RULES, 'start: "a" <|end|>', "special tokens are not supported"),
+        (GrammarKind.RULES, "start: <[5]>", "special tokens are not supported"),
+        (GrammarKind.RULES, "start: a\na[temperature=0.5]: /x/", "the attribute `temperature` of a rule is not"),
+        (GrammarKind.RULES, "start[capture]: /x/", "the attribute `capture` of a rule is not supported"),
+        (GrammarKind.RULES, 'start: %json {"uniqueItems": true}', "the schema's keyword `uniqueItems` is not"),
+        (
+            GrammarKind.RULES,
+            'start: %json {"uniqueItems": true, "x-guidance": {"lenient": true}}',
+            "the schema's keyword `uniqueItems` is not supported",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_the_reason(kind, text, reason):
+    assert refusal_of(kind, text).startswith(reason)
+
+
+def test_a_schema_is_as_deep_as_the_limit_at_most():
+    def nested(levels: int) -> str:
+        return '{"anyOf":[' * (levels // 2) + "{}" + "]}" * (levels // 2)
+
+    assert refusal_of(GrammarKind.JSON_SCHEMA, nested(MAX_DEPTH - 2)) == ""
+    for levels in (MAX_DEPTH + 2, 900, 40_000):
+        refusal = refusal_of(GrammarKind.JSON_SCHEMA, nested(levels))
+        assert "levels" in refusal or "not valid JSON" in refusal
+
+
+def test_tgis_schemas_have_properties():
+    refusal = refusal_of(GrammarKind.JSON_SCHEMA, "{}", needs_properties=True)
+    assert refusal == "Grammar must have a 'properties' field"
+    assert refusal_of(GrammarKind.JSON_SCHEMA, '{"properties": {}}', needs_properties=True) == ""
+
+
+def test_the_documents_name_every_keyword_and_format():
+    page = (Path(__file__).parents[5] / "docs/grammars.md").read_text()
+    table = page[page.index("| keywords |") :]
+    missing = [name for name in (*SUPPORTED, *ANNOTATIONS, *REFUSED, *FORMATS) if f"`{name}`" not in table]
+    assert missing == []

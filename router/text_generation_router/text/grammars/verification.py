@@ -1,0 +1,77 @@
+"""Asks llguidance whether it can follow a grammar: without the model's tokens, over a vocabulary of single bytes."""
+
+import re
+from functools import cache
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from text_generation_router.text.grammars.asked import RefusedGrammarError
+from text_generation_router.text.grammars.conversion import one_line
+
+# Bounds on work and memory: llguidance's own, except for the states of its lexer, of which each takes up to 2 kB.
+LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
+
+NOTHING = "no text has the form that it asks for"
+# llguidance's messages, and what they mean to a reader who knows only the request.
+MESSAGES = (
+    (r'Unimplemented keys: \["(?P<name>[^"]*)"', "the schema's keyword `{name}` is not supported"),
+    (r"^oneOf constraints are not supported", "the schema's keyword `oneOf` is supported only where no value can match "
+     "two of its schemas: send `anyOf`"),
+    (r"^Unknown format: (?P<name>.*)", "the schema's `format` '{name}' is not supported"),
+    (r"^Resource '(?:json-schema:///)?(?P<name>[^']*)'", "the schema refers to '{name}', and only references to its "
+     "own parts are supported"),
+    (r"^Unsatisfiable schema: (?P<name>.*)", "the schema allows no value: {name}"),
+    (r"min/maxProperties only supported", "the schema's keywords `minProperties` and `maxProperties` are supported "
+     "only where all `properties` are required, or as 1"),
+    (r"^no tokenizer - can't validate", "special tokens are not supported"),
+    (r"look-?arounds?", "a regular expression must not have look-around, nor anchors or word boundaries inside it"),
+    (r"^NoExtension", NOTHING),
+    (r"^(ParserTooComplex|LexerTooComplex|.*fuel exhausted|.*too (large|big|complex))", "it is too large or complex"),
+    (r"backreferences are not supported", "a regular expression must not have back-references"),
+)  # fmt: skip
+
+
+class Bytes:
+    """A tokenizer with a token for each byte, and one for the end of the text."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    special_token_ids = (256,)
+    tokens = (*(bytes([value]) for value in range(256)), b"<eos>")
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+@cache
+def byte_tokenizer() -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(Bytes()), slices=[])
+
+
+def verify(grammar: str) -> None:
+    """Raises RefusedGrammarError if llguidance cannot follow the grammar, or would pass over a part of it. Its work is
+    bounded by LIMITS."""
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
+    if is_error or messages:
+        raise RefusedGrammarError(explained(messages[0]))
+    matcher = LLMatcher(byte_tokenizer(), grammar, log_level=0, limits=LIMITS)
+    # The first mask is computed as well: it fails if the grammar has no text, or is too large to be followed.
+    first = any(matcher.compute_bitmask()) if not matcher.is_error() else False
+    if matcher.is_error():
+        raise RefusedGrammarError(explained(matcher.get_error()))
+    if not first:
+        raise RefusedGrammarError(NOTHING)
+
+
+def explained(message: str) -> str:
+    """llguidance's message in our words, where they are clearer."""
+    place = re.match(r"(?:at )?(\d+)\((\d+)\): ", message)
+    message = message[place.end() :] if place else message
+    message = message.removeprefix("failed to compile JSON schema: ")
+    for pattern, words in MESSAGES:
+        if found := re.search(pattern, message):
+            return words.format(**found.groupdict())
+    if "\nerror: " in message:  # of a regular expression, below its text
+        return f"a regular expression cannot be read: {one_line(message.split(chr(10) + 'error: ')[-1])}"
+    where = f"line {place[1]}, column {place[2]}: " if place and "\n" in message else ""
+    return where + one_line(message)
