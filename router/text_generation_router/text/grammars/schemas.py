@@ -26,14 +26,16 @@ NEUTRAL_BESIDE = ANNOTATIONS | {"$schema", "$defs", "definitions", "type"}
 def prepare(schema: Schema) -> None:
     """Changes the schema in place, which must be a tree: no object twice. Raises RefusedGrammarError."""
     check_depth(schema)
-    parts = list(_all_parts(schema))
+    closing = Closing(schema)
+    # References may lead to schemas below keywords that are not the standard's.
+    parts = list({id(part): part for part in (*_all_parts(schema), *closing.parts)}.values())
     for part in parts:
         _refuse_keywords(part)
     _refuse_large_multiples(parts)
     for part in parts:
         if "anyOf" not in part and have_discriminator(part.get("oneOf"), lambda one: resolved(schema, one)):
             part["anyOf"] = part.pop("oneOf")
-    Closing(schema).close()
+    closing.close()
 
 
 def check_depth(value: Any) -> None:
@@ -132,24 +134,27 @@ class Closing:
     """
 
     def __init__(self, root: Schema) -> None:
+        self.parts: list[Schema] = []  # that can be reached
         self._root = root
         self._open: dict[int, bool] = {}  # by the id of a part: whether it stays open
-        self._parts: list[Schema] = []
+        self._follow()
 
     def close(self) -> None:
+        for part in self.parts:
+            if not self._open[id(part)] and _lists_all_properties(part):
+                part["additionalProperties"] = False
+
+    def _follow(self) -> None:
         stack: list[tuple[Any, bool]] = [(self._root, False)]
         while stack:
             part, is_open = stack.pop()
             if isinstance(part, dict) and self._is_news(part, is_open):
                 stack.extend(self._reached(part, is_open))
-        for part in self._parts:
-            if not self._open[id(part)] and _lists_all_properties(part):
-                part["additionalProperties"] = False
 
     def _is_news(self, part: Schema, is_open: bool) -> bool:
         known = self._open.get(id(part))
         if known is None:
-            self._parts.append(part)
+            self.parts.append(part)
         elif known or not is_open:
             return False
         self._open[id(part)] = is_open

@@ -81,6 +81,7 @@ def test_a_keyword_without_support_is_refused_by_its_name_wherever_it_stands(key
         {"type": "array", "items": schema},
         {"$ref": "#/$defs/a", "$defs": {"a": schema}},
         {"type": "object", "additionalProperties": schema},
+        {"$ref": "#/$functions/a", "$functions": {"a": schema}},
     )
     for place in places:
         assert schema_refusal(place) == f"the schema's keyword `{keyword}` is not supported"
