@@ -13,7 +13,7 @@ EVERYTHING = Sampling(
     do_sample=True, temperature=0.5, top_k=2**32 - 1, top_p=0.25, min_p=0.125, typical_p=0.75, seed=2**64 - 1,
     repetition_penalty=1.5, frequency_penalty=-0.5, watermark=True, top_n_tokens=3, logit_bias=((3, -1.5), (9, 0.0)),
     presence_penalty=0.25, allowed_token_ids=(2**32 - 1, 0, 9), bad_words_ids=((5,), (6, 0, 7)),
-    min_new_tokens=2**32 - 1, end_token_ids=(0, 7),
+    min_new_tokens=2**32 - 1, end_token_ids=(0, 7), grammar='{"grammars": []}',
 )  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def test_each_field_of_the_wire_is_a_parameter_and_has_its_number() -> None:
     assert set(numbers) == {*SCALARS, *LISTS, "logit_bias", "bad_words_ids"} == names
     assert {name: number for name, number in numbers.items() if number < 100} == {
         "temperature": 1, "top_k": 2, "top_p": 3, "typical_p": 4, "do_sample": 5, "seed": 6, "repetition_penalty": 7,
-        "watermark": 8, "frequency_penalty": 9,
+        "watermark": 8, "frequency_penalty": 9, "grammar": 10,
     }  # fmt: skip
 
 
