@@ -64,7 +64,7 @@ def _any_object(field: str) -> AskedGrammar:
     return AskedGrammar(field, GrammarKind.JSON_SCHEMA, '{"type":"object"}')
 
 
-def _text(kind: GrammarKind) -> Reader:
+def _text(kind: GrammarKind) -> Callable[[str, Any], AskedGrammar]:
     def read(field: str, value: Any) -> AskedGrammar:
         if not isinstance(value, str):
             raise GrammarError(field, "it must be a string")
