@@ -66,7 +66,7 @@ class GrammarChecker:
     async def _checked(self, key: bytes, asked: AskedGrammar, share: Share) -> Checked:
         try:
             found = await self._in_time(asked, share)
-        except TimeoutError:  # it is not kept: the machine may have been busy
+        except TimeoutError:  # the result is not kept, because the machine may have been busy
             return Checked("", f"the {asked.kind} takes more than {CHECK_S:g} s to check: send a smaller one")
         else:
             self._kept.keep(key, found)

@@ -71,7 +71,7 @@ def explained(message: str) -> str:
     for pattern, words in MESSAGES:
         if found := re.search(pattern, message):
             return words.format(**found.groupdict())
-    if "\nerror: " in message:  # of a regular expression, below its text
+    if "\nerror: " in message:  # an error in a regular expression, below its text
         return f"a regular expression cannot be read: {one_line(message.split(chr(10) + 'error: ')[-1])}"
     where = f"line {place[1]}, column {place[2]}: " if place and "\n" in message else ""
     return where + one_line(message)
