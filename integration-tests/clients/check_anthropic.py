@@ -11,8 +11,6 @@ MODEL = "tgi"
 CREATE, COUNT = "messages.create", "messages.count_tokens"
 GREEDY = {"extra_body": {"temperature": 0}}
 OPTIONS: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 24, **GREEDY}
-CALL = {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 2, "b": 3}}
-RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "5"}]}
 
 
 def message(call: Call) -> None:
@@ -59,10 +57,13 @@ def count_is_that_of_the_prompt(call: Call) -> None:
     assert call(COUNT, model=MODEL, messages=MESSAGES, system="Be short.").input_tokens > counted
 
 
-def round_trip_of_a_tool(call: Call) -> None:
-    turns = [*MESSAGES, {"role": "assistant", "content": [CALL]}, {"role": "user", "content": [RESULT]}]
-    assert call(CREATE, **OPTIONS | {"messages": turns}).content
-    assert call("beta.messages.create", betas=["a-feature"], **OPTIONS | {"messages": turns}).content
+def messages_go_on(call: Call) -> None:
+    """A conversation is continued with the blocks of an answer."""
+    first = call(CREATE, **OPTIONS)
+    answered = {"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in first.content]}
+    turns = {"messages": [*MESSAGES, answered, *MESSAGES]}
+    assert call(CREATE, **OPTIONS | turns).content[0].text
+    assert call("beta.messages.create", betas=["a-feature"], **OPTIONS | turns).content[0].text
 
 
 def errors_of_the_server(call: Call) -> None:
@@ -96,7 +97,7 @@ CHECKS = [
     stream_is_the_answer_in_parts,
     stops,
     count_is_that_of_the_prompt,
-    round_trip_of_a_tool,
+    messages_go_on,
     errors_of_the_server,
 ]
 

@@ -128,15 +128,10 @@ def response_stream(call: Call) -> None:
 
 
 def responses_go_on(call: Call) -> None:
-    """A conversation is continued with the items of an answer, and with a call and its result."""
+    """A conversation is continued with the items of an answer."""
     first = call(RESPONSE, **ASKED)
     given = [*MESSAGES, *(item.model_dump(exclude_none=True) for item in first.output), *MESSAGES]
     assert call(RESPONSE, **ASKED | {"input": given}).output_text
-    result = [
-        {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"a": 2, "b": 3}'},
-        {"type": "function_call_output", "call_id": "call_1", "output": "5"},
-    ]
-    assert call(RESPONSE, **ASKED | {"input": [*MESSAGES, *result]}).usage.input_tokens > first.usage.input_tokens
     refused("previous_response_id", partial(call, RESPONSE, previous_response_id=first.id, **ASKED))
     refused("frequency_penalty", partial(call, RESPONSE, extra_body={"frequency_penalty": 3.0}, **ASKED))
 
