@@ -1,9 +1,9 @@
 #include "masks.h"
 
 #define WORD 32 /* tokens of a word of a mask */
-/* A row is not listed if more than one of LISTED tokens can be chosen: then to copy them takes longer than to go over
-   the row. */
-#define LISTED 4
+/* Tokens are listed if at most one of LISTED can be chosen. To list more of them takes longer than to go over the whole
+   row, most of all where a processor cannot compress a vector. */
+#define LISTED (LANES == 16 ? 4 : 8)
 
 /* The bits of the tokens from `first` on, a multiple of WORD, without bits behind the row. */
 INLINE uint32_t word_of(const uint32_t *mask, long first, long size) {
