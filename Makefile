@@ -34,7 +34,9 @@ CODE := benchmark clients/python common integration-tests launcher router server
 CPU_KERNELS := server/text_generation_server/kernels/cpu
 C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])
 
-.PHONY: install run test test-models test-schema check format prose proto lock sbom audit fuzz demo-model bench bench-guard bench-peers \
+GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
+
+.PHONY: install run test test-models test-schema test-grammars check format prose proto lock sbom audit fuzz demo-model bench bench-guard bench-peers \
 	gpu-wheels gpu-check compile-gpu chaos attacks digest mutate test-clients clean
 
 install: .venv/installed
@@ -104,6 +106,19 @@ fuzz: install
 # Sends 2,000 cases to each route, made of the OpenAPI document, valid and invalid ones; checks status and body.
 test-schema: install
 	$(BIN)/pytest router/text_generation_router/openapi/tests/test_cases.py --hypothesis-profile=schema $(ARGS)
+
+# Grammars: 300 JSON schemas followed at random and by the demo model at temperature 1, and the JSON-Schema-Test-Suite, which
+# is in the source package of jsonschema. Where schemas are treated otherwise than the suite says is in standard_suite.tsv;
+# ARGS=--write writes it anew.
+test-grammars: install
+	rm -rf build/jsonschema && mkdir -p build/jsonschema
+	$(BIN)/pip download $(QUIET) --no-deps --no-binary jsonschema --dest build/jsonschema \
+		"jsonschema==$$($(BIN)/python -c 'import importlib.metadata as m; print(m.version("jsonschema"))')"
+	tar --extract --gzip --strip-components 1 --directory build/jsonschema --file build/jsonschema/*.tar.gz
+	$(BIN)/python -m text_generation_router.text.grammars.tests.standard_suite build/jsonschema/json/tests \
+		$(GRAMMAR_TESTS)/standard_suite.tsv $(ARGS)
+	ALL_SCHEMAS=1 $(BIN)/pytest -s $(GRAMMAR_TESTS)/test_schemas_followed.py
+	$(BIN)/python integration-tests/follow_schemas.py
 
 # Makes 500 small changes (mutants) of the code, drawn by a seed, and prints which of them the tests notice. Takes
 # hours. E.g. ARGS="--room worker".

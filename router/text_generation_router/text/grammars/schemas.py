@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from text_generation_router.text.grammars.asked import MAX_DEPTH, RefusedGrammarError
-from text_generation_router.text.grammars.keywords import ANNOTATIONS, FORMATS, LIST, MAP, ONE, REFUSED
+from text_generation_router.text.grammars.keywords import ANNOTATIONS, CALENDAR, FORMATS, LIST, MAP, ONE, REFUSED
 from text_generation_router.text.grammars.unions import have_discriminator
 
 Schema = dict[str, Any]
@@ -35,6 +35,8 @@ def prepare(schema: Schema) -> None:
     for part in parts:
         if "anyOf" not in part and have_discriminator(part.get("oneOf"), lambda one: resolved(schema, one)):
             part["anyOf"] = part.pop("oneOf")
+        if _may_be_text(part) and part.get("format") in CALENDAR:
+            part["allOf"] = [*_list(part.get("allOf")), {"pattern": CALENDAR[part["format"]]}]
     closing.close()
 
 
@@ -45,6 +47,10 @@ def check_depth(value: Any) -> None:
         if not level:
             return
     raise RefusedGrammarError(f"the schema has more than {MAX_DEPTH} levels of objects and lists")
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _items(value: Any) -> Iterator[Any]:

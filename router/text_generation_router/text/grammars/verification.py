@@ -26,7 +26,8 @@ MESSAGES = (
     (r"^no tokenizer - can't validate", "special tokens are not supported"),
     (r"look-?arounds?", "a regular expression must not have look-around, nor anchors or word boundaries inside it"),
     (r"^NoExtension", NOTHING),
-    (r"^(ParserTooComplex|LexerTooComplex|.*fuel exhausted|.*too (large|big|complex))", "it is too large or complex"),
+    (r"^(Unable to determine if regex is empty|ParserTooComplex|LexerTooComplex|.*fuel exhausted|.*too (large|big))",
+     "it is too large or complex"),
     (r"backreferences are not supported", "a regular expression must not have back-references"),
 )  # fmt: skip
 

@@ -56,6 +56,30 @@ def test_an_object_made_of_two_schemas_has_the_properties_of_both():
     assert matches(grammar, '{"a":1,"b":2}') and not matches(grammar, '{"a":1}')
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "fits"),
+    [
+        ("date", "2024-02-29", True),
+        ("date", "2000-02-29", True),
+        ("date", "2023-02-28", True),
+        ("date", "0999-12-31", True),
+        ("date", "2023-02-29", False),
+        ("date", "1900-02-29", False),
+        ("date", "2023-04-31", False),
+        ("date", "0000-01-01", False),
+        ("time", "23:59:59Z", True),
+        ("time", "12:00:60Z", False),
+        ("date-time", "2024-02-29T00:00:00.5+01:00", True),
+        ("date-time", "2023-02-29T00:00:00Z", False),
+        ("date-time", "2023-02-28T00:00:60Z", False),
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"pattern": "^[0-9]"}, {"allOf": [{"minLength": 3}]}])
+def test_dates_are_days_that_there_were(name, text, fits, more):
+    grammar = grammar_of(GrammarKind.JSON_SCHEMA, json.dumps({"type": "string", "format": name} | more))
+    assert matches(grammar, json.dumps(text)) == fits
+
+
 def test_each_part_of_a_schema_is_followed_once():
     """Doubled references in each of many levels would otherwise take 2 ** 60 visits."""
     parts = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(60)}

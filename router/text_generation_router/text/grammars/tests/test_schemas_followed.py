@@ -5,12 +5,9 @@ Every text that comes to its end parses, and is valid. `make test-grammars` runs
 
 import json
 import os
-from collections.abc import Iterator
-from decimal import Decimal
 from pathlib import Path
 from random import Random
 
-import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
@@ -18,6 +15,7 @@ from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
 from text_generation_router.text.grammars.checking import check
 from text_generation_router.text.grammars.keywords import REFUSED
 from text_generation_router.text.grammars.tests.make_schemas import UNSUPPORTED, schemas
+from text_generation_router.text.grammars.tests.matching import problems_of
 from text_generation_router.text.grammars.verification import LIMITS
 
 DEMO = Path(__file__).parents[5] / "server/text_generation_server/demo_model/tokenizer.json"
@@ -75,10 +73,3 @@ def test_every_text_that_ends_is_valid(tokenizer):
             assert [*problems_of(line, text)] == [], (line, text)
     print(f"{ended} of {tried} texts have ended")
     assert ended >= tried * 250 / 288
-
-
-def problems_of(schema: str, text: str) -> Iterator[str]:
-    """What is wrong with the text. Numbers are decimal, as in JSON: 0.07 is a multiple of 0.01."""
-    kind = jsonschema.Draft202012Validator
-    validator = kind(json.loads(schema, parse_float=Decimal), format_checker=kind.FORMAT_CHECKER)
-    yield from (error.message for error in validator.iter_errors(json.loads(text, parse_float=Decimal)))

@@ -1,0 +1,25 @@
+"""Grammars that are meant to cost much take little time and memory to take or to refuse."""
+
+import json
+import subprocess
+import sys
+
+from text_generation_router.text.grammars.asked import MAX_BYTES
+from text_generation_router.text.grammars.tests import evil_grammars
+from text_generation_router.text.grammars.tests.evil_grammars import grammars
+
+# Seconds of work that fail the test: several times what the slowest grammar took where it was measured, 0.7 s.
+MOST_S, MOST_MIB = 5.0, 64
+
+
+def test_no_grammar_takes_long_or_much_memory():
+    told = subprocess.run([sys.executable, "-m", evil_grammars.__name__], capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in told.stdout.splitlines()]
+    assert len(lines) == len(list(grammars())) >= 50
+    assert [line for line in lines if line["seconds"] > MOST_S or line["mib"] > MOST_MIB] == []
+    assert {bool(line["refusal"]) for line in lines} == {True, False}
+
+
+def test_the_grammars_are_no_larger_than_a_request_may_send():
+    too_large = [asked.text[:60] for asked in grammars() if len(asked.text.encode()) > MAX_BYTES]
+    assert too_large == []
