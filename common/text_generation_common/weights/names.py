@@ -21,6 +21,8 @@ SIDE_FILES = (
     "chat_template.json",
     "chat_template.jinja",
 )
+# The folder with a model's chat templates besides its first one.
+TEMPLATES = "additional_chat_templates/"
 # Files from which a tokenizer.json can be made if the model has none.
 SLOW_TOKENIZER_FILES = (
     "tokenizer.model",
@@ -45,7 +47,8 @@ def side_files(listing: Iterable[str]) -> list[str]:
     """The model's files with configuration, tokenizer and chat template that exist."""
     names = set(listing)
     wanted = SIDE_FILES if "tokenizer.json" in names else SIDE_FILES + SLOW_TOKENIZER_FILES
-    return [name for name in wanted if name in names]
+    templates = sorted(name for name in names if name.startswith(TEMPLATES) and name.endswith(".jinja"))
+    return [name for name in wanted if name in names] + templates
 
 
 def safetensors_names(listing: Iterable[str], indexed: Set[str] | None) -> list[str]:

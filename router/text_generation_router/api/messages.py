@@ -4,11 +4,9 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import orjson
-from pydantic import BeforeValidator, ConfigDict
+from pydantic import ConfigDict, PlainValidator
 
-from text_generation_router.api.fields import (
-    Body,
-)
+from text_generation_router.api.fields import Body
 from text_generation_router.errors import ValidationError
 from text_generation_router.text.chat_template import Message
 
@@ -23,6 +21,15 @@ def flattened(field: str) -> Callable[[Any], Any]:
         return "".join(_chunk_text(chunk, field) for chunk in content)
 
     return flatten
+
+
+def read_content(content: Any) -> str | list[dict[str, str]] | None:
+    """The text, or the list of its parts, each {"type": "text", "text": …}."""
+    if isinstance(content, list):
+        return [{"type": "text", "text": _chunk_text(chunk, "messages")} for chunk in content]
+    if content is not None and not isinstance(content, str):
+        raise ValueError("Input should be a valid string")
+    return content
 
 
 def _chunk_text(chunk: Any, field: str) -> str:
@@ -47,8 +54,9 @@ class MessageBody(Body):
     role: str
     """The sender, such as `user` or `assistant`; the chat template says which there are."""
     content: Annotated[
-        str, BeforeValidator(flattened("messages"), json_schema_input_type=str | list[dict[str, Any]] | None)
-    ] = ""
+        str | list[dict[str, str]] | None,
+        PlainValidator(read_content, json_schema_input_type=str | list[dict[str, Any]] | None),
+    ] = None
     """The text, or a list of parts `{"type": "text", "text": …}`."""
 
     def message(self) -> Message:

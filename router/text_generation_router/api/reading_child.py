@@ -73,7 +73,7 @@ Dump = Callable[[dict[str, Any], ListLimits], Dumped]
 
 
 def setup_of(template: ChatTemplate | None) -> bytes:
-    return orjson.dumps(None if template is None else [template.source, template.tokens])
+    return orjson.dumps(None if template is None else template.setup)
 
 
 def job_of(content: bytes | bytearray, limits: ListLimits) -> bytes:
@@ -114,7 +114,7 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
 
     questions = (GENERATE, COMPAT_GENERATE, TOKENIZE, DETOKENIZE, COMPLETION)
     dumps: dict[str, Dump] = {question.name: _dump_of(question) for question in questions}
-    dumps[CHAT.name] = rendering(CHAT, lambda asked: asked, {"messages"})
+    dumps[CHAT.name] = rendering(CHAT, lambda asked: asked, {"messages", "documents"})
     dumps[MESSAGES.name] = rendering(MESSAGES, chat_of_messages, {"system", "messages"})
     dumps[RESPONSES.name] = rendering(RESPONSES, chat_of_response, {"instructions", "input"})
     dumps[COUNT_TOKENS.name] = rendering(COUNT_TOKENS, counted_chat_of, {"system", "messages"})

@@ -36,6 +36,7 @@ class StreamOptions(Body):
 MEAN_NONE: dict[str, tuple[int, ...]] = {"temperature": (0,), "top_k": (0, -1), "top_p": (1,), "typical_p": (1,)}
 # Most log-probabilities of a token that an OpenAI client may ask for, whatever --max-top-n-tokens says.
 MAX_LOGPROBS = 20
+MAX_DOCUMENTS = 1024  # most documents of a chat
 
 
 ModelName = Annotated[
@@ -190,9 +191,21 @@ class ChatOptions(OpenAIRequest):
     ] = None
 
 
+# Variables of every chat template, which have fields of their own or none.
+OTHER_FIELDS = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+
+
 class ChatRequest(ChatOptions):
     messages: Annotated[list[MessageBody], MESSAGE_LIMIT] = Field(min_length=1, fail_fast=True)
     """The conversation, oldest message first."""
+    documents: Annotated[
+        list[dict[str, Any]] | None,
+        Field(
+            max_length=MAX_DOCUMENTS,
+            description='Texts that the chat template shows to the model, each usually `{"title": …, "text": …}`;'
+            " refused if it shows none.",
+        ),
+    ] = None
 
     def conversation(self) -> Conversation:
         return Conversation(
@@ -200,7 +213,15 @@ class ChatRequest(ChatOptions):
             self.add_generation_prompt,
             self.continue_final_message,
             self.chat_template_kwargs or {},
+            documents=self.documents,
         )
+
+    @model_validator(mode="after")
+    def _check_variables(self) -> Self:
+        for name in OTHER_FIELDS:
+            if name in (self.chat_template_kwargs or ()):
+                raise ValidationError(f"`chat_template_kwargs` must not have `{name}`, which is a field of the request")
+        return self
 
     @model_validator(mode="after")
     def _check_turn(self) -> Self:

@@ -1,38 +1,29 @@
-"""Renders messages to one prompt with the model's chat template."""
+"""Renders conversations to prompts with the model's chat templates, as `apply_chat_template` of transformers does."""
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import jinja2
+from text_generation_router.errors import TemplateError
+from text_generation_router.text.jinja_template import JinjaTemplate
 
-from text_generation_common.model_files import (
-    MissingFileError,
-    ModelFileError,
-    find_json_object,
-    read_model_file,
-)
-from text_generation_router.errors import StartError, TemplateError
-from text_generation_router.text.template_cost import cost_of
-from text_generation_router.text.template_environment import RaisedError, TemplateEnvironment
-
-MAX_RENDERED_CHARS = 16_000_000
-MAX_RENDER_S = 5.0
 # Number of copied characters up to which a chat is cheap to render.
 MAX_CHEAP_CHARS = 8_000_000
 # Number of characters that a message takes in JSON besides its role and content.
 MESSAGE_CHARS = 64
+# Names of a message's reasoning, the one that most templates read first.
+REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+# Follows the content that is to be continued, so that its end is found in the prompt. Templates that strip the content
+# take away the space.
+END_MARK = "END_OF_THE_MESSAGE_TO_CONTINUE "
+
+Part = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     role: str
-    content: str
+    content: str | Sequence[Part] | None = None  # a text, or parts {"type": "text", "text": …}
     others: Mapping[str, Any] = field(default_factory=dict)  # other fields, which go to the template as they are
 
 
@@ -46,169 +37,162 @@ class Conversation:
     add_generation_prompt: bool | None = None  # whether the prompt ends with the beginning of the assistant's answer
     continue_final_message: bool | None = None  # whether the prompt ends with the last message, to be continued
     variables: Mapping[str, Any] = field(default_factory=dict)  # more variables than every chat has
+    tools: Sequence[Mapping[str, Any]] | None = None  # each {"type": "function", "function": {"name": …, …}}
+    documents: Sequence[Mapping[str, Any]] | None = None  # each usually {"title": …, "text": …}
 
     @property
     def is_continued(self) -> bool:
         if self.continue_final_message is not None:
             return self.continue_final_message
-        return self.add_generation_prompt is None and self.messages[-1].role == "assistant"
+        last = self.messages[-1]
+        return self.add_generation_prompt is None and last.role == "assistant" and bool(last.content)
 
     @property
     def begins_an_answer(self) -> bool:
-        """Whether the template is told to begin an answer. As in TGI it also is if the last message is continued and
-        the request does not say otherwise; that beginning is then cut off."""
         if self.add_generation_prompt is None:
-            return not self.continue_final_message
+            return not self.is_continued
         return self.add_generation_prompt
 
     @property
     def is_plain(self) -> bool:
         """Whether all that the template gets is texts, besides single numbers and truth values."""
-        return not any(message.others for message in self.messages) and all(
-            value is None or isinstance(value, int | float) for value in self.variables.values()
+        return (
+            not self.tools
+            and not self.documents
+            and not any(message.others for message in self.messages)
+            and all(value is None or isinstance(value, str | int | float) for value in self.variables.values())
         )
 
 
 class ChatTemplate:
-    """A chat template. Unless it is cheap (see `is_cheap`), it may be rendered and compiled only in a process that can
-    be killed: rendering may never end, nor may compiling, which evaluates constant expressions.
+    """A model's chat templates. Unless rendering is cheap (see `is_cheap`), a template may be rendered and compiled
+    only in a process that can be killed: rendering may never end, nor may compiling, which evaluates constant
+    expressions.
     """
 
-    def __init__(self, source: str, tokens: dict[str, str]) -> None:
-        """`tokens`: the model's bos_token and eos_token, if any. Raises StartError if `source` is not valid Jinja."""
-        self.source, self.tokens = source, tokens
-        with _refusing_syntax_errors():
-            self._cost = cost_of(TemplateEnvironment().parse(source))
+    def __init__(self, source: str, tokens: Mapping[str, str], named: Mapping[str, str] | None = None) -> None:
+        """`tokens`: the model's special tokens by name. `named`: the sources of its other templates. Raises StartError
+        if a source is not valid Jinja.
+        """
+        self.tokens = tokens
+        self._sources = source, named or {}
+        self._default = JinjaTemplate(source)
+        named_ones = {name: JinjaTemplate(text) for name, text in (named or {}).items() if name in ("tool_use", "rag")}
+        self._with_tools = named_ones.get("tool_use", self._default)
+        self._with_documents = named_ones.get("rag", self._default)
+
+    @property
+    def setup(self) -> tuple[str, Mapping[str, str], Mapping[str, str]]:
+        """The arguments of another object like this one."""
+        source, named = self._sources
+        return source, self.tokens, named
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether the template of a conversation with tools shows them to the model."""
+        return "tools" in self._with_tools.facts.reads
+
+    def source(self, with_tools: bool = False) -> str:
+        """The source of the template that renders conversations, or those with tools."""
+        return (self._with_tools if with_tools else self._default).source
 
     def is_cheap(self, conversation: Conversation) -> bool:
         """Whether the template certainly renders the conversation within a few milliseconds, so that the router itself
         may render it. The bound on the cost holds for plain conversations only.
         """
-        messages = conversation.messages
-        if self._cost is None or not conversation.is_plain:
+        template = self._chosen(conversation)
+        if template.cost is None or not conversation.is_plain or conversation.variables.keys() & self.tokens.keys():
             return False
-        chars = len(self.source) + sum(len(m.role) + len(m.content) + MESSAGE_CHARS for m in messages)
-        return self._cost.of(len(messages), chars) <= MAX_CHEAP_CHARS
+        messages = conversation.messages
+        chars = len(template.source) + sum(len(m.role) + len(_joined(m.content)) + MESSAGE_CHARS for m in messages)
+        chars += sum(len(value) for value in conversation.variables.values() if isinstance(value, str))
+        return template.cost.of(len(messages), chars) <= MAX_CHEAP_CHARS
 
-    def compile(self) -> jinja2.Template:
-        """Compiles the template at the first call. Raises StartError for an unknown filter or test."""
-        with _refusing_syntax_errors():
-            return self._template
-
-    @cached_property
-    def _template(self) -> jinja2.Template:
-        return TemplateEnvironment().from_string(self.source)
+    def compile(self) -> None:
+        """Compiles the templates. Raises StartError for an unknown filter or test."""
+        for template in (self._default, self._with_tools, self._with_documents):
+            template.compile()
 
     def render(self, conversation: Conversation) -> str:
-        """The prompt, up to the place where the assistant's answer begins or the last message goes on."""
-        messages = conversation.messages
-        variables = {
-            **conversation.variables,
-            **self.tokens,
-            "messages": [{**message.others, "role": message.role, "content": message.content} for message in messages],
-            "add_generation_prompt": conversation.begins_an_answer,
-            "tools": None,
-        }
-        try:
-            text = self._render(variables)
-        except RaisedError as error:
-            raise TemplateError(f"syntax error: {error} (in <string>:{_line(error.__traceback__)})") from error
-        except Exception as error:  # a template is a program that may raise anything; the client gets the error
-            reason = f"{type(error).__name__}: {error}"
-            raise TemplateError(f"invalid operation: {reason} (in <string>:{_line(error.__traceback__)})") from error
-        return _continued(text, messages[-1].content) if conversation.is_continued else text
+        """The prompt, up to the place where the assistant's answer begins or the last message goes on. Raises
+        TemplateError.
+        """
+        template = self._chosen(conversation)
+        if conversation.documents and "documents" not in template.facts.reads:
+            raise TemplateError("the model's chat template has no place for `documents`; leave them out")
+        messages = [_variables_of(message, template) for message in conversation.messages]
+        continued = None
+        if conversation.is_continued:
+            if conversation.messages[-1].content is None:
+                raise TemplateError("the last message has no content that could be continued")
+            continued = _mark_end(messages[-1])
+        text = template.render(
+            {
+                **self.tokens,
+                **conversation.variables,
+                "messages": messages,
+                "tools": _listed(conversation.tools),
+                "documents": _listed(conversation.documents),
+                "add_generation_prompt": conversation.begins_an_answer,
+            }
+        )
+        return text if continued is None else _cut(text, continued)
 
-    def _render(self, variables: Mapping[str, Any]) -> str:
-        deadline, size, pieces = time.monotonic() + MAX_RENDER_S, 0, []
-        for piece in self._template.generate(variables):
-            size += len(piece)
-            if size > MAX_RENDERED_CHARS or time.monotonic() > deadline:
-                raise RaisedError(f"the prompt exceeds {MAX_RENDERED_CHARS} characters or {MAX_RENDER_S:.0f} s")
-            pieces.append(piece)
-        return "".join(pieces)
-
-
-@contextmanager
-def _refusing_syntax_errors() -> Iterator[None]:
-    try:
-        yield
-    except jinja2.TemplateSyntaxError as error:
-        raise StartError(
-            f"the model's chat template is not valid Jinja: {error.message} (line {error.lineno}); "
-            "give another one with --tokenizer-config-path"
-        ) from error
+    def _chosen(self, conversation: Conversation) -> JinjaTemplate:
+        """As transformers chooses; in addition documents choose the template named `rag`, which its callers name."""
+        if conversation.tools:
+            return self._with_tools
+        return self._with_documents if conversation.documents else self._default
 
 
-def _continued(text: str, content: str) -> str:
-    """Cuts the prompt off after the content of the last message, so that the model continues it. Some templates strip
-    that content.
+def _listed(values: Sequence[Mapping[str, Any]] | None) -> list[Mapping[str, Any]] | None:
+    return list(values) if values else None
+
+
+def _joined(content: str | Sequence[Part] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(str(part.get("text", "")) for part in content)
+
+
+def _variables_of(message: Message, template: JinjaTemplate) -> dict[str, Any]:
+    """The message as the template gets it. Its reasoning has every name that templates know."""
+    variables = {"role": message.role, "content": _content_of(message.content, template), **message.others}
+    reasoning = next((variables[name] for name in REASONING_NAMES if variables.get(name) is not None), None)
+    return variables if reasoning is None else {"thinking": reasoning, **variables, "reasoning_content": reasoning}
+
+
+def _content_of(content: str | Sequence[Part] | None, template: JinjaTemplate) -> str | list[dict[str, Any]]:
+    """The content in the form that the client has sent, if the template takes that form. No content, as calls of tools
+    may have, becomes an empty one: many templates raise an error if there is none, none makes another prompt.
     """
-    for wanted in (content, content.strip()):
-        at = text.rfind(wanted)
-        if at >= 0:
-            return text[: at + len(wanted)].rstrip()
-    return text
+    facts = template.facts
+    if content is None:
+        return "" if facts.takes_texts else []
+    if isinstance(content, str):
+        return content if facts.takes_texts else [{"type": "text", "text": content}]
+    return [dict(part) for part in content] if facts.takes_parts else _joined(content)
 
 
-def _line(traceback: TracebackType | None) -> int:
-    """Number of the template's line that raised, from jinja2's traceback; 0 if unknown."""
-    line = 0
-    while traceback:
-        if traceback.tb_frame.f_code.co_filename == "<template>":
-            line = traceback.tb_lineno
-        traceback = traceback.tb_next
-    return line
+def _mark_end(message: dict[str, Any]) -> str:
+    """Appends END_MARK to the message's text, and returns that text."""
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + END_MARK
+        return content
+    for part in reversed(content or ()):
+        if isinstance(text := part.get("text"), str):
+            part["text"] = text + END_MARK
+            return text
+    raise TemplateError("the last message has no content that could be continued")
 
 
-def load_chat_template(folder: Path, tokenizer_config_path: str | None = None) -> ChatTemplate | None:
-    """The model's chat template, or None. It is taken from the first of these files that has one: chat_template.json,
-    tokenizer_config.json, chat_template.jinja.
-
-    `tokenizer_config_path` replaces all three. StartError for a file that cannot be used.
-    """
-    try:
-        if tokenizer_config_path is not None:
-            config = find_json_object(Path(tokenizer_config_path))
-            if config is None:
-                raise StartError(f"--tokenizer-config-path {tokenizer_config_path} is not a file: check the path")
-            source = _template_of(config)
-        else:
-            config = find_json_object(folder / "tokenizer_config.json") or {}
-            source = _model_template(folder, config)
-    except ModelFileError as error:
-        raise StartError(str(error)) from None
-    return None if source is None else ChatTemplate(source, _special_tokens(config))
-
-
-def _model_template(folder: Path, config: dict[str, Any]) -> str | None:
-    """`config`: the content of the folder's tokenizer_config.json."""
-    template = _template_of(find_json_object(folder / "chat_template.json") or {})
-    return template or _template_of(config) or _jinja_file(folder / "chat_template.jinja")
-
-
-def _template_of(config: dict[str, Any]) -> str | None:
-    """The config's `chat_template`: a string, or the entry named `default` of a list of named templates."""
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = [entry for entry in template if isinstance(entry, dict)]
-        template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
-    return template if isinstance(template, str) else None
-
-
-def _jinja_file(path: Path) -> str | None:
-    try:
-        return read_model_file(path).decode()
-    except MissingFileError:
-        return None
-    except UnicodeDecodeError as error:
-        raise StartError(f"{path} is not UTF-8 ({error}): repair it, or download it again") from None
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    tokens = {}
-    for name in ("bos_token", "eos_token"):
-        token = config.get(name)
-        text = token.get("content") if isinstance(token, dict) else token
-        if isinstance(text, str):
-            tokens[name] = text
-    return tokens
+def _cut(prompt: str, continued: str) -> str:
+    """Cuts the prompt off after the text of the last message, so that the model continues it."""
+    text, mark, rest = prompt.rpartition(END_MARK.rstrip())
+    if not mark or continued.strip() not in text:
+        raise TemplateError(
+            "the chat template does not show the last message as it is, so it cannot be continued; send"
+            " `continue_final_message` false"
+        )
+    return text if rest.startswith(" ") else text.rstrip()

@@ -6,7 +6,14 @@ from pathlib import Path
 from text_generation_common.model_folder import local_folder
 from text_generation_router.errors import StartError
 
-PATTERNS = ["tokenizer.json", "tokenizer_config.json", "chat_template.json", "chat_template.jinja"]
+PATTERNS = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+]
 
 
 @dataclass(frozen=True, slots=True)

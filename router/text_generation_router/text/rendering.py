@@ -13,15 +13,16 @@ from text_generation_router.fair_slots import FairSlots
 from text_generation_router.offload.errors import BusyError, JobError, JobFailedError, JobLostError, JobTimeoutError
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
 from text_generation_router.scheduling.share import Share
-from text_generation_router.text.chat_template import MAX_RENDER_S, ChatTemplate, Conversation
+from text_generation_router.text.chat_template import ChatTemplate, Conversation
+from text_generation_router.text.jinja_template import MAX_RENDER_S
 from text_generation_router.text.rendering_child import CHECK, ENTRY, RENDER, Kind
 
 # Two child processes: a client whose chats make the template run to its time limit occupies only one of them.
 CHILDREN = 2
 # Bytes that a child may allocate in addition to its memory at the start. A chat of 64 KiB takes less than 1 MiB.
 MEMORY_BYTES = 48 * 2**20
-# Seconds after which a job's child is killed. ChatTemplate itself stops a template after MAX_RENDER_S seconds, but only
-# when the template writes text.
+# Seconds after which a job's child is killed. JinjaTemplate itself stops a template after MAX_RENDER_S seconds, but
+# only when the template writes text.
 JOB_S = MAX_RENDER_S + 0.5
 START_S = 60.0
 
@@ -33,13 +34,13 @@ class Children(Protocol):
 
 def children_of(template: ChatTemplate) -> ProcessPool:
     limits = PoolLimits(CHILDREN, CHILDREN, START_S, MEMORY_BYTES)
-    return ProcessPool(ENTRY, orjson.dumps((template.source, template.tokens)), limits)
+    return ProcessPool(ENTRY, orjson.dumps(template.setup), limits)
 
 
 class Renderer:
     def __init__(self, template: ChatTemplate, children: Children, max_waiting: int, job_s: float = JOB_S) -> None:
         """`max_waiting`: most chats of one tenant that may wait."""
-        self._template = template
+        self.template = template
         self._children = children
         self._job_s = job_s
         self._slots = FairSlots(CHILDREN, max_waiting, max_held=CHILDREN - 1)
@@ -60,8 +61,8 @@ class Renderer:
 
     async def render(self, conversation: Conversation, share: Share) -> str:
         """Renders the chat to a prompt, as ChatTemplate.render does. Raises TemplateError or OverloadedError."""
-        if self._template.is_cheap(conversation):
-            return self._template.render(conversation)
+        if self.template.is_cheap(conversation):
+            return self.template.render(conversation)
         content = orjson.dumps(conversation)
         await self._slots.acquire(share, len(content))
         try:

@@ -93,6 +93,7 @@ class _Walk:
             nodes.If: self._if,
             nodes.For: self._for,
             nodes.Assign: self._assign,
+            nodes.Scope: lambda node: self.statements(node.body),
             nodes.Break: _nothing,
             nodes.Continue: _nothing,
         }

@@ -14,6 +14,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 MAX_REPEATED = 1_000_000  # most characters or items that one multiplication may make
 MAX_POWER_BITS = 4096
@@ -26,13 +27,41 @@ class GenerationTag(Extension):
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The marked statements. As in transformers, variables that they set are forgotten after the end tag."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 class RaisedError(TemplateError):
     """The template called raise_exception."""
+
+
+class PublicNamespace(Namespace):
+    """`namespace` of a template. As in transformers, it keeps no names that begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *values = args  # not a named argument, so that `namespace(self=1)` works
+        Namespace.__init__(self, {_public(name): value for name, value in dict(*values, **kwargs).items()})
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(_public(name), value)
+
+
+def _public(name: Any) -> Any:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"the template sets `{name}` in a namespace: names must not begin with an underscore")
+    return name
+
+
+class Dictionaries:
+    """`dict` of a template: makes dictionaries, and is not a type whose attributes lead to Python's internals."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
@@ -41,6 +70,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
         self.filters["tojson"] = to_json
+        self.globals["namespace"] = PublicNamespace
+        self.globals["dict"] = Dictionaries()
         self.globals["raise_exception"] = raise_exception
         self.globals["strftime_now"] = strftime_now
 

@@ -75,8 +75,8 @@ def described(
     *others, last = conversation.messages
     listed = "" if in_template else orjson.dumps(list(tools)).decode() + "\n"
     added = f"\n---\n{listed}{prompt}"
-    parts = last.content if not isinstance(last.content, str) else None
-    content = (last.content or "") + added if parts is None else [*parts, {"type": "text", "text": added}]
+    said = last.content or ""
+    content = said + added if isinstance(said, str) else [*said, {"type": "text", "text": added}]
     return replace(conversation, messages=(*others, replace(last, content=content)))
 
 

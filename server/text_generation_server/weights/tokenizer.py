@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from text_generation_common.errors import WeightsError
 from text_generation_common.model_files import MissingFileError, ModelFileError, find_json_object, read_model_file
-from text_generation_common.weights.names import SIDE_FILES, SLOW_TOKENIZER_FILES
+from text_generation_common.weights.names import SIDE_FILES, SLOW_TOKENIZER_FILES, TEMPLATES
 from text_generation_common.weights.tokenizer_files import FILE, check_tokenizer, no_tokenizer
 from text_generation_server.weights.added_tokens import read_additions
 from text_generation_server.weights.child import run_child
@@ -68,9 +68,10 @@ def _refuse_unreadable(path: Path) -> None:
     """Raises WeightsError for named pipes and huge files. transformers would wait for a pipe for ever, and read a file
     of any size.
     """
-    for name in (*SIDE_FILES, *SLOW_TOKENIZER_FILES):
+    named = [path / name for name in (*SIDE_FILES, *SLOW_TOKENIZER_FILES)]
+    for file in (*named, *path.glob(TEMPLATES + "*.jinja")):
         try:
-            read_model_file(path / name)
+            read_model_file(file)
         except MissingFileError:
             continue
         except ModelFileError as error:

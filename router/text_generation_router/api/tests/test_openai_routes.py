@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from text_generation_router.api.v1_schemas import ChatRequest
 from text_generation_router.engine.protocol import Ended
 from text_generation_router.scheduling.request import EndReason
 from text_generation_router.text.rendering import Renderer
@@ -157,7 +158,7 @@ def test_a_last_message_of_the_assistants_is_continued(server):
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b "}]
     server.post("/v1/chat/completions", {"messages": messages})
     ids = list(server.engine.asked[0].request.input_ids)
-    assert server.tokenizer.tokenizer.decode(ids, skip_special_tokens=False) == "<user>a</s><assistant>b"
+    assert server.tokenizer.tokenizer.decode(ids, skip_special_tokens=False) == "<user>a</s><assistant>b "
 
 
 @pytest.mark.parametrize(
@@ -414,6 +415,23 @@ def test_the_turn_may_be_set(server, fields, prompt):
     assert server.tokenizer.tokenizer.decode(ids, skip_special_tokens=False) == prompt
     both = {"add_generation_prompt": True, "continue_final_message": True}
     assert error_of(server.post(PATHS[1], chat(**both)))[1]["param"] == "continue_final_message"
+
+
+def test_documents_are_the_templates_and_refused_if_it_has_no_place_for_them(server):
+    documents = [{"title": "T", "text": "a"}]
+    asked = ChatRequest.model_validate(chat(documents=documents))
+    assert asked.conversation().documents == documents
+    for given in ([], None):
+        assert server.post(PATHS[1], chat(documents=given)).status == 200
+    answer = server.post(PATHS[1], chat(documents=documents))
+    assert answer.status == 400 and "`documents`" in answer.json["error"]["message"]
+    assert error_of(server.post(PATHS[1], chat(documents=[{}] * 1025)))[1]["param"] == "documents"
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "documents", "add_generation_prompt"])
+def test_variables_of_the_template_are_not_fields_of_the_request(server, name):
+    answer = server.post(PATHS[1], chat(chat_template_kwargs={name: False}))
+    assert answer.status == 400 and f"`{name}`" in answer.json["error"]["message"]
 
 
 def test_histories_of_agents_are_taken(server):

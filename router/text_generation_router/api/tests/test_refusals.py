@@ -38,7 +38,7 @@ TABLE: list[tuple[str, tuple[str, ...], list[Any], list[Any]]] = [
     ("function_call", ALL, [{"name": "f"}], ["none", "auto"]),
     ("chat_template", ALL, ["{{ messages }}"], []),
     ("chat_template_kwargs", (*NATIVE, COMPLETION), [{"enable_thinking": False}], [{}]),
-    ("documents", ALL, [[{"text": "a"}]], [[]]),
+    ("documents", (*NATIVE, COMPLETION), [[{"text": "a"}]], [[]]),
     ("truncate_prompt_tokens", NATIVE, [5, -1], []),
     ("truncation_side", NATIVE, ["left"], []),
     ("prompt_embeds", ALL, ["AAAA"], []),

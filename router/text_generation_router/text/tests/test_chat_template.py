@@ -1,10 +1,9 @@
-import json
-import os
-
 import pytest
 
-from text_generation_router.errors import StartError, TemplateError
-from text_generation_router.text.chat_template import ChatTemplate, Conversation, Message, load_chat_template
+from text_generation_router.errors import TemplateError
+from text_generation_router.text.chat_template import ChatTemplate, Conversation, Message
+from text_generation_router.text.template_environment import TemplateEnvironment
+from text_generation_router.text.template_facts import facts_of
 
 HI = (Message("user", "Hi"),)
 USER = Conversation(HI)
@@ -31,6 +30,8 @@ def test_transformers_functions_filters_and_tags_are_there():
     assert len(render("{{ strftime_now('%Y') }}")) == 4
     assert render("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "01"
     assert render("{% generation %}\nx{% endgeneration %}") == "x"
+    assert render("{% set a = 1 %}{% generation %}{% set a = 2 %}{{ a }}{% endgeneration %}{{ a }}") == "21"
+    assert render("{{ dict(a=1) }}{{ dict.fromkeys('ab', 1) }}") == "{'a': 1}{'a': 1, 'b': 1}"
     assert render("{% set ns = namespace(n=1) %}{% set ns.n = 2 %}{{ ns.n }}{{ 'ab'.upper()[::-1] }}") == "2BA"
 
 
@@ -45,6 +46,8 @@ def test_an_error_raised_by_the_template_names_its_line():
     [
         "{{ messages.__class__.__mro__ }}{{ ''.__class__.__subclasses__() }}",
         "{{ cycler.__init__.__globals__.os }}",
+        "{{ namespace(_a=1) }}",
+        "{% set ns = namespace() %}{% set ns._a = 1 %}",
         "{{ messages.append(1) }}",
         "{{ messages[0].update({'a': 1}) }}",
         "{{ 'x' * 1000000000 }}",
@@ -67,65 +70,105 @@ def test_the_assistants_last_message_is_continued():
     assert render(source, messages) == "[user]a b[end][assistant]so far"
 
 
-def write(folder, name, value):
-    (folder / name).write_text(value if isinstance(value, str) else json.dumps(value))
+def test_spaces_before_the_continuation_stay_if_the_template_keeps_them():
+    source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
+    messages = (Message("user", "a b"), Message("assistant", "so far "))
+    assert render(source, messages) == "[user]a b[end][assistant]so far "
 
 
-def test_sources_are_taken_in_order(tmp_path):
-    assert load_chat_template(tmp_path) is None
-    write(tmp_path, "chat_template.jinja", "jinja")
-    assert load_chat_template(tmp_path).render(USER) == "jinja"
-    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "config"}]
-    write(tmp_path, "tokenizer_config.json", {"chat_template": named})
-    assert load_chat_template(tmp_path).render(USER) == "config"
-    write(tmp_path, "chat_template.json", {"chat_template": "json"})
-    assert load_chat_template(tmp_path).render(USER) == "json"
-    write(tmp_path, "mine.json", {"chat_template": "mine"})
-    assert load_chat_template(tmp_path, str(tmp_path / "mine.json")).render(USER) == "mine"
+@pytest.mark.parametrize(
+    ("source", "content"),
+    [
+        ("{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}", "<think>Hm.</think>So"),
+        ("{{ messages[0].content }}", "so far"),
+        ("{{ messages | length }}{{ messages[-1].content }}", None),
+    ],
+)
+def test_a_message_that_the_template_does_not_show_is_not_continued(source, content):
+    conversation = Conversation((*HI, Message("assistant", content)), continue_final_message=True)
+    with pytest.raises(TemplateError, match="continued"):
+        ChatTemplate(source, {}).render(conversation)
 
 
-def test_special_tokens_are_strings_or_objects(tmp_path):
-    config = {"chat_template": "{{ bos_token }}|{{ eos_token }}", "bos_token": {"content": "<s>"}, "eos_token": None}
-    write(tmp_path, "tokenizer_config.json", config)
-    assert load_chat_template(tmp_path).render(USER) == "<s>|"
+def test_an_assistants_message_without_text_is_answered():
+    source = "{{ messages | length }}{% if add_generation_prompt %}A:{% endif %}"
+    assert render(source, (*HI, Message("assistant", "", {"tool_calls": []}))) == "2A:"
 
 
-def test_broken_files_are_named_at_start(tmp_path):
-    write(tmp_path, "tokenizer_config.json", {"chat_template": "{% if %}"})
-    with pytest.raises(StartError, match="not valid Jinja"):
-        load_chat_template(tmp_path)
-    write(tmp_path, "tokenizer_config.json", "{")
-    with pytest.raises(StartError, match=r"tokenizer_config\.json is not valid JSON"):
-        load_chat_template(tmp_path)
-    with pytest.raises(StartError, match=r"nowhere\.json is not a file: check the path"):
-        load_chat_template(tmp_path, str(tmp_path / "nowhere.json"))
+def test_what_the_client_sends_besides_messages_has_transformers_names_and_values():
+    source = (
+        "{{ tools | tojson }}|{{ documents[0].title }}|{{ messages[0].thinking }}|{{ messages[0].reasoning_content }}|"
+        "{{ bos_token }}|{{ x }}|{{ messages[0] | list }}"
+    )
+    conversation = Conversation(
+        (Message("user", "Hi", {"reasoning": "Hm"}),),
+        variables={"x": 1, "bos_token": "mine", "messages": "theirs"},
+        tools=({"type": "function"},),
+        documents=({"title": "T"},),
+    )
+    keys = "['thinking', 'role', 'content', 'reasoning', 'reasoning_content']"
+    expected = '[{"type": "function"}]|T|Hm|Hm|mine|1|' + keys
+    assert ChatTemplate(source, {"bos_token": "<s>"}).render(conversation) == expected
+    assert render("{{ tools is none }}{{ documents is none }}") == "TrueTrue"
 
 
-@pytest.mark.parametrize("name", ["chat_template.json", "tokenizer_config.json", "chat_template.jinja"])
-def test_files_that_are_too_large_are_refused_unread(tmp_path, name):
-    with (tmp_path / name).open("wb") as file:
-        file.truncate(10**10)  # a sparse file: takes no disk space
-    with pytest.raises(StartError, match="larger than 8 MiB") as refused:
-        load_chat_template(tmp_path)
-    assert "\n" not in str(refused.value)
+def test_tools_and_documents_choose_their_templates():
+    named = {"tool_use": "tools: {{ tools | length }}", "rag": "{{ documents | length }} documents", "other": "{{"}
+    template = ChatTemplate("plain", {}, named)
+    assert template.render(Conversation(HI)) == "plain"
+    assert template.render(Conversation(HI, tools=({},) * 2)) == "tools: 2"
+    assert template.render(Conversation(HI, documents=({},) * 3)) == "3 documents"
+    assert ChatTemplate(*template.setup).render(Conversation(HI, tools=({},))) == "tools: 1"
+    assert template.uses_tools and (template.source(), template.source(with_tools=True)) == ("plain", named["tool_use"])
+    assert ChatTemplate("{% if tools %}{% endif %}", {}).uses_tools
+    assert not ChatTemplate("tools {{ 'tools' }}", {}).uses_tools
 
 
-@pytest.mark.parametrize("name", ["chat_template.json", "tokenizer_config.json", "chat_template.jinja"])
-def test_a_pipe_is_refused_at_once(tmp_path, name):
-    os.mkfifo(tmp_path / name)
-    with pytest.raises(StartError, match=rf"{name} cannot be read \(not a regular file\)"):
-        load_chat_template(tmp_path)
+def test_documents_without_a_place_in_the_template_are_refused():
+    with pytest.raises(TemplateError, match="no place for `documents`"):
+        ChatTemplate("{{ messages[0].content }}", {}).render(Conversation(HI, documents=({},)))
 
 
-def test_a_template_that_is_not_text_is_named(tmp_path):
-    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
-    with pytest.raises(StartError, match=r"chat_template\.jinja is not UTF-8"):
-        load_chat_template(tmp_path)
+LOOP = "{% for part in message.content %}{{ part.text }}{% endfor %}"
+MACRO = "{% macro show(content) %}" + LOOP.replace("message.", "") + "{% endmacro %}{{ show(messages[0]['content']) }}"
 
 
-def test_list_entries_that_are_not_named_templates_are_skipped(tmp_path):
-    named = [None, 1, "default", {"name": "default", "template": "x"}]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    assert load_chat_template(tmp_path).render(USER) == "x"
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": [None]}))
-    assert load_chat_template(tmp_path) is None
+@pytest.mark.parametrize(
+    ("source", "takes_parts", "takes_texts"),
+    [
+        ("{{ messages[0].content }}", False, True),
+        ("{% for message in messages %}" + LOOP + "{% endfor %}", True, False),
+        (
+            "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
+            + LOOP
+            + "{% endif %}{% endfor %}",
+            True,
+            True,
+        ),
+        (MACRO, True, False),
+        (
+            MACRO.replace("{% for", "{% if content is not string %}{% for").replace(
+                "{% endmacro", "{% endif %}{% endmacro"
+            ),
+            True,
+            True,
+        ),
+        (
+            "{% set c = messages[0].get('content') %}{% for p in c | selectattr('type') %}{{ p.x }}{% endfor %}",
+            True,
+            False,
+        ),
+        ("{% for word in messages[0].content.split() %}{{ word }}{% endfor %}", False, True),
+    ],
+)
+def test_content_comes_as_a_text_or_as_parts_if_the_template_takes_it(source, takes_parts, takes_texts):
+    facts = facts_of(TemplateEnvironment().parse(source))
+    assert (facts.takes_parts, facts.takes_texts) == (takes_parts, takes_texts)
+
+
+def test_parts_are_joined_for_a_template_without_parts():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert render("{{ messages[0].content }}", (Message("user", parts),)) == "ab"
+    looped = "{% for m in messages %}" + LOOP.replace("message", "m").replace("}}", "}};") + "{% endfor %}"
+    assert render(looped, (Message("user", parts), Message("user", "c"))) == "a;b;c;"
+    assert render(looped, (Message("user", "c"), Message("assistant", parts))) == "c;a;b"

@@ -169,6 +169,8 @@ def test_the_files_to_serve_are_chosen_by_name():
     assert pickle_names(["a.pt", "training_args.bin"], None) == ["a.pt"]
     assert side_files(["config.json", "tokenizer.json", "tokenizer.model"]) == ["config.json", "tokenizer.json"]
     assert side_files(["config.json", "tokenizer.model"]) == ["config.json", "tokenizer.model"]
+    templates = ["additional_chat_templates/rag.jinja", "additional_chat_templates/tool_use.jinja"]
+    assert side_files([*reversed(templates), "additional_chat_templates/x.md", "tokenizer.json"])[1:] == templates
     assert missing_parts(["m-00001-of-00003.bin", "m-00003-of-00003.bin", "x.bin"]) == ["m-00002-of-00003.bin"]
 
 

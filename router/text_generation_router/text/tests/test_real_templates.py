@@ -1,0 +1,78 @@
+"""Templates make the same prompts as with transformers: small ones, and those of real models that `make
+fetch-templates` fetches.
+"""
+
+from pathlib import Path
+
+import pytest
+from transformers.utils import chat_template_utils
+
+from text_generation_router.errors import TemplateError
+from text_generation_router.text import template_environment
+from text_generation_router.text.chat_template import ChatTemplate
+from text_generation_router.text.tests.chats import CHATS, TOKENS, Chat, FixedTime
+from text_generation_router.text.tests.fetch_templates import FOLDER
+
+ERROR = "an error"
+# Templates in the styles of the families of docs/models.md that have chat models.
+OURS = sorted((Path(__file__).parent / "templates").glob("*.jinja"))
+FETCHED = sorted(FOLDER.glob("*/*.jinja"))
+
+
+@pytest.fixture(autouse=True)
+def _fixed_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template_utils, "datetime", FixedTime)
+    monkeypatch.setattr(template_environment, "datetime", FixedTime)
+
+
+def by_transformers(source: str, chat: Chat) -> str:
+    try:
+        return chat.by_transformers(source)
+    except Exception:  # whatever the template raises
+        return ERROR
+
+
+def by_us(template: ChatTemplate, chat: Chat) -> str:
+    try:
+        return template.render(chat.conversation())
+    except TemplateError:
+        return ERROR
+
+
+def shows_its_text(source: str, chat: Chat) -> bool:
+    text = by_transformers(source, chat)
+    return "Besançon" in text and "'text'" not in text and '"text"' not in text
+
+
+def in_form(source: str, chat: Chat) -> Chat:
+    """The chat with its contents in the form that the template takes: as they are, unless only the other form shows
+    them.
+    """
+    probe, other = CHATS["plain"], Chat.in_parts
+    if chat is CHATS["parts"]:
+        probe, other = chat, Chat.in_texts
+    return other(chat) if not shows_its_text(source, probe) and shows_its_text(source, other(probe)) else chat
+
+
+def compare(path: Path) -> None:
+    source = path.read_text()
+    template = ChatTemplate(source, TOKENS)
+    different = []
+    for name, chat in CHATS.items():
+        expected = by_transformers(source, in_form(source, chat))
+        if chat.documents and "documents" not in source:
+            expected = ERROR  # transformers renders such a chat without its documents
+        if by_us(template, chat) != expected:
+            different.append(name)
+    assert not different
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
+def test_prompts_of_small_templates_are_those_of_transformers(path: Path) -> None:
+    compare(path)
+
+
+@pytest.mark.skipif(not FETCHED, reason="no templates in .templates/: `make fetch-templates` fetches them")
+@pytest.mark.parametrize("path", FETCHED or [FOLDER], ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_prompts_of_real_templates_are_those_of_transformers(path: Path) -> None:
+    compare(path)
