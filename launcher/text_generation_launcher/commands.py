@@ -112,7 +112,6 @@ def router(
         plan.names,
         plan.files,
         plan.requests,
-        plan.formats,
         plan.tokens,
         plan.scheduling,
         replace(plan.http, port=port),

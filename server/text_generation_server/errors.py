@@ -13,6 +13,7 @@
     ├── StepRefused                 FAILED_PRECONDITION
     ├── StepAborted                 ABORTED
     ├── StepFailed                  INTERNAL
+    ├── MatcherError                no status: one request of a step fails
     └── GroupBroken                 no status: the process ends
 """
 
@@ -45,6 +46,10 @@ class StepAborted(ShardError):
 
 class StepFailed(ShardError):
     """A step that raised an exception. All rows are invalid until a ClearCache."""
+
+
+class MatcherError(ShardError):
+    """A request's grammar cannot be used, or does not go on. The text is for the client."""
 
 
 class GroupBroken(ShardError):

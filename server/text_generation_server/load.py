@@ -28,6 +28,8 @@ from text_generation_server.device.graphs import (
 from text_generation_server.device.precision import sum_products_in_float32
 from text_generation_server.device.transfers import moments_of, use_own_stream
 from text_generation_server.distributed import Group, join_group
+from text_generation_server.grammars.compiler import GrammarCompiler, ModelTokens
+from text_generation_server.grammars.constraints import Constraints
 from text_generation_server.kernels import Backend, select_backend
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.programs import DecodePrograms
@@ -46,6 +48,8 @@ from text_generation_server.worker import Worker
 
 logger = logging.getLogger("text_generation_server")
 
+# Threads that fill the masks of grammars, beside those that launch the steps.
+MOST_MASK_THREADS, CORES_PER_MASK_THREAD = 4, 4
 MAX_MENTIONED = 10  # most unknown fields of config.json that are logged; a file may have any number
 DTYPES = {Dtype.float32: torch.float32, Dtype.bfloat16: torch.bfloat16, Dtype.float16: torch.float16}
 KV_TYPES = {"fp8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}
@@ -103,13 +107,15 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     is_ours = isinstance(model_config, ModelConfig)
     graphs, mixed_graphs = _graphs(config, device, group, backend) if is_ours else (no_graphs(), no_graphs())
     platform = Platform(device, backend.kernels, group, graphs, moments_of(device), mixed_graphs, backend.wake)
+    text, tokenizer = _read_tokenizer(config.model_path / "tokenizer.json")
+    count = max(model_config.vocab_size, tokenizer.get_vocab_size())
+    constraints = _constraints(config, ModelTokens(text, count, model_config.eos_token_ids), device)
     files = _files(config, model_config, device, dtype)
     quantize = config.compute.quantize
     model = get_model(files, model_config, platform, dtype, longest, worker.advance_progress, FORMATS[quantize])
     sampler = Sampler(backend.kernels, *config.watermark, worker.advance_progress)
     memory_fraction = config.shard.cuda_memory_fraction
-    runner = ModelRunner(model, platform, sampler, worker.advance_progress, kv_dtype, memory_fraction)
-    tokenizer = _read_tokenizer(config.model_path / "tokenizer.json")
+    runner = ModelRunner(model, platform, sampler, worker.advance_progress, kv_dtype, memory_fraction, constraints)
     blocks = _query_blocks(backend, model_config)
     return Shard(runner, group, tokenizer, model_config, dtype, device, backend.name, *blocks)
 
@@ -122,9 +128,20 @@ def _query_blocks(backend: Backend, config: ModelConfig | FallbackConfig) -> tup
     return 1, 1
 
 
-def _read_tokenizer(path: Path) -> Tokenizer:
+def _constraints(config: ShardConfig, tokens: ModelTokens, device: torch.device) -> Constraints:
+    """On rank 0, which samples, a thread reads the tokenizer for grammars while the weights are loaded."""
+    compiler = GrammarCompiler(tokens if config.rank == 0 else None)
+    if config.rank == 0:
+        compiler.prepare()
+    threads = min(MOST_MASK_THREADS, usable_cores() // config.world_size // CORES_PER_MASK_THREAD)
+    return Constraints(compiler, device, threads)
+
+
+def _read_tokenizer(path: Path) -> tuple[str, Tokenizer]:
+    """The text of tokenizer.json, and what it says."""
     try:
-        return Tokenizer.from_buffer(read_model_file(path))
+        content = read_model_file(path)
+        return content.decode(), Tokenizer.from_buffer(content)
     except ModelFileError as error:
         raise ModelError(str(error)) from None
     except Exception as error:  # tokenizers raises bare Exception

@@ -15,6 +15,9 @@ from text_generation_server.device.memory import available_bytes, give_back_memo
 from text_generation_server.device.transfers import Moment, fetch
 from text_generation_server.errors import StepError
 from text_generation_server.forward import ForwardPass
+from text_generation_server.grammars.compiler import GrammarCompiler
+from text_generation_server.grammars.constraints import Constraints
+from text_generation_server.grammars.rows import StepConstraints
 from text_generation_server.kernels.interface import KvLayer, Masks
 from text_generation_server.models.model import Model
 from text_generation_server.platforms import Platform
@@ -63,9 +66,10 @@ class ModelRunner:
         on_progress: Signal,
         kv_dtype: torch.dtype | None = None,
         memory_fraction: float = 1.0,
+        constraints: Constraints | None = None,
     ) -> None:
         """`kv_dtype` is the type of the cache's numbers, None for the model's own type. `memory_fraction` is the share
-        of a GPU's memory that the shard may use."""
+        of a GPU's memory that the shard may use. Without `constraints`, requests with a grammar fail."""
         self.longest_pause_s = 0.0  # longest time between two progress reports in the largest step; 0: no Warmup yet
         self._model = model
         self._platform = platform
@@ -78,6 +82,7 @@ class ModelRunner:
         self._on_progress = on_progress
         self._kv_dtype = kv_dtype or model.dtype
         self._memory_fraction = memory_fraction
+        self._constraints = constraints or Constraints(GrammarCompiler(None), platform.device)
         self._kv_cache: list[KvLayer] = []
         self._row_state: RowState | None = None
 
@@ -109,6 +114,7 @@ class ModelRunner:
         limit = self._model.max_total_tokens
         if max_total_tokens is not None and max_total_tokens > limit:
             raise StepError(f"`max_total_tokens={max_total_tokens}` is more than the {limit} the shard was loaded for")
+        self._constraints.await_tokenizer()
         longest = max_total_tokens or limit
         rows = min(requests, max_rows or requests)
         self._run_largest_step(max_prefill_tokens, longest)
@@ -132,6 +138,7 @@ class ModelRunner:
 
     def _make_room(self, slots: int, rows: int, longest: int) -> None:
         self._platform.clear_graphs()
+        self._constraints.clear()
         self._kv_cache = self._model.make_cache(slots, rows, self._kv_dtype, self._on_progress)
         batches = Batches(Rows(rows, longest, self._device, padding_slot=slots))
         planner = Planner(batches, StepLimits(self._model.vocab_size, slots))
@@ -159,11 +166,20 @@ class ModelRunner:
         with self._group.agreement("prepare a step of the warm-up"), memory_for(tokens):
             prepared = self.row_state.planner.prepare(step.decoding, step.slots_R, 0, step.chunks)
         with self._group.collective_work("a step of the warm-up"), memory_for(tokens):
-            self._launch(prepared, self._mark(), on_progress, on_progress, self._all_allowed).wait()
+            self._launch(prepared, self._mark(), on_progress, on_progress, self._allow_all).wait()
 
-    def _all_allowed(self, index: tuple[int, ...]) -> Masks | None:
-        constrained = self._sampler.constrained(self.row_state.batches.rows, index)
-        return all_allowed(constrained, self._model.vocab_size, self._device) if constrained else None
+    def _allow_all(self, step: PreparedStep) -> StepConstraints | None:
+        """Masks with every token, for the step's rows that have a grammar; None if no row has one."""
+        places = self._sampler.constrained(self.row_state.batches.rows, step.sampled.rows)
+        masks = all_allowed(places, self._model.vocab_size, self._device) if places else None
+        return None if masks is None else StepConstraints(masks, is_read=True)
+
+    def _constrain(self, step: PreparedStep) -> StepConstraints | None:
+        """The masks of the step's rows that have a grammar; None if no row has one."""
+        if not self._constraints.num_rows:
+            return None
+        places = self._sampler.constrained(self.row_state.batches.rows, step.sampled.rows)
+        return self._constraints.begin(step.sampled.request_ids, places) if places else None
 
     def close(self) -> None:
         """Drops all recordings. Must be called before a group of GPUs is left: NCCL waits until no CUDA graph with its
@@ -191,12 +207,14 @@ class ModelRunner:
         state = self.row_state
         with self._group.agreement("prepare the step"):
             step = state.planner.prepare(decoding, slots_R, new_batch_id, chunks)
+            if self._group.rank == 0:
+                self._constraints.join(chunks)
         with self._group.collective_work("a step"):
             faults.point("shard.step")
             if chunks:
                 faults.point("shard.chunk", lambda: state.batches.rows.ids(chunks))
             on_layer = _then_fail(self._on_progress, "shard.prefill" if chunks else "shard.decode")
-            return self._launch(step, started, self._on_progress, on_layer)
+            return self._launch(step, started, self._on_progress, on_layer, self._constrain)
 
     def _launch(
         self,
@@ -204,20 +222,23 @@ class ModelRunner:
         started: Moment,
         on_progress: Signal,
         on_layer: Signal,
-        masks_of: Callable[[tuple[int, ...]], Masks | None] = lambda _: None,
+        constrain: Callable[[PreparedStep], StepConstraints | None],
     ) -> Pending[StepOutput]:
-        """`masks_of` gives the masks of the step's sampled rows. The rank that samples calls it when the forward pass
-        has been launched."""
-        newest = None
-        if self._group.rank == 0 and step.sampled.rows:
+        """`constrain` gives the masks of the step's sampled rows. Rank 0 calls it when the forward pass has been
+        launched."""
+        newest, samples = None, self._group.rank == 0 and bool(step.sampled.rows)
+        if samples:
             newest = self._sampler.before(self.row_state.batches.rows, step.sampled.rows, self._mark)
         logits, rows_R, scores = self.row_state.forward(step, on_layer, lambda h_TH: self._logits(h_TH, step))
         on_progress()
         forwarded = self._mark()
-        sampled = self._sample(logits, step, rows_R, newest, masks_of)
+        constraints = constrain(step) if samples else None
+        sampled = self._sample(logits, step, rows_R, newest, constraints.masks if constraints else None)
         on_host = sampled.moved(fetch)
         scores_on_host = None if scores is None else scores.moved(fetch)
         done = self._mark()
+        if constraints:
+            constraints.note_sampled(on_host.ids_R, on_host.finite_R, done)
 
         def read() -> StepOutput:
             with self._group.collective_work("a step"), torch.inference_mode():
@@ -225,8 +246,12 @@ class ModelRunner:
                 on_progress()
                 result = read_out(on_host)
                 prompts = None if scores_on_host is None else scores_on_host.read_out()
+                if constraints:
+                    self._constraints.finish(constraints)
             ids = step.sampled.request_ids if self._group.rank == 0 else []
             failures = {ids[i]: NO_TOKEN if i in result.without_token else NOT_FINITE for i in result.not_finite}
+            if constraints:
+                failures |= constraints.failures
             return StepOutput(
                 step.batch.id,
                 batch_request_ids,
@@ -240,6 +265,7 @@ class ModelRunner:
                 forwarded.ns_since(started),
                 done.ns_since(forwarded),
                 prompts,
+                constraints.complete_ids if constraints else (),
             )
 
         batch_request_ids = list(step.batch.request_ids)  # a copy: the next step may change the batch
@@ -261,7 +287,7 @@ class ModelRunner:
         step: PreparedStep,
         rows_R: Tensor,
         newest: Pending[list[int]] | None,
-        masks_of: Callable[[tuple[int, ...]], Masks | None],
+        masks: Masks | None,
     ) -> Sampled:
         """Samples on rank 0, and appends the sampled tokens to the rows of every rank."""
         if not step.sampled.rows:
@@ -272,18 +298,21 @@ class ModelRunner:
             model = self._model
             sampled = self._sampler.sample_parts(logits, model.vocabulary, model.vocab_size, rows, index, self._group)
         elif logits is not None:
-            sampled = self._sampler(logits, rows, index, newest, masks_of(index))
+            sampled = self._sampler(logits, rows, index, newest, masks)
         ids_R = self._group.broadcast(torch.empty_like(rows_R) if sampled is None else sampled.ids_R)
         self._kernels.advance(rows.history, rows.lengths, rows_R, ids_R)
         rows.note_tokens(step.sampled.rows)
         return sampled or NOTHING_SAMPLED
 
     def filter(self, batch_id: int, keep: list[int]) -> list[int]:
-        return list(self.row_state.batches.filter(batch_id, keep).request_ids)
+        kept = self.row_state.batches.filter(batch_id, keep)
+        self._constraints.keep(self.row_state.batches.rows)
+        return list(kept.request_ids)
 
     def clear(self, batch_id: int | None) -> None:
         if self._row_state is not None:
             self._row_state.batches.clear(batch_id)
+            self._constraints.keep(self._row_state.batches.rows)
 
 
 @dataclass(frozen=True, slots=True)

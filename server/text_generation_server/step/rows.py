@@ -81,6 +81,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self._row_of)
 
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._row_of
+
     def row(self, request_id: int) -> int:
         try:
             return self._row_of[request_id]

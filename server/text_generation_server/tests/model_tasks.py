@@ -10,11 +10,13 @@ from typing import Any, cast
 
 import torch
 from collective_tasks import error_of
+from grammar_tools import byte_compiler, regex_grammar
 from shard_tools import BATCH, Client, generate, make_runner, random_ids, scattered_slots
 
 from text_generation_common import faults
 from text_generation_common.sampling import Sampling
 from text_generation_server.distributed import Group
+from text_generation_server.grammars.constraints import Constraints
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.interface import Chosen, Kernels
 from text_generation_server.runner import ModelRunner
@@ -25,6 +27,7 @@ LENGTHS = [1, 17, 70]
 CROWD = [1, 2, 15, 16, 17, 63, 65, 130]
 NEW = 8
 WITH_CUT = 3
+CONSTRAINED_STEPS, FREE_STEPS = 20, 2
 THREE_CHUNKS = [(1, 40, False), (40, 70, True)]  # what follows a first chunk of one token
 SCORES = ("logprobs", "top_ids", "top_logprobs")
 
@@ -152,6 +155,31 @@ def texts_by_parts(group: Group, path: Path) -> tuple[int, list[Text]]:
     for _ in range(NEW - 2 - WITH_CUT):
         client.step([1, 2])
     return kernels.merges, [text(client, 1), text(client, 2)] if group.rank == 0 else []
+
+
+def constrained_texts(group: Group, path: Path) -> tuple[int, dict[int, list[int]]]:
+    """How many steps merged the parts of all ranks, and on rank 0 the tokens of two requests with a grammar, which run
+    beside one without. It is alone in the first step, and in the last FREE_STEPS.
+    """
+    kernels, constraints = SplittingKernels(), Constraints(byte_compiler(), torch.device("cpu"))
+    runner = make_runner(path, group=group, kernels=cast(Kernels, kernels), constraints=constraints)
+    runner.warmup(256, None, 16, None)
+    kernels.merges = 0
+    client, complete = _new_client(runner, seed=4), dict[int, list[int]]()
+    client.step([], [client.first_chunk(1, random_ids(9))])
+    asked = {
+        2: Sampling(grammar=regex_grammar("[a-f]{3,9} (12|2026)")),
+        3: Sampling(grammar=regex_grammar("(the|a)( name| age){2}"), do_sample=True, seed=3),
+    }
+    chunks = [client.first_chunk(i, random_ids(9, i), parameters=sampling) for i, sampling in asked.items()]
+    for step in range(CONSTRAINED_STEPS):
+        output = client.step([1, 2, 3] if step else [1], [] if step else chunks)
+        assert not output.failures
+        complete |= {i: list(client.tokens[i]) for i in output.complete_ids}
+    runner.filter(BATCH, [1])
+    for _ in range(FREE_STEPS):
+        client.step([1])
+    return kernels.merges, complete
 
 
 def fail_to_prepare(group: Group, path: Path) -> tuple[str, Text, Text]:

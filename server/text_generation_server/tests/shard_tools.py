@@ -9,6 +9,7 @@ import torch
 
 from text_generation_common.sampling import Sampling
 from text_generation_server.distributed import Alone, Group
+from text_generation_server.grammars.constraints import Constraints
 from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.layers.weights import WeightFormat, dense
@@ -67,13 +68,15 @@ def make_runner(
     weight_format: WeightFormat = dense,
     kv_dtype: torch.dtype | None = None,
     with_families: bool = True,
+    constraints: Constraints | None = None,
     **recording: Any,
 ) -> ModelRunner:
     """`with_families`: False if transformers is to compute the model. `recording`: the platform's graphs or moments."""
     platform = make_platform(kernels, group, **recording)
     config, files = read_any_config(path, with_families=with_families), SafetensorsFiles(path)
     model = get_model(files, config, platform, dtype, max_total_tokens, on_tensor, weight_format)
-    return ModelRunner(model, platform, Sampler(platform.kernels, 0.5, 2.0), on_progress, kv_dtype)
+    sampler = Sampler(platform.kernels, 0.5, 2.0)
+    return ModelRunner(model, platform, sampler, on_progress, kv_dtype, constraints=constraints)
 
 
 def make_platform(kernels: Kernels | None = None, group: Group = ALONE, **recording: Any) -> Platform:

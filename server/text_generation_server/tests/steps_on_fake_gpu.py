@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from fake_gpu import CPU, GPU, AwaitedMoment, FakeGpu, pretend
+from grammar_tools import byte_level_tokenizer, regex_grammar, tokens_of
 from shard_tools import BATCH, random_ids
 from torch import Tensor
 from triton import knobs
@@ -26,6 +27,8 @@ from text_generation_common.sampling import NAMES, NEUTRAL, Sampling
 from text_generation_server import runner as runner_module
 from text_generation_server.device.graphs import DecodeGraphs
 from text_generation_server.distributed import Alone, Group
+from text_generation_server.grammars.compiler import GrammarCompiler
+from text_generation_server.grammars.constraints import Constraints
 from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.triton.linear import WideLinear
 from text_generation_server.models import get_model
@@ -33,6 +36,7 @@ from text_generation_server.models.dummy import DummyFiles
 from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
+from text_generation_server.step.results import Pending, StepOutput
 from text_generation_server.step.rows import PromptChunk, StepBatch
 from text_generation_server.step.warmup import EVERY_OPTION
 
@@ -51,7 +55,9 @@ SLOTS = 1000  # fewer than MODEL_LIMIT, and 16 does not divide it
 REQUESTS = 40
 PREFILL_TOKENS = 300
 SIZES = (1, 2, 4, 8, 16, 32)
-ALL_BUT_WATERMARK = replace(EVERY_OPTION, watermark=False)
+# With these options the host waits for the step before.
+AWAITING = {"watermark": True, "grammar": regex_grammar("(.|\n)*")}
+NOT_AWAITING = replace(EVERY_OPTION, watermark=False, grammar="")
 
 
 class AbsentDriver:
@@ -104,16 +110,20 @@ class VariedLoad:
         return PromptChunk(request_id, 0, end, end == length, ids, slots, length, sampling, logprobs)
 
     def step(self, decoding: list[int], *chunks: PromptChunk) -> None:
+        self.launch(decoding, *chunks).wait()
+
+    def launch(self, decoding: list[int], *chunks: PromptChunk) -> Pending[StepOutput]:
         batches = [StepBatch(BATCH, decoding)] if decoding else []
         slots = torch.arange(len(decoding), dtype=torch.int32)
         with self.gpu.launching():
-            pending = self.runner.step(batches, slots, BATCH, list(chunks))
-        pending.wait()
+            return self.runner.step(batches, slots, BATCH, list(chunks))
 
     def options(self, sampling: Sampling) -> None:
-        """A prompt, a prompt beside a decoding row, and decode steps."""
+        """A prompt, a token that is launched before the prompt's step is read, a prompt beside a decoding row, and a
+        decode step."""
         self.runner.clear(None)
-        self.step([], self.prompt(1, 5, sampling))
+        for step in [self.launch([], self.prompt(1, 5, sampling)), self.launch([1])]:
+            step.wait()
         self.step([1], self.prompt(2, 16, NEUTRAL), self.prompt(3, 33, sampling))
         self.step([3, 1])
 
@@ -127,7 +137,7 @@ class VariedLoad:
             self.step(ids[::-1][: rows - 1] or ids)
         self.runner.clear(None)
         for i, length in enumerate((1, 2, 15, 16, 17, 127, 128, 129, 300)):
-            self.step(list(range(i)), self.prompt(i, length, ALL_BUT_WATERMARK if i % 2 else NEUTRAL))
+            self.step(list(range(i)), self.prompt(i, length, NOT_AWAITING if i % 2 else NEUTRAL))
         self.step([0, 1], self.prompt(20, 700, NEUTRAL, end=100))
         self.step([0, 1], PromptChunk(20, 100, 116, False))
         self.step([], PromptChunk(20, 116, 700, True))
@@ -162,7 +172,10 @@ def warm_runner(
     with gpu:
         files = DummyFiles(config, CPU, torch.bfloat16)
         model = get_model(files, config, platform, torch.bfloat16, MODEL_LIMIT, lambda: None)
-        runner = ModelRunner(model, platform, Sampler(kernels, 0.5, 2.0), lambda: None, kv)
+        tokens = tokens_of(byte_level_tokenizer(), config.vocab_size)
+        constraints = Constraints(GrammarCompiler(tokens), GPU)
+        sampler = Sampler(kernels, 0.5, 2.0)
+        runner = ModelRunner(model, platform, sampler, lambda: None, kv, constraints=constraints)
         runner_module.available_bytes = lambda *_: SLOTS * model.bytes_per_slot(kv)
         runner.warmup(PREFILL_TOKENS, None, REQUESTS, None)
         yield runner
@@ -176,15 +189,19 @@ def served(*case: Any) -> dict[str, Any]:
         warm, compiled.forms = compiled.forms, set()
         load = VariedLoad(gpu, runner)
         for name in NAMES:
-            if name != "watermark":
+            if name not in AWAITING:
                 load.options(replace(NEUTRAL, **{name: getattr(EVERY_OPTION, name)}))
-        load.options(ALL_BUT_WATERMARK)
+        load.options(NOT_AWAITING)
         load.sizes()
-        without_watermark, gpu.waits = list(gpu.waits), {}
-        load.options(replace(NEUTRAL, watermark=True))
-        load.options(EVERY_OPTION)
+        waits: dict[str, list[str]] = {"": list(gpu.waits)}
+        for name in AWAITING:
+            gpu.waits = {}
+            load.options(replace(NEUTRAL, **{name: AWAITING[name]}))
+            load.options(replace(NOT_AWAITING, **{name: AWAITING[name]}))
+            waits[name] = list(gpu.waits)
+        load.options(replace(EVERY_OPTION, **AWAITING))
     late = sorted(f"{name}: {form}" for name, form in compiled.forms - warm)
-    return {"launched": len(warm), "waits": without_watermark, "watermark": list(gpu.waits), "compiled": late}
+    return {"launched": len(warm), "waits": waits, "compiled": late}
 
 
 def multiply(self: WideLinear, x: Tensor) -> Tensor:

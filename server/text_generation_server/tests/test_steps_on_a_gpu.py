@@ -31,14 +31,17 @@ def served() -> list[dict[str, Any]]:
 
 
 def test_the_host_launches_a_step_without_waiting_for_the_gpu(served: list[dict[str, Any]]) -> None:
-    assert [seen["waits"] for seen in served] == [[], [], []]
+    assert [seen["waits"][""] for seen in served] == [[], [], []]
 
 
-def test_a_watermark_waits_for_the_step_before_while_the_gpu_computes_this_one(served: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    ("option", "line"), [("watermark", "watermark.py: copied.wait()"), ("grammar", "rows.py: done.wait()")]
+)
+def test_an_option_waits_for_the_step_before_while_the_gpu_computes_this_one(
+    served: list[dict[str, Any]], option: str, line: str
+) -> None:
     for seen in served:
-        assert seen["watermark"] == [
-            "a moment, with kernels launched behind it, is awaited (watermark.py: copied.wait())"
-        ]
+        assert seen["waits"][option] == [f"a moment, with kernels launched behind it, is awaited ({line})"]
 
 
 def test_no_kernel_is_compiled_after_the_warm_up(served: list[dict[str, Any]]) -> None:

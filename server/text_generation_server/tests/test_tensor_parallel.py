@@ -214,3 +214,12 @@ def test_a_warm_up_that_fails_on_one_rank_fails_on_all(ranks: Ranks, plain: Path
     assert second == "InjectedFault: injected at shard.warmup"
     for error in ranks.run(2, tasks.ask_for_too_much, plain):
         assert error.startswith("MemoryLimitError: --max-batch-total-tokens")
+
+
+def test_a_split_model_follows_grammars_and_writes_the_texts_of_one_rank(ranks: Ranks, plain: Path) -> None:
+    """All ranks must decide alike whether they sample parts of the vocabulary, though rank 0 alone follows grammars."""
+    merges, alone = tasks.constrained_texts(ALONE, plain)
+    assert merges == 0 and sorted(alone) == [2, 3]
+    (merges, texts), others = ranks.run(2, tasks.constrained_texts, plain)
+    assert merges == 1 + tasks.FREE_STEPS and others == (0, {})
+    assert texts == alone

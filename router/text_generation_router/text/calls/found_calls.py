@@ -14,19 +14,10 @@ Tools = Mapping[str, Mapping[str, Any]]  # the JSON schema of each tool's parame
 
 
 class FoundCalls:
-    def __init__(
-        self,
-        give: Callable[[Piece], None],
-        give_text: Callable[[str], None],
-        tools: Tools,
-        decode: Callable[[str], str],
-    ) -> None:
-        """`give_text`: takes text that stands within a call and does not belong to it."""
-        self.give_text = give_text
+    def __init__(self, give: Callable[[Piece], None], tools: Tools, decode: Callable[[str], str]) -> None:
         self.count = 0
-        self.name = ""  # the latest call's
         self.is_complete = False  # whether the latest call has all its arguments
-        self.left_out: list[str] = []  # what a call says besides its name, id and arguments
+        self.left_out: list[str] = []  # members of calls that have no place in a `CallStart` or `CallArguments`
         self._give = give
         self._tools = tools
         self._decode = decode
@@ -43,7 +34,6 @@ class FoundCalls:
     def start(self, name: str, call_id: str | None = None) -> None:
         if self.count == MAX_CALLS:
             raise TooMuchError
-        self.name = name
         self._give(CallStart(self.count, name, call_id))
         self.count += 1
         self.is_complete = False

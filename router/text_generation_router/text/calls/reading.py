@@ -2,15 +2,14 @@
 
 from collections.abc import Callable
 
-from text_generation_common.flags.kinds import ReasoningStyle, ToolCallFormat
-from text_generation_router.text.calls.formats import CALL_FORMATS, Body, CallFormat, format_of
+from text_generation_router.text.calls.formats import Body, CallFormat
 from text_generation_router.text.calls.found_calls import Tools
 from text_generation_router.text.calls.harmony import HarmonyMarks, HarmonyReader
 from text_generation_router.text.calls.json_body import JsonBody
 from text_generation_router.text.calls.named_body import NamedBody
 from text_generation_router.text.calls.pythonic_body import PythonicBody
 from text_generation_router.text.calls.reader import AnswerReader, CallBody, Marks
-from text_generation_router.text.calls.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_of
+from text_generation_router.text.calls.reasoning import ReasoningFormat
 from text_generation_router.text.calls.special_tokens import SpecialTokens
 from text_generation_router.text.calls.stepped_reader import SteppedReader
 from text_generation_router.text.calls.xml_body import XmlBody
@@ -26,18 +25,6 @@ _BODIES: dict[Body, tuple[Callable[[CallFormat], CallBody], str]] = {
 }
 
 
-def reading_of(
-    template: str | None, calls: ToolCallFormat, reasoning: ReasoningStyle, special_texts: frozenset[str]
-) -> "Reading":
-    """The reading of a model's answers. `template`: the source of its chat template, which decides for `auto`."""
-    shown = "" if template is None else template
-    return Reading(
-        format_of(shown) if calls is ToolCallFormat.auto else CALL_FORMATS.get(calls),
-        reasoning_of(shown) if reasoning is ReasoningStyle.auto else REASONING_FORMATS.get(reasoning),
-        special_texts,
-    )
-
-
 class Reading:
     """Makes the readers of a model's answers. Made once for a model."""
 
@@ -47,7 +34,7 @@ class Reading:
         """`special_texts`: the texts of the tokenizer's special tokens. A marker that is one of them is never found in
         text that the model has spelled out."""
         self.calls, self.reasoning = calls, reasoning
-        markers = (*(calls.texts if calls else ()), *(reasoning.markers if reasoning else ()))
+        markers = (*(calls.markers if calls else ()), *(reasoning.markers if reasoning else ()))
         self._special_tokens = SpecialTokens(special_texts, markers)
         self._harmony: HarmonyMarks | None = None
         if (calls and calls.body is Body.HARMONY) or (reasoning and reasoning.name == "harmony"):

@@ -21,7 +21,7 @@ class SteppedReader(ABC):
         self._special_tokens, self._keeps_special = special_tokens, keeps_special
         self._source = Source()
         self._pieces: list[Piece] = []
-        self._calls = FoundCalls(self._pieces.append, self._give_text, tools, self._decode)
+        self._calls = FoundCalls(self._pieces.append, tools, self._decode)
         self._line_breaks: list[str] = []  # at the end of the reasoning until now
         self._steps = self._read_within_bounds()
         next(self._steps, None)
@@ -37,7 +37,7 @@ class SteppedReader(ABC):
 
     @property
     def left_out(self) -> Sequence[str]:
-        """What calls, and headers of messages, say that no piece has a place for."""
+        """Values in calls that no piece has a place for."""
         return self._calls.left_out
 
     def push(self, text: str, special: bool = False) -> Sequence[Piece]:

@@ -1,0 +1,348 @@
+"""Requests with a grammar on one shard: their texts, ends and failures, and that nothing else changes."""
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from grammar_tools import (
+    END,
+    PERSON,
+    byte_compiler,
+    byte_level_tokenizer,
+    lark_grammar,
+    regex_grammar,
+    schema_grammar,
+)
+from shard_tools import BATCH, CPU, Client, make_checkpoint, make_runner, random_ids, scattered_slots
+
+from text_generation_common.row_failures import NO_TOKEN
+from text_generation_common.sampling import Sampling
+from text_generation_server.grammars import constraints as constraints_module
+from text_generation_server.grammars.compiler import NO_TOKENIZER
+from text_generation_server.grammars.constraints import Constraints
+from text_generation_server.grammars.rows import LOST
+from text_generation_server.runner import ModelRunner
+from text_generation_server.step.results import Pending, StepOutput
+from text_generation_server.step.rows import PromptChunk, StepBatch
+
+TOKENIZER = byte_level_tokenizer()
+MOST = 120  # no text of these grammars has more tokens
+SUM = lark_grammar(r"""
+start: number (" " operator " " number){1,3}
+number: /[1-9][0-9]{0,2}/
+operator: "+" | "-" | "times"
+""")
+GRAMMARS = {"schema": schema_grammar(PERSON), "regex": regex_grammar(r"[a-f]{3,9} é(12|2026)(, the)?"), "lark": SUM}
+DRAWN = Sampling(do_sample=True, seed=11, temperature=1.0)
+GREEDY = Sampling()
+
+
+def is_person(text: str) -> bool:
+    jsonschema.validate(json.loads(text), PERSON)
+    return True
+
+
+FOLLOWS: dict[str, Callable[[str], object]] = {
+    "schema": is_person,
+    "regex": lambda text: re.fullmatch(r"[a-f]{3,9} é(12|2026)(, the)?", text),
+    "lark": lambda text: re.fullmatch(r"[1-9][0-9]{0,2}( (\+|-|times) [1-9][0-9]{0,2}){1,3}", text),
+}
+
+
+def make_constrained(path: Path, **options: Any) -> ModelRunner:
+    return make_runner(path, constraints=Constraints(byte_compiler(**options), CPU))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    make_checkpoint(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def runner(model: Path) -> Iterator[ModelRunner]:
+    runner = make_constrained(model)
+    runner.warmup(512, None, 70, None)
+    yield runner
+
+
+@dataclass
+class Router:
+    """Plays the router for one runner: ends requests whose grammar is complete, and those that failed."""
+
+    runner: ModelRunner
+    client: Client = field(init=False)
+    failures: dict[int, str] = field(default_factory=dict)
+    complete: list[int] = field(default_factory=list)
+    running: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.runner.clear(None)
+        self.client = Client(self.runner, scattered_slots(self.runner))
+
+    def step(self, chunks: list[PromptChunk] | None = None) -> StepOutput:
+        output = self.client.step(list(self.running), chunks)
+        self.running += [chunk.request_id for chunk in chunks or [] if chunk.last]
+        self.failures |= output.failures
+        self.complete += output.complete_ids
+        gone = {*output.failures, *output.complete_ids} & set(self.running)
+        if gone:
+            self.running = [i for i in self.running if i not in gone]
+            if self.running:
+                self.runner.filter(BATCH, self.running)
+            else:
+                self.runner.clear(BATCH)
+        return output
+
+    def run(self, asked: dict[int, Sampling], prompt: int = 9) -> "Router":
+        """Runs prompts together to the ends of their grammars, or for MOST tokens."""
+        self.step([self.client.first_chunk(i, random_ids(prompt, i), parameters=s) for i, s in asked.items()])
+        for _ in range(MOST - 1):
+            if not any(asked[i].grammar for i in self.running):
+                break
+            self.step()
+        return self
+
+    def tokens(self, request_id: int) -> list[int]:
+        return self.client.tokens[request_id]
+
+    def text(self, request_id: int) -> str:
+        return TOKENIZER.decode([token for token in self.tokens(request_id) if token != END])
+
+
+def with_grammar(sampling: Sampling, name: str, **others: Any) -> Sampling:
+    return replace(sampling, grammar=GRAMMARS.get(name, name), **others)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN, replace(DRAWN, top_p=0.9, typical_p=0.95, top_k=20)])
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_text_is_what_its_grammar_says_and_ends_with_it(runner: ModelRunner, name: str, sampling: Sampling) -> None:
+    run = Router(runner).run({i: with_grammar(sampling, name, seed=i) for i in range(1, 5)})
+    assert sorted(run.complete) == [1, 2, 3, 4] and not run.failures and not run.running
+    for i in range(1, 5):
+        assert FOLLOWS[name](run.text(i)), run.text(i)
+
+
+def test_an_end_token_ends_a_text_that_could_go_on(runner: ModelRunner) -> None:
+    asked = {i: replace(DRAWN, seed=i, grammar=regex_grammar("(ab)*"), logit_bias=((END, 1.0),)) for i in range(16)}
+    run = Router(runner).run(asked)
+    assert sorted(run.complete) == list(range(16))
+    assert all(run.tokens(i)[-1] == END and END not in run.tokens(i)[:-1] for i in asked)
+    assert all(re.fullmatch("(ab)*", run.text(i)) for i in asked) and len({len(run.tokens(i)) for i in asked}) > 2
+
+
+def test_end_tokens_stay_banned_for_the_least_number_of_tokens(runner: ModelRunner) -> None:
+    asked = replace(DRAWN, grammar=regex_grammar("(ab)*"), logit_bias=((END, 30.0),))
+    assert Router(runner).run({1: asked}).tokens(1) == [END]
+    banned = replace(asked, min_new_tokens=5, end_token_ids=(END,))
+    tokens = Router(runner).run({1: banned}).tokens(1)
+    assert len(tokens) >= 6 and tokens[-1] == END
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN])
+def test_a_text_is_the_same_alone_in_a_crowd_and_in_chunks_to_the_bit(runner: ModelRunner, sampling: Sampling) -> None:
+    asked = {i: with_grammar(sampling, name, seed=i) for i, name in enumerate(GRAMMARS)}
+    alone = {i: Router(runner).run({i: s}) for i, s in asked.items()}
+    crowd = Router(runner).run(asked | {i: replace(sampling, seed=i, top_n_tokens=i % 3) for i in range(10, 20)})
+    chunked = Router(runner)
+    for i, own in asked.items():
+        first = chunked.client.first_chunk(i, random_ids(9, i), end=4, parameters=own)
+        chunked.step([first])
+        chunked.step([PromptChunk(i, 4, 9, True)])
+    while chunked.running:
+        chunked.step()
+    for i in asked:
+        for other in (crowd, chunked):
+            assert other.tokens(i) == alone[i].tokens(i)
+            assert other.client.logprobs[i] == alone[i].client.logprobs[i]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN])
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_resumed_text_goes_on_as_it_would_have(runner: ModelRunner, name: str, sampling: Sampling) -> None:
+    """After every number of tokens, on rows that are new to the shard."""
+    own, prompt = with_grammar(sampling, name), random_ids(9, 1)
+    whole = Router(runner).run({1: own}).tokens(1)
+    for made in range(1, len(whole)):
+        again = Router(runner)
+        history = torch.cat([prompt, torch.tensor(whole[:made])])
+        again.step([again.client.first_chunk(1, history, prompt_length=9, parameters=own)])
+        while again.running:
+            again.step()
+        assert whole[:made] + again.tokens(1) == whole
+
+
+def test_a_prompt_whose_beginning_is_cached_gets_the_same_text(runner: ModelRunner) -> None:
+    own = with_grammar(DRAWN, "schema")
+    whole = Router(runner).run({1: own}).tokens(1)
+    run = Router(runner)
+    owner = run.client.first_chunk(7, random_ids(9, 1), parameters=GREEDY)
+    run.step([owner])
+    chunk = run.client.first_chunk(1, random_ids(9, 1), start=5, parameters=own)
+    assert owner.slots is not None and chunk.slots is not None
+    run.step([replace(chunk, slots=torch.cat([owner.slots[:5], chunk.slots[5:]]))])
+    while 1 in run.running:
+        run.step()
+    assert run.tokens(1) == whole
+
+
+def test_neighbours_do_not_change_by_a_bit_when_a_grammar_fails_in_the_middle(model: Path) -> None:
+    """Each of the words needs states of its own, so that the limit is reached within the text."""
+    runner = make_constrained(model, max_lexer_states=40)
+    runner.warmup(512, None, 16, None)
+    words = "|".join(f"{a}{b}{a}{b}{c}" for a in "abcdefg" for b in "hijklmn" for c in "opq")
+    asked = {i: replace(DRAWN, seed=i) for i in range(5)}
+    alone = Router(runner).run(asked | {9: with_grammar(DRAWN, "regex")})
+    beside = Router(runner)
+    chunks = [beside.client.first_chunk(i, random_ids(9, i), parameters=s) for i, s in asked.items()]
+    beside.step(
+        [
+            *chunks,
+            beside.client.first_chunk(
+                9, random_ids(9, 9), parameters=with_grammar(DRAWN, regex_grammar(f"(({words}) )+"))
+            ),
+        ]
+    )
+    for _ in range(len(alone.tokens(0)) - 1):
+        beside.step()
+    assert list(beside.failures) == [9] and beside.failures[9] == f"{LOST}: lexer error: too many states: 40 >= 40"
+    for i in asked:
+        assert (beside.tokens(i), beside.client.logprobs[i]) == (alone.tokens(i), alone.client.logprobs[i])
+
+
+def test_parameters_that_leave_no_token_fail_by_name_alone(runner: ModelRunner) -> None:
+    asked = {
+        1: with_grammar(DRAWN, "regex", allowed_token_ids=(7, 8)),
+        2: replace(
+            DRAWN, grammar=regex_grammar("(ab)?"), min_new_tokens=3, end_token_ids=(END,), allowed_token_ids=(END,)
+        ),
+        3: with_grammar(DRAWN, "schema", bad_words_ids=tuple((i,) for i in range(300))),
+        4: with_grammar(DRAWN, "lark"),
+    }
+    run = Router(runner).run(asked)
+    assert run.failures == dict.fromkeys((1, 2, 3), NO_TOKEN) and run.complete == [4]
+    assert FOLLOWS["lark"](run.text(4))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (regex_grammar("(ab"), "its grammar cannot be compiled: "),
+        (lark_grammar("start: nothing_there"), "its grammar cannot be compiled: "),
+        ("{", "its grammar cannot be compiled: "),
+    ],
+)
+def test_a_grammar_that_cannot_be_compiled_fails_by_name_alone(runner: ModelRunner, grammar: str, reason: str) -> None:
+    run = Router(runner)
+    run.step(
+        [
+            run.client.first_chunk(i, random_ids(9, i), parameters=replace(GREEDY, grammar=g))
+            for i, g in ((1, grammar), (2, ""))
+        ]
+    )
+    assert list(run.failures) == [1] and run.failures[1].startswith(reason) and "\n" not in run.failures[1]
+    assert run.running == [2]
+
+
+def test_a_shard_without_a_tokenizer_refuses_grammars_and_serves_the_rest(model: Path) -> None:
+    runner = make_runner(model)
+    runner.warmup(64, None, 4, None)
+    run = Router(runner)
+    run.step(
+        [
+            run.client.first_chunk(i, random_ids(9, i), parameters=replace(GREEDY, grammar=g))
+            for i, g in ((1, SUM), (2, ""))
+        ]
+    )
+    assert run.failures == {1: NO_TOKENIZER}
+
+
+def test_a_grammar_that_is_not_compiled_in_time_fails_by_name(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only thread of the compiler is busy until the request has failed."""
+    monkeypatch.setattr(constraints_module, "WAIT_S", 0.01)
+    run, busy = Router(runner), threading.Event()
+    compiler = runner._constraints._compiler
+    compiler._thread.submit(busy.wait)
+    try:
+        run.step([run.client.first_chunk(1, random_ids(9), parameters=with_grammar(GREEDY, "lark"))])
+    finally:
+        busy.set()
+    assert "was not compiled within 1 s" in run.failures[1]
+
+
+def test_requests_that_leave_take_their_matchers_along(runner: ModelRunner) -> None:
+    run = Router(runner)
+    run.step([run.client.first_chunk(i, random_ids(9, i), parameters=with_grammar(GREEDY, "lark")) for i in range(3)])
+    assert runner._constraints.num_rows == 3
+    runner.filter(BATCH, [0, 2])
+    assert runner._constraints.num_rows == 2
+    runner.clear(None)
+    assert runner._constraints.num_rows == 0
+
+
+def test_a_step_without_a_grammar_asks_for_no_masks(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither while no request has a grammar, nor in the steps between the chunks of the prompt of one that has."""
+    run, sampled = Router(runner), []
+    sample = runner._sampler._kernels.sample
+    monkeypatch.setattr(runner._constraints, "begin", lambda *_: pytest.fail("masks were asked for"))
+    monkeypatch.setattr(
+        runner._sampler._kernels,
+        "sample",
+        lambda logits, choices: sampled.append(choices.masks) or sample(logits, choices),
+    )
+    run.step([run.client.first_chunk(i, random_ids(9, i), parameters=DRAWN) for i in range(3)])
+    run.step([run.client.first_chunk(5, random_ids(9), end=4, parameters=with_grammar(DRAWN, "lark"))])
+    run.step([PromptChunk(5, 4, 7, False)])
+    assert sampled == [None] * 3
+
+
+def test_steps_that_are_read_late_follow_their_grammars(runner: ModelRunner) -> None:
+    """Two steps are launched before the first is read, as on a GPU; a row is dropped between them, and one joins."""
+    asked = {1: with_grammar(DRAWN, "schema"), 2: with_grammar(DRAWN, "lark"), 3: with_grammar(GREEDY, "schema")}
+    alone = {i: Router(runner).run({i: s}).tokens(i) for i, s in asked.items()}
+    run = Router(runner)
+    client = run.client
+
+    def launch(ids: list[int], *chunks: PromptChunk) -> Pending[StepOutput]:
+        return runner.step([StepBatch(BATCH, ids)] if ids else [], client.take(len(ids)), BATCH, list(chunks))
+
+    def chunk(i: int) -> PromptChunk:
+        return client.first_chunk(i, random_ids(9, i), parameters=asked[i])
+
+    steps = [launch([], chunk(1), chunk(2)), launch([2, 1]), launch([1, 2], chunk(3))]
+    runner.filter(BATCH, [1, 3])
+    steps += [launch([1, 3]) for _ in range(max(map(len, alone.values())))]
+    found: dict[int, list[int]] = {1: [], 2: [], 3: []}
+    complete: dict[int, int] = {}
+    for step in reversed(steps):
+        step.wait()
+    for output in map(Pending.wait, steps):
+        for request_id, token in zip(output.request_ids, output.token_ids.tolist(), strict=True):
+            if request_id not in complete:
+                found[request_id].append(token)
+        assert not output.failures
+        complete |= dict.fromkeys(output.complete_ids, 1)
+    assert found[1] == alone[1] and found[3] == alone[3] and found[2] == alone[2][:3]
+    assert sorted(complete) == [1, 3]
+
+
+def test_64_rows_follow_their_grammars_and_threads_do_not_change_them(model: Path, runner: ModelRunner) -> None:
+    asked = {i: with_grammar(DRAWN, list(GRAMMARS)[i % 3], seed=i) for i in range(64)}
+    run = Router(runner).run(asked)
+    assert sorted(run.complete) == list(range(64))
+    for i in asked:
+        assert FOLLOWS[list(GRAMMARS)[i % 3]](run.text(i))
+    threaded = make_runner(model, constraints=Constraints(byte_compiler(), CPU, threads=2))
+    threaded.warmup(512, None, 70, None)
+    again = Router(threaded).run(asked)
+    assert again.client.tokens == run.client.tokens and again.client.logprobs == run.client.logprobs
