@@ -101,7 +101,8 @@ prose: install
 # Runs the state machine tests of the scheduler and of the prefix cache, 100,000 steps or more each.
 fuzz: install
 	$(BIN)/pytest router/text_generation_router/scheduling/tests/test_scheduler_machine.py \
-		router/text_generation_router/scheduling/memory/tests/test_prefix_cache.py --hypothesis-profile=fuzz $(ARGS)
+		router/text_generation_router/scheduling/memory/tests/test_prefix_cache.py \
+		router/text_generation_router/text/calls/tests/test_mutated_texts.py --hypothesis-profile=fuzz $(ARGS)
 
 # Sends 2,000 cases to each route, made of the OpenAPI document, valid and invalid ones; checks status and body.
 test-schema: install

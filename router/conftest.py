@@ -1,5 +1,5 @@
 """Sets how many steps state machine tests run: about 5,000 of the scheduler in `make test`, 100,000 and more in `make
-fuzz`; and how many cases `make test-schema` sends to each route.
+fuzz`; how many texts the readers of calls get; and how many cases `make test-schema` sends to each route.
 """
 
 from hypothesis import settings

@@ -112,6 +112,7 @@ def router(
         plan.names,
         plan.files,
         plan.requests,
+        plan.formats,
         plan.tokens,
         plan.scheduling,
         replace(plan.http, port=port),

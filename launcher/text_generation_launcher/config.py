@@ -8,6 +8,7 @@
 from dataclasses import dataclass
 
 from text_generation_common.flags.declaration import flag
+from text_generation_common.flags.formats import FormatFlags
 from text_generation_common.flags.http import AccessFlags, HttpFlags
 from text_generation_common.flags.kinds import LoadFormat, TrueFalse
 from text_generation_common.flags.model import CacheFlags, ComputeFlags, FileFlags, ModelFlags, NameFlags, ShardFlags
@@ -31,6 +32,7 @@ class LauncherConfig:
     )
     shard: ShardFlags = ShardFlags()
     requests: RequestFlags = RequestFlags()
+    formats: FormatFlags = FormatFlags()
     tokens: TokenFlags = TokenFlags()
     max_input_length: int | None = flag(None, "Old name of --max-input-tokens.", min=0, positive=True)
     scheduling: SchedulingFlags = SchedulingFlags()
@@ -58,6 +60,7 @@ class LaunchPlan:
     compute: ComputeFlags
     shard: ShardFlags
     requests: RequestFlags
+    formats: FormatFlags = FormatFlags()
     tokens: TokenFlags
     scheduling: SchedulingFlags
     http: HttpFlags

@@ -51,6 +51,7 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
         compute=config.compute,
         shard=replace(config.shard, rope_scaling=rope_scaling, rope_factor=rope_factor),
         requests=config.requests,
+        formats=config.formats,
         tokens=tokens,
         scheduling=config.scheduling,
         http=replace(config.http, hostname=hostname),

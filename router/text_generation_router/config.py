@@ -7,6 +7,7 @@ digests.
 from dataclasses import dataclass, field
 
 from text_generation_common.flags.declaration import REQUIRED, borrowed, flag
+from text_generation_common.flags.formats import FormatFlags
 from text_generation_common.flags.http import AccessFlags, HttpFlags
 from text_generation_common.flags.model import CacheFlags, FileFlags, NameFlags
 from text_generation_common.flags.process import AbsentFlags, InheritedFlags, ProcessFlags, TracingFlags
@@ -25,6 +26,7 @@ class RouterFlags:
     files: FileFlags = FileFlags()
     weights_cache_override: str | None = borrowed(CacheFlags, "weights_cache_override")
     requests: RequestFlags = RequestFlags()
+    formats: FormatFlags = FormatFlags()
     tokens: TokenFlags = TokenFlags()
     scheduling: SchedulingFlags = SchedulingFlags()
     http: HttpFlags = HttpFlags()
@@ -50,6 +52,7 @@ class RouterConfig:
     files: FileFlags
     weights_cache_override: str | None  # a folder with the model's files, used instead of `tokenizer_name`
     requests: RequestFlags
+    formats: FormatFlags
     tokens: TokenFlags
     scheduling: SchedulingFlags
     http: HttpFlags

@@ -72,3 +72,43 @@ class CacheScope(StrEnum):
     ALL = "all"
     KEY = "key"  # requests with the same API key; all requests if the server has no keys
     TENANT = "tenant"  # requests with the same API key and the same `X-Tenant`
+
+
+class ToolCallFormat(StrEnum):
+    """Not in TGI: how the model writes calls of tools."""
+
+    auto = "auto"  # as the chat template shows
+    none = "none"
+    command = "command"
+    deepseek_v3 = "deepseek-v3"
+    deepseek_v31 = "deepseek-v31"
+    glm45 = "glm45"
+    granite = "granite"
+    harmony = "harmony"
+    hermes = "hermes"
+    kimi_k2 = "kimi-k2"
+    llama3 = "llama3"
+    llama4 = "llama4"
+    minimax_m2 = "minimax-m2"
+    mistral_args = "mistral-args"
+    mistral_list = "mistral-list"
+    olmo3 = "olmo3"
+    phi4_mini = "phi4-mini"
+    qwen3_coder = "qwen3-coder"
+    seed_oss = "seed-oss"
+
+
+class ReasoningStyle(StrEnum):
+    """Not in TGI: how the model marks its reasoning."""
+
+    auto = "auto"  # as the chat template shows
+    none = "none"
+    command = "command"
+    gemma4 = "gemma4"
+    granite = "granite"
+    granite_tags = "granite-tags"
+    harmony = "harmony"
+    kimi = "kimi"
+    mistral = "mistral"
+    seed_oss = "seed-oss"
+    think = "think"

@@ -149,6 +149,8 @@ def test_router_gets_its_flags_and_the_bound_socket():
         "--max-concurrent-requests": ["128"],
         "--max-best-of": ["2"],
         "--max-n": ["16"],
+        "--tool-call-format": ["auto"],
+        "--reasoning-format": ["auto"],
         "--max-stop-sequences": ["4"],
         "--max-top-n-tokens": ["5"],
         "--max-input-tokens": ["10"],

@@ -79,6 +79,8 @@ OWN_FLAGS = {
     "served-model-name": None,
     "max-connections": 4096,
     "max-n": 16,
+    "tool-call-format": "auto",
+    "reasoning-format": "auto",
     "strict-parameters": False,
     "tgi-dialect": False,
     "tgi-buckets": False,

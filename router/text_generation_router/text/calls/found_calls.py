@@ -17,7 +17,7 @@ class FoundCalls:
     def __init__(self, give: Callable[[Piece], None], tools: Tools, decode: Callable[[str], str]) -> None:
         self.count = 0
         self.is_complete = False  # whether the latest call has all its arguments
-        self.left_out: list[str] = []  # members of calls that have no place in a `CallStart` or `CallArguments`
+        self.left_out: list[str] = []  # what a call says besides its name, id and arguments
         self._give = give
         self._tools = tools
         self._decode = decode

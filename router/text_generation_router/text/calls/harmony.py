@@ -73,6 +73,7 @@ class HarmonyReader(SteppedReader):
             return None
         recipient = marks.recipient.search(header)
         called = _CALLED.fullmatch(recipient[1]) if recipient else None
+        self._calls.leave_out(header.replace(called[1], "", 1) if called and self._has_tools else header)
         if called and self._has_tools:
             yield from self._call(called[1])
             return None

@@ -65,6 +65,7 @@ class _Call:
         self._id: str | None = None
         self._early: str | None = None  # arguments that stand before the name
         self._has_begun = False
+        self._others: list[str] = []  # members that have no place in a `CallStart` or `CallArguments`
 
     def member(self, key: str) -> Steps[None]:
         """Reads the value of a member."""
@@ -83,7 +84,7 @@ class _Call:
             parts: list[str] = []
             if not (yield from self._source.follow(JsonScanner(), parts.append, _MOST_OTHER_CHARS)):
                 raise NotACallError
-            self._calls.leave_out("".join(parts))
+            self._others += (key, *parts)
         else:
             raise NotACallError
 
@@ -93,7 +94,12 @@ class _Call:
             if self._name is None or not self._is_marked:
                 raise NotACallError
             self._give_whole("{}")
+        self._leave_out_others()
         self._source.hold()
+
+    def _leave_out_others(self) -> None:
+        self._calls.leave_out(" ".join(self._others))
+        self._others.clear()
 
     def _arguments(self) -> Steps[None]:
         if self._name is not None and (yield from self._source.peek()) == "{":
@@ -111,6 +117,7 @@ class _Call:
         assert self._name is not None
         self._calls.start(self._name, self._id)
         self._source.release()
+        self._leave_out_others()
         self._has_begun = True
 
     def _give_whole(self, text: str) -> None:

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 
-from text_generation_router.text.calls.formats import Body, CallFormat
+from text_generation_common.flags.kinds import ReasoningStyle, ToolCallFormat
+from text_generation_router.text.calls.formats import CALL_FORMATS, Body, CallFormat, format_of
 from text_generation_router.text.calls.found_calls import Tools
 from text_generation_router.text.calls.harmony import HarmonyMarks, HarmonyReader
 from text_generation_router.text.calls.json_body import JsonBody
 from text_generation_router.text.calls.named_body import NamedBody
 from text_generation_router.text.calls.pythonic_body import PythonicBody
 from text_generation_router.text.calls.reader import AnswerReader, CallBody, Marks
-from text_generation_router.text.calls.reasoning import ReasoningFormat
+from text_generation_router.text.calls.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_of
 from text_generation_router.text.calls.special_tokens import SpecialTokens
 from text_generation_router.text.calls.stepped_reader import SteppedReader
 from text_generation_router.text.calls.xml_body import XmlBody
@@ -23,6 +24,18 @@ _BODIES: dict[Body, tuple[Callable[[CallFormat], CallBody], str]] = {
     Body.PYTHONIC: (PythonicBody, "["),
     Body.PYTHONIC_LINES: (PythonicBody, ""),
 }
+
+
+def reading_of(
+    template: str | None, calls: ToolCallFormat, reasoning: ReasoningStyle, special_texts: frozenset[str]
+) -> "Reading":
+    """The reading of a model's answers. `template`: the source of its chat template, which decides for `auto`."""
+    shown = "" if template is None else template
+    return Reading(
+        format_of(shown) if calls is ToolCallFormat.auto else CALL_FORMATS.get(calls),
+        reasoning_of(shown) if reasoning is ReasoningStyle.auto else REASONING_FORMATS.get(reasoning),
+        special_texts,
+    )
 
 
 class Reading:

@@ -37,7 +37,7 @@ class SteppedReader(ABC):
 
     @property
     def left_out(self) -> Sequence[str]:
-        """Values in calls that no piece has a place for."""
+        """What calls, and headers of messages, say that no piece has a place for."""
         return self._calls.left_out
 
     def push(self, text: str, special: bool = False) -> Sequence[Piece]:

@@ -1,0 +1,142 @@
+"""How each format's calls are written, from the first marker to the last: what a grammar that demands them must allow.
+
+Formats whose arguments are not JSON are missing, because a JSON schema cannot describe them.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from text_generation_router.text.calls.formats import CallFormat
+
+
+class Slot(Enum):
+    """What stands in a call besides the same texts in every call."""
+
+    NAME = 1
+    QUOTED_NAME = 2  # the name as a JSON string
+    ARGUMENTS = 3  # a JSON object of the tool's schema
+
+
+class Arguments(NamedTuple):
+    """The place of the arguments in a call, and whose they are."""
+
+    tool: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenForm:
+    """Calls as a model writes them: `opening call (separator call)* closing`. Each marker is a part of its own."""
+
+    call: tuple[str | Slot, ...]
+    opening: tuple[str, ...] = ()
+    separator: tuple[str, ...] = ()
+    closing: tuple[str, ...] = ()
+    several: bool = True  # False: calls are counted, or end the answer, so a grammar can demand one only
+
+
+def _json_call(name: str, arguments: str, before: str = "{", after: str = "}") -> tuple[str | Slot, ...]:
+    return (f'{before}"{name}": ', Slot.QUOTED_NAME, f', "{arguments}": ', Slot.ARGUMENTS, after)
+
+
+_JSON_CALL = _json_call("name", "arguments")
+_DEEPSEEK = ("<｜tool▁calls▁begin｜>",), ("<｜tool▁calls▁end｜>",)
+
+WRITTEN_FORMS = {
+    "hermes": WrittenForm(
+        ("<tool_call>", *_json_call("name", "arguments", "\n{", "}\n"), "</tool_call>"), separator=("\n",)
+    ),
+    "llama3": WrittenForm(_json_call("name", "parameters"), separator=("; ",)),
+    "mistral-list": WrittenForm(_JSON_CALL, ("[TOOL_CALLS]", "["), (", ",), ("]",)),
+    "mistral-args": WrittenForm(("[TOOL_CALLS]", Slot.NAME, "[ARGS]", Slot.ARGUMENTS)),
+    "deepseek-v3": WrittenForm(
+        (
+            "<｜tool▁call▁begin｜>",
+            "function",
+            "<｜tool▁sep｜>",
+            Slot.NAME,
+            "\n```json\n",
+            Slot.ARGUMENTS,
+            "\n```",
+            "<｜tool▁call▁end｜>",
+        ),
+        _DEEPSEEK[0],
+        ("\n",),
+        _DEEPSEEK[1],
+    ),
+    "deepseek-v31": WrittenForm(
+        ("<｜tool▁call▁begin｜>", Slot.NAME, "<｜tool▁sep｜>", Slot.ARGUMENTS, "<｜tool▁call▁end｜>"),
+        opening=_DEEPSEEK[0],
+        closing=_DEEPSEEK[1],
+    ),
+    "kimi-k2": WrittenForm(
+        (
+            "<|tool_call_begin|>",
+            "functions.",
+            Slot.NAME,
+            ":0",
+            "<|tool_call_argument_begin|>",
+            Slot.ARGUMENTS,
+            "<|tool_call_end|>",
+        ),
+        opening=("<|tool_calls_section_begin|>",),
+        closing=("<|tool_calls_section_end|>",),
+        several=False,
+    ),
+    "command": WrittenForm(
+        _json_call("tool_name", "parameters", '{"tool_call_id": "0", '),
+        opening=("<|START_ACTION|>", "[\n    "),
+        closing=("\n]", "<|END_ACTION|>"),
+        several=False,
+    ),
+    "phi4-mini": WrittenForm(_JSON_CALL, ("<|tool_call|>", "["), (", ",), ("]", "<|/tool_call|>")),
+    "granite": WrittenForm(_JSON_CALL, ("<|tool_call|>", "["), (", ",), ("]",)),
+    # Its last token, <|call|>, ends the answer.
+    "harmony": WrittenForm(
+        (
+            "<|channel|>",
+            "commentary to=functions.",
+            Slot.NAME,
+            " ",
+            "<|constrain|>",
+            "json",
+            "<|message|>",
+            Slot.ARGUMENTS,
+        ),
+        several=False,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCalls:
+    """The calls of a request's tools. A text that is a special token of the tokenizer is a part of its own."""
+
+    calls: tuple[tuple[str | Arguments, ...], ...]  # one for each tool
+    opening: tuple[str, ...]
+    separator: tuple[str, ...]
+    closing: tuple[str, ...]
+    several: bool
+    is_bare: bool  # a reader finds these calls at the beginning of the answer only
+
+
+def written_calls(syntax: CallFormat, names: Sequence[str]) -> WrittenCalls | None:
+    """How calls of the tools `names` are written; None if a grammar cannot demand this format's calls."""
+    form = WRITTEN_FORMS.get(syntax.name)
+    if form is None:
+        return None
+    calls = tuple(tuple(_filled(part, name) for part in form.call) for name in names)
+    return WrittenCalls(calls, form.opening, form.separator, form.closing, form.several, syntax.is_bare)
+
+
+def _filled(part: str | Slot, name: str) -> str | Arguments:
+    match part:
+        case Slot.NAME:
+            return name
+        case Slot.QUOTED_NAME:
+            return json.dumps(name, ensure_ascii=False)
+        case Slot.ARGUMENTS:
+            return Arguments(name)
+    return part
