@@ -13,6 +13,8 @@ GPU_ARCHITECTURE ?= x86_64
 GPU_PACKAGES := fastapi httptools httpx orjson pytest uvicorn uvloop
 # The plan that the GPU check runs: a, b or c.
 PLAN ?= a
+# The environment in which vLLM reads calls, for test-peer-parsers.
+VLLM_PYTHON ?= .venv-vllm/bin/python
 # The checkout that bench-guard compares this one with, after a `make install` in it.
 BEFORE ?= ../before
 PACKAGES := benchmark clients common router server tools
@@ -37,7 +39,7 @@ C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
 .PHONY: install run test test-models test-schema test-grammars check format prose proto lock sbom audit fuzz demo-model bench bench-guard bench-peers \
-	gpu-wheels gpu-check compile-gpu chaos attacks digest mutate test-clients fetch-templates clean
+	gpu-wheels gpu-check compile-gpu chaos attacks digest mutate test-clients fetch-templates test-peer-parsers clean
 
 install: .venv/installed
 
@@ -217,6 +219,11 @@ test-clients: install
 # compares the prompts that they make with transformers'.
 fetch-templates: install
 	PYTHONPATH=router $(BIN)/python -m text_generation_router.text.tests.fetch_templates
+
+# Gives the texts of our tests of calls and reasoning to vLLM's readers too, and fails where they differ without an
+# argument. VLLM_PYTHON=/path/to/python names another environment that has vLLM.
+test-peer-parsers: install $(if $(filter .venv-vllm/%,$(VLLM_PYTHON)),.venv-vllm/installed)
+	cd integration-tests/peers && $(CURDIR)/$(BIN)/python compare_parsers.py $(abspath $(VLLM_PYTHON)) $(ARGS)
 
 clean:
 	rm -rf .venv .venv-* .gpu .templates build dist proto/text_generation_proto .mypy_cache .pytest_cache .ruff_cache .hypothesis

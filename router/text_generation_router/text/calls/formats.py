@@ -77,6 +77,12 @@ class CallFormat:
     def markers(self) -> tuple[str, ...]:
         return (*self.starts, *self.ends, *(mark for frame in self.frames for mark in frame))
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The markers, and the texts within a call."""
+        within = tuple(getattr(part, item.name) for part in (self.named, self.xml) if part for item in fields(part))
+        return (*self.markers, *(text for text in within if isinstance(text, str) and text))
+
     def coded(self, code: Callable[[str], str]) -> "CallFormat":
         """The same format with the markers as a reader's text has them."""
         changed: dict[str, Any] = {
@@ -205,7 +211,7 @@ CALL_FORMATS = {
             Body.JSON_ARRAY,
             begins=("<|tool_call|>", "<tool_call>"),
             ends=("</tool_call>",),
-            seen_in=(("<|tool_call|>",), ("<|start_of_role|>", "<tool_call>")),
+            seen_in=(("<|tool_call|>",),),
         ),
         CallFormat(
             "olmo3",
@@ -219,7 +225,7 @@ CALL_FORMATS = {
             Body.JSON_OBJECT,
             begins=("<tool_call>",),
             ends=("</tool_call>",),
-            seen_in=(("<tool_call>",),),
+            seen_in=(("<tool_call>", '"arguments"'), ("<tool_call>", "list of json objects")),
         ),
         CallFormat(
             "llama4",
@@ -235,7 +241,7 @@ CALL_FORMATS = {
             begins=("<|python_tag|>",),
             separators=(";",),
             is_bare=True,
-            seen_in=(("<|python_tag|>",), ('"parameters": dictionary of argument name',)),
+            seen_in=(('"parameters": dictionary of argument name',),),
         ),
     )
 }
@@ -243,7 +249,7 @@ CALL_FORMATS = {
 
 def format_of(template: str) -> CallFormat | None:
     """The format in which the model of a chat template writes calls, as far as the template shows it."""
-    template = re.sub(r"\\n|\s+", " ", template)
+    template = re.sub(r"\\n|\s+", " ", template).replace('\\"', '"')
     return next((row for row in CALL_FORMATS.values() if any(_shows(template, marks) for marks in row.seen_in)), None)
 
 

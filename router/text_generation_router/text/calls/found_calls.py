@@ -14,8 +14,17 @@ Tools = Mapping[str, Mapping[str, Any]]  # the JSON schema of each tool's parame
 
 
 class FoundCalls:
-    def __init__(self, give: Callable[[Piece], None], tools: Tools, decode: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        give: Callable[[Piece], None],
+        give_text: Callable[[str], None],
+        tools: Tools,
+        decode: Callable[[str], str],
+    ) -> None:
+        """`give_text`: takes text that stands within a call and does not belong to it."""
+        self.give_text = give_text
         self.count = 0
+        self.name = ""  # the latest call's
         self.is_complete = False  # whether the latest call has all its arguments
         self.left_out: list[str] = []  # what a call says besides its name, id and arguments
         self._give = give
@@ -34,6 +43,7 @@ class FoundCalls:
     def start(self, name: str, call_id: str | None = None) -> None:
         if self.count == MAX_CALLS:
             raise TooMuchError
+        self.name = name
         self._give(CallStart(self.count, name, call_id))
         self.count += 1
         self.is_complete = False

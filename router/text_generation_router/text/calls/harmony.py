@@ -5,14 +5,12 @@ answer, and a message to functions.NAME is a call. Text in other channels, witho
 import re
 
 from text_generation_router.text.calls.errors import NotACallError
-from text_generation_router.text.calls.found_calls import Tools
+from text_generation_router.text.calls.found_calls import MAX_NAME_CHARS, Tools
 from text_generation_router.text.calls.json_body import give_arguments
 from text_generation_router.text.calls.source import Give, Markers, Steps
 from text_generation_router.text.calls.special_tokens import SpecialTokens
 from text_generation_router.text.calls.stepped_reader import SteppedReader
 from text_generation_router.text.pieces import Piece, Reasoning, Text
-
-_CALLED = re.compile(r"functions\.([^\s<]{1,256})")
 
 
 class HarmonyMarks:
@@ -72,13 +70,19 @@ class HarmonyReader(SteppedReader):
             self._give_text(header)
             return None
         recipient = marks.recipient.search(header)
-        called = _CALLED.fullmatch(recipient[1]) if recipient else None
-        self._calls.leave_out(header.replace(called[1], "", 1) if called and self._has_tools else header)
-        if called and self._has_tools:
-            yield from self._call(called[1])
+        if recipient and (name := self._called(recipient[1])):
+            self._calls.leave_out(header.replace(name, "", 1))
+            yield from self._call(name)
             return None
+        self._calls.leave_out(header)
         is_spoken = not recipient and marks.spoken.findall(header)[-1:] != ["analysis"]
         return self._divided(Text if is_spoken or not self._thinks else Reasoning)
+
+    def _called(self, recipient: str) -> str:
+        """The tool that a message is for; "": it is not a call. Models leave out `functions.` at times."""
+        name = recipient.removeprefix("functions.")
+        is_tool = name != recipient or name in self._calls.names
+        return name if self._has_tools and is_tool and len(name) <= MAX_NAME_CHARS else ""
 
     def _divided(self, kind: type[Piece]) -> Give:
         """Takes the text of one message. A line break divides messages of the same kind."""

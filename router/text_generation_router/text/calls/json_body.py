@@ -24,7 +24,8 @@ class JsonBody:
         `is_marked`: a marker precedes. Without one, only a tool of the request is called, and an object with other
         members is text.
         """
-        if self._syntax.body is not Body.JSON_ARRAY or not (yield from source.match(("[",))):
+        may_be_list = is_marked or self._syntax.body is Body.JSON_ARRAY
+        if not (may_be_list and (yield from source.match(("[",)))):
             yield from self._object(source, calls, is_marked)
             return
         while True:

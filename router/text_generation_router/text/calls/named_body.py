@@ -17,6 +17,7 @@ class NamedBody:
     def __init__(self, syntax: CallFormat) -> None:
         self._named = syntax.named
         self._is_counted = syntax.ids is IdStyle.COUNTED
+        self._ends = syntax.ends
         self._after_broken = Markers((*syntax.starts, *syntax.ends))
 
     def read(self, source: Source, calls: FoundCalls, is_marked: bool) -> Steps[None]:
@@ -27,12 +28,17 @@ class NamedBody:
         if (yield from self._optional(source, self._named.before_id)):
             call_id = yield from source.run(_NAME, MAX_NAME_CHARS)
             yield from source.spaces()
-        yield from self._optional(source, self._named.after)
+        is_named = yield from self._optional(source, self._named.after)
         yield from source.spaces()
-        if not name or (yield from source.peek()) != "{":
+        has_arguments = (yield from source.peek()) == "{"
+        if not name or not (has_arguments or (is_named and (yield from source.match(self._ends)))):
             raise NotACallError
         calls.start(name, call_id)
         source.release()
+        if not has_arguments:
+            calls.arguments("{}")
+            calls.complete()
+            return
         yield from give_arguments(source, calls, self._after_broken)
 
     def _parts(self, written: str) -> tuple[str, str | None]:

@@ -47,7 +47,7 @@ class Reading:
         """`special_texts`: the texts of the tokenizer's special tokens. A marker that is one of them is never found in
         text that the model has spelled out."""
         self.calls, self.reasoning = calls, reasoning
-        markers = (*(calls.markers if calls else ()), *(reasoning.markers if reasoning else ()))
+        markers = (*(calls.texts if calls else ()), *(reasoning.markers if reasoning else ()))
         self._special_tokens = SpecialTokens(special_texts, markers)
         self._harmony: HarmonyMarks | None = None
         if (calls and calls.body is Body.HARMONY) or (reasoning and reasoning.name == "harmony"):

@@ -48,7 +48,7 @@ REASONING_FORMATS = {
             ("<think>",),
             ("</think>",),
             (("<response>", "</response>"),),
-            seen_in=(("<think>", "<response>"),),
+            seen_in=(("<response></response>",),),
         ),
         ReasoningFormat("think", ("<think>",), ("</think>",), seen_in=(("<think>",), ("</think>",))),
     )

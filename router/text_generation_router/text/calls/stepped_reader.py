@@ -21,7 +21,7 @@ class SteppedReader(ABC):
         self._special_tokens, self._keeps_special = special_tokens, keeps_special
         self._source = Source()
         self._pieces: list[Piece] = []
-        self._calls = FoundCalls(self._pieces.append, tools, self._decode)
+        self._calls = FoundCalls(self._pieces.append, self._give_text, tools, self._decode)
         self._line_breaks: list[str] = []  # at the end of the reasoning until now
         self._steps = self._read_within_bounds()
         next(self._steps, None)

@@ -93,7 +93,7 @@ WRITTEN_FORMS = {
     ),
     "phi4-mini": WrittenForm(_JSON_CALL, ("<|tool_call|>", "["), (", ",), ("]", "<|/tool_call|>")),
     "granite": WrittenForm(_JSON_CALL, ("<|tool_call|>", "["), (", ",), ("]",)),
-    # Its last token, <|call|>, ends the answer.
+    # The token <|call|>, which would follow, ends the answer.
     "harmony": WrittenForm(
         (
             "<|channel|>",

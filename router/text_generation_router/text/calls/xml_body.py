@@ -19,7 +19,9 @@ _KEY = re.compile(r"[^\n<>\"\ud800-\udfff]+")
 class XmlBody:
     def __init__(self, syntax: CallFormat) -> None:
         assert syntax.xml is not None
-        self._xml, self._ends = syntax.xml, syntax.ends
+        self._xml = syntax.xml
+        self._looked_for = tuple(dict.fromkeys((self._xml.before_key, self._xml.end, *syntax.ends)))
+        self._after_text = Markers((*self._looked_for, *syntax.starts))
         self._after_value = Markers((self._xml.after_value,))
 
     def read(self, source: Source, calls: FoundCalls, is_marked: bool) -> Steps[None]:
@@ -29,29 +31,52 @@ class XmlBody:
             yield from source.expect(xml.after_name)
         if not name:
             raise NotACallError
-        looked_for = tuple(dict.fromkeys((xml.before_key, xml.end, *self._ends)))
-        properties = calls.schema(name).get("properties")
-        properties = properties if isinstance(properties, Mapping) else {}
-        is_first = True
-        while True:
-            yield from source.spaces()
-            found = yield from source.match(looked_for)
-            if not found and not (yield from source.peek()):
-                raise TextEndedError
-            if not found:
-                raise NotACallError
-            key = "" if found != xml.before_key else (yield from self._key(source))
-            if is_first:
-                calls.start(name)
-            source.release()
-            if found != xml.before_key:
-                calls.arguments("{}" if is_first else "}")
-                calls.complete()
-                return
-            calls.arguments(("{" if is_first else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
-            is_first = False
-            yield from self._value(source, calls, properties.get(key))
+        yield from source.spaces()
+        found = yield from source.match(self._looked_for)
+        if not found:
+            raise NotACallError if (yield from source.peek()) else TextEndedError
+        key = "" if found != xml.before_key else (yield from self._key(source))
+        calls.start(name)
+        source.release()
+        others: list[str] = []
+        try:
+            yield from self._arguments(source, calls, key if found == xml.before_key else None, others)
+        finally:
+            calls.give_text("".join(others))
+
+    def _arguments(self, source: Source, calls: FoundCalls, key: str | None, others: list[str]) -> Steps[None]:
+        """Reads the values, the first one's key having been read, up to the call's end. `others` gets text that stands
+        between arguments: it belongs to the answer, and is given after the call."""
+        schema, between = calls.schema(calls.name), ""
+        calls.arguments("{")
+        while key is not None:
+            calls.arguments(between + json.dumps(key, ensure_ascii=False) + ": ")
+            between = ", "
+            yield from self._value(source, calls, self._types(schema, key))
             source.hold()
+            yield from source.spaces()
+            found = yield from source.match(self._looked_for)
+            if not found:
+                source.release()
+                found = yield from self._find(source, others)
+                source.hold(found)
+            key = (yield from self._key(source)) if found == self._xml.before_key else None
+            source.release()
+        calls.arguments("}")
+        calls.complete()
+
+    def _find(self, source: Source, others: list[str]) -> Steps[str]:
+        """Reads up to the next argument or the call's end. "": another call follows."""
+        if not (yield from source.copy_until(self._after_text, others.append)):
+            raise TextEndedError
+        return (yield from source.match(self._looked_for))
+
+    def _types(self, schema: Mapping[str, Any], key: str) -> frozenset[str]:
+        """The types that an argument may have. As in other servers, one that the schema does not have is a string."""
+        properties = schema.get("properties")
+        if not isinstance(properties, Mapping) or key not in properties:
+            return STRING_ONLY
+        return types_of(properties[key])
 
     def _key(self, source: Source) -> Steps[str]:
         xml = self._xml
@@ -62,8 +87,7 @@ class XmlBody:
             yield from source.expect(xml.before_value)
         return key.strip()
 
-    def _value(self, source: Source, calls: FoundCalls, schema: Any) -> Steps[None]:
-        types = types_of(schema)
+    def _value(self, source: Source, calls: FoundCalls, types: frozenset[str]) -> Steps[None]:
         kind = _Streamed if types == STRING_ONLY else _Collected
         value = kind(calls, self._xml.is_framed, types)
         if not (yield from source.copy_until(self._after_value, value.give)):

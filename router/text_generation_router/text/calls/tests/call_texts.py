@@ -371,7 +371,7 @@ QWEN3_CODER = (
             (
                 "weather",
                 '{"city": "42", "exact": true, "units": ["a", "ä"], "place": {"b": {"c": [1.50]}}, "days": "many", '
-                '"other": 7}',
+                '"other": "7"}',
             ),
         ),
     ),
@@ -385,9 +385,14 @@ QWEN3_CODER = (
         "qwen3-coder",
         "text within a call",
         "<tool_call><function=weather><parameter=city>R</parameter>then</function></tool_call>",
-        calls=(("weather", '{"city": "R"'),),
-        content="then</function></tool_call>",
-        is_spelled=True,
+        calls=(("weather", '{"city": "R"}'),),
+        content="then",
+    ),
+    CallText(
+        "qwen3-coder",
+        "a call without its end",
+        "<tool_call><function=weather><parameter=city>R</parameter>\n<tool_call><function=clock></function></tool_call>",
+        calls=(("weather", '{"city": "R"}'), ("clock", "{}")),
     ),
     CallText(
         "qwen3-coder",
@@ -734,8 +739,8 @@ DEEPSEEK_V31 = tuple(
         (
             "no arguments",
             f"{_SECTION}{_CALL}weather{_SEP}{_END}",
-            (),
-            f"{_SECTION}{_CALL}weather{_SEP}{_END}",
+            (("weather", "{}"),),
+            "",
             "",
             False,
         ),
@@ -1042,6 +1047,13 @@ HARMONY = tuple(
             "arguments that are not JSON",
             "<|channel|>commentary to=functions.run.code code<|message|>print(1)<|call|>",
             (("run.code", "print(1)"),),
+            "",
+            "",
+        ),
+        (
+            "a recipient without its first word",
+            "<|channel|>commentary to=clock<|message|>{}<|call|>",
+            (("clock", "{}"),),
             "",
             "",
         ),

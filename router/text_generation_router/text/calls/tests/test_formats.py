@@ -17,7 +17,7 @@ TEMPLATES = {
     "harmony": "<|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>{{ arguments }}",
     "hermes": '<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>',
     "kimi-k2": "<|tool_calls_section_begin|>{{ '<|tool_call_begin|>' + id }}<|tool_call_argument_begin|>",
-    "llama3": "{{- '<|python_tag|>' + name }}{{- '{\"name\": function name, \"parameters\": dictionary}' }}",
+    "llama3": '{{- \'{"name": function name, "parameters": dictionary of argument name and its value}\' }}',
     "llama4": "<|python_start|>{{ content }}<|python_end|>",
     "minimax-m2": "{%- set toolcall_begin_token = '<minimax:tool_call>' -%}<invoke name=\"tool-name-1\">",
     "mistral-args": "'[TOOL_CALLS]' + name + '[ARGS]' + arguments",
@@ -36,7 +36,12 @@ def test_a_template_shows_its_format(name: str) -> None:
 
 
 def test_a_template_without_markers_shows_none() -> None:
-    for template in ("", "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"):
+    functionary = "<|python_tag|><function=example_function_name>{{ arguments }}</function>"
+    for template in (
+        "",
+        functionary,
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}",
+    ):
         assert format_of(template) is None
         assert reasoning_of(template) is None
 

@@ -24,7 +24,9 @@ def reading(case: CallText, special: Iterable[str] = ()) -> Reading:
 
 
 def markers(case: CallText) -> list[str]:
-    return [*CALL_FORMATS[case.format].markers, *REASONING_FORMATS[case.reasoning_format].markers]
+    """All texts of the formats that can be tokens."""
+    texts = " ".join((*CALL_FORMATS[case.format].texts, *REASONING_FORMATS[case.reasoning_format].markers))
+    return list(dict.fromkeys(re.findall(r"<[^\s<>]+>|\[/?[A-Z_]+\]", texts)))
 
 
 def read(reader: SteppedReader, parts: Iterable[Part]) -> list[Piece]:
@@ -75,14 +77,15 @@ def test_markers_may_be_special_tokens(case: CallText) -> None:
     """The same pieces come of a tokenizer in which every marker is a special token. Spelled markers are text there."""
     if case.is_spelled:
         pytest.skip("has markers in strings")
-    special = [marker for marker in markers(case) if len(marker) > 1]
+    special = markers(case)
     pattern = "|".join(re.escape(marker) for marker in special)
     parts = [(part, part in special) for part in re.split(f"({pattern})", case.text)]
     pieces = read(reading(case, special).reader(TOOLS, case.prompt, keeps_special=True), parts)
     if not any(marker in case.content + case.reasoning for marker in special):
         assert pieces == read_case(case, [(case.text, False)])
     spelled = read(reading(case, special).reader(TOOLS), [(case.text, False)])
-    if not CALL_FORMATS[case.format].is_bare:
+    starts = {*CALL_FORMATS[case.format].starts, *REASONING_FORMATS[case.reasoning_format].begins}
+    if not CALL_FORMATS[case.format].is_bare and starts <= {*special}:
         assert spelled == [Text(case.text)]
 
 
