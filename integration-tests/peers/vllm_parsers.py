@@ -23,6 +23,7 @@ TOOL_PARSERS = {
     "granite": "granite",
     "hermes": "hermes",
     "kimi-k2": "kimi_k2",
+    "lfm2": "lfm2",
     "llama3": "llama3_json",
     "llama4": "llama4_pythonic",
     "minimax-m2": "minimax_m2",

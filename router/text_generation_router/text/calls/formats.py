@@ -207,11 +207,25 @@ CALL_FORMATS = {
             seen_in=(("<|tool_call|>", "<|/tool_call|>"), ("<|tool|>", "<|/tool|>"), ("functools[",)),
         ),
         CallFormat(
+            "nemotron-v2",
+            Body.JSON_ARRAY,
+            begins=("<TOOLCALL>",),
+            ends=("</TOOLCALL>",),
+            seen_in=(("<TOOLCALL>",),),
+        ),
+        CallFormat(
             "granite",
             Body.JSON_ARRAY,
             begins=("<|tool_call|>", "<tool_call>"),
             ends=("</tool_call>",),
             seen_in=(("<|tool_call|>",),),
+        ),
+        CallFormat(
+            "lfm2",
+            Body.PYTHONIC,
+            begins=("<|tool_call_start|>",),
+            ends=("<|tool_call_end|>",),
+            seen_in=(("<|tool_call_start|>",), ("<|tool_list_start|>",)),
         ),
         CallFormat(
             "olmo3",

@@ -38,7 +38,7 @@ class HarmonyReader(SteppedReader):
 
     def _read(self) -> Steps[None]:
         source, marks = self._source, self._marks
-        found = ""
+        found, is_all = "", True
         while True:
             space = ""
             if found not in marks.before_header:
@@ -47,8 +47,9 @@ class HarmonyReader(SteppedReader):
             give: Give | None = self._give_text
             if found:
                 give = yield from self._header(space + found, is_complete=found == marks.message)
-            elif (yield from source.peek()):
+            elif (yield from source.peek()) or is_all:
                 self._give_text(space)
+            is_all = False
             if give is not None and not (yield from source.copy_until(marks.after_body, give)):
                 break
             found = yield from source.match(tuple(marks.after_body.texts))

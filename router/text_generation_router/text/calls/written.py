@@ -92,6 +92,7 @@ WRITTEN_FORMS = {
         several=False,
     ),
     "phi4-mini": WrittenForm(_JSON_CALL, ("<|tool_call|>", "["), (", ",), ("]", "<|/tool_call|>")),
+    "nemotron-v2": WrittenForm(_JSON_CALL, ("<TOOLCALL>", "["), (", ",), ("]", "</TOOLCALL>")),
     "granite": WrittenForm(_JSON_CALL, ("<|tool_call|>", "["), (", ",), ("]",)),
     # The token <|call|>, which would follow, ends the answer.
     "harmony": WrittenForm(

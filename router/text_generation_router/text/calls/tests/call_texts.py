@@ -1064,7 +1064,85 @@ HARMONY = tuple(
             "",
             "1 + 1",
         ),
+        ("white space", " \n", (), " \n", ""),
         ("plain text", "It is <warm>.", (), "It is <warm>.", ""),
+    )
+)
+
+LFM2 = tuple(
+    CallText("lfm2", title, text, calls=calls, content=content, is_spelled=title.startswith("markers"))
+    for title, text, calls, content in (
+        ("no call", "[weather(city='Rome')]", (), "[weather(city='Rome')]"),
+        (
+            "one call",
+            "<|tool_call_start|>[weather(city='Rome')]<|tool_call_end|>",
+            (("weather", '{"city": "Rome"}'),),
+            "",
+        ),
+        (
+            "two calls",
+            '<|tool_call_start|>[weather(city="Rome", days=2), clock()]<|tool_call_end|>',
+            (("weather", '{"city": "Rome", "days": 2}'), ("clock", "{}")),
+            "",
+        ),
+        (
+            "text before and after",
+            "I look.<|tool_call_start|>[clock()]<|tool_call_end|>Done.",
+            (("clock", "{}"),),
+            "I look.Done.",
+        ),
+        ("cut off", '<|tool_call_start|>[weather(city="Ro', (("weather", '{"city": "Ro'),), ""),
+        (
+            "markers in strings",
+            '<|tool_call_start|>[run.code(code="<|tool_call_end|>)]")]<|tool_call_end|>',
+            (("run.code", '{"code": "<|tool_call_end|>)]"}'),),
+            "",
+        ),
+        (
+            "a tool that the request does not have",
+            '<|tool_call_start|>[other(a="ñ")]<|tool_call_end|>',
+            (("other", '{"a": "ñ"}'),),
+            "",
+        ),
+    )
+)
+
+NEMOTRON_V2 = tuple(
+    CallText(
+        "nemotron-v2", title, text, calls=calls, content=content, reasoning=reasoning, is_spelled=title == "markers"
+    )
+    for title, text, calls, content, reasoning in (
+        ("no call", "Warm.", (), "Warm.", ""),
+        (
+            "one call",
+            '<TOOLCALL>[{"name": "weather", "arguments": {"city": "Rome"}}]</TOOLCALL>',
+            (("weather", '{"city": "Rome"}'),),
+            "",
+            "",
+        ),
+        (
+            "two calls",
+            '<TOOLCALL>[{"name": "weather", "arguments": {"city": "Rome"}}, {"name": "clock", "arguments": {}}]'
+            "</TOOLCALL>",
+            (("weather", '{"city": "Rome"}'), ("clock", "{}")),
+            "",
+            "",
+        ),
+        (
+            "reasoning before, text after",
+            '<think>\nHm.\n</think>\n\n<TOOLCALL>[{"name": "clock", "arguments": {}}]</TOOLCALL>\nDone.',
+            (("clock", "{}"),),
+            "\nDone.",
+            "Hm.",
+        ),
+        ("cut off", '<TOOLCALL>[{"name": "weather", "arguments": {"city": "Ro', (("weather", '{"city": "Ro'),), "", ""),
+        (
+            "markers",
+            '<TOOLCALL>[{"name": "run.code", "arguments": {"code": "]</TOOLCALL>ü"}}]</TOOLCALL>',
+            (("run.code", '{"code": "]</TOOLCALL>ü"}'),),
+            "",
+            "",
+        ),
     )
 )
 
@@ -1086,4 +1164,6 @@ CALL_TEXTS = (
     *GRANITE,
     *COMMAND,
     *HARMONY,
+    *LFM2,
+    *NEMOTRON_V2,
 )
