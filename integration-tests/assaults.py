@@ -168,6 +168,22 @@ def of_queues() -> Iterator[Assault]:
     yield Assault("a cache salt for each request", "the prefix cache's roots", salted, 32)
 
 
+def of_grammars() -> Iterator[Assault]:
+    asked = {"max_new_tokens": 1}
+
+    def schema(number: int) -> dict[str, Any]:
+        names = {f"p{number}_{n}": {"$ref": "#"} for n in range(1200)}
+        return text(LONG_TEXT, **asked, grammar={"type": "json", "value": {"type": "object", "properties": names}})
+
+    def expression(number: int) -> dict[str, Any]:
+        return text(
+            LONG_TEXT, **asked, grammar={"type": "regex", "value": f"((a{{1,1000}}){{1,1000}}b|x){{1,{number + 1}}}"}
+        )
+
+    yield Assault("a new schema of 60 KB for each request", "checks of grammars", numbered("/generate", schema), 16)
+    yield Assault("a new expression for each request", "the shard's matchers", numbered("/generate", expression), 16)
+
+
 def of_connections() -> Iterator[Assault]:
     """Connections that use up sockets and buffers, and requests that are answered without a key or without
     computing.
@@ -216,5 +232,7 @@ def of_templates() -> Iterator[Assault]:
 
 ASSAULTS: dict[str, Assault] = {
     assault.name: assault
-    for assault in itertools.chain(of_bodies(), of_texts(), of_queues(), of_connections(), of_templates())
+    for assault in itertools.chain(
+        of_bodies(), of_texts(), of_queues(), of_grammars(), of_connections(), of_templates()
+    )
 }

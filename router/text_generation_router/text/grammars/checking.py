@@ -13,8 +13,9 @@ from text_generation_router.text.grammars.asked import AskedGrammar, RefusedGram
 from text_generation_router.text.grammars.conversion import converted
 from text_generation_router.text.grammars.verification import verify
 
-# Threads that check; seconds of work after which a check counts as failed.
-THREADS, CHECK_S = 2, 1.0
+# Threads that check, of which an owner has one at most, and how far they stand back for tokens; seconds of work after
+# which a check counts as failed.
+THREADS, NICENESS, CHECK_S = 2, 10, 1.0
 # Grammars that are kept, and the most bytes of their texts.
 MAX_KEPT, MAX_KEPT_BYTES = 256, 4 * 2**20
 
@@ -43,7 +44,7 @@ class GrammarChecker:
 
     def __init__(self, max_waiting: int, check: Callable[[AskedGrammar], Checked] = check) -> None:
         """`max_waiting`: most checks of one tenant that may wait."""
-        self._threads = FairThreads(THREADS, max_waiting, "grammar")
+        self._threads = FairThreads(THREADS, max_waiting, "grammar", max_held=1, niceness=NICENESS)
         self._check = check
         self._kept = KeptGrammars()
         self._running: dict[bytes, asyncio.Task[Checked]] = {}

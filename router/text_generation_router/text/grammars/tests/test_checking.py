@@ -1,4 +1,5 @@
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +10,7 @@ from text_generation_router.errors import GrammarError, OverloadedError
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.grammars import checking
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
-from text_generation_router.text.grammars.checking import THREADS, Checked, GrammarChecker, KeptGrammars
+from text_generation_router.text.grammars.checking import NICENESS, Checked, GrammarChecker, KeptGrammars
 
 ASKED = AskedGrammar("regex", GrammarKind.REGEX, "a+")
 
@@ -111,12 +112,12 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_owners_share_the_threads_and_a_tenant_has_few_places():
-    began, may_end = [], threading.Semaphore(0)
+def test_an_owner_has_one_thread_and_a_tenant_few_places():
+    began, may_end = [], threading.Event()
 
     def check(asked: AskedGrammar) -> Checked:
-        began.append(asked.text)
-        may_end.acquire(timeout=20)
+        began.append((asked.text, os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
+        may_end.wait(20)
         return Checked("x")
 
     async def run():
@@ -125,20 +126,19 @@ def test_owners_share_the_threads_and_a_tenant_has_few_places():
         def ask(text, owner):
             return asyncio.ensure_future(checker.grammar(replace(ASKED, text=text), Share(owner=owner)))
 
-        busy = [ask(f"crowd {n}", "crowd") for n in range(THREADS + 3)]
-        await until(lambda: len(began) == THREADS)
+        busy = [ask(f"crowd {n}", "crowd") for n in range(4)]
+        await until(lambda: began)
         with pytest.raises(OverloadedError):
             await ask("one too many", "crowd")
         other = ask("other", "other")
-        for _ in range(20):  # until it waits
-            await asyncio.sleep(0)
-        may_end.release()
-        await until(lambda: len(began) > THREADS)
-        may_end.release(len(busy))
+        await until(lambda: len(began) > 1)
+        may_end.set()
         await asyncio.gather(*busy, other)
 
     asyncio.run(run())
-    assert began[THREADS] == "other"
+    assert [text for text, _ in began[:2]] == ["crowd 0", "other"] and len(began) == 5
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    assert {niceness for _, niceness in began} == {max(usual, NICENESS)}
 
 
 def test_kept_grammars_are_bounded_in_number_and_bytes(monkeypatch):
