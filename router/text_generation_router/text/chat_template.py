@@ -6,24 +6,21 @@ from typing import Any
 
 from text_generation_router.errors import TemplateError
 from text_generation_router.text.jinja_template import JinjaTemplate
+from text_generation_router.text.template_messages import Content, joined, message_for
 
 # Number of copied characters up to which a chat is cheap to render.
 MAX_CHEAP_CHARS = 8_000_000
 # Number of characters that a message takes in JSON besides its role and content.
 MESSAGE_CHARS = 64
-# Names of a message's reasoning, the one that most templates read first.
-REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 # Follows the content that is to be continued, so that its end is found in the prompt. Templates that strip the content
 # take away the space.
 END_MARK = "END_OF_THE_MESSAGE_TO_CONTINUE "
-
-Part = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     role: str
-    content: str | Sequence[Part] | None = None  # a text, or parts {"type": "text", "text": …}
+    content: Content = None  # a text, or parts {"type": "text", "text": …}
     others: Mapping[str, Any] = field(default_factory=dict)  # other fields, which go to the template as they are
 
 
@@ -104,7 +101,7 @@ class ChatTemplate:
         if template.cost is None or not conversation.is_plain or conversation.variables.keys() & self.tokens.keys():
             return False
         messages = conversation.messages
-        chars = len(template.source) + sum(len(m.role) + len(_joined(m.content)) + MESSAGE_CHARS for m in messages)
+        chars = len(template.source) + sum(len(m.role) + len(joined(m.content)) + MESSAGE_CHARS for m in messages)
         chars += sum(len(value) for value in conversation.variables.values() if isinstance(value, str))
         return template.cost.of(len(messages), chars) <= MAX_CHEAP_CHARS
 
@@ -120,7 +117,10 @@ class ChatTemplate:
         template = self._chosen(conversation)
         if conversation.documents and "documents" not in template.facts.reads:
             raise TemplateError("the model's chat template has no place for `documents`; leave them out")
-        messages = [_variables_of(message, template) for message in conversation.messages]
+        messages = [
+            message_for(template.facts, message.role, message.content, message.others)
+            for message in conversation.messages
+        ]
         continued = None
         if conversation.is_continued:
             if conversation.messages[-1].content is None:
@@ -147,31 +147,6 @@ class ChatTemplate:
 
 def _listed(values: Sequence[Mapping[str, Any]] | None) -> list[Mapping[str, Any]] | None:
     return list(values) if values else None
-
-
-def _joined(content: str | Sequence[Part] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(str(part.get("text", "")) for part in content)
-
-
-def _variables_of(message: Message, template: JinjaTemplate) -> dict[str, Any]:
-    """The message as the template gets it. Its reasoning has every name that templates know."""
-    variables = {"role": message.role, "content": _content_of(message.content, template), **message.others}
-    reasoning = next((variables[name] for name in REASONING_NAMES if variables.get(name) is not None), None)
-    return variables if reasoning is None else {"thinking": reasoning, **variables, "reasoning_content": reasoning}
-
-
-def _content_of(content: str | Sequence[Part] | None, template: JinjaTemplate) -> str | list[dict[str, Any]]:
-    """The content in the form that the client has sent, if the template takes that form. No content, as calls of tools
-    may have, becomes an empty one: many templates raise an error if there is none, none makes another prompt.
-    """
-    facts = template.facts
-    if content is None:
-        return "" if facts.takes_texts else []
-    if isinstance(content, str):
-        return content if facts.takes_texts else [{"type": "text", "text": content}]
-    return [dict(part) for part in content] if facts.takes_parts else _joined(content)
 
 
 def _mark_end(message: dict[str, Any]) -> str:

@@ -1,5 +1,5 @@
-"""Facts about a chat template that decide what it is given: which variables it reads, and whether it takes a message's
-content as a text or as a list of parts."""
+"""Facts about a chat template that decide what it is given: which variables it reads, and in which forms it takes a
+message's content and the arguments of its calls."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,33 +15,59 @@ class TemplateFacts:
     reads: frozenset[str]  # names of the variables that it reads, its own ones included
     takes_parts: bool  # whether it reads the parts of a message's content
     takes_texts: bool  # whether it takes a content that is a text
+    takes_none: bool  # whether it looks for a content that is null
+    takes_objects: bool  # whether it takes arguments of calls that are objects, and not only JSON texts
 
 
 def facts_of(template: nodes.Template) -> TemplateFacts:
     reads = frozenset(node.name for node in template.find_all(nodes.Name) if node.ctx == "load")
-    contents = _Contents(template)
-    takes_parts = contents.are_looped_over()
-    return TemplateFacts(reads, takes_parts, not takes_parts or contents.are_tested_for_text())
+    contents, arguments = _Field(template, "content"), _Field(template, "arguments")
+    takes_parts = contents.is_looped_over()
+    return TemplateFacts(
+        reads,
+        takes_parts,
+        takes_texts=not takes_parts or contents.is_tested("string"),
+        # Beside other tests for an empty content, null has no meaning of its own.
+        takes_none=contents.is_tested("none", outside=nodes.Or) and _Field(template, "tool_calls").is_read(),
+        takes_objects=not arguments.is_added_to_text() or arguments.is_converted() or arguments.is_tested("string"),
+    )
 
 
-class _Contents:
-    """The expressions whose value is a message's content: `message.content`, and variables and arguments of macros that
-    have been given one."""
+class _Field:
+    """The expressions whose value is one field of messages or calls: `message.content`, and variables and arguments of
+    macros that have been given such a value."""
 
-    def __init__(self, template: nodes.Template) -> None:
+    def __init__(self, template: nodes.Template, name: str) -> None:
         self._template = template
+        self._field = name
         self._names: set[str] = set()
         given = list(self._given_values())
-        while found := {name for name, value in given if name not in self._names and self._is_content(value)}:
+        while found := {name for name, value in given if name not in self._names and self._is_field(value)}:
             self._names |= found
 
-    def are_looped_over(self) -> bool:
-        loops = (loop for loop in self._template.find_all(nodes.For) if self._is_content(loop.iter))
+    def is_read(self) -> bool:
+        return any(map(self._is_field, self._template.find_all((nodes.Getattr, nodes.Getitem))))
+
+    def is_looped_over(self) -> bool:
+        loops = (loop for loop in self._template.find_all(nodes.For) if self._is_field(loop.iter))
         return any(_reads_parts(loop) for loop in loops)
 
-    def are_tested_for_text(self) -> bool:
-        tests = (test for test in self._template.find_all(nodes.Test) if test.name == "string")
-        return any(self._is_content(test.node) for test in tests)
+    def is_tested(self, test: str, outside: type[nodes.Node] | None = None) -> bool:
+        """Whether there is a test such as `message.content is string`, other than within a node of type `outside`."""
+        within = self._template.find_all(outside) if outside else ()
+        left_out = {id(found) for node in within for found in node.find_all(nodes.Test)}
+        tests = (found for found in self._template.find_all(nodes.Test) if found.name == test)
+        return any(self._is_field(found.node) and id(found) not in left_out for found in tests)
+
+    def is_added_to_text(self) -> bool:
+        sums = self._template.find_all(nodes.Add)
+        return any(self._is_field(operand) for node in sums for operand in (node.left, node.right))
+
+    def is_converted(self) -> bool:
+        """Whether it is written as JSON somewhere, or its items are read."""
+        filters = (node.node for node in self._template.find_all(nodes.Filter) if node.name == "tojson")
+        reads = (node.node for node in self._template.find_all(nodes.Getattr) if node.attr == "items")
+        return any(self._is_field(node) for node in (*filters, *reads))
 
     def _given_values(self) -> Iterator[tuple[str, nodes.Node]]:
         """Each variable with a value that it is set to, and each argument of a macro with a value that it gets."""
@@ -54,18 +80,18 @@ class _Contents:
                 arguments = macros[call.node.name].args
                 yield from ((argument.name, value) for argument, value in zip(arguments, call.args, strict=False))
 
-    def _is_content(self, node: nodes.Node | None) -> bool:
+    def _is_field(self, node: nodes.Node | None) -> bool:
         match node:
             case nodes.Name(name=name):
                 return name in self._names
-            case nodes.Getattr(attr="content") | nodes.Getitem(arg=nodes.Const(value="content")):
-                return True
-            case nodes.Call(node=nodes.Getattr(attr="get"), args=[nodes.Const(value="content"), *_]):
-                return True
-            case nodes.Filter(node=inner):
-                return self._is_content(inner)
+            case nodes.Getattr(attr=name) | nodes.Getitem(arg=nodes.Const(value=name)):
+                return bool(name == self._field)
+            case nodes.Call(node=nodes.Getattr(attr="get"), args=[nodes.Const(value=name), *_]):
+                return bool(name == self._field)
+            case nodes.Filter(node=inner, name=name) if name != "tojson":
+                return self._is_field(inner)
             case nodes.CondExpr(expr1=first, expr2=second) | nodes.Or(left=first, right=second):
-                return self._is_content(first) or self._is_content(second)
+                return self._is_field(first) or self._is_field(second)
         return False
 
 

@@ -1,5 +1,6 @@
 """Chats with which templates are compared: what a client sends, and how transformers renders it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime as RealTime
@@ -31,9 +32,10 @@ class Chat:
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     def conversation(self) -> Conversation:
-        """As the server reads it."""
+        """As the server reads it: OpenAI's clients send arguments as JSON texts."""
+        sent = self.with_texts()
         return Conversation(
-            tuple(MessageBody.model_validate(message).message() for message in self.messages),
+            tuple(MessageBody.model_validate(message).message() for message in sent.messages),
             not self.continued,
             self.continued,
             self.variables,
@@ -48,6 +50,10 @@ class Chat:
     def in_texts(self) -> "Chat":
         """The same chat, with contents as texts."""
         return replace(self, messages=[_in_texts(message) for message in self.messages])
+
+    def with_texts(self) -> "Chat":
+        """The same chat, with arguments of calls as JSON texts."""
+        return replace(self, messages=[_with_texts(message) for message in self.messages])
 
     def by_transformers(self, source: str | dict[str, str]) -> str:
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"<unk>": 0})), **TOKENS)
@@ -73,6 +79,15 @@ def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
 def _in_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     content = message["content"]
     return {**message, "content": "".join(part["text"] for part in content)} if isinstance(content, list) else message
+
+
+def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "tool_calls" not in message:
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    texts = [{**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)} for function in functions]
+    calls = [{**call, "function": function} for call, function in zip(message["tool_calls"], texts, strict=True)]
+    return {**message, "tool_calls": calls}
 
 
 def message(role: str, content: Any = None, **others: Any) -> dict[str, Any]:
@@ -136,6 +151,7 @@ CHATS = {
     "call": Chat([ASKED, CALLED, RESULT], tools=[WEATHER, CLOCK]),
     "answered call": Chat([ASKED, CALLED, RESULT, message("assistant", "Clear."), HI], tools=[WEATHER, CLOCK]),
     "calls": Chat([SYSTEM, ASKED, CALLED_TWICE, RESULT, SECOND_RESULT], tools=[WEATHER, CLOCK]),
+    "call without content": Chat([ASKED, {**CALLED, "content": None}, RESULT], tools=[WEATHER, CLOCK]),
     "call without tools": Chat([ASKED, CALLED, RESULT]),
     "documents": Chat([ASKED], documents=DOCUMENTS),
     "reasoning": Chat([*TURNS, THOUGHT, HI]),

@@ -172,3 +172,32 @@ def test_parts_are_joined_for_a_template_without_parts():
     looped = "{% for m in messages %}" + LOOP.replace("message", "m").replace("}}", "}};") + "{% endfor %}"
     assert render(looped, (Message("user", parts), Message("user", "c"))) == "a;b;c;"
     assert render(looped, (Message("user", "c"), Message("assistant", parts))) == "c;a;b"
+
+
+def test_calls_without_content_have_none_only_for_a_template_that_looks_for_it():
+    call = (*HI, Message("assistant", None, {"tool_calls": []}))
+    calls = "{{ messages[1].tool_calls | length }}"
+    is_none = "messages[1].content is none"
+    assert render(calls + "{{ " + is_none + " }}", call) == "0True"
+    assert render(calls + "{{ (" + is_none + " or messages[1].content == '') and messages[1].content }}", call) == "0"
+    assert render("{{ " + is_none + " }}", call) == "False"
+    assert render("{{ '[' + messages[1]['content'] + ']' }}", call) == "[]"
+    assert render("[" + LOOP.replace("message", "messages[1]") + "]", call) == "[]"
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("{{ call.arguments | tojson }}", '{"°": 1}'),
+        ("{% for name, value in call.arguments.items() %}{{ name }}{% endfor %}", "°"),
+        ("{{ 'f ' + call['arguments'] }}", 'f {"°": 1}'),
+        ("{% set given = call.arguments %}{{ given + '' }}", '{"°": 1}'),
+        ("{{ call.arguments + '' if call.arguments is string else 'an object' }}", "an object"),
+        ("{% set a = call.arguments | tojson %}{{ 'f ' + a }}", 'f {"°": 1}'),
+    ],
+)
+def test_arguments_are_objects_unless_the_template_takes_them_for_texts(source, shown):
+    call = {"type": "function", "function": {"name": "f", "arguments": {"°": 1}}}
+    messages = (*HI, Message("assistant", "", {"tool_calls": [call]}))
+    assert render("{% set call = messages[1].tool_calls[0].function %}" + source, messages) == shown
+    assert call["function"]["arguments"] == {"°": 1}
