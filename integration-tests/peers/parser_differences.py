@@ -10,6 +10,7 @@ _REASONS = {
         "llama4: cut off after a call",
         "llama4: cut off before the end",
         "llama4: cut off in a number",
+        "lfm2: cut off",
         "olmo3: cut off",
         "qwen3-coder: cut off in a string",
         "qwen3-coder: cut off in a number",
@@ -26,6 +27,7 @@ _REASONS = {
     "the call is lost or cut.": (
         "hermes: markers and braces in strings",
         "olmo3: markers in strings",
+        "lfm2: markers in strings",
         "qwen3-coder: values of several lines with quotes, tags and braces",
         "glm45: values with tags, braces and line breaks",
         "mistral-list: brackets and markers in strings",

@@ -8,20 +8,15 @@ import pytest
 from hypothesis import settings
 
 from text_generation_router.text.calls.formats import CALL_FORMATS
-from text_generation_router.text.calls.reading import Reading
-from text_generation_router.text.calls.reasoning import REASONING_FORMATS
 from text_generation_router.text.calls.stepped_reader import SteppedReader
 from text_generation_router.text.calls.tests.call_texts import CALL_TEXTS, TOOLS, CallText
-from text_generation_router.text.pieces import CallStart, Piece, merged
+from text_generation_router.text.calls.tests.test_readers import Part, markers, read, reading
+from text_generation_router.text.pieces import CallStart, Piece
 
 # No marker and no syntax has a Georgian letter, so each that goes in has to come out.
 LETTERS = "აბგდევზთიკლმნოპჟრსტუფქღყშჩცძწჭხჯჰ"
 # 3,000 in `make test`, 75,000 in `make fuzz`.
 NUM_TEXTS = 25 * settings().max_examples
-
-
-def reader(case: CallText) -> SteppedReader:
-    return Reading(CALL_FORMATS[case.format], REASONING_FORMATS[case.reasoning_format]).reader(TOOLS, case.prompt)
 
 
 def mutated(case: CallText, noise: random.Random) -> str:
@@ -54,7 +49,7 @@ def written(piece: Piece) -> str:
     return piece.name + (piece.id or "") if isinstance(piece, CallStart) else piece.text
 
 
-def all_written(pieces: tuple[Piece, ...], reader: SteppedReader) -> str:
+def all_written(pieces: list[Piece], reader: SteppedReader) -> str:
     """What came out. A counted id contains its call's name, which is not counted twice."""
     starts = [piece for piece in pieces if isinstance(piece, CallStart)]
     twice = {start.name for start in starts if start.id and start.name in start.id}
@@ -63,24 +58,33 @@ def all_written(pieces: tuple[Piece, ...], reader: SteppedReader) -> str:
     return "".join(map(written, kept)) + ids + "".join(reader.left_out)
 
 
-def texts() -> Iterator[tuple[CallText, str, random.Random]]:
+def parts_of(case: CallText, text: str, special: list[str]) -> list[Part]:
+    """The text's parts, each with whether it is a special token."""
+    if not special:
+        return [(text, False)]
+    return [(part, part in special) for part in re.split("(" + "|".join(map(re.escape, special)) + ")", text)]
+
+
+def in_small_pushes(parts: list[Part], noise: random.Random) -> Iterator[Part]:
+    for text, special in parts:
+        size = len(text) if special else noise.randrange(1, 12)
+        for at in range(0, len(text), size or 1):
+            yield text[at : at + size], special
+
+
+def test_changed_texts_raise_nothing_and_lose_no_text() -> None:
+    """Every second text has its markers as special tokens."""
     noise = random.Random(18)
-    for _ in range(NUM_TEXTS):
+    for number in range(NUM_TEXTS):
         case = noise.choice(CALL_TEXTS)
-        yield case, mutated(case, noise), noise
-
-
-def test_mutated_texts_raise_nothing_and_lose_no_text() -> None:
-    for case, text, noise in texts():
-        whole = reader(case)
-        pieces = merged([*whole.push(text), *whole.finish()])
+        text = mutated(case, noise)
+        special = markers(case) if number % 2 else []
+        parts = parts_of(case, text, special)
+        made = reading(case, special)
+        whole, divided = (made.reader(TOOLS, case.prompt, keeps_special=True) for _ in range(2))
+        pieces = read(whole, parts)
         assert letters(all_written(pieces, whole)) == letters(text), (case.label, text, pieces)
-        divided, at, found = reader(case), 0, []
-        while at < len(text):
-            size = noise.randrange(1, 12)
-            found += divided.push(text[at : at + size])
-            at += size
-        assert merged([*found, *divided.finish()]) == pieces, (case.label, text)
+        assert read(divided, in_small_pushes(parts, noise)) == pieces, (case.label, text)
 
 
 @pytest.mark.parametrize("name", CALL_FORMATS)
@@ -99,7 +103,7 @@ def test_work_is_linear(name: str) -> None:
         "{{",
     ):
         long = text * 100
-        one = reader(case)
+        one = reading(case).reader(TOOLS, case.prompt)
         for character in long:
             one.push(character)
         one.finish()
@@ -109,7 +113,7 @@ def test_work_is_linear(name: str) -> None:
 def test_work_on_one_long_value_is_linear() -> None:
     for case in CALL_TEXTS:
         if case.calls and "cut off in a string" in case.title:
-            one = reader(case)
+            one = reading(case).reader(TOOLS, case.prompt)
             one.push(case.text)
             before = one.work
             for _ in range(20_000):
