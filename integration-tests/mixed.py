@@ -21,6 +21,8 @@ STREAM_LIMIT_S = 1800.0
 SHARED_WORDS = 300  # words in the prefix that prompts of the kind "shared prefix" share
 CHANGES: dict[str, Any] = {"min_p": 0.02, "presence_penalty": 0.5, "logit_bias": {"262": -5, "300": 2.5}}
 STOP_TOKENS = list(range(260, 400))
+ITEM = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}}}
+ENDING = "([a-z]{1,6} ){4,9}the end"
 LONG_WORDS = (450, 800)  # range of words in a prompt of several chunks
 
 
@@ -95,6 +97,14 @@ def _lists(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
     return _native("lists of tokens", _short(i, rng), tokens, seed=i, do_sample=True, **CHANGES, **lists, **allowed)
 
 
+def _grammar(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
+    """A text by a schema, which its length limit cuts, or one by an expression, which ends by itself."""
+    properties = {"list": {"type": "array", "items": ITEM, "minItems": tokens}}
+    schema = {"type": "object", "properties": properties, "required": ["list"]}
+    grammar = {"type": "json", "value": schema} if i % 2 else {"type": "regex", "value": ENDING}
+    return _native("grammar", _short(i, rng), tokens, seed=i, do_sample=True, grammar=grammar)
+
+
 def _watermark(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
     return _native("watermark", _short(i, rng), tokens, seed=i, do_sample=True, watermark=True)
 
@@ -140,7 +150,7 @@ def _prompt(i: int, rng: random.Random, shared: str, tokens: int) -> MixedAsk:
 KINDS_OF_DIGEST: list[Callable[[int, random.Random, str, int], MixedAsk]] = [
     *(_greedy, _long, _shared, _seed, _penalties, _watermark, _tops, _stop, _best_of, _chat, _slow),
 ]
-KINDS = [*KINDS_OF_DIGEST, _prompt, _lists]
+KINDS = [*KINDS_OF_DIGEST, _prompt, _lists, _grammar]
 
 
 async def answer_of(client: httpx.AsyncClient, asked: Sequence[MixedAsk], place: int) -> MixedAnswer:

@@ -1,8 +1,11 @@
 """Parameters that name tokens and words do to a text what docs/choosing-tokens.md says."""
 
+import json
+import re
 from typing import Any
 
 import httpx
+import jsonschema
 from calls import at_once, generate, token_ids, tokenizer
 from server_process import ServerProcess
 
@@ -53,3 +56,40 @@ def test_a_bias_forces_or_forbids_a_token_and_the_largest_min_p_leaves_the_best(
     assert set(told(server, logit_bias={str(forced): 100})[0]) == {forced}
     assert ids[0] not in told(server, logit_bias={str(ids[0]): -100})[0]
     assert told(server, do_sample=True, seed=3, min_p=1.0)[0] == ids
+
+
+def test_a_text_follows_its_grammar_in_every_company_and_ends_with_it(server: ServerProcess) -> None:
+    """Texts of a schema and of an expression, alone and in a crowd, whatever the length and end tokens say."""
+    properties = {"name": {"type": "string", "maxLength": 9}, "n": {"enum": [1, 22]}}
+    schema = {"type": "object", "properties": properties, "required": ["name", "n"]}
+    forms: list[Any] = [{"type": "json", "value": schema}, {"type": "regex", "value": r"( the|a) (fox|river){2}\n"}]
+    rows = {"do_sample": True, "max_new_tokens": 60, "ignore_eos_token": True, "details": True}
+    calls = [generate(STORY, **rows, seed=i, grammar=forms[i % 2]) for i in range(16)]
+    alone = [at_once(server.url, call)[0] for call in calls[:2]]
+    crowd = at_once(server.url, *calls, *(generate(STORY, **rows, seed=i) for i in range(8)))
+    assert [token_ids(answer) for answer in crowd[:2]] == [token_ids(answer) for answer in alone]
+    for i, answer in enumerate(crowd[:16]):
+        text = answer["generated_text"]
+        assert answer["details"]["finish_reason"] == "eos_token" and END not in token_ids(answer), text
+        if i % 2:
+            assert re.fullmatch(forms[1]["value"], text), text
+        else:
+            assert jsonschema.validate(json.loads(text), schema) is None
+
+
+def test_a_chat_by_a_schema_is_whole_without_its_end_token(server: ServerProcess) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 99}}, "required": ["n"]}
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    body = {"messages": [{"role": "user", "content": "What is 2 + 3?"}], "response_format": form, "n": 2, "seed": 1}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+    for choice in answer["choices"]:
+        assert choice["finish_reason"] == "stop"
+        assert jsonschema.validate(json.loads(choice["message"]["content"]), schema) is None
+
+
+def test_a_grammar_that_other_parameters_contradict_fails_by_name(server: ServerProcess) -> None:
+    parameters = {"grammar": {"type": "regex", "value": "abc"}, "allowed_token_ids": [300], "max_new_tokens": 5}
+    body = {"inputs": STORY, "parameters": parameters}
+    answer = httpx.post(f"{server.url}/generate", json=body, timeout=60)
+    assert answer.status_code == 424
+    assert "together exclude every token" in answer.json()["error"] and answer.json()["error_type"] == "generation"

@@ -313,6 +313,8 @@ class ModelRunner:
         if self._row_state is not None:
             self._row_state.batches.clear(batch_id)
             self._constraints.keep(self._row_state.batches.rows)
+        if batch_id is None:
+            self._constraints.clear()
 
 
 @dataclass(frozen=True, slots=True)

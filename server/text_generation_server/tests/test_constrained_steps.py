@@ -290,6 +290,23 @@ def test_requests_that_leave_take_their_matchers_along(runner: ModelRunner) -> N
     assert runner._constraints.num_rows == 0
 
 
+def test_a_step_that_raises_before_its_tokens_are_known_leaves_nothing(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("the kernel failed")
+
+    own = with_grammar(DRAWN, "regex")
+    whole = Router(runner).run({1: own})
+    run = Router(runner)
+    run.step([run.client.first_chunk(1, random_ids(9, 1), parameters=own)])
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="the kernel failed"):
+        patch.setattr(runner._sampler._kernels, "sample", fail)
+        run.step()
+    again = Router(runner).run({1: own})
+    assert again.tokens(1) == whole.tokens(1) and again.complete == [1]
+
+
 def test_a_step_without_a_grammar_asks_for_no_masks(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither while no request has a grammar, nor in the steps between the chunks of the prompt of one that has."""
     run, sampled = Router(runner), []
