@@ -20,6 +20,7 @@ from text_generation_router.api.ignored import IgnoredParameters
 from text_generation_router.api.inference import Inference
 from text_generation_router.api.permits import Permits
 from text_generation_router.api.services import Services
+from text_generation_router.api.speech import Speech
 from text_generation_router.app import answers_at_once, create_app
 from text_generation_router.config import RouterConfig
 from text_generation_router.engine.config import EngineConfig
@@ -134,7 +135,10 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
     chat_template = load_chat_template(files.folder, config.files.tokenizer_config_path)
     metrics, gate = Metrics(config.http.tgi_buckets), Gate()
     hits = LimitHits(metrics)
-    pool = ProcessPool(reading_child.ENTRY, reading_child.setup_of(chat_template), child_limits(config))
+    vocabulary = Vocabulary.of(tokenizer.tokenizer)
+    special_texts = frozenset(map(vocabulary.text_of, vocabulary.special_ids))
+    speech = Speech.of(chat_template, config.formats, special_texts, config.http.tgi_dialect)
+    pool = ProcessPool(reading_child.ENTRY, reading_child.setup_of(chat_template, speech.ways), child_limits(config))
     shard_groups = await find_shard_groups(config)
     engine = LocalEngine(
         shard_groups,
@@ -157,7 +161,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         tracer = tracer_for(config)
         if tracer is not None:
             stack.push_async_callback(tracer.close)
-        inference = Inference(engine, Vocabulary.of(tokenizer.tokenizer), validator, permits, metrics, tracer)
+        inference = Inference(engine, vocabulary, validator, permits, metrics, tracer)
         callers = Callers(bool(config.api_key_digests), config.trusted_proxies, config.scheduling.prefix_cache_scope)
         ignored = IgnoredParameters(metrics, config.requests.strict_parameters)
         bodies = Bodies(
@@ -172,6 +176,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             metrics,
             tokenizer,
             renderer,
+            speech,
             files.sha,
             version(),
             gate,

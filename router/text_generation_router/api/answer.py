@@ -21,7 +21,6 @@ from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.disconnect import unless_disconnected
 from text_generation_router.http.encoding import json_response
 from text_generation_router.http.sse import EventStream
-from text_generation_router.scheduling.share import Share
 from text_generation_router.text.validation import Prompt
 
 A = TypeVar("A", bound=AnsweredRequest)
@@ -36,7 +35,7 @@ class AnswerDialect(Protocol[A]):
     def num_requests(self, asked: A) -> int:
         """Number of requests to count, by TGI's rules."""
 
-    async def prompts(self, asked: A, share: Share) -> Sequence[Prompt]:
+    async def prompts(self, asked: A, caller: Caller) -> Sequence[Prompt]:
         """The prompts to generate from. Raises InferenceError, which is counted as a failure. Cancelled if the client
         disconnects.
         """
@@ -108,4 +107,4 @@ class Answers:
 
     async def _prompts(self, dialect: AnswerDialect[A], asked: A, caller: Caller) -> Sequence[Prompt]:
         with self._inference.counted_failures():
-            return await dialect.prompts(asked, caller.share)
+            return await dialect.prompts(asked, caller)

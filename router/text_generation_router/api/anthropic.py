@@ -17,16 +17,16 @@ from text_generation_router.api.anthropic_writer import (
     usage_json,
 )
 from text_generation_router.api.asking import COUNT_TOKENS, MESSAGES
-from text_generation_router.api.chat import chat_prompt, rendered
+from text_generation_router.api.chat_prompt import chat_prompt, rendered
 from text_generation_router.api.generation import Generation, Result
 from text_generation_router.api.read_pieces import pieces_of_event, pieces_of_result
 from text_generation_router.api.services import Services
 from text_generation_router.errors import InferenceError
+from text_generation_router.http.caller import Caller
 from text_generation_router.http.dialects import ANTHROPIC
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.disconnect import unless_disconnected
 from text_generation_router.http.encoding import json_response
-from text_generation_router.scheduling.share import Share
 from text_generation_router.text.events import Finish, FinishReason, TokenEvent
 from text_generation_router.text.pieces import CallStart
 from text_generation_router.text.validation import Prompt
@@ -64,8 +64,8 @@ class MessagesRoutes:
     def num_requests(self, asked: MessagesOptions) -> int:
         return 1
 
-    async def prompts(self, asked: MessagesOptions, share: Share) -> Sequence[Prompt]:
-        return [await chat_prompt(self._services, chat_of(asked), share, NAMES)]
+    async def prompts(self, asked: MessagesOptions, caller: Caller) -> Sequence[Prompt]:
+        return [await chat_prompt(self._services, chat_of(asked), caller, NAMES)]
 
     async def answer(self, asked: MessagesOptions, results: Sequence[Result]) -> dict[str, Any]:
         [result] = results

@@ -38,7 +38,7 @@ def chat_of(asked: MessagesOptions) -> ChatOptions:
     values = {name: value for name in SAME if (value := getattr(asked, name)) is not None}
     values |= {"stop": asked.stop_sequences, "include_stop_str_in_output": False}
     if isinstance(asked, RenderedMessages):
-        return RenderedChat(prompt=asked.prompt, **values)
+        return RenderedChat(prompt=asked.prompt, prompt_without_tools=asked.prompt_without_tools, **values)
     assert isinstance(asked, MessagesRequest)
     return ChatRequest(messages=messages_of(asked), **values)
 

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field
 
 from text_generation_router.api.fields import I32, MESSAGE_LIMIT, U32, Body, Strings, stop_limit
 from text_generation_router.api.schemas import CacheSalt, Priority, SamplingFields, Timeout
-from text_generation_router.api.v1_schemas import AnsweredRequest, ModelName
+from text_generation_router.api.v1_schemas import AnsweredRequest, ModelName, Rendered
 from text_generation_router.errors import ValidationError
 
 
@@ -151,10 +151,8 @@ class MessagesRequest(TurnsBody, MessagesOptions):
     pass
 
 
-class RenderedMessages(MessagesOptions):
+class RenderedMessages(MessagesOptions, Rendered):
     """A request whose conversation the template has already turned into a prompt."""
-
-    prompt: str
 
 
 class CountOptions(Body):
@@ -165,7 +163,5 @@ class CountTokensRequest(TurnsBody, CountOptions):
     pass
 
 
-class RenderedCount(CountOptions):
+class RenderedCount(CountOptions, Rendered):
     """The same, as a prompt."""
-
-    prompt: str

@@ -1,12 +1,15 @@
 """POST /v1/chat/completions."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from fastapi import Request, Response
 
+from text_generation_router.api import tgi_calls, v1_request
 from text_generation_router.api.answer import Answers
 from text_generation_router.api.asking import CHAT
+from text_generation_router.api.chat_pieces import NewId, delta_json, has_calls, message_json, new_call_id
+from text_generation_router.api.chat_prompt import chat_prompt
 from text_generation_router.api.generation import Generation, Result, close_all
 from text_generation_router.api.openai import (
     ChatLogprobs,
@@ -21,23 +24,16 @@ from text_generation_router.api.openai import (
 )
 from text_generation_router.api.prompt_answers import prompt_logprobs_json
 from text_generation_router.api.services import Services
-from text_generation_router.api.v1_request import check_request, parameters_of
-from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest, RenderedChat
-from text_generation_router.errors import TemplateError, ValidationError
+from text_generation_router.api.styles import Style
+from text_generation_router.api.v1_schemas import ChatOptions
+from text_generation_router.http.caller import Caller
 from text_generation_router.http.direct import DirectWriter
-from text_generation_router.scheduling.share import Share
 from text_generation_router.text.events import TokenEvent
+from text_generation_router.text.pieces import PieceReader, read
 from text_generation_router.text.validation import Prompt
 
 KIND = "chat.completion"
-# What the route calls the fields that the checks of requests call by TGI's names.
-NAMES = {
-    "inputs": "messages",
-    "max_new_tokens": "max_tokens",
-    "top_n_tokens": "top_logprobs",
-    "truncate": "truncate_prompt_tokens",
-    "min_new_tokens": "min_tokens",
-}
+NAMES = v1_request.NAMES | {"inputs": "messages", "top_n_tokens": "top_logprobs"}
 
 
 class ChatRoutes:
@@ -59,9 +55,9 @@ class ChatRoutes:
     def num_requests(self, asked: ChatOptions) -> int:
         return 1 + asked.choices
 
-    async def prompts(self, asked: ChatOptions, share: Share) -> Sequence[Prompt]:
+    async def prompts(self, asked: ChatOptions, caller: Caller) -> Sequence[Prompt]:
         names = NAMES if asked.max_completion_tokens is None else NAMES | {"max_new_tokens": "max_completion_tokens"}
-        return [await chat_prompt(self._services, asked, share, names)]
+        return [await chat_prompt(self._services, asked, caller, names)]
 
     def events(
         self, asked: ChatOptions, generations: Sequence[Generation], writer: DirectWriter
@@ -87,35 +83,49 @@ class ChatRoutes:
         return chunk_json(kind, self._style.identity("chatcmpl"), model, self._services.system_fingerprint)
 
     async def _choice(self, index: int, result: Result, asked: ChatOptions) -> dict[str, Any]:
+        reason = self._style.reasons[result.finish.reason]
         choice = {
             "index": index,
-            "message": {"role": "assistant", "content": result.finish.generated_text},
+            "message": self._message(result),
             "logprobs": await self._logprobs.of_text(rows_of(result, asked.top_logprobs, self._style))
             if asked.logprobs
             else None,
-            "finish_reason": self._style.reasons[result.finish.reason],
+            "finish_reason": with_calls(reason, self._style) if has_calls(result.pieces) else reason,
         }
         return choice | {"token_ids": [token.id for token in result.tokens]} if asked.return_token_ids else choice
+
+    def _message(self, result: Result) -> dict[str, Any]:
+        if result.is_divided and self._style.is_tgis:
+            return tgi_calls.message_json(result.pieces, result.finish.generated_text)
+        if result.is_divided:
+            return message_json(result.pieces, new_call_id)
+        return {"role": "assistant", "content": result.finish.generated_text}
 
     async def _chunks(
         self, asked: ChatOptions, generations: Sequence[Generation], writer: DirectWriter
     ) -> AsyncGenerator[bytes, None]:
         head = self._head(f"{KIND}.chunk", asked)
         write = ChunkWriter(head, asked, self._style, extra=b',"usage":null' if self._style.is_tgis else b"")
-        encoders = [
-            ChatEncoder(index, generation, asked, write, self._logprobs) for index, generation in enumerate(generations)
-        ]
+        encoders = [self._encoder(index, generation, asked, write) for index, generation in enumerate(generations)]
         if len(generations) == 1:  # the events of several texts are put in order by `merged`
             generations[0].write_through(writer, encoders[0])
         try:
             if asked.return_token_ids:
                 yield write.prompt_ids(generations[0].input_ids)
             async for index, event in merged(generations):
-                yield encoders[index](event)
+                if encoded := encoders[index](event):
+                    yield encoded
             if asked.include_usage:
                 yield write.usage([generation.timing for generation in generations])
         finally:
             close_all(generations)
+
+    def _encoder(self, index: int, generation: Generation, asked: ChatOptions, write: ChunkWriter) -> "ChatEncoder":
+        if generation.reader is None:
+            return ChatEncoder(index, generation, asked, write, self._logprobs)
+        if self._style.is_tgis:
+            return TgiCallEncoder(index, generation, asked, write, self._logprobs, generation.reader)
+        return PieceEncoder(index, generation, asked, write, self._logprobs, generation.reader, new_call_id)
 
 
 class ChatEncoder:
@@ -135,19 +145,28 @@ class ChatEncoder:
         reason = None if event.finish is None else self._write.style.reasons[event.finish.reason]
         if self._write.style.is_tgis:
             return self._text(event, {"role": "assistant", "content": event.text}, reason)
-        first = b"" if self._made.tokens else self._chunk({"role": "assistant", "content": ""}, None, None)
+        first = self._first()
         text = self._text(event, {"content": event.text}, None)
         return first + text if reason is None else first + text + self._chunk({}, None, reason)
 
+    def _first(self) -> bytes:
+        """The chunk before the first token."""
+        return b"" if self._made.tokens else self._chunk({"role": "assistant", "content": ""}, None, None)
+
     def _text(self, event: TokenEvent, delta: dict[str, Any], reason: str | None) -> bytes:
-        token = event.token
         self._made.add(event)
+        logprobs, ids = self._token(event)
+        return self._chunk(delta, logprobs, reason, ids)
+
+    def _token(self, event: TokenEvent) -> tuple[dict[str, Any] | None, list[int] | None]:
+        """The token's log-probabilities and its id, if the request asks for them."""
+        token = event.token
         row = None
         if self._asked.logprobs and token is not None:
             row = row_of(token, event.top_tokens, self._asked.top_logprobs, self._write.style)
         logprobs = self._logprobs.of_token(row) if row is not None else None
         ids = [token.id] if self._asked.return_token_ids and token is not None else None
-        return self._chunk(delta, logprobs, reason, ids)
+        return logprobs, ids
 
     def _chunk(
         self, delta: dict[str, Any], logprobs: dict[str, Any] | None, reason: str | None, ids: list[int] | None = None
@@ -156,28 +175,68 @@ class ChatEncoder:
         return self._write.chunk(choice if ids is None else choice | {"token_ids": ids}, self._made)
 
 
-async def chat_prompt(services: Services, asked: ChatOptions, share: Share, names: Mapping[str, str]) -> Prompt:
-    """What to generate from. `names`: see `Prompt`. Raises InferenceError."""
-    check_request(asked, services)
-    if asked.top_logprobs and not asked.logprobs and not services.style.is_tgis:
-        raise ValidationError("`top_logprobs` is allowed only if `logprobs` is true")
-    parameters = parameters_of(asked, services, requested_tokens(asked), asked.top_logprobs)
-    text = await rendered(services, asked, share)
-    # Templates write special tokens themselves.
-    return Prompt(text, parameters, bool(asked.add_special_tokens), copies=asked.choices, names=names)
+class PieceEncoder(ChatEncoder):
+    """Encodes the events of a text that is divided into pieces: a chunk for each piece. A token's log-probabilities are
+    in the first of its chunks, or in one without text if the token's text is held back."""
+
+    def __init__(
+        self,
+        index: int,
+        generation: Generation,
+        asked: ChatOptions,
+        write: ChunkWriter,
+        logprobs: ChatLogprobs,
+        reader: PieceReader,
+        new_id: NewId,
+    ) -> None:
+        super().__init__(index, generation, asked, write, logprobs)
+        self._reader = reader
+        self._new_id = new_id
+        self._has_calls = False
+
+    def __call__(self, event: TokenEvent) -> bytes:
+        first = self._first()
+        self._made.add(event)
+        pieces = read(self._reader, event)
+        self._has_calls = self._has_calls or has_calls(pieces)
+        deltas = [delta_json(piece, self._new_id) for piece in pieces]
+        logprobs, ids = self._token(event)
+        if not deltas and (logprobs is not None or ids is not None):
+            deltas = [{"content": ""}]
+        for delta in deltas:
+            first += self._chunk(delta, logprobs, None, ids)
+            logprobs = ids = None
+        if event.finish is None:
+            return first
+        reason = self._write.style.reasons[event.finish.reason]
+        return first + self._chunk({}, None, with_calls(reason, self._write.style) if self._has_calls else reason)
 
 
-async def rendered(services: Services, asked: ChatOptions, share: Share) -> str:
-    """The prompt that the chat template makes. Raises TemplateError or OverloadedError."""
-    if isinstance(asked, RenderedChat):
-        return asked.prompt
-    assert isinstance(asked, ChatRequest)
-    if services.renderer is None:
-        raise TemplateError("template not found")
-    return await services.renderer.render(asked.conversation(), share)
+class TgiCallEncoder(ChatEncoder):
+    """Encodes a call as TGI does, which a grammar has made. Unlike in TGI, the last chunk has the finish reason."""
+
+    def __init__(
+        self,
+        index: int,
+        generation: Generation,
+        asked: ChatOptions,
+        write: ChunkWriter,
+        logprobs: ChatLogprobs,
+        reader: PieceReader,
+    ) -> None:
+        super().__init__(index, generation, asked, write, logprobs)
+        self._reader = reader
+        self._id = tgi_calls.stream_id(asked)
+
+    def __call__(self, event: TokenEvent) -> bytes:
+        delta = tgi_calls.delta_json(read(self._reader, event), self._id)
+        reason = None if event.finish is None else self._write.style.reasons[event.finish.reason]
+        if delta is None and reason is None:
+            self._made.add(event)
+            return b""
+        return self._text(event, delta or {"role": "assistant", "content": ""}, reason)
 
 
-def requested_tokens(asked: ChatOptions) -> int | None:
-    if asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens):
-        raise ValidationError("`max_tokens` and `max_completion_tokens` mean the same, send one of them")
-    return asked.max_tokens if asked.max_tokens is not None else asked.max_completion_tokens
+def with_calls(reason: str, style: Style) -> str:
+    """The finish reason of an answer that calls tools."""
+    return "tool_calls" if reason == "stop" and not style.is_tgis else reason

@@ -13,9 +13,9 @@ from text_generation_router.api.schemas import CompatGenerateRequest, GenerateRe
 from text_generation_router.api.services import Services
 from text_generation_router.api.v1_schemas import ChatOptions, CompletionRequest
 from text_generation_router.errors import ValidationError
+from text_generation_router.http.caller import Caller
 from text_generation_router.http.disconnect import unless_disconnected
 from text_generation_router.http.encoding import json_response
-from text_generation_router.scheduling.share import Share
 from text_generation_router.text.validation import Prompt
 
 
@@ -49,7 +49,7 @@ class CloudRoutes:
 
         async def answer() -> Response:
             with services.inference.counted_failures():
-                prompts = [await self._prompt(instance, caller.share) for instance in asked.instances]
+                prompts = [await self._prompt(instance, caller) for instance in asked.instances]
             results = await services.inference.results(prompts, caller, started_s)
             texts = [result.finish.generated_text for result in results]
             starts = map(_start_of, asked.instances)
@@ -57,7 +57,7 @@ class CloudRoutes:
 
         return await unless_disconnected(request.receive, answer())
 
-    async def _prompt(self, instance: GenerateRequest | ChatOptions, share: Share) -> Prompt:
+    async def _prompt(self, instance: GenerateRequest | ChatOptions, caller: Caller) -> Prompt:
         if isinstance(instance, GenerateRequest):
             if (instance.parameters.best_of or 1) > 1:
                 raise ValidationError("`best_of` is not supported in `instances`: send the instance several times")
@@ -67,7 +67,9 @@ class CloudRoutes:
             raise ValidationError("`stream` is not supported in `instances`: the answer has all texts")
         if instance.choices != 1:
             raise ValidationError("`n` is not supported in `instances`: send the instance several times")
-        [prompt] = await self._chats.prompts(instance, share)
+        if instance.calling() is not None:
+            raise ValidationError("`tools` is not supported in `instances`: the answer has texts only")
+        [prompt] = await self._chats.prompts(instance, caller)
         return prompt
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
+from text_generation_router.api import v1_request
 from text_generation_router.api.answer import Answers
 from text_generation_router.api.asking import COMPLETION
 from text_generation_router.api.generation import Generation, Result, Row, close_all
@@ -30,23 +31,15 @@ from text_generation_router.api.prompt_answers import (
     text_of_prompt,
 )
 from text_generation_router.api.services import Services
-from text_generation_router.api.v1_request import check_request, parameters_of
 from text_generation_router.api.v1_schemas import CompletionRequest
+from text_generation_router.http.caller import Caller
 from text_generation_router.http.direct import DirectWriter
-from text_generation_router.scheduling.share import Share
 from text_generation_router.text.events import TokenEvent
 from text_generation_router.text.prompt_rows import PromptRows
 from text_generation_router.text.validation import Prompt
 
 KIND = "text_completion"
-# What the route calls the fields that the checks of requests call by TGI's names.
-NAMES = {
-    "inputs": "prompt",
-    "max_new_tokens": "max_tokens",
-    "top_n_tokens": "logprobs",
-    "truncate": "truncate_prompt_tokens",
-    "min_new_tokens": "min_tokens",
-}
+NAMES = v1_request.NAMES | {"inputs": "prompt", "top_n_tokens": "logprobs"}
 
 
 class CompletionRoutes:
@@ -67,11 +60,11 @@ class CompletionRoutes:
     def num_requests(self, asked: CompletionRequest) -> int:
         return 1 + len(asked.prompt) * asked.choices
 
-    async def prompts(self, asked: CompletionRequest, _: Share) -> Sequence[Prompt]:
-        check_request(asked, self._services)
+    async def prompts(self, asked: CompletionRequest, _: Caller) -> Sequence[Prompt]:
+        v1_request.check_request(asked, self._services)
         check_echo(asked)
         echoed = asked.logprobs if asked.echo else None
-        parameters = parameters_of(asked, self._services, asked.max_tokens, asked.logprobs, echoed)
+        parameters = v1_request.parameters_of(asked, self._services, asked.max_tokens, asked.logprobs, echoed)
         parameters = replace(parameters, takes_no_tokens=bool(asked.echo))
         special = asked.add_special_tokens is not False
         return [_prompt(given, Prompt("", parameters, special, None, asked.choices, NAMES)) for given in asked.prompt]

@@ -10,6 +10,7 @@ from text_generation_router.api.schemas import (
     GenerateParameters,
     GenerateRequest,
 )
+from text_generation_router.api.tools import FunctionBody, ToolBody
 from text_generation_router.api.v1_schemas import ChatRequest, CompletionRequest, StreamOptions
 
 Rules = dict[str, Rule]
@@ -184,8 +185,14 @@ CHAT_RULES: Rules = OPENAI | {
     "modalities": Refused(neutral=(["text"],)),
     "audio": Refused(),
     "prediction": Refused(),
-    "reasoning": Refused(),
-    "reasoning_effort": Refused(neutral=("none",)),
+    "reasoning": Refused("is not a field of this route, send `reasoning_effort`"),
+    "functions": Refused("is OpenAI's older form, send `tools`", ([],)),
+    "function_call": Refused("is OpenAI's older form, send `tool_choice`", ("none", "auto")),
+    "thinking_token_budget": Renamed("max_thinking_tokens"),
+    "thinking_budget_tokens": Renamed("max_thinking_tokens", (-1,)),
+    "stream_reasoning": Tolerated("reasoning is sent while it is made"),
+    "stream_reasoning_steps": Tolerated("reasoning is sent while it is made"),
+    "max_tool_calls": Tolerated("limits tools that a server runs, and the client runs its own"),
     "verbosity": Refused(neutral=("medium",)),
     "web_search_options": Refused(),
     "prompt": Refused("is a field of /v1/completions"),
@@ -206,6 +213,20 @@ MESSAGE = Contract.of(
     {
         "audio": Refused(),
         "function_call": Refused(neutral=({},)),
+    },
+)
+TOOL = Contract.of(
+    ToolBody,
+    {
+        "cache_control": Tolerated("every prompt is looked up in the prefix cache"),
+        "defer_loading": Refused("is not supported: the model is told of every tool", (False,)),
+    },
+)
+FUNCTION = Contract.of(
+    FunctionBody,
+    {
+        "arguments": Tolerated("is TGI's name of `parameters`"),
+        "response": Tolerated("the model is told of a result by the result itself"),
     },
 )
 STREAM_OPTIONS = Contract.of(

@@ -59,6 +59,12 @@ class MessageBody(Body):
     ] = None
     """The text, or a list of parts `{"type": "text", "text": …}`."""
 
+    @property
+    def tool_calls(self) -> list[dict[str, Any]]:
+        """The calls of an earlier answer."""
+        calls = (self.model_extra or {}).get("tool_calls")
+        return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+
     def message(self) -> Message:
         others = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
         if "tool_calls" in others:

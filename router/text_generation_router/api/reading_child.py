@@ -40,6 +40,7 @@ from text_generation_router.errors import (
     InvalidJsonError,
     SuffixError,
     TemplateError,
+    ToolError,
     TooManyPromptsError,
     UnprocessableError,
     UnsupportedParameterError,
@@ -47,6 +48,7 @@ from text_generation_router.errors import (
 )
 from text_generation_router.offload.child import Handler
 from text_generation_router.text.chat_template import ChatTemplate
+from text_generation_router.text.tool_grammar import CallWays
 
 ENTRY = f"{__name__}:make_handlers"
 ERRORS: Mapping[str, type[InferenceError]] = {
@@ -57,6 +59,7 @@ ERRORS: Mapping[str, type[InferenceError]] = {
         SuffixError,
         TemplateError,
         TooManyPromptsError,
+        ToolError,
         UnprocessableError,
         UnsupportedParameterError,
         ValidationError,
@@ -72,8 +75,8 @@ Dump = Callable[[dict[str, Any], ListLimits], Dumped]
 # Functions that run in the router.
 
 
-def setup_of(template: ChatTemplate | None) -> bytes:
-    return orjson.dumps(None if template is None else template.setup)
+def setup_of(template: ChatTemplate | None, ways: CallWays) -> bytes:
+    return orjson.dumps([None if template is None else template.setup, ways])
 
 
 def job_of(content: bytes | bytearray, limits: ListLimits) -> bytes:
@@ -92,8 +95,9 @@ def read_answer(question: Question[B], answer: bytes) -> Read[B]:
 
 
 def make_handlers(setup: bytes) -> Mapping[str, Handler]:
-    source = orjson.loads(setup)
-    template = None if source is None else ChatTemplate(*source)
+    sources, ways_values = orjson.loads(setup)
+    template = None if sources is None else ChatTemplate(*sources)
+    ways = CallWays(**ways_values)
 
     def rendering(question: Question[B], chat_of: Callable[[B], ChatOptions], turns: set[str]) -> Dump:
         """`turns`: the fields that make the conversation, which are not sent back."""
@@ -105,10 +109,13 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
                 raise TemplateError("template not found")
             chat = chat_of(asked)
             assert isinstance(chat, ChatRequest)
-            conversation = chat.conversation()
+            conversations = {"prompt": chat.conversation(ways)}
+            if chat.may_answer_without_tools(ways):
+                conversations["prompt_without_tools"] = chat.without_tools().conversation(ways)
             values = asked.model_dump(exclude_unset=True, exclude=turns)
             del asked, chat, read
-            return {"asked": values | {"prompt": template.render(conversation)}, "unknown": unknown}
+            prompts = {name: template.render(conversation) for name, conversation in conversations.items()}
+            return {"asked": values | prompts, "unknown": unknown}
 
         return dump
 

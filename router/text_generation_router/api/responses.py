@@ -9,7 +9,7 @@ from fastapi import Request, Response
 from text_generation_common.logs import request_id
 from text_generation_router.api.answer import Answers
 from text_generation_router.api.asking import RESPONSES
-from text_generation_router.api.chat import chat_prompt
+from text_generation_router.api.chat_prompt import chat_prompt
 from text_generation_router.api.generation import Generation, Result, Timing
 from text_generation_router.api.openai import ChatLogprobs, row_of, rows_of
 from text_generation_router.api.read_pieces import pieces_of_event, pieces_of_result
@@ -19,9 +19,9 @@ from text_generation_router.api.responses_writer import ResponseStream, output_o
 from text_generation_router.api.services import Services
 from text_generation_router.api.styles import OPENAI_STYLE
 from text_generation_router.errors import InferenceError
+from text_generation_router.http.caller import Caller
 from text_generation_router.http.dialects import OPENAI
 from text_generation_router.http.direct import DirectWriter
-from text_generation_router.scheduling.share import Share
 from text_generation_router.text.events import FinishReason, TokenEvent
 from text_generation_router.text.pieces import Text
 from text_generation_router.text.validation import Prompt
@@ -48,8 +48,8 @@ class ResponsesRoutes:
     def num_requests(self, asked: ResponsesOptions) -> int:
         return 1
 
-    async def prompts(self, asked: ResponsesOptions, share: Share) -> Sequence[Prompt]:
-        return [await chat_prompt(self._services, chat_of(asked), share, NAMES)]
+    async def prompts(self, asked: ResponsesOptions, caller: Caller) -> Sequence[Prompt]:
+        return [await chat_prompt(self._services, chat_of(asked), caller, NAMES)]
 
     async def answer(self, asked: ResponsesOptions, results: Sequence[Result]) -> dict[str, Any]:
         [result] = results

@@ -33,7 +33,7 @@ def chat_of(asked: ResponsesOptions) -> ChatOptions:
     if asked.top_logprobs and not values["logprobs"]:
         raise ValidationError(f"`top_logprobs` is allowed only if `include` has `{LOGPROBS}`")
     if isinstance(asked, RenderedResponses):
-        return RenderedChat(prompt=asked.prompt, **values)
+        return RenderedChat(prompt=asked.prompt, prompt_without_tools=asked.prompt_without_tools, **values)
     assert isinstance(asked, ResponsesRequest)
     return ChatRequest(messages=messages_of(asked), **values)
 

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field
 from text_generation_router.api.fields import I32, U32, Body, item_limit
 from text_generation_router.api.messages import flattened
 from text_generation_router.api.schemas import CacheSalt, Priority, SamplingFields, Timeout
-from text_generation_router.api.v1_schemas import AnsweredRequest, StreamOptions
+from text_generation_router.api.v1_schemas import AnsweredRequest, Rendered, StreamOptions
 from text_generation_router.errors import ValidationError
 
 LOGPROBS = "message.output_text.logprobs"
@@ -174,7 +174,5 @@ class ResponsesRequest(ResponsesOptions):
     """A text, or the items of the conversation, oldest first."""
 
 
-class RenderedResponses(ResponsesOptions):
+class RenderedResponses(ResponsesOptions, Rendered):
     """A request whose conversation the template has already turned into a prompt."""
-
-    prompt: str

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from text_generation_router.api.body import Bodies
 from text_generation_router.api.ignored import IgnoredParameters
 from text_generation_router.api.inference import Inference
+from text_generation_router.api.speech import Speech
 from text_generation_router.api.styles import OPENAI_STYLE, TGI_STYLE, Style
 from text_generation_router.config import RouterConfig
 from text_generation_router.engine.protocol import Engine
@@ -28,6 +29,7 @@ class Services:
     metrics: Metrics
     tokenizer: TextTokenizer
     renderer: Renderer | None  # None: the model has no chat template
+    speech: Speech
     model_sha: str | None
     version: str
     gate: Gate

@@ -45,7 +45,7 @@ def survey_completion(value: Value) -> tuple[str, ...]:
 
 
 def survey_chat(value: Value) -> tuple[str, ...]:
-    unknown = *_survey(value, known_fields.CHAT), *_stream_options(value)
+    unknown = *_survey(value, known_fields.CHAT), *_stream_options(value), *_tools(value.get("tools"))
     messages = value.get("messages")
     for number, message in enumerate(messages if isinstance(messages, list) else ()):
         if isinstance(message, dict) and not message.keys() <= known_fields.MESSAGE.honoured:
@@ -99,6 +99,14 @@ def _objects(values: Any, where: str) -> Iterator[tuple[str, Value]]:
     for number, value in enumerate(values if isinstance(values, list) else ()):
         if isinstance(value, dict):
             yield f"{where}[{number}].", value
+
+
+def _tools(tools: Any) -> Iterator[str]:
+    for number, tool in enumerate(tools if isinstance(tools, list) else ()):
+        where = f"tools[{number}]."
+        yield from _survey(_object(tool), known_fields.TOOL, where)
+        function = _object(_object(tool).get("function"))
+        yield from _survey(function, known_fields.FUNCTION, f"{where}function.")
 
 
 def _survey(value: Value, contract: Contract, where: str = "") -> tuple[str, ...]:

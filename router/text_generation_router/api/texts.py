@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from fastapi import Request, Response
 
 from text_generation_router.api.asking import CHAT, DETOKENIZE, TOKENIZE
-from text_generation_router.api.chat import rendered
+from text_generation_router.api.chat_prompt import rendered
 from text_generation_router.api.services import Services
 from text_generation_router.errors import ValidationError
 from text_generation_router.http.disconnect import unless_disconnected

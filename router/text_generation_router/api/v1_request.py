@@ -8,6 +8,9 @@ from text_generation_router.api.v1_schemas import OpenAIRequest
 from text_generation_router.errors import ValidationError
 from text_generation_router.text.validation import AskedParameters
 
+# What the routes of /v1 call the fields that the checks of requests call by TGI's names.
+NAMES = {"max_new_tokens": "max_tokens", "truncate": "truncate_prompt_tokens", "min_new_tokens": "min_tokens"}
+
 
 def check_request(asked: OpenAIRequest, services: Services) -> None:
     """Raises ValidationError for a field that is wrong in itself or beside another field."""

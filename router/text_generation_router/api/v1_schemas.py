@@ -18,8 +18,10 @@ from text_generation_router.api.form_fields import asked_grammar
 from text_generation_router.api.form_schemas import FormFields
 from text_generation_router.api.messages import MessageBody
 from text_generation_router.api.schemas import CacheSalt, MinTokens, Priority, Timeout
+from text_generation_router.api.tools import Calling, Choice, Mode, ToolChoice, Tools, read_choice
 from text_generation_router.errors import ValidationError
 from text_generation_router.text.chat_template import Conversation
+from text_generation_router.text.tool_grammar import NO_TOOL_DESCRIBED, TOOL_PROMPT, CallWays, described
 from text_generation_router.text.validation import AskedParameters, AskedSampling
 
 
@@ -189,6 +191,63 @@ class ChatOptions(OpenAIRequest):
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Field(description="Variables for the chat template, such as `enable_thinking`.")
     ] = None
+    tools: Annotated[Tools | None, Field(description="Functions that the model may call; at most 128.")] = None
+    tool_choice: Annotated[
+        Choice | None,
+        Field(
+            description="`none`, `auto` (the model decides), `required` (at least one call), or one function, as"
+            ' `{"type": "function", "function": {"name": string}}`. Default: `auto`.'
+        ),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, Field(description="Whether the answer may have several calls. Default: true.")
+    ] = None
+    tool_prompt: Annotated[
+        str | None,
+        Field(
+            max_length=16_384,
+            description="Only where a grammar makes the calls: what the model is told of calling functions.",
+        ),
+    ] = None
+    reasoning_effort: Annotated[
+        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
+        Field(description="A variable of the chat template; `none` also sets `enable_thinking` to false."),
+    ] = None
+    separate_reasoning: Annotated[
+        bool | None,
+        Field(
+            description="Whether what the model writes for itself before its answer is `reasoning_content` and not part"
+            " of `content`. Default: true, where the chat template shows how the model reasons."
+        ),
+    ] = None
+    include_reasoning: Annotated[
+        bool | None, Field(description="Whether the answer has the reasoning at all. Default: true.")
+    ] = None
+    max_thinking_tokens: Annotated[
+        U32 | None, Field(description="Most tokens of the reasoning, which is then ended. Default: no limit.")
+    ] = None
+
+    def calling(self) -> Calling | None:
+        """The tools that the answer may call. Raises ValidationError."""
+        choice = read_choice(self.tool_choice) if self.tool_choice is not None else ToolChoice(Mode.AUTO)
+        return Calling.of(self.tools or (), choice, self.parallel_tool_calls is not False)
+
+    def may_answer_without_tools(self, ways: CallWays) -> bool:
+        """Whether a prompt without tools may be needed too: for an answer in words, where a grammar makes the calls."""
+        calling = self.calling()
+        return calling is not None and not calling.is_own(ways) and not calling.is_required
+
+    def without_tools(self) -> Self:
+        return self.model_copy(update={"tools": None, "tool_choice": None})
+
+    def variables(self) -> dict[str, Any]:
+        """The request's own variables of the chat template."""
+        variables = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None:
+            variables.setdefault("reasoning_effort", self.reasoning_effort)
+        if self.reasoning_effort == "none":
+            variables.setdefault("enable_thinking", False)
+        return variables
 
 
 # Variables of every chat template, which have fields of their own or none.
@@ -207,14 +266,22 @@ class ChatRequest(ChatOptions):
         ),
     ] = None
 
-    def conversation(self) -> Conversation:
-        return Conversation(
+    def conversation(self, ways: CallWays) -> Conversation:
+        """What the chat template gets. Raises ValidationError."""
+        calling = self.calling()
+        tools = [] if calling is None else [tool.for_template() for tool in calling.listed]
+        chat = Conversation(
             tuple(message.message() for message in self.messages),
             self.add_generation_prompt,
             self.continue_final_message,
-            self.chat_template_kwargs or {},
-            documents=self.documents,
+            self.variables(),
+            tools if ways.in_template and tools else None,
+            self.documents,
         )
+        if calling is None or calling.is_own(ways):
+            return chat
+        listed = tools if calling.is_required else [*tools, NO_TOOL_DESCRIBED]
+        return described(chat, listed, self.tool_prompt or TOOL_PROMPT, ways.in_template)
 
     @model_validator(mode="after")
     def _check_variables(self) -> Self:
@@ -230,7 +297,12 @@ class ChatRequest(ChatOptions):
         return self
 
 
-class RenderedChat(ChatOptions):
-    """A chat whose messages the template has already turned into a prompt."""
+class Rendered(Body):
+    """What a child process has made of a conversation."""
 
     prompt: str
+    prompt_without_tools: str = ""  # the prompt as if the request had no tools, where it may be needed
+
+
+class RenderedChat(ChatOptions, Rendered):
+    """A chat whose messages the template has already turned into a prompt."""

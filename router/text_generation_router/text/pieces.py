@@ -66,6 +66,36 @@ class PlainReader:
         return ()
 
 
+class WithoutReasoning:
+    """Leaves out the reasoning that another reader finds."""
+
+    def __init__(self, reader: PieceReader) -> None:
+        self._reader = reader
+
+    def push(self, text: str, special: bool = False) -> Sequence[Piece]:
+        return [piece for piece in self._reader.push(text, special) if not isinstance(piece, Reasoning)]
+
+    def finish(self) -> Sequence[Piece]:
+        return [piece for piece in self._reader.finish() if not isinstance(piece, Reasoning)]
+
+
+class FirstCall:
+    """Leaves out all calls but the first that another reader finds."""
+
+    def __init__(self, reader: PieceReader) -> None:
+        self._reader = reader
+
+    def push(self, text: str, special: bool = False) -> Sequence[Piece]:
+        return [piece for piece in self._reader.push(text, special) if not _is_later_call(piece)]
+
+    def finish(self) -> Sequence[Piece]:
+        return [piece for piece in self._reader.finish() if not _is_later_call(piece)]
+
+
+def _is_later_call(piece: Piece) -> bool:
+    return isinstance(piece, CallStart | CallArguments) and piece.index > 0
+
+
 def read(reader: PieceReader, event: TokenEvent) -> list[Piece]:
     """The pieces that are certain with an event of a text that has markers (`TextRules`)."""
     pieces = [piece for part in event.parts for piece in reader.push(part.text, part.special)]

@@ -4,7 +4,7 @@ message, and a grammar makes the answer the JSON object {"function": {"_name": N
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -14,6 +14,14 @@ from text_generation_router.text.pieces import CallArguments, CallStart, Piece, 
 
 # The name of the choice to call none of the tools.
 NO_TOOL = "no_tool"
+NO_TOOL_DESCRIBED = {
+    "type": "function",
+    "function": {
+        "name": NO_TOOL,
+        "description": "Open ended response with no specific tool selected",
+        "parameters": {},
+    },
+}
 TOOL_PROMPT = (
     "\nYou may call one of the functions above. Answer with one JSON object that names the function and gives its"
     " parameters as a dictionary. Use no variables.\n"
@@ -22,6 +30,22 @@ TOOL_PROMPT = (
 BEGINNING = re.compile(r'\s*\{\s*"function"\s*:\s*\{\s*"_name"\s*:\s*"([^"\\]*)"\s*(,\s*)?')
 
 Schema = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CallWays:
+    """How a model is told of tools, and how it calls them."""
+
+    knows_calls: bool = False  # whether the model's own way to call tools is known
+    in_template: bool = False  # whether the chat template describes the tools
+    demands: bool = False  # whether a grammar can demand calls in the model's own way
+    guides: bool = False  # whether a grammar can guide such calls without demanding them
+
+    def are_own(self, is_required: bool, is_strict: bool) -> bool:
+        """Whether the model calls in its own way; otherwise a grammar makes a call."""
+        if not (self.knows_calls and self.in_template):
+            return False
+        return self.demands if is_required else self.guides or not is_strict
 
 
 def calls_schema(functions: Sequence[tuple[str, Schema]]) -> Schema:
@@ -70,14 +94,14 @@ def chosen_name(text: str) -> str | None:
 def described(
     conversation: Conversation, tools: Sequence[Mapping[str, Any]], prompt: str, in_template: bool
 ) -> Conversation:
-    """The conversation with the tools in its last message. `in_template`: whether the chat template describes the tools
-    itself, so that only the prompt is added."""
+    """The conversation with the tools in its last message. `in_template`: whether the chat template describes the
+    conversation's tools itself, so that only the prompt is added."""
     *others, last = conversation.messages
     listed = "" if in_template else orjson.dumps(list(tools)).decode() + "\n"
     added = f"\n---\n{listed}{prompt}"
-    said = last.content or ""
-    content = said + added if isinstance(said, str) else [*said, {"type": "text", "text": added}]
-    return replace(conversation, messages=(*others, replace(last, content=content)))
+    content = last.content or ""
+    grown = content + added if isinstance(content, str) else [*content, {"type": "text", "text": added}]
+    return replace(conversation, messages=(*others, replace(last, content=grown)))
 
 
 class GrammarCallReader:

@@ -12,6 +12,7 @@ from text_generation_router.errors import TooLongError, ValidationError
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.grammars.asked import AskedGrammar
+from text_generation_router.text.grammars.chat_forms import ChatForm
 from text_generation_router.text.grammars.checking import GrammarChecker
 from text_generation_router.text.output import TextRules
 from text_generation_router.text.pieces import PieceReader
@@ -62,6 +63,7 @@ class AskedParameters:
     returns_ids: bool = False  # whether the answer has the prompt's token ids
     max_top_n_tokens: int | None = None  # the route's own limit, where it has one
     grammar: AskedGrammar | None = None
+    form: ChatForm | None = None  # what surrounds a chat's answer; None: nothing
 
     @property
     def text_rules(self) -> TextRules:
@@ -161,11 +163,19 @@ class Validator:
             ends = {*parameters.stop_token_ids, *(() if parameters.ignore_eos_token else limits.eos_token_ids)}
             result = replace(result, end_token_ids=tuple(sorted(i for i in ends if i < limits.vocab_size)))
         _raise_first(choice_checks(result, max_new_tokens, limits.vocab_size))
-        if parameters.grammar is not None:
-            if limits.asked.disable_grammar_support:
-                raise ValidationError("grammar is not supported")
-            result = replace(result, grammar=await self._grammars.grammar(parameters.grammar, share))
-        return result
+        return replace(result, grammar=await self._grammar(parameters, limits, share))
+
+    async def _grammar(self, parameters: AskedParameters, limits: RequestLimits, share: Share) -> str:
+        if parameters.grammar is None and parameters.form is None:
+            return ""
+        if limits.asked.disable_grammar_support:
+            raise ValidationError("grammar is not supported")
+
+        async def check(asked: AskedGrammar) -> str:
+            return await self._grammars.grammar(asked, share)
+
+        answer = None if parameters.grammar is None else await check(parameters.grammar)
+        return answer or "" if parameters.form is None else await parameters.form.grammar(answer, check)
 
     async def _ids(self, prompt: Prompt, limits: RequestLimits, share: Share) -> tuple[int, ...]:
         parameters = prompt.parameters

@@ -20,6 +20,7 @@ from text_generation_router.api.ignored import IgnoredParameters
 from text_generation_router.api.inference import Inference
 from text_generation_router.api.permits import Permits
 from text_generation_router.api.services import Services
+from text_generation_router.api.speech import Speech
 from text_generation_router.app import create_app
 from text_generation_router.config import RouterConfig, RouterFlags
 from text_generation_router.engine.protocol import (
@@ -232,8 +233,13 @@ class Answer:
 
     @property
     def told(self) -> dict[str, str]:
-        """The error as TGI's routes tell it, whichever the dialect is; in a stream, that of its first event."""
-        value = self.events[0] if self.headers.get("content-type") == "text/event-stream" else self.json
+        """The error as TGI's routes tell it, whichever the dialect is; in a stream, that of its first event, or of the
+        last one, if a response has begun."""
+        is_stream = self.headers.get("content-type") == "text/event-stream"
+        value = self.events[0] if is_stream else self.json
+        if value.get("type") == "response.created":
+            error = self.events[-1]["response"]["error"]
+            return {"error": error["message"], "error_type": {"rate_limit_exceeded": "overloaded"}[error["code"]]}
         text = value["error"]["message"] if isinstance(value["error"], dict) else value["error"]
         return {"error": text, "error_type": value["error_type"]}
 
@@ -341,7 +347,9 @@ class Server:
 
     writes_directly = True  # whether events may be written past ASGI, as in `Connection`
 
-    def __init__(self, tokenizer: Tokenizer, tracer: Tracer | None = None, **config: Any) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, tracer: Tracer | None = None, template: str = TEMPLATE, **config: Any
+    ) -> None:
         self.engine, self.metrics = FakeEngine(), Metrics()
         limits = self.engine.limits
         self.metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)
@@ -352,12 +360,14 @@ class Server:
         grammars = GrammarChecker(max_waiting=16)
         validator = Validator(self.tokenizer, grammars, lambda: request_limits(self.config, self.engine.snapshot()))
         inference = Inference(self.engine, self.engine.vocabulary, validator, self.permits, self.metrics, tracer)
-        template = ChatTemplate(TEMPLATE, {})
+        chats = ChatTemplate(template, {})
+        is_tgis = self.config.http.tgi_dialect
+        speech = Speech.of(chats, self.config.formats, frozenset({"</s>"}), is_tgis)
         self.gate, self.limit_hits = Gate(), LimitHits(self.metrics)
         callers = Callers(
             bool(self.config.api_key_digests), self.config.trusted_proxies, self.config.scheduling.prefix_cache_scope
         )
-        self.offload = InProcess(reading_child.make_handlers(reading_child.setup_of(template)))
+        self.offload = InProcess(reading_child.make_handlers(reading_child.setup_of(chats, speech.ways)))
         lists = ListLimits(
             limits.max_input_tokens, self.config.requests.max_client_batch_size, self.config.requests.max_stop_sequences
         )
@@ -370,7 +380,8 @@ class Server:
             Bodies(self.config.requests.payload_limit, lambda: lists, callers, self.offload, ignored),
             self.metrics,
             self.tokenizer,
-            Renderer(template, InProcess(rendering_child.make_handlers(orjson.dumps((TEMPLATE, {})))), max_waiting=16),
+            Renderer(chats, InProcess(rendering_child.make_handlers(orjson.dumps(chats.setup))), max_waiting=16),
+            speech,
             None,
             "1.2.3",
             self.gate,

@@ -7,6 +7,7 @@ from text_generation_router.api.v1_schemas import ChatRequest
 from text_generation_router.engine.protocol import Ended
 from text_generation_router.scheduling.request import EndReason
 from text_generation_router.text.rendering import Renderer
+from text_generation_router.text.tool_grammar import CallWays
 
 USER = [{"role": "user", "content": "Hi"}]
 
@@ -420,7 +421,7 @@ def test_the_turn_may_be_set(server, fields, prompt):
 def test_documents_are_the_templates_and_refused_if_it_has_no_place_for_them(server):
     documents = [{"title": "T", "text": "a"}]
     asked = ChatRequest.model_validate(chat(documents=documents))
-    assert asked.conversation().documents == documents
+    assert asked.conversation(CallWays()).documents == documents
     for given in ([], None):
         assert server.post(PATHS[1], chat(documents=given)).status == 200
     answer = server.post(PATHS[1], chat(documents=documents))

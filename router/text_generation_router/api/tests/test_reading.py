@@ -22,13 +22,14 @@ from text_generation_router.errors import InferenceError
 from text_generation_router.offload.errors import BusyError, JobFailedError, JobLostError, JobTimeoutError
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
 from text_generation_router.text.chat_template import ChatTemplate, Conversation, Message
+from text_generation_router.text.tool_grammar import CallWays
 
 LIMITS = ListLimits(messages=40, prompts=3, stops=4)
 QUESTIONS = (GENERATE, COMPAT_GENERATE, TOKENIZE, COMPLETION, CHAT)
 TEMPLATE = ChatTemplate(
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ eos_token }}", {"eos_token": "$"}
 )
-HANDLERS = make_handlers(setup_of(TEMPLATE))
+HANDLERS = make_handlers(setup_of(TEMPLATE, CallWays()))
 RESULT = {"type": "tool_result", "tool_use_id": "a"}
 PADDING = {"padding": "x" * LARGE_BYTES}
 
@@ -169,7 +170,7 @@ def test_a_child_process_reads_and_renders():
     messages = [{"role": "user", "content": "é" * 1000}] * 40
 
     async def test() -> None:
-        pool = ProcessPool(ENTRY, setup_of(TEMPLATE), PoolLimits(1, 4))
+        pool = ProcessPool(ENTRY, setup_of(TEMPLATE, CallWays()), PoolLimits(1, 4))
         pool.start()
         try:
             job = job_of(orjson.dumps({"messages": messages, "seed": 2**64 - 1, "temperature": 0.1}), LIMITS)
@@ -246,7 +247,7 @@ def test_a_child_reads_the_same_values_and_errors_as_the_router(body, question):
     content = orjson.dumps(body)
     try:
         read = question.read(content, LIMITS)
-        text = TEMPLATE.render(read.asked.conversation()) if question is CHAT else None
+        text = TEMPLATE.render(read.asked.conversation(CallWays())) if question is CHAT else None
     except InferenceError as error:
         with pytest.raises(type(error)) as caught:
             read_answer(question, HANDLERS[question.name](job_of(content, LIMITS)))

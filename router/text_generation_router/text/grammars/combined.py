@@ -67,6 +67,15 @@ def _before(rules: str, grammar: str) -> str:
     return orjson.dumps({"grammars": [{"lark_grammar": rules}, *parts]}).decode()
 
 
+def either(first: str, second: str) -> str:
+    """The grammar of texts that one of two grammars allows."""
+    parts: list[object] = [{"lark_grammar": "start: @first | @second"}]
+    for name, grammar in (("first", first), ("second", second)):
+        own, *others = orjson.loads(grammar)["grammars"]
+        parts += [{**own, "name": name}, *others]
+    return orjson.dumps({"grammars": parts}).decode()
+
+
 @dataclass(frozen=True, slots=True)
 class Schema:
     """A JSON value in a call."""

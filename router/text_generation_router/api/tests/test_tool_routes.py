@@ -1,0 +1,271 @@
+"""Chats with tools and reasoning through the whole application: prompts, grammars, messages and streams."""
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from text_generation_router.api.tests.conftest import Script
+from text_generation_router.scheduling.request import EndReason
+from text_generation_router.text.grammars.verification import byte_tokenizer
+
+# A template that shows tools, and its model's ways of calling and reasoning.
+HERMES = (
+    "{% if tools %}<tools>{{ tools | tojson }}</tools><tool_call>{% endif %}{% for m in messages %}<{{ m.role }}>"
+    '{{ m.content }}{% endfor %}<assistant>{# "arguments" #}'
+)
+THINKING = HERMES + "{# <think> #}"
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": name, "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+    }
+    for name in ("weather", "time")
+]
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+PATH = "/v1/chat/completions"
+
+
+def script(text: str, size: int = 3, **fields: Any) -> Script:
+    texts = tuple(text[at : at + size] for at in range(0, len(text), size))
+    return Script((*texts, "</s>"), (-0.5,) * (len(texts) + 1), EndReason.EOS_TOKEN, last_is_special=True, **fields)
+
+
+def asks(server: Any, text: str, **fields: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The choice of the answer whose text is `text`, and the choices of the chunks of a stream of it."""
+    server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
+    server.engine.scripts = [script(text), script(text)]
+    whole = server.post(PATH, CHAT | fields)
+    assert whole.status == 200, whole.body
+    stream = server.post(PATH, CHAT | fields | {"stream": True})
+    assert stream.events[-1] == "[DONE]"
+    return whole.json["choices"][0], [event["choices"][0] for event in stream.events[:-1]]
+
+
+def is_allowed(grammar: str, text: str) -> bool:
+    """Whether the text is one that the grammar allows from its beginning to its end."""
+    matcher = LLMatcher(byte_tokenizer(), grammar)
+    assert not matcher.is_error(), matcher.get_error()
+    return all(matcher.try_consume_tokens([byte]) for byte in text.encode()) and bool(matcher.is_accepting())
+
+
+def joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message that a client makes of the chunks."""
+    message: dict[str, Any] = {}
+    for delta in (chunk["delta"] for chunk in chunks):
+        for call in delta.get("tool_calls", ()):
+            calls = message.setdefault("tool_calls", [])
+            if call["index"] == len(calls):
+                calls.append({"id": call["id"], "type": call["type"], "function": {"name": call["function"]["name"]}})
+            else:
+                assert call.keys() == {"index", "function"}
+            function = calls[call["index"]]["function"]
+            function["arguments"] = function.get("arguments", "") + call["function"]["arguments"]
+        for name in delta.keys() - {"tool_calls"}:
+            message[name] = message.get(name, "") + delta[name]
+    return message
+
+
+def without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [{name: value for name, value in call.items() if name != "id"} for call in message.get("tool_calls", ())]
+    return message | ({"tool_calls": calls, "content": message["content"] or ""} if calls else {})
+
+
+@pytest.mark.parametrize("text", ["Hello", CALL, f"Let me see. {CALL}\n{CALL}", CALL[:40], "<tool_call>no</tool_call>"])
+def test_a_stream_adds_up_to_the_whole_answer(make_server, text):
+    choice, chunks = asks(make_server(template=HERMES), text, tools=TOOLS)
+    assert without_ids(joined(chunks)) == without_ids(choice["message"])
+    assert [chunk["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + [choice["finish_reason"]]
+
+
+def test_calls_are_tool_calls_with_ids_and_the_finish_reason_says_so(make_server):
+    choice, chunks = asks(make_server(template=HERMES), f"{CALL}\n{CALL}", tools=TOOLS)
+    assert choice["finish_reason"] == chunks[-1]["finish_reason"] == "tool_calls"
+    first, second = choice["message"]["tool_calls"]
+    assert json.loads(first["function"]["arguments"]) == {"city": "Rome"} and first["function"]["name"] == "weather"
+    assert first["id"].startswith("call_") and first["id"] != second["id"] and choice["message"]["content"] is None
+    arguments = [chunk for chunk in chunks if "tool_calls" in chunk["delta"]]
+    assert len(arguments) > 4  # a call is sent while the model writes it
+
+
+def test_the_template_gets_the_tools_and_without_a_choice_of_them_none(make_server):
+    server = make_server(template=HERMES)
+    choice, _ = asks(server, CALL, tools=TOOLS, tool_choice="none")
+    assert choice["message"] == {"role": "assistant", "content": CALL} and choice["finish_reason"] == "stop"
+    lengths = [len(asked.request.input_ids) for asked in server.engine.asked]
+    asks(server, CALL, tools=TOOLS)
+    assert len(server.engine.asked[-1].request.input_ids) > lengths[0] + 100
+
+
+def test_reasoning_is_apart_from_the_answer_unless_the_request_says_otherwise(make_server):
+    server = make_server(template=THINKING)
+    text = "<think>\nHm.\n</think>\n\nYes."
+    choice, chunks = asks(server, text)
+    assert choice["message"] == joined(chunks)
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": "Yes.",
+        "reasoning_content": "Hm.",
+        "reasoning": "Hm.",
+    }
+    whole, _ = asks(server, text, separate_reasoning=False)
+    assert whole["message"] == {"role": "assistant", "content": text}
+    hidden, chunks = asks(server, text, include_reasoning=False)
+    assert hidden["message"] == joined(chunks) == {"role": "assistant", "content": "Yes."}
+
+
+def test_log_probabilities_of_every_token_are_told_once(make_server):
+    server = make_server(template=HERMES)
+    choice, chunks = asks(server, f"Yes. {CALL}", tools=TOOLS, logprobs=True)
+    told = [row["token"] for chunk in chunks if chunk["logprobs"] for row in chunk["logprobs"]["content"]]
+    assert told == [row["token"] for row in choice["logprobs"]["content"]]
+    assert "".join(told) == f"Yes. {CALL}</s>"
+
+
+@pytest.mark.parametrize("tgi", [True, False])
+def test_a_model_without_a_known_way_to_call_calls_by_a_grammar(make_server, tgi):
+    server = make_server(tgi_dialect=tgi)
+    server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
+    answer = '{"function": {"_name": "weather", "city": "Rome"}}'
+    server.engine.scripts = [script('{"function": {"_name": "weather"'), script(answer)]
+    choice = server.post(PATH, CHAT | {"tools": TOOLS}).json["choices"][0]
+    [call] = choice["message"]["tool_calls"]
+    choosing, calling = (asked.request for asked in server.engine.asked)
+    assert "no_tool" in choosing.sampling.grammar and "time" not in calling.sampling.grammar
+    assert choosing.input_ids == calling.input_ids
+    if tgi:
+        assert call == {
+            "id": "0",
+            "type": "function",
+            "function": {"description": None, "name": "weather", "arguments": '{"city":"Rome"}'},
+        }
+        assert choice["finish_reason"] == "stop" and "content" not in choice["message"]
+    else:
+        assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+        assert choice["finish_reason"] == "tool_calls"
+
+
+def test_an_answer_in_words_has_a_prompt_without_tools(make_server):
+    server = make_server()
+    server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
+    server.engine.scripts = [script('{"function": {"_name": "no_tool"'), script("Hello")]
+    choice = server.post(PATH, CHAT | {"tools": TOOLS}).json["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "Hello"} and choice["finish_reason"] == "stop"
+    choosing, answering = (asked.request for asked in server.engine.asked)
+    assert len(answering.input_ids) < len(choosing.input_ids) / 4 and not answering.sampling.grammar
+
+
+@pytest.mark.parametrize("choice", ["required", "weather", {"type": "function", "function": {"name": "weather"}}])
+def test_a_call_that_is_required_needs_no_choice_first(make_server, choice):
+    server = make_server()
+    server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
+    server.engine.scripts = [script('{"function": {"_name": "weather", "city": "Rome"}}')]
+    body = CHAT | {"tools": TOOLS, "tool_choice": choice, "stream": True}
+    chunks = [event["choices"][0] for event in server.post(PATH, body).events[:-1]]
+    [call] = joined(chunks)["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Rome"}
+    assert ("time" in server.engine.asked[0].request.sampling.grammar) == (choice == "required")
+
+
+def test_tgis_stream_of_a_call(make_server):
+    server = make_server(tgi_dialect=True)
+    server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
+    server.engine.scripts = [script('{"function": {"_name": "weather", "city": "Rome"}}')]
+    body = CHAT | {"tools": TOOLS, "tool_choice": "weather", "stream": True}
+    chunks = [event["choices"][0] for event in server.post(PATH, body).events[:-1]]
+    deltas = [chunk["delta"] for chunk in chunks if "tool_calls" in chunk["delta"]]
+    assert all(delta["role"] == "assistant" for delta in deltas)
+    calls = [delta["tool_calls"][0] for delta in deltas]
+    assert calls[0]["function"]["name"] == "weather" and calls[0]["function"]["arguments"].startswith("{")
+    assert {call["id"] for call in calls} == {"0"} and {call["index"] for call in calls} == {0}
+    assert all(call["function"]["name"] is None for call in calls[1:])
+    assert json.loads("".join(call["function"]["arguments"] for call in calls)) == {"city": "Rome"}
+    assert chunks[-1]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("fields", "tgis", "text"),
+    [
+        ({"tool_choice": "x"}, False, "Tool error: Tool with name x not found"),
+        ({"tool_choice": "x"}, True, "Tool error: Tool with name x not found"),
+        (
+            {"response_format": {"type": "json_object", "value": {"properties": {}}}},
+            True,
+            "Tool error: Grammar and tools are mutually exclusive",
+        ),
+    ],
+)
+def test_what_does_not_go_together_costs_nothing(make_server, fields, tgis, text):
+    server = make_server(tgi_dialect=tgis)
+    answer = server.post(PATH, CHAT | {"tools": TOOLS} | fields)
+    assert answer.status == (422 if tgis else 400) and text in answer.told["error"]
+    assert not server.engine.asked
+
+
+def test_a_large_body_is_answered_as_a_small_one(make_server):
+    lengths = []
+    for count in (20, 45_000):
+        server = make_server(payload_limit=10**6)
+        server.engine.limits = type(server.engine.limits)(400_000, 500_000, 900_000)
+        server.engine.scripts = [script('{"function": {"_name": "no_tool"'), script("Hello")]
+        body = {"messages": [{"role": "user", "content": "x " * count}], "tools": TOOLS}
+        assert server.post(PATH, body).json["choices"][0]["message"]["content"] == "Hello"
+        lengths.append([len(asked.request.input_ids) for asked in server.engine.asked])
+        assert bool(server.offload.done) == (count > 20)
+    (small, small_plain), (large, large_plain) = lengths
+    assert small - small_plain == large - large_plain > 100
+
+
+@pytest.mark.parametrize(
+    ("fields", "allowed", "refused"),
+    [
+        ({"tool_choice": "required"}, [CALL, f"{CALL}\n{CALL}"], ["Hello", f"Hello {CALL}"]),
+        ({"tool_choice": "weather"}, [CALL], [CALL.replace("weather", "time"), f"{CALL}\n{CALL}"]),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, [CALL], [f"{CALL}\n{CALL}"]),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "number"}}}},
+            [CALL, "12.5"],
+            ["Hello"],
+        ),
+    ],
+)
+@pytest.mark.parametrize("thinks", [False, True])
+def test_a_grammar_guides_calls_in_the_models_own_way(make_server, fields, allowed, refused, thinks):
+    server = make_server(template=THINKING if thinks else HERMES)
+    asks(server, CALL, tools=TOOLS, **fields)
+    grammar = server.engine.asked[0].request.sampling.grammar
+    before = "<think>Hm, a } and a <tool_call>.</think>\n" if thinks else ""
+    for text in allowed:
+        assert is_allowed(grammar, before + text), text
+    for text in refused:
+        assert not is_allowed(grammar, before + text), text
+
+
+def test_a_strict_tool_is_guided_and_other_text_stays_free(make_server):
+    server = make_server(template=HERMES)
+    strict = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}, TOOLS[1]]
+    asks(server, CALL, tools=strict)
+    grammar = server.engine.asked[0].request.sampling.grammar
+    assert all(is_allowed(grammar, text) for text in ("Hello", CALL, f"Well. {CALL}"))
+    assert not is_allowed(grammar, CALL.replace('"Rome"', "3")) and not is_allowed(grammar, "<tool_call>no")
+
+
+def test_a_schema_that_no_grammar_can_follow_is_refused_for_strict_tools_only(make_server):
+    server = make_server(template=HERMES)
+    server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
+    function = {"name": "f", "parameters": {"type": "array", "uniqueItems": True}}
+    body = CHAT | {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    server.engine.scripts = [script(CALL)]
+    assert server.post(PATH, body).status == 200
+    function["strict"] = True
+    answer = server.post(PATH, body)
+    assert answer.status == 400 and "`uniqueItems` is not supported" in answer.told["error"]
+
+
+def test_a_limit_of_reasoning_needs_reasoning_with_an_end_of_one_token(make_server):
+    for template, text in ((HERMES, "shows no reasoning"), (THINKING, "is not one token")):
+        answer = make_server(template=template).post(PATH, CHAT | {"max_thinking_tokens": 5})
+        assert answer.status == 400 and text in answer.told["error"]
+        assert answer.json["error"]["param"] == "max_thinking_tokens"
