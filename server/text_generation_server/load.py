@@ -2,8 +2,10 @@
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -132,9 +134,14 @@ def _constraints(config: ShardConfig, tokens: ModelTokens, device: torch.device)
     """On rank 0, which samples, a thread reads the tokenizer for grammars while the weights are loaded."""
     compiler = GrammarCompiler(tokens if config.rank == 0 else None)
     if config.rank == 0:
-        compiler.prepare()
+        compiler.prepare().add_done_callback(_mention_unusable)
     threads = min(MOST_MASK_THREADS, usable_cores() // config.world_size // CORES_PER_MASK_THREAD)
     return Constraints(compiler, device, threads)
+
+
+def _mention_unusable(tokenizer: Future[Any]) -> None:
+    if (error := tokenizer.exception()) is not None:
+        logger.warning("requests for a form of the text will fail: %s", error)
 
 
 def _read_tokenizer(path: Path) -> tuple[str, Tokenizer]:

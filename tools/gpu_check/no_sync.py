@@ -8,18 +8,26 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 
+import text_generation_server
 from gpu_check.findings import Case, Context, Measured
 from gpu_check.model import REHEARSED
 from gpu_check.runners import SPARE, Player, RunnerLoad, make_runner
 from text_generation_benchmark.shapes import LLAMA_8B
+from text_generation_common.sampling import Sampling
+from text_generation_server.grammars.compiler import GrammarCompiler, ModelTokens
+from text_generation_server.grammars.constraints import Constraints
 from text_generation_server.step.results import Pending, StepOutput
 from text_generation_server.step.warmup import EVERY_OPTION
 
 TABLE = "Lines that wait for the device within runner.step"
 ROWS, CONTEXT = 8, 100
+ANY_TEXT = Sampling(grammar=r'{"grammars": [{"lark_grammar": "start: /(.|\n)*/"}]}')
+DEMO_TOKENIZER = Path(text_generation_server.__file__).parent / "demo_model" / "tokenizer.json"
 
 Step = Callable[[], Pending[StepOutput]]
 
@@ -27,13 +35,17 @@ Step = Callable[[], Pending[StepOutput]]
 def watch_steps(context: Context) -> Iterator[Case]:
     shape = replace(LLAMA_8B, layers=2) if context.on_gpu else REHEARSED
     load = RunnerLoad(shape, ROWS, 2 * CONTEXT, 4 * CONTEXT, ROWS * (CONTEXT + SPARE))
-    player = Player(make_runner(load, context.device), load, sampling={1: EVERY_OPTION, 5: EVERY_OPTION})
+    runner = make_runner(load, context.device, constraints=demo_constraints(shape.vocabulary, context.device))
+    player = Player(runner, load, sampling={1: EVERY_OPTION, 5: EVERY_OPTION, 7: ANY_TEXT})
 
     def watched(*steps: Step) -> Callable[[], Iterable[Measured]]:
         return lambda: waits(context, steps)
 
     def join(*requests: int, decoding: Sequence[int] = ()) -> Step:
         return lambda: player.launch(decoding, [player.chunk(request, CONTEXT) for request in requests])
+
+    def decode_7() -> Pending[StepOutput]:
+        return player.launch([7])
 
     # The first step of each kind compiles and records, and torch may wait meanwhile.
     yield Case(
@@ -45,6 +57,13 @@ def watch_steps(context: Context) -> Iterator[Case]:
     yield Case(
         TABLE, {"step": "decode: 4 rows, then 3"}, watched(*(lambda n=n: player.launch(range(n)) for n in (4, 3)))
     )
+    yield Case(TABLE, {"step": "a request with a grammar joins, and decodes"}, watched(join(7), *[decode_7] * 2))
+
+
+def demo_constraints(vocabulary: int, device: torch.device) -> Constraints:
+    """Grammars over the tokens of the demo model, which are the first ids of the vocabulary."""
+    count = max(vocabulary, Tokenizer.from_file(str(DEMO_TOKENIZER)).get_vocab_size())
+    return Constraints(GrammarCompiler(ModelTokens(DEMO_TOKENIZER.read_text(), count, (2,))), device)
 
 
 def unwatched(*steps: Step) -> Iterable[Measured]:

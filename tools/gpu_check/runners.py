@@ -16,6 +16,7 @@ from text_generation_common.sampling import Sampling
 from text_generation_server.device.graphs import DEFAULT_SIZES, MIXED_SIZES, CudaRecorder, DecodeGraphs, no_graphs
 from text_generation_server.device.transfers import moments_of, use_own_stream
 from text_generation_server.distributed import Alone, Group
+from text_generation_server.grammars.constraints import Constraints
 from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.models import get_model
@@ -44,7 +45,9 @@ class RunnerLoad:
     graphs: bool = True
 
 
-def make_runner(load: RunnerLoad, device: torch.device, kernels: Kernels | None = None) -> ModelRunner:
+def make_runner(
+    load: RunnerLoad, device: torch.device, kernels: Kernels | None = None, constraints: Constraints | None = None
+) -> ModelRunner:
     """With random weights, warmed up. `kernels`: other kernels than the device's own."""
     gc.collect()  # frees the memory of runners whose objects refer to each other
     use_own_stream(device)
@@ -59,7 +62,7 @@ def make_runner(load: RunnerLoad, device: torch.device, kernels: Kernels | None 
     platform = Platform(device, own, Group(0, 1, Alone()), graphs, moments_of(device), mixed_graphs)
     files = DummyFiles(config, device, load.dtype)
     model = get_model(files, config, platform, load.dtype, load.longest, _nothing)
-    runner = ModelRunner(model, platform, Sampler(own, 0.5, 2.0), _nothing)
+    runner = ModelRunner(model, platform, Sampler(own, 0.5, 2.0), _nothing, constraints=constraints)
     runner.warmup(load.chunk, load.longest, load.rows, load.slots)
     return runner
 

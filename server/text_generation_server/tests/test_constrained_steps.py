@@ -1,63 +1,31 @@
-"""Requests with a grammar on one shard: their texts, ends and failures, and that nothing else changes."""
+"""Requests with a grammar on one shard: their texts are what the grammars say, in every company and schedule."""
 
-import json
 import re
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import jsonschema
 import pytest
 import torch
-from grammar_tools import (
-    END,
-    PERSON,
-    byte_compiler,
-    byte_level_tokenizer,
-    lark_grammar,
-    regex_grammar,
-    schema_grammar,
+from constrained_rows import (
+    DRAWN,
+    FOLLOWS,
+    GRAMMARS,
+    GREEDY,
+    MOST_FREE,
+    Router,
+    Schedule,
+    make_constrained,
+    with_grammar,
 )
-from shard_tools import BATCH, CPU, Client, make_checkpoint, make_runner, random_ids, scattered_slots
+from grammar_tools import END, byte_compiler, regex_grammar
+from shard_tools import BATCH, CPU, generate, make_checkpoint, make_runner, random_ids
 
-from text_generation_common.row_failures import NO_TOKEN
 from text_generation_common.sampling import Sampling
-from text_generation_server.grammars import constraints as constraints_module
-from text_generation_server.grammars.compiler import NO_TOKENIZER
 from text_generation_server.grammars.constraints import Constraints
-from text_generation_server.grammars.rows import LOST
 from text_generation_server.runner import ModelRunner
 from text_generation_server.step.results import Pending, StepOutput
 from text_generation_server.step.rows import PromptChunk, StepBatch
-
-TOKENIZER = byte_level_tokenizer()
-MOST = 120  # no text of these grammars has more tokens
-SUM = lark_grammar(r"""
-start: number (" " operator " " number){1,3}
-number: /[1-9][0-9]{0,2}/
-operator: "+" | "-" | "times"
-""")
-GRAMMARS = {"schema": schema_grammar(PERSON), "regex": regex_grammar(r"[a-f]{3,9} é(12|2026)(, the)?"), "lark": SUM}
-DRAWN = Sampling(do_sample=True, seed=11, temperature=1.0)
-GREEDY = Sampling()
-
-
-def is_person(text: str) -> bool:
-    jsonschema.validate(json.loads(text), PERSON)
-    return True
-
-
-FOLLOWS: dict[str, Callable[[str], object]] = {
-    "schema": is_person,
-    "regex": lambda text: re.fullmatch(r"[a-f]{3,9} é(12|2026)(, the)?", text),
-    "lark": lambda text: re.fullmatch(r"[1-9][0-9]{0,2}( (\+|-|times) [1-9][0-9]{0,2}){1,3}", text),
-}
-
-
-def make_constrained(path: Path, **options: Any) -> ModelRunner:
-    return make_runner(path, constraints=Constraints(byte_compiler(**options), CPU))
 
 
 @pytest.fixture(scope="module")
@@ -72,54 +40,6 @@ def runner(model: Path) -> Iterator[ModelRunner]:
     runner = make_constrained(model)
     runner.warmup(512, None, 70, None)
     yield runner
-
-
-@dataclass
-class Router:
-    """Plays the router for one runner: ends requests whose grammar is complete, and those that failed."""
-
-    runner: ModelRunner
-    client: Client = field(init=False)
-    failures: dict[int, str] = field(default_factory=dict)
-    complete: list[int] = field(default_factory=list)
-    running: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.runner.clear(None)
-        self.client = Client(self.runner, scattered_slots(self.runner))
-
-    def step(self, chunks: list[PromptChunk] | None = None) -> StepOutput:
-        output = self.client.step(list(self.running), chunks)
-        self.running += [chunk.request_id for chunk in chunks or [] if chunk.last]
-        self.failures |= output.failures
-        self.complete += output.complete_ids
-        gone = {*output.failures, *output.complete_ids} & set(self.running)
-        if gone:
-            self.running = [i for i in self.running if i not in gone]
-            if self.running:
-                self.runner.filter(BATCH, self.running)
-            else:
-                self.runner.clear(BATCH)
-        return output
-
-    def run(self, asked: dict[int, Sampling], prompt: int = 9) -> "Router":
-        """Runs prompts together to the ends of their grammars, or for MOST tokens."""
-        self.step([self.client.first_chunk(i, random_ids(prompt, i), parameters=s) for i, s in asked.items()])
-        for _ in range(MOST - 1):
-            if not any(asked[i].grammar for i in self.running):
-                break
-            self.step()
-        return self
-
-    def tokens(self, request_id: int) -> list[int]:
-        return self.client.tokens[request_id]
-
-    def text(self, request_id: int) -> str:
-        return TOKENIZER.decode([token for token in self.tokens(request_id) if token != END])
-
-
-def with_grammar(sampling: Sampling, name: str, **others: Any) -> Sampling:
-    return replace(sampling, grammar=GRAMMARS.get(name, name), **others)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN, replace(DRAWN, top_p=0.9, typical_p=0.95, top_k=20)])
@@ -168,10 +88,10 @@ def test_a_text_is_the_same_alone_in_a_crowd_and_in_chunks_to_the_bit(runner: Mo
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN])
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_a_resumed_text_goes_on_as_it_would_have(runner: ModelRunner, name: str, sampling: Sampling) -> None:
-    """After every number of tokens, on rows that are new to the shard."""
+    """After 1, 4, 7 … tokens, on rows that are new to the shard."""
     own, prompt = with_grammar(sampling, name), random_ids(9, 1)
     whole = Router(runner).run({1: own}).tokens(1)
-    for made in range(1, len(whole)):
+    for made in range(1, len(whole), 3):
         again = Router(runner)
         history = torch.cat([prompt, torch.tensor(whole[:made])])
         again.step([again.client.first_chunk(1, history, prompt_length=9, parameters=own)])
@@ -192,119 +112,6 @@ def test_a_prompt_whose_beginning_is_cached_gets_the_same_text(runner: ModelRunn
     while 1 in run.running:
         run.step()
     assert run.tokens(1) == whole
-
-
-def test_neighbours_do_not_change_by_a_bit_when_a_grammar_fails_in_the_middle(model: Path) -> None:
-    """Each of the words needs states of its own, so that the limit is reached within the text."""
-    runner = make_constrained(model, max_lexer_states=40)
-    runner.warmup(512, None, 16, None)
-    words = "|".join(f"{a}{b}{a}{b}{c}" for a in "abcdefg" for b in "hijklmn" for c in "opq")
-    asked = {i: replace(DRAWN, seed=i) for i in range(5)}
-    alone = Router(runner).run(asked | {9: with_grammar(DRAWN, "regex")})
-    beside = Router(runner)
-    chunks = [beside.client.first_chunk(i, random_ids(9, i), parameters=s) for i, s in asked.items()]
-    beside.step(
-        [
-            *chunks,
-            beside.client.first_chunk(
-                9, random_ids(9, 9), parameters=with_grammar(DRAWN, regex_grammar(f"(({words}) )+"))
-            ),
-        ]
-    )
-    for _ in range(len(alone.tokens(0)) - 1):
-        beside.step()
-    assert list(beside.failures) == [9] and beside.failures[9] == f"{LOST}: lexer error: too many states: 40 >= 40"
-    for i in asked:
-        assert (beside.tokens(i), beside.client.logprobs[i]) == (alone.tokens(i), alone.client.logprobs[i])
-
-
-def test_parameters_that_leave_no_token_fail_by_name_alone(runner: ModelRunner) -> None:
-    asked = {
-        1: with_grammar(DRAWN, "regex", allowed_token_ids=(7, 8)),
-        2: replace(
-            DRAWN, grammar=regex_grammar("(ab)?"), min_new_tokens=3, end_token_ids=(END,), allowed_token_ids=(END,)
-        ),
-        3: with_grammar(DRAWN, "schema", bad_words_ids=tuple((i,) for i in range(300))),
-        4: with_grammar(DRAWN, "lark"),
-    }
-    run = Router(runner).run(asked)
-    assert run.failures == dict.fromkeys((1, 2, 3), NO_TOKEN) and run.complete == [4]
-    assert FOLLOWS["lark"](run.text(4))
-
-
-@pytest.mark.parametrize(
-    ("grammar", "reason"),
-    [
-        (regex_grammar("(ab"), "its grammar cannot be compiled: "),
-        (lark_grammar("start: nothing_there"), "its grammar cannot be compiled: "),
-        ("{", "its grammar cannot be compiled: "),
-    ],
-)
-def test_a_grammar_that_cannot_be_compiled_fails_by_name_alone(runner: ModelRunner, grammar: str, reason: str) -> None:
-    run = Router(runner)
-    run.step(
-        [
-            run.client.first_chunk(i, random_ids(9, i), parameters=replace(GREEDY, grammar=g))
-            for i, g in ((1, grammar), (2, ""))
-        ]
-    )
-    assert list(run.failures) == [1] and run.failures[1].startswith(reason) and "\n" not in run.failures[1]
-    assert run.running == [2]
-
-
-def test_a_shard_without_a_tokenizer_refuses_grammars_and_serves_the_rest(model: Path) -> None:
-    runner = make_runner(model)
-    runner.warmup(64, None, 4, None)
-    run = Router(runner)
-    run.step(
-        [
-            run.client.first_chunk(i, random_ids(9, i), parameters=replace(GREEDY, grammar=g))
-            for i, g in ((1, SUM), (2, ""))
-        ]
-    )
-    assert run.failures == {1: NO_TOKENIZER}
-
-
-def test_a_grammar_that_is_not_compiled_in_time_fails_by_name(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The only thread of the compiler is busy until the request has failed."""
-    monkeypatch.setattr(constraints_module, "WAIT_S", 0.01)
-    run, busy = Router(runner), threading.Event()
-    compiler = runner._constraints._compiler
-    compiler._thread.submit(busy.wait)
-    try:
-        run.step([run.client.first_chunk(1, random_ids(9), parameters=with_grammar(GREEDY, "lark"))])
-    finally:
-        busy.set()
-    assert "was not compiled within 1 s" in run.failures[1]
-
-
-def test_requests_that_leave_take_their_matchers_along(runner: ModelRunner) -> None:
-    run = Router(runner)
-    run.step([run.client.first_chunk(i, random_ids(9, i), parameters=with_grammar(GREEDY, "lark")) for i in range(3)])
-    assert runner._constraints.num_rows == 3
-    runner.filter(BATCH, [0, 2])
-    assert runner._constraints.num_rows == 2
-    runner.clear(None)
-    assert runner._constraints.num_rows == 0
-
-
-def test_a_step_that_raises_before_its_tokens_are_known_leaves_nothing(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any) -> None:
-        raise RuntimeError("the kernel failed")
-
-    own = with_grammar(DRAWN, "regex")
-    whole = Router(runner).run({1: own})
-    run = Router(runner)
-    run.step([run.client.first_chunk(1, random_ids(9, 1), parameters=own)])
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="the kernel failed"):
-        patch.setattr(runner._sampler._kernels, "sample", fail)
-        run.step()
-    again = Router(runner).run({1: own})
-    assert again.tokens(1) == whole.tokens(1) and again.complete == [1]
 
 
 def test_a_step_without_a_grammar_asks_for_no_masks(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,3 +170,14 @@ def test_64_rows_follow_their_grammars_and_threads_do_not_change_them(model: Pat
     threaded.warmup(512, None, 70, None)
     again = Router(threaded).run(asked)
     assert again.client.tokens == run.client.tokens and again.client.logprobs == run.client.logprobs
+
+
+def test_no_schedule_of_two_steps_in_flight_changes_a_text(runner: ModelRunner) -> None:
+    names = list(GRAMMARS)
+    asked = {i: with_grammar(DRAWN if i % 2 else GREEDY, names[i % 3], seed=i) for i in range(6)}
+    alone = {i: Router(runner).run({i: own}).tokens(i) for i, own in asked.items()}
+    free = {i: replace(DRAWN, seed=i) for i in (6, 7)}
+    for i, own in free.items():
+        alone[i] = generate(runner, random_ids(9, i), MOST_FREE, own).tokens[7]
+    for seed in range(12):
+        assert Schedule(runner, asked | free, seed).run() == alone, f"schedule {seed}"
