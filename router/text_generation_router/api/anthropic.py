@@ -21,7 +21,7 @@ from text_generation_router.api.chat_prompt import chat_prompt, rendered
 from text_generation_router.api.generation import Generation, Result
 from text_generation_router.api.read_pieces import pieces_of_event, pieces_of_result
 from text_generation_router.api.services import Services
-from text_generation_router.errors import InferenceError
+from text_generation_router.errors import InferenceError, ValidationError
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.dialects import ANTHROPIC
 from text_generation_router.http.direct import DirectWriter
@@ -29,7 +29,7 @@ from text_generation_router.http.disconnect import unless_disconnected
 from text_generation_router.http.encoding import json_response
 from text_generation_router.text.events import Finish, FinishReason, TokenEvent
 from text_generation_router.text.pieces import CallStart
-from text_generation_router.text.validation import Prompt
+from text_generation_router.text.validation import Prompt, renamed
 
 
 class MessagesRoutes:
@@ -55,8 +55,10 @@ class MessagesRoutes:
         services.metrics.request_count.inc()
         with services.inference.counted_failures():
             share = services.callers.caller_of(request).share
-            counted = counted_chat_of(asked)
-            text = await unless_disconnected(request.receive, rendered(services, counted, share))
+            try:
+                text = await unless_disconnected(request.receive, rendered(services, counted_chat_of(asked), share))
+            except ValidationError as error:
+                raise renamed(error, NAMES) from None
             with services.inference.permit(share):
                 ids = await unless_disconnected(request.receive, services.tokenizer.encode(text, False, share))
         return json_response({"input_tokens": ids.count})
@@ -65,7 +67,10 @@ class MessagesRoutes:
         return 1
 
     async def prompts(self, asked: MessagesOptions, caller: Caller) -> Sequence[Prompt]:
-        return [await chat_prompt(self._services, chat_of(asked), caller, NAMES)]
+        try:
+            return [await chat_prompt(self._services, chat_of(asked), caller, NAMES)]
+        except ValidationError as error:
+            raise renamed(error, NAMES) from None
 
     async def answer(self, asked: MessagesOptions, results: Sequence[Result]) -> dict[str, Any]:
         [result] = results
@@ -76,7 +81,7 @@ class MessagesRoutes:
             self._services.served_name,
             content_of(pieces),
             end_of(result.finish, asked, has_calls),
-            usage_json(timing.prompt_tokens, timing.cached_tokens, timing.generated_tokens),
+            usage_json(timing.prompt_tokens, timing.cached_tokens, timing.generated_tokens, result.reasoning_tokens),
         )
 
     async def events(
@@ -115,7 +120,8 @@ class MessageEncoder:
         body = stream.add(pieces_of_event(generation, event))
         if finish is None:
             return start + body
-        usage = usage_json(generation.prompt_tokens, finish.cached_tokens, finish.generated_tokens)
+        counts = finish.cached_tokens, finish.generated_tokens, generation.reasoning_tokens
+        usage = usage_json(generation.prompt_tokens, *counts)
         return start + body + stream.end(end_of(finish, self._asked, stream.has_calls), usage)
 
 

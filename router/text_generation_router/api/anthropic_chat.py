@@ -25,7 +25,14 @@ from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest, Rend
 from text_generation_router.errors import ValidationError
 
 # What the routes call the fields that the checks of chats call by other names.
-NAMES = {"inputs": "messages", "max_new_tokens": "max_tokens", "stop": "stop_sequences"}
+NAMES = {
+    "inputs": "messages",
+    "max_new_tokens": "max_tokens",
+    "max_thinking_tokens": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+}
 # Fields that have the same name and meaning in chats.
 SAME = (*SamplingFields.model_fields, "model", "stream", "max_tokens", "priority", "timeout", "cache_salt")
 # The blocks of a system prompt are paragraphs; the blocks of a message are parts of one text, as in chats.
@@ -34,9 +41,9 @@ FAILED = "Error: "  # stands before the result of a call that has failed
 
 
 def chat_of(asked: MessagesOptions) -> ChatOptions:
-    """The chat that a request to /v1/messages asks for."""
+    """The chat that a request to /v1/messages asks for. Raises ValidationError."""
     values = {name: value for name in SAME if (value := getattr(asked, name)) is not None}
-    values |= {"stop": asked.stop_sequences, "include_stop_str_in_output": False}
+    values |= {"stop": asked.stop_sequences, "include_stop_str_in_output": False} | asked.chat_values()
     if isinstance(asked, RenderedMessages):
         return RenderedChat(prompt=asked.prompt, prompt_without_tools=asked.prompt_without_tools, **values)
     assert isinstance(asked, MessagesRequest)
@@ -48,7 +55,7 @@ def counted_chat_of(asked: CountOptions) -> ChatOptions:
     if isinstance(asked, RenderedCount):
         return RenderedChat(prompt=asked.prompt)
     assert isinstance(asked, CountTokensRequest)
-    return ChatRequest(messages=messages_of(asked))
+    return ChatRequest(messages=messages_of(asked), **asked.chat_values())
 
 
 def messages_of(asked: TurnsBody) -> list[MessageBody]:
@@ -82,7 +89,8 @@ def _assistants(turn: Turn) -> MessageBody:
     if thoughts := [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]:
         others["reasoning_content"] = "".join(thoughts)
     texts = [block for block in turn.content if isinstance(block, TextBlock)]
-    return MessageBody(role="assistant", content=_text(texts), **others)
+    # As in chats, a message that only calls has no text.
+    return MessageBody(role="assistant", content=_text(texts) if texts or not calls else None, **others)
 
 
 def _check(turn: Turn, kinds: tuple[type[Body], ...]) -> None:

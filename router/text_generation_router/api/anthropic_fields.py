@@ -1,5 +1,6 @@
 """The tables of known fields of Anthropic's routes: as `known_fields.py`."""
 
+from text_generation_router.api.anthropic_options import CustomTool, OutputConfig, ThinkingConfig, ToolChoiceBody
 from text_generation_router.api.anthropic_schemas import (
     CountTokensRequest,
     MessagesOptions,
@@ -21,11 +22,9 @@ ALL_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 
 ANTHROPIC: Rules = {
     "cache_control": CACHED,
-    "tools": Refused(neutral=([],)),
-    "tool_choice": Refused(neutral=({"type": "none"}, {"type": "auto"})),
-    "thinking": Refused(neutral=({"type": "disabled"},)),
-    "output_config": Refused(neutral=({},)),
-    "output_format": Refused(),
+    "output_format": Refused("is not a field of this route, send `output_config`"),
+    "reasoning_effort": Refused("is not a field of this route, send `output_config`", ("none",)),
+    "max_thinking_tokens": Refused("is not a field of this route, send `thinking`"),
     "mcp_servers": Refused("is not supported: the server calls no other servers", ([],)),
     "container": Refused("is not supported: the server runs no code"),
     "context_management": Refused(
@@ -63,6 +62,19 @@ MESSAGES = Contract.of(MessagesRequest, MESSAGES_RULES)
 GENERATING: Rules = dict.fromkeys(MessagesOptions.model_fields, Tolerated("nothing is generated"))
 COUNT_TOKENS = Contract.of(CountTokensRequest, MESSAGES_RULES | GENERATING)
 
+TOOL = Contract.of(
+    CustomTool,
+    {
+        "cache_control": CACHED,
+        "allowed_callers": Refused("is not supported: the model alone calls tools", (["direct"],)),
+        "defer_loading": Refused("is not supported: the model is told of every tool", (False,)),
+        "eager_input_streaming": Tolerated("arguments are sent as they are made"),
+        "input_examples": Refused("is not supported: write them into `description`", ([],)),
+    },
+)
+TOOL_CHOICE = Contract.of(ToolChoiceBody, {})
+THINKING = Contract.of(ThinkingConfig, {"block_binding": Refused("is not supported: thinking is not signed")})
+OUTPUT_CONFIG = Contract.of(OutputConfig, {"task_budget": Refused("is not supported: `max_tokens` is the only limit")})
 TURN = Contract.of(Turn, {})
 _TOOLSET = {"toolset_name": Refused("is not supported: there are no toolsets")}
 _ON_TEXT: dict[str, Rule] = {"citations": Tolerated("citations are not part of the prompt"), "cache_control": CACHED}

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from text_generation_router.api.anthropic_options import PromptOptions
 from text_generation_router.api.fields import I32, MESSAGE_LIMIT, U32, Body, Strings, stop_limit
 from text_generation_router.api.schemas import CacheSalt, Priority, SamplingFields, Timeout
 from text_generation_router.api.v1_schemas import AnsweredRequest, ModelName, Rendered
@@ -134,7 +135,7 @@ class TurnsBody(Body):
     """The conversation, oldest message first."""
 
 
-class MessagesOptions(SamplingFields, AnsweredRequest):
+class MessagesOptions(PromptOptions, SamplingFields, AnsweredRequest):
     """All fields of /v1/messages that do not make the prompt."""
 
     max_tokens: U32
@@ -155,7 +156,7 @@ class RenderedMessages(MessagesOptions, Rendered):
     """A request whose conversation the template has already turned into a prompt."""
 
 
-class CountOptions(Body):
+class CountOptions(PromptOptions):
     model: ModelName = None
 
 

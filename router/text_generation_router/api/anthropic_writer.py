@@ -25,18 +25,19 @@ class MessageEnd:
     stop_sequence: str | None = None  # the stop string that ended the text
 
 
-def usage_json(prompt_tokens: int, cached_tokens: int, made: int) -> dict[str, int]:
+def usage_json(prompt_tokens: int, cached_tokens: int, made: int, thinking: int = 0) -> dict[str, Any]:
     """Numbers of tokens; unlike OpenAI's, those of the prompt are without the cached ones."""
     return {
         "input_tokens": prompt_tokens - cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached_tokens,
         "output_tokens": made,
+        "output_tokens_details": {"thinking_tokens": thinking},
     }
 
 
 def message_json(
-    identity: str, model: str, content: Sequence[dict[str, Any]], end: MessageEnd | None, usage: dict[str, int]
+    identity: str, model: str, content: Sequence[dict[str, Any]], end: MessageEnd | None, usage: dict[str, Any]
 ) -> dict[str, Any]:
     """`end`: None in the first event of a stream."""
     return {
@@ -104,14 +105,14 @@ class MessageStream:
         self._open: str | None = None  # the type of the block that has begun and not ended
         self.has_calls = False
 
-    def start(self, usage: dict[str, int]) -> bytes:
+    def start(self, usage: dict[str, Any]) -> bytes:
         message = message_json(self._identity, self._model, [], None, usage)
         return to_named_event({"type": "message_start", "message": message})
 
     def add(self, pieces: Iterable[Piece]) -> bytes:
         return b"".join([self._add(piece) for piece in pieces])
 
-    def end(self, end: MessageEnd, usage: dict[str, int]) -> bytes:
+    def end(self, end: MessageEnd, usage: dict[str, Any]) -> bytes:
         opened = self._begin(_block(Text(""), self._make_id)) if self._index < 0 else b""
         told = {"stop_reason": end.stop_reason, "stop_sequence": end.stop_sequence}
         last = to_named_event({"type": "message_delta", "delta": told, "usage": usage})

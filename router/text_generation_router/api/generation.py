@@ -11,7 +11,7 @@ from text_generation_router.api.permits import Permit
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.metrics import Metrics
 from text_generation_router.text.events import Finish, Token, TokenEvent
-from text_generation_router.text.pieces import Piece, PieceReader, merged, read
+from text_generation_router.text.pieces import Piece, PieceReader, Reasoning, merged, read
 from text_generation_router.text.prompt_rows import PromptRows
 from text_generation_router.tracing import Course, GenerationTrace
 
@@ -45,6 +45,7 @@ class Result:
     input_ids: tuple[int, ...] = ()
     pieces: tuple[Piece, ...] = ()  # the text divided into pieces, if it is; neighbours of one kind are one piece
     is_divided: bool = False  # whether the text is divided into pieces
+    reasoning_tokens: int = 0
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -68,6 +69,7 @@ class Generation:
     started_s: float  # time.perf_counter when the HTTP request was received
     input_ids: tuple[int, ...] = ()  # the prompt's, if the answer repeats them
     reader: PieceReader | None = None  # None: the text is not divided into pieces
+    reasoning_tokens: int = 0  # tokens of the reasoning until now
     # time.perf_counter when the engine has accepted the request
     queued_s: float = field(default_factory=time.perf_counter)
     timing: Timing | None = None  # None until the generation has finished
@@ -76,6 +78,7 @@ class Generation:
     _through: tuple[DirectWriter, Encode] | None = None
     _has_begun: bool = False
     _is_closed: bool = False
+    _is_reasoning: bool = False  # whether the newest piece is reasoning
 
     def __aiter__(self) -> Self:
         return self
@@ -153,6 +156,16 @@ class Generation:
         count_success(self.metrics, timing)
         log_success(timing, finish.seed)
 
+    def pieces_of(self, event: TokenEvent) -> list[Piece]:
+        """What the event adds to the pieces of a text that is divided. To be called once for each event, in order."""
+        if self.reader is None:
+            return []
+        pieces = read(self.reader, event)
+        reasons = any(isinstance(piece, Reasoning) for piece in pieces) or (self._is_reasoning and not pieces)
+        self.reasoning_tokens += reasons and event.token is not None
+        self._is_reasoning = isinstance(pieces[-1], Reasoning) if pieces else self._is_reasoning
+        return pieces
+
     async def collect(self) -> Result:
         tokens, top_tokens, finish = [], [], None
         pieces: list[Piece] = []
@@ -160,11 +173,10 @@ class Generation:
             if event.token is not None:
                 tokens.append(event.token)
                 top_tokens.append(event.top_tokens)
-            if self.reader is not None:
-                pieces += read(self.reader, event)
+            pieces += self.pieces_of(event)
             finish = event.finish
         assert finish is not None and self.timing is not None
-        known = self.prompt, self.input_ids, merged(pieces), self.reader is not None
+        known = self.prompt, self.input_ids, merged(pieces), self.reader is not None, self.reasoning_tokens
         return Result(tuple(tokens), tuple(top_tokens), finish, self.timing, *known)
 
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from text_generation_router.api.generation import Generation, Result
 from text_generation_router.text.events import TokenEvent
-from text_generation_router.text.pieces import Piece, Text, read
+from text_generation_router.text.pieces import Piece, Text
 
 
 def pieces_of_event(generation: Generation, event: TokenEvent) -> Sequence[Piece]:
     """What the event adds to the pieces of its generation's text. To be called once for each event, in order."""
     if generation.reader is not None:
-        return read(generation.reader, event)
+        return generation.pieces_of(event)
     return (Text(event.text),) if event.text else ()
 
 

@@ -18,13 +18,13 @@ from text_generation_router.api.responses_schemas import LOGPROBS, ResponsesOpti
 from text_generation_router.api.responses_writer import ResponseStream, output_of
 from text_generation_router.api.services import Services
 from text_generation_router.api.styles import OPENAI_STYLE
-from text_generation_router.errors import InferenceError
+from text_generation_router.errors import InferenceError, ValidationError
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.dialects import OPENAI
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.text.events import FinishReason, TokenEvent
 from text_generation_router.text.pieces import Text
-from text_generation_router.text.validation import Prompt
+from text_generation_router.text.validation import Prompt, renamed
 
 COMPLETED = {"status": "completed"}
 CUT_OFF = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
@@ -49,7 +49,10 @@ class ResponsesRoutes:
         return 1
 
     async def prompts(self, asked: ResponsesOptions, caller: Caller) -> Sequence[Prompt]:
-        return [await chat_prompt(self._services, chat_of(asked), caller, NAMES)]
+        try:
+            return [await chat_prompt(self._services, chat_of(asked), caller, NAMES)]
+        except ValidationError as error:
+            raise renamed(error, NAMES) from None
 
     async def answer(self, asked: ResponsesOptions, results: Sequence[Result]) -> dict[str, Any]:
         [result] = results
@@ -62,7 +65,7 @@ class ResponsesRoutes:
         return (
             head_json(asked, self._services.served_name)
             | ending
-            | {"output": output, "usage": usage_json(result.timing)}
+            | {"output": output, "usage": usage_json(result.timing, result.reasoning_tokens)}
         )
 
     async def events(
@@ -114,7 +117,8 @@ class ResponseEncoder:
 
     def end(self, timing: Timing) -> bytes:
         assert self._reason is not None
-        return self._stream.end(ending_of(self._reason), usage_json(timing), self._waiting)
+        usage = usage_json(timing, self._generation.reasoning_tokens)
+        return self._stream.end(ending_of(self._reason), usage, self._waiting)
 
 
 def has_logprobs(asked: ResponsesOptions) -> bool:
@@ -134,26 +138,21 @@ def head_json(asked: ResponsesOptions, model: str) -> dict[str, Any]:
         "max_output_tokens": asked.max_output_tokens,
         "metadata": asked.metadata or {},
         "model": model,
-        "parallel_tool_calls": asked.parallel_tool_calls is not False,
         "previous_response_id": None,
-        "reasoning": {"effort": None, "summary": None},
         "store": False,
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": "auto",
-        "tools": [],
         "top_logprobs": asked.top_logprobs or 0,
         "top_p": 1.0 if asked.top_p is None else asked.top_p,
         "truncation": "disabled",
-    }
+    } | asked.told()
 
 
-def usage_json(timing: Timing) -> dict[str, Any]:
+def usage_json(timing: Timing, reasoning_tokens: int) -> dict[str, Any]:
     return {
         "input_tokens": timing.prompt_tokens,
         "input_tokens_details": {"cached_tokens": timing.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": timing.generated_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "total_tokens": timing.prompt_tokens + timing.generated_tokens,
     }
 

@@ -21,7 +21,7 @@ from text_generation_router.errors import ValidationError
 
 # What the route calls the fields that the checks of chats call by other names.
 NAMES = {"inputs": "input", "max_new_tokens": "max_output_tokens", "max_tokens": "max_output_tokens"}
-NAMES |= {"top_n_tokens": "top_logprobs"}
+NAMES |= {"top_n_tokens": "top_logprobs", "response_format": "text.format", "reasoning_effort": "reasoning.effort"}
 # Fields that have the same name and meaning in chats.
 SAME = (*SamplingFields.model_fields, "model", "stream", "top_logprobs", "priority", "timeout", "cache_salt")
 
@@ -30,6 +30,7 @@ def chat_of(asked: ResponsesOptions) -> ChatOptions:
     """The chat that a request asks for. Raises ValidationError."""
     values = {name: value for name in SAME if (value := getattr(asked, name)) is not None}
     values |= {"max_tokens": asked.max_output_tokens, "logprobs": LOGPROBS in (asked.include or ())}
+    values |= asked.chat_values()
     if asked.top_logprobs and not values["logprobs"]:
         raise ValidationError(f"`top_logprobs` is allowed only if `include` has `{LOGPROBS}`")
     if isinstance(asked, RenderedResponses):
@@ -51,7 +52,9 @@ def _messages_of(items: Iterable[Item]) -> list[MessageBody]:
 
     def end_turn() -> None:
         if turn:
-            messages.append(MessageBody(role="assistant", **turn))
+            # As in chats, a message that only calls has no text.
+            text = turn.pop("content", None if "tool_calls" in turn else "")
+            messages.append(MessageBody(role="assistant", content=text, **turn))
             turn.clear()
 
     for item in items:

@@ -2,15 +2,14 @@
 
 from text_generation_router.api.contract import Contract, Refused, Renamed, Tolerated
 from text_generation_router.api.known_fields import COMMON, Rules
+from text_generation_router.api.responses_options import FunctionTool, ReasoningConfig, TextConfig
 from text_generation_router.api.responses_schemas import (
     NOT_STORED,
     FunctionCallItem,
     FunctionResultItem,
     InputMessage,
-    ReasoningConfig,
     ReasoningItem,
     ResponsesRequest,
-    TextConfig,
 )
 
 RESPONSES_RULES: Rules = COMMON | {
@@ -35,18 +34,24 @@ RESPONSES_RULES: Rules = COMMON | {
     "stop": Refused("is not supported on this route, send the request to /v1/chat/completions", ([],)),
 }
 RESPONSES = Contract.of(ResponsesRequest, RESPONSES_RULES)
-TEXT = Contract.of(
-    TextConfig, {"format": Refused(neutral=({"type": "text"},)), "verbosity": Refused(neutral=("medium",))}
-)
+TEXT = Contract.of(TextConfig, {"verbosity": Refused(neutral=("medium",))})
 SUMMARY = Tolerated("the reasoning itself is part of the answer")
 REASONING = Contract.of(
     ReasoningConfig,
     {
-        "effort": Refused(neutral=("none",)),
         "summary": SUMMARY,
         "generate_summary": SUMMARY,
         "context": Tolerated("the chat template says which reasoning is part of the prompt"),
         "mode": Refused(neutral=("standard",)),
+    },
+)
+TOOL = Contract.of(
+    FunctionTool,
+    {
+        "allowed_callers": Refused("is not supported: the model alone calls functions", (["direct"],)),
+        "async": Refused("is not supported: a result is part of the next request", (False,)),
+        "defer_loading": Refused("is not supported: the model is told of every function", (False,)),
+        "output_schema": Tolerated("the client alone reads what a function returns"),
     },
 )
 _OF_ITEMS: Rules = {

@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field
 
 from text_generation_router.api.fields import I32, U32, Body, item_limit
 from text_generation_router.api.messages import flattened
+from text_generation_router.api.responses_options import AnswerOptions
 from text_generation_router.api.schemas import CacheSalt, Priority, SamplingFields, Timeout
 from text_generation_router.api.v1_schemas import AnsweredRequest, Rendered, StreamOptions
 from text_generation_router.errors import ValidationError
@@ -106,15 +107,7 @@ def _as_items(value: Any) -> Any:
     return value
 
 
-class TextConfig(Body):
-    """The form of the text."""
-
-
-class ReasoningConfig(Body):
-    """How the model reasons before its answer."""
-
-
-class ResponsesOptions(SamplingFields, AnsweredRequest):
+class ResponsesOptions(AnswerOptions, SamplingFields, AnsweredRequest):
     """All fields except those that make the prompt."""
 
     max_output_tokens: Annotated[U32 | None, Field(description="Most new tokens. Default: as many as fit.")] = None
@@ -144,12 +137,6 @@ class ResponsesOptions(SamplingFields, AnsweredRequest):
     metadata: Annotated[
         dict[str, str] | None, Field(max_length=16, description="Repeated in the answer; at most 16 pairs.")
     ] = None
-    text: TextConfig | None = None
-    """The form of the text."""
-    reasoning: ReasoningConfig | None = None
-    """How the model reasons before its answer."""
-    parallel_tool_calls: bool | None = None
-    """Repeated in the answer."""
     stream_options: StreamOptions | None = None
     """Changes nothing: a stream always ends with the usage."""
     top_k: Annotated[I32 | None, Field(description="0 and -1 mean all tokens, as does a missing value.")] = None

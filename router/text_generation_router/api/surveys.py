@@ -54,17 +54,39 @@ def survey_chat(value: Value) -> tuple[str, ...]:
 
 
 def survey_messages(value: Value) -> tuple[str, ...]:
-    return *_survey(value, anthropic_fields.MESSAGES), *_turns(value)
+    return _prompt(value, anthropic_fields.MESSAGES)
 
 
 def survey_count_tokens(value: Value) -> tuple[str, ...]:
-    return *_survey(value, anthropic_fields.COUNT_TOKENS), *_turns(value)
+    return _prompt(value, anthropic_fields.COUNT_TOKENS)
+
+
+def _prompt(value: Value, contract: Contract) -> tuple[str, ...]:
+    unknown = [*_survey(value, contract), *_tools(value, anthropic_fields.TOOL)]
+    for name, of_part in (
+        ("tool_choice", anthropic_fields.TOOL_CHOICE),
+        ("thinking", anthropic_fields.THINKING),
+        ("output_config", anthropic_fields.OUTPUT_CONFIG),
+    ):
+        unknown += _survey(_object(value.get(name)), of_part, f"{name}.")
+    return tuple([*unknown, *_turns(value)][:MAX_NAMES])
+
+
+def _tools(value: Value, contract: Contract) -> list[str]:
+    """The unknown fields of tools. A tool of another kind is refused by the schema."""
+    return [
+        path
+        for where, tool in _objects(value.get("tools"), "tools")
+        if tool.get("type") in (None, "custom", "function")
+        for path in _survey(tool, contract, where)
+    ]
 
 
 def survey_responses(value: Value) -> tuple[str, ...]:
     unknown = [*_survey(value, responses_fields.RESPONSES), *_stream_options(value)]
     unknown += _survey(_object(value.get("text")), responses_fields.TEXT, "text.")
     unknown += _survey(_object(value.get("reasoning")), responses_fields.REASONING, "reasoning.")
+    unknown += _tools(value, responses_fields.TOOL)
     for where, item in _objects(value.get("input"), "input"):
         kind = item.get("type", "message")
         contract = responses_fields.ITEMS.get(kind) if isinstance(kind, str) else None

@@ -12,12 +12,13 @@ from text_generation_router.errors import ToolError, ValidationError
 from text_generation_router.text.tool_grammar import CallWays
 
 MAX_TOOLS = 128
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
 class FunctionBody(Body):
     """A function that the model may call. The client calls it, not the server."""
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    name: FunctionName
     """1 to 128 letters, digits, underscores, dots and hyphens."""
     description: str | None = None
     """Tells the model what the function does."""

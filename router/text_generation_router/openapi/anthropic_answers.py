@@ -7,6 +7,13 @@ from text_generation_router.openapi.native_answers import AnswerJson, Count
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
 
+class ThinkingTokensJson(AnswerJson):
+    """A part of the output."""
+
+    thinking_tokens: Count
+    """Tokens of thinking."""
+
+
 class MessageUsageJson(AnswerJson):
     """Numbers of tokens."""
 
@@ -18,6 +25,8 @@ class MessageUsageJson(AnswerJson):
     """Tokens of the prompt that the prefix cache had."""
     output_tokens: Count
     """Generated tokens."""
+    output_tokens_details: ThinkingTokensJson
+    """How many of them are thinking."""
 
 
 class AnsweredTextJson(AnswerJson):

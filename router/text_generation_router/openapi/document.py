@@ -23,6 +23,8 @@ CONTRACTS: dict[str, Contract] = {
     "ResponsesRequest": responses_fields.RESPONSES,
     "TextConfig": responses_fields.TEXT,
     "ReasoningConfig": responses_fields.REASONING,
+    "FunctionTool": responses_fields.TOOL,
+    "CustomTool": anthropic_fields.TOOL,
     "FunctionCallItem": responses_fields.ITEMS["function_call"],
     "FunctionResultItem": responses_fields.ITEMS["function_call_output"],
     "MessagesRequest": anthropic_fields.MESSAGES,

@@ -37,6 +37,7 @@ def test_a_message_has_the_shape_of_the_contract(server):
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 3,
             "output_tokens": 2,
+            "output_tokens_details": {"thinking_tokens": 0},
         },
     }
     assert answer.headers["request-id"] == answer.headers["x-request-id"] == "test"

@@ -111,8 +111,8 @@ ERRORS = [
     (body(previous_response_id="resp_1"), 400, "previous_response_id", "send the whole conversation in `input`"),
     (body(store=True), 400, "store", "answers are not stored"),
     (body(top_logprobs=2), 400, "top_logprobs", "allowed only if `include` has"),
-    (body(text={"format": {"type": "json_object"}}), 400, "text.format", "is not supported yet"),
-    (body(reasoning={"effort": "high"}), 400, "reasoning.effort", "is not supported yet"),
+    (body(text={"format": {"type": "json"}}), 400, "text.format", "must have a `type` of text"),
+    (body(reasoning={"effort": "most"}), 400, "reasoning.effort", "Input should be"),
     (body(input=[{"type": "function_call", "call_id": "a", "name": "f", "arguments": "", "namespace": "n"}]), 400,
      "input[0].namespace", "there are no namespaces"),
 ]  # fmt: skip

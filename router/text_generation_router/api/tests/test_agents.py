@@ -1,0 +1,147 @@
+"""Bodies as coding agents send them, written from the clients' types: `agent_bodies.json`. Tools and reasoning through
+/v1/messages and /v1/responses.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from text_generation_router.api.tests.conftest import HEADERS
+from text_generation_router.api.tests.test_tool_routes import CALL, THINKING, script
+
+BODIES = json.loads((Path(__file__).parent / "agent_bodies.json").read_text())
+CASES = [(f"/v1/{route}", name) for route, cases in BODIES.items() for name in cases]
+TEXT = f"<think>\nHm.\n</think>\n\nYes.{CALL}"
+# The template shows what each message consists of.
+TEMPLATE = THINKING.replace(
+    "{{ m.content }}",
+    "{{ m.content or '' }}{% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}"
+    "{% for c in m.tool_calls or [] %}({{ c.function.name }} {{ c.function.arguments | tojson }}){% endfor %}",
+)
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}}
+ASKED = {
+    "/v1/messages": {
+        "max_tokens": 200,
+        "messages": [{"role": "user", "content": "Hi"}],
+        "tools": [{"name": "weather", "input_schema": WEATHER}],
+    },
+    "/v1/responses": {"input": "Hi", "tools": [{"type": "function", "name": "weather", "parameters": WEATHER}]},
+}
+
+
+@pytest.fixture
+def agents_server(make_server):
+    server = make_server(template=TEMPLATE)
+    server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
+    server.engine.script = script(TEXT)
+    return server
+
+
+def prompt_of(server: Any) -> str:
+    ids = list(server.engine.asked[-1].request.input_ids)
+    return str(server.tokenizer.tokenizer.decode(ids, skip_special_tokens=False))
+
+
+@pytest.mark.parametrize(("path", "name"), CASES)
+def test_the_body_of_an_agent_is_served_and_no_field_of_it_is_unknown(agents_server, path, name):
+    case = BODIES[path.rpartition("/")[2]][name]
+    answer = agents_server.post(path, case["body"], HEADERS | case["headers"])
+    assert (answer.status, answer.headers["x-ignored-parameters"]) == (200, "model")
+    told = [event["type"] for event in answer.events]
+    assert told[-1] == ("message_stop" if path == "/v1/messages" else "response.completed")
+    prompt = prompt_of(agents_server)
+    tools = [tool["name"] for tool in case["body"]["tools"]]
+    assert all(f'"{tool}"' in prompt.partition("</tools>")[0] for tool in tools)
+    assert "<system>You are a coding agent." in prompt
+    if "round trip" in name:
+        assert "<assistant>I read the file.[I have to read it.](" in prompt
+        assert "<tool>" in prompt and "print(1)" in prompt
+    if path == "/v1/messages" and "round trip" in name:
+        assert "<tool>print(1)<tool>Error: No such file.<user>Go on.<assistant>" in prompt
+
+
+def test_a_message_has_blocks_of_thinking_text_and_calls(agents_server):
+    path = "/v1/messages"
+    whole = agents_server.post(path, ASKED[path]).json
+    *others, call = whole["content"]
+    assert others == [
+        {"type": "thinking", "thinking": "Hm.", "signature": ""},
+        {"type": "text", "text": "Yes."},
+    ]
+    assert (call["type"], call["name"], call["input"]) == ("tool_use", "weather", {"city": "Rome"})
+    assert whole["stop_reason"] == "tool_use" and call["id"].startswith("toolu_")
+    thinking = whole["usage"]["output_tokens_details"]["thinking_tokens"]
+    assert 0 < thinking < whole["usage"]["output_tokens"] / 2
+    events = agents_server.post(path, ASKED[path] | {"stream": True}).events
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    arguments = [delta["partial_json"] for delta in deltas if delta["type"] == "input_json_delta"]
+    assert json.loads("".join(arguments)) == {"city": "Rome"} and len(arguments) > 2
+    assert "".join(delta.get("thinking", "") for delta in deltas) == "Hm."
+    assert [event["delta"]["stop_reason"] for event in events if event["type"] == "message_delta"] == ["tool_use"]
+    assert [event["index"] for event in events if event["type"] == "content_block_start"] == [0, 1, 2]
+
+
+def test_a_response_has_items_of_reasoning_text_and_calls(agents_server):
+    path = "/v1/responses"
+    whole = agents_server.post(path, ASKED[path]).json
+    reasoning, message, call = whole["output"]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "Hm."}]
+    assert message["content"][0]["text"] == "Yes." and whole["status"] == "completed"
+    assert (call["name"], json.loads(call["arguments"])) == ("weather", {"city": "Rome"})
+    assert whole["tools"][0]["name"] == "weather" and whole["tool_choice"] == "auto"
+    events = agents_server.post(path, ASKED[path] | {"stream": True}).events
+    streamed = events[-1]["response"]["output"]
+    assert streamed[:2] == whole["output"][:2] and streamed[2] | {"call_id": ""} == call | {"call_id": ""}
+    assert events[-1]["response"]["usage"] == whole["usage"]
+    assert 0 < whole["usage"]["output_tokens_details"]["reasoning_tokens"] < whole["usage"]["output_tokens"] / 2
+    kinds = {event["type"] for event in events}
+    assert {"response.reasoning_text.delta", "response.function_call_arguments.delta"} <= kinds
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_choice_that_asks_for_calls_needs_tools_and_they_need_each_other(agents_server, path):
+    required: Any = {"type": "any"} if path == "/v1/messages" else "required"
+    for fields, field in (
+        ({"tools": None, "tool_choice": required}, "tool_choice"),
+        ({"tools": ASKED[path]["tools"] * 2}, "tools"),
+    ):
+        answer = agents_server.post(path, ASKED[path] | fields)
+        assert answer.status == 400 and f"`{field}`" in answer.json["error"]["message"]
+    bad = [ASKED[path]["tools"][0] | {"name": "no name!"}]
+    answer = agents_server.post(path, ASKED[path] | {"tools": bad})
+    assert answer.status == 400 and "tools[0].name" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_large_body_with_tools_is_answered_as_a_small_one(make_server, path):
+    told = []
+    for padding in ({}, {"padding": "x" * 2**16}):
+        server = make_server(template=TEMPLATE, payload_limit=10**6)
+        server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
+        server.engine.script = script(TEXT)
+        value = server.post(path, ASKED[path] | padding).json
+        assert len(server.offload.done) == bool(padding)
+        told.append((len(value.get("content", value.get("output"))), prompt_of(server)))
+    assert told[0] == told[1] and told[0][0] == 3
+
+
+FORMS = {
+    "/v1/messages": {"output_config": {"format": {"type": "json_schema", "schema": WEATHER}}},
+    "/v1/responses": {"text": {"format": {"type": "json_schema", "name": "a", "schema": WEATHER}}},
+}
+BAD_FORMS = {
+    "/v1/messages": ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+    "/v1/responses": ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
+}
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_the_form_of_the_text_becomes_a_grammar(agents_server, path):
+    body = {name: value for name, value in ASKED[path].items() if name != "tools"}
+    assert agents_server.post(path, body | FORMS[path]).status == 200
+    assert "city" in agents_server.engine.asked[-1].request.sampling.grammar
+    fields, name = BAD_FORMS[path]
+    answer = agents_server.post(path, body | fields)
+    assert answer.status == 400 and f"`{name}`" in answer.json["error"]["message"]

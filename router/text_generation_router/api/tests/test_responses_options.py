@@ -1,0 +1,62 @@
+"""What the fields of functions, reasoning and form of /v1/responses mean in chats."""
+
+import pytest
+
+from text_generation_router.api.responses_chat import chat_of
+from text_generation_router.api.responses_schemas import RenderedResponses, ResponsesRequest
+from text_generation_router.errors import ValidationError
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
+CHAT_TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA, "strict": True}}
+CASES = [
+    ({"tools": [TOOL]}, {"tools": [CHAT_TOOL]}),
+    (
+        {"tools": [{"type": "function", "name": "f"}], "parallel_tool_calls": False},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "parallel_tool_calls": False},
+    ),
+    ({"tools": [], "tool_choice": "auto"}, {}),
+    ({"tools": [TOOL], "tool_choice": "required"}, {"tools": [CHAT_TOOL], "tool_choice": "required"}),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "function", "name": "weather"}},
+        {"tools": [CHAT_TOOL], "tool_choice": {"type": "function", "name": "weather"}},
+    ),
+    ({"reasoning": {"effort": "low", "summary": "auto"}}, {"reasoning_effort": "low"}),
+    ({"text": {"format": {"type": "text"}}}, {"response_format": {"type": "text"}}),
+    ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
+    (
+        {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA, "strict": True}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": SCHEMA, "strict": True},
+            }
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "told"), CASES)
+def test_fields_have_their_meaning_in_chats(fields, told):
+    asked = ResponsesRequest.model_validate({"input": "Hi"} | fields)
+    chat = chat_of(asked)
+    assert chat.model_dump(exclude_none=True, exclude={"messages", "logprobs"}) == told
+    assert chat.calling() is None or chat.calling().tools
+    dumped = asked.model_dump(exclude_unset=True, exclude={"input"})
+    large = chat_of(RenderedResponses.model_validate(dumped | {"prompt": "Hi"}))
+    assert large.model_dump(exclude={"prompt", "prompt_without_tools"}) == chat.model_dump(
+        exclude={"messages", "documents"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"tools": [{"type": "custom", "name": "f"}]}, "`custom` is not supported"),
+        ({"tools": [TOOL, {"type": "web_search"}]}, '`tools\\[1\\].type` must be "function": `web_search`'),
+        ({"text": {"format": {"type": "grammar"}}}, "`text.format` must have a `type` of text"),
+    ],
+)
+def test_wrong_fields_are_refused(fields, text):
+    with pytest.raises(ValidationError, match=text):
+        chat_of(ResponsesRequest.model_validate({"input": "Hi"} | fields))
