@@ -1,5 +1,6 @@
 """Checks the calls of Anthropic's client against the server at argv[1]."""
 
+import json
 import sys
 from functools import partial
 from typing import Any
@@ -66,6 +67,30 @@ def messages_go_on(call: Call) -> None:
     assert call("beta.messages.create", betas=["a-feature"], **OPTIONS | turns).content[0].text
 
 
+# Short enough for any model: the arguments are one of a few words.
+WORDS = {"type": "string", "enum": ["five", "six"]}
+SCHEMA = {"type": "object", "properties": {"word": WORDS}, "required": ["word"], "additionalProperties": False}
+TOOL = {"name": "say", "description": "Says a word.", "input_schema": SCHEMA}
+
+
+def calls(call: Call) -> None:
+    asked = OPTIONS | {"max_tokens": 100, "tools": [TOOL], "tool_choice": {"type": "tool", "name": "say"}}
+    whole = call(CREATE, **asked)
+    (block,) = (block for block in whole.content if block.type == "tool_use")
+    assert (block.name, whole.stop_reason) == ("say", "tool_use") and block.input["word"] in WORDS["enum"]
+    events = call(CREATE, stream=True, **asked)
+    deltas = [event.delta for event in events if event.type == "content_block_delta"]
+    arguments = "".join(delta.partial_json for delta in deltas if delta.type == "input_json_delta")
+    assert json.loads(arguments) == block.input and events[-2].delta.stop_reason == "tool_use"
+    assert call(COUNT, model=MODEL, messages=MESSAGES, tools=[TOOL]).input_tokens > 0
+
+
+def form(call: Call) -> None:
+    config = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    answer = call(CREATE, output_config=config, **OPTIONS | {"max_tokens": 100})
+    assert json.loads(answer.content[0].text)["word"] in WORDS["enum"]
+
+
 def errors_of_the_server(call: Call) -> None:
     for stream in (False, True):
         try:
@@ -98,6 +123,8 @@ CHECKS = [
     stops,
     count_is_that_of_the_prompt,
     messages_go_on,
+    calls,
+    form,
     errors_of_the_server,
 ]
 

@@ -1,10 +1,13 @@
 """Checks the calls of OpenAI's client against the server at argv[1]."""
 
+import json
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import openai
+import pydantic
 from checks import MESSAGES, PROMPT, Call, Checks, async_call, check_usage, sync_call
 
 MODEL = "tgi"
@@ -136,6 +139,36 @@ def responses_go_on(call: Call) -> None:
     refused("frequency_penalty", partial(call, RESPONSE, extra_body={"frequency_penalty": 3.0}, **ASKED))
 
 
+# Short enough for any model: the arguments are one of a few words.
+WORDS = {"type": "string", "enum": ["five", "six"]}
+SCHEMA = {"type": "object", "properties": {"word": WORDS}, "required": ["word"], "additionalProperties": False}
+FUNCTION = {"type": "function", "name": "say", "description": "Says a word.", "parameters": SCHEMA, "strict": True}
+
+
+def response_calls(call: Call) -> None:
+    asked = ASKED | {"tools": [FUNCTION], "tool_choice": "required", "parallel_tool_calls": False}
+    whole = call(RESPONSE, **asked | {"max_output_tokens": 100})
+    (item,) = (item for item in whole.output if item.type == "function_call")
+    assert item.name == "say" and json.loads(item.arguments)["word"] in WORDS["enum"], item
+    events = call(RESPONSE, stream=True, **asked | {"max_output_tokens": 100})
+    parts = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    (done,) = (event for event in events if event.type == "response.function_call_arguments.done")
+    assert "".join(parts) == done.arguments == item.arguments
+    assert events[-1].response.output[-1].call_id
+    refused("tools[0].type", partial(call, RESPONSE, **ASKED | {"tools": [{"type": "web_search"}]}))
+
+
+class Word(pydantic.BaseModel):
+    word: Literal["five", "six"]
+
+
+def response_parse(client: openai.OpenAI) -> None:
+    answer = client.responses.parse(text_format=Word, **ASKED | {"max_output_tokens": 100})
+    assert answer.output_parsed.word in ("five", "six")
+    with client.responses.stream(text_format=Word, **ASKED | {"max_output_tokens": 100}) as stream:
+        assert stream.get_final_response().output_parsed == answer.output_parsed
+
+
 def refused(text: str, action: Callable[[], object]) -> None:
     """Checks that `action` is refused, and that what the client prints names the field."""
     try:
@@ -199,6 +232,7 @@ CHECKS = [
     response,
     response_stream,
     responses_go_on,
+    response_calls,
 ]
 
 
@@ -226,6 +260,7 @@ def main(url: str) -> None:
         for check in CHECKS:
             checks.run(f"{check.__name__} ({kind})", partial(check, call))
     checks.run("stream_helper", partial(stream_helper, openai.OpenAI(**options)))
+    checks.run("response_parse", partial(response_parse, openai.OpenAI(**options)))
     checks.run("response_stream_helper", partial(response_stream_helper, openai.OpenAI(**options)))
     checks.exit()
 
