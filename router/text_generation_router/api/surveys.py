@@ -62,7 +62,7 @@ def survey_count_tokens(value: Value) -> tuple[str, ...]:
 
 
 def _prompt(value: Value, contract: Contract) -> tuple[str, ...]:
-    unknown = [*_survey(value, contract), *_tools(value, anthropic_fields.TOOL)]
+    unknown = [*_survey(value, contract), *_listed_tools(value, anthropic_fields.TOOL)]
     for name, of_part in (
         ("tool_choice", anthropic_fields.TOOL_CHOICE),
         ("thinking", anthropic_fields.THINKING),
@@ -72,7 +72,7 @@ def _prompt(value: Value, contract: Contract) -> tuple[str, ...]:
     return tuple([*unknown, *_turns(value)][:MAX_NAMES])
 
 
-def _tools(value: Value, contract: Contract) -> list[str]:
+def _listed_tools(value: Value, contract: Contract) -> list[str]:
     """The unknown fields of tools. A tool of another kind is refused by the schema."""
     return [
         path
@@ -86,7 +86,7 @@ def survey_responses(value: Value) -> tuple[str, ...]:
     unknown = [*_survey(value, responses_fields.RESPONSES), *_stream_options(value)]
     unknown += _survey(_object(value.get("text")), responses_fields.TEXT, "text.")
     unknown += _survey(_object(value.get("reasoning")), responses_fields.REASONING, "reasoning.")
-    unknown += _tools(value, responses_fields.TOOL)
+    unknown += _listed_tools(value, responses_fields.TOOL)
     for where, item in _objects(value.get("input"), "input"):
         kind = item.get("type", "message")
         contract = responses_fields.ITEMS.get(kind) if isinstance(kind, str) else None
