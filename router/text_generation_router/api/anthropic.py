@@ -68,7 +68,10 @@ class MessagesRoutes:
 
     async def prompts(self, asked: MessagesOptions, caller: Caller) -> Sequence[Prompt]:
         try:
-            return [await chat_prompt(self._services, chat_of(asked), caller, NAMES)]
+            chat = chat_of(asked)
+            if self._services.speech.reading.reasoning is None:  # a text without thinking keeps to any budget
+                chat = chat.model_copy(update={"max_thinking_tokens": None})
+            return [await chat_prompt(self._services, chat, caller, NAMES)]
         except ValidationError as error:
             raise renamed(error, NAMES) from None
 

@@ -38,7 +38,9 @@ class ToolBody(Body):
     model_config = ConfigDict(title="Tool")
 
     type: Literal["function"] = "function"
+    """The kind of tool."""
     function: FunctionBody
+    """The function."""
 
     def for_template(self) -> dict[str, Any]:
         """As templates know tools from transformers, without fields that the request does not have."""

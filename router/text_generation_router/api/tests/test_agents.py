@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 
 from text_generation_router.api.tests.conftest import HEADERS
-from text_generation_router.api.tests.test_tool_routes import CALL, THINKING, script
+from text_generation_router.api.tests.test_tool_routes import CALL, HERMES, script
 
 BODIES = json.loads((Path(__file__).parent / "agent_bodies.json").read_text())
 CASES = [(f"/v1/{route}", name) for route, cases in BODIES.items() for name in cases]
 TEXT = f"<think>\nHm.\n</think>\n\nYes.{CALL}"
 # The template shows what each message consists of.
-TEMPLATE = THINKING.replace(
+AGENTS = HERMES.replace(
     "{{ m.content }}",
     "{{ m.content or '' }}{% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}"
     "{% for c in m.tool_calls or [] %}({{ c.function.name }} {{ c.function.arguments | tojson }}){% endfor %}",
 )
+TEMPLATE = AGENTS + "{# <think> #}"
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}}
 ASKED = {
     "/v1/messages": {
@@ -45,13 +46,16 @@ def prompt_of(server: Any) -> str:
 
 
 @pytest.mark.parametrize(("path", "name"), CASES)
-def test_the_body_of_an_agent_is_served_and_no_field_of_it_is_unknown(agents_server, path, name):
+def test_the_body_of_an_agent_is_served_and_no_field_of_it_is_unknown(make_server, path, name):
+    server = make_server(template=AGENTS)
+    server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
+    server.engine.script = script(CALL)
     case = BODIES[path.rpartition("/")[2]][name]
-    answer = agents_server.post(path, case["body"], HEADERS | case["headers"])
+    answer = server.post(path, case["body"], HEADERS | case["headers"])
     assert (answer.status, answer.headers["x-ignored-parameters"]) == (200, "model")
     told = [event["type"] for event in answer.events]
     assert told[-1] == ("message_stop" if path == "/v1/messages" else "response.completed")
-    prompt = prompt_of(agents_server)
+    prompt = prompt_of(server)
     tools = [tool["name"] for tool in case["body"]["tools"]]
     assert all(f'"{tool}"' in prompt.partition("</tools>")[0] for tool in tools)
     assert "<system>You are a coding agent." in prompt
@@ -125,6 +129,12 @@ def test_a_large_body_with_tools_is_answered_as_a_small_one(make_server, path):
         assert len(server.offload.done) == bool(padding)
         told.append((len(value.get("content", value.get("output"))), prompt_of(server)))
     assert told[0] == told[1] and told[0][0] == 3
+
+
+def test_a_budget_of_thinking_that_cannot_be_kept_is_refused(agents_server):
+    thinking = {"thinking": {"type": "enabled", "budget_tokens": 9}}
+    answer = agents_server.post("/v1/messages", ASKED["/v1/messages"] | thinking)  # "</think>" is not one token
+    assert answer.status == 400 and "`thinking.budget_tokens`" in answer.json["error"]["message"]
 
 
 FORMS = {

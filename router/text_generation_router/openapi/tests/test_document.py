@@ -93,7 +93,7 @@ def test_errors_are_told_in_the_dialect_of_the_route():
 
 def test_refused_fields_and_fields_without_effect_are_listed():
     schema = DOCUMENT["components"]["schemas"]["ChatRequest"]
-    assert schema["x-refused"]["tools"] == {"why": "is not supported yet", "taken": [None, []]}
+    assert schema["x-refused"]["modalities"] == {"why": "is not supported yet", "taken": [None, ["text"]]}
     assert "user" in schema["x-no-effect"] and not schema["x-refused"].keys() & schema["properties"].keys()
 
 
