@@ -42,6 +42,8 @@ _REASONS = {
         "llama3: text before and after",
         "llama4: text before and after",
     ),
+    "Reasoning may follow a call, and calls may follow in the answer. vLLM's reader for DeepSeek R1 takes the first "
+    "reasoning only, and its reader for Hermes no text after a call.": ("hermes: reasoning again after a call",),
     "Text after a marker that is not a call is text of the answer. vLLM drops it, or calls a tool of a part of a "
     "name.": (
         "seed-oss: no tool",
@@ -71,6 +73,7 @@ _REASONS = {
     "has begun in the stream. In vLLM's whole answer no call is left.": (
         "hermes: arguments that are not JSON, then a call",
         "llama4: an argument that is not a literal",
+        "llama4: a number that is infinite",
     ),
     "A new call's marker ends a call that lacks its own end. vLLM gives the first call only.": (
         "qwen3-coder: a call without its end",

@@ -132,8 +132,10 @@ class AnswerReader(SteppedReader):
         return _Place.END
 
     def _reasoning(self) -> Steps[_Place]:
-        """Reads reasoning after its marker. A call ends it too."""
+        """Reads reasoning after its marker. A call ends it too. A line break divides it from reasoning before."""
         source, marks = self._source, self._marks
+        if self._has_reasoned:
+            self._line_breaks.append("\n")
         self._give_reasoning((yield from source.spaces()).lstrip("\n"))
         while (yield from source.copy_until(marks.in_reasoning, self._give_reasoning)):
             found = yield from source.match(tuple(marks.in_reasoning.texts))

@@ -23,6 +23,7 @@ class SteppedReader(ABC):
         self._pieces: list[Piece] = []
         self._calls = FoundCalls(self._pieces.append, self._give_text, tools, self._decode)
         self._line_breaks: list[str] = []  # at the end of the reasoning until now
+        self._has_reasoned = False
         self._steps = self._read_within_bounds()
         next(self._steps, None)
 
@@ -73,6 +74,7 @@ class SteppedReader(ABC):
         text = self._decode(text)
         kept = text.rstrip("\n")
         if kept:
+            self._has_reasoned = True
             self._pieces.append(Reasoning("".join(self._line_breaks) + kept))
             self._line_breaks.clear()
         if len(kept) < len(text):

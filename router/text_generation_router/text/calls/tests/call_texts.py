@@ -75,6 +75,16 @@ HERMES = (
         calls=(("clock", "{}"),),
         is_spelled=True,
     ),
+    CallText(
+        "hermes",
+        "reasoning again after a call",
+        '<think>One.\n\n</think>\n<tool_call>{"name": "clock", "arguments": {}}</tool_call>\n'
+        "<think>\nTwo.</think>Four.",
+        calls=(("clock", "{}"),),
+        reasoning="One.\nTwo.",
+        content="Four.",
+    ),
+    CallText("hermes", "cut off in a marker", "It is\n<tool_c", content="It is\n<tool_c", is_spelled=True),
     CallText("hermes", "cut off in the name", '<tool_call>\n{"name": "wea', content='<tool_call>\n{"name": "wea'),
     CallText(
         "hermes",
@@ -265,6 +275,13 @@ LLAMA4 = (
         is_spelled=True,
     ),
     CallText("llama4", "any script", "[weather(city='東京 🗼')]", calls=(("weather", '{"city": "東京 🗼"}'),)),
+    CallText(
+        "llama4",
+        "a number that is infinite",
+        "[weather(days=1e999)]",
+        calls=(("weather", '{"days": 1e999'),),
+        content=")]",
+    ),
     CallText("llama4", "a list of names", "[weather, clock]", content="[weather, clock]"),
     CallText("llama4", "a tool that the request does not have", "[other(a=1)]", content="[other(a=1)]"),
     CallText(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from text_generation_router.text.calls.formats import CALL_FORMATS
-from text_generation_router.text.calls.found_calls import MAX_ARGUMENT_CHARS, MAX_CALLS
+from text_generation_router.text.calls.found_calls import MAX_ARGUMENT_CHARS, MAX_CALLS, MAX_NAME_CHARS
 from text_generation_router.text.calls.reading import Reading
 from text_generation_router.text.calls.reasoning import REASONING_FORMATS
 from text_generation_router.text.calls.stepped_reader import SteppedReader
@@ -154,3 +154,34 @@ def test_arguments_beyond_the_bound_are_text() -> None:
         pieces = read(Reading(CALL_FORMATS["hermes"], None).reader(TOOLS), parts)
         assert all_of(pieces, Text) == "x" * len('{"code": "') + '"}}</tool_call>'
         assert isinstance(pieces[1], CallArguments) and len(pieces[1].text) == MAX_ARGUMENT_CHARS
+
+
+@pytest.mark.parametrize(
+    ("name", "begin"),
+    [
+        ("qwen3-coder", "<tool_call><function="),
+        ("deepseek-v31", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"),
+        ("olmo3", "<function_calls>"),
+    ],
+)
+def test_longer_names_than_the_bound_are_text(name: str, begin: str) -> None:
+    text = begin + "n" * (MAX_NAME_CHARS + 1) + "<tool_call>"
+    made = Reading(CALL_FORMATS[name], None)
+    for size in (1, 7, 100, len(text)):
+        pushes = [(text[at : at + size], False) for at in range(0, len(text), size)]
+        assert read(made.reader(TOOLS), pushes) == [Text(text)]
+
+
+def test_halves_of_surrogate_pairs_are_not_special_tokens() -> None:
+    made = Reading(CALL_FORMATS["hermes"], None, frozenset({"<tool_call>"}))
+    text = '{"name": "clock", "arguments": {}}'
+    assert read(made.reader(TOOLS), [("\ud800" + text, False)]) == [Text("\N{REPLACEMENT CHARACTER}" + text)]
+
+
+def test_a_value_beyond_the_bound_that_is_not_a_string_is_text() -> None:
+    text = "<tool_call><function=weather><parameter=days>" + "1" * (MAX_ARGUMENT_CHARS + 100) + "</parameter>"
+    for size in (1000, 4096, len(text)):
+        parts = [(text[at : at + size], False) for at in range(0, len(text), size)]
+        pieces = read(Reading(CALL_FORMATS["qwen3-coder"], None).reader(TOOLS), parts)
+        assert pieces[:2] == [CallStart(0, "weather"), CallArguments(0, '{"days": ')]
+        assert pieces[2:] == [Text("1" * (MAX_ARGUMENT_CHARS + 100) + "</parameter>")]
