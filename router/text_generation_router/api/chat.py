@@ -8,7 +8,7 @@ from fastapi import Request, Response
 from text_generation_router.api import tgi_calls, v1_request
 from text_generation_router.api.answer import Answers
 from text_generation_router.api.asking import CHAT
-from text_generation_router.api.chat_pieces import NewId, delta_json, has_calls, message_json, new_call_id
+from text_generation_router.api.chat_pieces import NewId, delta_json, has_calls, message_json, new_id_for
 from text_generation_router.api.chat_prompt import chat_prompt
 from text_generation_router.api.generation import Generation, Result, close_all
 from text_generation_router.api.openai import (
@@ -47,6 +47,7 @@ class ChatRoutes:
         self._style = services.style
         self._logprobs = ChatLogprobs(services.inference.vocabulary, has_bytes=not services.style.is_tgis)
         self._answers = Answers(services)
+        self._new_id = new_id_for(services.speech.reading.calls)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation through the model's chat template, at once or as a stream."""
@@ -98,7 +99,7 @@ class ChatRoutes:
         if result.is_divided and self._style.is_tgis:
             return tgi_calls.message_json(result.pieces, result.finish.generated_text)
         if result.is_divided:
-            return message_json(result.pieces, new_call_id)
+            return message_json(result.pieces, self._new_id)
         return {"role": "assistant", "content": result.finish.generated_text}
 
     async def _chunks(
@@ -125,7 +126,7 @@ class ChatRoutes:
             return ChatEncoder(index, generation, asked, write, self._logprobs)
         if self._style.is_tgis:
             return TgiCallEncoder(index, generation, asked, write, self._logprobs, generation.reader)
-        return PieceEncoder(index, generation, asked, write, self._logprobs, generation.reader, new_call_id)
+        return PieceEncoder(index, generation, asked, write, self._logprobs, generation.reader, self._new_id)
 
 
 class ChatEncoder:

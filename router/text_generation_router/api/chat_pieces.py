@@ -7,6 +7,7 @@ import string
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from text_generation_router.text.calls.formats import CallFormat, IdStyle
 from text_generation_router.text.pieces import CallArguments, CallStart, Piece, Reasoning, Text
 
 NewId = Callable[[], str]
@@ -19,6 +20,10 @@ def new_call_id() -> str:
 def new_short_call_id() -> str:
     """Nine letters and digits, as Mistral's chat templates demand."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+
+
+def new_id_for(calls: CallFormat | None) -> NewId:
+    return new_short_call_id if calls is not None and calls.ids is IdStyle.NINE else new_call_id
 
 
 def message_json(pieces: Iterable[Piece], new_id: NewId) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class ChatForm:
         """The schema of a tool's arguments. A schema that no grammar can follow counts as any object, unless the tool
         is strict."""
         given = form.schemas[name]
-        schema = dict(NO_ARGUMENTS if given is None else given)
+        schema = {"type": "object"} | dict(NO_ARGUMENTS if given is None else given)
         text = orjson.dumps(schema).decode()
         try:
             await check(AskedGrammar("tools", GrammarKind.JSON_SCHEMA, text))

@@ -33,6 +33,8 @@ def _of_schema(asked: AskedGrammar) -> str:
         raise RefusedGrammarError(f"the schema is not valid JSON: {error}") from None
     if asked.needs_properties and not (isinstance(schema, dict) and "properties" in schema):
         raise RefusedGrammarError("Grammar must have a 'properties' field")
+    if asked.needs_properties:  # TGI's clients leave the type out and mean an object
+        schema.setdefault("type", "object")
     return schema_grammar(schema)
 
 

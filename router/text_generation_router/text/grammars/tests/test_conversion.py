@@ -185,6 +185,13 @@ def test_tgis_schemas_have_properties():
     assert refusal_of(GrammarKind.JSON_SCHEMA, '{"properties": {}}', needs_properties=True) == ""
 
 
+def test_tgis_schemas_are_those_of_objects_without_saying_so():
+    schema = '{"properties": {"a": {"type": "integer"}}}'
+    tgis, others = (grammar_of(GrammarKind.JSON_SCHEMA, schema, needs_properties=only) for only in (True, False))
+    assert matches(tgis, '{"a": 1}') and not matches(tgis, "3")
+    assert matches(others, "3")  # as the standard says
+
+
 def test_the_documents_name_every_keyword_and_format():
     page = (Path(__file__).parents[5] / "docs/grammars.md").read_text()
     table = page[page.index("| keywords |") :]
