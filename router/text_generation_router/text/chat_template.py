@@ -63,8 +63,7 @@ class Conversation:
 
 class ChatTemplate:
     """A model's chat templates. Unless rendering is cheap (see `is_cheap`), a template may be rendered and compiled
-    only in a process that can be killed: rendering may never end, nor may compiling, which evaluates constant
-    expressions.
+    only in a process that can be killed: rendering may never end.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str], named: Mapping[str, str] | None = None) -> None:

@@ -33,7 +33,7 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
         return (Kind.PROMPT + text).encode()
 
     def check(_: bytes) -> bytes:
-        """Compiles the template. Compiling evaluates the template's constant expressions, so it may take long."""
+        """Compiles the templates."""
         try:
             template.compile()
         except StartError as error:

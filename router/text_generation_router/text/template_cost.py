@@ -15,11 +15,14 @@ from text_generation_router.text.template_nodes import (
     LOOP_NUMBERS,
     has_arguments,
     is_call_of,
+    is_date_format,
     is_key,
     is_loop,
     is_method,
     is_number,
+    is_short_text,
     names_set_in,
+    only_text,
 )
 from text_generation_router.text.template_variables import (
     ABSENT,
@@ -38,6 +41,8 @@ PRINTED = 12
 CASE = 3
 # Factor for `split`: bytes that a list takes for each of its texts, each of which may be a single character.
 SPLIT = 64
+# Size of a date: most characters that a character of its format becomes.
+DATE = 16
 MAX_DEPTH = 2  # deepest nesting of loops that has a bound
 
 FACTORS_OF_FILTERS = {
@@ -45,7 +50,8 @@ FACTORS_OF_FILTERS = {
     **{"length": 1, "count": 1, "first": 1, "last": 1},
 }
 FACTORS_OF_METHODS = {"strip": 1, "lstrip": 1, "rstrip": 1, "upper": CASE, "lower": CASE}
-METHODS_WITH_TEXTS = {"startswith": 1, "endswith": 1, "split": SPLIT}
+STRIPS = {"strip", "lstrip", "rstrip"}
+METHODS_WITH_TEXTS = {"startswith": 1, "endswith": 1, "split": SPLIT, **dict.fromkeys(STRIPS, 1)}
 TESTS = {
     "defined",
     "undefined",
@@ -75,8 +81,9 @@ class Cost:
 
 
 def cost_of(template: nodes.Template) -> Cost | None:
-    walk = _Walk(TemplateVariables(absent=ABSENT - names_set_in(template)))
+    macros = frozenset(macro.name for macro in template.find_all(nodes.Macro))
     try:
+        walk = _Walk(TemplateVariables(ABSENT - names_set_in(template), macros))
         walk.statements(template.body)
     except UnboundedError:
         return None
@@ -94,6 +101,7 @@ class _Walk:
             nodes.For: self._for,
             nodes.Assign: self._assign,
             nodes.Scope: lambda node: self.statements(node.body),
+            nodes.Macro: _nothing,
             nodes.Break: _nothing,
             nodes.Continue: _nothing,
         }
@@ -106,10 +114,11 @@ class _Walk:
             nodes.Getattr: self._attribute,
             nodes.Getitem: self._item,
             nodes.Compare: self._compare,
-            nodes.And: self._both,
+            nodes.And: self._and,
             nodes.Or: self._both,
             nodes.Add: self._both,
-            nodes.Sub: _number,
+            nodes.Sub: self._difference,
+            nodes.Neg: self._negative,
             nodes.Mod: self._mod,
             nodes.Not: lambda node: self.size(node.node),
             nodes.CondExpr: self._choice,
@@ -141,6 +150,10 @@ class _Walk:
             self.statements(body)
 
     def _for(self, node: nodes.For) -> None:
+        if self._variables.is_absent(node.iter):
+            self.size(node.iter)
+            self.statements(node.else_)
+            return
         if node.recursive or not self._variables.is_messages(node.iter) or not isinstance(node.target, nodes.Name):
             raise UnboundedError
         self.size(node.iter)
@@ -205,13 +218,26 @@ class _Walk:
             bounds = [] if is_key(node.arg) else [node.arg]
         if not all(map(is_number, bounds)):
             raise UnboundedError
-        return self.size(node.node)
+        for bound in bounds:
+            self.size(bound)
+        size = self.size(node.node)
+        made = node.node
+        if isinstance(made, nodes.Call) and isinstance(node.arg, nodes.Const | nodes.Neg):
+            method = made.node
+            if isinstance(method, nodes.Getattr) and method.attr == "split":
+                return self.size(method.node)  # one part of that text
+        return size
 
     def _compare(self, node: nodes.Compare) -> int:
         """Cost of a comparison. Searching a text for another text takes time in proportion to the characters of
         both.
         """
         return self.size(node.expr) + sum(self.size(operand.expr) for operand in node.ops)
+
+    def _and(self, node: nodes.And) -> int:
+        """The right side is not evaluated if the left side is certainly false."""
+        left = self.size(node.left)
+        return left if self._variables.is_absent(node.left) else left + self.size(node.right)
 
     def _both(self, node: nodes.BinExpr) -> int:
         return self.size(node.left) + self.size(node.right)
@@ -220,14 +246,29 @@ class _Walk:
         """Size of `%` between numbers. With a text on the left it would format the text, which is refused."""
         if not is_number(node.left):
             raise UnboundedError
-        self.size(node.right)
+        self._both(node)
+        return 1
+
+    def _difference(self, node: nodes.Sub) -> int:
+        if not is_number(node):
+            raise UnboundedError
+        self._both(node)
+        return 1
+
+    def _negative(self, node: nodes.Neg) -> int:
+        if not is_number(node):
+            raise UnboundedError
+        self.size(node.node)
         return 1
 
     def _choice(self, node: nodes.CondExpr) -> int:
         self.size(node.test)
-        return self.size(node.expr1) + (self.size(node.expr2) if node.expr2 is not None else 0)
+        first = 0 if self._variables.is_absent(node.test) else self.size(node.expr1)
+        return first + (self.size(node.expr2) if node.expr2 is not None else 0)
 
     def _filter(self, node: nodes.Filter) -> int:
+        if node.name == "default" and node.node is not None and _has_one_argument(node):
+            return self.size(node.node) + self.size(node.args[0])
         if node.node is None or node.name not in FACTORS_OF_FILTERS or has_arguments(node):
             raise UnboundedError
         takes_text = node.name in TEXT_FILTERS - {"tojson"}
@@ -236,7 +277,8 @@ class _Walk:
     def _test(self, node: nodes.Test) -> int:
         if node.name not in TESTS or has_arguments(node):
             raise UnboundedError
-        self.size(node.node)
+        if node.name not in ("defined", "undefined") or not isinstance(node.node, nodes.Name):
+            self.size(node.node)
         return 1
 
     def _call(self, node: nodes.Call) -> int:
@@ -244,15 +286,20 @@ class _Walk:
             raise UnboundedError
         if is_call_of(node, "raise_exception"):
             return sum(map(self._printed, node.args))
+        if is_call_of(node, "strftime_now") and is_date_format(node.args):
+            return DATE
         method = node.node
         if not isinstance(method, nodes.Getattr):
             raise UnboundedError
         known = METHODS_WITH_TEXTS if node.args else FACTORS_OF_METHODS
-        if method.attr not in known:
+        if method.attr not in known or (method.attr in STRIPS and node.args and not is_short_text(node.args)):
             raise UnboundedError
         for text in node.args:
             self.size(text)
-        return known[method.attr] * self.size(method.node)
+        factor = known[method.attr]
+        if method.attr == "split" and (separator := only_text(node.args)):
+            factor = 1 + SPLIT // len(separator)
+        return factor * self.size(method.node)
 
 
 def _known(handlers: Mapping[type[nodes.Node], F], node: nodes.Node) -> F:
@@ -265,10 +312,8 @@ def _one(_: nodes.Node) -> int:
     return 1
 
 
-def _number(node: nodes.Sub) -> int:
-    if not is_number(node):
-        raise UnboundedError
-    return 1
+def _has_one_argument(node: nodes.Filter) -> bool:
+    return len(node.args) == 1 and not (node.kwargs or node.dyn_args or node.dyn_kwargs)
 
 
 def _nothing(_: nodes.Node) -> None: ...

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
+from jinja2.compiler import CodeGenerator
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -64,11 +65,23 @@ class Dictionaries:
         return dict.fromkeys(*args)
 
 
+class LazyGenerator(CodeGenerator):
+    """Compiles a template without evaluating its constant expressions, which may stand in branches that are never
+    taken."""
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData | nodes.Const):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("*", "**"))
+    code_generator_class = LazyGenerator
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
+        extensions = [GenerationTag, loopcontrols]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False)
         self.filters["tojson"] = to_json
         self.globals["namespace"] = PublicNamespace
         self.globals["dict"] = Dictionaries()

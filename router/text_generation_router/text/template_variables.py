@@ -6,7 +6,7 @@ cannot grow, no value read from a namespace may be stored in a namespace.
 
 from jinja2 import nodes
 
-from text_generation_router.text.template_nodes import is_number
+from text_generation_router.text.template_nodes import is_method, is_number, key_of
 
 # Largest size of a value in a namespace, in units of cost.
 MAX_KEPT = 64
@@ -18,8 +18,10 @@ RESERVED = {"loop", "raise_exception", "namespace", "range", "lipsum", "dict", "
     "super",
     "caller",
 }
+# Tests that neither None nor an undefined value passes.
+TESTS_OF_VALUES = {"string", "mapping", "number", "boolean", "true"}
 # Variables that are None in a plain chat, and the only fields of its messages.
-ABSENT = frozenset({"tools"})
+ABSENT = frozenset({"tools", "documents"})
 FIELDS = {"role", "content"}
 
 
@@ -28,9 +30,13 @@ class UnboundedError(Exception):
 
 
 class TemplateVariables:
-    def __init__(self, absent: frozenset[str]) -> None:
-        """`absent`: variables that are certainly None or undefined."""
+    def __init__(self, absent: frozenset[str], macros: frozenset[str] = frozenset()) -> None:
+        """`absent`: variables that are certainly None. `macros`: names of the template's macros, which cost nothing as
+        long as they are not used."""
+        if not macros.isdisjoint(RESERVED):
+            raise UnboundedError
         self._absent = absent
+        self._reserved = RESERVED | macros
         # Size of each variable's value in units; a variable that is missing here has the size of one unit.
         self._sizes: dict[str, int] = {}
         self._messages = {"messages"}  # variables whose every value is a list of messages
@@ -56,7 +62,7 @@ class TemplateVariables:
         self._read_from_namespace.add(name)
 
     def size(self, name: str) -> int:
-        if name in RESERVED:
+        if name in self._reserved:
             raise UnboundedError
         return self._sizes.get(name, 1)
 
@@ -92,11 +98,26 @@ class TemplateVariables:
 
     def is_absent(self, node: nodes.Node) -> bool:
         """Whether the value is certainly false in a plain chat: tools, calls of tools, and the like."""
-        if isinstance(node, nodes.And):
-            return self.is_absent(node.left) or self.is_absent(node.right)
-        if isinstance(node, nodes.Getattr):
-            return self.is_message(node.node) and node.attr not in FIELDS
-        return isinstance(node, nodes.Name) and node.name in self._absent
+        match node:
+            case nodes.And(left=left, right=right):
+                return self.is_absent(left) or self.is_absent(right)
+            case nodes.Or(left=left, right=right):
+                return self.is_absent(left) and self.is_absent(right)
+            case nodes.Name(name=name):
+                return name in self._absent
+            case nodes.Test(name="defined", node=value):
+                return self._is_absent_field(value)
+            case nodes.Test(name=name, node=value) if name in TESTS_OF_VALUES:
+                return self.is_absent(value)
+            case nodes.Not(node=nodes.Test(name="none", node=nodes.Name(name=name))):
+                return name in self._absent
+            case nodes.Compare(expr=nodes.Const(value=str(key)), ops=[nodes.Operand(op="in", expr=value)]):
+                return self.is_message(value) and key not in FIELDS
+        return self._is_absent_field(node)
+
+    def _is_absent_field(self, node: nodes.Node) -> bool:
+        found = key_of(node)
+        return found is not None and self.is_message(found[0]) and found[1] not in FIELDS and not is_method(found[1])
 
     def is_from_namespace(self, node: nodes.Node) -> bool:
         names = [node, *node.find_all(nodes.Name)]
@@ -106,7 +127,7 @@ class TemplateVariables:
         """Notes a value of a variable. Branches may set different values, so the variable gets the largest size of all.
         It is a list of messages, or a text, only if every value is.
         """
-        if name in RESERVED or name in self._namespaces:
+        if name in self._reserved or name in self._namespaces:
             raise UnboundedError
         if not is_messages:
             self._others.add(name)

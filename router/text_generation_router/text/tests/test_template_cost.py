@@ -1,3 +1,5 @@
+import tracemalloc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,7 +71,20 @@ def test_a_template_with_unknown_syntax_has_no_bound(source):
 LOOPS_OVER_WORDS = "{% for word in messages[0].content.split() %}{% endfor %}"  # has no bound
 
 
-@pytest.mark.parametrize("test", ["tools", "tools and x", "messages[0].tool_calls", "x and messages[-1].name"])
+@pytest.mark.parametrize(
+    "test",
+    [
+        "tools",
+        "tools and x",
+        "messages[0].tool_calls",
+        "x and messages[-1].name",
+        "documents or tools",
+        "tools is not none",
+        "messages[0]['tool_calls'] is defined",
+        "'tool_calls' in messages[0]",
+        "messages[0].reasoning_content is string",
+    ],
+)
 def test_branches_for_what_no_plain_chat_has_cost_nothing(test):
     assert cost(f"{{% if {test} %}}{LOOPS_OVER_WORDS}{{% endif %}}") is not None
     assert cost(f"{{% if {test} %}}{{% else %}}{LOOPS_OVER_WORDS}{{% endif %}}") is None
@@ -81,6 +96,10 @@ def test_branches_for_what_no_plain_chat_has_cost_nothing(test):
     [
         "{% if tools or x %}?{% endif %}",
         "{% if not tools %}?{% endif %}",
+        "{% if tools is defined %}?{% endif %}",
+        "{% if messages[0].tool_calls is not none %}?{% endif %}",
+        "{% if 'role' in messages[0] %}?{% endif %}",
+        "{% for x in tools %}{% else %}?{% endfor %}",
         "{% if messages[0].content %}?{% endif %}",
         "{% if x.tool_calls %}?{% endif %}",
         "{% set tools = 'x' %}{% if tools %}?{% endif %}",
@@ -92,6 +111,56 @@ def test_branches_for_what_no_plain_chat_has_cost_nothing(test):
 def test_a_branch_that_a_plain_chat_may_take_is_counted(source):
     assert cost(source.replace("?", "")) is not None
     assert cost(source.replace("?", LOOPS_OVER_WORDS)) is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% macro evil() %}?{% endmacro %}{% if tools %}{{ evil() }}{% endif %}",
+        "{% for call in messages[0].tool_calls %}?{% endfor %}",
+        "{% if tools is not defined %}{% set tools = none %}{% endif %}{% for tool in tools %}?{% endfor %}",
+        "{{ (messages[0].content.split() if tools else 'x') and tools and messages[0].content.split() }}",
+        "{% set ns = namespace(at=-1) %}{% set ns.at = (messages | length - 1) - 1 %}{{ messages[::-1][0].content }}",
+        "{{ messages[0].content.split('</think>')[-1].lstrip('\\n') }}",
+        "{{ date | default(strftime_now('%d %b %-m')) }}{% if strftime_now is defined %}{% endif %}",
+    ],
+)
+def test_what_a_plain_chat_does_not_reach_and_short_steps_have_a_bound(source):
+    assert cost(source.replace("?", LOOPS_OVER_WORDS)) is not None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% macro evil() %}{% endmacro %}{{ evil() }}",
+        "{% macro evil() %}{% endmacro %}{% set ns = namespace(strip=evil) %}{{ ns.strip() }}",
+        "{% macro evil() %}{% endmacro %}{{ [evil][0].strip() }}",
+        "{% macro raise_exception(x) %}{% endmacro %}{{ raise_exception('x') }}",
+        "{{ messages[messages[0].content.split() | length] }}",
+        "{{ (messages[0].content.split() | length) - 1 }}",
+        "{{ 'x'.strip(messages[0].content) }}",
+        "{% if messages[0]['items'] %}{% endif %}",
+        "{% macro tools() %}{% endmacro %}{% if tools %}{% endif %}",
+        "{{ strftime_now('%9d') }}",
+        "{{ strftime_now(messages[0].content) }}",
+    ],
+)
+def test_macros_that_are_used_and_steps_of_any_length_have_no_bound(source):
+    assert cost(source) is None
+
+
+def test_constants_in_branches_that_are_not_taken_are_not_evaluated():
+    """Otherwise compiling would evaluate them in the router: 300 MB each, for seconds."""
+    evil = "{{ '%300000000d' % 1 }}{{ 'x' | center(300000000) }}{% set x = 'x'.ljust(300000000) %}"
+    chat = Conversation((USER,))
+    for source in (f"{{% if tools %}}{evil}{{% endif %}}", f"{{% macro unused() %}}{evil}{{% endmacro %}}"):
+        template = ChatTemplate(source + "{{ messages[0].role }}", {})
+        assert template.is_cheap(chat)
+        tracemalloc.start()
+        assert template.render(chat) == "user"
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 16 * 2**20
 
 
 def test_doubling_is_counted():
