@@ -84,8 +84,8 @@ class Schema:
 
     @classmethod
     def of(cls, schema: object) -> "Schema":
-        """From a JSON schema, which is changed. Raises RefusedGrammarError."""
-        return cls(prepared_text(schema))
+        """From a JSON schema, of which a copy is changed. Raises RefusedGrammarError."""
+        return cls(prepared_text(orjson.loads(orjson.dumps(schema))))
 
 
 Part = str | Marker | Schema

@@ -17,6 +17,8 @@ from text_generation_router.text.grammars.unions import have_discriminator
 Schema = dict[str, Any]
 
 MAX_MULTIPLE = 10_000
+# Most properties of one object, and most patterns of properties: llguidance's work grows with their square.
+MAX_NAMES = {"properties": 500, "patternProperties": 32}
 # Keywords that leave no doubt about other properties, or that an object without other properties may contradict.
 SAYS_MORE = frozenset(("additionalProperties", "patternProperties", "unevaluatedProperties", "$anchor", "$id"))
 # Keywords that say nothing about an object beside a reference to another schema.
@@ -83,6 +85,9 @@ def _refuse_keywords(schema: Schema) -> None:
         if not any(type(schema[name]) is type(neutral) and schema[name] == neutral for neutral in REFUSED[name]):
             raise RefusedGrammarError(f"the schema's keyword `{name}` is not supported")
         del schema[name]
+    for name, most in MAX_NAMES.items():
+        if isinstance(schema.get(name), dict) and len(schema[name]) > most:
+            raise RefusedGrammarError(f"the schema has more than {most} `{name}` in one object")
     if "format" in schema and _may_be_text(schema) and schema["format"] not in FORMATS:
         raise RefusedGrammarError(f"the schema's `format` {str(schema['format'])[:64]!r} is not supported")
 

@@ -48,7 +48,8 @@ def objects_with(count: int, value: Any) -> dict[str, Any]:
 
 SCHEMAS: tuple[Any, ...] = (
     nested(30), nested(300), {"enum": [f"v{number}" for number in range(7000)]}, objects_with(2000, {"type": "string"}),
-    objects_with(2000, {"$ref": "#"}), {"type": "array", "minItems": 10**6, "items": {"type": "string"}},
+    objects_with(2000, {"$ref": "#"}), objects_with(500, {"$ref": "#"}),
+    {"type": "array", "minItems": 10**6, "items": {"type": "string"}},
     {"type": "array", "maxItems": 10**9}, {"type": "string", "minLength": 10**8},
     {"type": "string", "maxLength": 10**9, "pattern": "^a"}, {"type": "string", "pattern": "(a{1,1000}){1,1000}"},
     {"type": "integer", "multipleOf": 1_234_577, "minimum": -(10**15), "maximum": 10**15},
@@ -67,8 +68,9 @@ SCHEMAS: tuple[Any, ...] = (
     {"oneOf": [{"properties": {"k": {"const": n}}, "required": ["k"], "type": "object"} for n in range(700)]},
     {"oneOf": [{"type": "string", "pattern": f"^a{{{n}}}$"} for n in range(100)]},
     {"anyOf": [objects_with(n, {"type": "string"}) for n in range(60)]},
-    {"patternProperties": {f"^a{{{n}}}b": {} for n in range(1, 100)}},
-    objects_with(1500, {}) | {"required": [f"p{number}" for number in range(1500)]},
+    {"patternProperties": {f"^a{{{n}}}b": {} for n in range(1, 33)}}, {"type": "array", "prefixItems": [{}] * 5000},
+    objects_with(500, {}) | {"required": [f"p{number}" for number in range(500)]},
+    {"anyOf": [objects_with(500, {"type": "integer"})] + [objects_with(400, {"type": "null"})] * 2},
 )  # fmt: skip
 
 

@@ -95,7 +95,7 @@ STOP = '\n{"name": "stop", "arguments": {}}\n</tool_call>'
 
 def calls_of(trigger: str | Marker) -> CallForm:
     none = {"type": "object", "properties": {}}
-    calls = [call_parts("size", json.loads(json.dumps(SCHEMA)), trigger), call_parts("stop", none, trigger)]
+    calls = [call_parts("size", SCHEMA, trigger), call_parts("stop", none, trigger)]
     return CallForm(calls, separator=["\n"])
 
 
@@ -146,7 +146,7 @@ def test_calls_among_free_text_have_their_form(follows, trigger, several):
 
 
 def test_a_list_of_calls_has_one_opening_and_one_closing(tokenizer, follows):
-    calls = [['{"name": "size", "arguments": ', Schema.of(json.loads(json.dumps(SCHEMA))), "}"]]
+    calls = [['{"name": "size", "arguments": ', Schema.of(SCHEMA), "}"]]
     opening = [marker_of("[CALL]", tokenizer), "["]
     form = CallForm(calls, opening=opening, separator=[", "], closing=["]"])
     one = '{"name": "size", "arguments": {"a": 1}}'
@@ -169,3 +169,11 @@ def test_calls_that_begin_differently_have_no_trigger():
         tool_calls_grammar(CallForm([["<a>", Schema.of({})], ["<b>", Schema.of({})]]))
     with pytest.raises(ValueError, match="is empty"):
         tool_calls_grammar(CallForm([["<a>", Schema.of({})]]), at_least_one=False)
+
+
+def test_a_schema_of_a_tool_stays_as_it_was():
+    inner = {"type": "object", "properties": {"b": {"type": "integer"}}}
+    schema = {"type": "object", "properties": {"a": inner, "c": inner}}
+    before = json.dumps(schema)
+    assert Schema.of(schema).text.count('"additionalProperties":false') == 3
+    assert json.dumps(schema) == before

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from text_generation_router.text.grammars.asked import GrammarKind, RefusedGrammarError
-from text_generation_router.text.grammars.schemas import prepare
+from text_generation_router.text.grammars.schemas import MAX_NAMES, prepare
 from text_generation_router.text.grammars.tests.matching import grammar_of, matches
 
 A, B = {"properties": {"a": {}}}, {"properties": {"b": {}}}
@@ -78,6 +78,16 @@ def test_an_object_made_of_two_schemas_has_the_properties_of_both():
 def test_dates_are_days_that_there_were(name, text, fits, more):
     grammar = grammar_of(GrammarKind.JSON_SCHEMA, json.dumps({"type": "string", "format": name} | more))
     assert matches(grammar, json.dumps(text)) == fits
+
+
+@pytest.mark.parametrize("name", MAX_NAMES)
+def test_an_object_has_a_bounded_number_of_properties(name):
+    def schema(count):
+        return {"items": {name: {f"^{number}$": {"type": "integer"} for number in range(count)}}}
+
+    prepare(schema(MAX_NAMES[name]))
+    with pytest.raises(RefusedGrammarError, match=f"more than {MAX_NAMES[name]} `{name}` in one object"):
+        prepare(schema(MAX_NAMES[name] + 1))
 
 
 def test_each_part_of_a_schema_is_followed_once():
