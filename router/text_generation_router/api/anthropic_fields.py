@@ -13,7 +13,7 @@ from text_generation_router.api.anthropic_schemas import (
     Turn,
 )
 from text_generation_router.api.contract import Contract, Refused, Renamed, Rule, Tolerated
-from text_generation_router.api.known_fields import COMMON, Rules
+from text_generation_router.api.known_fields import COMMON, OTHER_FORMS, Rules
 
 NOT_STORED = "is not supported: answers are not stored, send the whole conversation in `messages`"
 CACHED = Tolerated("every prompt is looked up in the prefix cache")
@@ -47,6 +47,7 @@ ANTHROPIC: Rules = {
 }
 MESSAGES_RULES: Rules = (
     COMMON
+    | OTHER_FORMS
     | {
         "stop": Renamed("stop_sequences", ([],)),
         "max_new_tokens": Renamed("max_tokens"),

@@ -178,25 +178,38 @@ COMPLETION_RULES: Rules = OPENAI | {
     "messages": Refused("is a field of /v1/chat/completions"),
     "suffix": Refused(),
 }
-CHAT_RULES: Rules = OPENAI | {
-    "add_special_tokens": Refused(neutral=(False,)),
-    "top_n_tokens": Renamed("top_logprobs", (0,)),
-    "suffix": Refused(),
-    "modalities": Refused(neutral=(["text"],)),
-    "audio": Refused(),
-    "prediction": Refused(),
-    "reasoning": Refused("is not a field of this route, send `reasoning_effort`"),
+OF_CHATS = "is not a field of this route, send the request to /v1/chat/completions"
+# Chats, and the routes that are other forms of them; a chat has most of these fields.
+OTHER_FORMS: Rules = {
+    "chat_template_kwargs": Refused(OF_CHATS, ({},)),
+    "documents": Refused(OF_CHATS, ([],)),
+    "include_reasoning": Refused(OF_CHATS, (True,)),
+    "separate_reasoning": Refused(OF_CHATS, (True,)),
+    "tool_prompt": Refused(OF_CHATS, ("",)),
     "functions": Refused("is OpenAI's older form, send `tools`", ([],)),
     "function_call": Refused("is OpenAI's older form, send `tool_choice`", ("none", "auto")),
-    "thinking_token_budget": Renamed("max_thinking_tokens"),
-    "thinking_budget_tokens": Renamed("max_thinking_tokens", (-1,)),
     "stream_reasoning": Tolerated("reasoning is sent while it is made"),
     "stream_reasoning_steps": Tolerated("reasoning is sent while it is made"),
     "max_tool_calls": Tolerated("limits tools that a server runs, and the client runs its own"),
-    "verbosity": Refused(neutral=("medium",)),
-    "web_search_options": Refused(),
-    "prompt": Refused("is a field of /v1/completions"),
 }
+CHAT_RULES: Rules = (
+    OPENAI
+    | OTHER_FORMS
+    | {
+        "add_special_tokens": Refused(neutral=(False,)),
+        "top_n_tokens": Renamed("top_logprobs", (0,)),
+        "suffix": Refused(),
+        "modalities": Refused(neutral=(["text"],)),
+        "audio": Refused(),
+        "prediction": Refused(),
+        "reasoning": Refused("is not a field of this route, send `reasoning_effort`"),
+        "thinking_token_budget": Renamed("max_thinking_tokens"),
+        "thinking_budget_tokens": Renamed("max_thinking_tokens", (-1,)),
+        "verbosity": Refused(neutral=("medium",)),
+        "web_search_options": Refused(),
+        "prompt": Refused("is a field of /v1/completions"),
+    }
+)
 
 # Beside `parameters`, where most fields of `parameters` are unknown, the form of the text is not passed over.
 BESIDE: Rules = NATIVE | {"grammar": Refused("is a field of `parameters`")}

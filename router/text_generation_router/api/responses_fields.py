@@ -1,7 +1,7 @@
 """The tables of known fields of /v1/responses: as `known_fields.py`."""
 
 from text_generation_router.api.contract import Contract, Refused, Renamed, Tolerated
-from text_generation_router.api.known_fields import COMMON, Rules
+from text_generation_router.api.known_fields import COMMON, OTHER_FORMS, Rules
 from text_generation_router.api.responses_options import FunctionTool, ReasoningConfig, TextConfig
 from text_generation_router.api.responses_schemas import (
     NOT_STORED,
@@ -12,27 +12,31 @@ from text_generation_router.api.responses_schemas import (
     ResponsesRequest,
 )
 
-RESPONSES_RULES: Rules = COMMON | {
-    "previous_response_id": Refused(NOT_STORED),
-    "conversation": Refused(NOT_STORED),
-    "store": Refused("is not supported: answers are not stored, leave the field out", (False,)),
-    "background": Refused("is not supported: keep the connection, or send `stream`", (False,)),
-    "background_options": Tolerated("has no effect without `background`"),
-    "prompt": Refused("is not supported: there are no stored prompts, send `input` and `instructions`"),
-    "context_management": Refused("is not supported: every item is part of the prompt", ([],)),
-    "truncation": Refused("is not supported: a conversation that is too long is refused", ("disabled",)),
-    "access_programs": Tolerated("there are no such programs here"),
-    "image": Tolerated("there are no images here"),
-    "max_tokens": Renamed("max_output_tokens"),
-    "max_completion_tokens": Renamed("max_output_tokens"),
-    "max_new_tokens": Renamed("max_output_tokens"),
-    "messages": Refused("is a field of /v1/chat/completions, send `input`"),
-    "response_format": Refused("is not a field of this route, send `text`", ({"type": "text"},)),
-    "reasoning_effort": Refused("is not a field of this route, send `reasoning`", ("none",)),
-    "verbosity": Refused("is not a field of this route, send `text`", ("medium",)),
-    "logprobs": Refused("is not a field of this route, send `include`", (False,)),
-    "stop": Refused("is not supported on this route, send the request to /v1/chat/completions", ([],)),
-}
+RESPONSES_RULES: Rules = (
+    COMMON
+    | OTHER_FORMS
+    | {
+        "previous_response_id": Refused(NOT_STORED),
+        "conversation": Refused(NOT_STORED),
+        "store": Refused("is not supported: answers are not stored, leave the field out", (False,)),
+        "background": Refused("is not supported: keep the connection, or send `stream`", (False,)),
+        "background_options": Tolerated("has no effect without `background`"),
+        "prompt": Refused("is not supported: there are no stored prompts, send `input` and `instructions`"),
+        "context_management": Refused("is not supported: every item is part of the prompt", ([],)),
+        "truncation": Refused("is not supported: a conversation that is too long is refused", ("disabled",)),
+        "access_programs": Tolerated("there are no such programs here"),
+        "image": Tolerated("there are no images here"),
+        "max_tokens": Renamed("max_output_tokens"),
+        "max_completion_tokens": Renamed("max_output_tokens"),
+        "max_new_tokens": Renamed("max_output_tokens"),
+        "messages": Refused("is a field of /v1/chat/completions, send `input`"),
+        "response_format": Refused("is not a field of this route, send `text`", ({"type": "text"},)),
+        "reasoning_effort": Refused("is not a field of this route, send `reasoning`", ("none",)),
+        "verbosity": Refused("is not a field of this route, send `text`", ("medium",)),
+        "logprobs": Refused("is not a field of this route, send `include`", (False,)),
+        "stop": Refused("is not supported on this route, send the request to /v1/chat/completions", ([],)),
+    }
+)
 RESPONSES = Contract.of(ResponsesRequest, RESPONSES_RULES)
 TEXT = Contract.of(TextConfig, {"verbosity": Refused(neutral=("medium",))})
 SUMMARY = Tolerated("the reasoning itself is part of the answer")
