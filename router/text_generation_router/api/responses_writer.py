@@ -78,7 +78,7 @@ class OutputItems:
         return {"type": event["type"], "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1} | event
 
 
-class TextPart:
+class ItemPart:
     """The one part of a message, or of reasoning: its text, and the text's events."""
 
     def __init__(self, item: dict[str, Any], part: dict[str, Any], event: str) -> None:
@@ -102,7 +102,7 @@ class TextPart:
         yield {"type": "response.content_part.done", "content_index": 0, "part": self._part}
 
 
-class MessageItem(TextPart):
+class MessageItem(ItemPart):
     prefix = "msg"
 
     def __init__(self, item_id: str) -> None:
@@ -123,7 +123,7 @@ class MessageItem(TextPart):
         yield part_done
 
 
-class ReasoningOutputItem(TextPart):
+class ReasoningOutputItem(ItemPart):
     prefix = "rs"
 
     def __init__(self, item_id: str) -> None:
