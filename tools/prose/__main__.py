@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prose.check import PATTERNS, Checker, ProseFinding
-from prose.texts import COMMENT, DOCSTRING, TRAILING, Text, texts_of
+from prose.texts import COMMENT, DOCSTRING, TRAILING, ProseText, texts_of
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -60,14 +60,14 @@ def files(paths: Sequence[str]) -> list[str]:
     return sorted({name for name in listed.split("\0") if name and (ROOT / name).is_file()})
 
 
-def sample(texts: dict[str, list[Text]], count: int, seed: str) -> list[tuple[str, Text]]:
+def sample(texts: dict[str, list[ProseText]], count: int, seed: str) -> list[tuple[str, ProseText]]:
     """Draws `count` comments and docstrings, in the order of the files. One seed always draws the same ones."""
     readable = [(name, text) for name, found in texts.items() for text in found if _is_to_read(text)]
     drawn = random.Random(seed).sample(range(len(readable)), min(count, len(readable)))
     return [readable[i] for i in sorted(drawn)]
 
 
-def _is_to_read(text: Text) -> bool:
+def _is_to_read(text: ProseText) -> bool:
     return text.kind in (DOCSTRING, COMMENT, TRAILING) and len(text.joined.split()) > 1
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prose.texts import PAIR, STRING, Text
+from prose.texts import PAIR, STRING, ProseText
 
 PATTERNS = Path(__file__).parent / "patterns.toml"
 
@@ -22,7 +22,7 @@ class Pattern:
     right: tuple[str, ...]
     kinds: frozenset[str]  # kinds of text in which to search; empty: all kinds but PAIR
 
-    def is_for(self, text: Text) -> bool:
+    def is_for(self, text: ProseText) -> bool:
         return text.kind in self.kinds if self.kinds else text.kind != PAIR
 
 
@@ -61,7 +61,7 @@ class Checker:
         allowed = tuple(AllowedWording(entry["path"], entry["text"]) for entry in table.get("allowed", ()))
         return cls(patterns, tuple(entry["path"] for entry in table["data"]), allowed)
 
-    def findings(self, path: str, texts: list[Text]) -> Iterator[ProseFinding]:
+    def findings(self, path: str, texts: list[ProseText]) -> Iterator[ProseFinding]:
         """Findings in the texts of one file, in order. `path` is relative to the repository."""
         is_data = path.startswith(self.data)
         allowed = [entry for entry in self.allowed if entry.path == path]

@@ -33,7 +33,7 @@ NEW_PARAGRAPH = re.compile(r"\s*([-*+|#>]|\d+\.)")
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class ProseText:
     """One comment, docstring, literal, name or paragraph: its lines, each with its number in the file."""
 
     kind: str
@@ -62,7 +62,7 @@ class Text:
             yield number, f"{words} " if words else BORDER
 
 
-def texts_of(path: Path) -> list[Text]:
+def texts_of(path: Path) -> list[ProseText]:
     """The texts of a file, in order. A file of another type than the supported ones has none."""
     if not _holds_prose(path):
         return []
@@ -84,14 +84,14 @@ def _holds_prose(path: Path) -> bool:
     return path.suffix in suffixes or path.name == "Makefile" or path.parent.name == ".ci"
 
 
-def _pairs(texts: Sequence[Text]) -> Iterator[Text]:
+def _pairs(texts: Sequence[ProseText]) -> Iterator[ProseText]:
     for first, second in pairwise(sorted((t for t in texts if t.kind == TRAILING), key=lambda text: text.line)):
         if second.line == first.line + 1:
-            yield Text(PAIR, (*first.lines, (second.line, LINE_END + second.lines[0][1])))
+            yield ProseText(PAIR, (*first.lines, (second.line, LINE_END + second.lines[0][1])))
 
 
-def _of_python(source: str) -> Iterator[Text]:
-    comments: list[Text] = []
+def _of_python(source: str) -> Iterator[ProseText]:
+    comments: list[ProseText] = []
     literal: list[tuple[int, str]] = []  # the lines of adjacent string tokens, which are one string
     begins_statement = is_docstring = True
     before = ""
@@ -100,14 +100,14 @@ def _of_python(source: str) -> Iterator[Text]:
         if name == "COMMENT":
             kind = TRAILING if token.line[: token.start[1]].strip() else COMMENT
             if not PRAGMA.match(words := _uncommented(token.string)):
-                comments.append(Text(kind, ((first_line, words),)))
+                comments.append(ProseText(kind, ((first_line, words),)))
         elif name == "STRING":
             is_docstring = is_docstring if literal else begins_statement
             literal += _numbered(first_line, token.string)
         elif name != "NL":
             yield from _literal(literal, is_docstring and name == "NEWLINE")
             if before == "def" and token.string.startswith("test_"):
-                yield Text(NAME, ((first_line, token.string.replace("_", " ")),))
+                yield ProseText(NAME, ((first_line, token.string.replace("_", " ")),))
             literal, before = [], token.string
             begins_statement = name in ("NEWLINE", "INDENT", "DEDENT")
     yield from _blocks(comments)
@@ -150,11 +150,11 @@ def _fstring(parts: Iterable[tokenize.TokenInfo]) -> str:
     return text
 
 
-def _literal(lines: list[tuple[int, str]], is_docstring: bool) -> Iterator[Text]:
+def _literal(lines: list[tuple[int, str]], is_docstring: bool) -> Iterator[ProseText]:
     if lines and is_docstring:
-        yield Text(DOCSTRING, tuple(lines))
+        yield ProseText(DOCSTRING, tuple(lines))
     elif sum(len(line.split()) for _, line in lines) >= LEAST_WORDS and not any(PROGRAM.match(t) for _, t in lines):
-        yield Text(STRING, tuple(lines))
+        yield ProseText(STRING, tuple(lines))
 
 
 def _numbered(first: int, text: str) -> list[tuple[int, str]]:
@@ -165,8 +165,8 @@ def _uncommented(comment: str) -> str:
     return comment.strip().removeprefix("/*").removesuffix("*/").strip("#/* ")
 
 
-def _of_code(source: str, pattern: re.Pattern[str]) -> Iterator[Text]:
-    comments: list[Text] = []
+def _of_code(source: str, pattern: re.Pattern[str]) -> Iterator[ProseText]:
+    comments: list[ProseText] = []
     for match in pattern.finditer(source):
         number = source.count("\n", 0, match.start()) + 1
         if match[0].startswith('"'):
@@ -174,36 +174,36 @@ def _of_code(source: str, pattern: re.Pattern[str]) -> Iterator[Text]:
         else:
             before = source[source.rfind("\n", 0, match.start()) + 1 : match.start()]
             lines = tuple((i, _uncommented(line)) for i, line in _numbered(number, match[0]))
-            comments.append(Text(TRAILING if before.strip() else COMMENT, lines))
+            comments.append(ProseText(TRAILING if before.strip() else COMMENT, lines))
     yield from _blocks(comments)
 
 
-def _blocks(comments: Sequence[Text]) -> Iterator[Text]:
+def _blocks(comments: Sequence[ProseText]) -> Iterator[ProseText]:
     """Joins comments that stand on consecutive lines of their own into one text."""
     lines: tuple[tuple[int, str], ...] = ()
     for comment in comments:
         if lines and not (comment.kind == COMMENT and comment.line == lines[-1][0] + 1):
-            yield Text(COMMENT, lines)
+            yield ProseText(COMMENT, lines)
             lines = ()
         if comment.kind == TRAILING:
             yield comment
         else:
             lines += comment.lines
     if lines:
-        yield Text(COMMENT, lines)
+        yield ProseText(COMMENT, lines)
 
 
-def _of_markdown(source: str) -> Iterator[Text]:
+def _of_markdown(source: str) -> Iterator[ProseText]:
     lines: tuple[tuple[int, str], ...] = ()
     in_code = False
     for number, line in _numbered(1, source):
         is_fence = FENCE.match(line) is not None
         if lines and (is_fence or in_code or not line.strip() or NEW_PARAGRAPH.match(line)):
-            yield Text(MARKDOWN, lines)
+            yield ProseText(MARKDOWN, lines)
             lines = ()
         if is_fence:
             in_code = not in_code
         elif not in_code and line.strip():
             lines += ((number, line),)
     if lines:
-        yield Text(MARKDOWN, lines)
+        yield ProseText(MARKDOWN, lines)

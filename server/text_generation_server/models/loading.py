@@ -32,7 +32,7 @@ class Files(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LayerPart:
     """Some outputs of a linear layer: rows of a tensor in the files."""
 
     name: str  # without .weight or .bias
@@ -42,14 +42,14 @@ class Part:
     group: int = 1
 
 
-def stacked(*layers: tuple[str, int, range]) -> list[Part]:
+def stacked(*layers: tuple[str, int, range]) -> list[LayerPart]:
     """The wanted outputs of layers of the same input: (name, number of all its outputs, wanted outputs). Layers of the
     same name lie one after the other in one tensor."""
     parts, ends = [], dict[str, int]()
     for name, size, wanted in layers:
         start = ends.get(name, 0)
         ends[name] = start + size
-        parts.append(Part(name, range(start + wanted.start, start + wanted.stop)))
+        parts.append(LayerPart(name, range(start + wanted.start, start + wanted.stop)))
     return parts
 
 
@@ -96,14 +96,14 @@ class Loader:
         # Copied, because the slice is a view of the mapped file, and each of its rows would keep whole pages in use.
         return self._place(self._files.get_slice(name, 1, part.start, part.stop)).contiguous()
 
-    def fused(self, parts: Sequence[Part], has_bias: bool, gated: bool = False, multiple: int = 1) -> LinearOp:
+    def fused(self, parts: Sequence[LayerPart], has_bias: bool, gated: bool = False, multiple: int = 1) -> LinearOp:
         """One product for several layers with the same input, each with this rank's part of its outputs. Zeros follow
         the outputs of each layer until they are a `multiple`."""
         weight = self._joined(parts, "weight", multiple)
         bias = self._joined(parts, "bias", multiple) if has_bias else None
         return make_linear(self._platform.kernels, self._weight_format(weight), bias, gated=gated)
 
-    def _joined(self, parts: Sequence[Part], kind: str, multiple: int) -> Tensor:
+    def _joined(self, parts: Sequence[LayerPart], kind: str, multiple: int) -> Tensor:
         ranges = dict.fromkeys((part.name, part.rows) for part in parts)  # parts of the same rows are read once
         read = {(name, rows): self._outputs(name, rows, kind) for name, rows in ranges}
         picked = [_picked(read[part.name, part.rows], part) for part in parts]
@@ -149,7 +149,7 @@ class Loader:
         return tensor.to(device=self._platform.device, dtype=dtype or self.dtype)
 
 
-def _picked(rows: Tensor, part: Part) -> Tensor:
+def _picked(rows: Tensor, part: LayerPart) -> Tensor:
     return rows if part.picks is None else rows.view(-1, part.group, *rows.shape[1:])[:, part.picks].flatten(0, 1)
 
 

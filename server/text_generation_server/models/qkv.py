@@ -4,11 +4,11 @@ from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.names import LayerNames, QkvLayout
 from text_generation_common.models.rope import Rope
 from text_generation_server.layers.rotary import kernel_order
-from text_generation_server.models.loading import Part, stacked
+from text_generation_server.models.loading import LayerPart, stacked
 from text_generation_server.models.split import Split
 
 
-def qkv_parts(config: ModelConfig, rope: Rope | None, split: Split, names: LayerNames) -> list[Part]:
+def qkv_parts(config: ModelConfig, rope: Rope | None, split: Split, names: LayerNames) -> list[LayerPart]:
     """This rank's queries, keys and values, with the numbers of each query and key head in the kernels' order."""
     order = kernel_order(rope, config.head_size)
     if config.names.qkv is QkvLayout.groups:
@@ -21,10 +21,10 @@ def qkv_parts(config: ModelConfig, rope: Rope | None, split: Split, names: Layer
     )
     if order is None:
         return [queries, keys, values]
-    return [Part(queries.name, queries.rows, order, size), Part(keys.name, keys.rows, order, size), values]
+    return [LayerPart(queries.name, queries.rows, order, size), LayerPart(keys.name, keys.rows, order, size), values]
 
 
-def _of_groups(config: ModelConfig, order: list[int] | None, split: Split, names: LayerNames) -> list[Part]:
+def _of_groups(config: ModelConfig, order: list[int] | None, split: Split, names: LayerNames) -> list[LayerPart]:
     size, queries_of_key = config.head_size, config.num_heads // config.num_kv_heads
     group = (queries_of_key + 2) * size
     if len(split.query_heads) < queries_of_key:  # several ranks share a key head
@@ -35,12 +35,12 @@ def _of_groups(config: ModelConfig, order: list[int] | None, split: Split, names
     key = [queries_of_key * size + number for number in numbers]
     value = [(queries_of_key + 1) * size + number for number in range(size)]
     return [
-        Part(name, rows, picks, group)
+        LayerPart(name, rows, picks, group)
         for name, picks in ((names.queries, queries), (names.keys, key), (names.values, value))
     ]
 
 
-def _of_one_group(config: ModelConfig, order: list[int] | None, split: Split, names: LayerNames) -> list[Part]:
+def _of_one_group(config: ModelConfig, order: list[int] | None, split: Split, names: LayerNames) -> list[LayerPart]:
     """Some queries of a group, its key and its value."""
     size, queries_of_key = config.head_size, config.num_heads // config.num_kv_heads
     # Places of heads in the tensor. Each group before has a key and a value beside its queries.
@@ -48,9 +48,9 @@ def _of_one_group(config: ModelConfig, order: list[int] | None, split: Split, na
     key = split.kv_heads.start * (queries_of_key + 2) + queries_of_key
     queries = range(first, first + len(split.query_heads))
     return [
-        Part(names.queries, features(queries, size), order, size),
-        Part(names.keys, features(range(key, key + 1), size), order, size),
-        Part(names.values, features(range(key + 1, key + 2), size)),
+        LayerPart(names.queries, features(queries, size), order, size),
+        LayerPart(names.keys, features(range(key, key + 1), size), order, size),
+        LayerPart(names.values, features(range(key + 1, key + 2), size)),
     ]
 
 

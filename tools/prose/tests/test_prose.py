@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from prose.__main__ import main, sample, table
 from prose.check import Checker
-from prose.texts import COMMENT, DOCSTRING, MARKDOWN, NAME, PAIR, STRING, TRAILING, Text, texts_of
+from prose.texts import COMMENT, DOCSTRING, MARKDOWN, NAME, PAIR, STRING, TRAILING, ProseText, texts_of
 
 CHECKER = Checker.from_file()
 PATTERNS = {pattern.name: pattern for pattern in CHECKER.patterns}
 
 
 def names_found(words: str, kind: str) -> set[str]:
-    return {finding.pattern.name for finding in CHECKER.findings("some.py", [Text(kind, ((1, words),))])}
+    return {finding.pattern.name for finding in CHECKER.findings("some.py", [ProseText(kind, ((1, words),))])}
 
 
 def kinds_of(name: str) -> list[str]:
@@ -183,7 +183,7 @@ def test_a_sample_shows_texts_with_their_places_and_without_code(run) -> None:
 
 
 def test_one_seed_draws_one_sample_and_another_seed_another() -> None:
-    texts = {"some.py": [Text(COMMENT, ((line, f"comment number {line}"),)) for line in range(1, 100)]}
+    texts = {"some.py": [ProseText(COMMENT, ((line, f"comment number {line}"),)) for line in range(1, 100)]}
     assert sample(texts, 10, "a") == sample(texts, 10, "a") != sample(texts, 10, "b")
     assert len(sample(texts, 10, "a")) == 10
 
@@ -211,7 +211,7 @@ def lenient(tmp_path: Path) -> Checker:
 
 
 def test_an_allowed_wording_is_allowed_in_its_file_only(lenient: Checker) -> None:
-    text = [Text(COMMENT, ((1, "but this is no error, and that is no error"),))]
+    text = [ProseText(COMMENT, ((1, "but this is no error, and that is no error"),))]
     assert [finding.words[-14:] for finding in lenient.findings("a.py", text)] == ["at is no error"]
     assert len(list(lenient.findings("b.py", text))) == 2
 
@@ -219,16 +219,16 @@ def test_an_allowed_wording_is_allowed_in_its_file_only(lenient: Checker) -> Non
 def test_an_entry_that_allows_nothing_any_longer_is_named(lenient: Checker) -> None:
     assert [entry.text for entry in lenient.unused({"a.py"})] == ["this is no"]
     assert lenient.unused({"b.py"}) == []
-    list(lenient.findings("a.py", [Text(COMMENT, ((1, "this is no error"),))]))
+    list(lenient.findings("a.py", [ProseText(COMMENT, ((1, "this is no error"),))]))
     assert lenient.unused({"a.py"}) == []
 
 
 def test_literals_of_data_files_are_not_prose(lenient: Checker) -> None:
-    texts = [Text(STRING, ((1, "it is no error"),)), Text(COMMENT, ((2, "it is no error"),))]
+    texts = [ProseText(STRING, ((1, "it is no error"),)), ProseText(COMMENT, ((2, "it is no error"),))]
     assert [finding.line for finding in lenient.findings("data/words.py", texts)] == [2]
 
 
 def test_a_table_has_one_row_for_each_pattern_and_the_sums() -> None:
-    text = [Text(COMMENT, ((1, "Nobody is no body"),))]
+    text = [ProseText(COMMENT, ((1, "Nobody is no body"),))]
     findings = [f for path in ("a/x.py", "b/y.py") for f in CHECKER.findings(path, text)]
     assert table(findings).splitlines()[2:] == ["| body | 1 | 1 | 2 |", "| is-no | 1 | 1 | 2 |", "| all | 2 | 2 | 4 |"]

@@ -7,7 +7,7 @@ from enum import Enum, StrEnum
 from typing import Any
 
 
-class Body(Enum):
+class BodyKind(Enum):
     """How calls are written between their markers."""
 
     JSON_OBJECT = 1  # {"name": …, "arguments": {…}}
@@ -52,7 +52,7 @@ class XmlSyntax:
 @dataclass(frozen=True, slots=True)
 class CallFormat:
     name: str
-    body: Body
+    body: BodyKind
     begins: tuple[str, ...]  # markers that begin a call, or a section of calls
     call_begin: str = ""  # what then begins each call
     ends: tuple[str, ...] = ()  # what may follow a call or a section before other text
@@ -107,14 +107,14 @@ CALL_FORMATS = {
     for row in (
         CallFormat(
             "harmony",
-            Body.HARMONY,
+            BodyKind.HARMONY,
             begins=("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"),
             ends=("<|end|>", "<|return|>", "<|call|>"),
             seen_in=(("<|channel|>", "<|message|>"),),
         ),
         CallFormat(
             "kimi-k2",
-            Body.NAMED_JSON,
+            BodyKind.NAMED_JSON,
             begins=("<|tool_calls_section_begin|>",),
             call_begin="<|tool_call_begin|>",
             named=NamedSyntax(after="<|tool_call_argument_begin|>"),
@@ -124,7 +124,7 @@ CALL_FORMATS = {
         ),
         CallFormat(
             "deepseek-v3",
-            Body.NAMED_JSON,
+            BodyKind.NAMED_JSON,
             begins=("<｜tool▁calls▁begin｜>",),
             call_begin="<｜tool▁call▁begin｜>",
             named=NamedSyntax(before="function<｜tool▁sep｜>", after="```json"),
@@ -133,7 +133,7 @@ CALL_FORMATS = {
         ),
         CallFormat(
             "deepseek-v31",
-            Body.NAMED_JSON,
+            BodyKind.NAMED_JSON,
             begins=("<｜tool▁calls▁begin｜>",),
             call_begin="<｜tool▁call▁begin｜>",
             named=NamedSyntax(after="<｜tool▁sep｜>"),
@@ -142,7 +142,7 @@ CALL_FORMATS = {
         ),
         CallFormat(
             "mistral-args",
-            Body.NAMED_JSON,
+            BodyKind.NAMED_JSON,
             begins=("[TOOL_CALLS]",),
             named=NamedSyntax(before_id="[CALL_ID]", after="[ARGS]"),
             ids=IdStyle.NINE,
@@ -150,14 +150,14 @@ CALL_FORMATS = {
         ),
         CallFormat(
             "mistral-list",
-            Body.JSON_ARRAY,
+            BodyKind.JSON_ARRAY,
             begins=("[TOOL_CALLS]",),
             ids=IdStyle.NINE,
             seen_in=(("[TOOL_CALLS]",),),
         ),
         CallFormat(
             "command",
-            Body.JSON_ARRAY,
+            BodyKind.JSON_ARRAY,
             begins=("<|START_ACTION|>",),
             ends=("<|END_ACTION|>",),
             frames=(("<|START_RESPONSE|>", "<|END_RESPONSE|>"), ("<|START_TEXT|>", "<|END_TEXT|>")),
@@ -167,7 +167,7 @@ CALL_FORMATS = {
         ),
         CallFormat(
             "seed-oss",
-            Body.XML,
+            BodyKind.XML,
             begins=("<seed:tool_call>",),
             call_begin="<function=",
             xml=replace(_TAGS, is_framed=False),
@@ -176,7 +176,7 @@ CALL_FORMATS = {
         ),
         CallFormat(
             "minimax-m2",
-            Body.XML,
+            BodyKind.XML,
             begins=("<minimax:tool_call>",),
             call_begin='<invoke name="',
             xml=XmlSyntax('">', '<parameter name="', '">', "", "</parameter>", "</invoke>"),
@@ -185,7 +185,7 @@ CALL_FORMATS = {
         ),
         CallFormat(
             "qwen3-coder",
-            Body.XML,
+            BodyKind.XML,
             begins=("<tool_call>",),
             call_begin="<function=",
             xml=_TAGS,
@@ -194,56 +194,56 @@ CALL_FORMATS = {
         ),
         CallFormat(
             "glm45",
-            Body.XML,
+            BodyKind.XML,
             begins=("<tool_call>",),
             xml=XmlSyntax("", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>"),
             seen_in=(("<tool_call>", "<arg_key>"),),
         ),
         CallFormat(
             "phi4-mini",
-            Body.JSON_ARRAY,
+            BodyKind.JSON_ARRAY,
             begins=("<|tool_call|>", "functools"),
             ends=("<|/tool_call|>",),
             seen_in=(("<|tool_call|>", "<|/tool_call|>"), ("<|tool|>", "<|/tool|>"), ("functools[",)),
         ),
         CallFormat(
             "nemotron-v2",
-            Body.JSON_ARRAY,
+            BodyKind.JSON_ARRAY,
             begins=("<TOOLCALL>",),
             ends=("</TOOLCALL>",),
             seen_in=(("<TOOLCALL>",),),
         ),
         CallFormat(
             "granite",
-            Body.JSON_ARRAY,
+            BodyKind.JSON_ARRAY,
             begins=("<|tool_call|>", "<tool_call>"),
             ends=("</tool_call>",),
             seen_in=(("<|tool_call|>",),),
         ),
         CallFormat(
             "lfm2",
-            Body.PYTHONIC,
+            BodyKind.PYTHONIC,
             begins=("<|tool_call_start|>",),
             ends=("<|tool_call_end|>",),
             seen_in=(("<|tool_call_start|>",), ("<|tool_list_start|>",)),
         ),
         CallFormat(
             "olmo3",
-            Body.PYTHONIC_LINES,
+            BodyKind.PYTHONIC_LINES,
             begins=("<function_calls>",),
             ends=("</function_calls>",),
             seen_in=(("<function_calls>",),),
         ),
         CallFormat(
             "hermes",
-            Body.JSON_OBJECT,
+            BodyKind.JSON_OBJECT,
             begins=("<tool_call>",),
             ends=("</tool_call>",),
             seen_in=(("<tool_call>", '"arguments"'), ("<tool_call>", "list of json objects")),
         ),
         CallFormat(
             "llama4",
-            Body.PYTHONIC,
+            BodyKind.PYTHONIC,
             begins=("<|python_start|>",),
             ends=("<|python_end|>",),
             is_bare=True,
@@ -251,7 +251,7 @@ CALL_FORMATS = {
         ),
         CallFormat(
             "llama3",
-            Body.JSON_OBJECT,
+            BodyKind.JSON_OBJECT,
             begins=("<|python_tag|>",),
             separators=(";",),
             is_bare=True,

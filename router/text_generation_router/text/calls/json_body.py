@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from text_generation_router.text.calls.errors import BrokenCallError, NotACallError
-from text_generation_router.text.calls.formats import Body, CallFormat
+from text_generation_router.text.calls.formats import BodyKind, CallFormat
 from text_generation_router.text.calls.found_calls import MAX_ARGUMENT_CHARS, MAX_NAME_CHARS, FoundCalls
 from text_generation_router.text.calls.json_scan import JsonScanner
 from text_generation_router.text.calls.source import Markers, Source, Steps
@@ -24,7 +24,7 @@ class JsonBody:
         `is_marked`: a marker precedes. Without one, only a tool of the request is called, and an object with other
         members is text.
         """
-        may_be_list = is_marked or self._syntax.body is Body.JSON_ARRAY
+        may_be_list = is_marked or self._syntax.body is BodyKind.JSON_ARRAY
         if not (may_be_list and (yield from source.match(("[",)))):
             yield from self._object(source, calls, is_marked)
             return

@@ -29,7 +29,7 @@ _NUM_HEX = {"x": 2, "u": 4, "U": 8}
 _LONGEST_WORD = 1000  # characters of a number
 
 
-class _Expects(Enum):
+class _Awaits(Enum):
     VALUE = 1
     VALUE_OR_END = 2  # after [, and after a comma in a list
     KEY_OR_END = 3  # after {, and after a comma in a dict
@@ -44,7 +44,7 @@ class PythonScanner:
         self.is_done = False
         self.is_broken = False
         self._open: list[str] = []  # the brackets that close what is open
-        self._expects = _Expects.VALUE
+        self._expects = _Awaits.VALUE
         self._quote = ""  # the quote that ends the string that is being read
         self._escape: str | None = None  # what has been read of an escape
         self._word: str | None = None  # what has been read of a number or a constant
@@ -84,7 +84,7 @@ class PythonScanner:
         if character == self._quote:
             parts.append('"')
             self._quote = ""
-            self._end_value(is_key=self._expects is _Expects.KEY_OR_END)
+            self._end_value(is_key=self._expects is _Awaits.KEY_OR_END)
         elif character == "\\":
             self._escape = ""
         elif character in "\"'" or character < " ":
@@ -131,19 +131,17 @@ class PythonScanner:
 
     def _structure(self, character: str, at: int, parts: list[str]) -> int:
         expects = self._expects
-        if expects is _Expects.COLON and character == ":":
+        if expects is _Awaits.COLON and character == ":":
             parts.append(": ")
-            self._expects = _Expects.VALUE
-        elif expects is _Expects.COMMA_OR_END and character == ",":
+            self._expects = _Awaits.VALUE
+        elif expects is _Awaits.COMMA_OR_END and character == ",":
             self._comma = ", "
-            self._expects = _Expects.KEY_OR_END if self._open[-1] == "}" else _Expects.VALUE_OR_END
-        elif self._open and character == self._open[-1] and expects not in (_Expects.VALUE, _Expects.COLON):
+            self._expects = _Awaits.KEY_OR_END if self._open[-1] == "}" else _Awaits.VALUE_OR_END
+        elif self._open and character == self._open[-1] and expects not in (_Awaits.VALUE, _Awaits.COLON):
             parts.append(self._open.pop())
             self._comma = ""
             self._end_value(is_key=False)
-        elif expects in (_Expects.VALUE, _Expects.VALUE_OR_END) or (
-            expects is _Expects.KEY_OR_END and character in "\"'"
-        ):
+        elif expects in (_Awaits.VALUE, _Awaits.VALUE_OR_END) or (expects is _Awaits.KEY_OR_END and character in "\"'"):
             return self._begin_value(character, at, parts)
         else:
             self.is_broken = True
@@ -157,7 +155,7 @@ class PythonScanner:
             parts.append(self._comma + '"')
         elif character in "{[":
             self._open.append("}" if character == "{" else "]")
-            self._expects = _Expects.KEY_OR_END if character == "{" else _Expects.VALUE_OR_END
+            self._expects = _Awaits.KEY_OR_END if character == "{" else _Awaits.VALUE_OR_END
             parts.append(self._comma + character)
         elif character in "-+." or (character.isascii() and character.isalnum()):
             self._word = ""
@@ -171,9 +169,9 @@ class PythonScanner:
 
     def _end_value(self, is_key: bool) -> None:
         if is_key:
-            self._expects = _Expects.COLON
+            self._expects = _Awaits.COLON
         elif self._open:
-            self._expects = _Expects.COMMA_OR_END
+            self._expects = _Awaits.COMMA_OR_END
         else:
             self.is_done = True
 

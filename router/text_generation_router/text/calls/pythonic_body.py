@@ -4,7 +4,7 @@ import json
 import re
 
 from text_generation_router.text.calls.errors import NotACallError
-from text_generation_router.text.calls.formats import Body, CallFormat
+from text_generation_router.text.calls.formats import BodyKind, CallFormat
 from text_generation_router.text.calls.found_calls import MAX_NAME_CHARS, FoundCalls
 from text_generation_router.text.calls.python_scan import PythonScanner
 from text_generation_router.text.calls.source import Source, Steps
@@ -15,7 +15,7 @@ _KEY = re.compile(r"\w+")
 
 class PythonicBody:
     def __init__(self, syntax: CallFormat) -> None:
-        self._needs_list = syntax.body is Body.PYTHONIC
+        self._needs_list = syntax.body is BodyKind.PYTHONIC
 
     def read(self, source: Source, calls: FoundCalls, is_marked: bool) -> Steps[None]:
         """A call that has begun keeps incomplete arguments if they are not literals: what follows is text."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from text_generation_common.flags.kinds import ReasoningStyle, ToolCallFormat
-from text_generation_router.text.calls.formats import CALL_FORMATS, Body, CallFormat, format_of
+from text_generation_router.text.calls.formats import CALL_FORMATS, BodyKind, CallFormat, format_of
 from text_generation_router.text.calls.found_calls import Tools
 from text_generation_router.text.calls.harmony import HarmonyMarks, HarmonyReader
 from text_generation_router.text.calls.json_body import JsonBody
@@ -16,13 +16,13 @@ from text_generation_router.text.calls.stepped_reader import SteppedReader
 from text_generation_router.text.calls.xml_body import XmlBody
 
 # The readers of bodies, with the character that begins a call without a marker.
-_BODIES: dict[Body, tuple[Callable[[CallFormat], CallBody], str]] = {
-    Body.JSON_OBJECT: (JsonBody, "{"),
-    Body.JSON_ARRAY: (JsonBody, "["),
-    Body.NAMED_JSON: (NamedBody, ""),
-    Body.XML: (XmlBody, ""),
-    Body.PYTHONIC: (PythonicBody, "["),
-    Body.PYTHONIC_LINES: (PythonicBody, ""),
+_BODIES: dict[BodyKind, tuple[Callable[[CallFormat], CallBody], str]] = {
+    BodyKind.JSON_OBJECT: (JsonBody, "{"),
+    BodyKind.JSON_ARRAY: (JsonBody, "["),
+    BodyKind.NAMED_JSON: (NamedBody, ""),
+    BodyKind.XML: (XmlBody, ""),
+    BodyKind.PYTHONIC: (PythonicBody, "["),
+    BodyKind.PYTHONIC_LINES: (PythonicBody, ""),
 }
 
 
@@ -50,7 +50,7 @@ class Reading:
         markers = (*(calls.texts if calls else ()), *(reasoning.markers if reasoning else ()))
         self._special_tokens = SpecialTokens(special_texts, markers)
         self._harmony: HarmonyMarks | None = None
-        if (calls and calls.body is Body.HARMONY) or (reasoning and reasoning.name == "harmony"):
+        if (calls and calls.body is BodyKind.HARMONY) or (reasoning and reasoning.name == "harmony"):
             self._harmony = HarmonyMarks(self._special_tokens)
         else:
             self._with_calls, self._without_calls = self._marks(calls), self._marks(None)

@@ -9,14 +9,14 @@ import torch
 
 from text_generation_common.models.config import read_config
 from text_generation_common.models.names import QkvLayout
-from text_generation_server.models.loading import Part
+from text_generation_server.models.loading import LayerPart
 from text_generation_server.models.qkv import qkv_parts
 from text_generation_server.models.split import split_model
 
 SIZE = 8
 
 
-def rows_of(part: Part) -> list[int]:
+def rows_of(part: LayerPart) -> list[int]:
     rows = torch.tensor(part.rows)
     return (rows if part.picks is None else rows.view(-1, part.group)[:, part.picks].flatten()).tolist()
 

@@ -3,7 +3,7 @@
 import pytest
 
 from text_generation_common.flags.kinds import ReasoningStyle, ToolCallFormat
-from text_generation_router.text.calls.formats import CALL_FORMATS, Body, format_of
+from text_generation_router.text.calls.formats import CALL_FORMATS, BodyKind, format_of
 from text_generation_router.text.calls.reading import Reading, reading_of
 from text_generation_router.text.calls.reasoning import REASONING_FORMATS, reasoning_of
 from text_generation_router.text.tests.fetch_templates import FOLDER
@@ -136,4 +136,4 @@ def test_a_flag_goes_before_the_template() -> None:
 
 
 def test_each_kind_of_body_has_a_format() -> None:
-    assert {row.body for row in CALL_FORMATS.values()} == set(Body)
+    assert {row.body for row in CALL_FORMATS.values()} == set(BodyKind)

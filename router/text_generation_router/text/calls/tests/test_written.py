@@ -2,7 +2,7 @@
 
 import pytest
 
-from text_generation_router.text.calls.formats import CALL_FORMATS, Body
+from text_generation_router.text.calls.formats import CALL_FORMATS, BodyKind
 from text_generation_router.text.calls.reading import Reading
 from text_generation_router.text.calls.written import WRITTEN_FORMS, Arguments, written_calls
 from text_generation_router.text.grammars.combined import CallForm, Schema, tool_calls_grammar
@@ -67,5 +67,5 @@ def test_markers_are_parts_of_their_own() -> None:
 
 def test_formats_whose_arguments_are_not_json_cannot_be_demanded() -> None:
     others = {row.name for row in CALL_FORMATS.values() if written_calls(row, ["f"]) is None}
-    kinds = {Body.XML, Body.PYTHONIC, Body.PYTHONIC_LINES}
+    kinds = {BodyKind.XML, BodyKind.PYTHONIC, BodyKind.PYTHONIC_LINES}
     assert others == {row.name for row in CALL_FORMATS.values() if row.body in kinds}
