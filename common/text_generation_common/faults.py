@@ -1,11 +1,12 @@
 """Named places where a test makes a process fail: `FAILPOINTS="shard.decode[epoch=2,rank=0]:kill@17"`.
 
 A rule is `point[label=value,…]:action@pass`; rules are separated by `;`. Actions: kill and stop (the signals), exit,
-raise, delay=SECONDS. A rule acts at the given passes through the point (`@3,9`, `@every 50`; the first pass when left
-out), in processes whose labels match. Only commands that were started with the hidden flag `--testing` read FAILPOINTS.
-A point in a process without rules costs one look at an empty tuple. Standard library only.
+raise, delay=SECONDS, emit=FILE. A rule acts at the given passes through the point (`@3,9`, `@every 50`; the first pass
+when left out; emit: always), in processes whose labels match. Only commands that were started with the hidden flag
+`--testing` read FAILPOINTS. A point in a process without rules costs one look at an empty tuple. Standard library only.
 """
 
+import json
 import logging
 import os
 import re
@@ -13,13 +14,14 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 logger = logging.getLogger("text_generation_faults")
 
 RULE = re.compile(
     r"(?P<point>[a-z_.]+)"
     r"(?:\[(?P<labels>[a-z_]+=\w+(?:,[a-z_]+=\w+)*)\])?"
-    r":(?P<action>kill|stop|exit|raise|delay)(?:=(?P<seconds>[0-9.]+))?"
+    r":(?:(?P<action>kill|stop|exit|raise|delay)(?:=(?P<seconds>[0-9.]+))?|emit=(?P<file>[^;@\s]+))"
     r"(?:@(?:every (?P<every>\d+)|(?P<passes>\d+(?:,\d+)*)))?"
 )
 
@@ -40,6 +42,7 @@ class Rule:
     every: int  # act at the passes `every`, 2 * `every`, …; 0: act at the passes in `at`
     at: frozenset[int]
     token: int | None  # count only the passes that work on this token; None: count all passes
+    file: str = ""  # path of the file that a rule `emit` names; empty for other rules
     passed: int = field(default=0)  # number of passes counted until now
 
     def is_due(self) -> bool:
@@ -66,10 +69,18 @@ def setup_command(text: str, testing: bool, **labels: object) -> None:
 
 def point(name: str, tokens: Callable[[], Iterable[int]] = tuple) -> None:
     """A place that may fail. `tokens` returns the ids that the place works on; called only if a rule names a token."""
-    passing = [rule for rule in _rules if rule.point == name and (rule.token is None or rule.token in tokens())]
+    at_point = [rule for rule in _rules if rule.point == name and not rule.file]
+    passing = [rule for rule in at_point if rule.token is None or rule.token in tokens()]
     for rule in [rule for rule in passing if rule.is_due()]:
         logger.warning("fault injected: %s %s at pass %d", name, rule.action, rule.passed)
         ACTIONS[rule.action](rule)
+
+
+def emitted(name: str) -> list[int]:
+    """The token ids that take the place of those sampled at this point, the first token of each text first; empty
+    without a rule emit=FILE. The file is a JSON list, which is read at each call."""
+    files = [rule.file for rule in _rules if rule.point == name and rule.file]
+    return [int(i) for i in json.loads(Path(files[0]).read_text())] if files else []
 
 
 def _parse(text: str, labels: dict[str, object]) -> Rule | None:
@@ -78,6 +89,8 @@ def _parse(text: str, labels: dict[str, object]) -> Rule | None:
         raise ValueError(f"FAILPOINTS: {text!r} is not a rule: write it as point[label=value]:kill@3")
     if (match["action"] == "delay") != (match["seconds"] is not None):
         raise ValueError(f"FAILPOINTS: {text!r}: delay needs seconds, as delay=0.5; other actions take none")
+    if match["file"] and (match["every"] or match["passes"]):
+        raise ValueError(f"FAILPOINTS: {text!r}: emit acts at every pass, leave out @")
     wanted = dict(pair.split("=") for pair in (match["labels"] or "").split(",") if pair)
     token = wanted.pop("token", None)
     if token is not None and not token.isdecimal():
@@ -86,7 +99,8 @@ def _parse(text: str, labels: dict[str, object]) -> Rule | None:
         return None
     at = frozenset(map(int, (match["passes"] or "1").split(",")))
     seconds, every = float(match["seconds"] or 0), int(match["every"] or 0)
-    return Rule(match["point"], match["action"], seconds, every, at, int(token) if token is not None else None)
+    on_token = int(token) if token is not None else None
+    return Rule(match["point"], match["action"] or "emit", seconds, every, at, on_token, match["file"] or "")
 
 
 def _raise(rule: Rule) -> None:

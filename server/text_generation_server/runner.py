@@ -21,6 +21,7 @@ from text_generation_server.grammars.rows import StepConstraints
 from text_generation_server.kernels.interface import KvLayer, Masks
 from text_generation_server.models.model import Model
 from text_generation_server.platforms import Platform
+from text_generation_server.sampling.emitting import emit
 from text_generation_server.sampling.sampler import Sampled, Sampler, read_out
 from text_generation_server.step.preparation import Planner, PreparedStep, StepLimits
 from text_generation_server.step.results import Pending, StepOutput
@@ -299,6 +300,8 @@ class ModelRunner:
             sampled = self._sampler.sample_parts(logits, model.vocabulary, model.vocab_size, rows, index, self._group)
         elif logits is not None:
             sampled = self._sampler(logits, rows, index, newest, masks)
+        if sampled is not None:
+            emit(sampled.ids_R, rows, index)
         ids_R = self._group.broadcast(torch.empty_like(rows_R) if sampled is None else sampled.ids_R)
         self._kernels.advance(rows.history, rows.lengths, rows_R, ids_R)
         rows.note_tokens(step.sampled.rows)

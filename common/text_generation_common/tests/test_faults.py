@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -52,7 +53,17 @@ def test_a_rule_acts_at_its_passes_and_in_its_processes_only(rules: str, expecte
 
 @pytest.mark.parametrize(
     "text",
-    ["shard.step", "shard.step:explode", "shard.step:kill@", "x:delay", "x:kill=2", "a b:kill", "x[token=b]:kill"],
+    [
+        "shard.step",
+        "shard.step:explode",
+        "shard.step:kill@",
+        "x:delay",
+        "x:kill=2",
+        "a b:kill",
+        "x[token=b]:kill",
+        "x:emit",
+        "x:emit=a@3",
+    ],
 )
 def test_a_text_that_is_not_a_rule_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="FAILPOINTS"):
@@ -85,6 +96,19 @@ def test_a_rule_for_a_token_counts_only_the_passes_that_work_on_it() -> None:
             raised.append(number)
     assert raised == [4]
     faults.point("shard.chunk")  # A pass without tokens does not match the rule.
+
+
+def test_ids_to_emit_are_read_at_each_pass_and_only_by_a_rule_for_the_point(tmp_path: Path) -> None:
+    file = tmp_path / "ids"
+    faults.setup(f"shard.sampled[rank=0]:emit={file}", rank=0)
+    for ids in ([], [5, 3]):
+        file.write_text(str(ids))
+        assert faults.emitted("shard.sampled") == ids and faults.emitted("shard.step") == []
+    faults.point("shard.sampled")  # Nothing else happens there.
+    faults.setup(f"shard.sampled[rank=0]:emit={file}", rank=1)
+    assert faults.emitted("shard.sampled") == []
+    faults.setup_command(f"shard.sampled:emit={file}", testing=False)
+    assert faults.emitted("shard.sampled") == []
 
 
 def test_a_delay_delays() -> None:

@@ -321,6 +321,28 @@ def test_a_step_can_be_made_to_fail_by_a_token_in_the_chunk_it_computes(runner: 
         faults.setup("")
 
 
+def test_given_tokens_take_the_place_of_sampled_ones_and_are_computed_as_those(
+    runner: ModelRunner, tmp_path: Path
+) -> None:
+    runner.warmup(64, None, 16, None)
+    prompt, given, file = random_ids(9), [300, 5, 299], tmp_path / "ids"
+    file.write_text(str(given))
+    own = generate(runner, prompt, 4).tokens[7]
+    faults.setup(f"shard.sampled:emit={file}")
+    try:
+        assert generate(runner, prompt, 4).tokens[7][:3] == given != own[:3]
+        # A request that is resumed has part of its output in its history.
+        runner.clear(None)
+        client = Client(runner, scattered_slots(runner))
+        history = torch.cat([prompt, torch.tensor(given[:2])]).int()
+        client.step([], [client.first_chunk(7, history, prompt_length=len(prompt))])
+        client.step([7])
+    finally:
+        faults.setup("")
+    after_given = generate(runner, torch.cat([prompt, torch.tensor(given)]).int(), 1).tokens[7]
+    assert client.tokens[7] == [299, *after_given]
+
+
 def test_loading_can_be_made_to_fail_half_way(tmp_path: Path) -> None:
     make_checkpoint(tmp_path)
     loaded: list[None] = []
