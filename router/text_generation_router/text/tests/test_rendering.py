@@ -21,7 +21,7 @@ from text_generation_router.text.rendering import Renderer, children_of
 
 ORDINARY = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}<assistant>"
 # A statement without effect that makes the cost of a template unknown.
-UNKNOWN = "{% macro unused() %}{% endmacro %}"
+UNKNOWN = "{% set unused %}{% endset %}"
 USER, EVIL = (Conversation((Message("user", text),)) for text in (" Hi 😀", "evil"))
 TWICE = Conversation(USER.messages * 2)
 # Seconds after which jobs that never end are killed. Other jobs end by themselves or at the memory limit, which takes
