@@ -104,7 +104,8 @@ def _anthropic(error: InferenceError) -> dict[str, Any]:
     kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     text = f"{error.text}: {PROMPT_TOO_LONG}" if error.code == TooLongError.code else error.text
     told = {"type": kind, "message": text}
-    return {"type": "error", "error": told, "request_id": request_id.get(), "error_type": error.error_type}
+    # A request that the parser refuses has no id.
+    return {"type": "error", "error": told, "request_id": request_id.get() or None, "error_type": error.error_type}
 
 
 def _openai_headers(error: InferenceError) -> dict[str, str]:

@@ -217,7 +217,7 @@ class AnthropicErrorJson(AnswerJson):
     """The kind of answer."""
     error: AnthropicToldJson
     """The error as Anthropic's clients read it."""
-    request_id: str
-    """The id of the request."""
+    request_id: str | None
+    """The id of the request; null for one that is not HTTP as it should be."""
     error_type: str
     """The kind of error, as TGI names it."""
