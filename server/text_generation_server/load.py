@@ -141,7 +141,7 @@ def _constraints(config: ShardConfig, tokens: ModelTokens, device: torch.device)
 
 def _mention_unusable(tokenizer: Future[Any]) -> None:
     if (error := tokenizer.exception()) is not None:
-        logger.warning("requests for a form of the text will fail: %s", error)
+        logger.info("requests for a form of the text will fail: %s", error)
 
 
 def _read_tokenizer(path: Path) -> tuple[str, Tokenizer]:
