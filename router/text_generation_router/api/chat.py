@@ -29,7 +29,6 @@ from text_generation_router.api.v1_schemas import ChatOptions
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.text.events import TokenEvent
-from text_generation_router.text.pieces import PieceReader, read
 from text_generation_router.text.validation import Prompt
 
 KIND = "chat.completion"
@@ -69,7 +68,7 @@ class ChatRoutes:
     async def answer(self, asked: ChatOptions, results: Sequence[Result]) -> dict[str, Any]:
         answer = self._head(KIND, asked) | {
             "choices": [await self._choice(index, result, asked) for index, result in enumerate(results)],
-            "usage": usage_json([result.timing for result in results], asked.choices),
+            "usage": usage_json([result.timing for result in results], asked.choices) | reasoning_json(results),
         }
         if asked.prompt_logprobs is not None:
             answer["prompt_logprobs"] = await prompt_logprobs_json(results[0], asked.prompt_logprobs)
@@ -117,7 +116,7 @@ class ChatRoutes:
                 if encoded := encoders[index](event):
                     yield encoded
             if asked.include_usage:
-                yield write.usage([generation.timing for generation in generations])
+                yield write.usage([generation.timing for generation in generations], reasoning_json(generations))
         finally:
             close_all(generations)
 
@@ -125,8 +124,8 @@ class ChatRoutes:
         if generation.reader is None:
             return ChatEncoder(index, generation, asked, write, self._logprobs)
         if self._style.is_tgis:
-            return TgiCallEncoder(index, generation, asked, write, self._logprobs, generation.reader)
-        return PieceEncoder(index, generation, asked, write, self._logprobs, generation.reader, self._new_id)
+            return TgiCallEncoder(index, generation, asked, write, self._logprobs)
+        return PieceEncoder(index, generation, asked, write, self._logprobs, self._new_id)
 
 
 class ChatEncoder:
@@ -187,18 +186,17 @@ class PieceEncoder(ChatEncoder):
         asked: ChatOptions,
         write: ChunkWriter,
         logprobs: ChatLogprobs,
-        reader: PieceReader,
         new_id: NewId,
     ) -> None:
         super().__init__(index, generation, asked, write, logprobs)
-        self._reader = reader
+        self._generation = generation
         self._new_id = new_id
         self._has_calls = False
 
     def __call__(self, event: TokenEvent) -> bytes:
         first = self._first()
         self._made.add(event)
-        pieces = read(self._reader, event)
+        pieces = self._generation.pieces_of(event)
         self._has_calls = self._has_calls or has_calls(pieces)
         deltas = [delta_json(piece, self._new_id) for piece in pieces]
         logprobs, ids = self._token(event)
@@ -217,20 +215,14 @@ class TgiCallEncoder(ChatEncoder):
     """Encodes a call as TGI does, which a grammar has made. Unlike in TGI, the last chunk has the finish reason."""
 
     def __init__(
-        self,
-        index: int,
-        generation: Generation,
-        asked: ChatOptions,
-        write: ChunkWriter,
-        logprobs: ChatLogprobs,
-        reader: PieceReader,
+        self, index: int, generation: Generation, asked: ChatOptions, write: ChunkWriter, logprobs: ChatLogprobs
     ) -> None:
         super().__init__(index, generation, asked, write, logprobs)
-        self._reader = reader
+        self._generation = generation
         self._id = tgi_calls.stream_id(asked)
 
     def __call__(self, event: TokenEvent) -> bytes:
-        delta = tgi_calls.delta_json(read(self._reader, event), self._id)
+        delta = tgi_calls.delta_json(self._generation.pieces_of(event), self._id)
         reason = None if event.finish is None else self._write.style.reasons[event.finish.reason]
         if delta is None and reason is None:
             self._made.add(event)
@@ -241,3 +233,10 @@ class TgiCallEncoder(ChatEncoder):
 def with_calls(reason: str, style: Style) -> str:
     """The finish reason of an answer that calls tools."""
     return "tool_calls" if reason == "stop" and not style.is_tgis else reason
+
+
+def reasoning_json(made: Sequence[Result | Generation]) -> dict[str, Any]:
+    """What `usage` tells of the reasoning, if texts are divided into pieces."""
+    if not any(text.is_divided for text in made):
+        return {}
+    return {"completion_tokens_details": {"reasoning_tokens": sum(text.reasoning_tokens for text in made)}}

@@ -156,6 +156,10 @@ class Generation:
         count_success(self.metrics, timing)
         log_success(timing, finish.seed)
 
+    @property
+    def is_divided(self) -> bool:
+        return self.reader is not None
+
     def pieces_of(self, event: TokenEvent) -> list[Piece]:
         """What the event adds to the pieces of a text that is divided. To be called once for each event, in order."""
         if self.reader is None:
@@ -176,7 +180,7 @@ class Generation:
             pieces += self.pieces_of(event)
             finish = event.finish
         assert finish is not None and self.timing is not None
-        known = self.prompt, self.input_ids, merged(pieces), self.reader is not None, self.reasoning_tokens
+        known = self.prompt, self.input_ids, merged(pieces), self.is_divided, self.reasoning_tokens
         return Result(tuple(tokens), tuple(top_tokens), finish, self.timing, *known)
 
 

@@ -3,8 +3,9 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from itertools import accumulate, islice
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -82,10 +83,10 @@ class ChunkWriter:
             return to_event_with(self._start, choice, b"]}")
         return to_event(self._head | {"choices": [choice], "usage": usage_json([timing], 1)})
 
-    def usage(self, timings: Sequence[Timing | None]) -> bytes:
-        """The usage of the whole request. `timings`: as `usage_json` takes them."""
+    def usage(self, timings: Sequence[Timing | None], details: Mapping[str, Any] = MappingProxyType({})) -> bytes:
+        """The usage of the whole request. `timings`: as `usage_json` takes them. `details`: more of its fields."""
         known = [timing for timing in timings if timing is not None]
-        return to_event(self._head | {"choices": [], "usage": usage_json(known, self._copies)})
+        return to_event(self._head | {"choices": [], "usage": {**usage_json(known, self._copies), **details}})
 
     def prompt_ids(self, ids: Sequence[int]) -> bytes:
         return to_event(self._head | {"choices": [], "prompt_token_ids": ids})

@@ -14,6 +14,7 @@ from text_generation_router.api.schemas import CompatGenerateRequest, Detokenize
 from text_generation_router.api.v1_schemas import ChatRequest, CompletionRequest
 from text_generation_router.openapi import failures
 from text_generation_router.openapi.anthropic_answers import AnsweredMessageJson, CountedTokensJson, MessageEventJson
+from text_generation_router.openapi.chat_answers import ChatChunkJson, ChatJson
 from text_generation_router.openapi.failures import Errors
 from text_generation_router.openapi.native_answers import (
     ChatSpansJson,
@@ -27,8 +28,6 @@ from text_generation_router.openapi.native_answers import (
 )
 from text_generation_router.openapi.responses_answers import ResponseEventJson, ResponseJson
 from text_generation_router.openapi.v1_answers import (
-    ChatChunkJson,
-    ChatJson,
     CompletionChunkJson,
     CompletionJson,
     ModelJson,

@@ -2,8 +2,8 @@
 
 from typing import Any, Literal
 
+from text_generation_router.openapi.chat_answers import ChatTokenJson
 from text_generation_router.openapi.native_answers import AnswerJson, Count
-from text_generation_router.openapi.v1_answers import ChatTokenJson
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

@@ -1,10 +1,10 @@
-"""The answers of OpenAI's routes, as the OpenAPI document describes them."""
+"""The answers of OpenAI's routes but those of chats, as the OpenAPI document describes them."""
 
 from typing import Literal
 
 from text_generation_router.openapi.native_answers import AnswerJson, Count, Logprob
 
-Reason = Literal["stop", "length", "stop_sequence", "eos_token", "deadline", ""]
+Reason = Literal["stop", "length", "tool_calls", "stop_sequence", "eos_token", "deadline", ""]
 
 
 class CachedJson(AnswerJson):
@@ -12,6 +12,13 @@ class CachedJson(AnswerJson):
 
     cached_tokens: Count
     """Number of the prompt's tokens that the prefix cache had."""
+
+
+class GeneratedJson(AnswerJson):
+    """Parts of the generated tokens."""
+
+    reasoning_tokens: Count
+    """Number of tokens that the model has written for itself."""
 
 
 class UsageJson(AnswerJson):
@@ -25,6 +32,8 @@ class UsageJson(AnswerJson):
     """The sum of both."""
     prompt_tokens_details: CachedJson | None = None
     """Absent in `continuous_usage_stats`."""
+    completion_tokens_details: GeneratedJson | None = None
+    """Present in chats whose answers may have reasoning or calls of tools."""
 
 
 class HeadJson(AnswerJson):
@@ -115,108 +124,6 @@ class CompletionChunkJson(HeadJson):
     """The kind of answer."""
     choices: list[CompletionChunkChoiceJson]
     """One part of one text; empty in the event that has the usage."""
-    usage: UsageJson | None = None
-    """With `stream_options`: null, and numbers in the last event, or in all with `continuous_usage_stats`."""
-
-
-class MessageJson(AnswerJson):
-    """The model's message."""
-
-    role: Literal["assistant"]
-    """The sender."""
-    content: str
-    """The text."""
-
-
-class DeltaJson(AnswerJson):
-    """What a chunk adds to the message."""
-
-    role: Literal["assistant"] | None = None
-    """The sender, in the first chunk."""
-    content: str | None = None
-    """The next part of the text."""
-
-
-class NamedTokenJson(AnswerJson):
-    """A token with its log-probability."""
-
-    token: str
-    """The token's text."""
-    logprob: Logprob
-    bytes: list[int] | None = None
-    """The bytes that the token adds; absent with `--tgi-dialect`."""
-
-
-class ChatTokenJson(NamedTokenJson):
-    """A token, and the most likely tokens at its place."""
-
-    top_logprobs: list[NamedTokenJson]
-    """The most likely tokens; the request's field `top_logprobs` is their number."""
-
-
-class ChatLogprobsJson(AnswerJson):
-    """Log-probabilities of a message's tokens."""
-
-    content: list[ChatTokenJson]
-    """One item for each token."""
-
-
-class ChatPartJson(AnswerJson):
-    """Fields of whole messages and of their parts."""
-
-    index: Count
-    """Number of the message, of `n`."""
-    logprobs: ChatLogprobsJson | None
-    """If `logprobs` is true."""
-    token_ids: list[Count] | None = None
-    """The token ids, if `return_token_ids` is true."""
-
-
-class ChatChoiceJson(ChatPartJson):
-    """One message."""
-
-    message: MessageJson
-    """The message."""
-    finish_reason: Reason
-    """Why the text ended: `stop` or `length`; others with `--tgi-dialect` only."""
-
-
-class ChatChunkChoiceJson(ChatPartJson):
-    """A part of one message."""
-
-    delta: DeltaJson
-    """What is added."""
-    finish_reason: Reason | None
-    """Why the text ended, in its last chunk."""
-
-
-class ChatHeadJson(HeadJson):
-    """Fields of whole answers and of chunks."""
-
-    prompt_token_ids: list[Count] | None = None
-    """The prompt's token ids, if `return_token_ids` is true; in a stream, in its first event."""
-
-
-class ChatJson(ChatHeadJson):
-    """The model's messages."""
-
-    object: Literal["chat.completion"]
-    """The kind of answer."""
-    choices: list[ChatChoiceJson]
-    """`n` messages."""
-    usage: UsageJson
-    """The tokens of the request."""
-    prompt_logprobs: PromptLogprobs | None = None
-    """For each token of the prompt its alternatives by token id, if `prompt_logprobs` is given."""
-
-
-class ChatChunkJson(ChatHeadJson):
-    """One event of a stream."""
-
-    object: Literal["chat.completion.chunk"]
-    """The kind of answer."""
-    choices: list[ChatChunkChoiceJson]
-    """One part of one message; empty in events that have the usage or the prompt's token ids."""
     usage: UsageJson | None = None
     """With `stream_options`: null, and numbers in the last event, or in all with `continuous_usage_stats`."""
 

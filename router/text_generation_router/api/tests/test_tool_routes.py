@@ -7,6 +7,7 @@ import pytest
 from llguidance import LLMatcher
 
 from text_generation_router.api.tests.conftest import Script
+from text_generation_router.openapi.chat_answers import ChatChunkJson, ChatJson
 from text_generation_router.scheduling.request import EndReason
 from text_generation_router.text.grammars.verification import byte_tokenizer
 
@@ -41,6 +42,9 @@ def asks(server: Any, text: str, **fields: Any) -> tuple[dict[str, Any], list[di
     assert whole.status == 200, whole.body
     stream = server.post(PATH, CHAT | fields | {"stream": True})
     assert stream.events[-1] == "[DONE]"
+    ChatJson.model_validate(whole.json)
+    for event in stream.events[:-1]:
+        ChatChunkJson.model_validate(event)
     return whole.json["choices"][0], [event["choices"][0] for event in stream.events[:-1]]
 
 
@@ -130,7 +134,9 @@ def test_a_model_without_a_known_way_to_call_calls_by_a_grammar(make_server, tgi
     server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
     answer = '{"function": {"_name": "weather", "city": "Rome"}}'
     server.engine.scripts = [script('{"function": {"_name": "weather"'), script(answer)]
-    choice = server.post(PATH, CHAT | {"tools": TOOLS}).json["choices"][0]
+    answer = server.post(PATH, CHAT | {"tools": TOOLS}).json
+    ChatJson.model_validate(answer)
+    choice = answer["choices"][0]
     [call] = choice["message"]["tool_calls"]
     choosing, calling = (asked.request for asked in server.engine.asked)
     assert "no_tool" in choosing.sampling.grammar and "time" not in calling.sampling.grammar
@@ -174,7 +180,8 @@ def test_tgis_stream_of_a_call(make_server):
     server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
     server.engine.scripts = [script('{"function": {"_name": "weather", "city": "Rome"}}')]
     body = CHAT | {"tools": TOOLS, "tool_choice": "weather", "stream": True}
-    chunks = [event["choices"][0] for event in server.post(PATH, body).events[:-1]]
+    events = server.post(PATH, body).events[:-1]
+    chunks = [ChatChunkJson.model_validate(event) and event["choices"][0] for event in events]
     deltas = [chunk["delta"] for chunk in chunks if "tool_calls" in chunk["delta"]]
     assert all(delta["role"] == "assistant" for delta in deltas)
     calls = [delta["tool_calls"][0] for delta in deltas]
@@ -269,3 +276,13 @@ def test_a_limit_of_reasoning_needs_reasoning_with_an_end_of_one_token(make_serv
         answer = make_server(template=template).post(PATH, CHAT | {"max_thinking_tokens": 5})
         assert answer.status == 400 and text in answer.told["error"]
         assert answer.json["error"]["param"] == "max_thinking_tokens"
+
+
+def test_usage_counts_the_tokens_of_the_reasoning(make_server):
+    server = make_server(template=THINKING)
+    server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
+    server.engine.scripts = [script("<think>Hm.</think>Yes.", 7), script("<think>Hm.</think>Yes.", 7)]
+    whole = server.post(PATH, CHAT).json["usage"]
+    events = server.post(PATH, CHAT | {"stream": True, "stream_options": {"include_usage": True}}).events
+    ChatChunkJson.model_validate(events[-2])
+    assert whole == events[-2]["usage"] and 0 < whole["completion_tokens_details"]["reasoning_tokens"] < 4
