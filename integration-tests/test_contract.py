@@ -250,7 +250,7 @@ def test_openai_routes_refuse_missing_features_and_accept_neutral_values(server:
     url = f"{server.url}/v1/chat/completions"
     neutral = {"n": 1, "presence_penalty": 0, "top_p": 1, "tools": [], "logit_bias": {}, "model": "x", "novel": 1}
     assert httpx.post(url, json=chat("Hi", max_tokens=3, **neutral)).status_code == 200
-    for field, value in {"tools": [{"type": "function"}], "guided_json": {"not": {}}}.items():
+    for field, value in {"audio": {"voice": "a"}, "guided_json": {"not": {}}}.items():
         response = httpx.post(url, json=chat("Hi", **{field: value}))
         assert response.status_code == 400 and response.json()["error"]["param"] == field
 

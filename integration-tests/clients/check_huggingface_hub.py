@@ -4,7 +4,20 @@ import sys
 from functools import partial
 
 import huggingface_hub
-from checks import MESSAGES, PROMPT, Call, Checks, async_call, check_usage, raises, sync_call, text_of
+from checks import (
+    MESSAGES,
+    PROMPT,
+    SCHEMA,
+    TOOLS,
+    Call,
+    Checks,
+    async_call,
+    check_arguments,
+    check_usage,
+    raises,
+    sync_call,
+    text_of,
+)
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import HfHubHTTPError, ValidationError
 
@@ -114,6 +127,42 @@ def chat_completion_errors(call: Call) -> None:
             raise AssertionError("no error")
 
 
+def text_generation_grammar(call: Call) -> None:
+    for grammar in ({"type": "json", "value": SCHEMA}, {"type": "regex", "value": '\\{"word": "(five|six)"\\}'}):
+        options = {"max_new_tokens": 60, "return_full_text": False, "grammar": grammar}
+        text = call("text_generation", PROMPT, **options)
+        check_arguments("say", text)
+        assert "".join(call("text_generation", PROMPT, stream=True, **options)).startswith(text)
+    unsupported = {"type": "json", "value": {"properties": {"a": {"uniqueItems": True}}}}
+    raises(ValidationError, "uniqueItems", partial(call, "text_generation", PROMPT, grammar=unsupported))
+
+
+def chat_completion_form(call: Call) -> None:
+    named = {"type": "json_schema", "json_schema": {"name": "say", "schema": SCHEMA, "strict": True}}
+    for form in (named, {"type": "json", "value": SCHEMA}):  # OpenAI's and TGI's
+        options = {"messages": MESSAGES, "max_tokens": 60, "temperature": 0.0, "response_format": form}
+        (choice,) = call("chat_completion", **options).choices
+        check_arguments("say", choice.message.content)
+        chunks = call("chat_completion", stream=True, **options)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == choice.message.content
+
+
+def chat_completion_tools(call: Call) -> None:
+    named = {"type": "function", "function": {"name": "count"}}
+    for wanted, names in (("required", ("say", "count")), (named, ("count",))):
+        options = {"messages": MESSAGES, "max_tokens": 100, "temperature": 0.0, "tools": TOOLS, "tool_choice": wanted}
+        options["extra_body"] = {"parallel_tool_calls": False}
+        (choice,) = call("chat_completion", **options).choices
+        (made,) = choice.message.tool_calls
+        assert made.id and made.function.name in names and choice.finish_reason == "tool_calls"
+        check_arguments(made.function.name, made.function.arguments)
+        chunks = call("chat_completion", stream=True, **options)
+        first, *parts = [part for chunk in chunks for part in chunk.choices[0].delta.tool_calls or ()]
+        assert first.id and first.function.name == made.function.name
+        assert "".join(part.function.arguments or "" for part in (first, *parts)) == made.function.arguments
+        assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
 def endpoint(call: Call) -> None:
     info = call("get_endpoint_info")
     assert info["model_id"] and 0 < info["max_input_tokens"] < info["max_total_tokens"]
@@ -132,6 +181,9 @@ CHECKS = [
     chat_completion_stream,
     chat_completion_stream_usage,
     chat_completion_errors,
+    text_generation_grammar,
+    chat_completion_form,
+    chat_completion_tools,
 ]
 
 

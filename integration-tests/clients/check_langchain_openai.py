@@ -11,7 +11,6 @@ from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI, OpenAI
 
 QUESTION = "What is 2 + 3?"
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
 
 class Models:
@@ -117,10 +116,6 @@ def errors_name_the_field(models: Models) -> None:
     refused("frequency_penalty", lambda: list(models.chat(frequency_penalty=3.0).stream(QUESTION)))
 
 
-def tools_are_refused_by_name(models: Models) -> None:
-    refused("`tools`", partial(models.chat().bind_tools([TOOL]).invoke, QUESTION))
-
-
 CHECKS = [
     invoke,
     usage,
@@ -134,7 +129,6 @@ CHECKS = [
     completion,
     batch_of_six_completions,
     errors_name_the_field,
-    tools_are_refused_by_name,
 ]
 
 

@@ -4,11 +4,13 @@ import asyncio
 import os
 import sys
 from functools import partial
+from typing import Any, Literal
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise importing it downloads a list of prices
 
 import litellm
-from checks import MESSAGES, PROMPT, Checks, check_usage, raises
+from checks import MESSAGES, PROMPT, SCHEMA, TOOLS, Checks, check_arguments, check_results, check_usage, raises
+from pydantic import BaseModel
 
 litellm.suppress_debug_info = True
 
@@ -66,16 +68,64 @@ def errors_name_the_field(options: dict) -> None:
     raises(litellm.BadRequestError, "`response_format`", partial(litellm.completion, response_format=schema, **asked))
 
 
-def main(url: str) -> None:
+class Say(BaseModel):
+    word: Literal["five", "six"]
+
+
+def tools(options: dict, provider: str) -> None:
+    named = {"type": "function", "function": {"name": "say"}}
+    asked = {"model": f"{provider}/tgi", "messages": MESSAGES, **options, "max_tokens": 100, "tools": TOOLS}
+    for wanted in ("required", named):
+        asked |= {"tool_choice": wanted, "parallel_tool_calls": False}
+        (choice,) = litellm.completion(**asked).choices
+        check_one_call(choice)
+        assert asyncio.run(litellm.acompletion(**asked)).choices[0].message.tool_calls[0].function == (
+            choice.message.tool_calls[0].function
+        )
+        built = litellm.stream_chunk_builder(list(litellm.completion(stream=True, **asked)), messages=MESSAGES)
+        check_one_call(built.choices[0])
+        assert built.choices[0].message.tool_calls[0].function == choice.message.tool_calls[0].function
+    assert litellm.completion(**asked | {"tool_choice": "none"}).choices[0].message.content
+
+
+def check_one_call(choice: Any) -> None:
+    (made,) = choice.message.tool_calls
+    assert made.id and made.type == "function" and choice.finish_reason == "tool_calls"
+    check_arguments(made.function.name, made.function.arguments)
+
+
+def results_of_calls(options: dict, folder: str) -> None:
+    asked = {"model": "openai/tgi", **options, "max_tokens": 100, "tools": TOOLS}
+    message = litellm.completion(messages=MESSAGES, tool_choice="required", parallel_tool_calls=False, **asked)
+    message = message.choices[0].message
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "It is done."}
+    go_on = partial(litellm.completion, messages=[*MESSAGES, message, result], **asked)
+    check_results(folder, litellm.BadRequestError, go_on)
+
+
+def forms(options: dict, provider: str) -> None:
+    asked = {"model": f"{provider}/tgi", "messages": MESSAGES, **options, "max_tokens": 60}
+    schema = {"type": "json_schema", "json_schema": {"name": "say", "schema": SCHEMA, "strict": True}}
+    for form in (Say, schema):
+        content = litellm.completion(response_format=form, **asked).choices[0].message.content
+        check_arguments("say", content)
+        chunks = litellm.completion(stream=True, response_format=form, **asked)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == content
+    text = litellm.completion(response_format={"type": "json_object"}, **asked).choices[0].message.content
+    assert text.startswith("{")
+
+
+def main(url: str, folder: str) -> None:
     checks = Checks("litellm")
     options = {"api_base": f"{url}/v1", **OPTIONS}
     for provider in PROVIDERS:
-        for check in (chat, chat_stream):
+        for check in (chat, chat_stream, tools, forms):
             checks.run(f"{check.__name__} ({provider})", partial(check, options, provider))
     for check in (stop_and_logprobs, text_completion, a_long_prompt_exceeds_the_context_window, errors_name_the_field):
         checks.run(check.__name__, partial(check, options))
+    checks.run("results_of_calls", partial(results_of_calls, options, folder))
     checks.exit()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])

@@ -3,11 +3,15 @@
 import asyncio
 import sys
 from functools import partial
+from typing import Literal
 
 import openai
-from checks import MESSAGES, PROMPT, Checks, raises
+from checks import MESSAGES, PROMPT, Checks, check_arguments, check_results, raises
 from llama_index.core.llms import ChatMessage
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
+from pydantic import BaseModel
 
 QUESTION = [ChatMessage(**message) for message in MESSAGES]
 
@@ -47,8 +51,62 @@ def errors_name_the_field(url: str) -> None:
     raises(openai.BadRequestError, "presence_penalty", partial(wrong.chat, QUESTION))
 
 
+class Say(BaseModel):
+    """Says a word."""
+
+    word: Literal["five", "six"]
+
+
+def said(word: Literal["five", "six"]) -> str:
+    return f"I said {word}."
+
+
+ASK = PromptTemplate("What is {sum}?")
+TOOL = FunctionTool.from_defaults(said, name="say", description="Says a word.")
+# The two ways of the library to demand an object.
+WAYS = {"calls": {"is_function_calling_model": True}, "form": {"should_use_structured_outputs": True}}
+
+
+def structured_predict(url: str, way: str) -> None:
+    llm = model(url, max_tokens=100, **WAYS[way])
+    made = llm.structured_predict(Say, ASK, sum="2 + 3")
+    assert isinstance(made, Say)
+    assert isinstance(asyncio.run(llm.astructured_predict(Say, ASK, sum="2 + 3")), Say)
+    *_, last = llm.stream_structured_predict(Say, ASK, sum="2 + 3")
+    if way == "form":  # llama-index gives objects without values of a stream of calls, though it has the whole call
+        Say.model_validate(last.model_dump())
+    assert isinstance(llm.as_structured_llm(Say).chat(QUESTION).raw, Say)
+
+
+def chat_with_tools(url: str) -> None:
+    llm = model(url, max_tokens=100, is_function_calling_model=True)
+    answer = llm.chat_with_tools([TOOL], user_msg="What is 2 + 3?", tool_required=True)
+    (made,) = llm.get_tool_calls_from_response(answer)
+    assert made.tool_name == "say" and made.tool_id
+    check_arguments("say", made.tool_kwargs)
+    *_, last = llm.stream_chat_with_tools([TOOL], user_msg="What is 2 + 3?", tool_required=True)
+    (streamed,) = llm.get_tool_calls_from_response(last)
+    assert streamed.tool_kwargs == made.tool_kwargs
+    done = llm.predict_and_call([TOOL], user_msg="What is 2 + 3?", tool_choice="required")
+    assert done.response == said(**made.tool_kwargs)
+
+
+def results_of_calls(url: str, folder: str) -> None:
+    llm = model(url, max_tokens=100, is_function_calling_model=True)
+    answer = llm.chat_with_tools([TOOL], user_msg="What is 2 + 3?", tool_required=True)
+    (made,) = llm.get_tool_calls_from_response(answer)
+    options = {"tool_call_id": made.tool_id, "name": made.tool_name}
+    result = ChatMessage(role="tool", content=said(**made.tool_kwargs), additional_kwargs=options)
+    go_on = partial(llm.chat_with_tools, [TOOL], chat_history=[*QUESTION, answer.message, result])
+    check_results(folder, openai.BadRequestError, go_on)
+
+
 if __name__ == "__main__":
     checks = Checks("llama-index")
     for check in (chat, stream_chat, complete, stream_complete, errors_name_the_field):
         checks.run(check.__name__, partial(check, sys.argv[1]))
+    for way in WAYS:
+        checks.run(f"structured_predict ({way})", partial(structured_predict, sys.argv[1], way))
+    checks.run("chat_with_tools", partial(chat_with_tools, sys.argv[1]))
+    checks.run("results_of_calls", partial(results_of_calls, *sys.argv[1:3]))
     checks.exit()

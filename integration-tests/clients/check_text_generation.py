@@ -3,11 +3,24 @@
 import sys
 from functools import partial
 
-from checks import MESSAGES, PROMPT, Call, Checks, async_call, check_usage, raises, sync_call, text_of
+from checks import (
+    MESSAGES,
+    PROMPT,
+    SCHEMA,
+    TOOLS,
+    Call,
+    Checks,
+    async_call,
+    check_arguments,
+    check_usage,
+    raises,
+    sync_call,
+    text_of,
+)
 
 from text_generation import AsyncClient, Client
 from text_generation.errors import ValidationError
-from text_generation.types import Message
+from text_generation.types import Grammar, GrammarType, Message, Tool
 
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "typical_p": 0.9, "seed": 7}
 
@@ -96,6 +109,26 @@ def chat_logprobs(call: Call) -> None:
     assert len(answer.choices[0].logprobs["content"]) == answer.usage["completion_tokens"]
 
 
+def grammars(call: Call) -> None:
+    for kind, value in ((GrammarType.Json, SCHEMA), (GrammarType.Regex, '\\{"word": "(five|six)"\\}')):
+        options = {"max_new_tokens": 60, "grammar": Grammar(type=kind, value=value)}
+        whole = call("generate", PROMPT, **options)
+        check_arguments("say", whole.generated_text)
+        assert call("generate_stream", PROMPT, **options)[-1].generated_text == whole.generated_text
+    unsupported = Grammar(type=GrammarType.Json, value={"properties": {"a": {"uniqueItems": True}}})
+    raises(ValidationError, "uniqueItems", partial(call, "generate", PROMPT, grammar=unsupported))
+
+
+def tools(call: Call) -> None:
+    """The client takes a function's bare name; its class for the calls of a stream is not a list, as OpenAI's is."""
+    for name in ("say", "count"):
+        options = {"max_tokens": 100, "tools": [Tool(**tool) for tool in TOOLS], "tool_choice": name}
+        (choice,) = call("chat", [Message(**MESSAGES[0])], **options).choices
+        (made,) = choice.message.tool_calls
+        assert made["function"]["name"] == name and choice.message.role == "assistant"
+        check_arguments(name, made["function"]["arguments"])
+
+
 def errors_of_the_server(call: Call) -> None:
     for method in ("generate", "generate_stream"):
         for options, text in (({"frequency_penalty": 3.0}, "frequency_penalty"), ({"truncate": 10**6}, "truncate")):
@@ -116,6 +149,8 @@ CHECKS = [
     stream_sampled,
     chat,
     chat_logprobs,
+    grammars,
+    tools,
     errors_of_the_server,
 ]
 

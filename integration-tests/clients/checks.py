@@ -4,13 +4,30 @@ library only.
 
 import asyncio
 import inspect
+import json
 import sys
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 PROMPT = "Once upon a time"
 MESSAGES = [{"role": "user", "content": "What is 2 + 3?"}]
+
+# Two tools whose arguments any model can write: one of two words, and a digit.
+WORDS = ("five", "six")
+SCHEMA = {
+    "type": "object",
+    "properties": {"word": {"type": "string", "enum": list(WORDS)}},
+    "required": ["word"],
+    "additionalProperties": False,
+}
+_DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
+_COUNT_SCHEMA = {"type": "object", "properties": {"number": _DIGIT}, "required": ["number"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "say", "description": "Says a word.", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "count", "description": "Counts to it.", "parameters": _COUNT_SCHEMA}},
+]
 
 Call = Callable[..., Any]
 
@@ -99,3 +116,24 @@ def check_usage(usage: Any) -> None:
     counts = usage if isinstance(usage, dict) else vars(usage)
     prompt, completion, total = (counts[f"{name}_tokens"] for name in ("prompt", "completion", "total"))
     assert prompt > 0 and completion > 0 and total == prompt + completion, counts
+
+
+def check_arguments(name: str, arguments: Any) -> None:
+    """Checks arguments of one of `TOOLS`, as JSON text or as its value."""
+    value = json.loads(arguments) if isinstance(arguments, str) else arguments
+    if name == "say":
+        assert list(value) == ["word"] and value["word"] in WORDS, arguments
+    else:
+        assert name == "count" and list(value) == ["number"] and value["number"] in range(10), (name, arguments)
+
+
+def check_results(folder: str, kind: type[BaseException], action: Callable[[], object]) -> None:
+    """`action` sends the result of a call. It is refused if the chat template of the model in `folder` has no place for
+    results.
+    """
+    template = "".join(path.read_text() for path in Path(folder).glob("*template*"))
+    settings = json.loads((Path(folder) / "tokenizer_config.json").read_text())
+    if '"tool"' in template + str(settings.get("chat_template")):
+        action()
+    else:
+        raises(kind, "not tool", action)

@@ -35,7 +35,7 @@ SERVER_FLAGS = ("--dtype", "float32", "--max-client-batch-size", "8")
 class OfficialClient:
     name: str  # name of the virtual environment in which the client is installed
     packages: tuple[str, ...]
-    script: str
+    scripts: tuple[str, ...]
     first: tuple[str, ...] = ()  # packages that are installed before the others
 
 
@@ -50,22 +50,26 @@ class InstalledProgram:
     script: str
 
 
+LANGCHAIN = ("check_langchain_openai.py", "check_langchain_tools.py")
+OPENAI = ("check_openai.py", "check_openai_tools.py")
 CLIENTS = (
-    OfficialClient("text-generation", ("text-generation==0.7.0",), "check_text_generation.py"),
+    OfficialClient("text-generation", ("text-generation==0.7.0",), ("check_text_generation.py",)),
     # The asynchronous client of huggingface_hub 0 needs aiohttp, and does not require it.
-    OfficialClient("huggingface-hub-0", ("huggingface_hub==0.36.*", "aiohttp"), "check_huggingface_hub.py"),
-    OfficialClient("huggingface-hub-2", ("huggingface_hub>=2,<3",), "check_huggingface_hub.py"),
-    OfficialClient("openai-2", ("openai>=2,<3",), "check_openai.py"),
-    OfficialClient("openai-3", ("openai>=3,<4",), "check_openai.py"),
-    OfficialClient("anthropic", ("anthropic",), "check_anthropic.py"),
-    OfficialClient("langchain-openai", ("langchain-openai>=1",), "check_langchain_openai.py"),
-    OfficialClient("langchain-huggingface", ("langchain-huggingface>=1",), "check_langchain_huggingface.py"),
-    OfficialClient("llama-index", ("llama-index-llms-openai-like",), "check_llama_index.py"),
-    OfficialClient("litellm", ("litellm",), "check_litellm.py"),
+    OfficialClient("huggingface-hub-0", ("huggingface_hub==0.36.*", "aiohttp"), ("check_huggingface_hub.py",)),
+    OfficialClient("huggingface-hub-2", ("huggingface_hub>=2,<3",), ("check_huggingface_hub.py",)),
+    OfficialClient("openai-2", ("openai>=2,<3",), OPENAI),
+    OfficialClient("openai-3", ("openai>=3,<4",), OPENAI),
+    OfficialClient("anthropic", ("anthropic",), ("check_anthropic.py",)),
+    OfficialClient("langchain-openai", ("langchain-openai>=1",), LANGCHAIN),
+    OfficialClient("langchain-huggingface", ("langchain-huggingface>=1",), ("check_langchain_huggingface.py",)),
+    OfficialClient("llama-index", ("llama-index-llms-openai-like",), ("check_llama_index.py",)),
+    OfficialClient("instructor", ("instructor",), ("check_instructor.py",)),
+    # Tools of litellm need mcp, which litellm does not require.
+    OfficialClient("litellm", ("litellm", "mcp"), ("check_litellm.py",)),
     # The build of torch that its version alone names; with lm-eval's own requirement pip may take another one.
-    OfficialClient("lm-eval", ("lm-eval[api,hf]>=0.4.9",), "check_lm_eval.py", first=("torch==2.13.0",)),
-    OfficialClient("guidellm", ("guidellm",), "check_guidellm.py"),
-    OfficialClient("locust", ("locust",), "check_locust.py"),
+    OfficialClient("lm-eval", ("lm-eval[api,hf]>=0.4.9",), ("check_lm_eval.py",), first=("torch==2.13.0",)),
+    OfficialClient("guidellm", ("guidellm",), ("check_guidellm.py",)),
+    OfficialClient("locust", ("locust",), ("check_locust.py",)),
 )
 PROGRAMS = (
     InstalledProgram(
@@ -114,7 +118,9 @@ def pip_install(python: Path, packages: tuple[str, ...]) -> None:
 
 
 def check(client: OfficialClient, url: str, model: Path) -> bool:
-    return run_script(client.name, [str(install(client)), str(HERE / client.script), url, str(model)])
+    python = str(install(client))
+    outcomes = [run_script(client.name, [python, str(HERE / script), url, str(model)]) for script in client.scripts]
+    return all(outcomes)
 
 
 def check_program(program: InstalledProgram, url: str, model: Path) -> bool | None:
