@@ -36,7 +36,10 @@ def chat_of(asked: ResponsesOptions) -> ChatOptions:
     if isinstance(asked, RenderedResponses):
         return RenderedChat(prompt=asked.prompt, prompt_without_tools=asked.prompt_without_tools, **values)
     assert isinstance(asked, ResponsesRequest)
-    return ChatRequest(messages=messages_of(asked), **values)
+    messages = messages_of(asked)
+    if not messages:
+        raise ValidationError("`input` must have a message, a call or its result; all that it has is empty reasoning")
+    return ChatRequest(messages=messages, **values)
 
 
 def messages_of(asked: ResponsesRequest) -> list[MessageBody]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from text_generation_router.errors import GrammarError
 from text_generation_router.text.chat_template import Conversation
 from text_generation_router.text.pieces import CallArguments, CallStart, Piece, Text
 
@@ -49,7 +50,8 @@ class CallWays:
 
 
 def calls_schema(functions: Sequence[tuple[str, Schema]]) -> Schema:
-    """The schema of an answer that calls one of the functions, each with its name and the schema of its arguments."""
+    """The schema of an answer that calls one of the functions, each with its name and the schema of its arguments.
+    Raises GrammarError."""
     return {
         "$functions": {name: _function_schema(name, schema) for name, schema in functions},
         "type": "object",
@@ -62,8 +64,11 @@ def calls_schema(functions: Sequence[tuple[str, Schema]]) -> Schema:
 def _function_schema(name: str, schema: Schema) -> Schema:
     moved = _with_moved_refs(schema, f"#/$functions/{name}")
     assert isinstance(moved, dict)
-    properties = {"_name": {"type": "string", "const": name}} | (moved.get("properties") or {})
-    required = ["_name", *(moved.get("required") or ())]
+    given, needed = moved.get("properties") or {}, moved.get("required") or []
+    if not isinstance(given, dict) or not isinstance(needed, list):
+        raise GrammarError("tools", f"the schema of `{name}` must have `properties` as an object, `required` as a list")
+    properties = {"_name": {"type": "string", "const": name}} | given
+    required = ["_name", *needed]
     return {"additionalProperties": False} | moved | {"type": "object", "properties": properties, "required": required}
 
 

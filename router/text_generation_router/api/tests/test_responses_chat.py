@@ -126,3 +126,9 @@ def test_parameters_have_their_names_in_chats():
     )
     with pytest.raises(ValidationError, match="`top_logprobs` is allowed only if `include`"):
         chat_of(ResponsesRequest.model_validate(body | {"input": "Hi", "include": []}))
+
+
+def test_an_input_that_makes_no_message_is_refused():
+    empty = ResponsesRequest.model_validate({"input": [{"type": "reasoning", "id": "r", "summary": []}]})
+    with pytest.raises(ValidationError, match="`input` must have a message"):
+        chat_of(empty)

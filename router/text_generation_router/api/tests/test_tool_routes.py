@@ -286,3 +286,30 @@ def test_usage_counts_the_tokens_of_the_reasoning(make_server):
     events = server.post(PATH, CHAT | {"stream": True, "stream_options": {"include_usage": True}}).events
     ChatChunkJson.model_validate(events[-2])
     assert whole == events[-2]["usage"] and 0 < whole["completion_tokens_details"]["reasoning_tokens"] < 4
+
+
+@pytest.mark.parametrize("template", [None, HERMES])
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": 5},
+        {"properties": 5},
+        {"properties": {"a": 5}, "required": "a"},
+        {"properties": {"a": [1]}, "required": {"a": 1}},
+        {"$ref": 5},
+        {"$ref": "#/nowhere"},
+        {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        {"anyOf": {}},
+        {"allOf": [[]]},
+        {"items": "x", "enum": 5},
+    ],
+)
+def test_a_schema_that_makes_no_sense_is_refused_or_counts_as_any_object(make_server, template, strict, schema):
+    server = make_server(**({} if template is None else {"template": template}))
+    server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
+    server.engine.scripts = [script(CALL if template else '{"function": {"_name": "f"}}')]
+    function = {"name": "f", "parameters": schema, "strict": strict}
+    body = CHAT | {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    answer = server.post(PATH, body)
+    assert answer.status == 200 or (answer.status == 400 and answer.json["error"]["param"] == "tools")
