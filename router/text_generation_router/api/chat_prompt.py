@@ -20,9 +20,6 @@ from text_generation_router.text.pieces import FirstCall, PieceReader, WithoutRe
 from text_generation_router.text.tool_grammar import NO_TOOL, GrammarCallReader, calls_schema, chosen_name, name_pattern
 from text_generation_router.text.validation import AskedParameters, Prompt
 
-# Most tokens for the name of a function.
-NAME_TOKENS = 512
-
 
 async def chat_prompt(services: Services, asked: ChatOptions, caller: Caller, names: Mapping[str, str]) -> Prompt:
     """What to generate from. `names`: see `Prompt`. Raises InferenceError."""
@@ -124,7 +121,7 @@ class CallsByGrammar:
         """The name of the function that the model calls; None: it calls none."""
         pattern = AskedGrammar("tools", GrammarKind.REGEX, name_pattern([*names, NO_TOOL]))
         parameters = replace(
-            _without_extras(prompt.parameters), grammar=pattern, max_new_tokens=NAME_TOKENS, ignore_eos_token=False
+            _without_extras(prompt.parameters), grammar=pattern, max_new_tokens=None, ignore_eos_token=False
         )
         choosing = replace(prompt, parameters=parameters, copies=1)
         [result] = await self._services.inference.results([choosing], self._caller, time.perf_counter())

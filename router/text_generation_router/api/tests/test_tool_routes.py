@@ -313,3 +313,14 @@ def test_a_schema_that_makes_no_sense_is_refused_or_counts_as_any_object(make_se
     body = CHAT | {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
     answer = server.post(PATH, body)
     assert answer.status == 200 or (answer.status == 400 and answer.json["error"]["param"] == "tools")
+
+
+def test_a_name_is_chosen_where_only_a_few_tokens_fit_behind_the_prompt(make_server):
+    server = make_server()
+    server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
+    server.engine.scripts = [script('{"function": {"_name": "no_tool"'), script("Hello")] * 2
+    body = CHAT | {"tools": TOOLS, "max_tokens": 5}
+    assert server.post(PATH, body).status == 200
+    length = len(server.engine.asked[0].request.input_ids)
+    server.engine.limits = type(server.engine.limits)(length, length + 9, 9000)
+    assert server.post(PATH, body).json["choices"][0]["message"]["content"] == "Hello"
