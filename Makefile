@@ -214,7 +214,7 @@ attacks: install
 # ARGS="--only openai-3 lm-eval". vllm is not installed here: `make bench-peers` does, or VLLM=/path/to/vllm names one.
 # Every format of calls and reasoning through a whole server, by each API; `make test` has one format of each kind.
 test-served-calls: install
-	$(BIN)/pytest integration-tests/test_calls_served.py -m "models or not models" $(ARGS)
+	$(BIN)/pytest integration-tests/test_calls_served.py -m "formats or not formats" $(ARGS)
 
 test-clients: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python integration-tests/clients/run_clients.py $(ARGS)

@@ -22,7 +22,7 @@ WEATHER = ("weather", '{"city": "Rome"}')
 def kind_param(calls: str, reasoning: str, special: bool) -> object:
     is_served = (calls, special) in SERVED and reasoning in ("think", "harmony")
     name = f"{calls}, {reasoning}, {'special tokens' if special else 'text'}"
-    return pytest.param(calls, reasoning, special, id=name, marks=() if is_served else pytest.mark.models)
+    return pytest.param(calls, reasoning, special, id=name, marks=() if is_served else pytest.mark.formats)
 
 
 @pytest.fixture(scope="module")
