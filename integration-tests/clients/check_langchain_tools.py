@@ -113,7 +113,7 @@ class Anything(BaseModel):
 
 
 def structured_output_json_mode(models: Models) -> None:
-    """The method that demands any JSON object. The bias makes the model close its object soon."""
+    """The method that demands any JSON object."""
     asked = f'{QUESTION} Answer as JSON, {{"word": string}}.'
     raw = models.chat(max_tokens=200).with_structured_output(Anything, method="json_mode", include_raw=True)
     message = raw.invoke(asked)["raw"]

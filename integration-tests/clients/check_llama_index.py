@@ -73,7 +73,7 @@ def structured_predict(url: str, way: str) -> None:
     assert isinstance(made, Say)
     assert isinstance(asyncio.run(llm.astructured_predict(Say, ASK, sum="2 + 3")), Say)
     *_, last = llm.stream_structured_predict(Say, ASK, sum="2 + 3")
-    if way == "form":  # llama-index gives objects without values of a stream of calls, though it has the whole call
+    if way == "form":  # in a stream, llama-index does not demand the call
         Say.model_validate(last.model_dump())
     assert isinstance(llm.as_structured_llm(Say).chat(QUESTION).raw, Say)
 
