@@ -282,7 +282,7 @@ def _of_items(items: list[dict[str, Any]], ending: str) -> Answer:
 
 
 def object_of(arguments: str) -> dict[str, Any]:
-    """The arguments as an object; empty if they are none, as /v1/messages gives them."""
+    """The object that the JSON text of a call's arguments has; an empty one for other text, as in /v1/messages."""
     try:
         value = json.loads(arguments)
     except json.JSONDecodeError:

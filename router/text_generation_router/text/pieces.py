@@ -56,16 +56,6 @@ class PieceReader(Protocol):
         ...
 
 
-class PlainReader:
-    """Takes every text as the answer itself."""
-
-    def push(self, text: str, special: bool = False) -> Sequence[Piece]:
-        return (Text(text),) if text else ()
-
-    def finish(self) -> Sequence[Piece]:
-        return ()
-
-
 class WithoutReasoning:
     """Leaves out the reasoning that another reader finds."""
 
