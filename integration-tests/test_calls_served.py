@@ -1,22 +1,26 @@
 """A whole server gives the calls, the text and the reasoning that a model has written: each format, by each API."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
+import processes
 import pytest
 import written
-from calls import at_once
+from calls import at_once, events_of, metric
 from written import Answer, WritingServer
 
 from text_generation_router.text.calls.tests.call_texts import CALL_TEXTS, TOOLS, CallText
 
+ANTHROPIC = (written.anthropic, written.anthropic_stream)
 # Formats that are served by each run: one for each kind of body. The others are served by `make test-served-calls`.
 SERVED = {("hermes", False), ("mistral-args", True), ("qwen3-coder", False), ("harmony", True), ("llama4", True)}
 KINDS = sorted({(case.format, case.reasoning_format, special) for case in CALL_TEXTS for special in (False, True)})
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 WEATHER = ("weather", '{"city": "Rome"}')
+LONG = '{"code": "' + "".join(f"print({number:03})\\n" for number in range(40)) + '"}'
 
 
 def kind_param(calls: str, reasoning: str, special: bool) -> object:
@@ -99,3 +103,81 @@ def test_one_call_is_given_if_calls_are_not_parallel(hermes: WritingServer) -> N
 def test_a_stop_string_ends_an_answer_before_its_call(hermes: WritingServer) -> None:
     for [choice] in both(hermes, f"Well, then. {CALL}", stop=["then"]):
         assert (choice.content, choice.calls, choice.ending) == ("Well, ", (), "stop")
+
+
+def test_a_stop_string_within_arguments_leaves_them_incomplete(hermes: WritingServer) -> None:
+    for [choice] in both(hermes, CALL, stop=["Ro"]):
+        assert (choice.calls, choice.content, choice.ending) == ((("weather", '{"city": "'),), "", "stop")
+    for [choice] in both(hermes, f"{CALL}\n{CALL}", stop=["ome"], include_stop_str_in_output=True):
+        assert (choice.calls, choice.ending) == ((("weather", '{"city": "Rome'),), "stop")
+    for [choice] in both(hermes, f"{CALL}\n{CALL}", stop=["</tool_call>"]):
+        assert (choice.calls, choice.content, choice.ending) == ((WEATHER,), "", "tool_calls")
+    for answer in at_once(hermes.url, *(api("Hi.", TOOLS, stop_sequences=["Ro"]) for api in ANTHROPIC)):
+        assert (answer.calls, answer.ending) == ((("weather", "{}"),), "stop_sequence")
+
+
+def test_demanded_calls_are_those_that_a_model_writes_in_its_own_way(hermes: WritingServer) -> None:
+    """The grammar reads the tokens that take the place of sampled ones: it takes the model's own text, no other."""
+    for fields in ({"tool_choice": "required"}, {"tools": strict(TOOLS)}):
+        for [choice] in both(hermes, f"{CALL}\n{CALL}", **fields):
+            assert (choice.calls, choice.ending) == ((WEATHER, WEATHER), "tool_calls")
+        for text in ("No, thanks.", CALL.replace("Rome", "Ro\nme"), CALL.replace("city", "town")):
+            if text != "No, thanks." or fields.get("tool_choice"):
+                with pytest.raises(AssertionError, match="its grammar cannot be followed any further"):
+                    both(hermes, text, **fields)
+
+
+def test_a_shard_that_is_killed_within_calls_is_not_noticed(hermes: WritingServer) -> None:
+    hermes.write(f'Well. <tool_call>\n{{"name": "run.code", "arguments": {LONG}}}\n</tool_call>')
+    chat = written.chat_body("Hi.", TOOLS)
+    bodies = {
+        "/v1/chat/completions": (chat, chat | {"tools": strict(TOOLS)}),
+        "/v1/messages": (written.messages_body("Hi.", TOOLS),),
+        "/v1/responses": (written.responses_body("Hi.", TOOLS),),
+    }
+    shard = processes.shards(hermes.process.pid)[0]
+    begun = set[int]()
+
+    def kill_within_all(number: int) -> None:
+        begun.add(number)
+        if len(begun) == 4 and shard.is_running():
+            shard.kill()
+
+    def streams(told: Callable[[int], None]) -> list[Any]:
+        asked = [(path, body) for path, those in bodies.items() for body in those]
+        return [argument_parts(*ask, told, number) for number, ask in enumerate(asked)]
+
+    unbroken = at_once(hermes.url, *streams(lambda number: None))
+    resumes = metric(hermes.url, "tgi_request_resumes")
+    broken = at_once(hermes.url, *streams(kill_within_all))
+    assert metric(hermes.url, "tgi_request_resumes") - resumes == 4
+    assert broken == unbroken and ["".join(parts) for parts in broken] == [LONG] * 4
+
+
+def argument_parts(path: str, body: dict[str, Any], told: Callable[[int], None], number: int) -> Any:
+    """A call for `at_once`: the parts of the arguments of a stream's only call. Each of them calls `told(number)`."""
+
+    async def call(client: httpx.AsyncClient) -> list[str]:
+        parts = []
+        async with client.stream("POST", path, json=body | {"stream": True}) as response:
+            async for event in events_of(response):
+                if part := arguments_of(event):
+                    parts.append(part)
+                    told(number)
+        return parts
+
+    return call
+
+
+def arguments_of(event: dict[str, Any]) -> str:
+    """The arguments in an event of any API's stream."""
+    if "choices" in event:
+        delta = event["choices"][0]["delta"]
+        return "".join(call["function"]["arguments"] for call in delta.get("tool_calls", ()))
+    if event["type"] == "content_block_delta":
+        return str(event["delta"].get("partial_json", ""))
+    return str(event["delta"]) if event["type"] == "response.function_call_arguments.delta" else ""
+
+
+def strict(schemas: dict[str, Any]) -> list[dict[str, Any]]:
+    return [tool | {"function": tool["function"] | {"strict": True}} for tool in written.tools_of(schemas)]

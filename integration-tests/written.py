@@ -110,7 +110,7 @@ def tools_of(schemas: dict[str, Any]) -> list[dict[str, Any]]:
 
 def chat(inputs: str, schemas: dict[str, Any], **fields: Any) -> Any:
     """A call for `at_once`: the answer's choices."""
-    body = _chat(inputs, schemas) | fields
+    body = chat_body(inputs, schemas) | fields
 
     async def call(client: httpx.AsyncClient) -> list[Answer]:
         answer = await _json(client, "/v1/chat/completions", body)
@@ -121,7 +121,7 @@ def chat(inputs: str, schemas: dict[str, Any], **fields: Any) -> Any:
 
 def chat_stream(inputs: str, schemas: dict[str, Any], **fields: Any) -> Any:
     """A call for `at_once`: the answer's choices, put together from the chunks of a stream."""
-    body = _chat(inputs, schemas) | fields | {"stream": True}
+    body = chat_body(inputs, schemas) | fields | {"stream": True}
 
     async def call(client: httpx.AsyncClient) -> list[Answer]:
         messages: list[dict[str, Any]] = [{} for _ in range(fields.get("n", 1))]
@@ -138,9 +138,9 @@ def chat_stream(inputs: str, schemas: dict[str, Any], **fields: Any) -> Any:
     return call
 
 
-def anthropic(inputs: str, schemas: dict[str, Any]) -> Any:
+def anthropic(inputs: str, schemas: dict[str, Any], **fields: Any) -> Any:
     """A call for `at_once`: the answer of /v1/messages. The arguments are objects there."""
-    body = _messages(inputs, schemas)
+    body = messages_body(inputs, schemas) | fields
 
     async def call(client: httpx.AsyncClient) -> Answer:
         answer = await _json(client, "/v1/messages", body)
@@ -149,9 +149,9 @@ def anthropic(inputs: str, schemas: dict[str, Any]) -> Any:
     return call
 
 
-def anthropic_stream(inputs: str, schemas: dict[str, Any]) -> Any:
+def anthropic_stream(inputs: str, schemas: dict[str, Any], **fields: Any) -> Any:
     """A call for `at_once`: the answer of /v1/messages, put together from a stream's events."""
-    body = _messages(inputs, schemas) | {"stream": True}
+    body = messages_body(inputs, schemas) | fields | {"stream": True}
     fields = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 
     async def call(client: httpx.AsyncClient) -> Answer:
@@ -178,7 +178,7 @@ def anthropic_stream(inputs: str, schemas: dict[str, Any]) -> Any:
 
 def responses(inputs: str, schemas: dict[str, Any]) -> Any:
     """A call for `at_once`: the answer of /v1/responses."""
-    body = _responses(inputs, schemas)
+    body = responses_body(inputs, schemas)
 
     async def call(client: httpx.AsyncClient) -> Answer:
         answer = await _json(client, "/v1/responses", body)
@@ -189,7 +189,7 @@ def responses(inputs: str, schemas: dict[str, Any]) -> Any:
 
 def responses_stream(inputs: str, schemas: dict[str, Any]) -> Any:
     """A call for `at_once`: the answer of /v1/responses, put together from the deltas of a stream."""
-    body = _responses(inputs, schemas) | {"stream": True}
+    body = responses_body(inputs, schemas) | {"stream": True}
 
     async def call(client: httpx.AsyncClient) -> Answer:
         items: list[dict[str, Any]] = []
@@ -210,17 +210,17 @@ def responses_stream(inputs: str, schemas: dict[str, Any]) -> Any:
     return call
 
 
-def _chat(inputs: str, schemas: dict[str, Any]) -> dict[str, Any]:
+def chat_body(inputs: str, schemas: dict[str, Any]) -> dict[str, Any]:
     messages = [{"role": "user", "content": inputs}]
     return {"messages": messages, "tools": tools_of(schemas), "max_tokens": MOST_TOKENS}
 
 
-def _messages(inputs: str, schemas: dict[str, Any]) -> dict[str, Any]:
+def messages_body(inputs: str, schemas: dict[str, Any]) -> dict[str, Any]:
     tools = [{"name": name, "input_schema": schema} for name, schema in schemas.items()]
     return {"model": "m", "messages": [{"role": "user", "content": inputs}], "tools": tools, "max_tokens": MOST_TOKENS}
 
 
-def _responses(inputs: str, schemas: dict[str, Any]) -> dict[str, Any]:
+def responses_body(inputs: str, schemas: dict[str, Any]) -> dict[str, Any]:
     tools = [{"type": "function", "name": name, "parameters": schema} for name, schema in schemas.items()]
     return {"model": "m", "input": inputs, "tools": tools, "max_output_tokens": MOST_TOKENS}
 

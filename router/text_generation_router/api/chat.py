@@ -8,7 +8,7 @@ from fastapi import Request, Response
 from text_generation_router.api import tgi_calls, v1_request
 from text_generation_router.api.answer import Answers
 from text_generation_router.api.asking import CHAT
-from text_generation_router.api.chat_pieces import NewId, delta_json, has_calls, message_json, new_id_for
+from text_generation_router.api.chat_pieces import Ending, NewId, delta_json, message_json, new_id_for
 from text_generation_router.api.chat_prompt import chat_prompt
 from text_generation_router.api.generation import Generation, Result, close_all
 from text_generation_router.api.openai import (
@@ -24,7 +24,6 @@ from text_generation_router.api.openai import (
 )
 from text_generation_router.api.prompt_answers import prompt_logprobs_json
 from text_generation_router.api.services import Services
-from text_generation_router.api.styles import Style
 from text_generation_router.api.v1_schemas import ChatOptions
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.direct import DirectWriter
@@ -83,14 +82,15 @@ class ChatRoutes:
         return chunk_json(kind, self._style.identity("chatcmpl"), model, self._services.system_fingerprint)
 
     async def _choice(self, index: int, result: Result, asked: ChatOptions) -> dict[str, Any]:
-        reason = self._style.reasons[result.finish.reason]
+        ending = Ending(self._style)
+        ending.add(result.pieces)
         choice = {
             "index": index,
             "message": self._message(result),
             "logprobs": await self._logprobs.of_text(rows_of(result, asked.top_logprobs, self._style))
             if asked.logprobs
             else None,
-            "finish_reason": with_calls(reason, self._style) if has_calls(result.pieces) else reason,
+            "finish_reason": ending.reason(result.finish.reason),
         }
         return choice | {"token_ids": [token.id for token in result.tokens]} if asked.return_token_ids else choice
 
@@ -191,13 +191,13 @@ class PieceEncoder(ChatEncoder):
         super().__init__(index, generation, asked, write, logprobs)
         self._generation = generation
         self._new_id = new_id
-        self._has_calls = False
+        self._ending = Ending(write.style)
 
     def __call__(self, event: TokenEvent) -> bytes:
         first = self._first()
         self._made.add(event)
         pieces = self._generation.pieces_of(event)
-        self._has_calls = self._has_calls or has_calls(pieces)
+        self._ending.add(pieces)
         deltas = [delta_json(piece, self._new_id) for piece in pieces]
         logprobs, ids = self._token(event)
         if not deltas and (logprobs is not None or ids is not None):
@@ -207,8 +207,7 @@ class PieceEncoder(ChatEncoder):
             logprobs = ids = None
         if event.finish is None:
             return first
-        reason = self._write.style.reasons[event.finish.reason]
-        return first + self._chunk({}, None, with_calls(reason, self._write.style) if self._has_calls else reason)
+        return first + self._chunk({}, None, self._ending.reason(event.finish.reason))
 
 
 class TgiCallEncoder(ChatEncoder):
@@ -228,11 +227,6 @@ class TgiCallEncoder(ChatEncoder):
             self._made.add(event)
             return b""
         return self._text(event, delta or {"role": "assistant", "content": ""}, reason)
-
-
-def with_calls(reason: str, style: Style) -> str:
-    """The finish reason of an answer that calls tools."""
-    return "tool_calls" if reason == "stop" and not style.is_tgis else reason
 
 
 def reasoning_json(made: Sequence[Result | Generation]) -> dict[str, Any]:

@@ -4,10 +4,14 @@ message or of the deltas of a stream.
 
 import secrets
 import string
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import orjson
+
+from text_generation_router.api.styles import Style
 from text_generation_router.text.calls.formats import CallFormat, IdStyle
+from text_generation_router.text.events import FinishReason
 from text_generation_router.text.pieces import CallArguments, CallStart, Piece, Reasoning, Text
 
 NewId = Callable[[], str]
@@ -55,8 +59,35 @@ def delta_json(piece: Piece, new_id: NewId) -> dict[str, Any]:
     return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
 
 
-def has_calls(pieces: Sequence[Piece]) -> bool:
-    return any(isinstance(piece, CallStart | CallArguments) for piece in pieces)
+class Ending:
+    """Why an answer in pieces has ended, in OpenAI's words."""
+
+    def __init__(self, style: Style) -> None:
+        self._style = style
+        self._arguments: list[str] | None = None  # parts of the newest call's arguments; None: there is no call
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            if isinstance(piece, CallStart):
+                self._arguments = []
+            elif isinstance(piece, CallArguments) and self._arguments is not None:
+                self._arguments.append(piece.text)
+
+    def reason(self, reason: FinishReason) -> str:
+        """`tool_calls` if the answer calls tools, unless a stop string or a length has cut the last call off."""
+        word = self._style.reasons[reason]
+        if self._arguments is None or word != "stop" or self._style.is_tgis:
+            return word
+        is_cut = reason is FinishReason.STOP_SEQUENCE and not _is_json("".join(self._arguments))
+        return word if is_cut else "tool_calls"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 def _reasoning(text: str) -> dict[str, Any]:
