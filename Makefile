@@ -51,7 +51,7 @@ install: .venv/installed
 	touch $@
 
 # Build tools have a virtual environment of their own: building and running need different versions of protobuf.
-.venv/build/installed: pyproject.toml hatch_build.py proto/generate.proto requirements/build.txt
+.venv/build/installed: pyproject.toml hatch_build.py proto/generate.proto proto/engine.proto requirements/build.txt
 	$(PYTHON) -m venv .venv
 	$(PYTHON) -m venv .venv/build
 	.venv/build/bin/pip install $(QUIET) $(LOCKED) --requirement requirements/build.txt

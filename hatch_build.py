@@ -1,5 +1,5 @@
-"""Makes the generated files whenever the package is built or installed: proto/text_generation_proto/ from
-proto/generate.proto and, if there is a C compiler, the CPU kernels.
+"""Makes the generated files whenever the package is built or installed: proto/text_generation_proto/ from the .proto
+files and, if there is a C compiler, the CPU kernels.
 """
 
 import re
@@ -13,6 +13,7 @@ except ImportError:  # for running it by hand: `python hatch_build.py`
     BuildHookInterface = object  # type: ignore[assignment,misc]
 
 ROOT = Path(__file__).parent
+PROTOS = ("generate", "engine")
 
 
 def generate_stubs() -> None:
@@ -20,7 +21,7 @@ def generate_stubs() -> None:
 
     package = ROOT / "proto" / "text_generation_proto"
     package.mkdir(exist_ok=True)
-    (package / "__init__.py").write_text('"""Generated from ../generate.proto by hatch_build.py."""\n')
+    (package / "__init__.py").write_text('"""Generated from ../*.proto by hatch_build.py."""\n')
     (package / "py.typed").touch()
     # The virtual folder makes the generated imports absolute: `from text_generation_proto import generate_pb2`.
     status = protoc.main(
@@ -30,28 +31,41 @@ def generate_stubs() -> None:
             f"--python_out={ROOT / 'proto'}",
             f"--pyi_out={ROOT / 'proto'}",
             f"--grpc_python_out={ROOT / 'proto'}",
-            "text_generation_proto/generate.proto",
+            *(f"text_generation_proto/{name}.proto" for name in PROTOS),
         ]
     )
     if status:
         raise RuntimeError(f"protoc failed with status {status}")
-    service = service_types((ROOT / "proto" / "generate.proto").read_text())
-    (package / "generate_pb2_grpc.pyi").write_text(service)
+    for name in PROTOS:
+        types = service_types(name, (ROOT / "proto" / f"{name}.proto").read_text())
+        (package / f"{name}_pb2_grpc.pyi").write_text(types)
 
 
-def service_types(proto: str) -> str:
-    """Source text of the types of the service's client and servicer, which protoc does not write. All calls have one
-    request and one response.
-    """
+# A call as grpc.aio sees it, by whether its request and its response are streams: the type of the client's side, and of
+# what the servicer takes and returns.
+CALLS = {
+    ("", ""): ("UnaryUnary", "pb.{0}", "async def", "pb.{0}"),
+    ("", "stream "): ("UnaryStream", "pb.{0}", "def", "AsyncIterator[pb.{0}]"),
+    ("stream ", "stream "): ("StreamStream", "AsyncIterator[pb.{0}]", "def", "AsyncIterator[pb.{0}]"),
+}
+
+
+def service_types(name: str, proto: str) -> str:
+    """Source text of the types of the client and the servicer of NAME.proto, which protoc does not write."""
     (service,) = re.findall(r"^service (\w+) {", proto, re.MULTILINE)
-    calls = re.findall(r"^  rpc (\w+)\((\w+)\) returns \((\w+)\);", proto, re.MULTILINE)
-    lines = ["import grpc.aio", "", "from text_generation_proto import generate_pb2 as pb", "", f"class {service}Stub:"]
+    calls = re.findall(r"^  rpc (\w+)\((stream )?(\w+)\) returns \((stream )?(\w+)\);", proto, re.MULTILINE)
+    lines = ["from collections.abc import AsyncIterator", ""] if any(call[3] for call in calls) else []
+    lines += ["import grpc.aio", "", f"from text_generation_proto import {name}_pb2 as pb", "", f"class {service}Stub:"]
     lines += ["    def __init__(self, channel: grpc.aio.Channel) -> None: ..."]
-    lines += [f"    {name}: grpc.aio.UnaryUnaryMultiCallable[pb.{asked}, pb.{answer}]" for name, asked, answer in calls]
+    for call, in_stream, asked, out_stream, answer in calls:
+        kind = CALLS[in_stream, out_stream][0]
+        lines += [f"    {call}: grpc.aio.{kind}MultiCallable[pb.{asked}, pb.{answer}]"]
     lines += ["", f"class {service}Servicer:"]
-    for name, asked, answer in calls:
+    for call, in_stream, asked, out_stream, answer in calls:
+        _, taken, define, given = CALLS[in_stream, out_stream]
         context = f"grpc.aio.ServicerContext[pb.{asked}, pb.{answer}]"
-        lines += [f"    async def {name}(self, request: pb.{asked}, context: {context}) -> pb.{answer}: ..."]
+        head = f"    {define} {call}(self, request: {taken.format(asked)}, context: {context})"
+        lines += [f"{head} -> {given.format(answer)}: ..."]
     lines += [
         "",
         f"def add_{service}Servicer_to_server(servicer: {service}Servicer, server: grpc.aio.Server) -> None: ...",

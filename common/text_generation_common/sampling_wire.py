@@ -1,5 +1,7 @@
 """Converts `Sampling` to and from protobuf. A field of `NextTokenChooserParameters` has the name of its parameter."""
 
+from typing import Protocol
+
 from text_generation_common.sampling import NAMES, Sampling
 from text_generation_proto import generate_pb2 as pb
 
@@ -9,8 +11,17 @@ LISTS = ("allowed_token_ids", "end_token_ids")
 SCALARS = tuple(name for name in NAMES if name not in (*LISTS, "top_n_tokens", "logit_bias", "bad_words_ids"))
 
 
-def to_pb(sampling: Sampling, request: pb.Request) -> None:
-    """Writes the parameters into the first chunk of a request."""
+class Message(Protocol):
+    """The first chunk of a request (generate.v1.Request), or a Submit of engine.v1."""
+
+    top_n_tokens: int
+
+    @property
+    def parameters(self) -> pb.NextTokenChooserParameters: ...
+
+
+def to_pb(sampling: Sampling, request: Message) -> None:
+    """Writes the parameters into a message."""
     wire = request.parameters
     for name in SCALARS:
         setattr(wire, name, getattr(sampling, name))
@@ -21,7 +32,7 @@ def to_pb(sampling: Sampling, request: pb.Request) -> None:
     request.top_n_tokens = sampling.top_n_tokens
 
 
-def from_pb(request: pb.Request) -> Sampling:
+def from_pb(request: Message) -> Sampling:
     wire = request.parameters
     named = {name: getattr(wire, name) for name in SCALARS} | {name: tuple(getattr(wire, name)) for name in LISTS}
     return Sampling(

@@ -328,6 +328,7 @@ class Refusal(StrEnum):
     TOO_LONG = "too long"  # prompt and output do not fit the memory of the current shards
     OVERLOADED = "overloaded"  # too many prompt tokens wait, and the owner or tenant has used its share of them
     CLOSED = "closed"  # the engine has ended
+    DRAINING = "draining"  # the engine takes no new requests, because it is about to end
 
 
 class RefusedError(Exception):

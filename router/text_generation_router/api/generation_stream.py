@@ -239,7 +239,7 @@ class GenerationStream:
 def _error_of(refused: RefusedError, request: GenerationRequest, limits: TokenLimits) -> InferenceError:
     if refused.reason is Refusal.OVERLOADED:
         return OverloadedError(refused.retry_after_s)
-    if refused.reason is Refusal.CLOSED:
+    if refused.reason in (Refusal.CLOSED, Refusal.DRAINING):
         return IncompleteGenerationError()
     return ValidationError(
         f"`inputs` tokens + `max_new_tokens` must be <= {limits.max_batch_total_tokens}. Given:"

@@ -84,6 +84,8 @@ class Ended:
     # For each loss of the shards that met the running request: seconds from its first step to the loss, and to the step
     # with which it was sent to shards again.
     replays: tuple[tuple[float, float], ...] = ()
+    suspicions: int = 0  # losses that count against the request, as in `Blame`
+    counts: int = 0
 
 
 class Sink(Protocol):

@@ -20,6 +20,7 @@ class EndReason(StrEnum):
     DEADLINE = "deadline"  # the request's time ran out
     FAILED = "failed"
     CLOSED = "closed"  # the engine was closed
+    WITHDRAWN = "withdrawn"  # the request's front took it back before its first step, for another engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +40,17 @@ class GenerationRequest:
     # log-probabilities of the prompt are wanted.
     prompt_logprobs: int | None = None
     stop_token_ids: frozenset[int] = frozenset()  # end the text as the model's end tokens do, even with `ignore_eos`
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What happened to a request before this engine got it. The default is that of a new request."""
+
+    output_ids: tuple[int, ...] = ()  # tokens that other engines have made
+    age_s: float = 0.0  # seconds since the request arrived at its front
+    has_run: bool = False  # whether it has had a row on any engine
+    suspicions: int = 0  # see `Blame`
+    counts: int = 0  # see `Blame`
+    served_elsewhere: float = (
+        0.0  # tokens that other engines have served to its tenant, as `Account.served` counts them
+    )

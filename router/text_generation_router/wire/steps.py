@@ -1,0 +1,118 @@
+"""Tokens of one step for one front: packed by the engine, unpacked by the front."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from text_generation_proto import engine_pb2 as pb
+from text_generation_router.engine.protocol import Tokens, TopToken
+from text_generation_router.wire.arrays import FLOAT32, INT32, UINT32, UINT64, packed, unpacked
+from text_generation_router.wire.errors import WireError
+
+
+@dataclass(slots=True)
+class StepTokens:
+    """Collects what one step makes for one front."""
+
+    indexes: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    tops: list[tuple[TopToken, ...]] = field(default_factory=list)
+    firsts: list[pb.First] = field(default_factory=list)
+    ended: list[pb.Ended] = field(default_factory=list)
+
+    def add(self, index: int, position: int, tokens: Tokens) -> None:
+        """`position`: number of the first of `tokens` among the request's output tokens."""
+        count = len(tokens.ids)
+        self.indexes += [index] * count
+        self.positions += range(position, position + count)
+        self.ids += tokens.ids
+        self.logprobs += tokens.logprobs
+        self.tops += tokens.tops or ((),) * count
+        if tokens.first is not None:
+            known = tokens.first
+            first = pb.First(index=index, queue_s=known.queue_s, inference_s=tokens.inference_s)
+            first.cached_tokens = known.cached_tokens
+            self.firsts.append(first)
+
+    @property
+    def message(self) -> pb.Tokens:
+        tokens = pb.Tokens(
+            indexes=packed(self.indexes, UINT64),
+            positions=packed(self.positions, UINT32),
+            ids=packed(self.ids, INT32),
+            logprobs=packed(self.logprobs, FLOAT32),
+            firsts=self.firsts,
+            ended=self.ended,
+        )
+        if any(self.tops):
+            flat = [top for tops in self.tops for top in tops]
+            tokens.top_counts = packed([len(tops) for tops in self.tops], UINT32)
+            tokens.top_ids = packed([token for token, _ in flat], INT32)
+            tokens.top_logprobs = packed([logprob for _, logprob in flat], FLOAT32)
+        return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """Consecutive tokens of one request in one step."""
+
+    index: int
+    position: int  # position of the first token
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    tops: tuple[tuple[TopToken, ...], ...]  # () if the message has no top tokens
+
+
+def runs_of(message: pb.Tokens) -> Iterator[TokenRun]:
+    """The tokens of a message by request, in its order. Raises WireError for arrays that do not fit together, before
+    the first of them."""
+    indexes = unpacked("indexes", message.indexes, UINT64)
+    count = len(indexes)
+    positions = unpacked("positions", message.positions, UINT32, count)
+    ids = unpacked("ids", message.ids, INT32, count)
+    logprobs = unpacked("logprobs", message.logprobs, FLOAT32, count)
+    tops = list(_tops(message, count))
+    return _runs(indexes.tolist(), positions.tolist(), ids.tolist(), logprobs.tolist(), tops)
+
+
+def _tops(message: pb.Tokens, count: int) -> Iterable[tuple[TopToken, ...]]:
+    if not (message.top_counts or message.top_ids or message.top_logprobs):
+        return ()
+    counts = unpacked("top_counts", message.top_counts, UINT32, count)
+    most = int(counts.sum(dtype="u8"))
+    ids = unpacked("top_ids", message.top_ids, INT32, most).tolist()
+    logprobs = unpacked("top_logprobs", message.top_logprobs, FLOAT32, most).tolist()
+    pairs = zip(ids, logprobs, strict=True)
+    return [tuple(islice(pairs, number)) for number in counts.tolist()]
+
+
+def _runs(
+    indexes: Sequence[int],
+    positions: Sequence[int],
+    ids: Sequence[int],
+    logprobs: Sequence[float],
+    tops: Sequence[tuple[TopToken, ...]],
+) -> Iterator[TokenRun]:
+    start, count = 0, len(indexes)
+    while start < count:
+        end = start + 1
+        while end < count and indexes[end] == indexes[start] and positions[end] == positions[end - 1] + 1:
+            end += 1
+        part = slice(start, end)
+        yield TokenRun(indexes[start], positions[start], tuple(ids[part]), tuple(logprobs[part]), tuple(tops[part]))
+        start = end
+
+
+def check_positions(run: TokenRun, expected: int) -> TokenRun | None:
+    """What of `run` is new to a front that has `expected` tokens of the request; None: nothing. Raises WireError if
+    tokens are missing before it."""
+    if run.position > expected:
+        raise WireError(f"tokens from {run.position} on follow {expected} tokens: some are missing")
+    old = expected - run.position
+    if not old:
+        return run
+    if old >= len(run.ids):
+        return None
+    return TokenRun(run.index, expected, run.ids[old:], run.logprobs[old:], run.tops[old:])
