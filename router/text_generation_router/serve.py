@@ -21,6 +21,7 @@ from text_generation_router.api.inference import Inference
 from text_generation_router.api.permits import Permits
 from text_generation_router.api.services import Services
 from text_generation_router.api.speech import Speech
+from text_generation_router.api.styles import style_of
 from text_generation_router.app import answers_at_once, create_app
 from text_generation_router.config import RouterConfig
 from text_generation_router.engine.config import EngineConfig
@@ -137,8 +138,11 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
     hits = LimitHits(metrics)
     vocabulary = Vocabulary.of(tokenizer.tokenizer)
     special_texts = frozenset(map(vocabulary.text_of, vocabulary.special_ids))
-    speech = Speech.of(chat_template, config.formats, special_texts, config.http.tgi_dialect)
-    pool = ProcessPool(reading_child.ENTRY, reading_child.setup_of(chat_template, speech.ways), child_limits(config))
+    speech = Speech.of(chat_template, config.formats, special_texts)
+    children_setup = reading_child.setup_of(
+        chat_template, speech.ways, speech.ways_in(style_of(config.http.tgi_dialect))
+    )
+    pool = ProcessPool(reading_child.ENTRY, children_setup, child_limits(config))
     shard_groups = await find_shard_groups(config)
     engine = LocalEngine(
         shard_groups,

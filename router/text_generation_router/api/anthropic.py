@@ -39,7 +39,7 @@ class MessagesRoutes:
     refused_requests = 1
 
     def __init__(self, services: Services) -> None:
-        self._services = services
+        self._services = services = services.without_tgi_dialect()
         self._answers = Answers(services)
 
     async def messages(self, request: Request) -> Response:

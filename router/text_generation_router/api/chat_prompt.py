@@ -33,7 +33,7 @@ async def chat_prompt(services: Services, asked: ChatOptions, caller: Caller, na
     text = await rendered(services, asked, caller.share)
     # Templates write special tokens themselves.
     prompt = Prompt(text, parameters, bool(asked.add_special_tokens), copies=asked.choices, names=names)
-    if calling is not None and not calling.is_own(services.speech.ways):
+    if calling is not None and not calling.is_own(services.speech.ways_in(services.style)):
         return await CallsByGrammar(services, asked, calling, caller).prompt(prompt)
     return divided(services, asked, calling, prompt)
 
@@ -42,7 +42,7 @@ def divided(services: Services, asked: ChatOptions, calling: Calling | None, pro
     """The prompt with a reader that divides the answer if calls or reasoning may be in it, and with the form of the
     whole text."""
     speech = services.speech
-    reasons = speech.divides and speech.reading.reasoning is not None
+    reasons = not services.style.is_tgis and speech.reading.reasoning is not None
     separates = reasons and asked.separate_reasoning is not False
     form = form_of(services, asked, calling, prompt)
     if form is not None:
@@ -76,7 +76,7 @@ def form_of(services: Services, asked: ChatOptions, calling: Calling | None, pro
                 "it is not supported together with `tools`, because no grammar can follow this model's calls",
             )
         calls = CallsForm(written, calling.schemas, calling.strict, calling.is_required, calling.is_parallel)
-    format_ = speech.reading.reasoning if speech.divides else None
+    format_ = None if services.style.is_tgis else speech.reading.reasoning
     reasoning = None
     if format_ is not None and format_.begins and format_.ends:
         limit = asked.max_thinking_tokens
@@ -143,7 +143,7 @@ async def rendered(services: Services, asked: ChatOptions, share: Share) -> str:
     assert isinstance(asked, ChatRequest)
     if services.renderer is None:
         raise TemplateError("template not found")
-    return await services.renderer.render(asked.conversation(services.speech.ways), share)
+    return await services.renderer.render(asked.conversation(services.speech.ways_in(services.style)), share)
 
 
 async def rendered_without_tools(services: Services, asked: ChatOptions, share: Share) -> str:

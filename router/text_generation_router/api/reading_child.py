@@ -75,8 +75,9 @@ Dump = Callable[[dict[str, Any], ListLimits], Dumped]
 # Functions that run in the router.
 
 
-def setup_of(template: ChatTemplate | None, ways: CallWays) -> bytes:
-    return orjson.dumps([None if template is None else template.setup, ways])
+def setup_of(template: ChatTemplate | None, ways: CallWays, chat_ways: CallWays) -> bytes:
+    """`chat_ways`: those of the chats that follow --tgi-dialect; the other routes' are `ways`."""
+    return orjson.dumps([None if template is None else template.setup, ways, chat_ways])
 
 
 def job_of(content: bytes | bytearray, limits: ListLimits) -> bytes:
@@ -95,11 +96,13 @@ def read_answer(question: Question[B], answer: bytes) -> Read[B]:
 
 
 def make_handlers(setup: bytes) -> Mapping[str, Handler]:
-    sources, ways_values = orjson.loads(setup)
+    sources, *all_ways = orjson.loads(setup)
     template = None if sources is None else ChatTemplate(*sources)
-    ways = CallWays(**ways_values)
+    own_ways, chat_ways = (CallWays(**values) for values in all_ways)
 
-    def rendering(question: Question[B], chat_of: Callable[[B], ChatOptions], turns: set[str]) -> Dump:
+    def rendering(
+        question: Question[B], chat_of: Callable[[B], ChatOptions], turns: set[str], ways: CallWays = own_ways
+    ) -> Dump:
         """`turns`: the fields that make the conversation, which are not sent back."""
 
         def dump(value: dict[str, Any], limits: ListLimits) -> Dumped:
@@ -121,7 +124,7 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
 
     questions = (GENERATE, COMPAT_GENERATE, TOKENIZE, DETOKENIZE, COMPLETION)
     dumps: dict[str, Dump] = {question.name: _dump_of(question) for question in questions}
-    dumps[CHAT.name] = rendering(CHAT, lambda asked: asked, {"messages", "documents"})
+    dumps[CHAT.name] = rendering(CHAT, lambda asked: asked, {"messages", "documents"}, chat_ways)
     dumps[MESSAGES.name] = rendering(MESSAGES, chat_of_messages, {"system", "messages"})
     dumps[RESPONSES.name] = rendering(RESPONSES, chat_of_response, {"instructions", "input"})
     dumps[COUNT_TOKENS.name] = rendering(COUNT_TOKENS, counted_chat_of, {"system", "messages"})

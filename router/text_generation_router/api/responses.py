@@ -37,7 +37,7 @@ class ResponsesRoutes:
     refused_requests = 1
 
     def __init__(self, services: Services) -> None:
-        self._services = services
+        self._services = services = services.without_tgi_dialect()
         self._answers = Answers(services)
         self._logprobs = ChatLogprobs(services.inference.vocabulary, has_bytes=True)
 

@@ -1,12 +1,12 @@
 """The parts of the router that its HTTP routes use."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from text_generation_router.api.body import Bodies
 from text_generation_router.api.ignored import IgnoredParameters
 from text_generation_router.api.inference import Inference
 from text_generation_router.api.speech import Speech
-from text_generation_router.api.styles import OPENAI_STYLE, TGI_STYLE, Style
+from text_generation_router.api.styles import Style, style_of
 from text_generation_router.config import RouterConfig
 from text_generation_router.engine.protocol import Engine
 from text_generation_router.http.caller import Callers
@@ -41,7 +41,12 @@ class Services:
     @property
     def style(self) -> Style:
         """How /v1 answers."""
-        return TGI_STYLE if self.config.http.tgi_dialect else OPENAI_STYLE
+        return style_of(self.config.http.tgi_dialect)
+
+    def without_tgi_dialect(self) -> "Services":
+        """For routes of /v1 that TGI does not have."""
+        http = replace(self.config.http, tgi_dialect=False)
+        return replace(self, config=replace(self.config, http=http))
 
     @property
     def served_name(self) -> str:

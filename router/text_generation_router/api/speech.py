@@ -1,8 +1,9 @@
 """How the model's chats call tools and show their reasoning: what flags and the chat template tell."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from text_generation_common.flags.formats import FormatFlags
+from text_generation_router.api.styles import Style
 from text_generation_router.text.calls.reading import Reading, reading_of
 from text_generation_router.text.calls.written import written_calls
 from text_generation_router.text.chat_template import ChatTemplate
@@ -15,21 +16,22 @@ class Speech:
     reading: Reading
     reading_without_reasoning: Reading
     special_texts: frozenset[str]  # the texts of the tokenizer's special tokens
-    divides: bool  # False: as in TGI, no text is divided into pieces but calls that a grammar makes
 
     @classmethod
-    def of(
-        cls, template: ChatTemplate | None, flags: FormatFlags, special_texts: frozenset[str], is_tgis: bool
-    ) -> "Speech":
+    def of(cls, template: ChatTemplate | None, flags: FormatFlags, special_texts: frozenset[str]) -> "Speech":
         source = None if template is None else template.source(with_tools=True)
         reading = reading_of(source, flags.tool_call_format, flags.reasoning_format, special_texts)
         calls, in_template = reading.calls, template is not None and template.uses_tools
         written = None if calls is None else written_calls(calls, ())
         ways = CallWays(
-            knows_calls=calls is not None and not is_tgis,
+            knows_calls=calls is not None,
             in_template=in_template,
             demands=written is not None,
             guides=written is not None and not written.is_bare,
         )
         without = Reading(calls, None, special_texts)
-        return cls(ways, reading, without, special_texts, divides=not is_tgis)
+        return cls(ways, reading, without, special_texts)
+
+    def ways_in(self, style: Style) -> CallWays:
+        """In TGI's style a grammar makes all calls."""
+        return replace(self.ways, knows_calls=False) if style.is_tgis else self.ways

@@ -35,3 +35,7 @@ class Style:
 
 OPENAI_STYLE = Style(False, OPENAI_REASONS)
 TGI_STYLE = Style(True, TGI_REASONS)
+
+
+def style_of(tgi_dialect: bool) -> Style:
+    return TGI_STYLE if tgi_dialect else OPENAI_STYLE

@@ -21,6 +21,7 @@ from text_generation_router.api.inference import Inference
 from text_generation_router.api.permits import Permits
 from text_generation_router.api.services import Services
 from text_generation_router.api.speech import Speech
+from text_generation_router.api.styles import style_of
 from text_generation_router.app import create_app
 from text_generation_router.config import RouterConfig, RouterFlags
 from text_generation_router.engine.protocol import (
@@ -361,13 +362,13 @@ class Server:
         validator = Validator(self.tokenizer, grammars, lambda: request_limits(self.config, self.engine.snapshot()))
         inference = Inference(self.engine, self.engine.vocabulary, validator, self.permits, self.metrics, tracer)
         chats = ChatTemplate(template, {})
-        is_tgis = self.config.http.tgi_dialect
-        speech = Speech.of(chats, self.config.formats, frozenset({"</s>"}), is_tgis)
+        speech = Speech.of(chats, self.config.formats, frozenset({"</s>"}))
         self.gate, self.limit_hits = Gate(), LimitHits(self.metrics)
         callers = Callers(
             bool(self.config.api_key_digests), self.config.trusted_proxies, self.config.scheduling.prefix_cache_scope
         )
-        self.offload = InProcess(reading_child.make_handlers(reading_child.setup_of(chats, speech.ways)))
+        chat_ways = speech.ways_in(style_of(self.config.http.tgi_dialect))
+        self.offload = InProcess(reading_child.make_handlers(reading_child.setup_of(chats, speech.ways, chat_ways)))
         lists = ListLimits(
             limits.max_input_tokens, self.config.requests.max_client_batch_size, self.config.requests.max_stop_sequences
         )

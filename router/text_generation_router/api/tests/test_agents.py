@@ -32,9 +32,10 @@ ASKED = {
 }
 
 
-@pytest.fixture
-def agents_server(make_server):
-    server = make_server(template=TEMPLATE)
+@pytest.fixture(params=[False, True], ids=["", "TGI's dialect"])
+def agents_server(make_server, request):
+    """TGI has none of the two routes, so its dialect changes nothing."""
+    server = make_server(template=TEMPLATE, tgi_dialect=request.param)
     server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
     server.engine.script = script(TEXT)
     return server
@@ -119,10 +120,11 @@ def test_a_choice_that_asks_for_calls_needs_tools_and_they_need_each_other(agent
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_a_large_body_with_tools_is_answered_as_a_small_one(make_server, path):
+@pytest.mark.parametrize("tgi", [True, False])
+def test_a_large_body_with_tools_is_answered_as_a_small_one(make_server, path, tgi):
     told = []
     for padding in ({}, {"padding": "x" * 2**16}):
-        server = make_server(template=TEMPLATE, payload_limit=10**6)
+        server = make_server(template=TEMPLATE, payload_limit=10**6, tgi_dialect=tgi)
         server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
         server.engine.script = script(TEXT)
         value = server.post(path, ASKED[path] | padding).json

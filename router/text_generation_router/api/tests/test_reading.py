@@ -29,7 +29,7 @@ QUESTIONS = (GENERATE, COMPAT_GENERATE, TOKENIZE, COMPLETION, CHAT)
 TEMPLATE = ChatTemplate(
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ eos_token }}", {"eos_token": "$"}
 )
-HANDLERS = make_handlers(setup_of(TEMPLATE, CallWays()))
+HANDLERS = make_handlers(setup_of(TEMPLATE, CallWays(), CallWays()))
 RESULT = {"type": "tool_result", "tool_use_id": "a"}
 PADDING = {"padding": "x" * LARGE_BYTES}
 
@@ -170,7 +170,7 @@ def test_a_child_process_reads_and_renders():
     messages = [{"role": "user", "content": "é" * 1000}] * 40
 
     async def test() -> None:
-        pool = ProcessPool(ENTRY, setup_of(TEMPLATE, CallWays()), PoolLimits(1, 4))
+        pool = ProcessPool(ENTRY, setup_of(TEMPLATE, CallWays(), CallWays()), PoolLimits(1, 4))
         pool.start()
         try:
             job = job_of(orjson.dumps({"messages": messages, "seed": 2**64 - 1, "temperature": 0.1}), LIMITS)
