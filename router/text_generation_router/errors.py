@@ -61,6 +61,7 @@ class InferenceError(Exception):
     headers: Mapping[str, str] = MappingProxyType({})  # additional headers of the answer
     param: str | None = None  # path of the field that is wrong, where the text does not begin with it
     code: str | None = None  # OpenAI's `code`
+    is_counted: bool = False  # whether tgi_request_failure has counted this error
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

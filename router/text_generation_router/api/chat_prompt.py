@@ -124,7 +124,8 @@ class CallsByGrammar:
             _without_extras(prompt.parameters), grammar=pattern, max_new_tokens=None, ignore_eos_token=False
         )
         choosing = replace(prompt, parameters=parameters, copies=1)
-        [result] = await self._services.inference.results([choosing], self._caller, time.perf_counter())
+        started_s = time.perf_counter()
+        [result] = await self._services.inference.results([choosing], self._caller, started_s, is_answer=False)
         name = chosen_name(result.finish.generated_text)
         return name if name in names else None
 

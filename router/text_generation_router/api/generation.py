@@ -67,6 +67,7 @@ class Generation:
     prompt_tokens: int
     prompt_characters: int
     started_s: float  # time.perf_counter when the HTTP request was received
+    is_answer: bool = True  # False: the text only helps to make the answer's prompt, and is not counted or logged
     input_ids: tuple[int, ...] = ()  # the prompt's, if the answer repeats them
     reader: PieceReader | None = None  # None: the text is not divided into pieces
     reasoning_tokens: int = 0  # tokens of the reasoning until now
@@ -91,7 +92,8 @@ class Generation:
         event = await self.stream.__anext__()
         if not self._has_begun:
             self._has_begun = True
-            self.metrics.time_to_first_token.observe(time.perf_counter() - self.started_s)
+            if self.is_answer:
+                self.metrics.time_to_first_token.observe(time.perf_counter() - self.started_s)
             if self._through is not None:
                 self.stream.write_through(*self._through)
         if event.finish is not None:
@@ -153,8 +155,9 @@ class Generation:
             finish.generated_tokens,
             finish.cached_tokens,
         )
-        count_success(self.metrics, timing)
-        log_success(timing, finish.seed)
+        if self.is_answer:
+            count_success(self.metrics, timing)
+            log_success(timing, finish.seed)
 
     @property
     def is_divided(self) -> bool:

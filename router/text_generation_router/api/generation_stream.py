@@ -200,6 +200,7 @@ class GenerationStream:
         """
         if label is not None:
             self._metrics.request_failure.labels(err=label).inc()
+            error.is_counted = True
         self._error, self.failure = error, label or error.label
         self._finish()
 

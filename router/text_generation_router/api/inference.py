@@ -43,9 +43,12 @@ class Inference:
         self._tracer = tracer
         self._wakes = LoopTurns(WAKES_PER_TURN)
 
-    async def start(self, prompts: Sequence[Prompt], caller: Caller, started_s: float) -> list[Generation]:
-        """Queues all prompts or none, each as many times as it has copies. Raises InferenceError. The caller must close
-        the generations."""
+    async def start(
+        self, prompts: Sequence[Prompt], caller: Caller, started_s: float, *, is_answer: bool = True
+    ) -> list[Generation]:
+        """Queues all prompts or none, each as many times as it has copies. `is_answer`: False for texts that
+        only help to make an answer's prompt, of which metrics count the failures alone. Raises InferenceError. The
+        caller must close the generations."""
         count = sum(prompt.copies for prompt in prompts)
         with self.counted_failures():
             permit = self._permits.take(caller.share, count)
@@ -55,7 +58,7 @@ class Inference:
                 requests = await permit.unless_refused(work)
                 for prompt, request in zip(prompts, requests, strict=True):
                     for copy in copies_of(prompt, request):
-                        generations.append(self._submit(prompt, copy, caller, started_s, permit))
+                        generations.append(self._submit(prompt, copy, caller, started_s, permit, is_answer))
             except BaseException:
                 permit.give_back(count - len(generations))
                 close_all(generations)
@@ -78,14 +81,16 @@ class Inference:
     @contextmanager
     def counted_failures(self) -> Iterator[None]:
         """Counts a refusal that is raised inside the context, before a generation has begun. A later failure is counted
-        by the generation's stream.
+        by the generation's stream, and not a second time here.
         """
         try:
             yield
         except BodyError:
             raise  # the body is not a request, so no request failed
         except InferenceError as error:
-            self._metrics.request_failure.labels(err=error.label).inc()
+            if not error.is_counted:
+                error.is_counted = True
+                self._metrics.request_failure.labels(err=error.label).inc()
             raise
 
     @contextmanager
@@ -103,14 +108,21 @@ class Inference:
             raise
 
     def _submit(
-        self, prompt: Prompt, request: GenerationRequest, caller: Caller, started_s: float, permit: Permit
+        self,
+        prompt: Prompt,
+        request: GenerationRequest,
+        caller: Caller,
+        started_s: float,
+        permit: Permit,
+        is_answer: bool,
     ) -> Generation:
         left_s = _time_left_s((request.timeout_s, caller.timeout_s), started_s)
         # A tuple, not a joined string: no salt can then imitate another caller's namespace.
         namespace = (*caller.cache_domain, *request.namespace)
         request = replace(request, share=caller.share, namespace=namespace, timeout_s=left_s)
-        self._metrics.request_input_length.observe(len(request.input_ids))
-        self._metrics.request_max_new_tokens.observe(request.max_new_tokens)
+        if is_answer:
+            self._metrics.request_input_length.observe(len(request.input_ids))
+            self._metrics.request_max_new_tokens.observe(request.max_new_tokens)
         rules = prompt.parameters.text_rules
         return Generation(
             stream=GenerationStream(self._engine, self.vocabulary, self._metrics, request, self._wakes, rules),
@@ -121,12 +133,16 @@ class Inference:
             input_ids=request.input_ids if prompt.parameters.returns_ids else (),
             reader=prompt.reader() if prompt.reader is not None else None,
             started_s=started_s,
+            is_answer=is_answer,
             trace=self._tracer.begin(request) if self._tracer is not None else None,
         )
 
-    async def results(self, prompts: Sequence[Prompt], caller: Caller, started_s: float) -> list[Result]:
-        """Runs all prompts at the same time, to their ends. If one prompt fails, the others are cancelled."""
-        generations = await self.start(prompts, caller, started_s)
+    async def results(
+        self, prompts: Sequence[Prompt], caller: Caller, started_s: float, *, is_answer: bool = True
+    ) -> list[Result]:
+        """Runs all prompts at the same time, to their ends. If one prompt fails, the others are cancelled. `is_answer`:
+        see `start`."""
+        generations = await self.start(prompts, caller, started_s, is_answer=is_answer)
         tasks = [asyncio.ensure_future(generation.collect()) for generation in generations]
         try:
             return await asyncio.gather(*tasks)

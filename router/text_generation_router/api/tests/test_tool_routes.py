@@ -7,6 +7,7 @@ import pytest
 from llguidance import LLMatcher
 
 from text_generation_router.api.tests.conftest import Script
+from text_generation_router.engine.protocol import Ended
 from text_generation_router.openapi.chat_answers import ChatChunkJson, ChatJson
 from text_generation_router.scheduling.request import EndReason
 from text_generation_router.text.grammars.verification import byte_tokenizer
@@ -151,6 +152,23 @@ def test_a_model_without_a_known_way_to_call_calls_by_a_grammar(make_server, tgi
     else:
         assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
         assert choice["finish_reason"] == "tool_calls"
+
+
+def test_a_choice_of_a_name_is_counted_with_its_answer(make_server):
+    server = make_server()
+    server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
+    names = ("success_total", "duration_count", "input_length_count", "generated_tokens_count", "queue_duration_count")
+    for stream in (False, True):
+        server.engine.scripts = [script('{"function": {"_name": "no_tool"'), script("Hello")]
+        assert server.post(PATH, CHAT | {"tools": TOOLS, "stream": stream}).status == 200
+        assert {server.metric(f"tgi_request_{name}") for name in names} == {1.0 + stream}
+        assert server.metric("tgi_request_time_to_first_token_duration_count") == 1 + stream
+    server.engine.scripts = [Script(ends_after=(0, Ended(EndReason.FAILED, cause="boom")))]
+    assert server.post(PATH, CHAT | {"tools": TOOLS}).status == 500
+    assert server.failures("generation") == 1 and server.metric("tgi_request_success_total") == 2
+    server.engine.limits = type(server.engine.limits)(9, 20, 9000)
+    assert server.post(PATH, CHAT | {"tools": TOOLS}).status == 400
+    assert server.failures("validation") == 1 and server.permits.left == 4
 
 
 def test_an_answer_in_words_has_a_prompt_without_tools(make_server):
