@@ -10,6 +10,7 @@ from text_generation_router.api.answer import Answers
 from text_generation_router.api.anthropic_chat import NAMES, chat_of, counted_chat_of
 from text_generation_router.api.anthropic_schemas import MessagesOptions
 from text_generation_router.api.anthropic_writer import (
+    PING,
     MessageEnd,
     MessageStream,
     content_of,
@@ -98,6 +99,7 @@ class MessagesRoutes:
             async for event in generation:
                 if events := encode(event):
                     yield events
+                    writer.keep_alive = PING
         except InferenceError as error:
             yield ANTHROPIC.event(error)
         finally:

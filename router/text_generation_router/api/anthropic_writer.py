@@ -12,6 +12,7 @@ from text_generation_router.text.pieces import CallArguments, CallStart, Piece, 
 
 ID_BYTES = 12
 NewId = Callable[[], str]
+PING = to_named_event({"type": "ping"})
 
 
 def new_id() -> str:
@@ -107,7 +108,7 @@ class MessageStream:
 
     def start(self, usage: dict[str, Any]) -> bytes:
         message = message_json(self._identity, self._model, [], None, usage)
-        return to_named_event({"type": "message_start", "message": message})
+        return to_named_event({"type": "message_start", "message": message}) + PING
 
     def add(self, pieces: Iterable[Piece]) -> bytes:
         return b"".join([self._add(piece) for piece in pieces])

@@ -10,6 +10,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 # The ASGI extension in which `Connection` gives an application the response that belongs to a request.
 EXTENSION = "text_generation_router.response"
 
+EMPTY_COMMENT = b":\n\n"
+
 
 def extensions_of(cycle: RequestResponseCycle) -> dict[str, Any]:
     return {EXTENSION: cycle}
@@ -21,10 +23,11 @@ class DirectWriter:
     always if the server is not `Connection`. A caller that finds it closed must use `send`, which waits for the client.
     """
 
-    __slots__ = ("_clock", "_cycle", "last_sent_s")
+    __slots__ = ("_clock", "_cycle", "keep_alive", "last_sent_s")
 
     def __init__(self) -> None:
         self.last_sent_s = 0.0
+        self.keep_alive = EMPTY_COMMENT  # what is sent after a long silence
         self._cycle: RequestResponseCycle | None = None
 
     def start(self, scope: Scope) -> None:

@@ -56,12 +56,13 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _keep_alive(self, send: Send) -> None:
-        """Sends an empty comment after `keep_alive_s` seconds without an event, so that proxies keep the connection."""
+        """Sends the writer's `keep_alive` after `keep_alive_s` seconds without an event, so that proxies keep the
+        connection."""
         clock = asyncio.get_running_loop().time
         while True:
             silence_s = clock() - self._writer.last_sent_s
             if silence_s >= self._keep_alive_s:
-                await send({"type": "http.response.body", "body": b":\n\n", "more_body": True})
+                await send({"type": "http.response.body", "body": self._writer.keep_alive, "more_body": True})
                 self._writer.note_sent()
                 silence_s = 0.0
             await asyncio.sleep(self._keep_alive_s - silence_s)

@@ -189,8 +189,15 @@ class MessageStopJson(AnswerJson):
     """The kind of event."""
 
 
+class PingJson(AnswerJson):
+    """Shows that the connection is open: behind the first event, and after a long silence."""
+
+    type: Literal["ping"]
+    """The kind of event."""
+
+
 MessageEventJson = (
-    MessageStartJson | BlockStartJson | BlockDeltaJson | BlockStopJson | MessageDeltaJson | MessageStopJson
+    MessageStartJson | PingJson | BlockStartJson | BlockDeltaJson | BlockStopJson | MessageDeltaJson | MessageStopJson
 )
 
 

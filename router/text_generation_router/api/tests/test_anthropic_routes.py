@@ -1,9 +1,15 @@
 """/v1/messages and /v1/messages/count_tokens through the application."""
 
+import asyncio
+import json
+from functools import partial
+
 import pytest
 
+from text_generation_router.api import answer
 from text_generation_router.api.tests.conftest import HEADERS
 from text_generation_router.engine.protocol import Ended
+from text_generation_router.http.sse import EventStream
 from text_generation_router.scheduling.request import EndReason
 from text_generation_router.scheduling.share import Share
 
@@ -48,13 +54,27 @@ def test_a_message_has_the_shape_of_the_contract(server):
 def test_a_stream_is_the_answer_in_parts(server):
     server.engine.script.cached_tokens = 3
     whole = server.post(PATH, body()).json
-    start, begun, *deltas, ended, last, stop = server.post(PATH, body(stream=True)).events
+    start, ping, begun, *deltas, ended, last, stop = server.post(PATH, body(stream=True)).events
+    assert ping == {"type": "ping"}
     usage = whole["usage"]
     assert start["message"] == whole | {"content": [], "stop_reason": None, "usage": usage | {"output_tokens": 0}}
     assert begun["content_block"] == {"type": "text", "text": ""}
     assert "".join(event["delta"]["text"] for event in deltas) == whole["content"][0]["text"]
     assert last["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None} and last["usage"] == usage
     assert (ended["type"], stop) == ("content_block_stop", {"type": "message_stop"})
+
+
+@pytest.mark.parametrize("hang_after", [0, 1])
+def test_silence_is_filled_with_comments_before_the_first_token_and_with_pings_behind_it(
+    server, monkeypatch, hang_after
+):
+    monkeypatch.setattr(answer, "EventStream", partial(EventStream, keep_alive_s=0.01))
+    server.engine.script.hang_after = hang_after
+    content = json.dumps(body(stream=True)).encode()
+    chunks = asyncio.run(server.call("POST", PATH, content, leave_after=4)).chunks
+    assert chunks[hang_after:] == [b'event: ping\ndata: {"type":"ping"}\n\n' if hang_after else b":\n\n"] * (
+        4 - hang_after
+    )
 
 
 def test_the_template_makes_the_prompt(server):
@@ -176,7 +196,7 @@ def test_a_failure_is_an_error_or_an_event(server, end, status, kind, stream):
 def test_a_stream_that_fails_on_its_way_ends_with_the_error(server):
     server.engine.script.ends_after = (1, Ended(EndReason.FAILED, cause="boom"))
     kinds = [event["type"] for event in server.post(PATH, body(stream=True)).events]
-    assert kinds == ["message_start", "content_block_start", "content_block_delta", "error"]
+    assert kinds == ["message_start", "ping", "content_block_start", "content_block_delta", "error"]
 
 
 def test_unknown_fields_are_named_with_their_place(server):

@@ -106,6 +106,7 @@ def test_the_events_of_a_text():
                 "usage": USAGE,
             },
         },
+        {"type": "ping"},
         {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
         {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}},
         {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "b"}},
