@@ -161,7 +161,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         metrics.describe(lambda: facts_of(config, engine.snapshot()))
         # The limits are read for each request: the shards of a later epoch may have fewer slots.
         validator = Validator(tokenizer, grammars, lambda: request_limits(config, engine.snapshot()))
-        permits = Permits(config.requests.max_concurrent_requests, lambda: engine.load().retry_after_s)
+        permits = Permits(lambda: config.requests.max_concurrent_requests, lambda: engine.load().retry_after_s)
         tracer = tracer_for(config)
         if tracer is not None:
             stack.push_async_callback(tracer.close)

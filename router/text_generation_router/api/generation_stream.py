@@ -3,10 +3,10 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from text_generation_common.logs import request_id
-from text_generation_router.engine.protocol import Ended, Engine, TokenLimits, Tokens
+from text_generation_router.engine.protocol import Ended, Engine, Tokens
 from text_generation_router.errors import (
     DeadlineError,
     GenerationError,
@@ -56,13 +56,13 @@ class GenerationStream:
         wakes: LoopTurns,
         rules: TextRules = PLAIN_TEXT,
     ) -> None:
-        """Submits the request. Raises InferenceError if the engine refuses it. `wakes` wakes the readers of all
-        streams."""
+        """`submit` has to follow. `wakes` wakes the readers of all streams."""
+        self.request = request
         self._engine = engine
+        self._index = -1  # set by `submit`
         self._metrics = metrics
         self.prompt: PromptRows | None = None  # set before the first event, if the request asked for log-probabilities
         self._vocabulary = vocabulary
-        self._input_ids = request.input_ids
         self._output = TextOutput(vocabulary, request, rules)
         self._events: deque[TokenEvent] = deque()
         self._error: InferenceError | None = None
@@ -79,10 +79,29 @@ class GenerationStream:
         self._through: tuple[DirectWriter, Encode] | None = None
         self._credits = CREDITS  # number of tokens that the engine may still send
         self._read = 0  # number of tokens read since the last credit
+
+    @staticmethod
+    def submit(streams: "Sequence[GenerationStream]") -> "asyncio.Future[None] | None":
+        """Submits the requests of one prompt: all or none. Raises InferenceError if the engine refuses them. If a
+        future is returned, `accepted` has to follow."""
+        first = streams[0]
         try:
-            self._index = engine.submit(request, self, CREDITS)
+            indexes, answer = first._engine.submit_all([stream.request for stream in streams], streams, CREDITS)
         except RefusedError as refused:
-            raise _error_of(refused, request, engine.snapshot().limits) from None
+            raise first._error_of(refused) from None
+        for stream, index in zip(streams, indexes, strict=True):
+            stream._index = index
+        return answer
+
+    @staticmethod
+    async def accepted(streams: "Sequence[GenerationStream]", answer: "asyncio.Future[None]") -> None:
+        """Waits for the engine's answer to `submit`. Raises InferenceError if the engine refuses the requests."""
+        try:
+            await answer
+        except RefusedError as refused:
+            for stream in streams:
+                stream._finished = True
+            raise streams[0]._error_of(refused) from None
 
     def __aiter__(self) -> "GenerationStream":
         return self
@@ -152,7 +171,7 @@ class GenerationStream:
             self.first_token_s = inference_s if ids else None
             self._output.begin(first.queue_s, first.cached_tokens)
             if first.prompt_logprobs is not None:
-                self.prompt = PromptRows(self._vocabulary, self._input_ids, first.prompt_logprobs)
+                self.prompt = PromptRows(self._vocabulary, self.request.input_ids, first.prompt_logprobs)
         reason = None
         if ended is not None:
             self.end, reason = ended, FINISH_REASONS[ended.reason]
@@ -236,13 +255,13 @@ class GenerationStream:
             self._through = None
             self._give_up(GenerationError(f"Server error: {type(error).__name__}"), GenerationError.label)
 
-
-def _error_of(refused: RefusedError, request: GenerationRequest, limits: TokenLimits) -> InferenceError:
-    if refused.reason is Refusal.OVERLOADED:
-        return OverloadedError(refused.retry_after_s)
-    if refused.reason in (Refusal.CLOSED, Refusal.DRAINING):
-        return IncompleteGenerationError()
-    return ValidationError(
-        f"`inputs` tokens + `max_new_tokens` must be <= {limits.max_batch_total_tokens}. Given:"
-        f" {len(request.input_ids)} `inputs` tokens and {request.max_new_tokens} `max_new_tokens`"
-    )
+    def _error_of(self, refused: RefusedError) -> InferenceError:
+        if refused.reason is Refusal.OVERLOADED:
+            return OverloadedError(refused.retry_after_s)
+        if refused.reason in (Refusal.CLOSED, Refusal.DRAINING):
+            return IncompleteGenerationError()
+        request, limits = self.request, self._engine.snapshot().limits
+        return ValidationError(
+            f"`inputs` tokens + `max_new_tokens` must be <= {limits.max_batch_total_tokens}. Given:"
+            f" {len(request.input_ids)} `inputs` tokens and {request.max_new_tokens} `max_new_tokens`"
+        )

@@ -56,13 +56,24 @@ class Inference:
             try:
                 work = asyncio.gather(*(self.validator.validate(prompt, caller.share) for prompt in prompts))
                 requests = await permit.unless_refused(work)
+                answers: list[Unanswered] = []
                 for prompt, request in zip(prompts, requests, strict=True):
-                    for copy in copies_of(prompt, request):
-                        generations.append(self._submit(prompt, copy, caller, started_s, permit, is_answer))
+                    copies = [
+                        self._generation(prompt, copy, caller, started_s, permit, is_answer)
+                        for copy in copies_of(prompt, request)
+                    ]
+                    streams = [generation.stream for generation in copies]
+                    answer = GenerationStream.submit(streams)
+                    generations += copies
+                    if answer is not None:
+                        answers.append((streams, answer))
+                if answers:
+                    await permit.unless_refused(_accepted(answers))
             except BaseException:
                 permit.give_back(count - len(generations))
                 close_all(generations)
                 raise
+            self._begin_traces(generations)
             permit.submitted([generation.stream for generation in generations])
             return generations
 
@@ -107,7 +118,7 @@ class Inference:
             self._metrics.request_count.inc(requests)
             raise
 
-    def _submit(
+    def _generation(
         self,
         prompt: Prompt,
         request: GenerationRequest,
@@ -134,8 +145,12 @@ class Inference:
             reader=prompt.reader() if prompt.reader is not None else None,
             started_s=started_s,
             is_answer=is_answer,
-            trace=self._tracer.begin(request) if self._tracer is not None else None,
         )
+
+    def _begin_traces(self, generations: Sequence[Generation]) -> None:
+        if self._tracer is not None:
+            for generation in generations:
+                generation.trace = self._tracer.begin(generation.stream.request)
 
     async def results(
         self, prompts: Sequence[Prompt], caller: Caller, started_s: float, *, is_answer: bool = True
@@ -149,6 +164,15 @@ class Inference:
         finally:
             close_all(generations)
             await cancelled(*tasks)
+
+
+# The streams of one prompt, and what the engine's answer to them will be.
+Unanswered = tuple[Sequence[GenerationStream], asyncio.Future[None]]
+
+
+async def _accepted(answers: Sequence[Unanswered]) -> None:
+    """Waits until the engine has accepted all streams. Raises InferenceError if it refuses some."""
+    await asyncio.gather(*(GenerationStream.accepted(streams, answer) for streams, answer in answers))
 
 
 def _time_left_s(timeouts_s: Sequence[float | None], started_s: float) -> float | None:

@@ -116,19 +116,24 @@ class OwnerHolder(PermitHolder):
 
 
 class Permits:
-    """All permits. `retry_after_s` returns the seconds after which a request that is refused now is worth sending
-    again.
+    """All permits. `capacity` returns their number, which may change. `retry_after_s` returns the seconds after which a
+    request that is refused now is worth sending again.
     """
 
-    def __init__(self, capacity: int, retry_after_s: Callable[[], int]) -> None:
-        self._capacity = capacity
+    def __init__(self, capacity: Callable[[], int], retry_after_s: Callable[[], int]) -> None:
+        self._capacity_now = capacity
         self._retry_after_s = retry_after_s
         self._out = 0
         self._owners: dict[str, OwnerHolder] = {}
 
     @property
+    def _capacity(self) -> int:
+        return self._capacity_now()
+
+    @property
     def left(self) -> int:
-        """Number of permits left. Negative if tenants below their shares got permits beyond the capacity."""
+        """Number of permits left. Negative if tenants below their shares got permits beyond the capacity, or if the
+        capacity has become smaller."""
         return self._capacity - self._out
 
     def take(self, share: Share, count: int) -> Permit:

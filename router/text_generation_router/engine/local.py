@@ -1,7 +1,8 @@
-"""The engine that runs in this process: the Engine protocol over a scheduler and the shards of this machine."""
+"""The engine that runs in this process: the EngineRun protocol over a scheduler and the shards of this machine."""
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from text_generation_common.tasks import cancelled
 from text_generation_router.engine.audit import Audit
@@ -9,7 +10,7 @@ from text_generation_router.engine.config import EngineConfig
 from text_generation_router.engine.lifecycle import Lifecycle
 from text_generation_router.engine.loop import StepLoop
 from text_generation_router.engine.overload import Overload
-from text_generation_router.engine.protocol import Load, Sink, Snapshot
+from text_generation_router.engine.protocol import Load, Sink, Snapshot, Submission
 from text_generation_router.engine.requests import Requests
 from text_generation_router.engine.shard_groups import ShardGroups
 from text_generation_router.engine.shards import ShardedClient
@@ -24,7 +25,7 @@ logger = logging.getLogger("text_generation_router")
 
 
 class LocalEngine:
-    """Implements Engine. All methods belong to the event loop's thread.
+    """Implements EngineRun. All methods belong to the event loop's thread.
 
     `failed` is done once the engine can generate nothing more for any request.
     """
@@ -82,13 +83,23 @@ class LocalEngine:
             self._requests.end_all(EndReason.FAILED, f"Server error: {cause}")
             self.failed.set_result(None)
 
+    def submit_all(self, requests: Sequence[GenerationRequest], sinks: Sequence[Sink], credits: int) -> Submission:
+        self._check(requests)
+        add = self._requests.add
+        return Submission([add(request, sink, credits) for request, sink in zip(requests, sinks, strict=True)])
+
     def submit(self, request: GenerationRequest, sink: Sink, credits: int) -> int:
+        """Queues one request and returns its index. RefusedError: the engine does not take it."""
+        self._check((request,))
+        return self._requests.add(request, sink, credits)
+
+    def _check(self, requests: Sequence[GenerationRequest]) -> None:
+        """Refuses requests of one prompt with RefusedError."""
         if self._ended:
             raise RefusedError(Refusal.CLOSED)
-        if len(request.input_ids) + request.max_new_tokens > self._scheduler.limits.capacity:
+        if len(requests[0].input_ids) + requests[0].max_new_tokens > self._scheduler.limits.capacity:
             raise RefusedError(Refusal.TOO_LONG)
-        self._overload.check(request)
-        return self._requests.add(request, sink, credits)
+        self._overload.check(requests)
 
     def end(self, index: int, num_tokens: int) -> None:
         self._requests.complete(index, num_tokens)

@@ -1,6 +1,7 @@
 """Refuses requests when too many prompt tokens wait, and forecasts when a refused request is worth sending again."""
 
 import time
+from collections.abc import Sequence
 
 from text_generation_router.engine.retry_after import RetryAfter
 from text_generation_router.errors import Refusal, RefusedError
@@ -18,12 +19,13 @@ class Overload:
         self._max_queued_tokens = max_queued_tokens
         self._retry_after = RetryAfter(scheduler.steps_until_start)
 
-    def check(self, request: GenerationRequest) -> None:
-        """Refuses a request with RefusedError if too many prompt tokens wait, and the owner or tenant of the request
+    def check(self, requests: Sequence[GenerationRequest]) -> None:
+        """Refuses requests of one prompt with RefusedError if too many prompt tokens wait, and their owner or tenant
         has used its share of them.
         """
         most = self._max_queued_tokens or QUEUED_CAPACITIES * self._scheduler.limits.capacity
-        if not self._scheduler.queue.has_room(request.share, len(request.input_ids), most):
+        tokens = sum(len(request.input_ids) for request in requests)
+        if not self._scheduler.queue.has_room(requests[0].share, tokens, most):
             raise RefusedError(Refusal.OVERLOADED, self.retry_after_s())
 
     def retry_after_s(self) -> int:

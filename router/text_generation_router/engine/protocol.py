@@ -1,10 +1,12 @@
 """The interface between fronts and engines: token ids go in, token ids come out.
 
 A front knows HTTP, templates, texts and stop strings. An engine knows the queue, token slots and shards. For each
-request the front gives the engine a sink, an object that receives the request's tokens. Every `submit` ends in exactly
-one RefusedError or one Ended.
+request the front gives the engine a sink, an object that receives the request's tokens. Requests that are submitted
+together end in one RefusedError for all of them, or in exactly one Ended for each.
 """
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -101,14 +103,24 @@ class Sink(Protocol):
         """The request ends without more tokens. The engine calls it before `end` or `cancel` returns."""
 
 
+class Submission(NamedTuple):
+    """Requests that were given to an engine together."""
+
+    indexes: Sequence[int]  # one for each request
+    # None: the engine has accepted the requests. Otherwise its result comes once they are accepted, or have ended
+    # before that; RefusedError: the engine takes none of them.
+    answer: asyncio.Future[None] | None = None
+
+
 class Engine(Protocol):
-    """The interface of an engine. Requests are named by the index that `submit` returned. Calls for a request that has
-    ended have no effect.
+    """The interface of an engine. Requests are named by the indexes that `submit_all` returned. Calls for a request
+    that has ended have no effect.
     """
 
-    def submit(self, request: GenerationRequest, sink: Sink, credits: int) -> int:
-        """Queues a request and returns its index. The sink is called later, never within `submit`. `credits`: see
-        `credit`. RefusedError: the engine does not take the request."""
+    def submit_all(self, requests: Sequence[GenerationRequest], sinks: Sequence[Sink], credits: int) -> Submission:
+        """Queues the requests of one prompt, which differ in their seeds only: all or none. Each sink is called later,
+        never within `submit_all`. `credits`: see `credit`; each request has as many. RefusedError: the engine does not
+        take the requests, or `Submission.answer` says so later."""
         ...
 
     def end(self, index: int, num_tokens: int) -> None:
@@ -135,3 +147,18 @@ class Engine(Protocol):
         connected.
         """
         ...
+
+
+class EngineRun(Engine, Protocol):
+    """An engine from its start to its end.
+
+    `failed` is done once the engine can generate nothing more for any request.
+    """
+
+    failed: asyncio.Future[None]
+
+    async def start(self) -> None:
+        """Waits until the engine takes requests and has a snapshot. Raises ShardsError if it never will."""
+
+    async def close(self) -> None:
+        """Stops at once: every request ends with CLOSED. May be called more than once."""

@@ -31,6 +31,7 @@ from text_generation_router.engine.protocol import (
     ModelInfo,
     Sink,
     Snapshot,
+    Submission,
     TokenLimits,
     Tokens,
 )
@@ -143,14 +144,38 @@ class FakeEngine:
         self.healthy = True
         self.pause_s = 1  # seconds in the `Retry-After` header of refused requests
         self.refusal: RefusedError | None = None
+        self.answers_after: float | None = None  # seconds until a submission is answered; None: it is answered at once
 
-    def submit(self, request: GenerationRequest, sink: Sink, credits: int) -> int:
-        if self.refusal is not None:
+    def submit_all(self, requests: Sequence[GenerationRequest], sinks: Sequence[Sink], credits: int) -> Submission:
+        if self.refusal is not None and self.answers_after is None:
             raise self.refusal
+        taken = [self._take(request, sink) for request, sink in zip(requests, sinks, strict=True)]
+        answer: asyncio.Future[None] | None = None
+        if self.answers_after is None:
+            self._play_all(taken)
+        else:
+            loop = asyncio.get_running_loop()
+            answer = loop.create_future()
+            loop.call_later(self.answers_after, self._answer, answer, taken)
+        return Submission([self.asked.index(asked) for asked in taken], answer)
+
+    def _answer(self, answer: "asyncio.Future[None]", taken: list[Asked]) -> None:
+        if answer.done():
+            return
+        if self.refusal is not None:
+            answer.set_exception(self.refusal)
+        else:
+            answer.set_result(None)
+            self._play_all(taken)
+
+    def _play_all(self, taken: list[Asked]) -> None:
+        for asked in taken:
+            asked.playing = asyncio.create_task(self._play(asked))
+
+    def _take(self, request: GenerationRequest, sink: Sink) -> Asked:
         asked = Asked(request, sink, self.scripts.pop(0) if self.scripts else self.script)
         self.asked.append(asked)
-        asked.playing = asyncio.create_task(self._play(asked))
-        return len(self.asked) - 1
+        return asked
 
     def _first_step(self, asked: Asked) -> FirstStep:
         count, top_n, given = len(asked.request.input_ids) - 1, asked.request.prompt_logprobs, None
@@ -355,7 +380,8 @@ class Server:
         limits = self.engine.limits
         self.metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)
         self.config = make_config(**config)
-        self.permits = Permits(self.config.requests.max_concurrent_requests, lambda: self.engine.load().retry_after_s)
+        most = self.config.requests.max_concurrent_requests
+        self.permits = Permits(lambda: most, lambda: self.engine.load().retry_after_s)
         self.tokenizer = TextTokenizer.of(tokenizer, workers=1, max_waiting=16)
         self.tokenizer.max_chars_per_token = None
         grammars = GrammarChecker(max_waiting=16)

@@ -227,12 +227,14 @@ def test_overload_is_429_or_an_event(make_server):
     assert server.failures("overloaded") == 3
 
 
-def test_a_refusal_by_the_engine_is_429_or_an_event(server):
-    server.engine.refusal = RefusedError(Refusal.OVERLOADED, 30)
+@pytest.mark.parametrize("answers_after", [None, 0.01])
+def test_a_refusal_by_the_engine_is_429_or_an_event(server, answers_after):
+    server.engine.refusal, server.engine.answers_after = RefusedError(Refusal.OVERLOADED, 30), answers_after
     for path in ("/generate", "/v1/completions"):
         answer = server.post(path, {"inputs": "Hi"} if path == "/generate" else {"prompt": "Hi"})
         assert (answer.status, answer.headers["retry-after"]) == (429, "30")
     assert server.permits.left == 4 and server.failures("overloaded") == 2
+    assert not server.failures("dropped")
     assert error_headers(OverloadedError(retry_after_s=0), NATIVE) == {"retry-after": "1"}
 
 
@@ -255,9 +257,30 @@ def test_a_generation_is_incomplete_when_the_engine_is_closed(server):
     assert server.permits.left == 4
 
 
+def test_a_late_refusal_by_the_engine_is_the_status_of_a_stream(server, route):
+    server.engine.refusal, server.engine.answers_after = RefusedError(Refusal.OVERLOADED, 30), 0.01
+    answer = server.ask(route, **({} if route.path in ("/", "/generate", "/generate_stream") else {"stream": True}))
+    assert answer.status == (200 if route.fails_as_event else 429) and answer.told["error_type"] == "overloaded"
+    assert server.permits.left == 4 and server.failures("overloaded") == 1
+
+
+def test_an_answer_begins_when_the_engine_has_accepted_every_prompt(server, route):
+    server.engine.answers_after = 0.01
+    assert server.ask(route).status == 200
+    answer = server.post("/v1/completions", {"prompt": ["a", "b"], "n": 1})
+    assert answer.status == 200 and len(answer.json["choices"]) == 2 and server.permits.left == 4
+
+
+def test_a_client_that_leaves_before_the_engine_has_accepted_its_request_ends_it(server):
+    server.engine.answers_after = 60.0
+    asyncio.run(server.call("POST", "/generate", b'{"inputs": "Hi"}', leave_after=0))
+    assert [asked.cancelled for asked in server.engine.asked] == [True] and server.permits.left == 4
+
+
 @pytest.mark.parametrize(("refusal", "status"), [(Refusal.CLOSED, 500), (Refusal.TOO_LONG, 422)])
-def test_a_request_that_the_engine_cannot_take_is_refused_by_its_reason(server, refusal, status):
-    server.engine.refusal = RefusedError(refusal)
+@pytest.mark.parametrize("answers_after", [None, 0.01])
+def test_a_request_that_the_engine_cannot_take_is_refused_by_its_reason(server, refusal, status, answers_after):
+    server.engine.refusal, server.engine.answers_after = RefusedError(refusal), answers_after
     answer = server.post("/generate", {"inputs": "Hi", "parameters": {"max_new_tokens": 3}})
     errors = {
         500: {"error": "Incomplete generation", "error_type": "incomplete_generation"},

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from text_generation_router.api.generation_stream import GenerationStream
-from text_generation_router.engine.protocol import Ended, FirstStep, Sink, Tokens
+from text_generation_router.engine.protocol import Ended, FirstStep, Sink, Submission, Tokens
 from text_generation_router.errors import (
     DeadlineError,
     GenerationError,
@@ -47,9 +47,9 @@ class RecordingEngine:
         self.calls: list[tuple[str, int]] = []
         self.begun = False
 
-    def submit(self, request: GenerationRequest, sink: Sink, credits: int) -> int:
+    def submit_all(self, requests: Sequence[GenerationRequest], sinks: Sequence[Sink], credits: int) -> Submission:
         self.calls.append(("submit", credits))
-        return 7
+        return Submission([7])
 
     def end(self, index: int, num_tokens: int) -> None:
         assert index == 7
@@ -72,6 +72,7 @@ class World:
         request, rules = GenerationRequest((0, 1), 1000), TextRules(stop)
         self.wakes = LoopTurns(1)
         self.stream = GenerationStream(self.engine, LetterVocabulary(), self.metrics, request, self.wakes, rules)  # type: ignore[arg-type]
+        assert GenerationStream.submit([self.stream]) is None
         self.submit_call = self.engine.calls.pop()
 
     def take(self, *ids: int, ended: Ended | None = None, tops: int = 0, inference_s: float = 0.0) -> None:

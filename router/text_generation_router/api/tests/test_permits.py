@@ -28,7 +28,7 @@ class FakeGeneration:
 
 class Pot:
     def __init__(self, capacity: int) -> None:
-        self.permits = Permits(capacity, lambda: 3)
+        self.permits = Permits(lambda: capacity, lambda: 3)
 
     def take(self, owner: str, tenant: str = "", has_begun: bool = False) -> tuple[Permit, FakeGeneration]:
         permit, generation = self.permits.take(Share(owner, tenant), 1), FakeGeneration(has_begun)
@@ -122,7 +122,7 @@ class PermitsMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.permits = Permits(self.CAPACITY, lambda: 1)
+        self.permits = Permits(lambda: self.CAPACITY, lambda: 1)
         self.held: list[tuple[Permit, list[FakeGeneration]]] = []
 
     @rule(owner=st.sampled_from("abc"), tenant=st.sampled_from("xy"), count=st.integers(1, 3))
@@ -218,7 +218,7 @@ def test_a_request_refused_to_make_room_gets_the_error_in_every_dialect(make_ser
 
 def test_a_request_refused_to_make_room_while_it_is_tokenized_gets_the_error():
     async def run() -> None:
-        permits = Permits(2, lambda: 7)
+        permits = Permits(lambda: 2, lambda: 7)
         permits.take(Share("greedy"), 1)
         permit = permits.take(Share("greedy"), 1)
         cancelled = asyncio.Event()
@@ -243,7 +243,7 @@ def test_a_request_refused_to_make_room_while_it_is_tokenized_gets_the_error():
 
 def test_a_refusal_that_comes_just_after_the_work_counts_too():
     async def run() -> None:
-        permits = Permits(2, lambda: 1)
+        permits = Permits(lambda: 2, lambda: 1)
         permits.take(Share("greedy"), 1)
         permit = permits.take(Share("greedy"), 1)
 
@@ -258,7 +258,7 @@ def test_a_refusal_that_comes_just_after_the_work_counts_too():
 
 def test_a_client_that_leaves_while_its_text_is_tokenized_is_not_overloaded():
     async def run() -> None:
-        permit = Permits(1, lambda: 1).take(Share("a"), 1)
+        permit = Permits(lambda: 1, lambda: 1).take(Share("a"), 1)
         asked = asyncio.create_task(permit.unless_refused(asyncio.Event().wait()))
         await asyncio.sleep(0)
         asked.cancel()
