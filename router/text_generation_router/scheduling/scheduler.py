@@ -22,6 +22,7 @@ from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.look_ahead import steps_until_start
 from text_generation_router.scheduling.memory.books import find_error
 from text_generation_router.scheduling.memory.memory import Memory
+from text_generation_router.scheduling.memory.observer import CacheObserver
 from text_generation_router.scheduling.preemption import find_victim, num_soon_free
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.queue import Queue
@@ -64,9 +65,11 @@ class Scheduler:
         seed: int = 0,
         end_tokens: frozenset[int] = NO_TOKENS,
         costs: StepCosts | None = None,
+        cache_observer: CacheObserver | None = None,
     ) -> None:
         """`seed` seeds the random output lengths that admission draws. `end_tokens`: a request ends with any of these
-        token ids, unless it ignores them. `costs`: what steps cost; None: it is learned."""
+        token ids, unless it ignores them. `costs`: what steps cost; None: it is learned. `cache_observer` is told which
+        tokens are cached, in each epoch."""
         self.counters = SchedulerCounters()
         self.queue = Queue(limits.policy.priority_between_tenants)
         self.active = ActiveRequests()
@@ -74,6 +77,7 @@ class Scheduler:
         self._budget = ChunkBudget(
             limits.max_batch_prefill_tokens, limits.policy.max_prefill_slowdown, costs or LearnedCosts()
         )
+        self._cache_observer = cache_observer
         self._requests: dict[int, Running] = {}  # requests that have not ended, by id
         self._next_id = 1
         self._num_joined = 0  # number of requests that joined since the last forward step
@@ -84,7 +88,7 @@ class Scheduler:
         self.limits = limits
         self._end_tokens = end_tokens
         self.steps = SentSteps()
-        self.memory = Memory(limits.capacity, limits.policy.prefix_caching)
+        self.memory = Memory(limits.capacity, limits.policy.prefix_caching, self._cache_observer)
         self.joining = Joining(limits, self.memory, self.queue, self._admission, self._budget)
 
     def begin_epoch(

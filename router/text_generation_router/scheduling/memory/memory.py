@@ -8,6 +8,7 @@ and `release`.
 from collections.abc import Iterable, Sequence
 
 from text_generation_router.scheduling.memory.holding import Holder, Holding
+from text_generation_router.scheduling.memory.observer import CacheObserver
 from text_generation_router.scheduling.memory.pending import PendingPrefixes
 from text_generation_router.scheduling.memory.prefix_cache import PrefixCache
 from text_generation_router.scheduling.memory.radix_tree import Node
@@ -25,9 +26,9 @@ class Memory:
     count as free.
     """
 
-    def __init__(self, capacity: int, prefix_caching: bool) -> None:
+    def __init__(self, capacity: int, prefix_caching: bool, observer: CacheObserver | None = None) -> None:
         self.slots = TokenSlots(capacity)
-        self.cache = PrefixCache(self.slots)
+        self.cache = PrefixCache(self.slots, observer)
         self._prefix_caching = prefix_caching
         self._portion = max(1, capacity // PORTIONS)
         self._pending = PendingPrefixes()

@@ -9,19 +9,24 @@ from collections.abc import Hashable
 
 import numpy as np
 
+from text_generation_router.scheduling.memory.observer import CacheObserver
 from text_generation_router.scheduling.memory.radix_tree import Found, Node, RadixTree
 from text_generation_router.scheduling.memory.slots import Slots, TokenSlots
 from text_generation_router.scheduling.memory.trails import Ids
 
 
 class PrefixCache:
-    """A radix tree whose nodes own the slots of their tokens. Evicted slots return to `pool`."""
+    """A radix tree whose nodes own the slots of their tokens. Evicted slots return to `pool`. `observer` is told of
+    each change."""
 
-    def __init__(self, pool: TokenSlots) -> None:
+    def __init__(self, pool: TokenSlots, observer: CacheObserver | None = None) -> None:
         self.num_tokens = 0
         self.num_evictable = 0  # number of tokens that no request holds
         self.version = 0  # changes whenever a sequence may match more or less than before
         self._pool = pool
+        self._observer = observer
+        if observer is not None:
+            observer.begin()
         self._tree = RadixTree()
         self._now = 0  # counter that orders the uses of nodes
         # Heap of leaves that no request holds, by last use. Entries whose leaf has changed since are skipped.
@@ -82,10 +87,14 @@ class PrefixCache:
             # A leaf with a single lock is lengthened, so that not every chunk becomes a node.
             held.ids, held.slots = np.concatenate([held.ids, ids]), np.concatenate([held.slots, slots])
             held.edits += 1
+            if self._observer is not None:
+                self._observer.added(held, len(ids))
             return held
         leaf = self._tree.add(held, ids.copy(), slots.copy())
         leaf.locks = 1
         self._num_nodes += 1
+        if self._observer is not None:
+            self._observer.added(leaf, len(ids))
         return leaf
 
     def insert(self, namespace: Hashable, ids: Ids, slots: Slots) -> int:
@@ -115,6 +124,8 @@ class PrefixCache:
 
     def _trim(self, leaf: Node, kept: int) -> None:
         """Evicts all but the first `kept` tokens of a leaf. A parent whose last child is evicted becomes a leaf."""
+        if self._observer is not None:
+            self._observer.cut(leaf, kept)
         freed = leaf.slots[kept:]
         self._pool.release(freed)
         self.num_tokens -= len(freed)
@@ -140,6 +151,8 @@ class PrefixCache:
             self._node_at(Found(found.node, found.inside - 1, start))
         self.version += 1
         self._tree.detach(found.node)
+        if self._observer is not None:
+            self._observer.detached(found.node)
         self._sweep(found.node)
 
     def is_forgotten(self, node: Node) -> bool:
@@ -160,6 +173,8 @@ class PrefixCache:
             return found.node
         self._num_nodes += 1
         upper = self._tree.split(found.node, found.inside)
+        if self._observer is not None:
+            self._observer.split(upper, found.node)
         return upper
 
     def _hold(self, node: Node) -> None:

@@ -1,0 +1,57 @@
+"""Which queued requests move to another engine, by Withdraw. Each moves at most once, and off an engine that drains.
+
+The wait that an engine tells is the wait of a request behind all others. So a front looks at its newest queued requests
+first: for these, it is about right.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from text_generation_router.replicas.choice import EngineLoad
+
+# A request moves only if its wait falls to at most this part of what it is, and by at least GAIN_S seconds.
+PART, GAIN_S = 0.5, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRequest:
+    """A request of this front that has made no token, and whose engine is not known to have begun it."""
+
+    index: int  # rises with the requests that a front sends to an engine
+    engine: int
+    tokens: int  # tokens of its prompt that are to be computed
+    has_moved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    index: int
+    source: int
+    target: int
+
+
+def plan_moves(queued: Iterable[QueuedRequest], loads: Mapping[int, EngineLoad]) -> list[Move]:
+    """The moves that shorten waits, newest request first. `loads`: what each engine told last; an engine that is not in
+    it is never a target. Each planned move changes the waits that the next one is compared with: by its tokens, at the
+    engine's own rate of tokens queued and seconds expected."""
+    if not any(load.is_draining or load.wait_s >= GAIN_S for load in loads.values()):
+        return []
+    waits = {engine: load.wait_s for engine, load in loads.items()}
+    targets = [engine for engine, load in loads.items() if load.is_open]
+    target, moves = min(targets, key=waits.__getitem__, default=None), []
+    for request in sorted(queued, key=lambda each: each.index, reverse=True):
+        source = loads.get(request.engine)
+        if source is None or target is None or request.engine == target:
+            continue
+        rate_s = _seconds_per_token(source) or _seconds_per_token(loads[target])
+        here, there = waits[request.engine], waits[target] + request.tokens * rate_s
+        gains = not request.has_moved and there <= min(PART * here, here - GAIN_S)
+        if source.is_draining or gains:
+            moves.append(Move(request.index, request.engine, target))
+            waits[target], waits[request.engine] = there, max(0.0, here - request.tokens * rate_s)
+            target = min(targets, key=waits.__getitem__)
+    return moves
+
+
+def _seconds_per_token(load: EngineLoad) -> float:
+    return load.wait_s / load.uncomputed if load.uncomputed else 0.0
