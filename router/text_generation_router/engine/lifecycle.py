@@ -12,12 +12,13 @@ from collections.abc import Callable
 
 from text_generation_router.engine.config import EngineConfig
 from text_generation_router.engine.loop import StepLoop
-from text_generation_router.engine.protocol import Snapshot, TokenLimits
+from text_generation_router.engine.protocol import EpochWatcher, Snapshot, TokenLimits
 from text_generation_router.engine.requests import Requests
 from text_generation_router.engine.shard_groups import ShardGroups
 from text_generation_router.engine.shards import ShardedClient
 from text_generation_router.errors import ShardsError, WarmupRefusedError
 from text_generation_router.metrics import Metrics
+from text_generation_router.scheduling.blame import reaches
 from text_generation_router.scheduling.step import ForwardStep
 
 logger = logging.getLogger("text_generation_router")
@@ -37,6 +38,7 @@ class Lifecycle:
         requests: Requests,
         make_loop: Callable[[ShardedClient], StepLoop],
         metrics: Metrics,
+        epochs: EpochWatcher,
     ) -> None:
         self.shards: ShardedClient | None = None
         self.started = asyncio.Event()
@@ -45,6 +47,7 @@ class Lifecycle:
         self._requests = requests
         self._make_loop = make_loop
         self._metrics = metrics
+        self._epochs = epochs
         self._loop: StepLoop | None = None
         self._lost_s: float | None = None  # time at which the shards were lost; None while shards work
 
@@ -84,6 +87,7 @@ class Lifecycle:
             self._lost_s = None
         self.shards = shards
         self.started.set()
+        self._epochs.ready(self.snapshot)
 
     async def _lose(self, shards: ShardedClient, reason: str) -> None:
         """Gives up a lost group and its rows: all running requests return to the queue and wait for the next group."""
@@ -95,6 +99,7 @@ class Lifecycle:
         self._lost_s = self._lost_s or time.perf_counter()
         self._shard_groups.lost(shards, reason)
         unanswered = await self._stop_loop()
+        self._epochs.lost(reason, reaches(unanswered))
         await shards.close()
         if self._requests.put_back(unanswered, reason):
             self._shard_groups.blamed(shards)

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from text_generation_common.tasks import cancelled
 from text_generation_router.engine.audit import Audit
@@ -10,7 +11,7 @@ from text_generation_router.engine.config import EngineConfig
 from text_generation_router.engine.lifecycle import Lifecycle
 from text_generation_router.engine.loop import StepLoop
 from text_generation_router.engine.overload import Overload
-from text_generation_router.engine.protocol import Load, Sink, Snapshot, Submission
+from text_generation_router.engine.protocol import EpochWatcher, Load, Sink, Snapshot, Submission
 from text_generation_router.engine.requests import Requests
 from text_generation_router.engine.shard_groups import ShardGroups
 from text_generation_router.engine.shards import ShardedClient
@@ -18,10 +19,37 @@ from text_generation_router.engine.step_metrics import StepMetrics
 from text_generation_router.errors import Refusal, RefusedError, ShardsError
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.limits import Limits
-from text_generation_router.scheduling.request import EndReason, GenerationRequest
+from text_generation_router.scheduling.request import NEW, EndReason, GenerationRequest, Past
 from text_generation_router.scheduling.scheduler import Scheduler
+from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.tenant import Tenant
 
 logger = logging.getLogger("text_generation_router")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One of the requests that are submitted together."""
+
+    request: GenerationRequest
+    sink: Sink
+    credits: int
+    past: Past = NEW
+
+
+class EpochWatchers:
+    """Tells all watchers."""
+
+    def __init__(self) -> None:
+        self.watchers: list[EpochWatcher] = []
+
+    def lost(self, reason: str, aboard: Collection[int]) -> None:
+        for watcher in self.watchers:
+            watcher.lost(reason, aboard)
+
+    def ready(self, snapshot: Snapshot) -> None:
+        for watcher in self.watchers:
+            watcher.ready(snapshot)
 
 
 class LocalEngine:
@@ -53,8 +81,10 @@ class LocalEngine:
                 shard_groups.confirmed,
             )
 
-        self._lifecycle = Lifecycle(shard_groups, config, self._requests, make_loop, metrics)
+        self._epochs = EpochWatchers()
+        self._lifecycle = Lifecycle(shard_groups, config, self._requests, make_loop, metrics, self._epochs)
         self._ended = False
+        self._is_draining = False
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -84,22 +114,29 @@ class LocalEngine:
             self.failed.set_result(None)
 
     def submit_all(self, requests: Sequence[GenerationRequest], sinks: Sequence[Sink], credits: int) -> Submission:
-        self._check(requests)
-        add = self._requests.add
-        return Submission([add(request, sink, credits) for request, sink in zip(requests, sinks, strict=True)])
+        return Submission(self.submit_group([Asked(r, sink, credits) for r, sink in zip(requests, sinks, strict=True)]))
 
-    def submit(self, request: GenerationRequest, sink: Sink, credits: int) -> int:
+    def submit(self, request: GenerationRequest, sink: Sink, credits: int, past: Past = NEW) -> int:
         """Queues one request and returns its index. RefusedError: the engine does not take it."""
-        self._check((request,))
-        return self._requests.add(request, sink, credits)
+        return self.submit_group([Asked(request, sink, credits, past)])[0]
 
-    def _check(self, requests: Sequence[GenerationRequest]) -> None:
-        """Refuses requests of one prompt with RefusedError."""
+    def submit_group(self, group: Sequence[Asked]) -> list[int]:
+        """Queues requests that differ in seed, output, credits and sink only, and returns their indexes. RefusedError:
+        the engine takes none of them."""
+        request, past = group[0].request, group[0].past
         if self._ended:
             raise RefusedError(Refusal.CLOSED)
-        if len(requests[0].input_ids) + requests[0].max_new_tokens > self._scheduler.limits.capacity:
+        if self._is_draining:
+            raise RefusedError(Refusal.DRAINING)
+        if len(request.input_ids) + request.max_new_tokens > self._scheduler.limits.capacity:
             raise RefusedError(Refusal.TOO_LONG)
-        self._overload.check(requests)
+        if not past.has_run:  # a request that was accepted once is not refused when its engine is lost
+            self._overload.check(request.share, len(group) * len(request.input_ids))
+        return [self._requests.add(one.request, one.sink, one.credits, one.past) for one in group]
+
+    def withdraw(self, index: int) -> None:
+        """Ends the request with WITHDRAWN if no step was decided for it yet. No effect otherwise."""
+        self._requests.withdraw(index)
 
     def end(self, index: int, num_tokens: int) -> None:
         self._requests.complete(index, num_tokens)
@@ -118,7 +155,34 @@ class LocalEngine:
         return self._lifecycle.snapshot
 
     def load(self) -> Load:
-        return Load(self._overload.retry_after_s())
+        scheduler = self._scheduler
+        return Load(
+            retry_after_s=self._overload.retry_after_s(),
+            wait_s=self._overload.wait_s(),
+            is_ready=self._lifecycle.shards is not None,
+            is_draining=self._is_draining,
+            free_slots=scheduler.memory.num_available,
+            running=scheduler.active.num_running,
+            waiting=len(scheduler.queue),
+            waiting_tokens=scheduler.queue.num_tokens,
+            computing_tokens=sum(request.num_uncomputed for request in scheduler.active.running.values()),
+        )
+
+    def account(self, share: Share) -> Tenant | None:
+        """What was served to a tenant; None: nothing that is remembered."""
+        return self._scheduler.queue.account(share)
+
+    def watch(self, watcher: EpochWatcher) -> None:
+        self._epochs.watchers.append(watcher)
+
+    def drain(self) -> None:
+        """From now on, requests are refused with DRAINING. Accepted requests go on to their ends."""
+        self._is_draining = True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits or runs."""
+        return self._scheduler.is_idle
 
     async def is_healthy(self) -> bool:
         shards = self._lifecycle.shards

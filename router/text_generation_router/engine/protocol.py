@@ -6,7 +6,7 @@ together end in one RefusedError for all of them, or in exactly one Ended for ea
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -48,6 +48,14 @@ class Load:
     """How busy the engine is."""
 
     retry_after_s: int  # forecast in seconds: when a request that is refused now would have started
+    wait_s: float = 0.0  # forecast: when a request that arrives now would start
+    is_ready: bool = True  # shards are there
+    is_draining: bool = False
+    free_slots: int = 0
+    running: int = 0  # number of requests with a row
+    waiting: int = 0  # number of requests in the queue
+    waiting_tokens: int = 0  # prompt and output tokens in the queue
+    computing_tokens: int = 0  # prompt tokens of running requests that are still to be computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,8 @@ class FirstStep:
     """What the engine knows about a request once its first step was sent."""
 
     queue_s: float  # seconds from `submit` to the first step
-    cached_tokens: int  # number of prompt tokens found in the prefix cache at the first start
+    # Number of tokens of the prompt, and of the output that came with the request, that the prefix cache had.
+    cached_tokens: int
     # Log-probabilities of the prompt's tokens from the second on, if the request asked for them.
     prompt_logprobs: PromptLogprobs | None = None
 
@@ -112,6 +121,15 @@ class Submission(NamedTuple):
     answer: asyncio.Future[None] | None = None
 
 
+class EpochWatcher(Protocol):
+    """Is told when the shards are lost, and when others are ready."""
+
+    def lost(self, reason: str, aboard: Collection[int]) -> None:
+        """`aboard`: indexes of the requests whose unanswered steps were with the shards, some of which have ended."""
+
+    def ready(self, snapshot: Snapshot) -> None: ...
+
+
 class Engine(Protocol):
     """The interface of an engine. Requests are named by the indexes that `submit_all` returned. Calls for a request
     that has ended have no effect.
@@ -140,7 +158,9 @@ class Engine(Protocol):
 
     def snapshot(self) -> Snapshot: ...
 
-    def load(self) -> Load: ...
+    def load(self) -> Load:
+        """Walks over the running requests: to be called a few times a second."""
+        ...
 
     async def is_healthy(self) -> bool:
         """Asks the shards whether they work. False if a shard does not answer in time, or if no shards are

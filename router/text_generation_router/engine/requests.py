@@ -14,7 +14,7 @@ from text_generation_router.engine.shards import StepAnswer
 from text_generation_router.engine.step_metrics import StepMetrics
 from text_generation_router.scheduling.blame import MAX_COUNTS, MAX_LOSSES
 from text_generation_router.scheduling.costs import SINGLE_QUERIES, QueryBlocks
-from text_generation_router.scheduling.request import EndReason, GenerationRequest
+from text_generation_router.scheduling.request import EndReason, GenerationRequest, Past
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import Applied, ForwardStep
@@ -49,7 +49,8 @@ class OpenRequest:
         queue_s = self.begun_s - self.queued_s if self.begun_s else None
         if self.lost_s:
             self.note_replay(self.begun_s + inference_s)
-        return Ended(reason, inference_s, cause, queue_s, self.replays)
+        blame = self.running.blame
+        return Ended(reason, inference_s, cause, queue_s, self.replays, blame.suspicions, blame.counts)
 
     def note_replay(self, until: float) -> None:
         self.replays += ((self.lost_s - self.begun_s, until - self.begun_s),)
@@ -71,9 +72,10 @@ class Requests:
         self._open: dict[int, OpenRequest] = {}
         self._deadlines = Deadlines(lambda index: self._end_early(index, EndReason.DEADLINE))
 
-    def add(self, request: GenerationRequest, sink: Sink, credits: int) -> int:
-        running = self._scheduler.add(request)
-        self._open[running.id] = OpenRequest(running, sink, credits, time.perf_counter())
+    def add(self, request: GenerationRequest, sink: Sink, credits: int, past: Past) -> int:
+        now = time.perf_counter()
+        running = self._scheduler.add(request, past, now)
+        self._open[running.id] = OpenRequest(running, sink, credits, now)
         self._deadlines.set(running.id, request.timeout_s)
         self._work.set()
         return running.id
@@ -88,6 +90,12 @@ class Requests:
 
     def cancel(self, index: int) -> None:
         self._end_early(index, EndReason.CANCELLED)
+
+    def withdraw(self, index: int) -> None:
+        """Ends a request that has not joined a step."""
+        request = self._open.get(index)
+        if request is not None and not request.running.has_begun:
+            self._end_early(index, EndReason.WITHDRAWN)
 
     def _end_early(self, index: int, reason: EndReason, cause: str = "") -> None:
         if index in self._open:
@@ -104,7 +112,7 @@ class Requests:
 
     def has_begun(self, index: int) -> bool:
         request = self._open.get(index)
-        return request is not None and request.running.has_begun
+        return request is not None and (request.running.has_begun or request.running.past.has_run)
 
     def begin(self, step: ForwardStep, now: float) -> None:
         """Notes that `step` was sent. Requests that join it again after a preemption or a loss have begun before."""

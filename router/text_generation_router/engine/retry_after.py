@@ -19,7 +19,7 @@ class RetryAfter:
         self._steps_s: deque[float] = deque(maxlen=WINDOW)
         self._received_s = -math.inf
         self._forecast_at_s = -math.inf
-        self._forecast_s = 1
+        self._forecast_s = 0.0
 
     def note_step(self, sent_s: float, received_s: float) -> None:
         """Notes an answered step. Its duration is counted from the previous step's answer, if that came after
@@ -28,12 +28,15 @@ class RetryAfter:
         self._received_s = received_s
 
     def seconds(self, now_s: float) -> int:
+        """Whole seconds, from 1 to MAX_RETRY_AFTER_S."""
+        return max(1, math.ceil(min(self.wait_s(now_s), MAX_RETRY_AFTER_S)))
+
+    def wait_s(self, now_s: float) -> float:
         if now_s - self._forecast_at_s >= FRESH_S:
             self._forecast_at_s, self._forecast_s = now_s, self._forecast()
         return self._forecast_s
 
-    def _forecast(self) -> int:
+    def _forecast(self) -> float:
         if not self._steps_s:
-            return 1
-        wait_s = self._steps_until_start() * sum(self._steps_s) / len(self._steps_s)
-        return max(1, math.ceil(min(wait_s, MAX_RETRY_AFTER_S)))
+            return 0.0
+        return self._steps_until_start() * sum(self._steps_s) / len(self._steps_s)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from text_generation_router.scheduling.request import Arrival, Past
 from text_generation_router.scheduling.step import ForwardStep
 
 # Number of losses in a row that a request may have met before it has to run alone.
@@ -21,6 +22,8 @@ MAX_COUNTS = 3
 MAX_LOSSES = MAX_SUSPICIONS + MAX_COUNTS
 # `reach` of a decode step: larger than the number of tokens of any history.
 DECODED = sys.maxsize
+# Earlier than every arrival.
+EVER: Arrival = (float("-inf"), 0)
 
 
 @dataclass(slots=True)
@@ -32,9 +35,9 @@ class Blame:
     suspicions: int = 0  # losses counted before the request had to run alone, at most MAX_SUSPICIONS
     counts: int = 0  # losses counted while the request ran alone
     runs_alone: bool = False  # True from the last suspicion until the next token
-    # Id of the newest request at the last counted loss: this request now goes after it. 0: no loss was counted since
-    # the last token.
-    goes_after: int = 0
+    # Arrival of the newest request at the last counted loss: this request now goes after it. EVER: no loss was counted
+    # since the last token.
+    goes_after: Arrival = EVER
     is_marked: bool = False  # whether any field is set that `note_token` clears
     is_replayed: bool = False  # whether any loss has met the request since the request's last token
     proven: int = 0  # number of first tokens of the history that confirmed chunks have covered
@@ -43,13 +46,23 @@ class Blame:
     def ends_request(self) -> bool:
         return self.counts >= MAX_COUNTS
 
-    def turn(self, request_id: int) -> tuple[int, int, int]:
-        """Sort key: requests start by age, but counted losses move a request back."""
-        return max(self.goes_after, request_id), self.counts, request_id
+    @classmethod
+    def of(cls, past: Past, newest: Arrival) -> "Blame":
+        """What counts against a request that comes from another engine. `newest`: see `meet_loss`."""
+        blame = cls(min(past.suspicions, MAX_SUSPICIONS), min(past.counts, MAX_COUNTS - 1))
+        blame.runs_alone = blame.suspicions == MAX_SUSPICIONS
+        blame.is_marked = bool(blame.suspicions or blame.counts)
+        if blame.counts:
+            blame.goes_after = newest
+        return blame
 
-    def meet_loss(self, reach: int, was_alone: bool, newest: int) -> None:
+    def turn(self, arrival: Arrival) -> tuple[Arrival, int, Arrival]:
+        """Sort key: requests start by age, but counted losses move a request back."""
+        return max(self.goes_after, arrival), self.counts, arrival
+
+    def meet_loss(self, reach: int, was_alone: bool, newest: Arrival) -> None:
         """Notes that a loss met the request: the unanswered steps would have computed the first `reach` tokens of its
-        history. A loss within the `proven` tokens does not count. `newest`: the largest id of all requests until now.
+        history. A loss within the `proven` tokens does not count. `newest`: the last arrival of all requests until now.
         """
         if reach <= self.proven:
             return
@@ -74,7 +87,8 @@ class Blame:
             self.suspicions = self.counts = 0
 
     def note_token(self) -> None:
-        self.suspicions = self.counts = self.goes_after = 0
+        self.suspicions = self.counts = 0
+        self.goes_after = EVER
         self.runs_alone = self.is_replayed = self.is_marked = False
 
 

@@ -1,10 +1,11 @@
-"""Waiting requests that have not run yet: by owner, tenant of the owner, priority within the tenant, and arrival."""
+"""Waiting requests that have not run on this engine: by owner, tenant of the owner, priority within the tenant, and
+age."""
 
-from collections import OrderedDict
+import bisect
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Generic, TypeVar
 
+from text_generation_router.scheduling.request import Arrival
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.tenant import Owner, Tenant
 from text_generation_router.scheduling.turns import FairTurns
@@ -68,50 +69,68 @@ class Line:
     __slots__ = ("passed", "requests")
 
     def __init__(self) -> None:
-        self.requests: OrderedDict[int, Running] = OrderedDict()  # requests in order of arrival
+        self.requests: list[Running] = []  # in order of arrival
         self.passed = 0  # number of requests of this line that joined since the first request became the first
+
+    def add(self, request: Running) -> None:
+        bisect.insort(self.requests, request, key=_arrival)
+
+    def remove(self, request: Running) -> None:
+        place = bisect.bisect_left(self.requests, request.arrival, key=_arrival)
+        if not place:
+            self.passed = 0
+        del self.requests[place]
 
     def in_turn(self, cached_length: Callable[[Running], int], most: int) -> list[Running]:
         """The first `most` requests, longest cached prefix first. If MAX_PASSED others have overtaken the oldest
         request, it comes first, and occurs again at its place.
         """
-        first = list(islice(self.requests.values(), most))
-        by_length = sorted(first, key=lambda request: (-cached_length(request), request.id))
+        first = self.requests[:most]
+        by_length = sorted(first, key=lambda request: (-cached_length(request), request.arrival))
         return [first[0], *by_length] if self.passed >= MAX_PASSED else by_length
 
 
 class TenantLines:
     """The waiting requests of one tenant."""
 
-    __slots__ = ("account", "lines")
+    __slots__ = ("_begun", "_lines", "account")
 
     def __init__(self, account: Tenant) -> None:
         self.account = account
-        self.lines: Priorities[Line] = Priorities()
+        self._begun: list[Running] = []  # requests that have run on another engine, by age and blame
+        self._lines: Priorities[Line] = Priorities()
+
+    def __bool__(self) -> bool:
+        return bool(self._begun or self._lines)
 
     def add(self, request: Running) -> None:
-        self.lines.get(request.request.priority, Line).requests[request.id] = request
+        if request.past.has_run:
+            bisect.insort(self._begun, request, key=lambda begun: begun.blame.turn(begun.arrival))
+        else:
+            self._lines.get(request.request.priority, Line).add(request)
 
     def remove(self, request: Running) -> None:
+        if request.past.has_run:
+            self._begun.remove(request)
+            return
         priority = request.request.priority
-        line = self.lines[priority]
-        if next(iter(line.requests)) == request.id:
-            line.passed = 0
-        del line.requests[request.id]
+        line = self._lines[priority]
+        line.remove(request)
         if not line.requests:
-            self.lines.remove(priority)
+            self._lines.remove(priority)
 
     def note_joined(self, request: Running) -> None:
-        self.lines[request.request.priority].passed += 1
-        self.lines.note_joined(request.request.priority)
+        if not request.past.has_run:
+            self._lines[request.request.priority].passed += 1
+            self._lines.note_joined(request.request.priority)
 
     def first(self) -> Running:
-        return next(iter(self.lines.first().requests.values()))
+        return self._begun[0] if self._begun else self._lines.first().requests[0]
 
     def in_turn(self, cached_length: Callable[[Running], int]) -> list[Running]:
         """The first requests, in order: at most WINDOW + 1 entries. An overtaken request may occur twice."""
-        order: list[Running] = []
-        for line in self.lines.in_turn():
+        order = self._begun[:WINDOW]
+        for line in self._lines.in_turn():
             if len(order) >= WINDOW:
                 break
             order += line.in_turn(cached_length, WINDOW - len(order))
@@ -149,7 +168,7 @@ class FairLines:
         share = request.request.share
         owner, lines = self._lines_of(request)
         lines.remove(request)
-        if not lines.lines:
+        if not lines:
             owner.tenants.remove(share.tenant)
         if not owner.tenants:
             self.owners.remove(share.owner)
@@ -208,3 +227,7 @@ class FairLines:
         crowded = (lines for owner in self.owners for lines in owner.tenants if lines.account.is_crowded_out)
         least = min(crowded, key=lambda lines: lines.account.served, default=None)
         return least.first() if least is not None else None
+
+
+def _arrival(request: Running) -> Arrival:
+    return request.arrival

@@ -105,7 +105,7 @@ class OwedPlaces:
         payers = [r for r in running if claim.between_owners or r.tenant.owner is request.tenant.owner]
         places = Counter(claim.account_of(r) for r in payers)
         missing = request.num_tokens + int(self._admission.expect(request).mean()) - self._memory.num_available
-        by_cost = sorted(payers, key=lambda r: (*claim.crowding(r), self._memory.num_exclusive(r), -r.id))
+        by_cost = sorted(payers, key=lambda r: (*claim.crowding(r), self._memory.num_exclusive(r), r.newness))
         victims: list[Running] = []
         for victim in by_cost:
             if victims and missing <= 0:

@@ -14,7 +14,7 @@ def find_victim(active: ActiveRequests, memory: Memory) -> Running | None:
     if active.num_running < 2:
         return None
     able = (request for request in active.running.values() if not request.is_ending)
-    return min(able, key=lambda r: (not r.paused, memory.num_exclusive(r), -r.id), default=None)
+    return min(able, key=lambda r: (not r.paused, memory.num_exclusive(r), r.newness), default=None)
 
 
 def num_soon_free(active: ActiveRequests, memory: Memory) -> int:

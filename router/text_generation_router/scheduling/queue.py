@@ -1,10 +1,11 @@
 """The waiting requests, and the order in which they join.
 
-Requests that have run before come first, by arrival, and while one of them waits no new request joins. The next new
+Requests that have run on this engine come first, by age, and while one of them waits no other request joins. The next
 request belongs to the owner that has been served the fewest tokens (the virtual token counter), and to the tenant of
-this owner that has been served the fewest. Within the tenant, the lower `priority` goes first, then the longest cached
-prefix among the first WINDOW requests, then arrival. No request waits for ever because others overtake it. Where
-priorities count between tenants, the lower priority comes before the order of owners.
+this owner that has been served the fewest. Within the tenant, requests that have run on another engine go first, by
+age; then the lower `priority`, then the longest cached prefix among the first WINDOW requests, then age. No request
+waits for ever because others overtake it. Where priorities count between tenants, the lower priority comes before the
+order of owners.
 """
 
 import bisect
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from text_generation_router.scheduling.lines import FairLines, Priorities
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.share import Share
-from text_generation_router.scheduling.tenant import Accounts
+from text_generation_router.scheduling.tenant import Accounts, Tenant
 
 # Number of tenants without requests whose counters are remembered.
 MAX_IDLE_TENANTS = 10_000
@@ -24,8 +25,8 @@ class Queue:
     def __init__(self, priority_between_tenants: bool = False) -> None:
         self.num_tokens = 0  # number of prompt and output tokens of all waiting requests
         self._priority_between_tenants = priority_between_tenants
-        self._resuming: list[Running] = []  # requests that have run before, by arrival and blame
-        # Requests that have not run yet, by id, in order of arrival.
+        self._resuming: list[Running] = []  # requests that have run on this engine, by age and blame
+        # Requests that have not run here yet, by id, in order of submission.
         self._new: OrderedDict[int, Running] = OrderedDict()
         self._accounts = Accounts(MAX_IDLE_TENANTS)
         # A class for each priority where priorities count between tenants; otherwise one class.
@@ -45,8 +46,11 @@ class Queue:
         """
         return self.num_tokens + tokens <= most or self._accounts.may_wait(share, tokens, most)
 
+    def account(self, share: Share) -> Tenant | None:
+        return self._accounts.find(share)
+
     def append(self, request: Running) -> None:
-        tenant = request.tenant = self._accounts.tenant(request.request.share)
+        tenant = request.tenant = self._accounts.tenant(request.request.share, request.past.served_elsewhere)
         self._restore()
         # An idle tenant or owner earns no credit: its counter is lifted to the lowest waiting one (VTC).
         if not tenant.owner.num_waiting:
@@ -62,8 +66,8 @@ class Queue:
         return request.request.priority if self._priority_between_tenants else 0
 
     def put_back(self, request: Running) -> None:
-        """Adds a request that has run before, in order of arrival and blame (see `Blame.turn`)."""
-        bisect.insort(self._resuming, request, key=lambda waiting: waiting.blame.turn(waiting.id))
+        """Adds a request that has run on this engine, in order of age and blame (see `Blame.turn`)."""
+        bisect.insort(self._resuming, request, key=lambda waiting: waiting.blame.turn(waiting.arrival))
         request.tenant.waits(request.num_tokens)
         self.num_tokens += request.num_tokens
 
@@ -93,7 +97,7 @@ class Queue:
         request.tenant.stops()
 
     def first_to_resume(self) -> Running | None:
-        """The first waiting request that has run before and is not paused."""
+        """The first waiting request that has run on this engine and is not paused."""
         return next(self._may_resume(), None)
 
     def _may_resume(self) -> Iterator[Running]:

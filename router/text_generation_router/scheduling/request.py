@@ -7,6 +7,8 @@ from text_generation_common.sampling import Sampling
 from text_generation_router.scheduling.share import Share
 
 Namespace = tuple[str, ...]
+# Sort key of requests by age: when a request arrived at its front, in seconds of the engine's clock, and its id.
+Arrival = tuple[float, int]
 
 
 class EndReason(StrEnum):
@@ -51,6 +53,8 @@ class Past:
     has_run: bool = False  # whether it has had a row on any engine
     suspicions: int = 0  # see `Blame`
     counts: int = 0  # see `Blame`
-    served_elsewhere: float = (
-        0.0  # tokens that other engines have served to its tenant, as `Account.served` counts them
-    )
+    # Tokens that other engines have served to its tenant, as `Account.total` counts them.
+    served_elsewhere: float = 0.0
+
+
+NEW = Past()

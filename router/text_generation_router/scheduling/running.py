@@ -13,7 +13,7 @@ from text_generation_router.scheduling.memory.radix_tree import NOTHING
 from text_generation_router.scheduling.memory.slots import Slots
 from text_generation_router.scheduling.memory.trails import Ids
 from text_generation_router.scheduling.prompt_logprobs import KnownLogprobs
-from text_generation_router.scheduling.request import EndReason, GenerationRequest, Namespace
+from text_generation_router.scheduling.request import NEW, Arrival, EndReason, GenerationRequest, Namespace, Past
 from text_generation_router.scheduling.step import Chunk, FirstChunk
 from text_generation_router.scheduling.tenant import Owner, Tenant
 
@@ -30,9 +30,11 @@ class Running:
     step before it has answered.
     """
 
-    id: int  # also gives the order of arrival
+    id: int
     request: GenerationRequest
-    output_ids: list[int] = field(default_factory=list)
+    past: Past = NEW
+    arrived_s: float = 0.0  # when the request arrived at its front, in seconds of the engine's clock
+    output_ids: list[int] = field(default_factory=list)  # begins with those of `past`
     num_tokens: int = 0  # number of prompt and output tokens
     ended: bool = False
     paused: bool = False  # True while the request gets no tokens because its client reads too slowly; set by its stream
@@ -49,7 +51,9 @@ class Running:
 
     # Set by `begin`, when the request joins.
     has_begun: bool = False  # whether the request has ever joined
-    cached_tokens: int = 0  # number of prompt tokens found in the prefix cache at the first start
+    cached_tokens: int = (
+        0  # number of prompt tokens, and tokens of the past, found in the prefix cache at the first start
+    )
     estimate: int = 0  # mean sampled length at the first start, in tokens
 
     # Set by `Memory`.
@@ -69,9 +73,21 @@ class Running:
 
     def __post_init__(self) -> None:
         self._ids = np.array(self.request.input_ids, dtype=np.int32)
-        self.num_tokens = self._num_ids = len(self._ids)
+        self._num_ids = len(self._ids)
+        self.output_ids.extend(self.past.output_ids)
+        self.num_tokens = self._num_ids + len(self.output_ids)
         if self.request.prompt_logprobs is not None:
-            self.prompt_logprobs = KnownLogprobs(self.num_tokens)
+            self.prompt_logprobs = KnownLogprobs(self._num_ids)
+
+    @property
+    def arrival(self) -> Arrival:
+        """Sort key of requests by age."""
+        return self.arrived_s, self.id
+
+    @property
+    def newness(self) -> Arrival:
+        """Sort key: the newest request first."""
+        return -self.arrived_s, -self.id
 
     @property
     def namespace(self) -> Namespace:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from text_generation_common.row_failures import NOT_FINITE
 from text_generation_router.scheduling.active import ActiveRequests
 from text_generation_router.scheduling.admission import AdmissionControl
-from text_generation_router.scheduling.blame import reaches
+from text_generation_router.scheduling.blame import EVER, Blame, reaches
 from text_generation_router.scheduling.chunk_budget import ChunkBudget
 from text_generation_router.scheduling.chunks import next_chunks
 from text_generation_router.scheduling.costs import SINGLE_QUERIES, LearnedCosts, QueryBlocks, StepCosts
@@ -26,7 +26,7 @@ from text_generation_router.scheduling.memory.observer import CacheObserver
 from text_generation_router.scheduling.preemption import find_victim, num_soon_free
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.queue import Queue
-from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.request import NEW, GenerationRequest, Past
 from text_generation_router.scheduling.running import NO_TOKENS, Running, send_tokens
 from text_generation_router.scheduling.sent_steps import SentSteps
 from text_generation_router.scheduling.step import (
@@ -38,6 +38,9 @@ from text_generation_router.scheduling.step import (
     Step,
     StepTokens,
 )
+
+# Seconds: the greatest age of a request. What a front says beyond it changes nothing.
+OLDEST_S = 24 * 3600.0
 
 
 @dataclass(slots=True)
@@ -80,6 +83,7 @@ class Scheduler:
         self._cache_observer = cache_observer
         self._requests: dict[int, Running] = {}  # requests that have not ended, by id
         self._next_id = 1
+        self._newest = EVER  # the last arrival of all requests
         self._num_joined = 0  # number of requests that joined since the last forward step
         self._reason: str | None = None  # why the newest requests joined a running batch, in TGI's words
         self._begin(limits, end_tokens)
@@ -122,9 +126,13 @@ class Scheduler:
         """Checks the accounts of the token slots. Returns an error, or None."""
         return find_error(self.memory, list(self.active))
 
-    def add(self, request: GenerationRequest) -> Running:
-        """Queues a request that validation found to fit the limits."""
-        running = Running(self._next_id, request)
+    def add(self, request: GenerationRequest, past: Past = NEW, now_s: float = 0.0) -> Running:
+        """Queues a request that validation found to fit the limits. `now_s`: seconds of a clock that never goes back;
+        without it, requests are ordered as they are submitted."""
+        running = Running(self._next_id, request, past, now_s - min(past.age_s, OLDEST_S))
+        running.blame = Blame.of(past, self._newest)
+        self._newest = max(self._newest, running.arrival)
+        assert not past.output_ids or len(past.output_ids) < request.max_new_tokens, "nothing is left to do"
         assert running.most_slots <= self.limits.capacity, "validation lets through what can never fit"
         self._next_id += 1
         self._requests[running.id] = running
@@ -322,7 +330,7 @@ class Scheduler:
         reached = reaches(unanswered)
         aboard = [r for i in reached if (r := self._requests.get(i)) is not None]
         for request in aboard:
-            request.blame.meet_loss(reached[request.id], was_alone=len(reached) == 1, newest=self._next_id - 1)
+            request.blame.meet_loss(reached[request.id], was_alone=len(reached) == 1, newest=self._newest)
         given_up = [request for request in aboard if request.blame.ends_request]
         for request in given_up:
             request.ended = True

@@ -7,12 +7,14 @@ OUTPUT_WEIGHT = 2
 
 
 class Account:
-    """Counts of one owner or tenant. The virtual token counter `served` never falls."""
+    """Counts of one owner or tenant. The virtual token counter `served` never falls. It includes what other engines
+    have served, and what an account without requests was lifted by; `total` is what this engine has served."""
 
-    __slots__ = ("num_running", "num_waiting", "served", "waiting_tokens")
+    __slots__ = ("num_running", "num_waiting", "served", "total", "waiting_tokens")
 
     def __init__(self, served: float) -> None:
         self.served = served
+        self.total = 0.0
         self.num_running = 0
         self.num_waiting = 0
         self.waiting_tokens = 0  # number of prompt and output tokens of the waiting requests
@@ -49,11 +51,19 @@ class Owner(Account):
 
 
 class Tenant(Account):
-    __slots__ = ("owner",)
+    __slots__ = ("elsewhere", "owner")
 
-    def __init__(self, owner: Owner) -> None:
-        super().__init__(owner.floor)
+    def __init__(self, owner: Owner, elsewhere: float = 0.0) -> None:
+        super().__init__(max(owner.floor, elsewhere))
         self.owner = owner
+        self.elsewhere = elsewhere  # the largest number of tokens that other engines were said to have served
+
+    def note_elsewhere(self, tokens: float) -> None:
+        """Notes that other engines have served `tokens` tokens in all. Numbers that were told before change nothing."""
+        if (more := tokens - self.elsewhere) > 0:
+            self.elsewhere = tokens
+            self.served += more
+            self.owner.served += more
 
     @property
     def is_crowded_out(self) -> bool:
@@ -86,11 +96,14 @@ class Tenant(Account):
 
     def serve_prompt(self, tokens: int) -> None:
         self.served += tokens
+        self.total += tokens
         self.owner.served += tokens
 
     def serve_output(self, tokens: int) -> None:
-        self.served += OUTPUT_WEIGHT * tokens
-        self.owner.served += OUTPUT_WEIGHT * tokens
+        weighed = OUTPUT_WEIGHT * tokens
+        self.served += weighed
+        self.total += weighed
+        self.owner.served += weighed
 
 
 class Accounts:
@@ -104,14 +117,22 @@ class Accounts:
         self._max_idle = max_idle
         self._num_tenants = 0
 
-    def tenant(self, share: Share) -> Tenant:
+    def find(self, share: Share) -> Tenant | None:
         owner = self.owners.get(share.owner)
-        if owner is not None and (tenant := owner.tenants.get(share.tenant)) is not None:
+        return owner.tenants.get(share.tenant) if owner is not None else None
+
+    def tenant(self, share: Share, elsewhere: float = 0.0) -> Tenant:
+        """The account of `share`, made if there is none. `elsewhere`: tokens that other engines have served to it."""
+        if (tenant := self.find(share)) is not None:
+            tenant.note_elsewhere(elsewhere)
             return tenant
         if self._num_tenants >= self._max_idle:
             self._forget_idle()
-        owner = self.owners.setdefault(share.owner, Owner(self.floor))
-        tenant = owner.tenants[share.tenant] = Tenant(owner)
+        if (owner := self.owners.get(share.owner)) is None:
+            owner = self.owners[share.owner] = Owner(max(self.floor, elsewhere))
+        else:
+            owner.served += elsewhere
+        tenant = owner.tenants[share.tenant] = Tenant(owner, elsewhere)
         self._num_tenants += 1
         return tenant
 

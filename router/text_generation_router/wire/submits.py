@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 
 from text_generation_common.sampling_wire import from_pb, to_pb
 from text_generation_proto import engine_pb2 as pb
@@ -63,6 +64,8 @@ def submitted(submit: pb.Submit, vocab_size: int) -> list[Submitted]:
     if not len(inputs):
         raise WireError("a Submit has no `input_ids`")
     check_ids("input_ids", inputs, vocab_size)
+    if not (isfinite(submit.served_elsewhere) and submit.served_elsewhere >= 0):
+        raise WireError(f"`served_elsewhere` is {submit.served_elsewhere}")
     request = GenerationRequest(
         input_ids=tuple(inputs.tolist()),
         max_new_tokens=submit.max_new_tokens,

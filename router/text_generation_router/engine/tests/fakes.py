@@ -15,7 +15,7 @@ from text_generation_router.engine.shards import ShardView, StepAnswer, WarmupAn
 from text_generation_router.errors import ShardsError, StepAbortedError
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
-from text_generation_router.scheduling.request import EndReason, GenerationRequest
+from text_generation_router.scheduling.request import NEW, EndReason, GenerationRequest, Past
 from text_generation_router.scheduling.step import Chunk, ClearStep, FilterStep, FirstChunk, ForwardStep, Step
 
 INFO = ModelInfo("torch.float32", "cpu", 256, 512, (255,), "reference", 1, 1)
@@ -235,10 +235,11 @@ class World:
         credits: int = MANY,
         on_tokens: Callable[[Listener], None] = lambda listener: None,
         prompt_logprobs: int | None = None,
+        past: Past = NEW,
     ) -> Listener:
         listener = Listener(on_tokens)
         request = GenerationRequest(tuple(ids), count, timeout_s=timeout_s, prompt_logprobs=prompt_logprobs)
-        listener.index = self.engine.submit(request, listener, credits)
+        listener.index = self.engine.submit(request, listener, credits, past)
         return listener
 
     def ask_all(self, requests: int, count: int) -> list[Listener]:

@@ -4,13 +4,18 @@ import numpy as np
 import pytest
 
 from text_generation_router.scheduling.blame import DECODED, MAX_COUNTS, MAX_LOSSES, MAX_SUSPICIONS, Blame, reaches
+from text_generation_router.scheduling.request import Arrival
 from text_generation_router.scheduling.step import Chunk, ForwardStep
+
+
+def arrived(request_id: int) -> Arrival:
+    return 0.0, request_id
 
 
 def suspect() -> Blame:
     blame = Blame()
     for _ in range(MAX_SUSPICIONS):
-        blame.meet_loss(8, was_alone=False, newest=9)
+        blame.meet_loss(8, was_alone=False, newest=arrived(9))
     return blame
 
 
@@ -22,7 +27,7 @@ def step(number: int, decode_ids: tuple[int, ...], *chunks: tuple[int, int, int]
 def test_a_suspect_with_others_in_its_steps_is_never_ended() -> None:
     blame = suspect()
     for _ in range(20):
-        blame.meet_loss(8, was_alone=False, newest=9)
+        blame.meet_loss(8, was_alone=False, newest=arrived(9))
     assert blame.runs_alone and not blame.ends_request
 
 
@@ -31,7 +36,7 @@ def test_the_first_losses_only_raise_a_suspicion_alone_or_not(was_alone: bool) -
     blame = Blame()
     for number in range(1, MAX_LOSSES + 1):
         assert not blame.ends_request and blame.runs_alone == (number > MAX_SUSPICIONS)
-        blame.meet_loss(8, was_alone=was_alone or blame.runs_alone, newest=9)
+        blame.meet_loss(8, was_alone=was_alone or blame.runs_alone, newest=arrived(9))
     assert blame.ends_request
 
 
@@ -42,7 +47,7 @@ def test_a_token_clears_all_blame_and_a_new_chunk_all_but_running_alone() -> Non
     assert (by_chunk.runs_alone, by_token.runs_alone) == (True, False)
     for blame in (by_chunk, by_token):
         for _ in range(MAX_LOSSES - 1):
-            blame.meet_loss(8, was_alone=True, newest=9)
+            blame.meet_loss(8, was_alone=True, newest=arrived(9))
             assert not blame.ends_request
 
 
@@ -50,11 +55,11 @@ def test_a_repeated_chunk_clears_no_blame_and_a_loss_in_proven_tokens_does_not_c
     blame = Blame()
     blame.note_chunk(8)
     for _ in range(3 * MAX_LOSSES):
-        blame.meet_loss(8, was_alone=True, newest=9)
+        blame.meet_loss(8, was_alone=True, newest=arrived(9))
     assert blame == Blame(proven=8)
     for _ in range(MAX_LOSSES):
         blame.note_chunk(8)
-        blame.meet_loss(16, was_alone=True, newest=9)
+        blame.meet_loss(16, was_alone=True, newest=arrived(9))
     assert blame.ends_request
 
 
@@ -65,11 +70,11 @@ def test_a_counted_loss_moves_a_suspect_behind_all_requests_that_are_there() -> 
     counted, twice = suspect(), suspect()
     for blame, losses in ((counted, 1), (twice, 2)):
         for _ in range(losses):
-            blame.meet_loss(8, was_alone=True, newest=9)
+            blame.meet_loss(8, was_alone=True, newest=arrived(9))
     blames = {1: Blame(), 2: twice, 3: counted, 4: suspect(), 9: Blame(), 10: Blame()}
-    assert sorted(blames, key=lambda i: blames[i].turn(i)) == [1, 4, 9, 3, 2, 10]
+    assert sorted(blames, key=lambda i: blames[i].turn(arrived(i))) == [1, 4, 9, 3, 2, 10]
     twice.note_token()
-    assert sorted(blames, key=lambda i: blames[i].turn(i)) == [1, 2, 4, 9, 3, 10]
+    assert sorted(blames, key=lambda i: blames[i].turn(arrived(i))) == [1, 2, 4, 9, 3, 10]
 
 
 def test_reaches_are_the_furthest_chunk_ends_and_decodes_beyond_any_chunk() -> None:

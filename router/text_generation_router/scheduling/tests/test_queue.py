@@ -1,14 +1,16 @@
 from collections import Counter
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from text_generation_router.scheduling.blame import Blame
 from text_generation_router.scheduling.lines import MAX_PASSED, Priorities
 from text_generation_router.scheduling.queue import MAX_IDLE_TENANTS, Queue
-from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.request import NEW, GenerationRequest, Past
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.share import Share
 from text_generation_router.scheduling.tenant import Account
@@ -23,10 +25,11 @@ class Waiting:
         self.queue = Queue(priority_between_tenants)
         self.last_id = 0
 
-    def add(self, owner: str = "", priority: int = 0, length: int = 10, tenant: str = "") -> Running:
+    def add(self, owner: str = "", priority: int = 0, length: int = 10, tenant: str = "", past: Past = NEW) -> Running:
         self.last_id += 1
-        share = Share(owner, tenant)
-        request = Running(self.last_id, GenerationRequest((1,) * length, 5, share=share, priority=priority))
+        asked = GenerationRequest((1,) * length, 5, share=Share(owner, tenant), priority=priority)
+        request = Running(self.last_id, asked, past, -past.age_s)
+        request.blame = Blame.of(past, (0.0, self.last_id - 1))
         self.queue.append(request)
         return request
 
@@ -81,6 +84,56 @@ def test_a_request_without_cached_prefix_is_overtaken_at_most_max_passed_times()
         waiting.cached[waiting.add().id] = 5
         taken.append(waiting.take())
     assert len(taken) == MAX_PASSED + 1
+
+
+def test_older_requests_go_first_whenever_they_were_submitted() -> None:
+    waiting = Waiting()
+    added = [waiting.add(past=Past(age_s=age_s)) for age_s in (0, 5, 2, 5, 0, 9)]
+    taken = [waiting.take() for _ in range(6)]
+    assert [added.index(request) for request in taken] == [5, 1, 3, 2, 0, 4]
+
+
+def test_requests_that_ran_on_another_engine_go_first_in_their_tenant_and_before_no_other() -> None:
+    waiting = Waiting()
+    fresh = waiting.add("a", priority=-1)
+    ran = [waiting.add("a", past=Past((1,), age_s, has_run=True)) for age_s in (1, 2)]
+    counted = waiting.add("a", past=Past(age_s=9, has_run=True, suspicions=2, counts=1))
+    others = [waiting.add("b") for _ in range(4)]
+    taken = [waiting.take() for _ in range(8)]
+    assert [r for r in taken if r not in others] == [ran[1], ran[0], counted, fresh]
+    assert taken.index(others[0]) <= 1 and taken.index(others[1]) <= 3, "the other owner has its turns"
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 500)), max_size=20), st.randoms(use_true_random=False))
+def test_what_other_engines_served_counts_once_however_often_it_is_told(
+    told: list[tuple[str, int]], random: Random
+) -> None:
+    def counters(told: list[tuple[str, int]]) -> list[float]:
+        waiting = Waiting()
+        owners = [waiting.add(owner).tenant.owner for owner in "ab"]
+        for owner, tokens in told:
+            waiting.add(owner, past=Past(served_elsewhere=tokens))
+        return [owner.served for owner in owners]
+
+    repeated = [*told, *told[::2]]
+    random.shuffle(repeated)
+    assert counters(repeated) == counters(told) == [max((t for o, t in told if o == name), default=0) for name in "ab"]
+
+
+def test_the_owner_that_other_engines_served_less_goes_first() -> None:
+    waiting = Waiting()
+    for owner, elsewhere in (("little", 10), ("much", 1000)):
+        for _ in range(3):
+            waiting.add(owner, past=Past(served_elsewhere=elsewhere))
+    assert [waiting.take().request.share.owner for _ in range(4)] == ["little"] * 3 + ["much"]
+
+
+def test_a_tenant_that_is_new_here_is_not_charged_again_for_what_the_others_had() -> None:
+    """After an engine begins again, every tenant comes with what it was served elsewhere."""
+    waiting = Waiting()
+    waiting.add("a", past=Past(served_elsewhere=900))
+    waiting.take()
+    assert waiting.add("b", past=Past(served_elsewhere=900)).tenant.owner.served == 910
 
 
 def test_lower_priorities_go_first() -> None:

@@ -16,7 +16,7 @@ from text_generation_router.scheduling import chunk_budget
 from text_generation_router.scheduling.blame import MAX_COUNTS, MAX_LOSSES
 from text_generation_router.scheduling.costs import StepWork
 from text_generation_router.scheduling.limits import Limits
-from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.request import GenerationRequest, Past
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.share import Share
@@ -118,6 +118,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         namespace=st.sampled_from(["", "", "salt"]),
         kills=st.integers(0, 9),
         top_n=st.sampled_from([None, None, 0, 2]),
+        made=st.sampled_from([0, 0, 0, 1, 5]),
+        losses=st.sampled_from([(0, 0), (0, 0), (1, 0), (2, 0), (2, 2)]),
+        age_s=st.integers(0, 3),
     )
     def add(
         self,
@@ -129,19 +132,32 @@ class SchedulerMachine(RuleBasedStateMachine):
         namespace: str,
         kills: int,
         top_n: int | None,
+        made: int,
+        losses: tuple[int, int],
+        age_s: int,
     ) -> None:
-        """`top_n`: most likely tokens with each log-probability of the prompt; None: no log-probabilities."""
+        """`top_n`: most likely tokens with each log-probability of the prompt; None: no log-probabilities. `made`:
+        number of tokens that another engine has made. `losses`: what counts against the request until now."""
         if length + new - 1 <= CAPACITY:
             ids = [1] * (length - min(length, twos)) + [2] * min(length, twos)
             share = self.shares[whose % len(self.shares)]
             request = GenerationRequest(
                 tuple(ids), new, share=share, priority=priority, namespace=(namespace,), prompt_logprobs=top_n
             )
-            running = self.scheduler.add(request)
+            past = Past(tuple(self.first_tokens(ids, min(made, new - 1))), age_s, made > 0, *losses)
+            running = self.scheduler.add(request, past)
             self.alive[running.id] = running
-            self.records[running.id] = Record()
+            self.records[running.id] = Record(sum(losses), losses[1])
+            self.disturbed |= running.blame.runs_alone
             if kills == 0:
                 self.deadly.add(running.id)
+
+    def first_tokens(self, ids: list[int], most: int) -> list[int]:
+        """The first tokens of the text after `ids`, before a token that ends it."""
+        history = list(ids)
+        while len(history) < len(ids) + most and (token := next_token(history)) not in self.end_tokens:
+            history.append(token)
+        return history[len(ids) :]
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())

@@ -93,6 +93,8 @@ BAD_SUBMITS = {
     "top_p 2": lambda s: setattr(s.parameters, "top_p", 2.0),
     "top tokens without end": lambda s: setattr(s, "top_n_tokens", 10**6),
     "a bias outside": lambda s: s.parameters.logit_bias.add(token=VOCAB, value=1.0),
+    "service below nothing": lambda s: setattr(s, "served_elsewhere", -1.0),
+    "endless service": lambda s: setattr(s, "served_elsewhere", float("inf")),
     "an endless bias": lambda s: s.parameters.logit_bias.add(token=1, value=float("inf")),
     "too many allowed tokens": lambda s: s.parameters.allowed_token_ids.extend([1] * 1025),
     "an empty bad word": lambda s: s.parameters.bad_words_ids.add(),
