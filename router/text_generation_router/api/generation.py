@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Self
 
 from text_generation_router.api.generation_stream import Encode, GenerationStream
@@ -46,6 +47,7 @@ class Result:
     pieces: tuple[Piece, ...] = ()  # the text divided into pieces, if it is; neighbours of one kind are one piece
     is_divided: bool = False  # whether the text is divided into pieces
     reasoning_tokens: int = 0
+    event_pieces: tuple[Sequence[Piece], ...] = ()  # if it is: what each token adds to the pieces, and then the end
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -175,15 +177,17 @@ class Generation:
 
     async def collect(self) -> Result:
         tokens, top_tokens, finish = [], [], None
-        pieces: list[Piece] = []
+        event_pieces: list[Sequence[Piece]] = []
         async for event in self:
             if event.token is not None:
                 tokens.append(event.token)
                 top_tokens.append(event.top_tokens)
-            pieces += self.pieces_of(event)
+            if self.is_divided:
+                event_pieces.append(self.pieces_of(event))
             finish = event.finish
         assert finish is not None and self.timing is not None
-        known = self.prompt, self.input_ids, merged(pieces), self.is_divided, self.reasoning_tokens
+        pieces = merged(chain.from_iterable(event_pieces))
+        known = self.prompt, self.input_ids, pieces, self.is_divided, self.reasoning_tokens, tuple(event_pieces)
         return Result(tuple(tokens), tuple(top_tokens), finish, self.timing, *known)
 
 

@@ -10,7 +10,7 @@ from text_generation_common.logs import request_id
 from text_generation_router.api.answer import Answers
 from text_generation_router.api.asking import RESPONSES
 from text_generation_router.api.chat_prompt import chat_prompt
-from text_generation_router.api.generation import Generation, Result, Timing
+from text_generation_router.api.generation import Generation, Result, Row, Timing
 from text_generation_router.api.openai import ChatLogprobs, row_of, rows_of
 from text_generation_router.api.read_pieces import pieces_of_event, pieces_of_result
 from text_generation_router.api.responses_chat import NAMES, chat_of
@@ -18,12 +18,12 @@ from text_generation_router.api.responses_schemas import LOGPROBS, ResponsesOpti
 from text_generation_router.api.responses_writer import ResponseStream, output_of
 from text_generation_router.api.services import Services
 from text_generation_router.api.styles import OPENAI_STYLE
+from text_generation_router.api.text_rows import TextRows, rows_by_message
 from text_generation_router.errors import InferenceError, ValidationError
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.dialects import OPENAI
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.text.events import FinishReason, TokenEvent
-from text_generation_router.text.pieces import Text
 from text_generation_router.text.validation import Prompt, renamed
 
 COMPLETED = {"status": "completed"}
@@ -57,11 +57,13 @@ class ResponsesRoutes:
     async def answer(self, asked: ResponsesOptions, results: Sequence[Result]) -> dict[str, Any]:
         [result] = results
         ending = ending_of(result.finish.reason)
-        logprobs = None
+        output = output_of(pieces_of_result(result), request_id.get(), ending["status"])
         if has_logprobs(asked):
             rows = rows_of(result, asked.top_logprobs or 0, OPENAI_STYLE)
-            logprobs = (await self._logprobs.of_text(rows))["content"]
-        output = output_of(pieces_of_result(result), request_id.get(), ending["status"], logprobs)
+            messages = [item for item in output if item["type"] == "message"]
+            parts = rows_by_message(rows, result.event_pieces) if result.is_divided else [rows]
+            for message, part in zip(messages, parts, strict=False):  # an answer of calls alone has no message
+                message["content"][0]["logprobs"] = (await self._logprobs.of_text(part))["content"]
         return (
             head_json(asked, self._services.served_name)
             | ending
@@ -98,7 +100,7 @@ class ResponseEncoder:
         self._stream = stream
         self._logprobs = logprobs if has_logprobs(asked) else None
         self._top_logprobs = asked.top_logprobs or 0
-        self._waiting: list[dict[str, Any]] = []  # log-probabilities of tokens whose text has not been told yet
+        self._rows = TextRows(generation.is_divided)
         self._reason: FinishReason | None = None
 
     def __call__(self, event: TokenEvent) -> bytes:
@@ -107,18 +109,16 @@ class ResponseEncoder:
             self._reason = event.finish.reason
         if self._logprobs is None or event.token is None:
             return self._stream.add(pieces)
-        self._waiting.append(
-            self._logprobs.of_row(row_of(event.token, event.top_tokens, self._top_logprobs, OPENAI_STYLE))
-        )
-        if not pieces:
-            return b""
-        told, self._waiting = self._waiting, []
-        return self._stream.add(pieces, told if isinstance(pieces[0], Text) else ())
+        row = row_of(event.token, event.top_tokens, self._top_logprobs, OPENAI_STYLE)
+        return self._stream.add(pieces, self._told(self._rows.add(row, pieces)))
+
+    def _told(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        return [] if self._logprobs is None else [self._logprobs.of_row(row) for row in rows]
 
     def end(self, timing: Timing) -> bytes:
         assert self._reason is not None
         usage = usage_json(timing, self._generation.reasoning_tokens)
-        return self._stream.end(ending_of(self._reason), usage, self._waiting)
+        return self._stream.end(ending_of(self._reason), usage, self._told(self._rows.rest()))
 
 
 def has_logprobs(asked: ResponsesOptions) -> bool:

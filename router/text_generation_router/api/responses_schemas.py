@@ -126,7 +126,7 @@ class ResponsesOptions(AnswerOptions, SamplingFields, AnsweredRequest):
         ]
         | None,
         Field(
-            description=f"`{LOGPROBS}` adds the log-probability of each token. The others add nothing here:"
+            description=f"`{LOGPROBS}` adds the log-probability of each token of the text. The others add nothing here:"
             " reasoning is part of the answer as it is."
         ),
     ] = None

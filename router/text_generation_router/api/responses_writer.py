@@ -171,16 +171,13 @@ def _array(entries: Sequence[bytes]) -> orjson.Fragment:
 
 
 def output_of(
-    pieces: Iterable[Piece], identity: str, status: str, logprobs: Any = (), make_call_id: NewId = new_call_id
+    pieces: Iterable[Piece], identity: str, status: str, make_call_id: NewId = new_call_id
 ) -> list[dict[str, Any]]:
-    """The items of a whole answer. `logprobs`: those of its text, as JSON."""
+    """The items of a whole answer."""
     output = OutputItems(identity, make_call_id)
     for piece in pieces:
         list(output.add(piece))
     list(output.end_all(status))
-    for item in output.items:
-        if item["type"] == "message" and logprobs:
-            item["content"][0]["logprobs"] = logprobs
     return output.items
 
 
@@ -202,7 +199,7 @@ class ResponseStream:
         written = b""
         for piece in pieces:
             written += self._write(self._output.add(piece, logprobs))
-            logprobs = ()
+            logprobs = () if isinstance(piece, Text) else logprobs
         return written
 
     def end(self, ending: dict[str, Any], usage: dict[str, Any], logprobs: Sequence[Any] = ()) -> bytes:

@@ -105,6 +105,31 @@ def test_a_response_has_items_of_reasoning_text_and_calls(agents_server):
     assert {"response.reasoning_text.delta", "response.function_call_arguments.delta"} <= kinds
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"<think>Hm. </think>\n\nYes. {CALL}", ["Yes. "]),
+        (f"Yes, <to and {CALL} No.", ["Yes, <to and ", " No.</s>"]),
+        ("<think>Hm.</think>Yes.", ["Yes.</s>"]),
+        (CALL, []),
+        ("", ["</s>"]),
+    ],
+)
+def test_log_probabilities_of_a_response_are_those_of_its_text(agents_server, text, told):
+    path = "/v1/responses"
+    agents_server.engine.script = script(text, size=1)
+    asked = ASKED[path] | {"include": ["message.output_text.logprobs"]}
+    whole = agents_server.post(path, asked).json["output"]
+    events = agents_server.post(path, asked | {"stream": True}).events
+    for output in (whole, events[-1]["response"]["output"]):
+        parts = [item["content"][0] for item in output if item["type"] == "message"]
+        assert ["".join(entry["token"] for entry in part["logprobs"]) for part in parts] == told
+    streamed = [
+        entry["token"] for event in events if event["type"].endswith("delta") for entry in event.get("logprobs", ())
+    ]
+    assert "".join(streamed) == "".join(told)
+
+
 @pytest.mark.parametrize("path", ASKED)
 def test_a_choice_that_asks_for_calls_needs_tools_and_they_need_each_other(agents_server, path):
     required: Any = {"type": "any"} if path == "/v1/messages" else "required"
