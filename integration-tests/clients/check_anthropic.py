@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import anthropic
-from checks import MESSAGES, Call, Checks, async_call, sync_call
+from checks import MESSAGES, Call, Checks, async_call, check_results, sync_call
 
 MODEL = "tgi"
 CREATE, COUNT = "messages.create", "messages.count_tokens"
@@ -85,6 +85,33 @@ def calls(call: Call) -> None:
     assert call(COUNT, model=MODEL, messages=MESSAGES, tools=[TOOL]).input_tokens > 0
 
 
+def results_of_calls(folder: str, call: Call) -> None:
+    """A call's result, beside a text of the user's, and an error as a result."""
+    asked = OPTIONS | {"max_tokens": 100, "tools": [TOOL], "tool_choice": {"type": "tool", "name": "say"}}
+    content = call(CREATE, **asked).content
+    called = {"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in content]}
+    (made,) = (block for block in content if block.type == "tool_use")
+    result = {"type": "tool_result", "tool_use_id": made.id, "content": [{"type": "text", "text": "It is said."}]}
+    text = {"type": "text", "text": "What is 2 + 3?"}
+
+    def go_on() -> None:
+        counts = []
+        for results in ([result], [result, text], [result | {"is_error": True}, text]):
+            told = [*MESSAGES, called, {"role": "user", "content": results}]
+            for options in ({"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": {"type": "none"}}, {}):
+                answer = call(CREATE, **OPTIONS | {"messages": told} | options)
+                assert answer.content and answer.stop_reason in ("end_turn", "max_tokens", "tool_use")
+            events = call(CREATE, stream=True, **OPTIONS | {"messages": told})
+            texts = [event.delta.text for event in events if event.type == "content_block_delta"]
+            assert "".join(texts) == answer.content[0].text
+            counts.append(call(COUNT, model=MODEL, messages=told).input_tokens)
+        assert counts[0] < counts[1] < counts[2]  # "Error: " stands before the text of an error
+        again = call(CREATE, **asked | {"messages": told})
+        assert again.stop_reason == "tool_use" and again.content[0].id != made.id
+
+    check_results(folder, anthropic.BadRequestError, go_on)
+
+
 def form(call: Call) -> None:
     config = {"format": {"type": "json_schema", "schema": SCHEMA}}
     answer = call(CREATE, output_config=config, **OPTIONS | {"max_tokens": 100})
@@ -129,7 +156,7 @@ CHECKS = [
 ]
 
 
-def main(url: str) -> None:
+def main(url: str, folder: str) -> None:
     checks = Checks(f"anthropic {anthropic.__version__}")
     options = {"base_url": url, "api_key": "-", "max_retries": 0, "timeout": 60}
     for kind, call in (
@@ -138,9 +165,10 @@ def main(url: str) -> None:
     ):
         for check in CHECKS:
             checks.run(f"{check.__name__} ({kind})", partial(check, call))
+        checks.run(f"results_of_calls ({kind})", partial(results_of_calls, folder, call))
     checks.run("stream_helper", partial(stream_helper, anthropic.Anthropic(**options)))
     checks.exit()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])

@@ -3,13 +3,13 @@
 import asyncio
 import sys
 from functools import partial
+from typing import Any
 
-from checks import PROMPT, Checks, raises
+from checks import PROMPT, TOOLS, Checks, check_arguments, raises
 from huggingface_hub.errors import BadRequestError, ValidationError
 from langchain_huggingface import ChatHuggingFace, HuggingFaceEndpoint
 
 QUESTION = "What is 2 + 3?"
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
 
 def endpoint(url: str, **options: object) -> HuggingFaceEndpoint:
@@ -50,11 +50,29 @@ def chat_stream(url: str) -> None:
 
 def errors_name_the_field(url: str) -> None:
     raises(ValidationError, "`top_p`", partial(endpoint(url, top_p=2.0).invoke, PROMPT))
-    raises(BadRequestError, "`tools`", partial(chat_model(url).bind_tools([TOOL]).invoke, QUESTION))
+    unique = {"type": "object", "properties": {"words": {"type": "array", "uniqueItems": True}}}
+    unsupported = {"type": "function", "function": {"name": "say", "parameters": unique}}
+    raises(BadRequestError, "uniqueItems", partial(bound(url, [unsupported], "say").invoke, QUESTION))
+
+
+def bound(url: str, tools: list[dict], wanted: str) -> Any:
+    model = ChatHuggingFace(llm=endpoint(url), model_id="tgi", max_tokens=100, temperature=0.0)
+    return model.bind_tools(tools, tool_choice=wanted)
+
+
+def calls(url: str) -> None:
+    """The library takes a choice of one tool only."""
+    for tool in TOOLS:
+        message = bound(url, [tool], tool["function"]["name"]).invoke(QUESTION)
+        (made,) = message.tool_calls
+        assert made["id"] and made["name"] == tool["function"]["name"]
+        check_arguments(made["name"], made["args"])
+    message = chat_model(url).bind_tools(TOOLS).invoke(QUESTION)
+    assert message.content or message.tool_calls
 
 
 if __name__ == "__main__":
     checks = Checks("langchain-huggingface")
-    for check in (invoke, stream, stop, chat, chat_stream, errors_name_the_field):
+    for check in (invoke, stream, stop, chat, chat_stream, calls, errors_name_the_field):
         checks.run(check.__name__, partial(check, sys.argv[1]))
     checks.exit()

@@ -8,7 +8,7 @@ from typing import Literal
 
 import openai
 import pydantic
-from checks import MESSAGES, PROMPT, Call, Checks, async_call, check_usage, sync_call
+from checks import MESSAGES, PROMPT, Call, Checks, async_call, check_results, check_usage, sync_call
 
 MODEL = "tgi"
 CHAT = "chat.completions.create"
@@ -158,6 +158,26 @@ def response_calls(call: Call) -> None:
     refused("tools[0].type", partial(call, RESPONSE, **ASKED | {"tools": [{"type": "web_search"}]}))
 
 
+def results_of_response_calls(folder: str, call: Call) -> None:
+    """A call and its output are items of the input that follows, as the client gives them back."""
+    asked = ASKED | {"max_output_tokens": 100, "tools": [FUNCTION]}
+    first = call(RESPONSE, tool_choice="required", parallel_tool_calls=False, **asked)
+    (made,) = (item for item in first.output if item.type == "function_call")
+    output = {"type": "function_call_output", "call_id": made.call_id, "output": "It is said."}
+    given = [*MESSAGES, *(item.model_dump(exclude_none=True) for item in first.output), output]
+
+    def go_on() -> None:
+        for options in ({"tool_choice": "none"}, {"tool_choice": "auto"}, {"tools": []}):
+            answer = call(RESPONSE, **asked | {"input": given} | options)
+            assert answer.output and answer.usage.input_tokens > call(RESPONSE, **asked | options).usage.input_tokens
+            last = call(RESPONSE, stream=True, **asked | {"input": given} | options)[-1]
+            assert last.response.output_text == answer.output_text
+        parts = output | {"output": [{"type": "input_text", "text": "It is said."}]}
+        assert call(RESPONSE, **asked | {"input": [*given[:-1], parts], "tools": []}).usage == answer.usage
+
+    check_results(folder, openai.BadRequestError, go_on)
+
+
 class Word(pydantic.BaseModel):
     word: Literal["five", "six"]
 
@@ -250,7 +270,7 @@ def response_stream_helper(client: openai.OpenAI) -> None:
     assert "".join(texts) == final.output_text == "2 + 3 = 5" and final.status == "completed"
 
 
-def main(url: str) -> None:
+def main(url: str, folder: str) -> None:
     checks = Checks(f"openai {openai.__version__}")
     options = {"base_url": f"{url}/v1", "api_key": "-", "max_retries": 0, "timeout": 60}
     for kind, call in (
@@ -259,6 +279,7 @@ def main(url: str) -> None:
     ):
         for check in CHECKS:
             checks.run(f"{check.__name__} ({kind})", partial(check, call))
+        checks.run(f"results_of_response_calls ({kind})", partial(results_of_response_calls, folder, call))
     checks.run("stream_helper", partial(stream_helper, openai.OpenAI(**options)))
     checks.run("response_parse", partial(response_parse, openai.OpenAI(**options)))
     checks.run("response_stream_helper", partial(response_stream_helper, openai.OpenAI(**options)))
@@ -266,4 +287,4 @@ def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])

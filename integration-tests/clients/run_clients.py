@@ -2,8 +2,8 @@
 
     .venv/bin/python integration-tests/clients/run_clients.py [URL]
 
-Without a URL, starts `text-generation-launcher` on the demo model, in float32, and stops the launcher in the end. The
-exit status is 1 if a check fails.
+Without a URL, starts `text-generation-launcher` on the demo model, in float32 and with a chat template that has a place
+for results of calls, and stops the launcher in the end. The exit status is 1 if a check fails.
 """
 
 import argparse
@@ -29,6 +29,17 @@ CHECKS_S = 600.0
 UNREACHABLE = "after connection broken by"  # what pip says when the registry does not answer
 # lm-eval compares with transformers in float32; a request of langchain-openai has six prompts.
 SERVER_FLAGS = ("--dtype", "float32", "--max-client-batch-size", "8")
+
+# The demo model's, with results of calls as the user's messages; the demo model itself knows no results.
+TEMPLATE = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+{{- "<|" ~ ("user" if message.role == "tool" else message.role) ~ "|>" ~ (message.content or "") -}}
+{%- for call in message.tool_calls or [] -%}{{- call.function | tojson -}}{%- endfor -%}
+{{- eos_token -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- "<|assistant|>" -}}{%- endif -%}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +157,18 @@ def run_script(name: str, command: list[str]) -> bool:
 
 
 @contextmanager
+def with_results(model: Path) -> Iterator[Path]:
+    """A folder that is the model, with a chat template that also has a place for calls and their results."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / model.name
+        folder.mkdir()
+        for file in model.iterdir():
+            (folder / file.name).symlink_to(file)
+        (folder / "chat_template.jinja").write_text(TEMPLATE)
+        yield folder
+
+
+@contextmanager
 def started_server(model: Path) -> Iterator[str]:
     launcher = shutil.which("text-generation-launcher")
     if launcher is None:
@@ -170,8 +193,8 @@ def main() -> int:
     try:
         if arguments.url:
             return run_all(arguments.only, arguments.url.rstrip("/"), arguments.model)
-        with started_server(arguments.model) as url:
-            return run_all(arguments.only, url, arguments.model)
+        with with_results(arguments.model) as model, started_server(model) as url:
+            return run_all(arguments.only, url, model)
     except (Failure, RuntimeError) as failure:
         print(f"run_clients: {failure}", file=sys.stderr)
         return 1
