@@ -210,12 +210,12 @@ digest: install
 attacks: install
 	$(BIN)/python integration-tests/make_attacks.py --write integration-tests/README.md $(ARGS)
 
-# The official clients, each in a virtual environment of its own, against a server on the demo model. A part of them:
-# ARGS="--only openai-3 lm-eval". vllm is not installed here: `make bench-peers` does, or VLLM=/path/to/vllm names one.
 # Every format of calls and reasoning through a whole server, by each API; `make test` has one format of each kind.
 test-served-calls: install
 	$(BIN)/pytest integration-tests/test_calls_served.py -m "formats or not formats" $(ARGS)
 
+# The official clients, each in a virtual environment of its own, against a server on the demo model. A part of them:
+# ARGS="--only openai-3 lm-eval". vllm is not installed here: `make bench-peers` does, or VLLM=/path/to/vllm names one.
 test-clients: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python integration-tests/clients/run_clients.py $(ARGS)
 
