@@ -39,7 +39,7 @@ C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
 .PHONY: install run test test-models test-schema test-grammars check format prose proto lock sbom audit fuzz demo-model bench bench-guard bench-peers \
-	gpu-wheels gpu-check compile-gpu chaos attacks digest mutate test-clients test-served-calls fetch-templates test-peer-parsers clean
+	gpu-wheels gpu-check compile-gpu chaos attacks neighbours digest mutate test-clients test-served-calls fetch-templates test-peer-parsers clean
 
 install: .venv/installed
 
@@ -209,6 +209,11 @@ digest: install
 # ../older/.venv/bin/text-generation-launcher".
 attacks: install
 	$(BIN)/python integration-tests/make_attacks.py --write integration-tests/README.md $(ARGS)
+
+# Measures what evil grammars cost their neighbours: the time between tokens of 16 streams, in turns without and with them.
+# Another model: ARGS="--model-id ./my-llama".
+neighbours: install
+	$(BIN)/python integration-tests/neighbours.py $(ARGS)
 
 # Every format of calls and reasoning through a whole server, by each API; `make test` has one format of each kind.
 test-served-calls: install

@@ -74,6 +74,7 @@ def shard(
         sharded=plan.num_shard > 1,
         revision=plan.files.revision,
         max_input_tokens=plan.tokens.max_input_tokens,
+        disable_grammar_support=plan.requests.disable_grammar_support,
         testing=plan.process.testing,
     )
     options += _flags(plan.compute) + _load_format(plan)

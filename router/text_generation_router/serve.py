@@ -258,7 +258,12 @@ def facts_of(config: RouterConfig, shards: Snapshot) -> dict[str, str]:
 def request_limits(config: RouterConfig, shards: Snapshot) -> RequestLimits:
     model, limits = shards.model, shards.limits
     return RequestLimits(
-        config.requests, limits.max_input_tokens, limits.max_total_tokens, model.vocab_size, model.eos_token_ids
+        config.requests,
+        limits.max_input_tokens,
+        limits.max_total_tokens,
+        model.vocab_size,
+        model.eos_token_ids,
+        model.grammar_refusal,
     )
 
 

@@ -53,6 +53,7 @@ def serve(values: dict[str, Any]) -> None:
         compute=flags.compute,
         shard=variables.shard,
         step_log=variables.step_log,
+        disable_grammar_support=flags.disable_grammar_support,
         with_families=bool(variables.with_families) or not flags.process.testing,
     )
     if config.load_format is not LoadFormat.dummy:

@@ -16,7 +16,7 @@ from text_generation_common.flags.process import (
     ProcessFlags,
     TracingFlags,
 )
-from text_generation_common.flags.requests import TokenFlags
+from text_generation_common.flags.requests import RequestFlags, TokenFlags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,7 @@ class ServeFlags:
     uds_path: str | None = flag(None, "Listen on unix://UDS_PATH-RANK; in the folder of --port when not given.")
     port: int = borrowed(HttpFlags, "port")
     max_input_tokens: int | None = borrowed(TokenFlags, "max_input_tokens")
+    disable_grammar_support: bool = borrowed(RequestFlags, "disable_grammar_support")
     speculate: int | None = borrowed(AbsentShardFlags, "speculate")
     otlp_endpoint: str | None = borrowed(TracingFlags, "otlp_endpoint")
     otlp_service_name: str = borrowed(TracingFlags, "otlp_service_name")
@@ -88,6 +89,9 @@ class ShardConfig:
     compute: ComputeFlags = ComputeFlags()
     shard: ShardFlags = ShardFlags()
     step_log: Path | None = None
+    disable_grammar_support: bool = (
+        False  # whether requests with a grammar fail, and the tokenizer is not read for them
+    )
     with_families: bool = True  # False in tests: transformers computes the models of all families
 
     @property

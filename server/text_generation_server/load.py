@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,7 @@ class Shard:
     kernels: str  # name of the kernels' backend
     block_queries: int = 1  # queries of one key head that attention of a chunk computes at a time
     queries_per_token: int = 1  # query heads for each key head; 1 where blocks are of 1 query
+    grammars: GrammarCompiler = field(default_factory=lambda: GrammarCompiler(None))
 
     def close(self) -> None:
         """Leaves the group. Must be called in the worker's thread."""
@@ -111,7 +112,9 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     platform = Platform(device, backend.kernels, group, graphs, moments_of(device), mixed_graphs, backend.wake)
     text, tokenizer = _read_tokenizer(config.model_path / "tokenizer.json")
     count = max(model_config.vocab_size, tokenizer.get_vocab_size())
-    constraints = _constraints(config, ModelTokens(text, count, model_config.eos_token_ids), device)
+    grammars = _grammars(config, ModelTokens(text, count, model_config.eos_token_ids))
+    mask_threads = min(MOST_MASK_THREADS, usable_cores() // config.world_size // CORES_PER_MASK_THREAD)
+    constraints = Constraints(grammars, device, mask_threads)
     files = _files(config, model_config, device, dtype)
     quantize = config.compute.quantize
     model = get_model(files, model_config, platform, dtype, longest, worker.advance_progress, FORMATS[quantize])
@@ -119,7 +122,7 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     memory_fraction = config.shard.cuda_memory_fraction
     runner = ModelRunner(model, platform, sampler, worker.advance_progress, kv_dtype, memory_fraction, constraints)
     blocks = _query_blocks(backend, model_config)
-    return Shard(runner, group, tokenizer, model_config, dtype, device, backend.name, *blocks)
+    return Shard(runner, group, tokenizer, model_config, dtype, device, backend.name, *blocks, grammars)
 
 
 def _query_blocks(backend: Backend, config: ModelConfig | FallbackConfig) -> tuple[int, int]:
@@ -130,13 +133,13 @@ def _query_blocks(backend: Backend, config: ModelConfig | FallbackConfig) -> tup
     return 1, 1
 
 
-def _constraints(config: ShardConfig, tokens: ModelTokens, device: torch.device) -> Constraints:
+def _grammars(config: ShardConfig, tokens: ModelTokens) -> GrammarCompiler:
     """On rank 0, which samples, a thread reads the tokenizer for grammars while the weights are loaded."""
-    compiler = GrammarCompiler(tokens if config.rank == 0 else None)
-    if config.rank == 0:
-        compiler.prepare().add_done_callback(_mention_unusable)
-    threads = min(MOST_MASK_THREADS, usable_cores() // config.world_size // CORES_PER_MASK_THREAD)
-    return Constraints(compiler, device, threads)
+    if config.rank or config.disable_grammar_support:
+        return GrammarCompiler(None)
+    compiler = GrammarCompiler(tokens)
+    compiler.prepare().add_done_callback(_mention_unusable)
+    return compiler
 
 
 def _mention_unusable(tokenizer: Future[Any]) -> None:

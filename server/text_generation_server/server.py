@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Never, Protocol, TypeVar
+from typing import Any, Never, Protocol, TypeVar
 
 import grpc
 import torch
@@ -21,7 +21,7 @@ from text_generation_common.places import socket_path, steps_path
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_server.config import ShardConfig
-from text_generation_server.errors import StepRefused
+from text_generation_server.errors import MatcherError, StepRefused
 from text_generation_server.load import Shard, load_shard
 from text_generation_server.runner import Capacity
 from text_generation_server.step.log import StepLog
@@ -92,12 +92,19 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
             rows=shard.runner.num_rows,
             block_queries=shard.block_queries,
             queries_per_token=shard.queries_per_token,
+            grammar_refusal=await _grammar_refusal(shard),
         )
 
     async def ServiceDiscovery(
         self, request: pb.ServiceDiscoveryRequest, context: CallContext
     ) -> pb.ServiceDiscoveryResponse:
         return pb.ServiceDiscoveryResponse(urls=self._urls)
+
+    async def CompileGrammar(
+        self, request: pb.CompileGrammarRequest, context: CallContext
+    ) -> pb.CompileGrammarResponse:
+        grammars = (await self._shard(context)).grammars
+        return pb.CompileGrammarResponse(refusal=await _refusal(grammars.compile_early(request.grammar)))
 
     async def Tokens(self, request: pb.TokensRequest, context: CallContext) -> pb.TokensResponse:
         tokenizer = (await self._shard(context)).tokenizer
@@ -146,6 +153,20 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
             return await asyncio.wrap_future(start(request))
         except ShardError as error:
             await context.abort(*status(error))
+
+
+async def _grammar_refusal(shard: Shard) -> str:
+    """Why every grammar is refused, once the tokenizer for grammars is read; "" if they are served."""
+    return await _refusal(shard.grammars.prepare()) if shard.group.rank == 0 else ""
+
+
+async def _refusal(work: "Future[Any]") -> str:
+    """Waits for work on grammars. The work goes on if the call is cancelled."""
+    try:
+        await asyncio.shield(asyncio.wrap_future(work))
+    except MatcherError as error:
+        return str(error)
+    return ""
 
 
 def serve(config: ShardConfig) -> None:

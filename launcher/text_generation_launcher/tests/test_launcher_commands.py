@@ -253,3 +253,10 @@ def test_programs_beside_the_interpreter_come_before_path(tmp_path: Path):
     found = commands.find_programs([own], str(tmp_path / "path"))
     assert found.server == str(tmp_path / "path" / "text-generation-server")
     assert found.router == str(own / "text-generation-router")
+
+
+@pytest.mark.parametrize("is_off", [False, True])
+def test_a_shard_learns_that_there_are_no_grammars(is_off):
+    config = with_flags(PLAIN, disable_grammar_support=is_off)
+    command = commands.shard(config, PROGRAMS, {}, PLACE, rank=0, epoch=1, cores=2)
+    assert ("--disable-grammar-support" in command.argv) == is_off

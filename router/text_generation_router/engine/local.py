@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from text_generation_common.tasks import cancelled
 from text_generation_router.engine.audit import Audit
+from text_generation_router.engine.compiling import Compiling
 from text_generation_router.engine.config import EngineConfig
 from text_generation_router.engine.lifecycle import Lifecycle
 from text_generation_router.engine.loop import StepLoop
@@ -81,6 +82,7 @@ class LocalEngine:
                 shard_groups.confirmed,
             )
 
+        self._compiling = Compiling(self._requests, config.max_concurrent_requests)
         self._epochs = EpochWatchers()
         self._lifecycle = Lifecycle(shard_groups, config, self._requests, make_loop, metrics, self._epochs)
         self._ended = False
@@ -132,7 +134,12 @@ class LocalEngine:
             raise RefusedError(Refusal.TOO_LONG)
         if not past.has_run:  # a request that was accepted once is not refused when its engine is lost
             self._overload.check(request.share, len(group) * len(request.input_ids))
-        return [self._requests.add(one.request, one.sink, one.credits, one.past) for one in group]
+        shards = self._lifecycle.shards if request.sampling.grammar else None
+        is_ready = shards is None
+        indexes = [self._requests.add(one.request, one.sink, one.credits, one.past, is_ready) for one in group]
+        if shards is not None:
+            self._compiling.begin(indexes, request, shards)
+        return indexes
 
     def withdraw(self, index: int) -> None:
         """Ends the request with WITHDRAWN if no step was decided for it yet. No effect otherwise."""
@@ -194,5 +201,6 @@ class LocalEngine:
         if self._task is not None:
             await cancelled(self._task)
         await self._audit.close()
+        await self._compiling.close()
         self._requests.end_all(EndReason.CLOSED)
         await self._lifecycle.close()

@@ -26,6 +26,7 @@ class ModelInfo:
     world_size: int
     epoch: int
     query_blocks: QueryBlocks = SINGLE_QUERIES
+    grammar_refusal: str = ""  # why every grammar is refused, for the client; "": grammars are served
 
 
 @dataclass(frozen=True, slots=True)

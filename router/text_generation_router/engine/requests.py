@@ -72,13 +72,24 @@ class Requests:
         self._open: dict[int, OpenRequest] = {}
         self._deadlines = Deadlines(lambda index: self._end_early(index, EndReason.DEADLINE))
 
-    def add(self, request: GenerationRequest, sink: Sink, credits: int, past: Past) -> int:
+    def add(self, request: GenerationRequest, sink: Sink, credits: int, past: Past, is_ready: bool = True) -> int:
+        """Returns the request's index. A request that is not ready is queued by `make_ready`."""
         now = time.perf_counter()
-        running = self._scheduler.add(request, past, now)
+        running = (self._scheduler.add if is_ready else self._scheduler.add_unready)(request, past, now)
         self._open[running.id] = OpenRequest(running, sink, credits, now)
         self._deadlines.set(running.id, request.timeout_s)
         self._work.set()
         return running.id
+
+    def is_open(self, index: int) -> bool:
+        return index in self._open
+
+    def make_ready(self, index: int) -> None:
+        self._scheduler.make_ready(index)
+        self._work.set()
+
+    def fail(self, index: int, cause: str) -> None:
+        self._end_early(index, EndReason.FAILED, cause)
 
     def complete(self, index: int, num_tokens: int) -> None:
         """Ends a request whose text is complete with its first `num_tokens` output tokens."""

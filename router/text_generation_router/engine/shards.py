@@ -38,7 +38,8 @@ OPTIONS = [
     ("grpc.enable_retries", 0),
 ]
 # Time limits in seconds. Steps and warm-up have none: the launcher detects shards that hang.
-CONNECT_S, CALL_S, HEALTH_S = 10.0, 10.0, 2.0
+CONNECT_S, CALL_S, HEALTH_S, COMPILE_S = 10.0, 10.0, 2.0, 1.0
+TOO_SLOW = f"its grammar is too complex: it was not compiled within {COMPILE_S:g} s"
 
 Stub = pb_grpc.TextGenerationServiceStub
 R = TypeVar("R")
@@ -196,6 +197,22 @@ class ShardedClient:
         first, *_ = await self._call(lambda stub: kind.call(stub)(request))
         return kind.read(first)
 
+    async def compile(self, grammar: str) -> str:
+        """Has the first rank compile a grammar. Returns why no text can follow it, or "". ShardsError: the rank cannot
+        be reached."""
+        request = pb.CompileGrammarRequest(grammar=grammar)
+        try:
+            answer = await self._stubs[0].CompileGrammar(request, timeout=COMPILE_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return TOO_SLOW
+            raise ShardsError(_reason(error)) from None
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            raise ShardsError("the connection is closed") from None
+        return str(answer.refusal)
+
     async def views(self) -> list[ShardView]:
         """Each rank's numbers of rows and slots. ShardsError if a rank cannot be reached."""
         answers = await self._call(lambda stub: stub.Info(pb.InfoRequest(), timeout=CALL_S))
@@ -207,10 +224,9 @@ class ShardedClient:
         except ShardsError:
             return False
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if _is_cancelled():
                 raise
-            return False  # the channel was closed, which cancels its calls
+            return False
         return True
 
     async def close(self) -> None:
@@ -224,6 +240,12 @@ class ShardedClient:
             return list(await asyncio.gather(*(call(stub) for stub in self._stubs)))
         except grpc.aio.AioRpcError as error:
             raise kinds.get(error.code(), ShardsError)(_reason(error)) from None
+
+
+def _is_cancelled() -> bool:
+    """Whether the task that runs is being cancelled. If not, a channel was closed, which cancels its calls."""
+    task = asyncio.current_task()
+    return task is not None and bool(task.cancelling())
 
 
 def _channel(url: str) -> grpc.aio.Channel:
@@ -258,6 +280,7 @@ def _model_info(info: pb.InfoResponse) -> ModelInfo:
         info.world_size,
         info.epoch,
         QueryBlocks(info.block_queries or 1, info.queries_per_token or 1),
+        info.grammar_refusal,
     )
 
 

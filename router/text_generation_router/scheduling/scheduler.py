@@ -3,8 +3,9 @@
 The rules are in ARCHITECTURE.md, section 5: a step is decided without knowing the tokens of the step before it; slots
 are freed when the last step that contains their request has answered; after a failed step all requests start again.
 
-A request is in one of four states: *waiting* in the queue, without a row or slots; *running*, with a row in the shards
-and token slots; *leaving*, ended or preempted but still with slots, because an unanswered step carries it; *gone*.
+A request is in one of five states: *unready*, before it is queued; *waiting* in the queue, without a row or slots;
+*running*, with a row in the shards and token slots; *leaving*, ended or preempted but still with slots, because an
+unanswered step carries it; *gone*.
 """
 
 from collections.abc import Iterable, Mapping
@@ -82,6 +83,7 @@ class Scheduler:
         )
         self._cache_observer = cache_observer
         self._requests: dict[int, Running] = {}  # requests that have not ended, by id
+        self._unready: dict[int, Running] = {}  # requests that are not queued yet, by id
         self._next_id = 1
         self._newest = EVER  # the last arrival of all requests
         self._num_joined = 0  # number of requests that joined since the last forward step
@@ -106,7 +108,8 @@ class Scheduler:
         assert not self.active, "rows of the last epoch"
         self._budget.begin_epoch(query_blocks)
         self._begin(replace(self.limits, capacity=capacity), end_tokens)
-        given_up = [request for request in self.queue.waiting() if request.most_slots > capacity]
+        waiting = (*self.queue.waiting(), *self._unready.values())
+        given_up = [request for request in waiting if request.most_slots > capacity]
         for request in given_up:
             self._end(request)
         return given_up
@@ -129,17 +132,28 @@ class Scheduler:
     def add(self, request: GenerationRequest, past: Past = NEW, now_s: float = 0.0) -> Running:
         """Queues a request that validation found to fit the limits. `now_s`: seconds of a clock that never goes back;
         without it, requests are ordered as they are submitted."""
+        running = self.add_unready(request, past, now_s)
+        self.make_ready(running.id)
+        return running
+
+    def add_unready(self, request: GenerationRequest, past: Past = NEW, now_s: float = 0.0) -> Running:
+        """Takes a request as `add` does. `make_ready` queues it."""
         running = Running(self._next_id, request, past, now_s - min(past.age_s, OLDEST_S))
         running.blame = Blame.of(past, self._newest)
         self._newest = max(self._newest, running.arrival)
         assert not past.output_ids or len(past.output_ids) < request.max_new_tokens, "nothing is left to do"
         assert running.most_slots <= self.limits.capacity, "validation lets through what can never fit"
         self._next_id += 1
-        self._requests[running.id] = running
+        self._requests[running.id] = self._unready[running.id] = running
+        return running
+
+    def make_ready(self, request_id: int) -> None:
+        """Queues an unready request. No effect if the request has ended, or is queued."""
+        if (running := self._unready.pop(request_id, None)) is None:
+            return
         self.queue.append(running)
         if not running.tenant.num_running:
             self.joining.times.retry_now()
-        return running
 
     def end(self, request_id: int, num_tokens: int) -> None:
         """Ends a request that is complete with its first `num_tokens` output tokens, because its text has reached a
@@ -165,7 +179,7 @@ class Scheduler:
         del self._requests[request.id]
         if request.id in self.active.running:
             self._leave(request)
-        elif request.holding is None:
+        elif self._unready.pop(request.id, None) is None and request.holding is None:
             self.queue.remove(request)
             self.memory.forget_match(request)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from text_generation_common.flags.requests import RequestFlags
 from text_generation_common.sampling import NAMES, WARPERS, Sampling
-from text_generation_router.errors import TooLongError, ValidationError
+from text_generation_router.errors import GrammarError, TooLongError, ValidationError
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.grammars.asked import AskedGrammar
@@ -77,6 +77,7 @@ class RequestLimits:
     max_total_tokens: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    grammar_refusal: str = ""  # why the shards refuse every grammar; "": they serve grammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,8 @@ class Validator:
             return ""
         if limits.asked.disable_grammar_support:
             raise ValidationError("grammar is not supported")
+        if limits.grammar_refusal:
+            raise GrammarError(parameters.grammar.field if parameters.grammar else "tools", limits.grammar_refusal)
 
         async def check(asked: AskedGrammar) -> str:
             return await self._grammars.grammar(asked, share)

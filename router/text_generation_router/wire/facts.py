@@ -19,6 +19,7 @@ def facts_of(snapshot: Snapshot) -> pb.Facts:
         max_input_tokens=limits.max_input_tokens,
         max_total_tokens=limits.max_total_tokens,
         max_batch_total_tokens=limits.max_batch_total_tokens,
+        grammar_refusal=model.grammar_refusal,
     )
 
 
@@ -35,6 +36,7 @@ def snapshot_of(facts: pb.Facts) -> Snapshot:
         kernels=facts.kernels,
         world_size=facts.world_size,
         epoch=facts.epoch,
+        grammar_refusal=facts.grammar_refusal,
     )
     limits = TokenLimits(facts.max_input_tokens, facts.max_total_tokens, facts.max_batch_total_tokens)
     return Snapshot(model, limits)

@@ -1,15 +1,18 @@
-"""Compiles grammars in a thread of its own, and keeps those that were used last.
+"""Compiles grammars in threads of its own, and keeps those that were used last.
 
 llguidance (https://github.com/guidance-ai/llguidance) does the work. Its matcher reads the tokens of an output, and
 gives the set of the tokens that may follow them.
 """
 
+import os
+import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from text_generation_common.grammar_limits import GRAMMAR_LIMITS
 from text_generation_server.errors import MatcherError
 
 if TYPE_CHECKING:
@@ -17,10 +20,10 @@ if TYPE_CHECKING:
 
 MAX_CACHED = 128
 MAX_CACHED_CHARS = 2**20  # most characters of all grammars that are kept
-# Most states of the automaton that reads a grammar's terminals. One state takes 1 to 2 kB.
-MAX_LEXER_STATES = 20_000
+# How far the thread stands back that compiles grammars of requests to come: 0 to 19.
+NICENESS = 10
 MAX_REASON = 200  # most characters of llguidance's own words in an error
-NO_TOKENIZER = "grammars are not supported by this shard: it has no tokenizer"
+NO_TOKENIZER = "grammars are not supported by this shard: it has no tokenizer for them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +36,18 @@ class ModelTokens:
 
 
 class GrammarCompiler:
-    """May be called from any thread. llguidance is loaded, and the tokenizer read, when `prepare` or `start` is called
-    first."""
+    """May be called from any thread, once `prepare` has been called. It loads llguidance, and reads the tokenizer.
 
-    def __init__(self, tokens: ModelTokens | None, max_lexer_states: int = MAX_LEXER_STATES) -> None:
+    Steps wait for `start`. So its thread has the usual priority, and `compile_early` another thread, of low priority.
+    """
+
+    def __init__(self, tokens: ModelTokens | None, limits: Mapping[str, Any] = GRAMMAR_LIMITS) -> None:
         """Without `tokens`, every grammar is refused."""
         self.num_tokens = tokens.count if tokens else 0  # number of tokens of a mask
         self._tokens = tokens
-        self._max_lexer_states = max_lexer_states
+        self._limits = limits
         self._thread = ThreadPoolExecutor(1, "grammars")
+        self._early = ThreadPoolExecutor(1, "early-grammars", initializer=_stand_back)
         self._tokenizer: Future[LLTokenizer] | None = None
         self._compiled = CompiledGrammars()
 
@@ -53,15 +59,27 @@ class GrammarCompiler:
         return self._tokenizer
 
     def start(self, grammar: str, output: Sequence[int]) -> "Future[LLMatcher]":
-        """Begins to make a matcher that has read the tokens of `output`. MatcherError: the grammar cannot be used."""
+        """Begins to make a matcher that has read the tokens of `output`. It is made at once if the grammar is compiled
+        and there is no output. MatcherError: the grammar cannot be used."""
+        if not output and (compiled := self._compiled.find(grammar)) is not None:
+            made: Future[LLMatcher] = Future()
+            made.set_result(compiled.deep_copy())
+            return made
         return self._thread.submit(self._matcher, self.prepare(), grammar, output)
 
-    def _matcher(self, tokenizer: "Future[LLTokenizer]", grammar: str, output: Sequence[int]) -> "LLMatcher":
+    def compile_early(self, grammar: str) -> "Future[LLMatcher]":
+        """Begins to compile the grammar of a request to come. MatcherError: the grammar cannot be used."""
+        return self._early.submit(self._find_or_compile, self.prepare(), grammar)
+
+    def _find_or_compile(self, tokenizer: "Future[LLTokenizer]", grammar: str) -> "LLMatcher":
         compiled = self._compiled.find(grammar)
         if compiled is None:
             compiled = self._compile(tokenizer.result(), grammar)
             self._compiled.add(grammar, compiled)
-        matcher = compiled.deep_copy()
+        return compiled
+
+    def _matcher(self, tokenizer: "Future[LLTokenizer]", grammar: str, output: Sequence[int]) -> "LLMatcher":
+        matcher = self._find_or_compile(tokenizer, grammar).deep_copy()
         if output and not matcher.consume_tokens(list(output)):
             raise MatcherError(f"its grammar does not allow its output so far: {reason_of(matcher)}")
         return matcher
@@ -70,8 +88,11 @@ class GrammarCompiler:
         from llguidance import LLMatcher, LLParserLimits
 
         # Verbose errors contain the grammar.
-        limits = LLParserLimits(max_lexer_states=self._max_lexer_states, verbose_errors=False)
+        limits = LLParserLimits(**self._limits, verbose_errors=False)
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        # The first mask takes the most time of all, and its copies have it at once.
+        if not matcher.is_error():
+            matcher.compute_bitmask()
         if matcher.is_error():
             raise MatcherError(f"its grammar cannot be compiled: {reason_of(matcher)}")
         return matcher
@@ -79,23 +100,27 @@ class GrammarCompiler:
 
 @dataclass(slots=True)
 class CompiledGrammars:
-    """The grammars that were used last, by their texts. No matcher in it has read a token."""
+    """The grammars that were used last, by their texts. No matcher in it has read a token. For use in any thread."""
 
     _matchers: "OrderedDict[str, LLMatcher]" = field(default_factory=OrderedDict)
     _chars: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def find(self, grammar: str) -> "LLMatcher | None":
-        found = self._matchers.get(grammar)
-        if found is not None:
-            self._matchers.move_to_end(grammar)
-        return found
+        with self._lock:
+            found = self._matchers.get(grammar)
+            if found is not None:
+                self._matchers.move_to_end(grammar)
+            return found
 
     def add(self, grammar: str, matcher: "LLMatcher") -> None:
-        self._matchers[grammar] = matcher
-        self._chars += len(grammar)
-        while len(self._matchers) > MAX_CACHED or self._chars > MAX_CACHED_CHARS:
-            oldest, _ = self._matchers.popitem(last=False)
-            self._chars -= len(oldest)
+        with self._lock:
+            if grammar not in self._matchers:
+                self._chars += len(grammar)
+            self._matchers[grammar] = matcher
+            while len(self._matchers) > MAX_CACHED or self._chars > MAX_CACHED_CHARS:
+                oldest, _ = self._matchers.popitem(last=False)
+                self._chars -= len(oldest)
 
 
 def reason_of(matcher: "LLMatcher") -> str:
@@ -115,6 +140,13 @@ def _read_tokenizer(tokens: ModelTokens | None) -> "LLTokenizer":
     except BaseException as error:  # a panic of Rust code is not an Exception
         reason = _first_line(str(error))
         raise MatcherError(f"grammars are not supported for this model's tokenizer.json: {reason}") from None
+
+
+def _stand_back() -> None:
+    """Lowers the priority of the thread that calls it."""
+    thread = threading.get_native_id()
+    if os.getpriority(os.PRIO_PROCESS, thread) < NICENESS:  # only root may lower it
+        os.setpriority(os.PRIO_PROCESS, thread, NICENESS)
 
 
 def _first_line(text: str) -> str:

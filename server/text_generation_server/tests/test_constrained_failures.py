@@ -34,7 +34,7 @@ def runner(model: Path) -> Iterator[ModelRunner]:
 
 def test_neighbours_do_not_change_by_a_bit_when_a_grammar_fails_in_the_middle(model: Path) -> None:
     """Each of the words needs states of its own, so that the limit is reached within the text."""
-    runner = make_constrained(model, max_lexer_states=40)
+    runner = make_constrained(model, limits={"max_lexer_states": 40})
     runner.warmup(512, None, 16, None)
     words = "|".join(f"{a}{b}{a}{b}{c}" for a in "abcdefg" for b in "hijklmn" for c in "opq")
     asked = {i: replace(DRAWN, seed=i) for i in range(5)}
@@ -112,7 +112,8 @@ def test_a_grammar_that_is_not_compiled_in_time_fails_by_name(
     compiler = runner._constraints._compiler
     compiler._thread.submit(busy.wait)
     try:
-        run.step([run.client.first_chunk(1, random_ids(9), parameters=with_grammar(GREEDY, "lark"))])
+        new = with_grammar(GREEDY, regex_grammar("a new one"))
+        run.step([run.client.first_chunk(1, random_ids(9), parameters=new)])
     finally:
         busy.set()
     assert "was not compiled within 1 s" in run.failures[1]

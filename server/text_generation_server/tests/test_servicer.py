@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -17,6 +18,7 @@ import grpc
 import numpy as np
 import pytest
 import torch
+from grammar_tools import byte_level_tokenizer, lark_grammar, regex_grammar
 from shard_tools import make_checkpoint
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -26,6 +28,7 @@ from text_generation_common.frames import HEADER, Frame, FrameReader, pack
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_server.config import ShardConfig
+from text_generation_server.grammars.compiler import NO_TOKENIZER
 from text_generation_server.load import load_shard
 from text_generation_server.server import SWITCH_S, Servicer, _share_interpreter, listen
 from text_generation_server.step_requests import StepRequests
@@ -92,11 +95,13 @@ def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def with_shard(model: Path, folder: Path, use: Callable[[Any], Awaitable[None]], way: str = "calls") -> None:
+def with_shard(
+    model: Path, folder: Path, use: Callable[[Any], Awaitable[None]], way: str = "calls", **settings: Any
+) -> None:
     """Runs `use(stub)` against a shard of epoch 4 on its own sockets."""
     config = ShardConfig(
         model_path=model, uds_path=str(folder / "s"), rank=0, world_size=1, epoch=4, max_total_tokens=256,
-        compute=ComputeFlags(dtype=Dtype.float32),
+        compute=ComputeFlags(dtype=Dtype.float32), **settings,
     )  # fmt: skip
 
     async def run() -> None:
@@ -421,3 +426,29 @@ def test_threads_of_a_gpu_s_shard_wait_less_for_the_interpreter(device: str, int
         assert sys.getswitchinterval() == pytest.approx(interval)
     finally:
         sys.setswitchinterval(before)
+
+
+UNUSABLE = "grammars are not supported for this model's tokenizer.json: "
+
+
+@pytest.mark.parametrize(
+    ("words", "is_off", "refused"), [(False, False, ""), (True, False, UNUSABLE), (False, True, NO_TOKENIZER)]
+)
+def test_a_shard_says_whether_it_serves_grammars_and_compiles_them(
+    model: Path, tmp_path: Path, words: bool, is_off: bool, refused: str
+) -> None:
+    """`words`: the tokenizer has no tokens for single bytes. `is_off`: --disable-grammar-support."""
+    served = tmp_path / "model"
+    shutil.copytree(model, served)
+    if not words:
+        byte_level_tokenizer().save(str(served / "tokenizer.json"))
+
+    async def use(stub: Any) -> None:
+        info = await stub.Info(pb.InfoRequest())
+        asked = [regex_grammar("a+"), lark_grammar("start: unknown_rule")]
+        good, bad = [(await stub.CompileGrammar(pb.CompileGrammarRequest(grammar=g))).refusal for g in asked]
+        assert info.grammar_refusal == good
+        assert good.startswith(refused) and bool(good) == bool(refused)
+        assert bad == good or bad.startswith("its grammar cannot be compiled")
+
+    with_shard(served, tmp_path, use, disable_grammar_support=is_off)

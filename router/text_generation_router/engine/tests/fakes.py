@@ -8,6 +8,7 @@ import numpy as np
 
 from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
 from text_generation_common.row_failures import NOT_FINITE
+from text_generation_common.sampling import Sampling
 from text_generation_router.engine.config import EngineConfig
 from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine.protocol import Ended, ModelInfo, Tokens
@@ -16,6 +17,7 @@ from text_generation_router.errors import ShardsError, StepAbortedError
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import NEW, EndReason, GenerationRequest, Past
+from text_generation_router.scheduling.share import Share
 from text_generation_router.scheduling.step import Chunk, ClearStep, FilterStep, FirstChunk, ForwardStep, Step
 
 INFO = ModelInfo("torch.float32", "cpu", 256, 512, (255,), "reference", 1, 1)
@@ -41,6 +43,10 @@ class FakeShards:
     def __init__(self, fail: Callable[[ForwardStep], None] = lambda step: None, capacity: int = 500) -> None:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.capacity = capacity
+        self.compiled: list[str] = []  # the grammars that were to be compiled before their requests are queued
+        self.may_compile = asyncio.Event()
+        self.may_compile.set()
+        self.refusals: dict[str, str] = {}  # why a grammar is refused
         self.poisoned: set[int] = set()  # requests whose logits are not finite
         self.completing: dict[int, int] = {}  # the token with which a request's grammar is complete, by request
         self.top_counts: dict[int, int] = {}  # number of top tokens in each answer, by request
@@ -118,6 +124,13 @@ class FakeShards:
     async def warmup(self, *wanted: int | None) -> WarmupAnswer:
         self.wanted = wanted
         return WarmupAnswer(self.capacity, self.capacity)
+
+    async def compile(self, grammar: str) -> str:
+        self.compiled.append(grammar)
+        await self.may_compile.wait()
+        if self.lost.done():
+            raise ShardsError("lost")
+        return self.refusals.get(grammar, "")
 
     async def is_healthy(self) -> bool:
         return True
@@ -236,9 +249,14 @@ class World:
         on_tokens: Callable[[Listener], None] = lambda listener: None,
         prompt_logprobs: int | None = None,
         past: Past = NEW,
+        grammar: str = "",
+        owner: str = "",
     ) -> Listener:
         listener = Listener(on_tokens)
-        request = GenerationRequest(tuple(ids), count, timeout_s=timeout_s, prompt_logprobs=prompt_logprobs)
+        sampling, share = Sampling(grammar=grammar), Share(owner)
+        request = GenerationRequest(
+            tuple(ids), count, sampling, timeout_s=timeout_s, prompt_logprobs=prompt_logprobs, share=share
+        )
         listener.index = self.engine.submit(request, listener, credits, past)
         return listener
 

@@ -15,6 +15,7 @@ from text_generation_common.frames import HEADER, FrameReader, pack
 from text_generation_common.sampling import Sampling
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
+from text_generation_router.engine import shards
 from text_generation_router.engine.shards import ModelInfo, ShardedClient, ShardView, WarmupAnswer
 from text_generation_router.engine.step_connection import StepConnection
 from text_generation_router.errors import ShardsError, StepAbortedError, StepFailedError, WarmupRefusedError
@@ -50,7 +51,7 @@ class Rank(pb_grpc.TextGenerationServiceServicer):
         return pb.InfoResponse(
             dtype="torch.bfloat16", device_type="cuda", epoch=EPOCH, world_size=2, vocab_size=320,
             max_positions=512, eos_token_ids=[2, 7], kernels="triton", slots=100 + self.rank, rows=3 + self.rank,
-            block_queries=32, queries_per_token=4,
+            block_queries=32, queries_per_token=4, grammar_refusal="no bytes",
         )  # fmt: skip
 
     async def Health(self, request: Any, context: Any) -> Any:
@@ -62,6 +63,12 @@ class Rank(pb_grpc.TextGenerationServiceServicer):
     async def Warmup(self, request: Any, context: Any) -> Any:
         await self._note(request, context)
         return pb.WarmupResponse(max_supported_total_tokens=900 - self.rank, max_total_tokens=200 + self.rank)
+
+    async def CompileGrammar(self, request: Any, context: Any) -> Any:
+        await self._note(request, context)
+        if self.is_stuck:
+            await asyncio.Event().wait()
+        return pb.CompileGrammarResponse(refusal="too complex" if request.grammar == "bad" else "")
 
     async def ClearCache(self, request: Any, context: Any) -> Any:
         await self._note(request, context)
@@ -168,7 +175,9 @@ def first(**sampling: Any) -> FirstChunk:
 def test_the_first_shard_says_what_the_model_is_and_where_the_others_are(place: Path) -> None:
     async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         blocks = QueryBlocks(32, 4)
-        assert group.info == ModelInfo("torch.bfloat16", "cuda", 320, 512, (2, 7), "triton", 2, EPOCH, blocks)
+        assert group.info == ModelInfo(
+            "torch.bfloat16", "cuda", 320, 512, (2, 7), "triton", 2, EPOCH, blocks, "no bytes"
+        )
         assert group.epoch == EPOCH
         assert await group.views() == [ShardView(3, 100), ShardView(4, 101)]
         assert await group.is_healthy() and [len(rank.asked) for rank in ranks] == [2, 2]
@@ -400,3 +409,24 @@ def test_a_shard_that_listens_no_more_is_an_error_and_one_without_the_socket_is_
             await StepConnection.open(str(tmp_path / "s"), 10)
 
     asyncio.run(run())
+
+
+def test_the_first_rank_compiles_grammars_and_may_refuse_them(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
+        assert [await group.compile("good"), await group.compile("bad")] == ["", "too complex"]
+        assert [[asked.grammar for asked in rank.asked] for rank in ranks] == [["good", "bad"], []]
+        ranks[0].refusal = grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(ShardsError, match="does not want to"):
+            await group.compile("good")
+        ranks[0].refusal, ranks[0].is_stuck = None, True
+        monkeypatch.setattr(shards, "COMPILE_S", 0.05)
+        assert await group.compile("slow") == shards.TOO_SLOW
+        monkeypatch.setattr(shards, "COMPILE_S", 20.0)
+        cut = asyncio.create_task(group.compile("slow"))
+        while len(ranks[0].asked) < 5:
+            await asyncio.sleep(0.001)
+        await group.close()
+        with pytest.raises(ShardsError, match="closed"):
+            await cut
+
+    over(place, use)

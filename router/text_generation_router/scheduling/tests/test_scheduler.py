@@ -814,3 +814,26 @@ def test_a_failed_request_of_a_step_leaves_the_others_as_they_are() -> None:
     applied = answer(scheduler, scheduler.next_step(), failures={bad.id: "too complex"}, complete=[bad.id])
     assert applied.failed == {bad.id: "too complex"} and not applied.ended
     assert (bad.output_ids, good.output_ids) == ([], [0])
+
+
+def test_an_unready_request_is_not_queued_until_it_is_ready() -> None:
+    scheduler = make_scheduler()
+    late, first = scheduler.add_unready(make_request(4, 2)), scheduler.add(make_request(5, 2, first=50))
+    step = scheduler.next_step()
+    assert isinstance(step, ForwardStep) and step.request_ids == (first.id,)
+    scheduler.make_ready(late.id)
+    scheduler.make_ready(late.id)
+    assert [request.id for request in scheduler.queue.waiting()] == [late.id]
+    answer(scheduler, step)
+    run_to_end(scheduler)
+    assert len(late.output_ids) == len(first.output_ids) == 2
+
+
+def test_an_unready_request_can_end() -> None:
+    scheduler = make_scheduler()
+    cancelled, large = scheduler.add_unready(make_request(4, 2)), scheduler.add_unready(make_request(50, 2))
+    scheduler.cancel(cancelled.id)
+    assert scheduler.begin_epoch(20) == [large]
+    for request in (cancelled, large):
+        scheduler.make_ready(request.id)
+    assert scheduler.next_step() is None and scheduler.is_idle

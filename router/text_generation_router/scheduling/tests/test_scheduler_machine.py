@@ -121,6 +121,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         made=st.sampled_from([0, 0, 0, 1, 5]),
         losses=st.sampled_from([(0, 0), (0, 0), (1, 0), (2, 0), (2, 2)]),
         age_s=st.integers(0, 3),
+        unready=st.booleans(),
     )
     def add(
         self,
@@ -135,6 +136,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         made: int,
         losses: tuple[int, int],
         age_s: int,
+        unready: bool,
     ) -> None:
         """`top_n`: most likely tokens with each log-probability of the prompt; None: no log-probabilities. `made`:
         number of tokens that another engine has made. `losses`: what counts against the request until now."""
@@ -145,7 +147,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 tuple(ids), new, share=share, priority=priority, namespace=(namespace,), prompt_logprobs=top_n
             )
             past = Past(tuple(self.first_tokens(ids, min(made, new - 1))), age_s, made > 0, *losses)
-            running = self.scheduler.add(request, past)
+            add = self.scheduler.add_unready if unready else self.scheduler.add
+            running = add(request, past)
             self.alive[running.id] = running
             self.records[running.id] = Record(sum(losses), losses[1])
             self.disturbed |= running.blame.runs_alone
@@ -164,6 +167,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         request = self.alive.pop(data.draw(st.sampled_from(sorted(self.alive))))
         self.scheduler.cancel(request.id)
+
+    @precondition(lambda self: self.scheduler._unready)
+    @rule(data=st.data())
+    def make_ready(self, data: st.DataObject) -> None:
+        self.scheduler.make_ready(data.draw(st.sampled_from(sorted(self.scheduler._unready))))
 
     @precondition(lambda self: len(self.in_flight) < 2)
     @rule()
@@ -327,6 +335,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.patch.stop()
         for request in self.alive.values():
             request.paused = False
+            self.scheduler.make_ready(request.id)
         for _ in range(20_000):
             if len(self.in_flight) < 2 and (step := self.scheduler.next_step()):
                 self.in_flight.append(step)

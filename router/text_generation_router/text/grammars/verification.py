@@ -5,11 +5,11 @@ from functools import cache
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
+from text_generation_common.grammar_limits import GRAMMAR_LIMITS
 from text_generation_router.text.grammars.asked import RefusedGrammarError
 from text_generation_router.text.grammars.conversion import one_line
 
-# Bounds on work and memory: llguidance's own, except for the states of its lexer, of which each takes up to 2 kB.
-LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
+LIMITS = LLParserLimits(**GRAMMAR_LIMITS, verbose_errors=False)
 
 NOTHING = "no text has the form that it asks for"
 # llguidance's messages, and what they mean to a reader who knows only the request.
@@ -26,8 +26,8 @@ MESSAGES = (
     (r"^no tokenizer - can't validate", "special tokens are not supported"),
     (r"look-?arounds?", "a regular expression must not have look-around, nor anchors or word boundaries inside it"),
     (r"^NoExtension", NOTHING),
-    (r"^(Unable to determine if regex is empty|ParserTooComplex|LexerTooComplex|.*fuel exhausted|.*too (large|big))",
-     "it is too large or complex"),
+    (r"^(Unable to determine if regex is empty|ParserTooComplex|LexerTooComplex|.*fuel exhausted|.*Current row has|"
+     r".*[Tt]oo (large|big|many))", "it is too large or complex"),
     (r"backreferences are not supported", "a regular expression must not have back-references"),
 )  # fmt: skip
 
@@ -56,11 +56,15 @@ def verify(grammar: str) -> None:
     if is_error or messages:
         raise RefusedGrammarError(explained(messages[0]))
     matcher = LLMatcher(byte_tokenizer(), grammar, log_level=0, limits=LIMITS)
-    # The first mask is computed as well: it fails if the grammar has no text, or is too large to be followed.
-    first = any(matcher.compute_bitmask()) if not matcher.is_error() else False
+    # The first mask is computed as well: it fails if the grammar has no text, or is too large to be followed. Some that
+    # are too large fail at the first byte only.
+    allowed = int.from_bytes(matcher.compute_bitmask(), "little") if not matcher.is_error() else 0
+    byte = (allowed & -allowed).bit_length() - 1  # the lowest allowed
+    if 0 <= byte < Bytes.eos_token_id and matcher.consume_token(byte) and not matcher.is_stopped():
+        matcher.compute_bitmask()
     if matcher.is_error():
         raise RefusedGrammarError(explained(matcher.get_error()))
-    if not first:
+    if not allowed:
         raise RefusedGrammarError(NOTHING)
 
 

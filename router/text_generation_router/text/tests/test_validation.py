@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from text_generation_common.flags.requests import RequestFlags
 from text_generation_common.sampling import NAMES, Sampling
-from text_generation_router.errors import ValidationError
+from text_generation_router.errors import GrammarError, ValidationError
 from text_generation_router.scheduling.share import Share
+from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
 from text_generation_router.text.grammars.checking import GrammarChecker
 from text_generation_router.text.token_choice import leaves_a_token
 from text_generation_router.text.tokenization import Ids
@@ -239,3 +240,17 @@ def test_a_text_that_is_too_long_is_refused_before_all_of_it_is_tokenized():
 
     with pytest.raises(ValidationError, match=r"`inputs` must have less than 10 tokens. Given: at least 11"):
         validate("x" * 99, Impatient())
+
+
+def test_a_grammar_that_the_shards_cannot_follow_is_refused_before_the_queue():
+    limits = replace(LIMITS, grammar_refusal="grammars are not supported for this model's tokenizer.json: no bytes")
+    asked = AskedParameters(grammar=AskedGrammar("guided_regex", GrammarKind.REGEX, "a+"))
+
+    def grammar(parameters, limits):
+        validator = Validator(Letters(), GrammarChecker(max_waiting=4), lambda: limits)
+        return asyncio.run(validator.validate(Prompt("a", parameters), Share())).sampling.grammar
+
+    assert grammar(asked, LIMITS) and not grammar(AskedParameters(), limits)
+    with pytest.raises(GrammarError) as refused:
+        grammar(asked, limits)
+    assert refused.value.text == f"Input validation error: `guided_regex`: {limits.grammar_refusal}"

@@ -185,7 +185,7 @@ def test_log_probabilities_of_a_prompt_come_back_in_pieces(num_top) -> None:
 
 
 def test_facts_come_back_equal_and_an_empty_model_is_refused() -> None:
-    model = ModelInfo("torch.float32", "cpu", VOCAB, 64, (1, 2), "cpu", 2, 5)
+    model = ModelInfo("torch.float32", "cpu", VOCAB, 64, (1, 2), "cpu", 2, 5, grammar_refusal="no bytes")
     snapshot = Snapshot(model, TokenLimits(63, 64, 640))
     assert snapshot_of(pb.Facts.FromString(facts_of(snapshot).SerializeToString())) == snapshot
     with pytest.raises(WireError):

@@ -1,5 +1,7 @@
 """Compiled grammars: which are kept, which are refused, and the tokens that the matchers know."""
 
+import os
+import threading
 from concurrent.futures import Future
 from typing import Any
 
@@ -78,3 +80,33 @@ def test_ids_that_the_tokenizer_does_not_have_are_never_allowed(vocab_size: int)
     allowed = [i for i in range(vocab_size) if bits >> i & 1]
     assert max(allowed) < TOKENIZER.get_vocab_size() and END in allowed and 0 not in allowed and 1 not in allowed
     assert bits >> vocab_size == 0
+
+
+def test_a_grammar_that_was_compiled_early_has_a_matcher_at_once() -> None:
+    compiler, grammar = byte_compiler(), regex_grammar("abc")
+    may_go_on = threading.Event()
+    compiler.prepare().result(20)
+    compiler._thread.submit(may_go_on.wait, 20)  # the thread that steps wait for is busy
+    matched(compiler.compile_early(grammar))
+    started = compiler.start(grammar, [])
+    assert started.done() and started.result().consume_tokens(TOKENIZER.encode("abc").ids)
+    other = compiler.start(regex_grammar("abd"), [])
+    assert not other.done()
+    may_go_on.set()
+    assert matched(other).consume_tokens(TOKENIZER.encode("abd").ids)
+
+
+def test_an_early_grammar_that_cannot_be_compiled_is_refused() -> None:
+    with pytest.raises(MatcherError, match="cannot be compiled"):
+        matched(byte_compiler().compile_early(lark_grammar("start: unknown_rule")))
+    with pytest.raises(MatcherError, match="no tokenizer"):
+        matched(GrammarCompiler(None).compile_early(regex_grammar("abc")))
+
+
+def test_the_thread_for_early_grammars_stands_back() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    compiler, usual = byte_compiler(), niceness()
+    assert matched(compiler._early.submit(niceness)) == max(usual, compiler_module.NICENESS)
+    assert matched(compiler._thread.submit(niceness)) == usual

@@ -4,7 +4,10 @@ import json
 import subprocess
 import sys
 
-from text_generation_router.text.grammars.asked import MAX_BYTES
+import pytest
+
+from text_generation_router.text.grammars.asked import MAX_BYTES, AskedGrammar, GrammarKind
+from text_generation_router.text.grammars.checking import check
 from text_generation_router.text.grammars.tests import evil_grammars
 from text_generation_router.text.grammars.tests.evil_grammars import grammars
 
@@ -23,3 +26,12 @@ def test_no_grammar_takes_long_or_much_memory():
 def test_the_grammars_are_no_larger_than_a_request_may_send():
     too_large = [asked.text[:60] for asked in grammars() if len(asked.text.encode()) > MAX_BYTES]
     assert too_large == []
+
+
+@pytest.mark.parametrize(
+    "rules",
+    ['start: "a" start', 'start: x{1000000}\nx: "a"', "root ::= " + "|[a-z]" * 9000],
+    ids=lambda text: text[:20],
+)
+def test_a_grammar_that_fails_at_its_first_byte_is_refused(rules):
+    assert check(AskedGrammar("f", GrammarKind.RULES, rules)).refusal == "it is too large or complex"

@@ -1,0 +1,56 @@
+"""Has the shards compile the grammars of requests before these are queued, so that no step waits for a compiler.
+
+One grammar is compiled at a time, and owners take turns.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from text_generation_common.tasks import cancelled
+from text_generation_router.engine.requests import Requests
+from text_generation_router.engine.shards import ShardedClient
+from text_generation_router.errors import OverloadedError, ShardsError
+from text_generation_router.fair_slots import FairSlots
+from text_generation_router.scheduling.request import GenerationRequest
+
+CROWDED = "too many grammars wait to be compiled: send the request again later"
+
+
+class Compiling:
+    def __init__(self, requests: Requests, max_waiting: int) -> None:
+        """`max_waiting`: most grammars of one tenant that may wait."""
+        self._requests = requests
+        self._turns = FairSlots(1, max_waiting)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, indexes: Sequence[int], request: GenerationRequest, shards: ShardedClient) -> None:
+        """Queues the requests `indexes`, which have the grammar of `request`, when the shards have compiled it, or ends
+        them if they refuse to."""
+        task = asyncio.create_task(self._compile(indexes, request, shards))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _compile(self, indexes: Sequence[int], request: GenerationRequest, shards: ShardedClient) -> None:
+        try:
+            refusal = await self._refusal(indexes, request, shards)
+        except OverloadedError:
+            refusal = CROWDED
+        except ShardsError:
+            refusal = ""  # the next shards compile the grammar with the request's first step
+        for index in indexes:
+            if refusal:
+                self._requests.fail(index, refusal)
+            else:
+                self._requests.make_ready(index)
+
+    async def _refusal(self, indexes: Sequence[int], request: GenerationRequest, shards: ShardedClient) -> str:
+        grammar = request.sampling.grammar
+        await self._turns.acquire(request.share, len(grammar))
+        try:
+            are_wanted = any(map(self._requests.is_open, indexes))
+            return await shards.compile(grammar) if are_wanted else ""
+        finally:
+            self._turns.release(request.share)
+
+    async def close(self) -> None:
+        await cancelled(*self._tasks)
