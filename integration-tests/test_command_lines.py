@@ -30,6 +30,7 @@ from text_generation_common.flags.process import AbsentFlags
 from text_generation_common.flags.programs import LAUNCHER, ROUTER, SHARD, ProgramFlags
 from text_generation_common.places import ServerPlace
 from text_generation_launcher import cli as launcher
+from text_generation_launcher.certs import CERTS, CertsFlags
 from text_generation_launcher.commands import Programs
 from text_generation_launcher.commands import router as router_command
 from text_generation_launcher.config import LauncherConfig, LaunchPlan
@@ -41,16 +42,21 @@ from text_generation_server.config import DownloadFlags, ServeFlags, ShardVariab
 RECORDED = Path(__file__).with_name("command_lines.golden")
 CONFIGS: dict[str, tuple[ProgramFlags, Any]] = {
     "launcher": (LAUNCHER, LauncherConfig),
+    "launcher certs": (CERTS, CertsFlags),
     "router": (ROUTER, RouterFlags),
     "server serve": (SHARD, ServeFlags),
     "server download-weights": (SHARD, DownloadFlags),
+}
+APPS = {
+    "launcher": launcher.command_line(lambda config: 0, {}),
+    "launcher certs": launcher.certs_command_line(),
+    "router": router.app,
 }
 
 
 def commands() -> Iterator[tuple[str, dict[str, inspect.Parameter]]]:
     """Name and parameters of each command."""
-    apps = {"launcher": launcher.command_line(lambda config: 0, {}), "router": router.app, "server": server.app}
-    for name, app in apps.items():
+    for name, app in (APPS | {"server": server.app}).items():
         for command in app.registered_commands:
             assert command.callback is not None
             words = [name, command.name or command.callback.__name__] if name == "server" else [name]
@@ -116,9 +122,9 @@ def wrong_numbers() -> Iterator[tuple[str, str, str]]:
 
 @pytest.mark.parametrize(("name", "flag", "number"), list(wrong_numbers()))
 def test_every_program_refuses_numbers_out_of_range(name: str, flag: str, number: str) -> None:
-    words, apps = name.split(), {"launcher": launcher.command_line(lambda config: 0, {}), "router": router.app}
+    app, words = (APPS[name], []) if name in APPS else (server.app, name.split()[1:])
     needed = {"router": ["--tokenizer-name", "m"], "launcher": []}.get(name, ["m"])
-    result = CliRunner().invoke(apps.get(name, server.app), [*words[1:], *needed, flag, number])
+    result = CliRunner().invoke(app, [*words, *needed, flag, number])
     assert result.exit_code == 2 and "Invalid value for" in result.output and flag in result.output
 
 

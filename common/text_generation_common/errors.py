@@ -5,8 +5,8 @@ CommandError                      ShardError
 ├── ArgumentValidation            ├── ModelError
 │   └── WrongUsage                │
 ├── AddressInUse                  ├── WeightsError
-└── … of the launcher             ├── MemoryLimitError
-                                  └── … of the shard
+├── CredentialsError              ├── MemoryLimitError
+└── … of the launcher             └── … of the shard
 """
 
 
@@ -31,6 +31,11 @@ class WrongUsage(ArgumentValidation):
 
 class AddressInUse(CommandError):
     """The API port or the place of the shards' sockets is in use, belongs to another user, or cannot be made."""
+
+
+class CredentialsError(CommandError):
+    """A certificate or key is missing, expired, unreadable, for another role, or does not fit; or a port that needs
+    certificates has none."""
 
 
 class ShardError(Exception):

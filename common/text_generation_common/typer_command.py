@@ -33,14 +33,15 @@ class ReportingCommand(TyperCommand):
             status = super().main(*args, **more | {"standalone_mode": False})
         except UsageError as error:
             words = more.get("args") or (args[0] if args else None) or sys.argv[1:]
-            typer.echo(_usage_error(error, "--json-output" in words), err=True)
+            program = more.get("prog_name") or Path(sys.argv[0]).name
+            typer.echo(_usage_error(error, program, "--json-output" in words), err=True)
             sys.exit(WRONG_USAGE)
         except typer.Abort:
             sys.exit(1)
         sys.exit(status if isinstance(status, int) else 0)
 
 
-def _usage_error(error: Any, json_output: bool) -> str:
+def _usage_error(error: Any, program: str, json_output: bool) -> str:
     text = " ".join(error.format_message().split()).removesuffix(".").replace("Value error, ", "")
     found = _NEAR.search(text)
     cause, near = (text, "") if found is None else (text[: found.start()], found[1])
@@ -49,7 +50,7 @@ def _usage_error(error: Any, json_output: bool) -> str:
         hint = f"did you mean {near}?"
     elif "unexpected extra argument" in cause and error.ctx is not None:
         hint = f"each value needs its flag, such as {error.ctx.command.params[0].opts[0]}"
-    every = f"`{Path(sys.argv[0]).name} --help` lists all flags"
+    every = f"`{program} --help` lists all flags"
     hint = f"{hint}{'' if hint.endswith('?') else ';'} {every}" if hint else every
     return report.told(cause, hint, "UsageError", json_output)
 

@@ -39,6 +39,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("text_generation_launcher")
 
+HELP = """Serve a model over HTTP: one router, and one shard per device.
+
+`text-generation-launcher certs` makes certificates for ports between machines instead."""
+CERTS_HELP = """Make a deployment's CA, and for each HOST a certificate and key of each role: DIR/ROLE/HOST.
+
+HOST is an IP address or a DNS name, as other machines call it; `*.NAME` stands for each name with one more label. A
+further run adds hosts with the same CA and changes no certificate. DIR/ca.key stays off the machines that serve."""
 VERSION = inspect.Parameter(
     "version",
     inspect.Parameter.KEYWORD_ONLY,
@@ -56,8 +63,12 @@ def main(arguments: Sequence[str] | None = None, program_directories: Sequence[P
     """
     environ = dict(os.environ)
     directories = [Path(sys.executable).parent] if program_directories is None else program_directories
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    # Not a command of the app: then every start would need the name of a command, which TGI's does not have.
+    if words[:1] == ["certs"]:
+        certs_command_line()(words[1:], prog_name="text-generation-launcher certs")
     app = command_line(lambda config: run(config, environ, directories), environ)
-    app(args=None if arguments is None else list(arguments))
+    app(args=None if arguments is None else words)
 
 
 def command_line(run_with: Callable[[LauncherConfig], int], environ: Mapping[str, str]) -> typer.Typer:
@@ -70,7 +81,23 @@ def command_line(run_with: Callable[[LauncherConfig], int], environ: Mapping[str
 
     app = make_app()
     command = taking(launch, LAUNCHER, LauncherConfig, [VERSION])
-    app.command(cls=ReportingCommand, help="Serve a model over HTTP: one router, and one shard per device.")(command)
+    app.command(cls=ReportingCommand, help=HELP)(command)
+    return app
+
+
+def certs_command_line() -> typer.Typer:
+    # Imported here, because a server's start does not need it.
+    from text_generation_launcher.certs import CERTS, CertsFlags, make_or_check
+
+    def certs(values: dict[str, Any]) -> None:
+        try:
+            raise typer.Exit(make_or_check(from_values(CertsFlags, values), typer.echo))
+        except CommandError as error:
+            typer.echo(report.told(error.reason, error.hint), err=True)
+            raise typer.Exit(WRONG_USAGE if isinstance(error, WrongUsage) else 1) from None
+
+    app = make_app()
+    app.command(cls=ReportingCommand, help=CERTS_HELP)(taking(certs, CERTS, CertsFlags))
     return app
 
 

@@ -3,6 +3,7 @@
 CommandError
 ├── ArgumentValidation   of text_generation_common
 ├── AddressInUse         of text_generation_common
+├── CredentialsError     of text_generation_common
 ├── NotEnoughCUDADevices
 ├── DownloadError
 ├── ShardCannotStart
