@@ -1,4 +1,4 @@
-"""Who a certificate speaks for: a role of a deployment, and the names by which a server of that role is called."""
+"""What a certificate stands for: a role of a deployment, and the names by which a server of that role is called."""
 
 import re
 from dataclasses import dataclass

@@ -49,7 +49,7 @@ def peer_role(context: AuthenticatedCall, deployment: str, allowed: Collection[R
 
 class PeerGuard(grpc.aio.ServerInterceptor):
     """Refuses each call, of any method, whose client has not one of the allowed roles: PERMISSION_DENIED. Calls over a
-    unix socket have no certificate and pass: the rights of the socket's folder decide who calls."""
+    unix socket have no certificate and pass: the rights of the socket's folder decide which users call."""
 
     def __init__(self, deployment: str, allowed: Collection[Role], logger: logging.Logger) -> None:
         self._deployment = deployment

@@ -78,8 +78,8 @@ class Security:
             self._folder = certificates.CertificateFolder(tls_dir, role, logger)
         elif insecure:
             logger.warning(
-                "Insecure cluster: ports between machines are neither encrypted nor authenticated. Whoever can reach"
-                " them can read and write every text"
+                "Insecure cluster: ports between machines are neither encrypted nor authenticated. Every user who can"
+                " reach them can read every text and send any"
             )
 
     @property

@@ -167,6 +167,17 @@ def test_the_launcher_s_program_has_the_command(root):
     )
 
 
+def test_the_commands_of_the_docs_run_in_their_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[3] / "docs/security.md").read_text()
+    lines = [line.split() for line in text.splitlines() if line.startswith("text-generation-launcher ")]
+    assert len(lines) == 5
+    for _, command, *words in lines:
+        assert command == "certs"
+        certs(*words)
+    assert len(list((tmp_path / "tls").glob("*/*/tls.crt"))) == 2 * 3
+
+
 def test_help_has_every_flag_and_says_where_the_files_are():
     told = " ".join(certs("--help").split())
     for word in ("--days", "--deployment", "--renew", "--check", "DIR/ROLE/HOST", "DIR/ca.key", "1<=x<=3650"):
