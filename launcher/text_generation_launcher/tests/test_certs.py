@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from text_generation_common.cluster import extra
 from text_generation_common.cluster.certificates import read_certificates
 from text_generation_common.cluster.identity import Role
+from text_generation_common.cluster.issuing import Authority
 from text_generation_launcher.cli import certs_command_line
 
 
@@ -140,6 +141,16 @@ def test_a_ca_of_which_half_is_missing_is_not_made_again(root, name):
     before = contents(root)
     assert f"{name} does not exist" in certs(root, "10.0.0.4", status=1)
     assert contents(root) == before
+
+
+def test_an_expired_ca_issues_no_certificates(root):
+    old = Authority.made("tgi", now=datetime.now(UTC) - timedelta(days=20), days=10).issued
+    root.mkdir(mode=0o700)
+    (root / "ca.crt").write_bytes(old.certificate)
+    (root / "ca.key").write_bytes(old.key)
+    (root / "ca.key").chmod(0o600)
+    assert "ca.crt expired at" in certs(root, "10.0.0.4", status=1)
+    assert not (root / "front").exists()
 
 
 def test_a_ca_s_key_that_other_users_can_read_is_refused(root):

@@ -147,11 +147,13 @@ def test_intermediate_cas_follow_the_certificate(deployment):
     assert "not issued by a CA" in refusal(deployment.folder(Role.ENGINE, own, root.issued.certificate))
 
 
-def test_a_certificate_does_not_issue_others(deployment):
-    """A front's certificate in ca.crt makes nothing trusted."""
+def test_a_certificate_that_is_not_a_ca_issues_no_others(deployment):
     front = deployment.issued(Role.FRONT)
-    folder = deployment.folder(Role.ENGINE, ca=front.certificate)
-    assert "not issued by a CA" in refusal(folder)
+    issuer = Authority(x509.load_pem_x509_certificate(front.certificate), load_key(front), "tgi")
+    issued = issuer.issue(Identity("tgi", Role.ENGINE), "x", 5)
+    assert "not issued by a CA" in refusal(deployment.folder(Role.ENGINE, issued, front.certificate))
+    chain = Issued(issued.certificate + front.certificate, issued.key)
+    assert "not issued by a CA" in refusal(deployment.folder(Role.ENGINE, chain))
 
 
 def test_the_host_of_a_certificate_is_read_again(deployment):

@@ -12,6 +12,8 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from text_generation_common.cluster.endpoints import Endpoint, TcpEndpoint, UnixEndpoint, parse_endpoint
 from text_generation_common.cluster.identity import Identity, Role
@@ -38,7 +40,17 @@ async def _write(request: bytes, context: Any) -> None:
     await context.write(request)
 
 
+async def _shorten(request: bytes, context: Any) -> bytes:
+    return request[:1]
+
+
+async def _lengthen(request: bytes, context: Any) -> bytes:
+    return request * 2
+
+
 METHODS = {
+    "Shorten": grpc.unary_unary_rpc_method_handler(_shorten),
+    "Lengthen": grpc.unary_unary_rpc_method_handler(_lengthen),
     "Echo": grpc.unary_unary_rpc_method_handler(_echo),
     "Count": grpc.stream_stream_rpc_method_handler(_count),
     "Write": grpc.unary_stream_rpc_method_handler(_write),
@@ -133,6 +145,15 @@ def test_a_client_without_a_valid_certificate_is_not_connected(deployment, issue
     assert call(engine(deployment), with_certificate(deployment, issued(deployment))) is grpc.StatusCode.UNAVAILABLE
 
 
+def test_a_front_s_key_issues_no_certificates(deployment):
+    own = deployment.issued(Role.FRONT)
+    key = load_pem_private_key(own.key, None)
+    issuer = Authority(x509.load_pem_x509_certificate(own.certificate), key, "tgi")
+    issued = issuer.issue(Identity("tgi", Role.FRONT), "127.0.0.1", 1)
+    chain = Issued(issued.certificate + own.certificate, issued.key)
+    assert call(engine(deployment), with_certificate(deployment, chain)) is grpc.StatusCode.UNAVAILABLE
+
+
 @pytest.mark.parametrize("method", ["Echo", "Count", "Write"])
 def test_a_valid_certificate_of_another_role_is_refused_by_every_method(deployment, method, caplog):
     server = engine(deployment)
@@ -162,19 +183,28 @@ def test_plaintext_is_refused(deployment):
     assert call(engine(deployment), lambda at: grpc.aio.insecure_channel(at.target)) is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_message_over_the_limit_is_refused(deployment):
+@pytest.mark.parametrize(
+    ("method", "limit_of_front", "most"),
+    [("Shorten", 2 * LIMIT, LIMIT), ("Shorten", LIMIT // 2, LIMIT // 2), ("Lengthen", LIMIT // 2, LIMIT // 4)],
+    ids=["by the server", "before it is sent", "by the client"],
+)
+def test_a_message_over_the_limit_is_refused(deployment, method, limit_of_front, most):
+    """`most` is the size of the longest message, in bytes, with which the call succeeds."""
     client = front(deployment)
-    connect = lambda endpoint: client.channel(endpoint, Role.ENGINE, 2 * LIMIT)  # noqa: E731
-    assert call(engine(deployment), connect, content=b"x" * LIMIT) is grpc.StatusCode.OK
-    assert call(engine(deployment), connect, content=b"x" * (LIMIT + 1)) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
+    async def run() -> list[grpc.StatusCode]:
+        codes = []
+        async with serving(engine(deployment)) as endpoint:
+            for size in (most, most + 1):
+                async with client.channel(endpoint, Role.ENGINE, limit_of_front) as channel:
+                    try:
+                        await channel.unary_unary(f"/test/{method}")(b"x" * size, timeout=10)
+                        codes.append(grpc.StatusCode.OK)
+                    except grpc.aio.AioRpcError as error:
+                        codes.append(error.code())
+        return codes
 
-def test_an_answer_over_the_limit_is_refused(deployment):
-    client = front(deployment)
-    refused = call(engine(deployment), lambda at: client.channel(at, Role.ENGINE, 10), content=b"x" * 9)
-    assert refused is grpc.StatusCode.OK
-    refused = call(engine(deployment), lambda at: client.channel(at, Role.ENGINE, 10), content=b"x" * 11)
-    assert refused is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert asyncio.run(run()) == [grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED]
 
 
 def test_a_front_that_serves_as_an_engine_is_not_connected(deployment):
