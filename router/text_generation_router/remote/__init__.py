@@ -1,0 +1,1 @@
+"""The front's side of proto/engine.proto: the EngineRun protocol over engines in other processes."""

@@ -1,0 +1,135 @@
+"""The engines that one front is connected to: what each of them told, and which of them gets a group of requests.
+Pure: no input or output, and no clock."""
+
+from dataclasses import dataclass
+from math import ceil
+
+from text_generation_router.engine.protocol import Load, Snapshot, TokenLimits
+from text_generation_router.remote.attempts import Attempts
+from text_generation_router.remote.placement import Placement
+from text_generation_router.remote.requests import RemoteGroup
+from text_generation_router.remote.values import EngineFacts, ToldLoad
+from text_generation_router.replicas.service import ServiceBook
+from text_generation_router.replicas.suspects import Suspects, meeting_engine
+
+# Most Submits of requests that were on another engine before, at a time, that an engine has not answered.
+MOST_RESUBMITS = 64
+
+
+@dataclass(slots=True, eq=False)
+class EngineView:
+    """A connected engine, as the front knows it."""
+
+    facts: EngineFacts
+    told: ToldLoad
+    attempts: Attempts
+    is_closing: bool = False  # whether the engine has refused requests because the engine ends
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the engine takes requests."""
+        return not (self.is_closing or self.told.load.is_draining)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_open and self.told.load.is_ready
+
+
+class Fleet:
+    """Engines have numbers; that of a lost engine may be used again."""
+
+    def __init__(self, placement: Placement, resumes_across_builds: bool) -> None:
+        """`resumes_across_builds`: whether a request goes on with an engine of another digest."""
+        self.engines: dict[int, EngineView] = {}
+        self.suspects = Suspects()
+        self._placement = placement
+        self._resumes_across_builds = resumes_across_builds
+        self._service = ServiceBook()
+
+    def join(self, engine: int, view: EngineView, now: float) -> None:
+        self.engines[engine] = view
+        self.tell(engine, view.told, now)
+
+    def tell(self, engine: int, told: ToldLoad, now: float) -> bool:
+        """Takes an engine's word. Returns whether it has become ready, or is no longer."""
+        view = self.engines[engine]
+        was_ready = view.is_ready
+        view.told, view.is_closing = told, view.is_closing and told.load.is_draining
+        self._service.tell(engine, view.facts.term, told.served, now)
+        self._placement.told(engine, told, view.attempts.newest_answered)
+        return was_ready != view.is_ready
+
+    def lose(self, engine: int, *, by_itself: bool) -> tuple[list[RemoteGroup], list[int]]:
+        """Returns the groups that were there, and the numbers of those that are given up as the cause. `by_itself`: not
+        by a cut link or by this front."""
+        view = self.engines.pop(engine)
+        self._placement.lost(engine)
+        groups = view.attempts.lose()
+        aboard = [group.number for group in groups if group.is_answered]
+        return groups, self.suspects.lose(engine, view.facts.engine_id, aboard, is_outside=not by_itself)
+
+    def submit(self, group: RemoteGroup, now: float) -> bool:
+        """Submits the group, if there is an engine for it."""
+        engines = self._engines_for(group)
+        if not engines:
+            return False
+        engine = engines[0] if len(engines) == 1 else self._choose(group, engines)
+        view = self.engines[engine]
+        view.attempts.submit(group, now, self._service.elsewhere(engine, view.facts.term, group.request.share))
+        self._placement.sent(engine, group)
+        self.suspects.send(group.number, engine)
+        return True
+
+    def _engines_for(self, group: RemoteGroup) -> list[int]:
+        """The engines that may get the group: with shards, or else without."""
+        engines = [engine for engine, view in self.engines.items() if view.is_open and self._goes_on(group, view)]
+        if group.is_accepted:
+            engines = [engine for engine in engines if self.engines[engine].attempts.num_unanswered < MOST_RESUBMITS]
+        engines = self.suspects.engines_for(group.number, engines)
+        ready = [engine for engine in engines if self.engines[engine].is_ready]
+        return ready or engines
+
+    def _goes_on(self, group: RemoteGroup, view: EngineView) -> bool:
+        return group.digest in (None, view.facts.digest) or self._resumes_across_builds
+
+    def _choose(self, group: RemoteGroup, engines: list[int]) -> int:
+        if group.number in self.suspects:
+            names = {engine: self.engines[engine].facts.engine_id for engine in engines}
+            return meeting_engine(self.suspects.key(group.number), names)
+        return self._placement.choose(group, engines)
+
+    def withdraw_queued(self) -> None:
+        """Takes groups back that wait on engines that are draining or have no shards, if another engine can take them
+        now. A group that is known to have begun stays."""
+        for view in self.engines.values():
+            if not view.is_ready:
+                for group in view.attempts.groups:
+                    if group.can_leave and any(self.engines[engine].is_ready for engine in self._engines_for(group)):
+                        view.attempts.withdraw(group)
+
+    def is_stranded(self, group: RemoteGroup) -> bool:
+        """Whether there are engines, but none of the build that has made the group's tokens."""
+        return bool(self.engines) and not any(self._goes_on(group, view) for view in self.engines.values())
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The newest facts, with limits that every connected engine has. None: no engine is connected."""
+        known = [view.facts.snapshot for view in self.engines.values()]
+        if not known:
+            return None
+        limits = [snapshot.limits for snapshot in known]
+        smallest = TokenLimits(
+            min(limit.max_input_tokens for limit in limits),
+            min(limit.max_total_tokens for limit in limits),
+            min(limit.max_batch_total_tokens for limit in limits),
+        )
+        return Snapshot(known[0].model, smallest)
+
+    @property
+    def permits(self) -> int:
+        return sum(view.told.permits for view in self.engines.values())
+
+    @property
+    def load(self) -> Load:
+        waits = [view.told.load.wait_s for view in self.engines.values() if view.is_open]
+        return Load(max(1, ceil(min(waits, default=1.0))))

@@ -1,0 +1,125 @@
+"""Messages of proto/engine.proto: those of an engine for the front's books, and the front's orders as messages."""
+
+from collections.abc import Callable, Mapping
+from math import isfinite
+from typing import Any
+
+from text_generation_proto import engine_pb2 as pb
+from text_generation_router.engine.protocol import Ended
+from text_generation_router.remote.books import FrontBooks
+from text_generation_router.remote.fleet import EngineView
+from text_generation_router.remote.values import (
+    Cancel,
+    Credit,
+    EndAt,
+    EngineFacts,
+    EngineFirst,
+    Order,
+    ToldLoad,
+    Withdraw,
+)
+from text_generation_router.replicas.choice import EngineLoad
+from text_generation_router.scheduling.share import Share
+from text_generation_router.wire.arrays import INT32, unpacked
+from text_generation_router.wire.checks import check_ids
+from text_generation_router.wire.endings import ended_of, refused_of
+from text_generation_router.wire.errors import WireError
+from text_generation_router.wire.facts import snapshot_of
+from text_generation_router.wire.prompts import logprobs_of
+from text_generation_router.wire.steps import TokenRun, runs_of
+from text_generation_router.wire.submits import submit_of
+from text_generation_router.wire.version import VERSION, check_version
+
+
+def hello(front_id: str) -> pb.FrontMessage:
+    return pb.FrontMessage(hello=pb.Hello(version=VERSION, front_id=front_id))
+
+
+def message_of(order: Order) -> pb.FrontMessage:
+    match order:
+        case list():
+            return pb.FrontMessage(submit=submit_of(order))
+        case EndAt():
+            return pb.FrontMessage(end=pb.End(index=order.index, count=order.count))
+        case Cancel():
+            return pb.FrontMessage(cancel=pb.Cancel(index=order.index))
+        case Withdraw():
+            return pb.FrontMessage(withdraw=pb.Withdraw(index=order.index))
+        case Credit():
+            return pb.FrontMessage(credit=pb.Credit(index=order.index, tokens=order.tokens))
+
+
+def facts_of_welcome(message: pb.EngineMessage) -> EngineFacts:
+    """Raises WireError if the message is not a Welcome of a version that this build understands."""
+    if message.WhichOneof("message") != "welcome":
+        raise WireError("the engine's first message is not a Welcome")
+    welcome = message.welcome
+    check_version(welcome.version)
+    return EngineFacts(welcome.engine_id, welcome.term, welcome.digest, snapshot_of(welcome.facts))
+
+
+def told_load_of(load: pb.Load) -> ToldLoad:
+    if not isfinite(load.wait_s) or load.wait_s < 0:
+        raise WireError(f"an engine expects a wait of {load.wait_s} s")
+    known = EngineLoad(
+        load.running, load.waiting_tokens, load.computing_tokens, load.wait_s, load.is_ready, load.is_draining
+    )
+    served = {Share(each.owner, each.tenant): each.tokens for each in load.served if isfinite(each.tokens)}
+    return ToldLoad(known, load.permits, load.waiting, served)
+
+
+def take(message: pb.EngineMessage, engine: EngineView, books: FrontBooks) -> None:
+    """Gives a message to the books. Raises WireError if no engine may send it."""
+    kind = message.WhichOneof("message")
+    if kind not in TAKES:
+        raise WireError(f"an engine sent {kind or 'an unknown message'}")
+    TAKES[kind](getattr(message, kind), engine, books)
+
+
+def _tokens(message: pb.Tokens, engine: EngineView, books: FrontBooks) -> None:
+    check_ids("ids", unpacked("ids", message.ids, INT32), engine.facts.snapshot.model.vocab_size)
+    runs = list(runs_of(message))
+    firsts = {
+        first.index: EngineFirst(first.queue_s, first.inference_s, first.cached_tokens) for first in message.firsts
+    }
+    if not message.ended:
+        for run in runs:
+            books.tokens(engine, run, firsts.pop(run.index, None) if firsts else None, None)
+        return
+    ended = {each.index: ended_of(each) for each in message.ended}
+    _ending_tokens(runs, firsts, ended, engine, books)
+
+
+def _ending_tokens(
+    runs: list[TokenRun],
+    firsts: dict[int, EngineFirst],
+    ended: dict[int, Ended],
+    engine: EngineView,
+    books: FrontBooks,
+) -> None:
+    """Tokens of a step, some of which are the last of their requests."""
+    last = {run.index: place for place, run in enumerate(runs)}
+    for place, run in enumerate(runs):
+        end = ended.pop(run.index, None) if place == last[run.index] else None
+        books.tokens(engine, run, firsts.pop(run.index, None), end)
+    for index, end in ended.items():
+        if (first := firsts.pop(index, None)) is not None:
+            books.computed(engine, index, first, end)
+        else:
+            books.ended(engine, index, end)
+
+
+def _epoch(message: pb.Epoch, engine: EngineView, books: FrontBooks) -> None:
+    snapshot = snapshot_of(message.facts) if message.is_ready else None
+    books.epoch(engine, snapshot, message.aboard)
+
+
+# What takes each kind of an engine's messages but Welcome.
+TAKES: Mapping[str, Callable[[Any, EngineView, FrontBooks], None]] = {
+    "accepted": lambda message, engine, books: books.accepted(engine, message.indexes),
+    "refused": lambda message, engine, books: books.refused(engine, message.indexes, refused_of(message)),
+    "tokens": _tokens,
+    "prompt": lambda piece, engine, books: books.prompt(engine, piece.index, piece.start, logprobs_of(piece)),
+    "ended": lambda message, engine, books: books.ended(engine, message.index, ended_of(message)),
+    "epoch": _epoch,
+}

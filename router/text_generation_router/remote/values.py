@@ -1,0 +1,77 @@
+"""What a front and an engine tell each other, as values: orders from the front, and facts from the engine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from text_generation_router.engine.protocol import Snapshot
+from text_generation_router.replicas.choice import EngineLoad
+from text_generation_router.scheduling.share import Share
+from text_generation_router.wire.submits import Submitted
+
+
+@dataclass(frozen=True, slots=True)
+class EndAt:
+    index: int
+    count: int  # number of output tokens that count
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    index: int
+    tokens: int
+
+
+# A list is a Submit: the sequences of one prompt.
+Order = list[Submitted] | EndAt | Cancel | Withdraw | Credit
+
+
+class EngineFirst(NamedTuple):
+    """What an engine tells with the first tokens that it made for a request."""
+
+    queue_s: float  # seconds from Submit to the first step there
+    inference_s: float  # seconds from that step to the tokens
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What an engine tells of itself when a front connects."""
+
+    engine_id: str
+    term: int
+    digest: bytes  # requests go on with the same text only on an engine of the same digest
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class ToldLoad:
+    """How busy an engine is, as it tells regularly."""
+
+    load: EngineLoad
+    permits: int  # requests that this front may have there
+    waiting: int = 0  # requests in the queue
+    # Tokens served to each tenant since this life of the engine began, as `Account.served` counts them.
+    served: Mapping[Share, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RemoteCounts:
+    """What happened between a front and its engines since the front began."""
+
+    lost_engines: int = 0
+    resumes: int = 0  # requests that were submitted again after a loss
+    moves: int = 0  # requests that were withdrawn from an engine and submitted to another one
+    late: int = 0  # messages about requests that had ended or moved
+    dropped_tokens: int = 0  # tokens that were there before, or came for such requests
+    broken_rules: int = field(default=0)  # times that an engine was cut off because it broke a rule of the protocol
