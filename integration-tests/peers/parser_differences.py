@@ -73,7 +73,7 @@ _REASONS = {
     "has begun in the stream. In vLLM's whole answer no call is left.": (
         "hermes: arguments that are not JSON, then a call",
         "llama4: an argument that is not a literal",
-        "llama4: a number that is infinite",
+        "llama4: a number that is larger than any float",
     ),
     "A new call's marker ends a call that lacks its own end. vLLM gives the first call only.": (
         "qwen3-coder: a call without its end",

@@ -70,11 +70,6 @@ def form_of(services: Services, asked: ChatOptions, calling: Calling | None, pro
     if calling is not None and (calling.is_required or calling.strict or prompt.parameters.grammar is not None):
         assert speech.reading.calls is not None
         written = written_calls(speech.reading.calls, tuple(calling.schemas))
-        if written is None:  # a call that is demanded or strict is not the model's own then
-            raise GrammarError(
-                prompt.parameters.grammar.field if prompt.parameters.grammar else "tools",
-                "it is not supported together with `tools`, because no grammar can follow this model's calls",
-            )
         calls = CallsForm(written, calling.schemas, calling.strict, calling.is_required, calling.is_parallel)
     format_ = None if services.style.is_tgis else speech.reading.reasoning
     reasoning = None

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from text_generation_common.flags.formats import FormatFlags
 from text_generation_router.api.styles import Style
 from text_generation_router.text.calls.reading import Reading, reading_of
-from text_generation_router.text.calls.written import written_calls
 from text_generation_router.text.chat_template import ChatTemplate
 from text_generation_router.text.tool_grammar import CallWays
 
@@ -22,12 +21,10 @@ class Speech:
         source = None if template is None else template.source(with_tools=True)
         reading = reading_of(source, flags.tool_call_format, flags.reasoning_format, special_texts)
         calls, in_template = reading.calls, template is not None and template.uses_tools
-        written = None if calls is None else written_calls(calls, ())
         ways = CallWays(
             knows_calls=calls is not None,
             in_template=in_template,
-            demands=written is not None,
-            guides=written is not None and not written.is_bare,
+            guides=calls is not None and not calls.is_bare,
         )
         without = Reading(calls, None, special_texts)
         return cls(ways, reading, without, special_texts)

@@ -39,14 +39,13 @@ class CallWays:
 
     knows_calls: bool = False  # whether the model's own way to call tools is known
     in_template: bool = False  # whether the chat template describes the tools
-    demands: bool = False  # whether a grammar can demand calls in the model's own way
-    guides: bool = False  # whether a grammar can guide such calls without demanding them
+    guides: bool = False  # whether a grammar can guide the calls of such an answer without demanding them
 
     def are_own(self, is_required: bool, is_strict: bool) -> bool:
         """Whether the model calls in its own way; otherwise a grammar makes a call."""
         if not (self.knows_calls and self.in_template):
             return False
-        return self.demands if is_required else self.guides or not is_strict
+        return is_required or self.guides or not is_strict
 
 
 def calls_schema(functions: Sequence[tuple[str, Schema]]) -> Schema:

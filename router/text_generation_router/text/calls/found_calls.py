@@ -27,6 +27,7 @@ class FoundCalls:
         self.name = ""  # the latest call's
         self.is_complete = False  # whether the latest call has all its arguments
         self.left_out: list[str] = []  # what a call says besides its name, id and arguments
+        self._ids = set[str | None]()  # that the model has written
         self._give = give
         self._tools = tools
         self._decode = decode
@@ -41,10 +42,12 @@ class FoundCalls:
         return self._tools.get(name, {})
 
     def start(self, name: str, call_id: str | None = None) -> None:
+        """`call_id`: as the model has written it. An id that an earlier call has is none."""
         if self.count == MAX_CALLS:
             raise TooMuchError
         self.name = name
-        self._give(CallStart(self.count, name, call_id))
+        self._give(CallStart(self.count, name, None if call_id in self._ids else call_id))
+        self._ids.add(call_id)
         self.count += 1
         self.is_complete = False
 

@@ -10,6 +10,7 @@ _SPACES = re.compile(r"[ \t\r\n]*")
 _STRING = re.compile(r"[^\"'\\\x00-\x1f\ud800-\udfff]*")
 _WORD = re.compile(r"[-+._0-9A-Za-z]*")
 _NUMBER = re.compile(r"[-+]?(?:0|[1-9][0-9]*|[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?|\.[0-9]+|[0-9]+[eE][-+]?[0-9]+)")
+_JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _CONSTANTS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _ESCAPES = {
     "n": "\\n",
@@ -185,4 +186,6 @@ def _word_as_json(word: str) -> str | None:
     if word.lstrip("-+").isdigit():
         return word.removeprefix("+")
     number = float(word)
-    return repr(number) if math.isfinite(number) else None
+    if math.isfinite(number):
+        return repr(number)
+    return word if _JSON_NUMBER.fullmatch(word) else None  # larger than any float: JSON has such numbers

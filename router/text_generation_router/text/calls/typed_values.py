@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
+from text_generation_router.text.grammars.schemas import resolved
+
 STRING_ONLY = frozenset({"string"})
 _LITERALS = {
     "true": ("boolean", "true"),
@@ -14,8 +16,10 @@ _LITERALS = {
 _MOST_DEPTH = 16  # how deep alternatives may stand within alternatives
 
 
-def types_of(schema: Any, depth: int = 0) -> frozenset[str]:
-    """The JSON types that a schema allows; empty if it does not say."""
+def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:
+    """The JSON types that a schema allows; empty if it does not say. `root`: the schema to which its references
+    refer."""
+    schema = resolved(root, schema)
     if not isinstance(schema, Mapping) or depth > _MOST_DEPTH:
         return frozenset()
     kind = schema.get("type")
@@ -29,7 +33,10 @@ def types_of(schema: Any, depth: int = 0) -> frozenset[str]:
         return frozenset(map(_type_of, schema["enum"]))
     for word in ("anyOf", "oneOf"):
         if isinstance(schema.get(word), list):
-            return _union([types_of(part, depth + 1) for part in schema[word]])
+            return _union([types_of(part, root, depth + 1) for part in schema[word]])
+    if isinstance(schema.get("allOf"), list):
+        said = (types_of(part, root, depth + 1) for part in schema["allOf"])
+        return next((types for types in said if types), frozenset())
     return frozenset()
 
 

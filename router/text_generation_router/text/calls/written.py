@@ -1,7 +1,4 @@
-"""How each format's calls are written, from the first marker to the last: what a grammar that demands them must allow.
-
-Formats whose arguments are not JSON are missing, because a JSON schema cannot describe them.
-"""
+"""How each format's calls are written, from the first marker to the last, for grammars that demand them."""
 
 import json
 from collections.abc import Sequence
@@ -17,13 +14,22 @@ class Slot(Enum):
 
     NAME = 1
     QUOTED_NAME = 2  # the name as a JSON string
-    ARGUMENTS = 3  # a JSON object of the tool's schema
+    ARGUMENTS = 3  # a JSON object of the tool's schema, or arguments between tags, with the line breaks around them
+    LOOSE_ARGUMENTS = 4  # between tags, with or without line breaks around them
+    NUMBER = 5  # a number of the call within the conversation
 
 
 class Arguments(NamedTuple):
     """The place of the arguments in a call, and whose they are."""
 
     tool: str
+    is_loose: bool = False  # whether the line breaks around tags may be missing
+
+
+class CallNumber(Enum):
+    """The place of a call's number in the conversation: the model writes it."""
+
+    PLACE = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,7 @@ class WrittenForm:
     opening: tuple[str, ...] = ()
     separator: tuple[str, ...] = ()
     closing: tuple[str, ...] = ()
-    several: bool = True  # False: calls are counted, or end the answer, so a grammar can demand one only
+    several: bool = True  # False: a call ends the answer
 
 
 def _json_call(name: str, arguments: str, before: str = "{", after: str = "}") -> tuple[str | Slot, ...]:
@@ -42,6 +48,7 @@ def _json_call(name: str, arguments: str, before: str = "{", after: str = "}") -
 
 
 _JSON_CALL = _json_call("name", "arguments")
+_PYTHON_CALL = (Slot.NAME, "(", Slot.ARGUMENTS, ")")
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>",), ("<｜tool▁calls▁end｜>",)
 
 WRITTEN_FORMS = {
@@ -76,21 +83,47 @@ WRITTEN_FORMS = {
             "<|tool_call_begin|>",
             "functions.",
             Slot.NAME,
-            ":0",
+            ":",
+            Slot.NUMBER,
             "<|tool_call_argument_begin|>",
             Slot.ARGUMENTS,
             "<|tool_call_end|>",
         ),
         opening=("<|tool_calls_section_begin|>",),
         closing=("<|tool_calls_section_end|>",),
-        several=False,
     ),
     "command": WrittenForm(
-        _json_call("tool_name", "parameters", '{"tool_call_id": "0", '),
-        opening=("<|START_ACTION|>", "[\n    "),
-        closing=("\n]", "<|END_ACTION|>"),
-        several=False,
+        ('{"tool_call_id": "', Slot.NUMBER, *_json_call("tool_name", "parameters", '", ')),
+        ("<|START_ACTION|>", "[\n    "),
+        (",\n    ",),
+        ("\n]", "<|END_ACTION|>"),
     ),
+    "qwen3-coder": WrittenForm(
+        ("<tool_call>", "\n<function=", Slot.NAME, ">", Slot.ARGUMENTS, "</function>", "\n", "</tool_call>"),
+        separator=("\n",),
+    ),
+    "seed-oss": WrittenForm(
+        (
+            "<seed:tool_call>",
+            "\n<function=",
+            Slot.NAME,
+            ">",
+            Slot.ARGUMENTS,
+            "</function>",
+            "\n",
+            "</seed:tool_call>",
+        ),
+        separator=("\n",),
+    ),
+    "minimax-m2": WrittenForm(
+        ('<invoke name="', Slot.NAME, '">', Slot.ARGUMENTS, "</invoke>", "\n"),
+        opening=("<minimax:tool_call>", "\n"),
+        closing=("</minimax:tool_call>",),
+    ),
+    "glm45": WrittenForm(("<tool_call>", Slot.NAME, Slot.LOOSE_ARGUMENTS, "</tool_call>"), separator=("\n",)),
+    "llama4": WrittenForm(_PYTHON_CALL, ("[",), (", ",), ("]",)),
+    "lfm2": WrittenForm(_PYTHON_CALL, ("<|tool_call_start|>", "["), (", ",), ("]", "<|tool_call_end|>")),
+    "olmo3": WrittenForm(_PYTHON_CALL, ("<function_calls>",), ("\n",), ("</function_calls>",)),
     "phi4-mini": WrittenForm(_JSON_CALL, ("<|tool_call|>", "["), (", ",), ("]", "<|/tool_call|>")),
     "nemotron-v2": WrittenForm(_JSON_CALL, ("<TOOLCALL>", "["), (", ",), ("]", "</TOOLCALL>")),
     "granite": WrittenForm(_JSON_CALL, ("<|tool_call|>", "["), (", ",), ("]",)),
@@ -115,24 +148,22 @@ WRITTEN_FORMS = {
 class WrittenCalls:
     """The calls of a request's tools. A text that is a special token of the tokenizer is a part of its own."""
 
-    calls: tuple[tuple[str | Arguments, ...], ...]  # one for each tool
+    calls: tuple[tuple[str | Arguments | CallNumber, ...], ...]  # one for each tool
     opening: tuple[str, ...]
     separator: tuple[str, ...]
     closing: tuple[str, ...]
     several: bool
-    is_bare: bool  # a reader finds these calls at the beginning of the answer only
+    syntax: CallFormat
 
 
-def written_calls(syntax: CallFormat, names: Sequence[str]) -> WrittenCalls | None:
-    """How calls of the tools `names` are written; None if a grammar cannot demand this format's calls."""
-    form = WRITTEN_FORMS.get(syntax.name)
-    if form is None:
-        return None
+def written_calls(syntax: CallFormat, names: Sequence[str]) -> WrittenCalls:
+    """How calls of the tools `names` are written."""
+    form = WRITTEN_FORMS[syntax.name]
     calls = tuple(tuple(_filled(part, name) for part in form.call) for name in names)
-    return WrittenCalls(calls, form.opening, form.separator, form.closing, form.several, syntax.is_bare)
+    return WrittenCalls(calls, form.opening, form.separator, form.closing, form.several, syntax)
 
 
-def _filled(part: str | Slot, name: str) -> str | Arguments:
+def _filled(part: str | Slot, name: str) -> str | Arguments | CallNumber:
     match part:
         case Slot.NAME:
             return name
@@ -140,4 +171,8 @@ def _filled(part: str | Slot, name: str) -> str | Arguments:
             return json.dumps(name, ensure_ascii=False)
         case Slot.ARGUMENTS:
             return Arguments(name)
+        case Slot.LOOSE_ARGUMENTS:
+            return Arguments(name, is_loose=True)
+        case Slot.NUMBER:
+            return CallNumber.PLACE
     return part

@@ -10,6 +10,7 @@ from text_generation_router.text.calls.formats import CallFormat
 from text_generation_router.text.calls.found_calls import MAX_NAME_CHARS, FoundCalls
 from text_generation_router.text.calls.source import Markers, Source, Steps
 from text_generation_router.text.calls.typed_values import STRING_ONLY, json_of, types_of
+from text_generation_router.text.grammars.schemas import resolved
 
 # Surrogates stand for special tokens.
 _NAME = re.compile(r"[^\s<>\"\ud800-\udfff]+")
@@ -73,10 +74,11 @@ class XmlBody:
 
     def _types(self, schema: Mapping[str, Any], key: str) -> frozenset[str]:
         """The types that an argument may have. As in other servers, one that the schema does not have is a string."""
-        properties = schema.get("properties")
+        whole = resolved(dict(schema), schema)
+        properties = whole.get("properties") if isinstance(whole, Mapping) else None
         if not isinstance(properties, Mapping) or key not in properties:
             return STRING_ONLY
-        return types_of(properties[key])
+        return types_of(properties[key], dict(schema))
 
     def _key(self, source: Source) -> Steps[str]:
         xml = self._xml

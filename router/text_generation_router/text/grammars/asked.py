@@ -11,6 +11,7 @@ class GrammarKind(StrEnum):
     JSON_SCHEMA = "JSON schema"  # the text is a schema, written as JSON
     REGEX = "regular expression"  # which the whole answer matches
     CHOICE = "choice"  # the text is a JSON list of strings, of which the answer is one
+    ARGUMENTS = "schema of arguments"  # the text is made by `call_arguments`
     RULES = "grammar"  # in llguidance's Lark syntax, or in llama.cpp's GBNF
 
 

@@ -8,8 +8,15 @@ import orjson
 from tokenizers import Tokenizer
 
 from text_generation_router.errors import GrammarError
-from text_generation_router.text.calls.written import Arguments, WrittenCalls
+from text_generation_router.text.calls.formats import BodyKind
+from text_generation_router.text.calls.written import Arguments, CallNumber, WrittenCalls
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind, RefusedGrammarError
+from text_generation_router.text.grammars.call_arguments import (
+    ArgumentStyle,
+    DefinedRule,
+    arguments_rule,
+    asked_arguments,
+)
 from text_generation_router.text.grammars.combined import (
     TEXT,
     CallForm,
@@ -27,6 +34,7 @@ from text_generation_router.text.grammars.conversion import lark_grammar
 Check = Callable[[AskedGrammar], Awaitable[str]]
 ANY_TEXT = lark_grammar(f"start: TEXT\n{TEXT}")
 ANY_OBJECT: Mapping[str, Any] = {"type": "object", "additionalProperties": True}
+CALL_NUMBER = DefinedRule("/(0|[1-9][0-9]{0,3})/")
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -71,17 +79,10 @@ class ChatForm:
             raise GrammarError("max_thinking_tokens", str(refusal)) from None
 
     async def _with_calls(self, form: CallsForm, answer: str | None, check: Check) -> str:
-        schemas = {name: await self._schema(form, name, check) for name in form.schemas}
+        parts = [[await self._part(part, form, i, check) for part in call] for i, call in enumerate(form.written.calls)]
         written = form.written
-
-        def parts(texts: Sequence[str | Arguments]) -> list[Part]:
-            return [self._part(text, schemas) for text in texts]
-
         calls = CallForm(
-            [parts(call) for call in written.calls],
-            parts(written.opening),
-            parts(written.separator),
-            parts(written.closing),
+            parts, self._texts(written.opening), self._texts(written.separator), self._texts(written.closing)
         )
         several = form.several and written.several
         if form.is_required:
@@ -89,6 +90,33 @@ class ChatForm:
         if answer is not None:
             return either(tool_calls_grammar(calls, several=several), answer)
         return tool_calls_grammar(calls, at_least_one=False, several=several, free_text=True)
+
+    async def _part(self, part: str | Arguments | CallNumber, form: CallsForm, place: int, check: Check) -> Part:
+        """`place`: the tool's, among all tools."""
+        if isinstance(part, CallNumber):
+            return CALL_NUMBER
+        if not isinstance(part, Arguments):
+            return self._texts((part,))[0]
+        if form.written.syntax.body in (BodyKind.XML, BodyKind.PYTHONIC, BodyKind.PYTHONIC_LINES):
+            return await self._rule(part, form, place, check)
+        return await self._schema(form, part.tool, check)
+
+    async def _rule(self, part: Arguments, form: CallsForm, place: int, check: Check) -> DefinedRule:
+        """The arguments of a tool. A schema that no grammar can follow counts as any arguments, unless the tool is
+        strict."""
+        given, tags = form.schemas[part.tool], form.written.syntax.xml
+        style = ArgumentStyle(tags, part.is_loose)
+        schema = {"type": "object"} | dict(NO_ARGUMENTS if given is None else given)
+        is_followed = True
+        try:
+            await check(asked_arguments(style, schema))
+        except GrammarError:
+            if part.tool in form.strict:
+                raise
+            is_followed = False
+        markers = map(self._marker, form.written.syntax.texts)
+        ids = {marker.text: marker.token_id for marker in markers if marker.token_id is not None}
+        return arguments_rule(style, schema if is_followed else None, f"a{place}", ids)
 
     async def _schema(self, form: CallsForm, name: str, check: Check) -> Schema:
         """The schema of a tool's arguments. A schema that no grammar can follow counts as any object, unless the tool
@@ -104,11 +132,9 @@ class ChatForm:
             schema = dict(ANY_OBJECT)
         return Schema.of(schema)
 
-    def _part(self, part: str | Arguments, schemas: Mapping[str, Schema]) -> Part:
-        if isinstance(part, Arguments):
-            return schemas[part.tool]
-        marker = self._marker(part)
-        return part if marker.token_id is None else marker
+    def _texts(self, texts: Sequence[str]) -> list[str | Marker]:
+        markers = [self._marker(text) for text in texts]
+        return [marker.text if marker.token_id is None else marker for marker in markers]
 
     def _marker(self, text: str) -> Marker:
         return marker_of(text, self.tokenizer)

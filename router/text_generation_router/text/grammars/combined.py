@@ -11,7 +11,9 @@ import orjson
 from tokenizers import Tokenizer
 
 from text_generation_router.text.grammars.asked import RefusedGrammarError
-from text_generation_router.text.grammars.conversion import json_text, lark_grammar, prepared_text
+from text_generation_router.text.grammars.call_arguments import DefinedRule
+from text_generation_router.text.grammars.conversion import lark_grammar, prepared_text
+from text_generation_router.text.grammars.rules import literal
 
 # Free text; and what models write between the end of their reasoning and the answer.
 TEXT = r"TEXT: /(.|\n)*/"
@@ -28,7 +30,7 @@ class Marker:
     @property
     def rule(self) -> str:
         """How rules of Lark call it."""
-        return json_text(self.text) if self.token_id is None else f"<[{self.token_id}]>"
+        return literal(self.text) if self.token_id is None else f"<[{self.token_id}]>"
 
 
 def marker_of(text: str, tokenizer: Tokenizer) -> Marker:
@@ -88,7 +90,7 @@ class Schema:
         return cls(prepared_text(orjson.loads(orjson.dumps(schema))))
 
 
-Part = str | Marker | Schema
+Part = str | Marker | Schema | DefinedRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class CallForm:
     def trigger(self) -> str | Marker:
         """The text with which each group of calls begins."""
         first = {(self.opening or call)[0] for call in self.calls}
-        if len(first) != 1 or isinstance(trigger := first.pop(), Schema):
+        if len(first) != 1 or not isinstance(trigger := first.pop(), str | Marker):
             raise ValueError("all calls must begin with the same text")
         return trigger
 
@@ -121,6 +123,7 @@ def tool_calls_grammar(
     bodies = " | ".join(f"({_rule(call if form.opening else call[1:])})" for call in form.calls)
     more = f"({_rule(form.separator)} {'' if form.opening else openings} body)*" if several else ""
     rules = [f"group: {openings} body {more} {_rule(form.closing)}", f"body: {bodies}"]
+    rules += (part.definitions for call in form.calls for part in call if isinstance(part, DefinedRule))
     if not free_text:
         return lark_grammar("\n".join(("start: group", *rules)))
     rest = _rule(form.opening[1:])
@@ -142,4 +145,6 @@ def _rule(parts: Sequence[Part]) -> str:
 def _part(part: Part) -> str:
     if isinstance(part, Schema):
         return f"%json {part.text}"
-    return part.rule if isinstance(part, Marker) else json_text(part)
+    if isinstance(part, DefinedRule):
+        return part.body
+    return part.rule if isinstance(part, Marker) else literal(part)

@@ -10,6 +10,8 @@ from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from text_generation_router.text.grammars.asked import MAX_CHOICES, AskedGrammar, GrammarKind, RefusedGrammarError
+from text_generation_router.text.grammars.call_arguments import rules_of
+from text_generation_router.text.grammars.rules import literal
 from text_generation_router.text.grammars.schemas import prepare
 
 # How JSON is written. One space may stand where JSON allows white space, as in TGI's grammars: with more of it a model
@@ -69,12 +71,7 @@ def _of_choice(asked: AskedGrammar) -> str:
         raise RefusedGrammarError(f"at most {MAX_CHOICES} choices are supported, given: {len(choices)}")
     if "" in choices:
         raise RefusedGrammarError("an empty string cannot be chosen")
-    return lark_grammar("start: CHOICE\nCHOICE: " + " | ".join(map(json_text, choices)))
-
-
-def json_text(text: str) -> str:
-    """A string of Lark that has this text."""
-    return orjson.dumps(text).decode()
+    return lark_grammar("start: CHOICE\nCHOICE: " + " | ".join(map(literal, choices)))
 
 
 def lark_grammar(rules: str) -> str:
@@ -105,5 +102,6 @@ CONVERSIONS: Mapping[GrammarKind, Callable[[AskedGrammar], str]] = MappingProxyT
         GrammarKind.REGEX: _of_regex,
         GrammarKind.CHOICE: _of_choice,
         GrammarKind.RULES: _of_rules,
+        GrammarKind.ARGUMENTS: lambda asked: lark_grammar(rules_of(asked)),
     }
 )

@@ -15,6 +15,14 @@ SUPPORTED: Final = frozenset(
     )
 )  # fmt: skip
 
+# The keywords that limit the values of one type only, those of integers being those of numbers.
+OF_TYPE: Final = {
+    "array": {"additionalItems", "items", "maxItems", "minItems", "prefixItems"},
+    "number": {"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"},
+    "object": {"additionalProperties", "maxProperties", "minProperties", "patternProperties", "properties", "required"},
+    "string": {"format", "maxLength", "minLength", "pattern"},
+}
+
 # Keywords that change no text.
 ANNOTATIONS: Final = frozenset(
     (

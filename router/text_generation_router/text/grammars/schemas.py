@@ -30,7 +30,7 @@ def prepare(schema: Schema) -> None:
     check_depth(schema)
     closing = Closing(schema)
     # References may lead to schemas below keywords that are not the standard's.
-    parts = list({id(part): part for part in (*_all_parts(schema), *closing.parts)}.values())
+    parts = list({id(part): part for part in (*all_parts(schema), *closing.parts)}.values())
     for part in parts:
         _refuse_keywords(part)
     _refuse_large_multiples(parts)
@@ -59,7 +59,7 @@ def _items(value: Any) -> Iterator[Any]:
     yield from value.values() if isinstance(value, dict) else value
 
 
-def _all_parts(schema: Schema) -> Iterator[Schema]:
+def all_parts(schema: Schema) -> Iterator[Schema]:
     """The schema and all schemas in it."""
     stack: list[Any] = [schema]
     while stack:

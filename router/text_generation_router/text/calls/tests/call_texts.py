@@ -277,9 +277,9 @@ LLAMA4 = (
     CallText("llama4", "any script", "[weather(city='東京 🗼')]", calls=(("weather", '{"city": "東京 🗼"}'),)),
     CallText(
         "llama4",
-        "a number that is infinite",
-        "[weather(days=1e999)]",
-        calls=(("weather", '{"days": 1e999'),),
+        "a number that is larger than any float",
+        "[weather(days=1e999, city=.1e999)]",
+        calls=(("weather", '{"days": 1e999, "city": .1e999'),),
         content=")]",
     ),
     CallText("llama4", "a list of names", "[weather, clock]", content="[weather, clock]"),
@@ -795,6 +795,16 @@ KIMI_K2 = tuple(
             "<|tool_calls_section_end|>",
             (("weather", '{"city": "Rome"}'), ("clock", "{}")),
             ("functions.weather:0", "functions.clock:1"),
+            "",
+            "",
+        ),
+        (
+            "an id that is written twice",
+            f"{_K2}<|tool_call_begin|>functions.clock:0<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+            "<|tool_call_begin|>functions.clock:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+            "<|tool_calls_section_end|>",
+            (("clock", "{}"), ("clock", "{}")),
+            ("functions.clock:0", None),
             "",
             "",
         ),

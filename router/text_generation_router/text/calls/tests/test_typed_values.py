@@ -14,19 +14,22 @@ from text_generation_router.text.calls.typed_values import json_of, types_of
         ({"const": [1.5]}, {"array"}),
         ({"anyOf": [{"type": "string"}, {"const": True}]}, {"string", "boolean"}),
         ({"oneOf": [{"type": "string"}, {"$ref": "#/$defs/a"}]}, set()),
+        ({"$ref": "#/$defs/size", "description": "of a shoe"}, {"integer"}),
+        ({"allOf": [{"$ref": "#/$defs/size"}]}, {"integer"}),
+        ({"anyOf": [{"$ref": "#/$defs/size"}, {"type": "null"}]}, {"integer", "null"}),
         ({}, set()),
         (True, set()),
     ],
 )
 def test_types_that_a_schema_allows(schema: object, types: set[str]) -> None:
-    assert types_of(schema) == types
+    assert types_of(schema, {"$defs": {"size": {"type": "integer"}}}) == types
 
 
 def test_alternatives_that_nest_too_deep_say_nothing() -> None:
     schema: object = {"type": "string"}
     for _ in range(1000):
         schema = {"anyOf": [schema]}
-    assert types_of(schema) == frozenset()
+    assert types_of(schema, {}) == frozenset()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,256 @@
+"""JSON values of a schema as a call spells them: as JSON, or as literals of Python."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from text_generation_router.text.grammars.asked import RefusedGrammarError
+from text_generation_router.text.grammars.keywords import OF_TYPE, SUPPORTED
+from text_generation_router.text.grammars.narrowing import narrow
+from text_generation_router.text.grammars.rules import Rules, literal, without
+from text_generation_router.text.grammars.schemas import target
+
+# Keywords that limit a value. The others only name schemas.
+LIMITS = SUPPORTED - {"$anchor", "$defs", "$id", "$schema", "definitions"}
+# How schemas are written: as `json.dumps` and Python's `repr` write values. Without white space of another form, their
+# texts can stand beside the other texts of a call.
+STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+MAX_ITEMS = 1000  # beyond, a list is left to llguidance
+# Finite as a 64-bit float.
+INTEGER, NUMBER = r"/-?(0|[1-9][0-9]{0,17})/", r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/"
+DOUBLE_QUOTED = r"""/"([^"\\\x00-\x1f]|\\["\\bfnrt])*"/"""
+SINGLE_QUOTED = r"""/'([^'\\\x00-\x1f]|\\['\\bfnrt])*'/"""
+ARRAY, OBJECT = frozenset(("type", "items", "minItems", "maxItems")), frozenset(("type", "properties", "required"))
+
+
+@dataclass(frozen=True, slots=True)
+class Notation:
+    true: str
+    false: str
+    null: str
+    strings: str  # the body of a terminal: strings in their quotes
+    avoided: str = ""  # a text that no string contains, because it would end the value
+
+    def text_of(self, value: Any) -> str:
+        """A JSON value in this notation. Strings are in double quotes."""
+        match value:
+            case bool() | None:
+                return {True: self.true, False: self.false, None: self.null}[value]
+            case list():
+                return f"[{', '.join(map(self.text_of, value))}]"
+            case dict():
+                return "{" + ", ".join(f"{_dumped(key)}: {self.text_of(inner)}" for key, inner in value.items()) + "}"
+        return _dumped(value)
+
+
+def json_notation(avoided: str) -> Notation:
+    return Notation("true", "false", "null", without(DOUBLE_QUOTED, avoided), avoided)
+
+
+PYTHON = Notation("True", "False", "None", f"{DOUBLE_QUOTED} | {SINGLE_QUOTED}")
+
+
+class Literals:
+    """Makes the rules of the values of one schema's parts."""
+
+    def __init__(self, rules: Rules, root: dict[str, Any], notation: Notation) -> None:
+        """`root`: a prepared schema, to which the references of its parts refer."""
+        self._rules, self._root, self._notation = rules, root, notation
+        self._any = ""
+        self._referred: dict[int, str] = {}  # the rules of schemas that are referred to, by their ids
+
+    def of(self, schema: Any) -> str:
+        """What stands for the values of a part of the schema in a rule. Raises RefusedGrammarError."""
+        if schema is True:
+            return self.any()
+        if not isinstance(schema, dict):
+            raise RefusedGrammarError("a part of the schema allows no value")
+        limits = LIMITS & schema.keys()
+        if not limits:
+            return self.any()
+        if limits == {"$ref"}:
+            return self._reference(schema)
+        if "enum" in limits or "const" in limits:
+            return self._listed(schema, limits)
+        if limits == {"anyOf"} and isinstance(schema["anyOf"], list):
+            return self._one_of([self.of(part) for part in schema["anyOf"] if part is not False])
+        if limits == {"allOf"} and isinstance(schema["allOf"], list) and len(schema["allOf"]) == 1:
+            return self.of(schema["allOf"][0])
+        if isinstance(kinds := schema.get("type"), list) and kinds:
+            return self._one_of([self.of(of_type(schema, kind)) for kind in kinds])
+        make = _MAKERS.get(kinds) if isinstance(kinds, str) else None
+        return (make and make(self, schema, limits)) or self._as_json(schema)
+
+    def any(self) -> str:
+        if not self._any:
+            self._any = self._rules.reserved()
+            simple = " | ".join(self._simple(kind) for kind in ("null", "boolean", "number", "string"))
+            self._rules.define(self._any, f"{simple} | {self._list(self._any, 0, None)} | {self._map(self._any)}")
+        return self._any
+
+    def _reference(self, schema: dict[str, Any]) -> str:
+        found = target(self._root, schema["$ref"])
+        if found is None:
+            raise RefusedGrammarError(f"the schema refers to {str(schema['$ref'])[:64]!r}, which it does not have")
+        if (name := self._referred.get(id(found))) is None:
+            self._referred[id(found)] = name = self._rules.reserved()
+            self._rules.define(name, self.of(found))
+        return name
+
+    def _listed(self, schema: dict[str, Any], limits: frozenset[str]) -> str:
+        if not limits <= {"enum", "const", "type"}:
+            return self._as_json(schema)
+        texts = [self._notation.text_of(value) for value in listed_values(schema)]
+        avoided = self._notation.avoided
+        kept = [literal(text) for text in texts if not (avoided and avoided in text)]
+        if not kept:
+            raise RefusedGrammarError("none of the values that the schema lists can be written")
+        return self._rules.rule(" | ".join(dict.fromkeys(kept)))
+
+    def _simple(self, kind: str) -> str:
+        notation = self._notation
+        match kind:
+            case "null":
+                return literal(notation.null)
+            case "boolean":
+                return f"({literal(notation.true)} | {literal(notation.false)})"
+            case "string":
+                return self._rules.terminal(notation.strings)
+        return self._rules.terminal(INTEGER if kind == "integer" else NUMBER)
+
+    def _simple_type(self, schema: dict[str, Any], limits: frozenset[str]) -> str:
+        return self._simple(schema["type"]) if limits == {"type"} else ""
+
+    def _array(self, schema: dict[str, Any], limits: frozenset[str]) -> str:
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        bounds = (least, MAX_ITEMS if most is None else most)
+        if not limits <= ARRAY or not all(isinstance(bound, int) and 0 <= bound <= MAX_ITEMS for bound in bounds):
+            return ""
+        if isinstance(items := schema.get("items", True), list) or bounds[0] > bounds[1]:
+            return ""
+        return self._list(self.of(items), least, most) if most != 0 else literal("[]")
+
+    def _object(self, schema: dict[str, Any], limits: frozenset[str]) -> str:
+        if not limits <= OBJECT | {"additionalProperties"}:
+            return ""
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            return ""
+        if not set(map(str, required)) <= properties.keys():
+            return ""
+        others = schema.get("additionalProperties", True)
+        if not properties:
+            return literal("{}") if others is False else self._rules.rule(self._map(self.of(others)))
+        avoided = self._notation.avoided
+        given = {
+            name: part
+            for name, part in properties.items()
+            if not ((part is False or (avoided and avoided in _dumped(name))) and name not in required)
+        }
+        pairs = [(f"{literal(_dumped(name) + ': ')} {self.of(part)}", name in required) for name, part in given.items()]
+        return self._rules.rule(f'"{{" {sequence(self._rules, pairs)} "}}"')
+
+    def _one_of(self, parts: Sequence[str]) -> str:
+        if not parts:
+            raise RefusedGrammarError("a part of the schema allows no value")
+        return self._rules.rule(" | ".join(dict.fromkeys(parts)))
+
+    def _list(self, item: str, least: int, most: int | None) -> str:
+        count = f"{{{max(0, least - 1)},{'' if most is None else most - 1}}}"
+        items = f'{item} (", " {item}){count}'
+        return self._rules.rule(f'"[" {items} "]"' if least else f'"[" ({items})? "]"')
+
+    def _map(self, value: str) -> str:
+        pair = f'{self._simple("string")} ": " {value}'
+        return f'"{{" ({pair} (", " {pair})*)? "}}"'
+
+    def _as_json(self, schema: dict[str, Any]) -> str:
+        """By llguidance itself, in the notation of JSON."""
+        alone = self._alone(schema)
+        if self._notation.avoided:
+            narrow(alone, self._notation.avoided)
+        return self._rules.rule(f"%json {orjson.dumps(alone | {'x-guidance': STYLE}).decode()}")
+
+    def _alone(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """A copy of a part of the schema with all that it refers to."""
+        found: dict[str, Any] = {}
+        names: dict[str, str] = {}
+
+        def copied(value: Any) -> Any:
+            if isinstance(value, list):
+                return [copied(item) for item in value]
+            if not isinstance(value, dict):
+                return value
+            copy = {key: copied(inner) for key, inner in value.items() if key not in ("$defs", "definitions")}
+            if isinstance(reference := value.get("$ref"), str):
+                copy["$ref"] = f"#/$defs/{named(reference)}"
+            return copy
+
+        def named(reference: str) -> str:
+            if reference not in names:
+                names[reference] = name = f"part{len(names)}"
+                if (part := target(self._root, reference)) is None:
+                    raise RefusedGrammarError(f"the schema refers to {reference[:64]!r}, which it does not have")
+                found[name] = copied(part)
+            return names[reference]
+
+        alone: dict[str, Any] = copied(schema)
+        return alone | {"$defs": found} if found else alone
+
+
+def sequence(rules: Rules, members: Sequence[tuple[str, bool]]) -> str:
+    """Members in their order, with commas between them. Those that are not required may be missing."""
+    later = first = ""
+    for member, is_required in reversed(members):
+        begin = f"{member} {later}".strip()
+        first = begin if is_required else rules.rule(f"({begin}) | {first}" if first else f"({begin})?")
+        after = f'", " {member}' if is_required else f'(", " {member})?'
+        later = rules.rule(f"{after} {later}".strip())
+    return first
+
+
+def listed_values(schema: Mapping[str, Any]) -> list[Any]:
+    """The values that `const` or `enum` lists, as far as they have the type that the schema asks for."""
+    values = schema.get("enum", [schema.get("const")])
+    if not isinstance(values, list):
+        raise RefusedGrammarError("the schema's `enum` must be a list")
+    if "const" in schema:
+        values = [value for value in values if _dumped(value) == _dumped(schema["const"])]
+    kinds = schema.get("type")
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    return [value for value in values if kinds is None or any(has_type(value, kind) for kind in kinds)]
+
+
+def of_type(schema: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """What a schema of several types says of the values of one of them."""
+    others = {name for other, names in OF_TYPE.items() if other != kind for name in names}
+    if kind in ("integer", "number"):
+        others -= OF_TYPE["number"]
+    return {name: value for name, value in schema.items() if name not in others} | {"type": kind}
+
+
+def has_type(value: Any, kind: str) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return {
+        "null": value is None,
+        "boolean": isinstance(value, bool),
+        "integer": is_number and isinstance(value, int),
+        "number": is_number,
+        "string": isinstance(value, str),
+        "array": isinstance(value, list),
+        "object": isinstance(value, dict),
+    }.get(kind, False)
+
+
+def _dumped(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+# For each type, how its values are made; "": llguidance makes them.
+_MAKERS: dict[str, Callable[[Literals, dict[str, Any], frozenset[str]], str]] = {
+    **dict.fromkeys(("null", "boolean", "integer", "number", "string"), Literals._simple_type),
+    "array": Literals._array,
+    "object": Literals._object,
+}
