@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from text_generation_router.text.grammars.schemas import resolved
+from text_generation_router.text.schema_references import resolved
 
 STRING_ONLY = frozenset({"string"})
 _LITERALS = {

@@ -10,7 +10,7 @@ from text_generation_router.text.calls.formats import CallFormat
 from text_generation_router.text.calls.found_calls import MAX_NAME_CHARS, FoundCalls
 from text_generation_router.text.calls.source import Markers, Source, Steps
 from text_generation_router.text.calls.typed_values import STRING_ONLY, json_of, types_of
-from text_generation_router.text.grammars.schemas import resolved
+from text_generation_router.text.schema_references import resolved
 
 # Surrogates stand for special tokens.
 _NAME = re.compile(r"[^\s<>\"\ud800-\udfff]+")

@@ -8,7 +8,7 @@ from text_generation_router.text.grammars.asked import RefusedGrammarError
 from text_generation_router.text.grammars.literals import LIMITS, listed_values, of_type
 from text_generation_router.text.grammars.raw_strings import string_body
 from text_generation_router.text.grammars.rules import ANY, literal
-from text_generation_router.text.grammars.schemas import resolved
+from text_generation_router.text.schema_references import resolved
 
 _SPACE = r"[\s\x1c-\x1f]*"
 # Texts that a reader takes for values of a type: as a whole, or by the character with which they begin.

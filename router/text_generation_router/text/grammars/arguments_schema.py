@@ -6,7 +6,7 @@ from typing import Any
 
 from text_generation_router.text.grammars.asked import RefusedGrammarError
 from text_generation_router.text.grammars.literals import LIMITS
-from text_generation_router.text.grammars.schemas import resolved
+from text_generation_router.text.schema_references import resolved
 
 _KNOWN = frozenset(("additionalProperties", "properties", "required", "type"))
 

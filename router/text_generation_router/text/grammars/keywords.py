@@ -23,14 +23,6 @@ OF_TYPE: Final = {
     "string": {"format", "maxLength", "minLength", "pattern"},
 }
 
-# Keywords that change no text.
-ANNOTATIONS: Final = frozenset(
-    (
-        "$comment", "default", "deprecated", "description", "discriminator", "example", "examples", "externalDocs",
-        "readOnly", "title", "writeOnly", "xml",
-    )
-)  # fmt: skip
-
 # Keywords that are not supported, each with the values that mean the same as no keyword.
 REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "$dynamicAnchor": (),

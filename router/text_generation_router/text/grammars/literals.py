@@ -10,7 +10,7 @@ from text_generation_router.text.grammars.asked import RefusedGrammarError
 from text_generation_router.text.grammars.keywords import OF_TYPE, SUPPORTED
 from text_generation_router.text.grammars.narrowing import narrow
 from text_generation_router.text.grammars.rules import Rules, literal, without
-from text_generation_router.text.grammars.schemas import target
+from text_generation_router.text.schema_references import target
 
 # Keywords that limit a value. The others only name schemas.
 LIMITS = SUPPORTED - {"$anchor", "$defs", "$id", "$schema", "definitions"}
@@ -201,7 +201,7 @@ class Literals:
 
 
 def sequence(rules: Rules, members: Sequence[tuple[str, bool]]) -> str:
-    """Members in their order, with commas between them. Those that are not required may be missing."""
+    """Members in their order, with commas between them. A member may be missing if it is not required."""
     later = first = ""
     for member, is_required in reversed(members):
         begin = f"{member} {later}".strip()

@@ -11,8 +11,9 @@ from decimal import Decimal
 from typing import Any
 
 from text_generation_router.text.grammars.asked import MAX_DEPTH, RefusedGrammarError
-from text_generation_router.text.grammars.keywords import ANNOTATIONS, CALENDAR, FORMATS, LIST, MAP, ONE, REFUSED
+from text_generation_router.text.grammars.keywords import CALENDAR, FORMATS, LIST, MAP, ONE, REFUSED
 from text_generation_router.text.grammars.unions import have_discriminator
+from text_generation_router.text.schema_references import ANNOTATIONS, resolved, target
 
 Schema = dict[str, Any]
 
@@ -109,32 +110,6 @@ def _refuse_large_multiples(parts: list[Schema]) -> None:
         raise RefusedGrammarError(
             f"the schema's keyword `multipleOf` is supported up to {MAX_MULTIPLE}, as the least common multiple of all"
         )
-
-
-def resolved(root: Schema, schema: Any) -> Any:
-    """The schema that a reference such as `#/$defs/name` refers to, at most MAX_DEPTH references away. Schemas that are
-    not just a reference are their own."""
-    for _ in range(MAX_DEPTH):
-        if not isinstance(schema, dict) or "$ref" not in schema or not schema.keys() <= {"$ref", *ANNOTATIONS}:
-            return schema
-        schema = target(root, schema["$ref"])
-    return None
-
-
-def target(root: Schema, reference: Any) -> Any:
-    """The schema at a reference; None for references of other forms than `#/$defs/name`."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return None
-    found: Any = root
-    for step in reference[1:].split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and step.isascii() and step.isdigit() and int(step[:9]) < len(found):
-            found = found[int(step[:9])]
-        elif isinstance(found, dict) and step in found:
-            found = found[step]
-        else:
-            return None
-    return found
 
 
 class Closing:

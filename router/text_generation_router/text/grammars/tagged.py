@@ -12,7 +12,7 @@ from text_generation_router.text.grammars.asked import RefusedGrammarError
 from text_generation_router.text.grammars.literals import LIMITS, Literals, json_notation
 from text_generation_router.text.grammars.raw_strings import string_body
 from text_generation_router.text.grammars.rules import ANY, MarkedTexts, Rules, literal, without
-from text_generation_router.text.grammars.schemas import resolved
+from text_generation_router.text.schema_references import resolved
 
 _KEY = re.compile(r"[^\s<>\"](?:[^\n<>\"]*[^\s<>\"])?")
 _ANY_KEY = "/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"

@@ -87,7 +87,7 @@ def test_markers_are_parts_of_their_own() -> None:
     for name, form in WRITTEN_FORMS.items():
         texts = [part for part in (*form.opening, *form.call, *form.closing) if isinstance(part, str)]
         known = [mark for mark in CALL_FORMATS[name].markers if len(mark) > 3]
-        known = [mark for mark in known if mark[-1] in ">]"]  # the others, such as <function=, are no tokens
+        known = [mark for mark in known if mark[-1] in ">]"]  # the others, such as <function=, cannot be tokens
         assert not [(text, mark) for text in texts for mark in known if mark in text and mark != text]
 
 
