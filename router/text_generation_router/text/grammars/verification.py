@@ -76,7 +76,8 @@ def _try_byte(matcher: LLMatcher, byte: int) -> None:
     """Lets the matcher read a byte and compute the mask after it; then it is as before, or has failed. Unlike
     `consume_token`, this does not hold the interpreter lock, for up to 80 ms."""
     masks = np.empty(2 * MASK_WORDS, np.uint32)
-    matcher.unsafe_compute_mask_ptr_with_draft_token(masks.ctypes.data, 4 * MASK_WORDS, [byte])
+    # llguidance's type stubs lack this method.
+    matcher.unsafe_compute_mask_ptr_with_draft_token(masks.ctypes.data, 4 * MASK_WORDS, [byte])  # type: ignore[attr-defined]
 
 
 def explained(message: str) -> str:
