@@ -10,6 +10,7 @@ import processes
 import pytest
 import written
 from calls import at_once, events_of, metric
+from demanded import check_demanded, check_made_by_a_grammar, strict
 from written import Answer, WritingServer
 
 from text_generation_router.text.calls.tests.call_texts import CALL_TEXTS, TOOLS, CallText
@@ -41,7 +42,7 @@ def is_writable(case: CallText, special: tuple[str, ...]) -> bool:
 
 
 @pytest.mark.parametrize(("calls", "reasoning", "special"), [kind_param(*kind) for kind in KINDS])
-def test_each_text_gives_its_calls_answer_and_reasoning_by_each_api(
+def test_each_text_and_each_demanded_call_is_given_by_each_api(
     tmp_path: Path, calls: str, reasoning: str, special: bool
 ) -> None:
     with WritingServer(tmp_path, calls, reasoning, special) as server:
@@ -50,6 +51,8 @@ def test_each_text_gives_its_calls_answer_and_reasoning_by_each_api(
         assert cases
         for case in cases:
             check(server, case)
+        check_demanded(server, calls)
+        check_made_by_a_grammar(server, calls)
 
 
 def check(server: WritingServer, case: CallText) -> None:
@@ -177,7 +180,3 @@ def arguments_of(event: dict[str, Any]) -> str:
     if event["type"] == "content_block_delta":
         return str(event["delta"].get("partial_json", ""))
     return str(event["delta"]) if event["type"] == "response.function_call_arguments.delta" else ""
-
-
-def strict(schemas: dict[str, Any]) -> list[dict[str, Any]]:
-    return [tool | {"function": tool["function"] | {"strict": True}} for tool in written.tools_of(schemas)]

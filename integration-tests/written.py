@@ -74,10 +74,17 @@ class WritingServer:
         which ends the text. No request may be running."""
         ids = self._tokenizer.encode(text + END, add_special_tokens=False).ids
         assert len(ids) <= MOST_TOKENS
+        self._replace(ids)
+        return len(ids) - 1
+
+    def begin(self, text: str) -> None:
+        """Lets all requests from now on be answered by `text` and what the model samples after it."""
+        self._replace(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _replace(self, ids: list[int]) -> None:
         new = self._ids.with_suffix(".new")
         new.write_text(json.dumps(ids))
         os.replace(new, self._ids)
-        return len(ids) - 1
 
 
 def special_markers(calls: str, reasoning: str) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ def test_a_call_of_any_valid_arguments_can_be_written_and_is_read_as_they_are(na
         grammar = calls.grammar({"f": schema})
         for _ in range(3):
             arguments = make(rng)
-            text = spelled(calls, "f", arguments)
+            text = spelled(calls.syntax, ("f", arguments))
             assert calls.allows(grammar, text), text
             assert calls.read(calls.ids(text), {"f": schema}) == [("f", arguments)]
 
@@ -70,11 +70,9 @@ def test_a_call_of_any_valid_arguments_can_be_written_and_is_read_as_they_are(na
 def test_a_grammar_demands_calls_and_several_where_they_may_be(name: str) -> None:
     calls, form = calls_of(name), WRITTEN_FORMS[name]
     several, single = calls.grammar(SCHEMAS), calls.grammar(SCHEMAS, several=False)
-    opening, separator, closing = map("".join, (form.opening, form.separator, form.closing))
-    weather = spelled(calls, "weather", {"city": "Rome"})
-    clock = spelled(calls, "clock", {})
-    inner = clock.removeprefix(opening).removesuffix(closing).replace('id": "0"', 'id": "1"').replace(":0", ":1")
-    two = weather.removesuffix(closing) + separator + inner + closing
+    weather, clock = ("weather", {"city": "Rome"}), ("clock", {})
+    two = spelled(calls.syntax, weather, clock)
+    weather, clock = spelled(calls.syntax, weather), spelled(calls.syntax, clock)
     assert calls.allows(several, weather) and calls.allows(single, clock)
     assert calls.allows(several, two) == form.several and not calls.allows(single, two)
     if form.several:
@@ -113,7 +111,7 @@ def test_no_value_contains_the_tag_that_ends_it(name: str, kind: str) -> None:
         tools: dict[str, Schema] = {"f": {"type": "object", "properties": {"a": schema}, "required": ["a"]}}
         grammar = calls.grammar(tools)
         for value in (f"b{end}", [f"b{end}"], {f"b{end}": 1}):
-            wrong = calls.ids(spelled(calls, "f", {"a": value}))
+            wrong = calls.ids(spelled(calls.syntax, ("f", {"a": value})))
             for i, token in enumerate(wrong):  # spelled: not the special token
                 if calls.text([token]) == end and i < len(wrong) - 8:
                     wrong[i : i + 1] = [calls.ids(byte)[0] for byte in end]
@@ -159,7 +157,7 @@ def test_what_a_form_cannot_follow_is_refused_by_name_or_counts_as_any_arguments
 def test_python_has_its_own_constants_and_both_quotes(name: str) -> None:
     calls, tools = calls_of(name), {"f": {"type": "object", "properties": {"a": {}, "b": {"type": "boolean"}}}}
     grammar = calls.grammar(tools)
-    text = spelled(calls, "f", {"a": "ARGUMENT", "b": True})
+    text = spelled(calls.syntax, ("f", {"a": "ARGUMENT", "b": True}))
     for literal, value in (("'it\\'s'", "it's"), ('"a\\n"', "a\n"), ("[None, {'k': False}]", [None, {"k": False}])):
         written = text.replace('"ARGUMENT"', literal)
         assert "True" in written and calls.allows(grammar, written)
@@ -172,7 +170,7 @@ def test_what_llguidance_itself_writes_within_a_call_of_python_is_read() -> None
     part = {"allOf": [{"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]}, {}]}
     tools: dict[str, Schema] = {"f": {"type": "object", "properties": {"a": part}, "required": ["a"]}}
     grammar = calls.grammar(tools)
-    assert calls.allows(grammar, spelled(calls, "f", {"a": {"n": 2.5}}))
+    assert calls.allows(grammar, spelled(calls.syntax, ("f", {"a": {"n": 2.5}})))
     for _ in range(5):
         ids = calls.walk(grammar, rng, [*hints(calls), "0", "e", "9"])
         assert ids is None or calls.read(ids, tools)

@@ -207,12 +207,14 @@ def tool(rng: random.Random) -> Made:
     return schema | {"$defs": {"size": {"enum": ["big", "small"]}}}, make
 
 
-def spelled(calls: Calls, name: str, arguments: dict[str, Any]) -> str:
-    """The call as a chat template writes it."""
-    form = written_calls(calls.syntax, [name])
-    body = {Arguments: arguments_text(calls.syntax, arguments), CallNumber: "0"}
-    call = (part if isinstance(part, str) else body[type(part)] for part in form.calls[0])
-    return "".join((*form.opening, *call, *form.closing))
+def spelled(syntax: CallFormat, *calls: tuple[str, dict[str, Any]]) -> str:
+    """Calls, each a name and arguments, as a chat template writes them."""
+    form = written_calls(syntax, [name for name, _ in calls])
+    texts = []
+    for number, (parts, (_, arguments)) in enumerate(zip(form.calls, calls, strict=True)):
+        body = {Arguments: arguments_text(syntax, arguments), CallNumber: str(number)}
+        texts.append("".join(part if isinstance(part, str) else body[type(part)] for part in parts))
+    return "".join((*form.opening, "".join(form.separator).join(texts), *form.closing))
 
 
 def arguments_text(syntax: CallFormat, arguments: dict[str, Any]) -> str:
