@@ -44,7 +44,14 @@ class Certificates:
 def read_certificates(folder: Path, role: Role | None = None, now: datetime | None = None) -> Certificates:
     """The certificates in `folder`. CredentialsError, in one line, if a file is missing, is not what its name says, is
     expired, is for another role than `role`, or if the key can be read by other users or does not fit."""
-    now = now or datetime.now(UTC)
+    try:
+        return _checked(folder, role, now or datetime.now(UTC))
+    except (ValueError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+        reason = " ".join(str(error).split())
+        raise CredentialsError(f"a certificate in {folder} cannot be read ({reason}): {_MAKE}") from None
+
+
+def _checked(folder: Path, role: Role | None, now: datetime) -> Certificates:
     ca, chain, key = (read_file(folder / name, is_key=name == KEY) for name in FILES)
     cas, own = _certificates(ca, folder / CA), _certificates(chain, folder / CERTIFICATE)
     _check_dates(own, folder / CERTIFICATE, now)

@@ -18,13 +18,11 @@ if TYPE_CHECKING:
 
 Options = list[tuple[str, int | str]]
 
-# A peer that is silent for 3 s is sent a ping, and is lost if it does not answer within 1.5 s, also while no call runs.
-KEEPALIVE: Options = [
-    ("grpc.keepalive_time_ms", 3000),
-    ("grpc.keepalive_timeout_ms", 1500),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-]
+# A peer that is silent for PING_AFTER_MS is sent a ping, and is lost if it does not answer within PING_ANSWER_MS, also
+# while no call runs. A server refuses clients that ping more often than each LEAST_PING_GAP_MS.
+PING_AFTER_MS = 3000
+PING_ANSWER_MS = 1500
+LEAST_PING_GAP_MS = 1000
 # A client that has connected must have shown its certificate within this time.
 HANDSHAKE_MS = 5000
 
@@ -32,10 +30,10 @@ HANDSHAKE_MS = 5000
 def server_options(max_message_bytes: int) -> Options:
     """Options of a server that takes and sends messages of up to `max_message_bytes`."""
     return [
-        *KEEPALIVE,
+        *_keepalive(),
         *_message_limits(max_message_bytes),
-        # Without this a server answers a client's pings with "too many pings", and ends the connection.
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+        # gRPC's default is 5 minutes: the connection then ends with "too many pings" at the third ping.
+        ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PING_GAP_MS),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         # Another process of this user cannot open the same port and take a part of its connections.
         ("grpc.so_reuseport", 0),
@@ -45,10 +43,21 @@ def server_options(max_message_bytes: int) -> Options:
 def channel_options(max_message_bytes: int) -> Options:
     """Options of a channel that takes and sends messages of up to `max_message_bytes`."""
     return [
-        *KEEPALIVE,
+        *_keepalive(),
         *_message_limits(max_message_bytes),
         ("grpc.use_local_subchannel_pool", 1),  # Channels to one address do not share connections or waits.
         ("grpc.enable_http_proxy", 0),  # A proxy in the environment is for the internet.
+    ]
+
+
+def _keepalive() -> Options:
+    return [
+        ("grpc.keepalive_time_ms", PING_AFTER_MS),
+        ("grpc.keepalive_timeout_ms", PING_ANSWER_MS),
+        # gRPC waits for this one, whose default is a minute, whatever the one above says (measured with grpcio 1.85).
+        ("grpc.http2.ping_timeout_ms", PING_ANSWER_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
     ]
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -122,6 +123,14 @@ def test_a_certificate_that_the_other_side_would_refuse_is_refused(deployment, c
         assert reason in refusal(folder)
     else:
         assert read_certificates(folder, Role.ENGINE)
+
+
+def test_a_certificate_of_a_form_that_cannot_be_read_is_refused_in_one_line(deployment):
+    issued = deployment.issued(Role.ENGINE)
+    der = bytearray(ssl.PEM_cert_to_DER_cert(issued.certificate.decode()))
+    der[der.index(b"spiffe://") - 2] = 0xA5  # The URI becomes an EDI party name (RFC 5280, section 4.2.1.6).
+    broken = Issued(ssl.DER_cert_to_PEM_cert(bytes(der)).encode(), issued.key)
+    assert "cannot be read (" in refusal(deployment.folder(Role.ENGINE, broken))
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o660, 0o602])

@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+import os
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from text_generation_common.cluster import security
 from text_generation_common.cluster.endpoints import Endpoint, TcpEndpoint, UnixEndpoint, parse_endpoint
 from text_generation_common.cluster.identity import Identity, Role
 from text_generation_common.cluster.issuing import Authority, Issued
@@ -22,6 +26,7 @@ from text_generation_common.cluster.peers import PeerRefusedError, peer_role
 from text_generation_common.cluster.security import Security, channel_options, server_options
 from text_generation_common.errors import AddressInUse, CredentialsError
 
+HOST = "127.0.0.1"
 LIMIT = 10_000  # bytes of a message
 NOW = datetime.now(UTC)
 logger = logging.getLogger(__name__)
@@ -58,12 +63,12 @@ METHODS = {
 
 
 @asynccontextmanager
-async def serving(security: Security, endpoint: str = "127.0.0.1:0") -> AsyncIterator[Endpoint]:
+async def serving(secured: Security, endpoint: str = "127.0.0.1:0") -> AsyncIterator[Endpoint]:
     """A server for fronts, at the address that the context gives."""
-    server = grpc.aio.server(interceptors=security.guard({Role.FRONT}), options=server_options(LIMIT))
+    server = grpc.aio.server(interceptors=secured.guard({Role.FRONT}), options=server_options(LIMIT))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", METHODS),))
     parsed = parse_endpoint(endpoint, listens=True)
-    port = security.add_port(server, parsed)
+    port = secured.add_port(server, parsed)
     await server.start()
     try:
         yield TcpEndpoint(parsed.host, port) if isinstance(parsed, TcpEndpoint) else parsed
@@ -321,8 +326,8 @@ def test_a_ca_is_replaced_while_serving(deployment):
 
 
 def test_a_tcp_port_without_certificates_is_refused_before_it_opens():
-    security = Security(Role.ENGINE, None, False, logger)
-    for use in (security.check, security.server_credentials, security.channel_credentials):
+    bare = Security(Role.ENGINE, None, False, logger)
+    for use in (bare.check, bare.server_credentials, bare.channel_credentials):
         with pytest.raises(CredentialsError, match=r"10\.0\.0\.3:50051 needs certificates") as caught:
             use(TcpEndpoint("10.0.0.3", 50051))
         assert "\n" not in str(caught.value)
@@ -344,6 +349,119 @@ def test_certificates_and_an_insecure_cluster_exclude_each_other(deployment):
 def test_wrong_certificates_end_a_start(deployment):
     with pytest.raises(CredentialsError, match="is for the role front"):
         Security(Role.ENGINE, deployment.folder(Role.FRONT), False, logger)
+
+
+def test_a_connection_that_shows_no_certificate_is_ended(deployment, monkeypatch):
+    monkeypatch.setattr(security, "HANDSHAKE_MS", 200)
+
+    async def run() -> bytes:
+        async with serving(engine(deployment)) as endpoint:
+            assert isinstance(endpoint, TcpEndpoint)
+            reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+            try:
+                return await asyncio.wait_for(reader.read(), 20)  # gRPC's default is 120 s.
+            finally:
+                writer.close()
+
+    assert asyncio.run(run()) == b""
+
+
+class Relay:
+    """A TCP connection in between, which can stop forwarding without ending."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.is_frozen = False
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[TcpEndpoint]:
+        listener = socket.create_server((HOST, 0))
+        accepting = asyncio.create_task(self._accept(listener))
+        yield TcpEndpoint(HOST, listener.getsockname()[1])
+        for task in (accepting, *self._tasks):
+            task.cancel()
+        await asyncio.gather(accepting, *self._tasks, return_exceptions=True)
+        listener.close()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(listener)
+            connection.setblocking(False)
+            self._tasks.add(asyncio.create_task(self._connect(connection)))
+
+    async def _connect(self, client: socket.socket) -> None:
+        server = socket.create_connection((HOST, self._port))
+        server.setblocking(False)
+        with client, server, suppress(OSError):
+            await asyncio.gather(self._forward(client, server), self._forward(server, client))
+
+    async def _forward(self, source: socket.socket, target: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while data := await loop.sock_recv(source, 65536):
+            if self.is_frozen:
+                await asyncio.sleep(60)
+            await loop.sock_sendall(target, data)
+
+
+def test_a_peer_that_no_longer_answers_is_lost(deployment, monkeypatch):
+    monkeypatch.setattr(security, "PING_AFTER_MS", 200)
+    monkeypatch.setattr(security, "PING_ANSWER_MS", 1000)
+    client = front(deployment)
+
+    async def run() -> grpc.StatusCode:
+        async with serving(engine(deployment)) as endpoint:
+            assert isinstance(endpoint, TcpEndpoint)
+            relay = Relay(endpoint.port)
+            async with relay.listening() as relayed, client.channel(relayed, Role.ENGINE, LIMIT) as channel:
+                stream = channel.stream_stream("/test/Count")()
+                await stream.write(b"before")
+                assert await stream.read() == b"before"
+                relay.is_frozen = True
+                return await asyncio.wait_for(stream.code(), 20)  # gRPC's default is a minute.
+
+    assert asyncio.run(run()) is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_stream_without_messages_stays(deployment, monkeypatch):
+    """A server that does not allow the pings ends the connection at the third one."""
+    monkeypatch.setattr(security, "PING_AFTER_MS", 50)
+    monkeypatch.setattr(security, "LEAST_PING_GAP_MS", 10)
+    client = front(deployment)
+
+    async def run() -> None:
+        async with (
+            serving(engine(deployment)) as endpoint,
+            client.channel(endpoint, Role.ENGINE, LIMIT) as channel,
+        ):
+            stream = channel.stream_stream("/test/Count")()
+            for message in (b"before", b"after"):
+                await stream.write(message)
+                assert await stream.read() == message
+                await asyncio.sleep(0.8)
+            stream.cancel()
+
+    asyncio.run(run())
+
+
+def test_without_the_extra_only_certificates_are_refused(deployment):
+    script = f"""
+import sys, logging, pathlib
+sys.modules["cryptography"] = None
+from text_generation_common.cluster.security import Security
+from text_generation_common.cluster.identity import Role
+from text_generation_common.errors import CredentialsError
+Security(Role.ENGINE, None, False, logging.getLogger())
+try:
+    Security(Role.ENGINE, pathlib.Path({str(deployment.folder(Role.ENGINE))!r}), False, logging.getLogger())
+except CredentialsError as error:
+    print(error)
+"""
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.count("pip install 'tgi-py[cluster]'") == 1
 
 
 def test_a_proxy_in_the_environment_is_not_asked(deployment, monkeypatch):
