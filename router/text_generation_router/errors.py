@@ -341,6 +341,10 @@ class RefusedError(Exception):
         self.retry_after_s = retry_after_s
 
 
+class FrontLostError(Exception):
+    """A front does not read what the engine sends, or has connected again."""
+
+
 class StartError(Exception):
     """The router cannot start. The text is one line that says what is wrong, why, and what the user can do."""
 

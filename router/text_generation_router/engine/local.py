@@ -20,6 +20,7 @@ from text_generation_router.engine.step_metrics import StepMetrics
 from text_generation_router.errors import Refusal, RefusedError, ShardsError
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.memory.observer import CacheObserver
 from text_generation_router.scheduling.request import NEW, EndReason, GenerationRequest, Past
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.share import Share
@@ -29,7 +30,7 @@ logger = logging.getLogger("text_generation_router")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class NewRequest:
     """One of the requests that are submitted together."""
 
     request: GenerationRequest
@@ -59,12 +60,19 @@ class LocalEngine:
     `failed` is done once the engine can generate nothing more for any request.
     """
 
-    def __init__(self, shard_groups: ShardGroups, config: EngineConfig, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        shard_groups: ShardGroups,
+        config: EngineConfig,
+        metrics: Metrics,
+        cache_observer: CacheObserver | None = None,
+    ) -> None:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         work = asyncio.Event()
         self._audit = Audit(metrics)
         self._scheduler = Scheduler(
-            Limits(0, config.max_concurrent_requests, config.tokens.prefill_budget, config.scheduling)
+            Limits(0, config.max_concurrent_requests, config.tokens.prefill_budget, config.scheduling),
+            cache_observer=cache_observer,
         )
         counts = StepMetrics(metrics, self._scheduler)
         self._overload = Overload(self._scheduler, config.scheduling.max_queued_tokens)
@@ -116,13 +124,15 @@ class LocalEngine:
             self.failed.set_result(None)
 
     def submit_all(self, requests: Sequence[GenerationRequest], sinks: Sequence[Sink], credits: int) -> Submission:
-        return Submission(self.submit_group([Asked(r, sink, credits) for r, sink in zip(requests, sinks, strict=True)]))
+        return Submission(
+            self.submit_group([NewRequest(r, sink, credits) for r, sink in zip(requests, sinks, strict=True)])
+        )
 
     def submit(self, request: GenerationRequest, sink: Sink, credits: int, past: Past = NEW) -> int:
         """Queues one request and returns its index. RefusedError: the engine does not take it."""
-        return self.submit_group([Asked(request, sink, credits, past)])[0]
+        return self.submit_group([NewRequest(request, sink, credits, past)])[0]
 
-    def submit_group(self, group: Sequence[Asked]) -> list[int]:
+    def submit_group(self, group: Sequence[NewRequest]) -> list[int]:
         """Queues requests that differ in seed, output, credits and sink only, and returns their indexes. RefusedError:
         the engine takes none of them."""
         request, past = group[0].request, group[0].past
@@ -188,8 +198,8 @@ class LocalEngine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request waits or runs."""
-        return self._scheduler.is_idle
+        """Whether no request is left."""
+        return self._scheduler.is_idle and not self._requests.num_open
 
     async def is_healthy(self) -> bool:
         shards = self._lifecycle.shards

@@ -84,6 +84,10 @@ class Requests:
     def is_open(self, index: int) -> bool:
         return index in self._open
 
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
     def make_ready(self, index: int) -> None:
         self._scheduler.make_ready(index)
         self._work.set()

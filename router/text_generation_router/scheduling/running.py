@@ -140,7 +140,9 @@ class Running:
         input.
         """
         assert self.holding is not None
-        return self.num_tokens - 1 if self.num_tokens > self.prefill_to else self.holding.num_confirmed
+        if self.num_tokens > self.prefill_to:
+            return self.num_tokens - 1
+        return min(self.holding.num_confirmed, self.num_tokens)  # fewer: tokens after a stop string were forgotten
 
     @property
     def wants_token(self) -> bool:

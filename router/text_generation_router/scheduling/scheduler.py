@@ -160,8 +160,10 @@ class Scheduler:
         stop string there. No effect if the request has ended.
         """
         if (request := self._requests.get(request_id)) is not None:
-            request.keep_output(num_tokens)
-            self._complete(request)
+            if request.holding is not None:  # the queue has counted the tokens of a request that waits
+                request.keep_output(num_tokens)
+            self._admission.learn(min(num_tokens, len(request.output_ids)))
+            self._end(request)
 
     def cancel(self, request_id: int) -> None:
         """Ends a request that is not complete, because its client left or its time ran out. No effect if the request

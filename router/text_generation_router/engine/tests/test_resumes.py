@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 import pytest
 
-from text_generation_router.engine.local import Asked
+from text_generation_router.engine.local import NewRequest
 from text_generation_router.engine.protocol import Snapshot
 from text_generation_router.engine.tests.fakes import (
     MANY,
@@ -78,14 +78,14 @@ def test_a_request_is_withdrawn_only_before_its_first_step() -> None:
 
 def test_requests_of_one_prompt_are_all_taken_or_all_refused() -> None:
     async def use(world: World) -> None:
-        def group(count: int) -> list[Asked]:
-            return [Asked(GenerationRequest((1,) * 10, 4), Listener(), MANY) for _ in range(count)]
+        def group(count: int) -> list[NewRequest]:
+            return [NewRequest(GenerationRequest((1,) * 10, 4), Listener(), MANY) for _ in range(count)]
 
         world.engine.submit_group(group(4))
         with pytest.raises(RefusedError) as refused:
             world.engine.submit_group(group(7))
         assert refused.value.reason is Refusal.OVERLOADED and world.engine.load().waiting == 4
-        begun = [Asked(one.request, one.sink, MANY, Past(has_run=True)) for one in group(7)]
+        begun = [NewRequest(one.request, one.sink, MANY, Past(has_run=True)) for one in group(7)]
         indexes = world.engine.submit_group(begun)  # these requests were accepted once
         for index in indexes:
             world.engine.cancel(index)

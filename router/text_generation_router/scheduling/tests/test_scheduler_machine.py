@@ -173,6 +173,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     def make_ready(self, data: st.DataObject) -> None:
         self.scheduler.make_ready(data.draw(st.sampled_from(sorted(self.scheduler._unready))))
 
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def end_late(self, data: st.DataObject) -> None:
+        """A stop string is found after more tokens were made, whatever has become of the request meanwhile."""
+        request = self.alive.pop(data.draw(st.sampled_from(sorted(self.alive))))
+        self.scheduler.end(request.id, data.draw(st.integers(0, len(request.output_ids))))
+        assert request.ended
+
+    @invariant()
+    def the_queue_counts_its_tokens(self) -> None:
+        queue = self.scheduler.queue
+        assert queue.num_tokens == sum(request.num_tokens for request in queue.waiting())
+
     @precondition(lambda self: len(self.in_flight) < 2)
     @rule()
     def decide(self) -> None:

@@ -1,0 +1,81 @@
+"""A digest of what decides the tokens of a request: an engine goes on with another engine's requests only if both have
+the same digest.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from text_generation_common.errors import WeightsError
+from text_generation_common.weights.headers import file_names, weight_files
+from text_generation_common.weights.names import SLOW_TOKENIZER_FILES
+
+# To be raised with every change after which the same request may get other tokens: of a kernel, of the noise, of the
+# order in which numbers are added.
+NUMERICS_VERSION = 1
+# Only the header and this many blocks of each weights file are read, so that a large folder takes milliseconds. A
+# difference between two blocks is not noticed.
+BLOCKS, BLOCK_BYTES = 16, 4096
+# Files besides the weights that decide tokens. The templates of chats do not: a request is ids.
+FILES = (
+    "config.json",
+    "generation_config.json",
+    "quantize_config.json",
+    "quant_config.json",
+    "hf_quant_config.json",
+    "tokenizer.json",
+)
+
+
+def model_digest(folder: Path, settings: Mapping[str, str]) -> bytes:
+    """32 bytes. `settings`: all that decides tokens besides the folder and this build's code, by name, such as the type
+    of the numbers and the kernels. WeightsError: the folder has no weights, or a file cannot be read.
+    """
+    digest = hashlib.sha256()
+
+    def add(name: str, data: bytes) -> None:
+        for part in (name.encode(), data):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+
+    add("numerics version", str(NUMERICS_VERSION).encode())
+    for name in sorted(settings):
+        add(f"setting {name}", settings[name].encode())
+    there = set(file_names(folder))
+    wanted = FILES if "tokenizer.json" in there else FILES + SLOW_TOKENIZER_FILES
+    for name in wanted:
+        if name in there:
+            add(f"file {name}", _whole(folder / name))
+    for path in weight_files(folder):
+        for start, data in _samples(path):
+            add(f"weights {path.name} {start}", data)
+    return digest.digest()
+
+
+def _whole(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _samples(path: Path) -> list[tuple[int, bytes]]:
+    """The header of a weights file, and blocks at equal distances of the rest, each with its position."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            first = 8 + min(int.from_bytes(file.read(8), "little"), size)
+            header = _read(file, 0, first)
+            last = max(first, size - BLOCK_BYTES)
+            starts = [first + (last - first) * number // (BLOCKS - 1) for number in range(BLOCKS)]
+            blocks = [(start, _read(file, start, BLOCK_BYTES)) for start in starts]
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error.strerror}") from None
+    return [(size, header), *blocks]
+
+
+def _read(file: BinaryIO, start: int, count: int) -> bytes:
+    file.seek(start)
+    return file.read(count)

@@ -1,0 +1,54 @@
+"""The fronts that are connected to an engine."""
+
+import asyncio
+from collections.abc import Collection
+
+from text_generation_router.engine.protocol import Snapshot
+from text_generation_router.engine_service.counts import FrontCounts
+from text_generation_router.engine_service.leases import leases
+from text_generation_router.engine_service.work import FrontWork
+from text_generation_router.errors import FrontLostError
+
+# Most fronts of an engine.
+MOST_FRONTS = 256
+
+
+class ConnectedFronts:
+    """Tells all fronts of losses of the shards, and of others that are ready."""
+
+    def __init__(self, permits: int, counts: FrontCounts) -> None:
+        """`permits`: requests that all fronts may have on the engine."""
+        self._permits = permits
+        self._counts = counts
+        # Each front, and a future that fails when the front's stream has to end.
+        self._fronts: dict[str, tuple[FrontWork, asyncio.Future[None]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._fronts)
+
+    def add(self, work: FrontWork) -> "asyncio.Future[None]":
+        """The future fails with FrontLostError when the same front opens another stream, which takes the place of this
+        one."""
+        if (old := self._fronts.get(work.front_id)) is not None and not old[1].done():
+            old[1].set_exception(FrontLostError("the front has opened another stream"))
+        ends: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._fronts[work.front_id] = work, ends
+        self._counts.fronts.set(len(self._fronts))
+        return ends
+
+    def remove(self, work: FrontWork) -> None:
+        if self._fronts.get(work.front_id, (None,))[0] is work:
+            del self._fronts[work.front_id]
+            self._counts.fronts.set(len(self._fronts))
+
+    def leases(self) -> dict[str, int]:
+        """The permits of each front."""
+        return leases(self._permits, {name: work.num_open for name, (work, _) in self._fronts.items()})
+
+    def lost(self, reason: str, aboard: Collection[int]) -> None:
+        for work, _ in self._fronts.values():
+            work.lost(reason, aboard)
+
+    def ready(self, snapshot: Snapshot) -> None:
+        for work, _ in self._fronts.values():
+            work.ready(snapshot)

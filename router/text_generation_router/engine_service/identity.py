@@ -1,0 +1,43 @@
+"""The names by which fronts know an engine, and the digest of what decides its tokens."""
+
+import importlib.metadata
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from text_generation_common.flags.model import ComputeFlags, ShardFlags
+from text_generation_common.weights.digest import model_digest
+from text_generation_router.engine.protocol import ModelInfo
+
+# Flags of shards that decide no token, or only by what the shards tell of themselves.
+WITHOUT_EFFECT = ("dtype", "cuda_graphs", "cuda_memory_fraction", "cpu_target")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineIdentity:
+    engine_id: str  # a new one in each life of the engine
+    term: int  # number of this life among those of the replica
+    digest: bytes  # what decides the tokens of a request
+
+
+def engine_digest(folder: Path, model: ModelInfo, compute: ComputeFlags, shard: ShardFlags) -> bytes:
+    """What decides the tokens of a request: the model in `folder`, what the shards tell of themselves, and flags.
+    WeightsError: the model's files cannot be read."""
+    flags = {
+        field.name: str(getattr(given, field.name))
+        for given in (compute, shard)
+        for field in fields(given)
+        if field.name not in WITHOUT_EFFECT
+    }
+    facts = {
+        "type": model.dtype,
+        "device": model.device_type,
+        "kernels": _target(model.kernels),
+        "shards": str(model.world_size),
+        "grammars": importlib.metadata.version("llguidance"),
+    }
+    return model_digest(folder, flags | facts)
+
+
+def _target(kernels: str) -> str:
+    """The name of a shard's kernels, without why no better ones were taken."""
+    return kernels.split(";")[0].split(",")[0]

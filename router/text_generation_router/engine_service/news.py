@@ -1,0 +1,159 @@
+"""News of an engine for its fronts: its load, what it has served to each tenant, and what its prefix cache has."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
+
+from text_generation_proto import engine_pb2 as pb
+from text_generation_router.engine.local import LocalEngine
+from text_generation_router.engine.protocol import Load, Snapshot
+from text_generation_router.engine_service.fronts import ConnectedFronts
+from text_generation_router.engine_service.outbox import STALL_S
+from text_generation_router.errors import FrontLostError
+from text_generation_router.replicas.cache_news import CacheLog, CacheNews
+from text_generation_router.scheduling.share import Share
+from text_generation_router.wire.arrays import UINT64, packed
+
+EVERY_S = 0.25
+# Seconds after its last request for which a tenant's service is told.
+ACTIVE_S = 60.0
+# Messages about the cache that may wait for one front. A front that reads more slowly has to begin again.
+MOST_CACHE_NEWS = 256
+# Most bytes of what one Load tells of tenants.
+SERVED_BYTES = 2**20
+
+
+class NewsReader:
+    """What one News call still has to send: the newest Load, and all news of the cache."""
+
+    def __init__(self, front_id: str, snapshot: list[CacheNews] | None) -> None:
+        """`snapshot`: what is cached; None: no news of the cache are told."""
+        self.front_id = front_id
+        self._wants_cache = snapshot is not None
+        self._cache: deque[CacheNews] = deque(snapshot or ())
+        self._load: pb.Load | None = None
+        self._sequence = 0
+        self._changed = asyncio.Event()
+
+    def tell(self, load: pb.Load, cache: list[CacheNews]) -> None:
+        self._load = load
+        if self._wants_cache:
+            self._cache.extend(cache)
+        self._changed.set()
+
+    async def run(self, write: Callable[[pb.NewsMessage], Awaitable[None]]) -> None:
+        """Sends until it is cancelled. Raises FrontLostError."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while (message := self._next()) is not None:
+                try:
+                    async with asyncio.timeout(STALL_S):
+                        await write(message)
+                except TimeoutError:
+                    raise FrontLostError(f"nothing was read for {STALL_S:g} s") from None
+            if len(self._cache) > MOST_CACHE_NEWS:
+                raise FrontLostError("the news of the cache are read too slowly")
+
+    def _next(self) -> pb.NewsMessage | None:
+        if self._load is not None:
+            load, self._load = self._load, None
+            return pb.NewsMessage(load=load)
+        if not self._cache:
+            return None
+        news = self._cache.popleft()
+        self._sequence += 1
+        added, removed = packed(news.added, UINT64), packed(news.removed, UINT64)
+        cache = pb.Cache(sequence=self._sequence, is_snapshot=news.is_snapshot, added=added, removed=removed)
+        return pb.NewsMessage(cache=cache)
+
+
+class NewsDesk:
+    """Makes the news for all News calls."""
+
+    def __init__(self, engine: LocalEngine, fronts: ConnectedFronts, cache: CacheLog | None) -> None:
+        self._engine = engine
+        self._fronts = fronts
+        self._cache = cache
+        self._readers: set[NewsReader] = set()
+        self._recent: dict[Share, float] = {}  # when each tenant was last seen with a request
+        self._due = asyncio.Event()
+
+    def open(self, front_id: str, wants_cache: bool) -> NewsReader:
+        reader = NewsReader(front_id, self._cache.snapshot() if wants_cache and self._cache is not None else None)
+        self._readers.add(reader)
+        self.hurry()
+        return reader
+
+    def close(self, reader: NewsReader) -> None:
+        self._readers.discard(reader)
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def note_share(self, share: Share) -> None:
+        self._recent[share] = time.monotonic()
+
+    def hurry(self) -> None:
+        """Lets the next news go out at once."""
+        self._due.set()
+
+    async def run(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_S):
+                    await self._due.wait()
+            self._due.clear()
+            self._tell()
+
+    def _tell(self) -> None:
+        cache = self._cache.take() if self._cache is not None else []
+        if not self._readers:
+            return
+        load, leases = load_to_pb(self._engine.load()), self._fronts.leases()
+        load.served.extend(self._served(time.monotonic()))
+        for reader in self._readers:
+            own = pb.Load()
+            own.CopyFrom(load)
+            own.permits = leases.get(reader.front_id, 0)
+            reader.tell(own, cache)
+
+    def _served(self, now: float) -> list[pb.Served]:
+        served, size = [], 0
+        for share, seen_s in list(self._recent.items()):
+            account = self._engine.account(share)
+            if account is None or (account.is_idle and now - seen_s > ACTIVE_S):
+                del self._recent[share]
+                continue
+            if not account.is_idle:
+                self._recent[share] = now
+            one = pb.Served(owner=share.owner, tenant=share.tenant, tokens=account.total)
+            size += one.ByteSize()
+            if size > SERVED_BYTES:
+                break
+            served.append(one)
+        return served
+
+    # What the engine tells its watchers changes `is_ready`.
+
+    def lost(self, reason: str, aboard: Collection[int]) -> None:
+        self.hurry()
+
+    def ready(self, snapshot: Snapshot) -> None:
+        self.hurry()
+
+
+def load_to_pb(load: Load) -> pb.Load:
+    """`load` without what differs from front to front."""
+    return pb.Load(
+        is_ready=load.is_ready,
+        is_draining=load.is_draining,
+        free_slots=load.free_slots,
+        running=load.running,
+        waiting=load.waiting,
+        waiting_tokens=load.waiting_tokens,
+        computing_tokens=load.computing_tokens,
+        wait_s=load.wait_s,
+    )

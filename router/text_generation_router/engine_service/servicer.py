@@ -1,0 +1,175 @@
+"""The gRPC service engine.v1 over the engine of this process."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any, Never, Protocol
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from text_generation_common.tasks import cancelled
+from text_generation_proto import engine_pb2 as pb
+from text_generation_proto import engine_pb2_grpc as pb_grpc
+from text_generation_router.engine.local import LocalEngine
+from text_generation_router.engine_service.counts import FrontCounts
+from text_generation_router.engine_service.fronts import MOST_FRONTS, ConnectedFronts
+from text_generation_router.engine_service.identity import EngineIdentity
+from text_generation_router.engine_service.news import NewsDesk
+from text_generation_router.engine_service.outbox import Outbox
+from text_generation_router.engine_service.work import FrontWork
+from text_generation_router.errors import FrontLostError
+from text_generation_router.metrics import Metrics, render
+from text_generation_router.replicas.cache_news import CacheLog
+from text_generation_router.wire.errors import WireError
+from text_generation_router.wire.facts import facts_of
+from text_generation_router.wire.version import check_version
+
+logger = logging.getLogger("text_generation_router")
+
+# Seconds for the first message of a front, and for the last of the engine.
+HELLO_S, LAST_S = 5.0, 1.0
+MOST_ID_CHARS = 128
+# A front may have as many times the permits of all fronts on the engine: the requests of lost engines, all at once.
+MOST_OPEN = 4
+CODES: dict[type[BaseException], grpc.StatusCode] = {
+    WireError: grpc.StatusCode.INVALID_ARGUMENT,
+    FrontLostError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+
+
+class StreamContext(Protocol):
+    """The methods of gRPC's call context that the servicer uses."""
+
+    async def read(self) -> Any: ...
+
+    async def write(self, message: Any) -> None: ...
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> Never: ...
+
+
+class EngineServicer(pb_grpc.EngineServiceServicer):
+    def __init__(
+        self, engine: LocalEngine, identity: EngineIdentity, metrics: Metrics, permits: int, cache: CacheLog | None
+    ) -> None:
+        self._engine = engine
+        self._identity = identity
+        self._metrics = metrics
+        self._most_open = MOST_OPEN * permits
+        self._counts = FrontCounts(metrics.registry)
+        self.fronts = ConnectedFronts(permits, self._counts)
+        self.news = NewsDesk(engine, self.fronts, cache)
+        engine.watch(self.fronts)
+        engine.watch(self.news)
+
+    # A method may also be a coroutine that reads and writes by its context, which the stubs' types do not say.
+    async def Work(  # type: ignore[override]
+        self, messages: AsyncIterator[pb.FrontMessage], context: StreamContext
+    ) -> None:
+        try:
+            work = await self._hello(context)
+        except WireError as broken:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(broken))
+        if len(self.fronts) >= MOST_FRONTS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_FRONTS} fronts are connected")
+        sending = asyncio.create_task(work.outbox.run(context.write), name="front writes")
+        reading = asyncio.create_task(_read(work, context), name="front reads")
+        ends = [self.fronts.add(work), reading, sending]
+        self.news.hurry()
+        error: BaseException | None = None
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            error = next((end.exception() for end in ends if end.done()), None)
+        finally:
+            self.fronts.remove(work)
+            work.close()
+            self._counts.ended(error)
+            work.outbox.close()
+            await asyncio.wait([sending], timeout=LAST_S)
+            await cancelled(*ends)
+        await self._end(context, error)
+
+    async def _hello(self, context: StreamContext) -> FrontWork:
+        """Answers a front's first message. Raises WireError."""
+        message = await _first(context)
+        if message.WhichOneof("message") != "hello":
+            raise WireError("the first message of a front is not Hello")
+        front_id, version = message.hello.front_id, check_version(message.hello.version)
+        if not 0 < len(front_id) <= MOST_ID_CHARS:
+            raise WireError(f"the id of a front has {len(front_id)} characters")
+        outbox = Outbox()
+        identity = self._identity
+        welcome = pb.Welcome(
+            version=version,
+            engine_id=identity.engine_id,
+            term=identity.term,
+            digest=identity.digest,
+            facts=facts_of(self._engine.snapshot()),
+        )
+        outbox.put(pb.EngineMessage(welcome=welcome))
+        if not self._engine.load().is_ready:
+            outbox.put(pb.EngineMessage(epoch=pb.Epoch(reason="the shards are not ready")))
+        return FrontWork(front_id, self._engine, outbox, self._counts, self._most_open, self.news.note_share)
+
+    async def _end(self, context: StreamContext, error: BaseException | None) -> None:
+        """Tells a front why its stream ends."""
+        if error is None:
+            return
+        code = CODES.get(type(error), grpc.StatusCode.INTERNAL)
+        if code is grpc.StatusCode.INTERNAL:
+            logger.error("a front's stream failed", exc_info=error)
+        else:
+            logger.warning("a front is disconnected: %s", error)
+        with suppress(TimeoutError):  # the front may not read this either
+            async with asyncio.timeout(LAST_S):
+                await context.abort(code, str(error))
+
+    async def News(  # type: ignore[override]
+        self, request: pb.NewsRequest, context: StreamContext
+    ) -> None:
+        try:
+            check_version(request.version)
+        except WireError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if len(self.news) >= MOST_FRONTS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_FRONTS} fronts read news")
+        reader = self.news.open(request.front_id, request.wants_cache)
+        try:
+            await reader.run(context.write)
+        except FrontLostError as error:
+            await self._end(context, error)
+        finally:
+            self.news.close(reader)
+
+    async def Health(self, request: pb.HealthRequest, context: StreamContext) -> pb.HealthResponse:
+        return pb.HealthResponse(is_healthy=await self._engine.is_healthy())
+
+    async def Metrics(self, request: pb.MetricsRequest, context: StreamContext) -> pb.MetricsResponse:
+        return pb.MetricsResponse(text=render(self._metrics.registry).encode())
+
+
+async def _next(context: StreamContext) -> pb.FrontMessage | None:
+    """The front's next message; None: there is none. Raises WireError."""
+    try:
+        message = await context.read()
+    except DecodeError as error:
+        raise WireError(str(error)) from None
+    return None if message is grpc.aio.EOF else message
+
+
+async def _first(context: StreamContext) -> pb.FrontMessage:
+    try:
+        async with asyncio.timeout(HELLO_S):
+            message = await _next(context)
+    except TimeoutError:
+        raise WireError(f"no Hello came within {HELLO_S:g} s") from None
+    if message is None:
+        raise WireError("the stream ended before Hello")
+    return message
+
+
+async def _read(work: FrontWork, context: StreamContext) -> None:
+    """Does what the front says until it says no more. Raises WireError."""
+    while (message := await _next(context)) is not None:
+        work.handle(message)

@@ -1,0 +1,79 @@
+"""The sinks of one front's requests: what one step makes for the front becomes one message."""
+
+import asyncio
+from collections.abc import Callable
+
+from text_generation_proto import engine_pb2 as pb
+from text_generation_router.engine.protocol import Ended, Tokens
+from text_generation_router.engine_service.outbox import Outbox
+from text_generation_router.wire.endings import ended_to_pb
+from text_generation_router.wire.prompts import pieces_of
+from text_generation_router.wire.steps import StepTokens
+
+# Bytes of a token and of a top token in a Tokens message, and bytes after which a message is sent before its step ends.
+TOKEN_BYTES, TOP_BYTES = 24, 8
+MESSAGE_BYTES = 2**20
+
+
+class StepSender:
+    """Collects the tokens of a step for one front. They are sent when the engine's loop has ended the step."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._step: StepTokens | None = None  # None: nothing was added since the last message
+        self._bytes = 0
+
+    def add(self, index: int, position: int, tokens: Tokens, ended: Ended | None) -> None:
+        if tokens.first is not None and tokens.first.prompt_logprobs is not None:
+            for piece in pieces_of(index, tokens.first.prompt_logprobs):
+                self._outbox.put(pb.EngineMessage(prompt=piece))
+        step = self._begun()
+        step.add(index, position, tokens)
+        if ended is not None:
+            step.ended.append(ended_to_pb(index, ended))
+        self._bytes += TOKEN_BYTES * len(tokens.ids) + TOP_BYTES * sum(map(len, tokens.tops))
+        if self._bytes > MESSAGE_BYTES:
+            self.send()
+
+    def _begun(self) -> StepTokens:
+        if self._step is None:
+            self._step = StepTokens()
+            # The engine gives all tokens of a step to their sinks in one turn of its loop.
+            asyncio.get_running_loop().call_soon(self.send)
+        return self._step
+
+    def end(self, ended: pb.Ended) -> None:
+        """Sends the end of a request after all its tokens."""
+        self.send()
+        self._outbox.put(pb.EngineMessage(ended=ended))
+
+    def send(self) -> None:
+        """Sends what was added until now."""
+        step, self._step, self._bytes = self._step, None, 0
+        if step is not None:
+            self._outbox.put(pb.EngineMessage(tokens=step.message))
+
+
+class RequestSink:
+    """The sink of one request of a front."""
+
+    __slots__ = ("_forget", "_position", "_sender", "_wire_index", "index")
+
+    def __init__(self, wire_index: int, position: int, sender: StepSender, forget: Callable[[int], None]) -> None:
+        """`wire_index`: the front's index of the request. `position`: number of output tokens that came with it.
+        `forget` is called at its end."""
+        self.index = 0  # the engine's index of the request
+        self._wire_index = wire_index
+        self._position = position
+        self._sender = sender
+        self._forget = forget
+
+    def take(self, tokens: Tokens, ended: Ended | None) -> None:
+        self._sender.add(self._wire_index, self._position, tokens, ended)
+        self._position += len(tokens.ids)
+        if ended is not None:
+            self._forget(self._wire_index)
+
+    def ended(self, ended: Ended) -> None:
+        self._sender.end(ended_to_pb(self._wire_index, ended))
+        self._forget(self._wire_index)

@@ -1,0 +1,162 @@
+"""The News stream over a real server, Health and Metrics."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from text_generation_proto import engine_pb2 as pb
+from text_generation_router.engine.tests.fakes import FakeShards, dies_at, prompt
+from text_generation_router.engine_service import news
+from text_generation_router.engine_service.tests.raw_front import (
+    PERMITS,
+    EngineWorld,
+    numbers,
+    serve,
+    served,
+    submit,
+)
+from text_generation_router.replicas.block_hashes import BlockHasher, HistoryHashes
+from text_generation_router.replicas.cache_news import CacheLog
+from text_generation_router.scheduling.share import Share
+from text_generation_router.wire.version import VERSION
+
+
+class Reader:
+    """Reads the news of an engine, and keeps the newest."""
+
+    def __init__(self, world: EngineWorld, front_id: str, wants_cache: bool) -> None:
+        self.call = world.stub.News(pb.NewsRequest(version=VERSION, front_id=front_id, wants_cache=wants_cache))
+        self.load = pb.Load()
+        self.caches: list[pb.Cache] = []
+        self.cached: set[int] = set()
+
+    async def read(self) -> None:
+        message = await self.call.read()
+        if message.HasField("load"):
+            self.load = message.load
+        else:
+            self.caches.append(message.cache)
+            self.cached |= set(numbers(message.cache.added))
+            self.cached -= set(numbers(message.cache.removed))
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        while not holds():
+            await self.read()
+
+
+@asynccontextmanager
+async def reading(world: EngineWorld, front_id: str = "front-1", wants_cache: bool = False) -> AsyncIterator[Reader]:
+    reader = Reader(world, front_id, wants_cache)
+    try:
+        yield reader
+    finally:
+        reader.call.cancel()
+
+
+def test_loads_tell_how_busy_the_engine_is_and_share_out_the_permits() -> None:
+    async def use(world: EngineWorld) -> None:
+        fronts = [await world.front(name) for name in ("a", "b")]
+        async with reading(world, "a") as a, reading(world, "b") as b, reading(world, "unknown") as unknown:
+            for reader in (a, b):
+                await reader.until(lambda reader=reader: reader.load.permits == PERMITS / 2)
+            await unknown.read()
+            assert unknown.load.permits == 0
+            await fronts[0].send(submit(range(6), prompt(0), 490))
+            await a.until(lambda: a.load.running == 2)
+            assert a.load.waiting == 4 and a.load.waiting_tokens >= 4 * 3 and 0 < a.load.free_slots < 5000
+            assert a.load.is_ready and not a.load.is_draining
+            await b.until(lambda: b.load.permits == 5)
+            assert a.load.permits == 11
+            await fronts[0].send(*(pb.FrontMessage(cancel=pb.Cancel(index=index)) for index in range(6)))
+            await a.until(lambda: a.load.permits == 8)
+
+    serve(use, lambda: FakeShards(capacity=5000), max_batch_size=2)
+
+
+def test_that_the_engine_drains_is_told_at_once() -> None:
+    async def use(world: EngineWorld) -> None:
+        async with reading(world) as reader:
+            await reader.read()
+            news_s = asyncio.get_running_loop().time()
+            world.server.drain()
+            await reader.until(lambda: reader.load.is_draining)
+            assert asyncio.get_running_loop().time() - news_s < news.EVERY_S / 2
+
+    serve(use)
+
+
+def test_lost_shards_are_told() -> None:
+    async def use(world: EngineWorld) -> None:
+        front = await world.front()
+        async with reading(world) as reader:
+            await reader.until(lambda: reader.load.is_ready)
+            await front.send(submit([1], prompt(0), 4))
+            await reader.until(lambda: not reader.load.is_ready)
+            front.call.cancel()
+
+    serve(use, dies_at(2))
+
+
+def test_service_of_the_active_tenants_is_told_and_only_grows(monkeypatch: Any) -> None:
+    monkeypatch.setattr(news, "ACTIVE_S", 0.3)
+
+    async def use(world: EngineWorld) -> None:
+        front = await world.front()
+        async with reading(world) as reader:
+            await front.send(submit([1], [1] * 10, 4, share=Share("a", "x")))
+            await front.until_ended(1)
+            await reader.until(lambda: reader.load.served and reader.load.served[0].tokens == 10 + 2 * 4)
+            assert (reader.load.served[0].owner, reader.load.served[0].tenant) == ("a", "x")
+            await reader.until(lambda: not reader.load.served)
+            await front.send(submit([2], [2] * 5, 1, share=Share("a", "x")))
+            await front.until_ended(2)
+            await reader.until(lambda: reader.load.served and reader.load.served[0].tokens == 18 + 5 + 2)
+
+    serve(use)
+
+
+def serve_with_cache(use: Callable[[EngineWorld, BlockHasher], Awaitable[None]]) -> None:
+    async def run() -> None:
+        hasher = BlockHasher(b"k" * 16)
+        log = CacheLog(hasher)
+        world = EngineWorld(FakeShards, cache_observer=log.observer)
+        async with served(world, cache=log):
+            await asyncio.wait_for(use(world, hasher), timeout=20)
+
+    asyncio.run(run())
+
+
+def test_the_cache_is_told_as_a_whole_and_then_as_it_changes() -> None:
+    async def use(world: EngineWorld, hasher: BlockHasher) -> None:
+        def blocks(ids: list[int]) -> set[int]:
+            return set(HistoryHashes(hasher, (), ids).hashes)
+
+        first, second = [1] * 130, [2] * 70
+        front = await world.front()
+        await front.send(submit([1], first, 1))
+        await front.until_ended(1)
+        async with reading(world, wants_cache=True) as early, reading(world) as uninterested:
+            await early.until(lambda: early.cached == blocks(first))
+            assert early.caches[0].is_snapshot and len(blocks(first)) == 2
+            await front.send(submit([2], second, 1))
+            await front.until_ended(2)
+            await early.until(lambda: early.cached == blocks(first) | blocks(second))
+            assert not early.caches[-1].is_snapshot
+            assert [cache.sequence for cache in early.caches] == list(range(1, len(early.caches) + 1))
+            async with reading(world, wants_cache=True) as late:
+                await late.until(lambda: late.cached == early.cached)
+            await uninterested.read()
+            assert not uninterested.caches
+
+    serve_with_cache(use)
+
+
+def test_health_and_metrics_are_the_engines_own() -> None:
+    async def use(world: EngineWorld) -> None:
+        assert (await world.stub.Health(pb.HealthRequest())).is_healthy
+        await world.front()
+        text = (await world.stub.Metrics(pb.MetricsRequest())).text.decode()
+        assert "tgi_engine_fronts 1" in text and "tgi_batch_current_size" in text
+
+    serve(use)

@@ -1,0 +1,295 @@
+"""A front's Work stream over a real server: every message, and every way to break the protocol."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import pytest
+
+from text_generation_common.cluster.endpoints import TcpEndpoint
+from text_generation_common.errors import AddressInUse
+from text_generation_proto import engine_pb2 as pb
+from text_generation_proto import engine_pb2_grpc as pb_grpc
+from text_generation_router.engine.tests.fakes import (
+    INFO,
+    FakeShards,
+    dies_at,
+    expected_logprobs,
+    expected_tokens,
+    prompt,
+)
+from text_generation_router.engine_service import outbox, servicer
+from text_generation_router.engine_service.allowance import AT_ONCE
+from text_generation_router.engine_service.server import EngineServer
+from text_generation_router.engine_service.tests.raw_front import (
+    IDENTITY,
+    PERMITS,
+    EngineWorld,
+    RawFront,
+    floats,
+    hello,
+    insecure,
+    serve,
+    submit,
+)
+from text_generation_router.metrics import Metrics
+from text_generation_router.scheduling.request import Past
+from text_generation_router.wire.version import VERSION
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_front_is_welcomed_with_the_facts() -> None:
+    async def use(world: EngineWorld) -> None:
+        welcome = await RawFront(world.stub).connect()
+        assert (welcome.version, welcome.engine_id, welcome.term, welcome.digest) == (VERSION, "engine-1", 3, b"digest")
+        facts = welcome.facts
+        assert (facts.epoch, facts.vocab_size, facts.max_batch_total_tokens) == (1, INFO.vocab_size, 500)
+        assert Path(world.address.removeprefix("unix://")).stat().st_mode & 0o777 == 0o600
+
+    serve(use)
+
+
+def test_sequences_of_a_prompt_are_accepted_and_get_their_tokens_in_one_message_for_each_step() -> None:
+    async def use(world: EngineWorld) -> None:
+        front = await world.front()
+        await front.send(submit([0, 5, 9], prompt(2), 7), submit([10], prompt(3), 4))
+        ends = await front.until_ended(0, 5, 9, 10)
+        assert [ended.reason for ended in ends] == [pb.LENGTH] * 4 and front.accepted == [0, 5, 9, 10]
+        assert front.ids == {i: expected_tokens(prompt(2), 7) for i in (0, 5, 9)} | {10: expected_tokens(prompt(3), 4)}
+        steps = [message.tokens for message in front.messages if message.HasField("tokens")]
+        assert len(steps) <= len(world.forward_steps)
+        firsts = [first for step in steps for first in step.firsts]
+        assert sorted(first.index for first in firsts) == [0, 5, 9, 10]
+        assert all(ended.HasField("queue_s") for ended in ends)
+
+    serve(use)
+
+
+def test_a_request_that_brings_tokens_goes_on_at_the_next_position() -> None:
+    async def use(world: EngineWorld) -> None:
+        whole = expected_tokens(prompt(1), 8)
+        front = await world.front()
+        await front.send(submit([1], prompt(1), 8, Past(tuple(whole[:3]), age_s=5, has_run=True)))
+        await front.until_ended(1)
+        assert front.ids[1] == whole[3:] and front.first_positions[1] == 3
+
+    serve(use)
+
+
+def test_what_a_front_says_of_its_requests_is_done() -> None:
+    async def use(world: EngineWorld) -> None:
+        front = await world.front()
+        await front.send(submit([1], prompt(1), 200), submit([2], prompt(2), 200), submit([3], prompt(3), 20))
+        await front.until(lambda: len(front.ids.get(1, [])) > 2 and len(front.ids.get(2, [])) > 2)
+        await front.send(
+            pb.FrontMessage(end=pb.End(index=1, count=2)),
+            pb.FrontMessage(cancel=pb.Cancel(index=2)),
+            pb.FrontMessage(withdraw=pb.Withdraw(index=3)),
+        )
+        assert [ended.reason for ended in await front.until_ended(1, 2, 3)] == [pb.STOPPED, pb.CANCELLED, pb.WITHDRAWN]
+        assert not front.ends[3].HasField("queue_s")
+
+    serve(use, max_batch_size=2)
+
+
+def test_a_request_without_credits_waits_for_more() -> None:
+    async def use(world: EngineWorld) -> None:
+        front = await world.front()
+        await front.send(submit([1], prompt(1), 12, credits=3), submit([2], prompt(2), 60))
+        await front.until_ended(2)
+        assert 3 <= len(front.ids[1]) <= 5
+        await front.send(pb.FrontMessage(credit=pb.Credit(index=1, tokens=100)))
+        await front.until_ended(1)
+        assert front.ids[1] == expected_tokens(prompt(1), 12)
+
+    serve(use)
+
+
+def test_messages_about_unknown_requests_are_dropped_and_counted() -> None:
+    async def use(world: EngineWorld) -> None:
+        front = await world.front()
+        await front.send(submit([4], prompt(0), 3))
+        await front.until_ended(4)
+        await front.send(*(pb.FrontMessage(cancel=pb.Cancel(index=index)) for index in (4, 99)))
+        await front.send(submit([5], prompt(0), 3))
+        await front.until_ended(5)
+        assert world.metric("tgi_engine_dropped_messages_total") == 2
+
+    serve(use)
+
+
+def test_requests_are_refused_together_with_a_reason() -> None:
+    async def use(world: EngineWorld) -> None:
+        front = await world.front()
+        await front.send(submit([1], prompt(0), 497), submit([2, 3], prompt(1), 498))
+        await front.send(submit([4], prompt(1), 300), submit(range(10, 15), [1] * 12, 5), submit([20], prompt(5), 5))
+        await front.until(lambda: len(front.accepted) + len(front.refused) == 5)
+        world.server.drain()
+        await front.send(submit([30], prompt(0), 5))
+        await front.until(lambda: len(front.refused) == 3)
+        refused = [(list(one.indexes), one.reason) for one in front.refused]
+        assert refused == [([2, 3], pb.TOO_LONG), ([10, 11, 12, 13, 14], pb.OVERLOADED), ([30], pb.DRAINING)]
+        assert front.refused[1].retry_after_s >= 1
+        for index in front.accepted:
+            await front.send(pb.FrontMessage(cancel=pb.Cancel(index=index)))
+
+    serve(use, max_queued_tokens=60, max_batch_size=1)
+
+
+def test_more_requests_than_a_front_may_have_are_refused() -> None:
+    async def use(world: EngineWorld) -> None:
+        front = await world.front()
+        most = servicer.MOST_OPEN * PERMITS
+        await front.send(submit(range(most), [1], 50), submit([most], [1], 5))
+        await front.until(lambda: front.refused)
+        assert len(front.accepted) == most and front.refused[0].reason == pb.OVERLOADED
+
+    serve(use)
+
+
+def test_log_probabilities_of_the_prompt_come_before_the_first_tokens() -> None:
+    async def use(world: EngineWorld) -> None:
+        front = await world.front()
+        await front.send(submit([1], prompt(4), 3, prompt_logprobs=2))
+        await front.until_ended(1)
+        kinds = [message.WhichOneof("message") for message in front.messages]
+        assert kinds[:3] == ["accepted", "prompt", "tokens"]
+        piece = front.messages[1].prompt
+        assert (piece.index, piece.start, piece.num_top) == (1, 1, 2)
+        assert floats(piece.logprobs) == expected_logprobs(prompt(4))
+
+    serve(use)
+
+
+def test_a_front_is_told_of_lost_shards_with_its_requests_aboard_and_of_the_next() -> None:
+    async def use(world: EngineWorld) -> None:
+        fronts = [await world.front(f"front-{i}") for i in range(2)]
+        await fronts[0].send(submit([7], prompt(0), 6), submit([8], prompt(1), 6))
+        await fronts[0].until_ended(7, 8)
+        assert fronts[0].ids == {7: expected_tokens(prompt(0), 6), 8: expected_tokens(prompt(1), 6)}
+        lost, ready = fronts[0].epochs
+        assert lost.reason == "connection reset" and set(lost.aboard) <= {7, 8} and lost.aboard
+        assert ready.is_ready and ready.facts.max_batch_total_tokens == 300
+        await fronts[1].until(lambda: len(fronts[1].epochs) == 2)
+        assert not fronts[1].epochs[0].aboard
+
+    serve(use, dies_at(3), lambda: FakeShards(capacity=300))
+
+
+@pytest.mark.parametrize("how", ["cancelled", "half-closed", "connected again"])
+def test_a_stream_that_ends_ends_its_requests(how: str) -> None:
+    async def use(world: EngineWorld) -> None:
+        front = await world.front()
+        await front.send(submit([1, 2], prompt(0), 400))
+        await front.until(lambda: front.ids.get(1))
+        if how == "cancelled":
+            front.call.cancel()
+        elif how == "half-closed":
+            await front.call.done_writing()
+        else:
+            again = await world.front()
+            assert await front.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            await again.send(submit([1], prompt(1), 3))
+            await again.until_ended(1)
+        async with asyncio.timeout(1):
+            await world.until_idle()
+
+    serve(use)
+
+
+def _misshapen() -> pb.FrontMessage:
+    message = submit([1], prompt(0), 3)
+    message.submit.input_ids += b"x"
+    return message
+
+
+def _large() -> pb.FrontMessage:
+    message = submit([1], prompt(0), 3)
+    message.submit.owner = "x" * (4 * INFO.max_positions + 2**20)
+    return message
+
+
+BREAKERS: dict[str, Callable[[], list[pb.FrontMessage]]] = {
+    "no Hello": lambda: [submit([1], prompt(0), 3)],
+    "an empty first message": lambda: [pb.FrontMessage()],
+    "an old version": lambda: [hello("bad", 0)],
+    "no name": lambda: [hello("")],
+    "a long name": lambda: [hello("x" * 1000)],
+    "Hello twice": lambda: [hello("bad"), hello("bad")],
+    "an empty message": lambda: [hello("bad"), pb.FrontMessage()],
+    "an index twice": lambda: [hello("bad"), *[submit([1], prompt(0), 300)] * 2],
+    "an index twice in a Submit": lambda: [hello("bad"), submit([1, 1], prompt(0), 300)],
+    "a falling index": lambda: [hello("bad"), submit([5], prompt(0), 300), submit([4], prompt(0), 300)],
+    "no sequence": lambda: [hello("bad"), pb.FrontMessage(submit=pb.Submit())],
+    "a token beyond the vocabulary": lambda: [hello("bad"), submit([1], [INFO.vocab_size], 3)],
+    "half a token": lambda: [hello("bad"), _misshapen()],
+    "a large Submit": lambda: [hello("bad"), _large()],
+    "a flood": lambda: [hello("bad"), *[pb.FrontMessage(cancel=pb.Cancel(index=9))] * (AT_ONCE + 2000)],
+}
+
+
+@pytest.mark.parametrize("name", BREAKERS)
+def test_a_front_that_breaks_the_protocol_is_disconnected_and_costs_the_others_nothing(name: str) -> None:
+    async def use(world: EngineWorld) -> None:
+        good = await world.front("good")
+        await good.send(submit([1], prompt(3), 40))
+        bad = RawFront(world.stub)
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the stream may end before all is sent
+            await bad.send(*BREAKERS[name]())
+        # gRPC tells a client that goes on to write of the reset only.
+        assert await bad.code() in ((INVALID, grpc.StatusCode.INTERNAL) if name == "a flood" else (INVALID,))
+        await good.until_ended(1)
+        assert good.ids[1] == expected_tokens(prompt(3), 40)
+
+    serve(use)
+
+
+def test_bytes_that_are_not_a_message_end_the_stream() -> None:
+    async def use(world: EngineWorld) -> None:
+        async with grpc.aio.insecure_channel(world.address) as channel:
+            call = channel.stream_stream("/engine.v1.EngineService/Work")()
+            await call.write(hello("bad").SerializeToString())
+            await call.read()
+            await call.write(b"\xff\xff\xff")
+            assert await call.code() is INVALID
+        await world.front()
+
+    serve(use)
+
+
+def test_a_front_that_does_not_read_is_lost_and_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "STALL_S", 0.3)
+
+    async def use(world: EngineWorld) -> None:
+        good = await world.front("good")
+        await good.send(submit([1], prompt(3), 60))
+        options = [("grpc.http2.bdp_probe", 0)]  # otherwise the client's gRPC takes megabytes without being asked
+        async with grpc.aio.insecure_channel(world.address, options=options) as channel:
+            bad = RawFront(pb_grpc.EngineServiceStub(channel))
+            await bad.send(hello("bad"), submit(range(4), [1] * 50, 20, prompt_logprobs=1000))
+            await good.until_ended(1)
+            assert good.ids[1] == expected_tokens(prompt(3), 60)
+            while world.metric("tgi_engine_fronts") > 1:
+                await asyncio.sleep(0.02)
+        assert world.metrics.registry.get_sample_value("tgi_engine_front_ends_total", {"why": "unread"}) == 1
+
+    serve(use)
+
+
+def test_two_engines_do_not_share_a_port() -> None:
+    async def use(world: EngineWorld) -> None:
+        server = EngineServer(world.engine, IDENTITY, Metrics(), PERMITS, insecure())
+        port = await server.listen(TcpEndpoint("127.0.0.1", 0))
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            front = RawFront(pb_grpc.EngineServiceStub(channel))
+            assert (await front.connect()).engine_id == "engine-1"
+            front.call.cancel()
+        other = EngineServer(world.engine, IDENTITY, Metrics(), PERMITS, insecure())
+        with pytest.raises(AddressInUse):
+            await other.listen(TcpEndpoint("127.0.0.1", port))
+        await server.close()
+
+    serve(use)

@@ -1,0 +1,138 @@
+"""One front's Work stream: its requests on the engine, by its own indexes."""
+
+import time
+from collections.abc import Callable, Collection
+
+from text_generation_proto import engine_pb2 as pb
+from text_generation_router.engine.local import LocalEngine, NewRequest
+from text_generation_router.engine.protocol import Snapshot
+from text_generation_router.engine_service.allowance import Allowance
+from text_generation_router.engine_service.counts import FrontCounts
+from text_generation_router.engine_service.limits import MESSAGE_BYTES, submit_bytes
+from text_generation_router.engine_service.outbox import Outbox
+from text_generation_router.engine_service.sinks import RequestSink, StepSender
+from text_generation_router.errors import Refusal, RefusedError
+from text_generation_router.scheduling.share import Share
+from text_generation_router.wire.endings import refused_to_pb
+from text_generation_router.wire.errors import WireError
+from text_generation_router.wire.facts import facts_of
+from text_generation_router.wire.submits import Submitted, submitted
+
+UNLIMITED = 2**63
+
+
+class FrontWork:
+    """Does what a front's messages say. `handle` raises WireError if the front breaks the protocol."""
+
+    def __init__(
+        self,
+        front_id: str,
+        engine: LocalEngine,
+        outbox: Outbox,
+        counts: FrontCounts,
+        most_open: int,
+        note_share: Callable[[Share], None],
+    ) -> None:
+        """`most_open`: most requests that the front may have at a time. `note_share` is called with the share of each
+        request that is accepted."""
+        self.front_id = front_id
+        self.outbox = outbox
+        self._engine = engine
+        self._counts = counts
+        self._most_open = most_open
+        self._note_share = note_share
+        self._sender = StepSender(outbox)
+        self._open: dict[int, RequestSink] = {}
+        self._last_index = -1
+        self._allowance = Allowance(time.monotonic())
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def handle(self, message: pb.FrontMessage) -> None:
+        kind = message.WhichOneof("message")
+        size = message.ByteSize()
+        if kind == "submit":
+            if size > submit_bytes(self._engine.snapshot()):
+                raise WireError(f"a Submit has {size} bytes")
+            self._submit(message.submit)
+            return
+        if size > MESSAGE_BYTES:
+            raise WireError(f"a message has {size} bytes")
+        if kind == "credit":
+            self._with(message.credit.index, lambda index: self._engine.credit(index, message.credit.tokens))
+        elif kind == "cancel":
+            self._with(message.cancel.index, self._engine.cancel)
+        elif kind == "end":
+            self._with(message.end.index, lambda index: self._engine.end(index, message.end.count))
+        elif kind == "withdraw":
+            self._with(message.withdraw.index, self._engine.withdraw)
+        else:
+            raise WireError(f"a front sends `{kind}` within its stream")
+
+    def _with(self, wire_index: int, act: Callable[[int], None]) -> None:
+        """Calls `act` with the engine's index of a request. Messages about other requests are dropped."""
+        if (sink := self._open.get(wire_index)) is not None:
+            act(sink.index)
+        else:
+            self._counts.dropped.inc()
+            self._note_useless()
+
+    def _note_useless(self) -> None:
+        if not self._allowance.take(time.monotonic()):
+            raise WireError("too many messages have no effect")
+
+    def _submit(self, submit: pb.Submit) -> None:
+        snapshot = self._engine.snapshot()
+        sequences = submitted(submit, snapshot.model.vocab_size)
+        self._check_indexes(sequences)
+        indexes = [one.index for one in sequences]
+        try:
+            self._check_room(sequences, snapshot)
+            sinks = self._accept(sequences)
+        except RefusedError as error:
+            self.outbox.put(pb.EngineMessage(refused=refused_to_pb(indexes, error)))
+            return
+        self._open.update(zip(indexes, sinks, strict=True))
+        self._note_share(sequences[0].request.share)
+        self.outbox.put(pb.EngineMessage(accepted=pb.Accepted(indexes=indexes)))
+
+    def _check_indexes(self, sequences: Collection[Submitted]) -> None:
+        for one in sequences:
+            if one.index <= self._last_index:
+                raise WireError(f"index {one.index} follows index {self._last_index}")
+            self._last_index = one.index
+
+    def _check_room(self, sequences: list[Submitted], snapshot: Snapshot) -> None:
+        if len(self._open) + len(sequences) > self._most_open:
+            self._note_useless()
+            raise RefusedError(Refusal.OVERLOADED, self._engine.load().retry_after_s)
+        request = sequences[0].request
+        if len(request.input_ids) + request.max_new_tokens > snapshot.limits.max_total_tokens:
+            raise RefusedError(Refusal.TOO_LONG)
+
+    def _accept(self, sequences: list[Submitted]) -> list[RequestSink]:
+        sinks = [
+            RequestSink(one.index, len(one.past.output_ids), self._sender, self._open.__delitem__) for one in sequences
+        ]
+        group = [
+            NewRequest(one.request, sink, UNLIMITED if one.credits is None else one.credits, one.past)
+            for one, sink in zip(sequences, sinks, strict=True)
+        ]
+        for sink, index in zip(sinks, self._engine.submit_group(group), strict=True):
+            sink.index = index
+        return sinks
+
+    def lost(self, reason: str, aboard: Collection[int]) -> None:
+        self._sender.send()
+        indexes = [wire_index for wire_index, sink in self._open.items() if sink.index in aboard]
+        self.outbox.put(pb.EngineMessage(epoch=pb.Epoch(reason=reason, aboard=indexes)))
+
+    def ready(self, snapshot: Snapshot) -> None:
+        self.outbox.put(pb.EngineMessage(epoch=pb.Epoch(is_ready=True, facts=facts_of(snapshot))))
+
+    def close(self) -> None:
+        """Ends all requests of the front, whose stream has ended."""
+        for sink in list(self._open.values()):
+            self._engine.cancel(sink.index)
