@@ -30,6 +30,10 @@ OPTIONS = [
     # A new call must not share a connection that gRPC waits up to 120 s to open again.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
+    # An engine is asked for a sign of life each second, so that a cut link is noticed though nothing is sent.
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.max_pings_without_data", 0),
 ]
 # Seconds: until an engine has answered Hello; without any message, after which it is lost (it tells its load every
 # 0.25 s); until a Submit is answered; until Health is answered.
